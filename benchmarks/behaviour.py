@@ -29,7 +29,7 @@ Shares = tuple[float, float, float]
 
 def closed(q: Tensor, k: Tensor) -> Shares:
     """The shares in closed form."""
-    found = behaviour(q, k, rotation=rotary_frequencies(q.shape[-1], 10_000.0))
+    found = behaviour(q, k, rotation=rotary_frequencies(q.shape[-1], 10_000.0), pairing="interleaved")
     return float(found.positional), float(found.symbolic), float(found.interaction)
 
 

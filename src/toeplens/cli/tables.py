@@ -133,12 +133,14 @@ def matrix_tables(state: Grid) -> list[Table]:
         rows = [places.get((task, column.label)) for column in columns]
         if any(rows) and task not in spoken:
             guess = max(row.length_chance for row in rows if row)
-            scores = ["–" if row is None else per_cent(row.accuracy) for row in rows]
+            scores = ["–" if row is None else per_cent(row.accuracy) + "*" * bool(row.learning) for row in rows]
             lines.append([escape(state.spec.title_of(task)), per_cent(guess), *scores])
     heads = ["task", "best guess", *(escape(column.label) for column in columns)]
     tables = [each for task, rows in spoken.items() for each in _language_tables(state, task, rows)]
     if lines or not spoken:
         tables += fitted("Test accuracy (%), mean over seeds", heads, lines)
+        if any(row.learning for row in state.matrix()):
+            tables[-1].caption = "* some of its models were still learning when training ended"
     return tables
 
 

@@ -84,6 +84,16 @@ def unusable() -> dict[str, str]:
     return dict(_found()[1])
 
 
+def package_of(name: str) -> str | None:
+    """The other package that brings an encoding, or the first of several joined by ``+``; None for our own."""
+    brought = {entry.name: entry for entry in entry_points(group="toeplens.encodings")}
+    for part in named(name):
+        entry = brought.get(part)
+        if entry is not None and not _all()[part].__module__.startswith("toeplens."):
+            return "?" if entry.dist is None else entry.dist.name
+    return None
+
+
 def _known(name: str) -> str:
     """The name, where an encoding is behind it."""
     if name not in _all() and name in unusable():

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from toeplens.encodings.registry import package_of
 from toeplens.engine.examples import DataSplit
 from toeplens.engine.head_watch import TOGETHER, HeadWatch
 from toeplens.engine.leases import HeldElsewhere
@@ -21,7 +22,8 @@ from toeplens.engine.measures import Subject, measure_run, read_measures
 from toeplens.engine.pool import keeping_time
 from toeplens.engine.records import Asked, forget_measured, read_record, write_record
 from toeplens.engine.sharing import shared
-from toeplens.ground import choose, write_bytes
+from toeplens.ground import InputError, ToeplensError, choose, write_bytes
+from toeplens.ground.errors import first_line
 from toeplens.ground.files import make_directory
 from toeplens.ground.locks import Busy, locked
 from toeplens.lens import HeadAblation
@@ -70,6 +72,7 @@ def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None 
     raises `HeldElsewhere`.
     """
     directory = out / job.spec.name
+    package = package_of(job.spec.model.encoding)
     try:
         with entered(directory, job.spec, until=limits.over), shared(directory, limits) as within:
             try:
@@ -80,6 +83,15 @@ def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None 
         raise
     except Busy:  # somebody else was at it until time was up
         return replace(Run.open(directory), status="stopped")
+    except (ToeplensError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if package is None:
+            raise
+        raise InputError(
+            f"encoding: {job.spec.model.encoding!r} of the package {package} failed "
+            f"({type(error).__name__}: {first_line(error)}); finished work is saved."
+        ) from error
 
 
 def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None) -> Run:

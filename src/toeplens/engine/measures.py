@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from toeplens.encodings.registry import package_of
 from toeplens.engine.circuit import circuit
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.engine.extrapolation import extrapolate
 from toeplens.engine.kinds import WHY, Beginning, Spectra
 from toeplens.engine.language import bits, copying, extension, head_patterns, needles
 from toeplens.engine.records import Asked, read_record, write_record
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, ToeplensError, choose
+from toeplens.ground.errors import first_line
 from toeplens.ground.locks import locked
 from toeplens.lens import (
     AttentionTrace,
@@ -98,9 +100,27 @@ def measure_run(run: Run, name: str, *, examples: int, split: DataSplit = "test"
     content = read_record(run.directory, name, asked)
     if content is None:
         with locked(run.directory, "run"):
-            content = measure(Subject(run, examples, split, plan_execution(device, "off", "float32").device))
+            content = _measured(
+                name, measure, Subject(run, examples, split, plan_execution(device, "off", "float32").device)
+            )
             write_record(run.directory, name, asked, content)
     return content
+
+
+def _measured(name: str, measure: Callable[[Subject], Found], subject: Subject) -> Found:
+    """The measure; where it fails in another package's encoding, why."""
+    encoding = subject.run.spec.model.encoding
+    package = package_of(encoding)
+    if package is None:
+        return measure(subject)
+    try:
+        return measure(subject)
+    except (ToeplensError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {first_line(error)}"
+        again = f"delete {name}.json in the run's directory to measure again"
+        return {WHY: f"encoding: {encoding!r} of the package {package} failed ({told}); {again}."}
 
 
 def read_measures(directory: Path, names: Sequence[str], asked: Asked) -> dict[str, Found]:

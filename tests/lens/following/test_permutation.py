@@ -22,7 +22,7 @@ THETA = torch.tensor([1.3, 0.4], dtype=torch.float64)
 def case_of(length: int = 5, **others: Any) -> dict[str, Any]:
     made = torch.Generator().manual_seed(1)
     q, k = torch.randn(2, 2, length, 4, generator=made, dtype=torch.float64).unbind(0)
-    return {"q": q, "k": k + 0.7, "rotation": THETA, **others}
+    return {"q": q, "k": k + 0.7, "rotation": THETA, "pairing": "interleaved", **others}
 
 
 def logits_of(case: dict[str, Any], head: int, i: int, order: tuple[int, ...]) -> np.ndarray:
@@ -138,4 +138,4 @@ def test_wrong_input_is_one_sentence() -> None:
         with pytest.raises(InputError, match=f"^{name}: "):
             permutation_scores(**{**case_of(), name: 0})
     with pytest.raises(InputError, match=r"^q: "):
-        permutation_scores(**case_of(1))
+        permutation_scores(**case_of(1), layout="bhnd")

@@ -40,7 +40,7 @@ def by_hand(q: Tensor, k: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
 @given(st.integers(0, 10_000), st.integers(1, 7))
 def test_they_are_what_a_loop_finds(seed: int, length: int) -> None:
     q, k = drawn(seed)
-    found = rotary_offsets(q, k, 3, torch.tensor([length, 7]))
+    found = rotary_offsets(q, k, 3, torch.tensor([length, 7]), pairing="interleaved")
     strength, angle = by_hand(q, k, [length, 7])
     torch.testing.assert_close(found.strength, strength, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(found.angle, angle, rtol=1e-5, atol=1e-6)
@@ -52,7 +52,10 @@ def test_a_common_turn_and_another_size_change_nothing(seed: int, turn: float, s
     q, k = drawn(seed)
     by = torch.tensor([[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]])
     turned = [(x.unflatten(-1, (3, 2)) @ by).flatten(-2) for x in (q, k)]
-    found, other = rotary_offsets(q, k, 3), rotary_offsets(turned[0] * size, turned[1], 3)
+    found, other = (
+        rotary_offsets(q, k, 3, pairing="interleaved"),
+        rotary_offsets(turned[0] * size, turned[1], 3, pairing="interleaved"),
+    )
     torch.testing.assert_close(other.strength, found.strength, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(other.angle.cos(), found.angle.cos(), rtol=1e-3, atol=2e-3)
 
@@ -61,15 +64,15 @@ def test_a_planted_angle_is_found_and_what_points_anywhere_has_none() -> None:
     size = torch.rand(3, 1, 500, 1) + 0.5
     q = torch.cat((size * math.cos(0.7), size * math.sin(0.7)), -1)
     k = torch.cat((size, 0 * size), -1)
-    found = rotary_offsets(q, k, 1)
+    found = rotary_offsets(q, k, 1, pairing="interleaved")
     assert float(found.strength) == pytest.approx(1)
     assert float(found.angle) == pytest.approx(0.7)
-    assert float(rotary_offsets(torch.randn_like(q), k, 1).strength) < 0.1
-    assert torch.isnan(rotary_offsets(0 * q, k, 1).strength).all()
+    assert float(rotary_offsets(torch.randn_like(q), k, 1, pairing="interleaved").strength) < 0.1
+    assert torch.isnan(rotary_offsets(0 * q, k, 1, pairing="interleaved").strength).all()
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_more_pairs_than_there_are_dimensions() -> None:
     q, k = drawn(0)
     with pytest.raises(InputError, match="pairs: 4 were given"):
-        rotary_offsets(q, k, 4)
+        rotary_offsets(q, k, 4, pairing="interleaved")

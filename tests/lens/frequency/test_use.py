@@ -126,7 +126,7 @@ def test_padding_may_hold_anything(window: int | None) -> None:
     spoiled = [x.clone() for x in (q, k)]
     for x in spoiled:
         x[1, :, 5:] = torch.nan
-    options = {"rotation": theta, "lengths": lengths, "window": window}
+    options = {"rotation": theta, "pairing": "half", "lengths": lengths, "window": window}
     expected, found = (frequency_use(*pair, **options).to_dict() for pair in ((q, k), spoiled))
     assert found == expected
     layer = trace_of(plain(1), TOKENS, LENGTHS)[1]
@@ -210,6 +210,7 @@ def tensor_cases(draw: st.DrawFn) -> dict[str, Any]:
         "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
         "rotation": 2 * normal(draw(st.sampled_from([1, heads])), draw(st.integers(0, width // 2))),
         "pairing": draw(st.sampled_from(["interleaved", "half"])),
+        "layout": "bhnd",
         "bias": normal(rows, length if causal else 2 * length - 1) if rows else None,
         "causal": causal,
         "window": draw(st.sampled_from([None, None, 2, 3, 4, 5, 9])),
@@ -246,7 +247,14 @@ def test_tensors_and_traces_agree(encoding: str) -> None:
     layer, found = trace[1], frequency_use(trace)
     rotation = layer.encoding.frequencies if isinstance(layer.encoding, Rotary) else None
     bias = None if rotation is not None else layer.encoding.kernel(torch.arange(7))
-    given_: dict[str, Any] = {"rotation": rotation, "bias": bias, "scale": layer.scale, "lengths": LENGTHS}
+    pairing = None if rotation is None else "interleaved"
+    given_: dict[str, Any] = {
+        "rotation": rotation,
+        "pairing": pairing,
+        "bias": bias,
+        "scale": layer.scale,
+        "lengths": LENGTHS,
+    }
     alone = frequency_use(layer.q, layer.k, **given_)
     for name in ("frequencies", "norms", "variance", "q_energy", "k_energy"):
         torch.testing.assert_close(getattr(alone, name), getattr(found, name)[1], rtol=1e-9, atol=1e-9)
@@ -482,7 +490,7 @@ def test_a_rotation_the_other_way_round_has_the_centre_of_its_speeds() -> None:
     """As NanoChat turns. 1e-6."""
     q, k = torch.randn(2, 3, 9, 6, generator=torch.Generator().manual_seed(0)), torch.randn(3, 9, 6)
     for speeds in (torch.tensor([1.0, 0.3, 0.1]), torch.tensor([1.0, -0.3, 0.0])):
-        found = frequency_use(q[0], k, rotation=-speeds)
+        found = frequency_use(q[0], k, rotation=-speeds, pairing="half")
         weight = found.shares.logits[..., 1:-1].clamp(min=0) * (speeds != 0)
         octaves = torch.where(speeds != 0, speeds.abs(), 1.0).log2()
         torch.testing.assert_close(found.centre(), (weight * octaves).sum(-1) / weight.sum(-1), rtol=0, atol=1e-6)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toeplens.lens.kit.dimensions import index_of
+from toeplens.lens.kit.rotation import index_of
 
 
 @given(st.lists(st.integers(0, 11), max_size=8))

@@ -12,7 +12,7 @@ from scipy import stats
 
 from toeplens.ground import InputError
 from toeplens.lens import Estimate, bootstrap_means, over_seeds
-from toeplens.lens.kit.intervals import over_clusters, ranks_of, spearman, wilson
+from toeplens.lens.kit.intervals import newcombe, over_clusters, ranks_of, spearman, wilson
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 KNOWN: dict[str, tuple[float, Draw]] = {
@@ -239,3 +239,18 @@ def test_spearman_is_that_of_scipy(seed: int, count: int):
     x, y = np.random.default_rng(seed).integers(0, 9, (2, count)).astype(float)
     x[:2], y[:2] = (0, 1), (2, 5)  # neither is constant
     assert float(spearman(np.stack((x, y)))) == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
+
+
+def test_the_interval_of_a_paired_difference_covers_it_and_leaves_room_at_0_of_n():
+    none = np.zeros(10)
+    high = stats.binomtest(0, 10).proportion_ci(method="wilson").high
+    assert newcombe(none, none) == pytest.approx((-high, high))
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        first = (rng.random(20) < 0.3).astype(float)
+        second = np.where(rng.random(20) < 0.5, first, rng.random(20) < 0.7)  # 0.15 + 0.35 right
+        low, high = newcombe(first, second)
+        covered += low <= 0.2 <= high
+        assert newcombe(second, first) == pytest.approx((-high, -low))
+    assert 0.92 <= covered / 400 <= 0.985

@@ -22,6 +22,8 @@ from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_
 SIZES = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31])
 KINDS = st.sampled_from(["none", "offset", "head offset", "matrix", "head matrix"])
 
+pytestmark = pytest.mark.filterwarnings("ignore:layout")
+
 
 @contextmanager
 def small_pieces(work: int = 300, chunk: int = 4) -> Iterator[None]:
@@ -383,6 +385,15 @@ def test_wrong_input_is_one_sentence(change: dict[str, Any], words: str) -> None
     with pytest.raises(InputError, match=words) as raised:
         toeplitz_profile(**given)
     assert str(raised.value).endswith(".")
+
+
+def test_tokens_may_come_before_heads_and_are_not_taken_for_them_silently() -> None:
+    given_q, given_k = torch.randn(2, 4, 5, 3, generator=torch.Generator().manual_seed(0))
+    q, k = given_q.transpose(0, 1), given_k.transpose(0, 1)  # 5 tokens, 4 heads
+    expected = toeplitz_profile(given_q, given_k)
+    assert torch.equal(toeplitz_profile(q, k, layout="bnhd").share, expected.share)
+    with pytest.warns(UserWarning, match="layout: q has more heads than tokens .5 and 4."):
+        toeplitz_profile(q, k)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (0, 0)])

@@ -19,6 +19,7 @@ from tests.report.grid.state import (
     LAYERS,
     LOST,
     NASTY,
+    UNSKILLED,
     made_up_grid,
     made_up_spec,
 )
@@ -84,7 +85,8 @@ def test_the_matrix_is_the_accuracies(state: Grid, page: str) -> None:
             if (task, label) in (LOST, HALF_DIVERGED, ("retrieval", "mine")):
                 continue
             first, second = sorted(100 * cell.accuracy for cell in _of(state, task, label))
-            assert told == f"{(first + second) / 2:.1f} {first:.1f}–{second:.1f}"
+            note = " 2/2 still learning" if (task, label) == UNSKILLED else ""
+            assert told == f"{(first + second) / 2:.1f} {first:.1f}–{second:.1f}{note}"
         assert row[5:] == ["12.5", "20.0", "30.0 bag"]
     row = table["find"]
     assert row[order.index("alibi")] == "all 2 diverged"
@@ -118,6 +120,29 @@ def test_every_head_of_a_skilled_model_is_on_the_plane(state: Grid, page: str) -
             got = [[x, y, more[1]] for x, y, more in zip(drawn["x"], drawn["y"], drawn["customdata"], strict=True)]
             np.testing.assert_allclose(np.array(sorted(got)), np.array(sorted(wanted)), atol=6e-5)
     assert "nope" not in _traces(page, "plane-1-0-0"), "its models on index have no skill"
+
+
+def test_an_encoding_without_a_mark_says_why(state: Grid, page: str) -> None:
+    assert "Encodings without a mark" not in page
+    why = {"why": "encoding: FoX & others have no table."}
+    cells = [
+        replace(cell, measures={"behaviour": why}) if cell.key.label == "t5" else cell
+        for cell in state.results.cells
+        if cell.key.label != "alibi" and (cell.key.label != "nope" or cell.key.task == "index")
+    ]
+    made = render_grid(replace(state, results=Results(cells)))
+    told = dict(re.findall(r"<li>(\w+): (.*?)\.</li>", made))
+    assert told == {
+        "ALiBi": "no finished model",
+        "t5": "encoding: FoX &amp; others have no table",
+        "nope": "no model with 25% or more of the skill",
+    }
+    drawn = _traces(made, "plane-0-0-0")
+    assert drawn.keys().isdisjoint({"alibi", "t5", "nope"})
+    legend = re.search(r'id="figure-plane".*?</figure>', made, re.DOTALL)
+    assert legend is not None
+    assert "RoPE" in legend[0]
+    assert ">t5<" not in legend[0]
 
 
 def test_what_the_skill_rests_on_is_weighed_by_what_is_lost(state: Grid, page: str) -> None:

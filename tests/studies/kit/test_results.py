@@ -18,6 +18,7 @@ from tests.papers.deposit.worlds import Model, distance, made_up, results
 from toeplens.ground import InputError
 from toeplens.studies import CellResult, Key, Results
 from toeplens.studies.kit.results import ACCURACY, BySeed, estimated
+from toeplens.studies.kit.verdicts import above
 from toeplens.training.presets import COUNT, DISTANCE
 
 value = st.integers(-100, 100).map(lambda n: n / 100)
@@ -181,6 +182,16 @@ def test_two_encodings_are_compared_over_all_their_models(first: dict[int, float
     assert (one, other) == (1, -1)
     assert sorted(ours) == sorted(first.values())
     assert sorted(theirs) == sorted(second.values())
+
+
+def test_a_comparison_without_models_says_why() -> None:
+    rising, settled = Model(0.9, settled=False), Model(0.5)
+    seen = Results(results({(COUNT, "rope"): rising}, 3).cells + results({(COUNT, "nope"): settled}, 1).cells)
+    found = above("RoPE less NoPE", seen.difference(COUNT, "rope", "nope"), 0.0)
+    words = "no finished run that counts (3 of 3 and 0 of 1 models left out: still learning)"
+    assert found.evidence == f"RoPE less NoPE: {words}"
+    none = above("RoPE less ALiBi", seen.difference(COUNT, "rope", "alibi"), 0.0)
+    assert none.evidence.endswith(f"(no finished model of alibi on {COUNT})")
 
 
 @given(st.dictionaries(st.integers(0, 5), value), st.dictionaries(st.integers(0, 5), value))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from tests.studies.probing.models import TEXT, saved, tokenizer
 
 from toeplens.ground import InputError
@@ -17,6 +18,7 @@ from toeplens.report import render_probe
 from toeplens.sources.huggingface import AttentionCall, Change, captured, intervened, load_model
 from toeplens.studies.kit.questions import Writer
 from toeplens.studies.probing import ABOUT, Asked, ProbeRecord, open_probe, probe, save_probe
+from toeplens.studies.probing.record import ItemRecord
 
 ASKED = Asked(lengths=(64, 80), depths=(0.0, 1.0), repeats=1, sequences=2, lists=2)
 CHANGES = (Change(layer=0, speed=0.0), Change(layer=1, heads=(1,), output="zero"))
@@ -98,6 +100,23 @@ def test_means_are_by_item_and_differences_paired(found: ProbeRecord) -> None:
     assert {(e.length, e.depth) for e in found.summaries("needle", "length", "depth")} == {
         (length, depth) for length in (64, 80) for depth in (0.0, 1.0)
     }
+
+
+@pytest.mark.parametrize("right", [0, 4, 10])
+def test_a_share_of_few_answers_has_wilsons_interval(right: int) -> None:
+    rows = [
+        ItemRecord(
+            behaviour="needle", item=i, length=64, nats=1.0, right=float(i < right), changed_nats=1.0, changed_right=0.0
+        )
+        for i in range(10)
+    ]
+    whole = ProbeRecord({}, (), tuple(rows), ()).summary("needle")
+    theirs = binomtest(right, 10).proportion_ci(method="wilson")
+    assert (whole.right.low, whole.right.high) == pytest.approx((theirs.low, theirs.high))
+    assert whole.changed_right is not None
+    assert whole.more_right is not None
+    assert whole.changed_right.high == pytest.approx(0.2775, abs=1e-4)
+    assert whole.more_right.low <= -right / 10 < whole.more_right.high
 
 
 def test_it_comes_back_as_it_was_written_and_is_a_page(found: ProbeRecord, tmp_path: Path) -> None:

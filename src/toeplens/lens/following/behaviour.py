@@ -8,9 +8,15 @@ two-way analysis of variance, M_jm = mu + P_j + S_m + I_jm, splits Var(M) into t
     positional = Var(P) / Var(M),  symbolic = Var(S) / Var(M),  interaction = Var(I) / Var(M),  which sum to 1.
 
 Positional is 1 just where M_jm does not depend on m, that is, for invariance; symbolic just where it does not depend on
-j, for equivariance; and their sum is at most 1, which is the exclusion. Schemes that add position (biases, and vectors
-at the input, with content and position of the keys taken apart) have M_jm = f_j + g_m, so an interaction of exactly 0;
-a rotation multiplies, and the interaction is what that gives. How M's variances are found without M: `two_way`.
+j, for equivariance; and their sum is at most 1, which is the exclusion.
+
+A table exists for every logit that is a function of one query, one key and their positions. What an encoding reads of
+the tokens beside queries and keys (`PositionalEncoding.note`: FoX's gates, angles made from the content) stays at its
+position. Where position adds (biases, terms that read the query, gates, vectors at the input) M_jm = f_j + g_m, so the
+interaction is exactly 0; a rotation multiplies, and the interaction is what that gives. There is no table where the
+logit of a key depends on the content of other keys (CoPE, DAPE v2), and it is not enough where weights are changed
+after the softmax (URPE, stick-breaking). Rotations of pairs, biases by offset and vectors at the input have a closed
+form without the table (`two_way`); for other encodings it is written out.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from toeplens.ground.reading import Count, Positive
 from toeplens.ground.records import Each, NearlyShare, Record
 from toeplens.lens.following.two_way import two_way
 from toeplens.lens.kit.given import Around, Given
-from toeplens.lens.kit.movable import MovableKeys, by_layer, looked_at, movable_from
+from toeplens.lens.kit.movable import Keys, by_layer, looked_at, movable_from
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 _NOTHING = 1e-12  # of what products and bias could add up to: a variance below it is rounding
@@ -74,16 +80,21 @@ def behaviour(
 ) -> Behaviour:
     """The positional, symbolic and interaction share of every head, exact: no sampling, no table of N x N.
 
-    In O(N d^2) time and O(N d) memory a head, in float64. Of a trace or a layer the rest is read there; its logits must
-    be made of a rotation of pairs, a bias by offset and vectors added at the input, which is checked on some of them.
+    In O(N d^2) time and O(N d) memory per head, in float64. Of a trace or a layer the rest is read there. Where its
+    logits are more than a rotation of pairs, a bias by offset and vectors added at the input, each query's table is
+    written out: O(N^3) time per head, and above 2^31 logits only the first sequences count. That each logit depends on
+    one query and one key is checked on some of them.
 
     Arguments
         q           [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one layer of it
-        k           [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
+        k           [..., G, N, d] keys, before any rotation; head h reads key head h // (H / G). Or [N, d]
         rotation    [n] or [H, n] frequencies, radians a position, of the first 2 n dimensions; the others stay. Or an
                     encoding of H heads of d dimensions, whose rotation, pairing and bias are taken (not its scale, and
                     what it adds at the input is in q and k already)
-        pairing     which dimensions make a pair: ``interleaved`` 2t and 2t + 1, as unless given; ``half`` t and t + n
+        pairing     which dimensions make a pair, required with frequencies: ``half`` t and t + n (Llama, Qwen, Gemma),
+                    ``interleaved`` 2t and 2t + 1 (RoPE's paper, GPT-J)
+        layout      ``bhnd`` (default) for q and k as above; ``bnhd`` for [..., N, H, d], as in TransformerLens.
+                    Required with frequencies where q has more heads than tokens; without them that is a warning
         bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1
         k_position  [..., N, d] the part of k that belongs to the place, of a shape that broadcasts to k's: it stays
                     where it is, and the rest is the content; none unless given
@@ -103,7 +114,7 @@ def behaviour(
         chunk       positions are cut into chunks of so many from 0 on, and no key of another is visible, as in Llama 4;
                     no cuts unless given
 
-    Raises `InputError` for shapes that do not fit, numbers that are not finite, and encodings of another form.
+    Raises `InputError` for shapes that do not fit, numbers that are not finite, and encodings without such a table.
     """
     given = Given(**around)
     found = [(layer, name, *_heads(keys)) for layer, name, keys in movable_from(q, k, given)]
@@ -120,7 +131,7 @@ def one_a_layer(array: Float[np.ndarray, "*H"], **given: Any) -> None:
             raise ValueError(f"{name}: {len(values)} were given along L; {needed} are needed.")
 
 
-def _heads(keys: MovableKeys) -> tuple[dict[str, np.ndarray], int]:
+def _heads(keys: Keys) -> tuple[dict[str, np.ndarray], int]:
     """Shares, variance and flatness of each head, and how many queries were counted."""
     found = two_way(keys)
     counted = int((keys.seen() > 1).sum())

@@ -15,7 +15,7 @@ from toeplens.ground.reading import Count
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.following.behaviour import one_a_layer
 from toeplens.lens.kit.given import Around, Given
-from toeplens.lens.kit.movable import MovableKeys, by_layer, looked_at, movable_from
+from toeplens.lens.kit.movable import Keys, by_layer, looked_at, movable_from
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 _NOTHING = 1e-12  # of the mean square of the sequences: a variance below it is rounding
@@ -121,7 +121,7 @@ def permutation_scores(
     return PermutationScores(logits, weights, permutations=permutations, seed=seed, **told)
 
 
-def _terms(keys: MovableKeys, queries: int, permutations: int, seed: int) -> Float[np.ndarray, "Q 2 4 H"]:
+def _terms(keys: Keys, queries: int, permutations: int, seed: int) -> Float[np.ndarray, "Q 2 4 H"]:
     """For each query drawn, of logits and of weights: twice both covariances, the variances' sum, the mean square."""
     rng = np.random.Generator(np.random.Philox(seed))
     seen = keys.seen().cpu().numpy()
@@ -133,7 +133,7 @@ def _terms(keys: MovableKeys, queries: int, permutations: int, seed: int) -> Flo
         sequence, query = map(int, places[place])
         orders = np.tile(np.arange(seen[sequence, query]), (permutations + 1, 1))
         orders[1:] = rng.permuted(orders[1:], axis=1)
-        contents = torch.from_numpy(orders).to(keys.q.device)
+        contents = torch.from_numpy(orders).to(keys.ends.device)
         logits = keys.logits(sequence, query, contents)
         made.append(np.stack([_agreement(x, contents[1:]) for x in (logits, logits.softmax(-1))]))
     return np.stack(made)

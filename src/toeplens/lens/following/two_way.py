@@ -39,8 +39,9 @@ from torch import Tensor
 from toeplens.lens.following.two_way_products import STEP, Rows, squares_of_all, summed_squares
 from toeplens.lens.following.two_way_sums import Met, Moments, Sums, from_each, with_far
 from toeplens.lens.kit import sums as moments
-from toeplens.lens.kit.movable import MovableKeys, complex_pairs, joined, turned_by
+from toeplens.lens.kit.movable import Keys, MovableKeys, complex_pairs, joined, turned_by
 from toeplens.lens.kit.one_sided import parts_of
+from toeplens.lens.kit.pairwise import PairwiseLogits, table_variances
 from toeplens.lens.kit.terms import Offsets
 
 CHUNK = 32  # queries at once; in their own chunk they meet the keys one by one
@@ -70,17 +71,28 @@ class TwoWay:
 
 
 @torch.no_grad()
-def two_way(keys: MovableKeys) -> TwoWay:
+def two_way(keys: Keys) -> TwoWay:
     """The two-way analysis of variance of every query's table, in O(N d^2) time and O(N d) memory a head.
 
-    With a window of w keys the memory is O(w d^2 / chunk) more.
+    With a window of w keys the memory is O(w d^2 / chunk) more. `PairwiseLogits` take O(N^3) time and O(N^2) memory.
 
     Raises `InputError` for numbers that are not finite.
     """
+    if isinstance(keys, PairwiseLogits):
+        return _tabled(keys)
     found = torch.zeros(4, *keys.q.shape[:3], dtype=torch.float64, device=keys.q.device)
     for part in parts_of(keys):
         part.put(found, _variances(part.keys))
     return TwoWay(*found.clamp(min=0))
+
+
+def _tabled(keys: PairwiseLogits) -> TwoWay:
+    """From the tables themselves."""
+    found = torch.zeros(4, *keys.layer.q.shape[:3], dtype=torch.float64, device=keys.asked.device)
+    for sequences, queries, table, seen in keys.tables():
+        found[:, sequences, :, queries] = torch.stack(table_variances(table, seen))
+    moments.finite(found.sum(), q=keys.layer.q, k=keys.layer.k)
+    return TwoWay(*found)
 
 
 def _variances(keys: MovableKeys) -> Float[Tensor, "4 B H N"]:

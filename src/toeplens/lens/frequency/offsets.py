@@ -11,7 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
+from toeplens.lens.kit.rotation import pair_numbers, pairing_of
+from toeplens.lens.kit.toeplitz import Layout, as_bhnd
 
 
 class RotaryOffsets(NamedTuple):
@@ -33,6 +36,9 @@ def rotary_offsets(
     k: Float[Tensor, "B G N d"],
     pairs: int,
     lengths: Int[Tensor, "B"] | None = None,
+    *,
+    pairing: Pairing,
+    layout: Layout | None = None,
 ) -> RotaryOffsets:
     """How fixed the angle between queries and keys is, pair by pair (after Jonasson 2025, arXiv 2503.01832).
 
@@ -40,20 +46,23 @@ def rotary_offsets(
     ours. In float64.
 
     Arguments
-        q, k     before their rotation; head h reads key head h // (H / G). Dimensions 2t and 2t + 1 are pair t
+        q, k     before their rotation; head h reads key head h // (H / G)
         pairs    how many pairs are turned
         lengths  tokens of each sequence before its padding; all unless given
+        pairing, layout  as in `toeplens.lens.behaviour`
 
     Raises `InputError` for shapes that do not fit.
     """
+    q, k = as_bhnd(q, k, layout, required=True)
     if not 0 <= 2 * pairs <= q.shape[-1] or q.shape[1] % k.shape[1]:
         raise InputError(
             f"pairs: {pairs} were given; {list(q.shape)} and {list(k.shape)} hold no so many in each head."
         )
+    order = pair_numbers(pairs, pairing_of(pairing), q.device).argsort(stable=True)
     there = torch.ones(len(q), q.shape[2], dtype=torch.float64, device=q.device)
     if lengths is not None:
         there = (torch.arange(q.shape[2], device=q.device) < lengths.to(q.device).unsqueeze(1)).double()
-    means, sizes = zip(*(_mean(x[..., : 2 * pairs], there) for x in (q, k)), strict=True)
+    means, sizes = zip(*(_mean(x[..., order], there) for x in (q, k)), strict=True)
     group = torch.arange(q.shape[1], device=q.device) // (q.shape[1] // k.shape[1])
     strength = means[0].abs() * means[1].abs()[group] / (sizes[0] * sizes[1][group])
     return RotaryOffsets(strength, (means[0] * means[1][group].conj()).angle())

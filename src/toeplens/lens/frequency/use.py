@@ -16,17 +16,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.encodings import PositionalEncoding
+from toeplens.encodings import PositionalEncoding, Rotary
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count
 from toeplens.ground.records import Record
 from toeplens.lens.kit.given import Given
-from toeplens.lens.kit.movable import MovableKeys, movable_from, rates_of, turned_pairs
+from toeplens.lens.kit.movable import MovableKeys, in_bhnd, movable_from, turned_pairs
 from toeplens.lens.kit.one_sided import parts_of
 from toeplens.lens.kit.pieces import NoForm, Pieces, checked, where_present
 from toeplens.lens.kit.sums import over_keys
 from toeplens.lens.kit.terms import Offsets, Shares, Whole, by_column, grouped, shares_of, spread
+from toeplens.lens.kit.toeplitz import Layout
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
 _AT_ONCE = 1 << 19  # numbers of a tensor [sequences, heads, positions, dimensions] worked at once
@@ -124,7 +125,7 @@ def frequency_use(
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
     *,
     rotation: Float[Tensor, "*_H _n"] | PositionalEncoding | None = None,
-    pairing: Pairing = "interleaved",
+    pairing: Pairing | None = None,
     bias: Float[Tensor, "*_H2 _D"] | None = None,
     causal: bool = True,
     scale: float = 1.0,
@@ -132,6 +133,7 @@ def frequency_use(
     window: int | None = None,
     chunk: int | None = None,
     counted: Counted = "all",
+    layout: Layout | None = None,
 ) -> FrequencyUse:
     """Norm and variance use of every frequency, of the layers of a trace or of tensors.
 
@@ -140,15 +142,26 @@ def frequency_use(
     Arguments
         q        [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one layer
                  of it, where the rest is read
-        k        [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
-        rotation, pairing, bias, causal, scale, lengths, window, chunk  as in `toeplens.lens.behaviour`
+        k        [..., G, N, d] keys, before any rotation; head h reads key head h // (H / G). Or [N, d]
+        rotation, pairing, layout, bias, causal, scale, lengths, window, chunk  as in `toeplens.lens.behaviour`
         counted  of a trace, which queries count: ``all``, or those ``used``: of a layer that is read out in one place,
                  that one
 
     Raises `InputError` for tensors that do not fit or are not finite, and `NoForm`, one of its kind, where an
     encoding's logits are no sum over pairs of dimensions and a bias.
     """
-    given = Given(rotation, pairing, bias, None, causal, scale, lengths, counted=counted, window=window, chunk=chunk)
+    given = Given(
+        rotation,
+        pairing,
+        layout,
+        bias,
+        causal=causal,
+        scale=scale,
+        lengths=lengths,
+        counted=counted,
+        window=window,
+        chunk=chunk,
+    )
     if not isinstance(q, Tensor):
         given.require_trace_alone(k)
         if isinstance(q, LayerTrace):
@@ -156,11 +169,24 @@ def frequency_use(
         found = [layer_use(layer, counted) for layer in q]
         most = max(one.frequencies.shape[-1] for one in found)
         return _together(tuple(q.layers), [_with_columns(one, most) for one in found])
+    if k is not None:
+        q, k, given = in_bhnd(q, k, given)
     [(_, _, keys)] = movable_from(q, k, given)
+    if not isinstance(keys, MovableKeys):
+        raise NoForm(
+            f"rotation: the logits of {type(rotation).__name__} are no sum over pairs of dimensions and a bias."
+        )
     assert k is not None
     plain = q.ndim == 2
-    one = _tensors_use(keys, *((q[None], k[None]) if plain else (q, k)), rates_of(rotation, q.shape[-2]))
+    one = _tensors_use(keys, *((q[None], k[None]) if plain else (q, k)), _rates_of(rotation, q.shape[-2]))
     return _mapped(one, lambda x: x[0]) if plain else one
+
+
+def _rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float[Tensor, "*_H _n"] | None:
+    """The frequencies of what is given for a rotation, of sequences of this length; None if nothing is turned."""
+    if isinstance(rotation, Rotary):
+        return rotation.frequencies_at(torch.arange(length, device=rotation.frequencies.device))
+    return None if isinstance(rotation, PositionalEncoding) else rotation
 
 
 def _mapped(use: FrequencyUse, change: Callable[[Tensor], Tensor]) -> FrequencyUse:

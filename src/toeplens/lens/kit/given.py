@@ -10,6 +10,7 @@ from torch import Tensor
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
+from toeplens.lens.kit.toeplitz import Layout
 from toeplens.lens.kit.trace import Counted
 
 KeySplit = Literal["known", "none", "input", "mean", "ablate"]
@@ -19,7 +20,8 @@ class Around(TypedDict, total=False):
     """What may be given beside queries and keys: the fields of `Given`, whose defaults hold where one is not."""
 
     rotation: Tensor | PositionalEncoding | None
-    pairing: Pairing
+    pairing: Pairing | None
+    layout: Layout | None
     bias: Tensor | None
     k_position: Tensor | None
     causal: bool
@@ -36,7 +38,8 @@ class Given:
     """What is given beside queries and keys; each is told of at `toeplens.lens.following.behaviour.behaviour`."""
 
     rotation: Tensor | PositionalEncoding | None = None
-    pairing: Pairing = "interleaved"
+    pairing: Pairing | None = None
+    layout: Layout | None = None
     bias: Tensor | None = None
     k_position: Tensor | None = None
     causal: bool = True
@@ -50,5 +53,5 @@ class Given:
     def require_trace_alone(self, k: Tensor | None) -> None:
         """Refuse what a trace has of its own."""
         for name, value in {"k": k, **vars(self)}.items():
-            if name in ("k", "rotation", "bias", "k_position", "lengths", "window", "chunk") and value is not None:
+            if name not in ("causal", "scale", "split", "counted") and value is not None:
                 raise InputError(f"{name}: it was given beside a trace; a trace has its own.")

@@ -13,15 +13,15 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
-from toeplens.encodings.rotary import Pairing, Rotary
+from toeplens.encodings.rotary import Rotary
 from toeplens.ground import InputError, choose
-from toeplens.lens.kit.dimensions import index_of
 from toeplens.lens.kit.given import Given, KeySplit
 from toeplens.lens.kit.main_effect import known_key_part
+from toeplens.lens.kit.pairwise import PairwiseLogits
 from toeplens.lens.kit.pieces import bias_by_offset
-from toeplens.lens.kit.rotation import groups_of, pair_numbers
+from toeplens.lens.kit.rotation import groups_of, index_of, pair_numbers, pairing_of
 from toeplens.lens.kit.splits import position_parts
-from toeplens.lens.kit.toeplitz import broadcasts, ends_of, heads_of
+from toeplens.lens.kit.toeplitz import as_bhnd, broadcasts, ends_of, heads_of
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
 # a process's first cosines in several threads were met up to 7e-9 off the later ones, which 1e-9 would refuse at random
@@ -120,9 +120,12 @@ class MovableKeys:
         return made.unflatten(1, contents.shape[:-1]) if contents.ndim > 1 else made[:, 0]
 
 
+Keys = MovableKeys | PairwiseLogits
+
+
 def movable_from(
     q: Tensor | AttentionTrace | LayerTrace, k: Tensor | None, given: Given
-) -> Iterator[tuple[int, str, MovableKeys]]:
+) -> Iterator[tuple[int, str, Keys]]:
     """Layer, split and keys: of each layer of a trace, one at a time; of tensors once, as layer -1."""
     if not isinstance(q, Tensor):
         given.require_trace_alone(k)
@@ -137,9 +140,23 @@ def movable_from(
     elif isinstance(given.rotation, PositionalEncoding):
         if given.bias is not None:
             raise InputError("bias: it was given beside an encoding; an encoding has its own.")
-        yield -1, "none", _with_encoding(_of_tensors(q, k, replace(given, rotation=None, scale=1.0)), given)
+        q, k, given = in_bhnd(q, k, given)
+        bare = replace(given, rotation=None, pairing=None, scale=1.0)
+        yield -1, "none", _with_encoding(_of_tensors(q, k, bare), given)
     else:
-        yield -1, "none", _of_tensors(q, k, given)
+        yield -1, "none", _of_tensors(*in_bhnd(q, k, given))
+
+
+def in_bhnd(q: Tensor, k: Tensor, given: Given) -> tuple[Tensor, Tensor, Given]:
+    """Queries, keys and what is given beside them with heads before tokens."""
+    encoding, part = given.rotation, given.k_position
+    layout = given.layout
+    if layout is None and isinstance(encoding, PositionalEncoding) and q.ndim > 2:
+        layout = "bhnd" if q.shape[-3] == encoding.num_heads else None  # the encoding knows which are the heads
+    if layout == "bnhd" and part is not None and part.ndim > 2:
+        part = part.transpose(-3, -2)
+    q, k = as_bhnd(q, k, layout, required=encoding is not None)
+    return q, k, replace(given, layout="bhnd", k_position=part)
 
 
 def by_layer(q: Tensor | AttentionTrace | LayerTrace, found: Sequence[np.ndarray]) -> np.ndarray:
@@ -161,14 +178,7 @@ def looked_at(
     }
 
 
-def rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float[Tensor, "*_H _n"] | None:
-    """The frequencies of what is given for a rotation, of sequences of this length; None if nothing is turned."""
-    if isinstance(rotation, Rotary):
-        return rotation.frequencies_at(torch.arange(length, device=rotation.frequencies.device))
-    return None if isinstance(rotation, PositionalEncoding) else rotation
-
-
-def _with_encoding(bare: MovableKeys, given: Given) -> MovableKeys:
+def _with_encoding(bare: MovableKeys, given: Given) -> Keys:
     """Queries and keys that nothing turns yet, with an encoding's rotation and bias, looked at as a layer's."""
     encoding, pairing = given.rotation, given.pairing
     assert isinstance(encoding, PositionalEncoding)
@@ -178,7 +188,7 @@ def _with_encoding(bare: MovableKeys, given: Given) -> MovableKeys:
             f"rotation: an encoding of {encoding.num_heads} heads of {encoding.head_dim} dimensions was given; q has "
             f"{heads} of {width}."
         )
-    if pairing != get_args(Pairing)[0] and isinstance(encoding, Rotary) and pairing != encoding.pairing:
+    if pairing is not None and isinstance(encoding, Rotary) and pairing != encoding.pairing:
         raise InputError(f"pairing: {pairing!r} was given beside an encoding whose pairs are {encoding.pairing!r}.")
     own = copy.deepcopy(encoding).to(bare.q.device).double()
     rows = torch.arange(length, device=bare.q.device)
@@ -201,7 +211,9 @@ def _with_encoding(bare: MovableKeys, given: Given) -> MovableKeys:
         part=lambda q, k: (q, k),
     )
     part = None if bare.places is None else bare.places.expand_as(keys)
-    return replace(_of_layer(layer, part, "all"), asked=None, window=bare.window, chunk=bare.chunk)
+    keys = _of_layer(layer, part, "all")
+    asked = keys.asked if isinstance(keys, PairwiseLogits) else None
+    return replace(keys, asked=asked, window=bare.window, chunk=bare.chunk)
 
 
 def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
@@ -237,7 +249,8 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
             "are needed."
         )
     groups = torch.zeros(width, dtype=torch.long, device=q.device)
-    groups[: 2 * pairs] = pair_numbers(pairs, choose("pairing", given.pairing, get_args(Pairing)), q.device)
+    if rotation is not None:
+        groups[: 2 * pairs] = pair_numbers(pairs, pairing_of(given.pairing), q.device)
     if bias is not None:
         bias = bias.unsqueeze(0) if bias.ndim == 1 else bias
         offsets = length if causal else 2 * length - 1
@@ -277,37 +290,44 @@ def _key_part(
     return (None, "none") if part is None or not part.any() else (part, "input")
 
 
-def _of_layer(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> MovableKeys:
-    """A layer, if its logits are a rotation, a bias by offset and what was added at the input; checked on some."""
-    encoding = layer.encoding
-    name = type(encoding).__name__
-    if encoding.data_dependent:
+def _of_layer(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> Keys:
+    """A layer in closed form where its logits have one, else by its own logits; checked on some of them."""
+    encoding, name = layer.encoding, type(layer.encoding).__name__
+    if encoding.overrides("transform_weights"):
         raise InputError(
-            f"encoding: {name} makes position depend on the content of other tokens, so that no content can be put "
-            "at another position by itself."
+            f"encoding: {name} changes the attention weights after the softmax, so that its logits do not show all "
+            "that position does."
         )
-    others = ("score", "transform_logits", "transform_weights")
-    rotation = _rotation_of(layer)
-    bias = None
-    known = rotation is not None and not any(map(encoding.overrides, others))
-    if known and encoding.overrides("bias"):
+    keys = _closed_form(layer, part, counted)
+    if keys is not None and _is_true(layer, keys):
+        return keys
+    if layer.notes is None and encoding.overrides("note"):
+        raise InputError(f"encoding: {name} reads the tokens' content, which only a trace of a model has.")
+    keys = PairwiseLogits.of(layer, part, layer.counted(counted))
+    if not _is_true(keys.layer, keys):
+        raise InputError(
+            f"encoding: in {name} the logit of a key depends on the content of other keys, so that a content has no "
+            "logit of its own at another position."
+        )
+    return keys
+
+
+def _closed_form(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> MovableKeys | None:
+    """The rotation of pairs, the bias by offset and the position part of the keys; None where an encoding does more."""
+    encoding, bias = layer.encoding, None
+    rotation = None if encoding.data_dependent else _rotation_of(layer)
+    if rotation is None or any(map(encoding.overrides, ("score", "transform_logits"))):
+        return None
+    if encoding.overrides("bias"):
         length = len(layer.rows)
         bias = bias_by_offset(layer, torch.arange(0 if layer.causal else 1 - length, length, device=layer.q.device))
-        known = bias is not None
-    if not known:
-        raise InputError(
-            f"encoding: the logits of {name} are not those of a rotation of pairs, a bias by offset (at consecutive "
-            "positions) and vectors at the input."
-        )
-    assert rotation is not None
+        if bias is None:
+            return None
     q = layer.turn(layer.q.double(), layer.q.double())[0] * layer.scale
     lengths = layer.kept_lengths
     ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
     content = layer.k if part is None else layer.k.double() - part.double()
-    asked = layer.counted(counted)
-    keys = MovableKeys(q, content, part, *rotation, bias, layer.causal, ends, asked)
-    _require_true(layer, keys)
-    return keys
+    return MovableKeys(q, content, part, *rotation, bias, layer.causal, ends, layer.counted(counted))
 
 
 def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "_H R n"]] | None:
@@ -342,8 +362,8 @@ def turned_pairs(
     return q
 
 
-def _require_true(layer: LayerTrace, keys: MovableKeys) -> None:
-    """Refuse where these are not the layer's own logits: as they are, or (another sequence) with contents reversed."""
+def _is_true(layer: LayerTrace, keys: Keys) -> bool:
+    """Whether these are the layer's own logits: as they are, and (of another sequence) with contents reversed."""
     worst = largest = 0.0
     for sequence, as_it_is in ((0, True), (len(layer.q) - 1, False)):
         end = int(keys.ends[sequence])
@@ -362,11 +382,7 @@ def _require_true(layer: LayerTrace, keys: MovableKeys) -> None:
             made = keys.logits(sequence, query, contents[:seen])
             worst = max(worst, float((made - true[:, index, :seen]).abs().max()))
             largest = max(largest, float(true[:, index, :seen].abs().max()))
-    if not worst <= _TOLERANCE.get(layer.q.dtype, 0.05) * largest:
-        raise InputError(
-            f"encoding: the logits of {type(layer.encoding).__name__} are not those of a rotation of pairs, a bias by "
-            f"offset and vectors at the input (off by {worst:.2g} of {largest:.2g})."
-        )
+    return worst <= _TOLERANCE.get(layer.q.dtype, 0.05) * largest
 
 
 def complex_pairs(x: Float[Tensor, "*B d"], pairs: int) -> Complex[Tensor, "*B n"]:

@@ -189,7 +189,8 @@ def _profile(layer: LayerTrace, q: Tensor, k: Tensor) -> ToeplitzProfile:
             bias = fixed.matrix
     lengths = layer.kept_lengths
     turned = layer.turn(q, k)
-    return toeplitz_profile(*turned, bias=bias, causal=layer.causal, scale=layer.scale, lengths=lengths).pooled(0)
+    found = toeplitz_profile(*turned, bias=bias, causal=layer.causal, scale=layer.scale, lengths=lengths, layout="bhnd")
+    return found.pooled(0)
 
 
 @torch.no_grad()
@@ -204,7 +205,8 @@ def written_out_profile(layer: LayerTrace) -> ToeplitzProfile:
     nothing = logits.new_zeros(*logits.shape[:3], 1)
     lengths = None if layer.kept_lengths is None else layer.kept_lengths[:count]
     seen = logits.masked_fill(~logits.isfinite(), 0)
-    return toeplitz_profile(nothing, nothing, bias=seen, causal=layer.causal, lengths=lengths).pooled(0)
+    found = toeplitz_profile(nothing, nothing, bias=seen, causal=layer.causal, lengths=lengths, layout="bhnd")
+    return found.pooled(0)
 
 
 class NoForm(InputError):

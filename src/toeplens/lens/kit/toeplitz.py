@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -13,10 +14,11 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, choose
 from toeplens.ground.records import Record
 from toeplens.lens.kit import sums as moments
 
+Layout = Literal["bhnd", "bnhd"]  # of queries and keys: [B, H, N, d], or [B, N, H, d]
 WORK = 2**22  # numbers, at most, in one working array (float64) of the transforms and of rows of a full bias
 ROUNDING = 1e-12  # of the energies that are added up: what is less than this cannot be told from nothing
 
@@ -92,6 +94,7 @@ def toeplitz_profile(
     causal: bool = True,
     scale: float = 1.0,
     lengths: Int[Tensor, "_B"] | None = None,
+    layout: Layout | None = None,
 ) -> ToeplitzProfile:
     """The Toeplitz part of the logits scale * Q K^T + bias, in O(N d (d + log N)) time and O(N) memory.
 
@@ -99,8 +102,8 @@ def toeplitz_profile(
     `moments.inner`; a bias by offset adds to both in closed form. All in float64, converted piece by piece.
 
     Arguments
-        q        [..., H, N, d] queries, or [N, d]
-        k        [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
+        q        [..., H, N, d] queries, or [N, d], after the rotation if there is one
+        k        [..., G, N, d] keys, likewise; head h reads key head h // (H / G). Or [N, d]
         bias     by offset [..., D], for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1; or a full matrix
                  [..., N, N], of which only visible pairs are read, in O(N^2 d) time. Leading dimensions broadcast to
                  q's. What fits as a bias by offset is one: [N, N] for N heads has one row a head
@@ -108,10 +111,13 @@ def toeplitz_profile(
         scale    of the products, usually 1 / sqrt(d); not of the bias
         lengths  [B] for q [B, H, N, d]: positions from lengths[b] on are not there, as queries or as keys.
                  With 0 a sequence has no pairs: its means and shares are nan, and pooled it counts nothing
+        layout   ``bhnd`` (default) for q and k as above; ``bnhd`` for [..., N, H, d], as in TransformerLens. Without
+                 one, more heads than tokens are a warning
 
     Raises `InputError` for shapes that do not fit, no positions, and numbers that are not finite.
     """
     plain = q.ndim == k.ndim == 2
+    q, k = as_bhnd(q, k, layout)
     if plain:
         q, k = q[None], k[None]
     lead, size = heads_of(q, k), q.shape[-2]
@@ -250,6 +256,27 @@ def diagonal_sums(rows: Tensor) -> Tensor:
     width = count + size - 1
     padded = F.pad(rows.flip(-1), (0, count)).flatten(-2)
     return padded[..., : count * width].unflatten(-1, (count, width)).sum(-2)
+
+
+def as_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = False) -> tuple[Tensor, Tensor]:
+    """Queries and keys as [..., H, N, d] and [..., G, N, d], in whichever layout they are given.
+
+    Without a layout they are taken to be that. More heads than tokens make this doubtful, which is a warning, or an
+    `InputError` where a layout is then ``required``.
+    """
+    if layout is not None:
+        choose("layout", layout, get_args(Layout))
+        return (q, k) if layout == "bhnd" or q.ndim < 3 else (q.transpose(-3, -2), k.transpose(-3, -2))
+    if q.ndim > 2 and q.shape[-3] > q.shape[-2] > 0:
+        heads, tokens = q.shape[-3:-1]
+        words = (
+            f"layout: q has more heads than tokens ({heads} and {tokens}); it must be 'bhnd' if that is so, or 'bnhd' "
+            f"for {tokens} heads and {heads} tokens, as in TransformerLens (got None)."
+        )
+        if required:
+            raise InputError(words)
+        warnings.warn(words, stacklevel=4)
+    return q, k
 
 
 def heads_of(q: Tensor, k: Tensor) -> tuple[int, ...]:

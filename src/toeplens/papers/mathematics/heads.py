@@ -111,7 +111,7 @@ def _position_gram(trace: AttentionTrace, layer: LayerTrace) -> Tensor:
     """Toeplitz share of the position-position part of the logits over all pairs; exact at the input, else by means."""
     p, key_p = position_parts(trace, layer, "input" if layer.layer == 0 else "mean")
     q, k = layer.part(p, key_p)
-    return toeplitz_profile(q, k, causal=False, lengths=layer.kept_lengths).pooled(0).share
+    return toeplitz_profile(q, k, causal=False, lengths=layer.kept_lengths, layout="bhnd").pooled(0).share
 
 
 # ---- the claims ----------------------------------------------------------------------------------------------------

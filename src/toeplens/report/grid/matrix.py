@@ -85,6 +85,8 @@ def _entry(row: Row | None, planned: int) -> MatrixCell:
     if not count:
         return MatrixCell(note="diverged" if row.seeds == 1 else f"all {row.seeds} diverged")
     notes = [f"{row.diverged} diverged"] if row.diverged else []
+    if row.learning:
+        notes.append(f"{row.learning}/{count} still learning")
     if row.seeds < planned:
         notes.append(f"{row.seeds}/{planned} seeds")
     ends = (percent(end, sign=False).replace("100.0", "100") for end in (row.lowest, row.highest))  # columns are narrow

@@ -67,6 +67,7 @@ def render_grid(state: Grid) -> str:
         by_task=grid_lengths.by_task(state),
         costs=grid_matrix.costs(state),
         models=grid_matrix.models(state),
+        without_shares=grid_plane.without_shares(state),
         settings=state.spec.to_yaml(),
         language=language,
         of_model=grid_language.of_model,

@@ -19,6 +19,29 @@ _SHARES = ("positional", "symbolic")
 _HALF = 0.5
 
 
+def without_shares(state: Grid) -> list[tuple[str, str]]:
+    """The encodings of which no head has a mark in `plane`, by their titles, and why."""
+    missing = []
+    for label, one in encoding_looks(state.spec).items():
+        cells = [cell for cell in state.results.cells if cell.key.label == label and cell.status == "complete"]
+        skilled = [cell for cell in cells if cell.skilled]
+        if any(_points(cell, "") for cell in skilled):
+            continue
+        reasons = list(dict.fromkeys(why for cell in cells if (why := cell.reason("behaviour"))))
+        if not cells:
+            why = "no finished model"
+        elif reasons:
+            why = " ".join(reasons)
+        elif "behaviour" not in state.spec.measures:
+            why = "the study does not ask for the measure behaviour"
+        elif not skilled:
+            why = f"no model with {SKILLED:.0%} or more of the skill"
+        else:
+            why = "not measured, or logits that do not vary"
+        missing.append((one.title, why.rstrip(".")))
+    return missing
+
+
 def plane(state: Grid) -> Block:
     """All heads of models with skill, and what the skill of each model rests on; a view for all tasks and for each."""
     looks = encoding_looks(state.spec)
@@ -35,7 +58,7 @@ def plane(state: Grid) -> Block:
         )
         for some in ([shown] if len(shown) > 1 else []) + [[task] for task in shown]
     ]
-    used = {label for (_, label), found in models.items() if found}
+    used = {label for (_, label), found in models.items() if any(_points(cell, "") for cell in found)}
     caption = (
         "How much of the variance of a head’s logits is a matter of where the keys are (positional), of what they are "
         "(symbolic), and of the two working together (interaction); the three add up to 1, so that a head "

@@ -186,7 +186,9 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
     if not unknown and placed["rotation"] is not None:
         placed.pop("k_position", None)
         use = frequency_use(**placed)
-        offsets = rotary_offsets(placed["q"], placed["k"], len(placed["rotation"]), placed["lengths"])
+        offsets = rotary_offsets(
+            placed["q"], placed["k"], len(placed["rotation"]), placed["lengths"], pairing="interleaved", layout="bhnd"
+        )
     found = HeadRecord(call.side, call.kind, call.layer, 0)
     record = LayerRecord(
         side=call.side,
@@ -226,7 +228,7 @@ def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:
     plain = call.softcap is None and call.bias is None and call.visible is None
     profile = None
     if not cross and plain and keys >= _LONG * call.q.shape[-1]:
-        profile = toeplitz_profile(call.q, call.k, causal=call.causal, scale=call.scale).pooled()
+        profile = toeplitz_profile(call.q, call.k, causal=call.causal, scale=call.scale, layout="bhnd").pooled()
     sums = PatternSums(heads=heads, queries=queries, keys=keys, tokens=known_tokens, cross=cross, profile=profile)
     for rows, first, logits, weights in call.blocks():
         seen = call.seen(rows, slice(first, first + logits.shape[-1]))

@@ -22,6 +22,7 @@ from toeplens.lens import (
     Behaviour,
     FrequencyUse,
     LayerTrace,
+    NoForm,
     PatternSums,
     ablate_heads,
     behaviour,
@@ -189,8 +190,11 @@ def _layer(
 
 
 def _frequency_use(layer: LayerTrace) -> FrequencyUse | None:
-    """None where nothing is turned. Heads may turn or not."""
-    found = frequency_use(layer, counted="used")
+    """None where nothing is turned by pairs. Heads may turn or not."""
+    try:
+        found = frequency_use(layer, counted="used")
+    except NoForm:
+        return None
     return found if found.frequencies.shape[-1] else None
 
 

@@ -3,11 +3,12 @@
 from toeplens.studies.grid.measured import Row
 from toeplens.studies.grid.relations import FIGURES, Point, Relation
 from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, read_spec, specs
-from toeplens.studies.grid.study import Grid, cells, gather, is_grid, study
+from toeplens.studies.grid.study import Evidence, Grid, cells, gather, is_grid, study
 
 __all__ = [
     "FIGURES",
     "Column",
+    "Evidence",
     "Grid",
     "GridSpec",
     "Point",

@@ -100,6 +100,7 @@ class Row(Record):
     peak                       largest loss by one head, as a share of the skill
     rule, rule_accuracy        the best rule without a model, and what it scores
     seeds, diverged            finished models, and how many of them diverged
+    learning                   how many were still learning when training ended
     parameters, train_seconds  of a model
     """
 
@@ -121,6 +122,7 @@ class Row(Record):
     rule_accuracy: float | None
     seeds: int
     diverged: int
+    learning: int
     parameters: int
     train_seconds: float | None
 
@@ -160,6 +162,7 @@ def _row(task: str, column: Column, cells: Sequence[CellResult]) -> Row:
         rule_accuracy=rule_accuracy,
         seeds=len(cells),
         diverged=len(cells) - len(finished),
+        learning=sum(not cell.settled for cell in finished),
         parameters=cells[0].parameters,
         train_seconds=mean(lambda cell: cell.result["seconds"]),
     )

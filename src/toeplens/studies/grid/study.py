@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,6 +14,7 @@ from toeplens.engine import Job, Limits, Workers
 from toeplens.engine.language.texts import cut
 from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose
+from toeplens.ground.errors import first_line
 from toeplens.model import decoder_config
 from toeplens.studies.grid.language import language_rows
 from toeplens.studies.grid.measured import Row, matrix
@@ -24,6 +25,7 @@ from toeplens.studies.kit.claims import Claim, Entry, judge_all
 from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import CellResult, Key, Results
 from toeplens.studies.kit.study import Begun, Kind, read_study
+from toeplens.studies.kit.verdicts import Finding, unknown
 from toeplens.tasks.language import Language, LanguageTask
 from toeplens.training import RunSpec, run_spec
 
@@ -71,7 +73,12 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What claims on a grid study are judged on."""
+    """What claims on a grid study are judged on, the argument of each `Claim.check`.
+
+    spec       the study as its file says it: tasks, encodings (``spec.columns()``), measures
+    results    the finished models: ``results.of(task, label)``, ``results.difference(task, first, second)``
+    relations  rank correlations of figures of the heads with what is left of the skill on longer texts
+    """
 
     spec: GridSpec
     results: Results
@@ -83,12 +90,49 @@ class Evidence:
 
 
 def judged(data: Evidence) -> list[Entry]:
-    """The claims that the study asks for, with their verdicts; none where it asks for none."""
+    """The claims that the study asks for, with their verdicts; none where it asks for none.
+
+    Another package's claims that cannot be loaded or that raise are undecided, and their evidence says why.
+    """
     if not data.spec.claims:
         return []
     sets = entry_points(group="toeplens.claims")
-    claims: Sequence[Claim[Evidence]] = sets[choose("claims", data.spec.claims, sets.names)].load()
-    return judge_all(claims, data)
+    entry = sets[choose("claims", data.spec.claims, sets.names)]
+    package = "?" if entry.dist is None else entry.dist.name
+    if package == "toeplens":
+        return judge_all(entry.load(), data)
+    try:
+        claims = list(entry.load())
+        if not all(isinstance(claim, Claim) for claim in claims):
+            raise TypeError(f"{entry.value} must be a sequence of toeplens.studies.Claim")
+    except Exception as error:
+        why = _unjudged(package, entry.name, error)
+        claims = [Claim(entry.name, f"package {package}", f"The claims of {entry.value}.", "", lambda _: [why])]
+    return judge_all([_guarded(claim, package) for claim in claims], data)
+
+
+def _guarded(claim: Claim[Evidence], package: str) -> Claim[Evidence]:
+    """Another package's claim, of which an error is a finding."""
+
+    def guarded(check: Callable[[Evidence], Sequence[Finding]]) -> Callable[[Evidence], Sequence[Finding]]:
+        def findings(data: Evidence) -> Sequence[Finding]:
+            try:
+                found = list(check(data))
+                if not found or not all(isinstance(finding, Finding) for finding in found):
+                    raise TypeError("check must return toeplens.studies.Finding objects, at least one")
+            except Exception as error:
+                return [_unjudged(package, claim.id, error)]
+            return found
+
+        return findings
+
+    ways = {name: guarded(check) for name, check in claim.elsewhere.items()}
+    return replace(claim, check=guarded(claim.check), elsewhere=ways)
+
+
+def _unjudged(package: str, claim: str, error: Exception) -> Finding:
+    why = f"could not be judged: {type(error).__name__}: {first_line(error)}"
+    return unknown(f"claim {claim} of the package {package}", why, f"a package {package} that can judge it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,8 @@ def ask_difference(
     """
     words = what or f"{figure.words}{title(first)} - {title(second)}"
     missing = left_out(results, figure, task, first, second)
-    finding = (test or over(MARGIN))(words + missing, results.difference(task, first, second, figure))
+    compared = replace(results.difference(task, first, second, figure), missing="")  # `words` says it
+    finding = (test or over(MARGIN))(words + missing, compared)
     return _wanting(finding, results, figure, task, title, first, second)
 
 
@@ -83,11 +84,6 @@ def _wanting(finding: Finding, results: Results, figure: Figure, task: str, titl
 
 
 def left_out(results: Results, figure: Figure, task: str, *labels: str) -> str:
-    """How many models do not count, as a remark: of each of two labels, or of many together; nothing if all do."""
-    compared = [results.of(task, label) for label in dict.fromkeys(labels)]
-    away = [(sum(not figure.counts(cell) for cell in cells), len(cells)) for cells in compared]
-    missing = sum(some for some, _ in away)
-    if len(away) > 2:
-        away = [(missing, sum(count for _, count in away))]
-    told = " and ".join(f"{some} of {count}" for some, count in away)
-    return f" ({told} models left out: {figure.without})" if missing else ""
+    """`Results.left_out` as a remark in parentheses."""
+    found = results.left_out(figure, task, *labels)
+    return f" ({found})" if found else ""

@@ -26,10 +26,12 @@ class Contrast:
     terms  weight, and figures of the models
     grain  a model's figure is not known better than this, in its own unit: where models agree more closely, their
            spread is taken to be this (a test accuracy on a thousand examples has such an error of its own)
+    missing  how many models have no figure, and why, in a few words; empty if all have one
     """
 
     terms: tuple[tuple[float, tuple[float, ...]], ...]
     grain: float = GRAIN
+    missing: str = ""
 
     @property
     def seeds(self) -> int:

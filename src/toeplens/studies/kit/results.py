@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from toeplens.engine.head_watch import Watched
-from toeplens.engine.kinds import as_record
+from toeplens.engine.kinds import WHY, as_record
 from toeplens.ground import choose
 from toeplens.ground.machine import MOST_SEEDS
 from toeplens.ground.reading import Count, Positive, Share
@@ -192,6 +192,10 @@ class CellResult(Record):
         rows = [Watched.from_dict(row, "watched") for row in self.watched if row.get("events")]
         return {event: row for row in reversed(rows) for event in row.events}
 
+    def reason(self, name: str) -> str:
+        """Why the encoding has no such measure; empty where it has, or was not measured."""
+        return str(self.measures.get(name, {}).get(WHY, ""))
+
     def measure(self, name: str) -> Any:
         """A measure's record, read back once; None where it was not made, or the encoding has no such thing."""
         if name not in self._measured:
@@ -338,7 +342,20 @@ class Results:
 
     def difference(self, task: str, first: str, second: str, figure: Figure = ACCURACY) -> Contrast:
         """A figure's mean over the models of ``first`` less that over the models of ``second``."""
-        return difference(*(figure.by_seed(self.of(task, one)) for one in (first, second)), grain=figure.grain)
+        found = difference(*(figure.by_seed(self.of(task, one)) for one in (first, second)), grain=figure.grain)
+        none = [one for one in (first, second) if not self.of(task, one)]
+        absent = f"no finished model of {' or '.join(none)} on {task}" if none else ""
+        return replace(found, missing=absent or self.left_out(figure, task, first, second))
+
+    def left_out(self, figure: Figure, task: str, *labels: str) -> str:
+        """How many models do not count, and why: of each of two labels, or of many together; nothing if all do."""
+        compared = [self.of(task, label) for label in dict.fromkeys(labels)]
+        away = [(sum(not figure.counts(cell) for cell in cells), len(cells)) for cells in compared]
+        missing = sum(some for some, _ in away)
+        if len(away) > 2:
+            away = [(missing, sum(count for _, count in away))]
+        told = " and ".join(f"{some} of {count}" for some, count in away)
+        return f"{told} models left out: {figure.without}" if missing else ""
 
     def frame(self, rows: str = "cells") -> pa.Table:
         """The cells as an Arrow table, which pandas and polars take as it is (docs/export.md says its columns).

@@ -123,7 +123,7 @@ def within(
     """Is the mean of ``values``, or a `Contrast`, between two bars? Decided by `RULE`; outside of one, it fails."""
     seen = values if isinstance(values, Contrast) else of_one(values, grain)
     if seen.seeds == 0:
-        return unknown(what, NONE_COUNTS)
+        return unknown(what, NONE_COUNTS + (f" ({seen.missing})" if seen.missing else ""), NONE_COUNTS)
     if not seen.known:
         return unknown(what, "a run diverged or has no value")
     comparison = Comparison(seen, low, high)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from toeplens.ground import reading
 from toeplens.ground.records import Record
 from toeplens.lens import Estimate, bootstrap_means, over_seeds
+from toeplens.lens.kit.intervals import newcombe, wilson
 from toeplens.studies.kit.questions import Behaviour
 from toeplens.studies.kit.retrieving import HeadRetrieval
 
@@ -106,11 +107,11 @@ class ProbeRecord(Record):
 
 
 def _summary(behaviour: Behaviour, place: dict[str, Any], items: list[ItemRecord]) -> Summary:
-    def over(value: Callable[[ItemRecord], float]) -> Estimate:
-        return _over_items(items, [value(item) for item in items])
+    def over(value: Callable[[ItemRecord], float], *, share: bool = False) -> Estimate:
+        return _over_items(items, [value(item) for item in items], share)
 
-    def of_changed(value: Callable[[ItemRecord], float]) -> Estimate | None:
-        return None if items[0].changed_nats is None else over(value)
+    def of_changed(value: Callable[[ItemRecord], float], *, share: bool = False) -> Estimate | None:
+        return None if items[0].changed_nats is None else over(value, share=share)
 
     def nats(item: ItemRecord) -> float:
         return float(item.changed_nats or 0.0)
@@ -125,20 +126,44 @@ def _summary(behaviour: Behaviour, place: dict[str, Any], items: list[ItemRecord
         place.get("start"),
         len({item.item for item in items}),
         over(lambda item: item.nats),
-        over(lambda item: item.right),
+        over(lambda item: item.right, share=True),
         of_changed(nats),
-        of_changed(right),
+        of_changed(right, share=True),
         of_changed(lambda item: nats(item) - item.nats),
-        of_changed(lambda item: right(item) - item.right),
+        None if items[0].changed_right is None else _more_right(items),
     )
 
 
-def _over_items(items: list[ItemRecord], values: list[float]) -> Estimate:
-    """Mean over items, each that of its ranges by their places; its interval is over items."""
+def _more_right(items: list[ItemRecord]) -> Estimate:
+    """What the changed model gets right more often, item by item."""
+    before, after = (
+        _by_item(items, [float(each or 0) for each in found])
+        for found in zip(*((item.right, item.changed_right) for item in items), strict=True)
+    )
+    found = _estimate(after - before)
+    if set(before) | set(after) <= {0.0, 1.0}:
+        return Estimate(found.value, *newcombe(before, after), found.count)
+    return found
+
+
+def _over_items(items: list[ItemRecord], values: list[float], share: bool) -> Estimate:
+    """Mean over items, with its interval; Wilson's where each is 0 or 1, so that 0 of 10 leaves room."""
+    means = _by_item(items, values)
+    found = _estimate(means)
+    if share and set(means) <= {0.0, 1.0}:
+        return Estimate(found.value, *wilson(round(means.sum()), len(means)), found.count)
+    return found
+
+
+def _by_item(items: list[ItemRecord], values: list[float]) -> Float[np.ndarray, "n"]:
+    """Of each item the mean of its ranges, weighed by their places."""
     numbers, at = np.unique([item.item for item in items], return_inverse=True)
     places = np.array([item.places for item in items], dtype=float)
     weights: Float[np.ndarray, "n"] = np.bincount(at, places, len(numbers))
-    means: Float[np.ndarray, "n"] = np.bincount(at, places * values, len(numbers)) / weights
+    return np.bincount(at, places * values, len(numbers)) / weights
+
+
+def _estimate(means: Float[np.ndarray, "n"]) -> Estimate:
     if len(means) < _ENOUGH:
         return over_seeds(means)
     (low,), (high,) = bootstrap_means(means[:, None])

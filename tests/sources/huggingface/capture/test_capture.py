@@ -193,7 +193,7 @@ def test_placed_layers_have_the_models_logits(name: str) -> None:
         parts = call.placed()
         placed += 1
         lengths, window, chunk = (parts.pop(name) for name in ("lengths", "window", "chunk"))
-        assert parts.pop("pairing") == "interleaved"
+        assert (parts.pop("pairing"), parts.pop("layout")) == ("interleaved", "bhnd")
         padded = name != "T5" or call.side == "encoder"
         assert (lengths is not None) == padded
         assert lengths is None or lengths.tolist() == [TOKENS, PADDED]

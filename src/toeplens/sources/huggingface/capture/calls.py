@@ -185,6 +185,7 @@ class AttentionCall(Attention):
             "k": k,
             "rotation": rotation,
             "pairing": "interleaved",
+            "layout": "bhnd",
             "bias": self.bias_by_offset(),
             "causal": self.causal,
             "scale": self.scale,

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings.rotary import Pairing
-from toeplens.lens.kit.dimensions import index_of
+from toeplens.lens.kit.rotation import index_of
 from toeplens.lens.kit.pieces import NoForm
 
 _TRIED = 32  # positions on which the pairs of dimensions are tried out

@@ -1,0 +1,93 @@
+"""What another package brings may fail; the study goes on, and says which package failed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.builders import unchecked
+from tests.studies.grid.test_study import content
+from tests.studies.here import Here
+
+from toeplens.encodings import registry
+from toeplens.engine import Limits
+from toeplens.ground import InputError
+from toeplens.studies import grid
+from toeplens.studies.kit import study
+
+CLAIMS = """
+from toeplens.studies import Claim, above
+def good(data):
+    return [above("RoPE", data.results.accuracy("index", "rope"), 0.0)]
+CLAIMS = [
+    Claim("good", "me", "s", "r", good, elsewhere={"other": lambda data: data.nothing}),
+    Claim("wrong", "me", "s", "r", lambda data: {}["gone"]),
+    Claim("empty", "me", "s", "r", lambda data: None),
+]
+"""
+ENCODING = """
+from toeplens.encodings.{base} as Base
+class Bad(Base):
+    def {hook}(self, *given, **more):
+        raise KeyError("mine")
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    def put(group: str, source: str) -> None:
+        site = tmp_path / "site"
+        about = site / "mine-1.dist-info"
+        about.mkdir(parents=True)
+        (site / "mine_plugin.py").write_text(source)
+        (about / "METADATA").write_text("Name: mine\nVersion: 1\n")
+        thing = "CLAIMS" if group == "toeplens.claims" else "Bad"
+        (about / "entry_points.txt").write_text(f"[{group}]\nmine = mine_plugin:{thing}\n")
+        monkeypatch.syspath_prepend(str(site))
+        registry._found.cache_clear()
+
+    monkeypatch.setattr(study, "run_jobs", Here())
+    yield put
+    monkeypatch.undo()
+    sys.modules.pop("mine_plugin", None)
+    registry._found.cache_clear()
+
+
+def small(tmp_path: Path, encoding: str, **changes: object) -> grid.Grid:
+    tasks = {"index": {"options": {"length": 6, "words": 6}}}
+    asked = content(tasks=tasks, encodings={encoding: None}, **changes)
+    with unchecked():
+        return grid.study(grid.grid_spec(asked), tmp_path / "out", limits=Limits(compile="off"))
+
+
+def test_a_claim_that_raises_is_undecided_and_the_study_goes_on(
+    install: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    install("toeplens.claims", CLAIMS)
+    state = small(tmp_path, "rope", claims="mine")
+    good, wrong, empty = state.entries
+    assert state.complete
+    assert (good.verdict, good.asides) == ("leans to hold", ())
+    assert wrong.verdict == "undecided"
+    assert wrong.evidence == ["claim wrong of the package mine: could not be judged: KeyError: 'gone'"]
+    assert "of the package mine: could not be judged: TypeError" in empty.evidence[0]
+    (tmp_path / "site" / "mine_plugin.py").write_text("raise OSError('no data here')")
+    sys.modules.pop("mine_plugin")
+    [entry] = grid.gather(tmp_path / "out").entries
+    assert entry.evidence == ["claim mine of the package mine: could not be judged: OSError: no data here"]
+
+
+def test_a_measure_that_an_encoding_fails_in_says_so(install: Callable[[str, str], None], tmp_path: Path) -> None:
+    install("toeplens.encodings", ENCODING.format(base="rotary import RoPE", hook="kernel"))
+    state = small(tmp_path, "mine", measures=["frequency"])
+    assert state.complete
+    [cell] = state.results.cells
+    assert "encoding: 'mine' of the package mine failed (KeyError: 'mine')" in cell.reason("frequency")
+
+
+def test_an_encoding_that_fails_in_training_is_named(install: Callable[[str, str], None], tmp_path: Path) -> None:
+    install("toeplens.encodings", ENCODING.format(base="bias import ALiBi", hook="bias"))
+    with pytest.raises(InputError, match=r"'mine' of the package mine failed \(KeyError: 'mine'\)"):
+        small(tmp_path, "mine")
