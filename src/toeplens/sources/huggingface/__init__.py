@@ -10,6 +10,7 @@ from toeplens.sources.huggingface.frames import as_tokens
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.passes import compared_changed, intervened
 from toeplens.sources.huggingface.loading import load_model, load_tokenizer
+from toeplens.sources.huggingface.predictions import Predictions, predictions
 
 __all__ = [
     "AttentionCall",
@@ -18,6 +19,7 @@ __all__ = [
     "HeadEffects",
     "NoGradient",
     "NoPosition",
+    "Predictions",
     "Proof",
     "Rotation",
     "as_tokens",
@@ -29,4 +31,5 @@ __all__ = [
     "intervened",
     "load_model",
     "load_tokenizer",
+    "predictions",
 ]
