@@ -65,6 +65,10 @@ def test_all_texts_that_are_given_are_read(toeplens: Toeplens, reader: Path, tmp
     assert about["intervals"] == "over 3 texts"
     page = (tmp_path / "out" / "report.html").read_text()
     assert "2 of a.txt, 2 of b.txt and 1 of c.txt" in page
+    refused = toeplens("audit", reader, *given[:2], *options, "--json").refusal()
+    assert "holds a finished audit on other tokens (5 x 16 tokens, 2 of a.txt, 2 of b.txt and 1 of c.txt)" in refused
+    assert (tmp_path / "out" / "report.html").read_text() == page
+    options[1] = tmp_path / "alone"
     alone = toeplens("audit", reader, *given[:2], *options, "--json").json()["about"]
     assert (alone["text"], "texts" in alone) == ("a.txt", False)
     (tmp_path / "more").mkdir()

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.cli.command import Toeplens
 from tests.studies.probing.models import TEXT, saved, tokenizer
@@ -94,6 +95,20 @@ def headless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transformers.LlamaModel(config).save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return directory
+
+
+def test_token_ids_stand_for_a_text(toeplens: Toeplens, model: Path, text: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(400) % 20)
+    (tmp_path / "bare").mkdir()
+    for path in model.glob("*.safetensors"), model.glob("config.json"):
+        for each in path:
+            shutil.copy(each, tmp_path / "bare")
+    given = ("--tokens", tmp_path / "ids.npy", "--out", tmp_path / "out", *LITTLE)
+    answer = toeplens("probe", tmp_path / "bare", *given, "--json").json()
+    assert {item["behaviour"] for item in answer["items"]} == {"loss", "copying"}
+    for wrong in (("--text", text, *given), given[2:]):
+        refused = toeplens("probe", model, *wrong).refusal()
+        assert refused == "error: text: one of --text and --tokens must be given."
 
 
 def test_a_model_that_predicts_nothing(toeplens: Toeplens, headless: Path, text: Path, tmp_path: Path) -> None:

@@ -15,13 +15,21 @@ from toeplens.start import starting
 
 def probe(
     model: Annotated[str, typer.Argument(help="A transformers model's directory or name on the hub, or a GGUF file.")],
+    out: Annotated[Path, typer.Option(help="Directory of the probe: its page and record.", parser=path)],
     text: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
             help="A text file (UTF-8; of .jsonl and .parquet the field text) that texts are taken from.", parser=path
         ),
-    ],
-    out: Annotated[Path, typer.Option(help="Directory of the probe: its page and record.", parser=path)],
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of --text, a file of token ids (.npy or .json), for a model without a tokenizer. Only the "
+            "loss by position and copying are measured.",
+            parser=path,
+        ),
+    ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,9 +65,14 @@ def probe(
         lists,
     )
     wishes = [probing.read_change(each) for each in change or ()]
-    if len(text) > 1:
-        raise InputError(f"text: {len(text)} were given; a probe reads one.")
-    data = auditing.read_text(text[0])
+    if len(text or ()) > 1:
+        raise InputError(f"text: {len(text or ())} were given; a probe reads one.")
+    if text and tokens is None:
+        data = auditing.read_text(text[0])
+    elif tokens is not None and not text:
+        data = auditing.read_tokens(tokens)
+    else:
+        raise InputError("text: one of --text and --tokens must be given.")
     with entered(out, "probe", (probing.RECORD,)), audit_output.AuditProgress() as progress:
         must_be_of(out / probing.RECORD, called_of(model), "probe")
         loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]

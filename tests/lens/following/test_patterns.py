@@ -20,7 +20,7 @@ from toeplens.lens.following.patterns import Patterns, PatternSums
 
 NUMBERS = (
     *("toeplitz", "toeplitz_variance", "distance", "entropy", "first", "sink", "previous", "current", "next"),
-    *("induction", "profile", "eligible"),
+    *("induction", "duplicate", "profile", "eligible"),
 )
 
 
@@ -34,7 +34,7 @@ def by_hand(logits: Tensor, weights: Tensor, tokens: Tensor | None, cross: bool)
 
     for h in range(heads):
         at: dict[int, list[float]] = {}
-        entropy, first, sink, induction = [], [], [], []
+        entropy, first, sink, induction, duplicate = [], [], [], [], []
         near: dict[int, list[float]] = {1: [], 0: [], -1: []}
         profile = [0.0] * (1 + (keys - 1).bit_length())
         moved = whole = 0.0
@@ -66,6 +66,8 @@ def by_hand(logits: Tensor, weights: Tensor, tokens: Tensor | None, cross: bool)
                 if words is not None:
                     follow = [j for j in seen if j >= 1 and j - 1 != i and words[j - 1] == words[i]]
                     induction += [sum(row[j] for j in follow)] if follow else []
+                    copies = [j for j in seen if j != i and words[j] == words[i]]
+                    duplicate += [sum(row[j] for j in copies)] if copies else []
         every = np.array([x for found in at.values() for x in found])
         held = np.array([np.mean(found) for found in at.values() for _ in found])
         numbers = {
@@ -74,6 +76,7 @@ def by_hand(logits: Tensor, weights: Tensor, tokens: Tensor | None, cross: bool)
             "distance": moved / whole,
             **{name: mean(near[offset]) for name, offset in (("previous", 1), ("current", 0), ("next", -1))},
             "induction": mean(induction),
+            "duplicate": mean(duplicate),
         }
         numbers = dict.fromkeys(numbers, math.nan) if cross else numbers
         numbers |= {"entropy": mean(entropy), "first": mean(first), "sink": mean(sink), "eligible": len(induction)}

@@ -54,6 +54,8 @@ def test_a_model_before_and_after_a_change(model: Any, tmp_path: Path) -> None:
         assert np.abs(moved[layers == 1]).max() > 1e-3
     shares = np.array(less["values"]["positional"])
     at = int(np.abs(shares).argmax())
+    for name, begins in (("previous", "Attention on the token before"), ("induction", "Attention on tokens after an")):
+        assert re.search(rf"<li>{begins}[^:]*: most changed is layer \d head \d, from ", page), name
     assert f"Positional: most changed is layer 2 head {intact.heads[at].head + 1}, from " in page
     text = without_plotly(page)
     row = (

@@ -20,6 +20,7 @@ from tests.report.reading import figures, stands_alone, without_plotly
 from toeplens.ground import InputError
 from toeplens.report.auditing.comparison import render_comparison, write_comparison
 from toeplens.report.auditing.maps import alike, bins, frequencies
+from toeplens.report.auditing.marks import plane as plane_of
 from toeplens.report.auditing.page import file_name, render_audit, write_audit
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.audit import Audit
@@ -197,14 +198,26 @@ def test_figures_show_the_record(pages: dict[str, str]) -> None:
     assert np.all(np.abs(np.array(marks["x"]) - [head.layer + 1 for head in BERT.heads]) < 0.5)
 
 
+def test_heads_that_attend_to_all_keys_alike_are_told_apart_from_symbolic_ones() -> None:
+    heads = tuple(replace(head, entropy=0.97 if i < 5 else 0.5, symbolic=0.9) for i, head in enumerate(BERT.heads))
+    [view] = plane_of(replace(BERT, heads=heads)).views
+    text = view.groups[0].panels[0].words
+    assert f"Of {len(heads) - 5} heads with known shares, over half: " in text
+    assert f", {len(heads) - 5} symbolic, " in text
+    assert "5 more attend to all keys nearly alike (entropy 0.95 or more)" in text
+
+
 def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) -> None:
     own = without_plotly(pages["bert"])
     top = max(BERT.heads, key=lambda head: head.effect or 0)
     named = f"layer {top.layer + 1} head {top.head + 1}"
     assert f"matters most is {named}: silencing it adds {words.significant(top.effect)} nats" in own
-    counts = [sum((getattr(head, name) or 0) > 0.5 for head in BERT.heads) for name in ("previous", "first")]
-    assert f"on the token before: {counts[0]} of 72; on the first token: {counts[1]} of 72; " in own
-    assert "of 66." in own, "a head whose induction is not known is not counted"
+    for name, begins in (("previous", "on the token before"), ("first", "on the first token")):
+        values = [getattr(head, name) or 0 for head in BERT.heads]
+        one = BERT.heads[int(np.argmax(values))]
+        most = f"(most layer {one.layer + 1} head {one.head + 1}, {max(values):.2f})"
+        assert f"{begins}: {sum(value > 0.5 for value in values)} of 72 {most}" in own
+    assert "of 66 (most layer " in own, "a head whose induction is not known is not counted"
     positional = max(BERT.heads, key=lambda head: head.positional or 0)
     assert f"most positional head is layer {positional.layer + 1} head {positional.head + 1}: " in own
     layer = max(BERT.layers, key=lambda one: one.deposit["top_share"] or 0)

@@ -64,3 +64,23 @@ def test_what_cannot_be_changed_is_refused(model: Any, options: dict[str, Any], 
     with pytest.raises(InputError, match=said):
         audit(model, TOKENS, **options)
     assert "forward" not in vars(model)
+
+
+def test_a_head_whose_logits_are_changed_shows_the_changed_attention(model: Any) -> None:
+    """All heads of a layer without a rotation, against a model of the same weights whose rotation stands still."""
+    edited = copy.deepcopy(model)
+    edited.model.rotary_emb.inv_freq.zero_()
+    names = ("previous", "first", "entropy", "distance", "induction")
+    change = Change(layer=0, speed=0.0, heads=(0, 2, 3))
+    found, wanted, intact = (
+        audit(each, TOKENS, effects="none", changes=changes, layers=[0]).heads
+        for each, changes in ((model, [change]), (edited, []), (model, []))
+    )
+    for own, other in ((found[i], (intact if i == 1 else wanted)[i]) for i in range(4)):
+        values = [[getattr(head, name) for name in names] for head in (own, other)]
+        assert values[0] == pytest.approx(values[1], abs=1e-5)
+    assert found[0].previous != pytest.approx(intact[0].previous, abs=1e-4)
+    assert (found[0].positional, found[1].positional) == (None, intact[1].positional)
+    part = audit(model, TOKENS, effects="none", changes=[Change(layer=0, heads=(0,), attention="symbolic")])
+    assert part.heads[0].previous is None
+    assert part.heads[1].previous is not None

@@ -176,3 +176,22 @@ def test_what_makes_no_sense_to_ask(model: Path, tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match=r"model: the checkpoint lacks weights: lm_head\.weight; they would be random"):
         probe(str(tmp_path), TEXT, asked=ASKED, device="cpu")
+
+
+def test_token_ids_are_probed_without_a_tokenizer(model: Path, tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 20, (2, 60))
+    found = probe(str(model), ids, asked=ASKED, device="cpu")
+    assert {item.behaviour for item in found.items} == {"loss", "copying"}
+    assert found.heads == ()
+    page = render_probe(found)
+    assert "Needles" not in page
+    own = load_model(str(model), device="cpu").model
+    item = Writer(None, ids.ravel(), 0).items(ASKED)[0]
+    tokens = torch.tensor([item.tokens])
+    with torch.no_grad():
+        losses = -own(tokens).logits[0, :-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
+    rows = [row for row in found.items if row.item == 0]
+    assert sum(row.nats * row.places for row in rows) == pytest.approx(float(losses.sum()), rel=1e-4)
+    for wrong in (np.array([0.5]), np.array([[0, 10**6]])):
+        with pytest.raises(InputError, match=r"^tokens: they must be"):
+            probe(str(model), wrong, asked=ASKED, device="cpu")

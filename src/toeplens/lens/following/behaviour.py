@@ -95,7 +95,8 @@ def behaviour(
                     ``interleaved`` 2t and 2t + 1 (RoPE's paper, GPT-J)
         layout      ``bhnd`` (default) for q and k as above; ``bnhd`` for [..., N, H, d], as in TransformerLens.
                     Required with frequencies where q has more heads than tokens; without them that is a warning
-        bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1
+        bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1; or a table by query
+                    and position, of 4 dimensions that broadcast to [B, H, N, N], which does not go with the content
         k_position  [..., N, d] the part of k that belongs to the place, of a shape that broadcasts to k's: it stays
                     where it is, and the rest is the content; none unless given
         causal      key j is visible to query i if j <= i, as unless given; otherwise every key is

@@ -16,7 +16,19 @@ from toeplens.ground import InputError
 from toeplens.lens.kit.toeplitz import ROUNDING, ToeplitzProfile, profile_of
 
 _AT_ONCE = 2**20  # logits worked at once: a few megabytes are taken and given back fastest
-_SUMS = ("energy", "entropy", "entropies", "first", "firsts", "kept", "queries", "induction", "eligible")
+_SUMS = (
+    "energy",
+    "entropy",
+    "entropies",
+    "first",
+    "firsts",
+    "kept",
+    "queries",
+    "induction",
+    "eligible",
+    "duplicate",
+    "copies",
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,8 @@ class Patterns:
     induction          summed weight on the visible keys j whose token follows another copy of the query's: the token at
                        j - 1 is that at i, and j - 1 is not i (so it is earlier, if attention is causal; j may be i);
                        mean over the queries that see such a key (prefix matching, Olsson et al. 2022)
+    duplicate          summed weight on the visible keys j whose token is the query's, j not i; mean over the queries
+                       that see such a key (duplicate-token heads, Wang et al. 2022)
     profile            [H, P] mean weight by distance |i - j|: at 0, 1, 2-3, 4-7, 8-15, ...; sums to 1 - sink.
                        [H, 0] where queries and keys are of different sequences
     eligible           how many queries stand behind ``induction``
@@ -56,6 +70,7 @@ class Patterns:
     current: Float[np.ndarray, "H"]
     next: Float[np.ndarray, "H"]
     induction: Float[np.ndarray, "H"]
+    duplicate: Float[np.ndarray, "H"]
     profile: Float[np.ndarray, "H P"]
     eligible: Int[np.ndarray, "H"]
 
@@ -67,7 +82,7 @@ class PatternSums:
         heads    H
         queries  tokens of the queries' sequence Nq
         keys     tokens of the keys' sequence Nk; Nq, unless ``cross``
-        tokens   [S, N] token ids of all sequences that will be added, for ``induction``; without it unless given
+        tokens   [S, N] token ids of all sequences that will be added, for ``induction`` and ``duplicate``
         cross    whether queries and keys are of different sequences, so that no offset is between them
         profile  of the logits, [H, D] of all sequences together, where it is known: they are then not added up
 
@@ -174,6 +189,7 @@ class PatternSums:
             first=made["first"] / _counted(made["firsts"]),
             sink=1 - made["kept"] / _counted(made["queries"]),
             induction=made["induction"] / _counted(made["eligible"]),
+            duplicate=made["duplicate"] / _counted(made["copies"]),
             profile=by_distance,
             eligible=made["eligible"].astype(int),
         )
@@ -222,9 +238,9 @@ class PatternSums:
                 self._logits[heads, offsets] += _by_offset(scores).cpu()
                 self._sums["energy"][heads] += scores.square_().sum((0, 2, 3)).cpu()
         if tokens is not None:
-            follow = _following(tokens, rows, start, logits.shape[-1]) & visible
-            found["induction"] = (weights * follow.to(weights.dtype)).sum(-1)
-            found["eligible"] = follow.any(-1)
+            for total, count, before in (("induction", "eligible", 1), ("duplicate", "copies", 0)):
+                some = _copies(tokens, rows, start - before, logits.shape[-1]) & visible
+                found[total], found[count] = (weights * some.to(weights.dtype)).sum(-1), some.any(-1)
         for name, values in found.items():
             self._sums[name][heads] += values.double().sum((0, 2)).cpu()
 
@@ -244,11 +260,11 @@ def _entropy(weights: Float[Tensor, "B H R K"], kept: Float[Tensor, "B H R"]) ->
     return kept.log() - weights.clamp(min=tiny).log_().mul_(weights).sum(-1) / kept
 
 
-def _following(tokens: Int[Tensor, "B N"], rows: Int[Tensor, "R"], start: int, count: int) -> Bool[Tensor, "B 1 R K"]:
-    """Whether the token of each of so many keys follows another copy of the query's."""
-    before = torch.arange(start - 1, start + count - 1, device=rows.device)
-    same = tokens[:, rows, None] == tokens[:, None, before.clamp(min=0)]
-    return (same & (before >= 0) & (before != rows.unsqueeze(-1))).unsqueeze(1)
+def _copies(tokens: Int[Tensor, "B N"], rows: Int[Tensor, "R"], start: int, count: int) -> Bool[Tensor, "B 1 R K"]:
+    """Whether each of so many places from ``start`` on holds another copy of the query's token."""
+    places = torch.arange(start, start + count, device=rows.device)
+    same = tokens[:, rows, None] == tokens[:, None, places.clamp(min=0)]
+    return (same & (places >= 0) & (places != rows.unsqueeze(-1))).unsqueeze(1)
 
 
 def _tiles(

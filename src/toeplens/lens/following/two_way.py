@@ -74,6 +74,7 @@ class TwoWay:
 def two_way(keys: Keys) -> TwoWay:
     """The two-way analysis of variance of every query's table, in O(N d^2) time and O(N d) memory a head.
 
+    A bias by query and position adds to Var(P) alone, in O(N^2 d) time.
     With a window of w keys the memory is O(w d^2 / chunk) more. `PairwiseLogits` take O(N^3) time and O(N^2) memory.
 
     Raises `InputError` for numbers that are not finite.
@@ -83,7 +84,45 @@ def two_way(keys: Keys) -> TwoWay:
     found = torch.zeros(4, *keys.q.shape[:3], dtype=torch.float64, device=keys.q.device)
     for part in parts_of(keys):
         part.put(found, _variances(part.keys))
+    if keys.table is not None:
+        _add_table(found, keys)
     return TwoWay(*found.clamp(min=0))
+
+
+def _add_table(found: Float[Tensor, "4 B H N"], keys: MovableKeys) -> None:
+    """Put Var(P) and the size with a bias by query and position in the place of those without."""
+    assert keys.table is not None
+    length = keys.q.shape[2]
+    rows = torch.arange(length, device=keys.q.device)
+    heads, count = keys.key_heads(slice(None)), keys.seen()
+    for sequence in range(len(keys.q)):
+        q, content = keys.ordered(keys.q[sequence]), keys.ordered(keys.content[sequence])[heads]
+        places = None
+        if keys.places is not None:
+            own = keys.ordered(keys.places[sequence if len(keys.places) > 1 else 0])
+            places = own[heads] if len(own) > 1 else own
+        table = keys.table[sequence if len(keys.table) > 1 else 0].double()
+        for queries in rows.split(max(1, BLOCK // (len(q) * length))):
+            seen = keys.visible(sequence, queries)
+            mean = (seen.double() @ content) / count[sequence, queries].clamp(min=1).unsqueeze(-1)
+            z, own = complex_pairs(q[:, queries], keys.pairs), complex_pairs(mean, keys.pairs)
+            turned = (z * own.conj()) @ keys.turns.transpose(-2, -1)
+            still = (q[:, queries, 2 * keys.pairs :] * mean[..., 2 * keys.pairs :]).sum(-1, keepdim=True)
+            position = turned.real + still + table[:, queries]
+            if places is not None:
+                of_places = complex_pairs(places, keys.pairs).conj() * keys.turns
+                position = position + (z @ of_places.transpose(-2, -1)).real
+                position = position + q[:, queries, 2 * keys.pairs :] @ places[..., 2 * keys.pairs :].transpose(-2, -1)
+            if keys.bias is not None:
+                first = 0 if keys.causal else length - 1
+                offsets = (first + queries.unsqueeze(1) - rows).clamp(0, keys.bias.shape[1] - 1)
+                position = position + keys.bias.double()[:, offsets]
+            several = (count[sequence, queries] > 1).double()
+            each = seen.double() / count[sequence, queries].clamp(min=1).unsqueeze(-1)
+            away = position - (position * each).sum(-1, keepdim=True)
+            found[0, sequence, :, queries] = (away.square() * each).sum(-1) * several
+            found[3, sequence, :, queries] += (table[:, queries].square() * each).sum(-1) * several
+    moments.finite(found[0].sum(), q=keys.q, k=keys.content, bias=keys.table)
 
 
 def _tabled(keys: PairwiseLogits) -> TwoWay:

@@ -45,6 +45,7 @@ class MovableKeys:
     asked    [B, N] the queries that count, of those; None if all do
     window   how many keys up to its own a query sees at most, on either side if not causal; None if all of them
     chunk    of so many positions, beyond whose ends no query sees a key; None if they are all one
+    table    [B or 1, H or 1, N, N] a bias by query and position, whatever the content there; None if there is none
     """
 
     q: Float[Tensor, "B H N d"]
@@ -58,6 +59,7 @@ class MovableKeys:
     asked: Bool[Tensor, "B N"] | None = None
     window: int | None = None
     chunk: int | None = None
+    table: Float[Tensor, "_B _H N N"] | None = None
 
     @property
     def pairs(self) -> int:
@@ -82,6 +84,13 @@ class MovableKeys:
         after = torch.minimum(self._beyond(rows), ends) if not self.causal else rows + 1
         seen = torch.where(rows < ends, after - self._first(rows), 0)
         return seen if self.asked is None else seen * self.asked
+
+    def visible(self, sequence: int, queries: Int[Tensor, "Q"]) -> Bool[Tensor, "Q N"]:
+        """Which keys each of a sequence's queries sees."""
+        rows, end = torch.arange(self.q.shape[2], device=self.q.device), self.ends[sequence]
+        beyond = queries + 1 if self.causal else self._beyond(queries)
+        seen = (rows >= self._first(queries).unsqueeze(1)) & (rows < beyond.unsqueeze(1)) & (rows < end)
+        return seen & (queries < end).unsqueeze(1)
 
     def _first(self, rows: Int[Tensor, "_N"]) -> Int[Tensor, "_N"]:
         """The first position that each query sees."""
@@ -117,6 +126,8 @@ class MovableKeys:
         if self.bias is not None:
             first = 0 if self.causal else self.q.shape[2] - 1
             made = made + self.bias.double()[:, first + query - rows].unsqueeze(1)
+        if self.table is not None:
+            made = made + self.table[sequence if len(self.table) > 1 else 0, :, query, rows].double().unsqueeze(1)
         return made.unflatten(1, contents.shape[:-1]) if contents.ndim > 1 else made[:, 0]
 
 
@@ -251,6 +262,13 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
     groups = torch.zeros(width, dtype=torch.long, device=q.device)
     if rotation is not None:
         groups[: 2 * pairs] = pair_numbers(pairs, pairing_of(given.pairing), q.device)
+    table = None
+    if bias is not None and bias.ndim == 4:
+        bias, table = None, bias
+        if q.ndim != 4 or not broadcasts(table.shape, (*q.shape[:2], length, length)):
+            needed = [*q.shape[:-3], heads, length, length]
+            raise InputError(f"bias: its shape is {list(table.shape)}; it must broadcast to {needed} (4 dimensions).")
+        table = table.expand(-1, -1, length, length)
     if bias is not None:
         bias = bias.unsqueeze(0) if bias.ndim == 1 else bias
         offsets = length if causal else 2 * length - 1
@@ -269,6 +287,7 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
         ends=ends,
         window=_shorter(given.window, length),
         chunk=_shorter(given.chunk, length),
+        table=table,
     )
 
 

@@ -42,7 +42,15 @@ _TINTS = (BLUE, ORANGE)
 _BINS = 20
 _INPUT = ("text", "sequences", "tokens", "seed")
 _FREQUENCIES = "fastest and slowest frequency"
-_PASSING = ("seconds", "command")  # of the run, not of what was audited
+_TELLING = {  # the columns that tell most, and what their sentences begin with
+    "effect": "Effect",
+    "previous": "Attention on the token before",
+    "induction": "Attention on tokens after an earlier copy (induction)",
+    "positional": "Positional",
+    "symbolic": "Symbolic",
+    "distance": "Distance",
+}
+_PASSING = ("seconds", "command", "input", "request")  # not for people, or of the run alone
 
 
 @dataclass(frozen=True)
@@ -190,7 +198,7 @@ def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: t
     """What changed most, in the columns that tell most."""
     one, other = values
     called = words.Names.of(pair[0])
-    for name in ("effect", "positional", "symbolic", "distance"):
+    for name, words_of in _TELLING.items():
         moved = changes(one, other).get(name, [])
         known = [(abs(value), i) for i, value in enumerate(moved) if value is not None]
         if not known:
@@ -199,10 +207,10 @@ def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: t
         mean = sum(value for value in moved if value is not None) / len(known)
         digits = digits_of(name, *values)
         if size == 0:
-            yield f"{title(name).capitalize()}: no head has changed."
+            yield f"{words_of}: no head has changed."
             continue
         yield (
-            f"{title(name).capitalize()}: most changed is {called.head(pair[0].heads[i])}, from "
+            f"{words_of}: most changed is {called.head(pair[0].heads[i])}, from "
             f"{words.told(one[name][i], digits)} in {names[0]} to {words.told(other[name][i], digits)} in {names[1]}; "
             f"the mean change of all heads is {words.told(mean, digits)}."
         )

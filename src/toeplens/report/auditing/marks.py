@@ -14,7 +14,18 @@ from toeplens.report.kit.plane import Look, triangle
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import HeadRecord
 from toeplens.studies.auditing.sheets import digits_of, values_of
-from toeplens.studies.auditing.words import PATTERN, Names, done, harmful, over, place_title, significant, told, unit
+from toeplens.studies.auditing.words import (
+    PATTERN,
+    UNIFORM,
+    Names,
+    done,
+    harmful,
+    over,
+    place_title,
+    significant,
+    told,
+    unit,
+)
 
 _MARKERS = (("circle", "●"), ("square", "■"), ("diamond", "◆"), ("triangle-up", "▲"))
 _SHARES = ("positional", "symbolic", "interaction")
@@ -70,8 +81,15 @@ def _plane_panel(audit: Audit, names: Names, known: list[HeadRecord], places: li
     for axis, share in ((canvas.x, "positional"), (canvas.y, "symbolic")):
         found = [getattr(head, share) for head in known]
         axis(f"{share} share", range=[min(-0.1, min(found) - _ROOM), max(1.06, max(found) + _ROOM)])
-    counts = ", ".join(f"{sum(getattr(head, share) > PATTERN for head in known)} {share}" for share in _SHARES)
-    return Panel("Each head", canvas.figure(), f"Of {len(known)} heads with known shares, over half: {counts}.")
+    telling = [head for head in known if head.entropy is None or head.entropy < UNIFORM]
+    counts = ", ".join(f"{sum(getattr(head, share) > PATTERN for head in telling)} {share}" for share in _SHARES)
+    text = f"Of {len(telling)} heads with known shares, over half: {counts}."
+    if len(telling) < len(known):
+        text += (
+            f" {len(known) - len(telling)} more attend to all keys nearly alike (entropy {UNIFORM:g} or more): their "
+            "shares are of logits that hardly vary."
+        )
+    return Panel("Each head", canvas.figure(), text)
 
 
 def _effect(audit: Audit, head: HeadRecord, digits: int) -> str:

@@ -44,6 +44,8 @@ def by_position(record: ProbeRecord) -> Block:
 def needles(record: ProbeRecord) -> Block:
     """Needles by depth and length: how likely the number is; a map intact, a map changed."""
     found = list(record.summaries("needle", "length", "depth"))
+    if not found:
+        return Block("needles", "A needle in the text", "", [])
     lengths = sorted({each.length or 0 for each in found})
     depths = sorted({each.depth or 0.0 for each in found})
     absent = {each.length: each for each in record.summaries("no needle", "length")}

@@ -11,6 +11,7 @@ from toeplens.sources.huggingface.frames import as_tokens
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.passes import compared_changed, intervened
 from toeplens.sources.huggingface.loading import load_model, load_tokenizer
+from toeplens.sources.huggingface.predictions import Predictions, predictions
 
 __all__ = [
     "AttentionCall",
@@ -19,6 +20,7 @@ __all__ = [
     "HeadEffects",
     "NoGradient",
     "NoPosition",
+    "Predictions",
     "Proof",
     "Rotation",
     "as_tokens",
@@ -30,4 +32,5 @@ __all__ = [
     "intervened",
     "load_model",
     "load_tokenizer",
+    "predictions",
 ]

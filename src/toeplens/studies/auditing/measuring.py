@@ -28,6 +28,7 @@ from toeplens.lens import (
     toeplitz_profile,
 )
 from toeplens.sources.huggingface import AttentionCall, Change, compared, compared_changed
+from toeplens.sources.huggingface.interventions.outputs import with_changed_logits
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer
@@ -74,6 +75,7 @@ def measure(
         whole = [each for each in again if each is not None]
         if len(whole) == len(again):
             return whole, float(done["whole"])
+    by = measured_by or partial(measure_call, changes=changes)
     seen: set[int] = set()
     numbers: list[int] = []
     measured: list[Future[Measured]] = []
@@ -91,7 +93,7 @@ def measure(
             if found is None and not measured and expect is not None and _is_long(call):
                 expect("layers", _seconds(call, tokens) * (count if layers is None else len(layers)))
             held = _held(call) if found is None else call
-            measured.append(start(partial(_measured, number, held, tokens, kept, found, measured_by or measure_call)))
+            measured.append(start(partial(_measured, number, held, tokens, kept, found, by)))
             numbers.append(number)
         report("layers", calls, max(calls, count))  # some modules are called again and again
 
@@ -170,7 +172,7 @@ def _tried(call: AttentionCall, tokens: Tensor, tried: int, length: int) -> floa
     return time.perf_counter() - began
 
 
-def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
+def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Sequence[Change] = ()) -> Measured:
     """The measures of a call of a transformers model.
 
     Positional, symbolic and interaction share are those of `toeplens.lens.behaviour`. Where nothing in the attention
@@ -178,7 +180,8 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
     the mask: the keys' mean over the sequences at each position is then their position part.
 
     Arguments
-        tokens  of all sequences, as the side that the call is on reads them
+        tokens   of all sequences, as the side that the call is on reads them
+        changes  of the model: a head whose logits are changed has the patterns of the changed ones, and nothing else
     """
     placed, unknown = _placed(call)
     shares = None if unknown else behaviour(**placed)
@@ -217,7 +220,27 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
     )
     sums, bias = sums_of(call, tokens), placed.get("bias")
     table = None if bias is None else bias.cpu().numpy()
-    return Measured(record, head_records(found, sums, shares, use, table, offsets))
+    heads = head_records(found, sums, shares, use, table, offsets)
+    for change in changes:
+        if change.output is None and change.meets(call):
+            heads = _changed(heads, found, call, tokens, change)
+    return Measured(record, heads)
+
+
+def _changed(
+    heads: tuple[HeadRecord, ...],
+    place: HeadRecord,
+    call: AttentionCall,
+    tokens: Int[Tensor, "B N"],
+    change: Change,
+) -> tuple[HeadRecord, ...]:
+    """The records of a layer's heads, those whose logits are changed as they are then."""
+    if change.attention is None:
+        seen = head_records(place, sums_of(with_changed_logits(call, change), tokens), None, None)
+    else:
+        seen = tuple(replace(place, head=head.head) for head in heads)
+    which = change.heads_of(call)
+    return tuple(seen[head.head] if head.head in which else head for head in heads)
 
 
 def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:

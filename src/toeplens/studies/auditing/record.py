@@ -44,6 +44,7 @@ COLUMNS: dict[str, str] = {
     "current": "attention on the query's own token",
     "next": "attention on the token after the query",
     "induction": "attention on tokens that follow an earlier (elsewhere: another) copy of the query's token",
+    "duplicate": "attention on earlier (elsewhere: other) copies of the query's own token",
     "retrieval": "share of the needles' tokens at whose prediction its strongest key is that token in the needle",
     "centre": "mean log2 of the rotation's frequencies (radians a position), weighed by what they do for the variance",
     "massive_q": "share of the squared norms of the queries that is in their largest dimension",
@@ -62,6 +63,7 @@ SOURCES: dict[str, str] = {
     **dict.fromkeys(("first", "sink"), "attention sinks: Xiao et al. 2023, arXiv 2309.17453"),
     "previous": "previous-token heads: Elhage et al. 2021; Olsson et al. 2022, arXiv 2209.11895",
     "induction": "induction heads: Olsson et al. 2022, arXiv 2209.11895",
+    "duplicate": "duplicate-token heads: Wang et al. 2022, arXiv 2211.00593",
     "retrieval": "retrieval heads: Wu et al. 2024, arXiv 2404.15574",
     **dict.fromkeys(("massive_q", "massive_k"), "massive values: Jin et al. 2025, arXiv 2502.01563"),
     "norm_top": "norms by frequency: Barbero et al. 2024, arXiv 2410.06205",
@@ -108,7 +110,7 @@ class HeadRecord(Record):
     kernel       where the head has a bias by offset, what its matrix can do; else None
     """
 
-    LATER = ("decay", "kernel", "massive_q", "massive_k", "offset", "retrieval")
+    LATER = ("decay", "kernel", "massive_q", "massive_k", "offset", "retrieval", "duplicate")
 
     side: Side
     kind: Kind
@@ -127,6 +129,7 @@ class HeadRecord(Record):
     current: Part = None
     next: Part = None
     induction: Part = None
+    duplicate: Part = None
     retrieval: Part = None
     centre: Number = None
     massive_q: Part = None

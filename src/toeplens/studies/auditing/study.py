@@ -18,7 +18,7 @@ from toeplens.sources.huggingface.beforehand import Called, calls_of
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
-from toeplens.studies.auditing.audit import Audit, finished
+from toeplens.studies.auditing.audit import RECORD, Audit, finished, open_audit
 from toeplens.studies.auditing.effects import not_silenced, silence
 from toeplens.studies.auditing.inputs import SEQUENCES, Sequences, check_fit, inputs_of, mask_token_of, sequences_of
 from toeplens.studies.auditing.kept import Kept, identity
@@ -130,6 +130,8 @@ def audit(
             f"first: {first} was given beside several texts; heads are left out by what blocks of tokens say, so that "
             "it is of one text."
         )
+    if directory is not None:
+        _must_be_same(directory, read, changes)
     inputs, mask_token = inputs_of(model, read), mask_token_of(tokenizer)
     some = None if heads is None else frozenset(heads)
     if wanted is not None or some is not None or first is not None or changes:
@@ -170,6 +172,7 @@ def audit(
         raise
     count, length = read.tokens.shape
     about = _about(loaded) | {"text": read.origin, "sequences": count, "tokens": length}
+    about["input"] = _digest(read)
     more = {"needles": needles, "changes": told(changes), "texts": list(read.texts), "lengths": list(read.lengths)}
     about |= {name: value for name, value in more.items() if value}
     return finished(changed, about, whole=whole, seed=seed, started=started, words=read.words)
@@ -238,6 +241,28 @@ def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequen
         raise InputError(f"first: {first} was given; there are {there} heads to choose from.")
 
 
+def _must_be_same(directory: Path, read: Sequences, changes: Sequence[Change]) -> None:
+    """Refuse to replace a finished audit of other tokens, or of the model changed in another way."""
+    if not (directory / RECORD).is_file():
+        return
+    about = open_audit(directory).about
+    for name, had, now in (
+        ("on other tokens", about.get("input"), _digest(read)),
+        ("with other changes", about.get("changes") or [], told(changes)),
+    ):
+        if had is not None and list(had) != list(now):
+            raise InputError(
+                f"out: {directory} holds a finished audit {name} ({about.get('sequences')} x {about.get('tokens')} "
+                f"tokens, {about.get('text') or 'source not recorded'}); give an empty or new directory."
+            )
+
+
+def _digest(read: Sequences) -> str:
+    """What tells these sequences from others."""
+    shape = f"{list(read.tokens.shape)} {list(read.lengths)}"
+    return hashlib.sha256(shape.encode() + read.tokens.numpy().tobytes()).hexdigest()
+
+
 def _key(
     loaded: Loaded, read: Sequences, layers: frozenset[int] | None, effects: Any, mask_token: int | None, seed: int
 ) -> dict[str, Any]:
@@ -248,11 +273,7 @@ def _key(
         "class": type(model).__name__,
         "dtype": str(model.dtype),
         "device": str(model.device),
-        "tokens": [
-            list(read.tokens.shape),
-            list(read.lengths),
-            hashlib.sha256(read.tokens.numpy().tobytes()).hexdigest(),
-        ],
+        "tokens": _digest(read),
         "layers": None if layers is None else sorted(layers),
         "effects": effects,
         "mask_token": mask_token,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -16,7 +17,9 @@ PATTERNS = {
     "previous": "on the token before",
     "first": "on the first token",
     "induction": "on tokens after a copy of their own (induction)",
+    "duplicate": "on copies of their own token",
 }
+UNIFORM = 0.95  # entropy of the attention from which on a head looks at all keys nearly alike
 DONE = {"position": "taking position from", "bands": "stopping a band of"}  # to a head, by the method; else silencing
 _UNITS = {
     "loss": "loss, in nats a token, that {} the {} adds",
@@ -283,8 +286,16 @@ def _patterns(audit: AuditRecord) -> str:
     for column, name in PATTERNS.items():
         known = [value for head in audit.heads if (value := getattr(head, column)) is not None]
         if known:
-            counts.append(f"{name}: {sum(value > PATTERN for value in known)} of {len(known)}")
+            head = largest(audit, partial(_value, column))
+            assert head is not None
+            most = f"most {Names.of(audit).head(head)}, {told(getattr(head, column), 2)}"
+            counts.append(f"{name}: {sum(value > PATTERN for value in known)} of {len(known)} ({most})")
     return f"Heads with over {PATTERN:g} of their attention {'; '.join(counts)}." if counts else ""
+
+
+def _value(column: str, head: HeadRecord) -> Number:
+    value: Number = getattr(head, column)
+    return value
 
 
 def _positional(audit: AuditRecord) -> str:

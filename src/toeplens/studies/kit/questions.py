@@ -95,7 +95,7 @@ class Asked:
 
 
 class Writer:
-    """Makes items of a text and a tokenizer.
+    """Makes items of a text and a tokenizer, or of token ids alone: then of the behaviours loss and copying.
 
     Words of lists are one token each; where a tokenizer has too few such (letters, bytes), they are those that begin
     with different tokens, and the first of an answer is what is to be predicted.
@@ -103,22 +103,24 @@ class Writer:
     Raises `InputError` for a text that is too short, and for a tokenizer that does not tell the words of lists apart.
     """
 
-    def __init__(self, tokenizer: Any, text: str, seed: int) -> None:
+    def __init__(self, tokenizer: Any, text: str | Int[np.ndarray, "N"], seed: int) -> None:
         self.tokenizer = tokenizer
         self.random = np.random.Generator(np.random.Philox(seed))
-        self.start = self._leading()
-        self.text = np.asarray(token_ids(tokenizer, text, add_special_tokens=False, verbose=False), dtype=np.int64)
+        self.words = isinstance(text, str)
+        self.start = self._leading() if self.words else []
+        ids = token_ids(tokenizer, text, add_special_tokens=False, verbose=False) if isinstance(text, str) else text
+        self.text = np.asarray(ids, dtype=np.int64)
 
     def items(self, asked: Asked) -> list[Item]:
         """All of them; the same seed gives the same."""
         longest = max(asked.lengths)
         found = [self.loss(longest) for _ in range(asked.sequences)]
         for length in asked.lengths:
-            for depth in asked.depths:
+            for depth in (*asked.depths, None) if self.words else ():
                 found += [self.needle(length, depth) for _ in range(asked.repeats)]
-            found += [self.needle(length, None) for _ in range(asked.repeats)]
             found += [self.copying(length) for _ in range(asked.sequences)]
-        found += [each for _ in range(asked.lists) for each in (self.counting(), self.order())]
+        if self.words:
+            found += [each for _ in range(asked.lists) for each in (self.counting(), self.order())]
         return found
 
     def loss(self, length: int) -> Item:

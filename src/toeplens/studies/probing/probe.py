@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 
 from toeplens.ground import EnvironmentFailure, InputError, read_json, write_json
 from toeplens.ground.machine import out_of_memory, within
@@ -50,22 +51,28 @@ class Probing:
 
     @classmethod
     def of(
-        cls, loaded: Loaded, text: str, asked: Asked, *, tokenizer: Any = None, seed: int = 0, report: Progress
+        cls, loaded: Loaded, text: Any, asked: Asked, *, tokenizer: Any = None, seed: int = 0, report: Progress
     ) -> Probing:
-        """Of a model and a text. Raises `InputError` as `probe` does."""
+        """Of a model and a text, or token ids. Raises `InputError` as `probe` does."""
         check_decoder(loaded, NEEDING)
         loaded.check_numbers()
         loaded.check_all()
-        check_length(loaded, "lengths", max(asked.lengths))
         within("seed", seed, 0, SEEDS)
-        items = Writer(loaded.tokenizer() if tokenizer is None else tokenizer, text, seed).items(asked)
+        if isinstance(text, str):
+            writer = Writer(loaded.tokenizer() if tokenizer is None else tokenizer, text, seed)
+            source = {"characters": len(text), "text_sha256": hashlib.sha256(text.encode()).hexdigest()}
+        else:
+            ids = _ids(text, loaded.vocabulary)
+            writer = Writer(None, ids, seed)
+            source = {"token_ids": len(ids), "tokens_sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
+        check_length(loaded, "lengths", max(asked.lengths))
+        items = writer.items(asked)
         about = {
             "model": loaded.called,
             "class": type(loaded.model).__name__,
             "dtype": str(loaded.model.dtype).removeprefix("torch."),
             "weights": None if loaded.quantised is None else str(loaded.quantised),
-            "characters": len(text),
-            "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+            **source,
             **{name: list(x) if isinstance(x, tuple) else x for name, x in vars(asked).items()},
             "seed": seed,
             "transformers": library().__version__,
@@ -97,7 +104,7 @@ class Probing:
             intact = self.intact
             if changes:
                 changed = _answers(self.loaded.model, self.items, changes, self._told("changed"))
-            found = self.heads if heads else ()
+            found = self.heads if heads and any(item.needle for item in self.items) else ()
         except (InputError, EnvironmentFailure):
             raise
         except Exception as error:
@@ -127,7 +134,7 @@ class Probing:
 
 def probe(
     model: Any,
-    text: str,
+    text: Any,
     *,
     changes: Sequence[Change] = (),
     asked: Asked | None = None,
@@ -146,7 +153,8 @@ def probe(
 
     Arguments
         model      a `transformers.PreTrainedModel`, its directory, a GGUF file or a name on the hub
-        text       where texts are taken from, at least as long as the longest of ``asked.lengths``
+        text       where texts are taken from, at least as long as the longest of ``asked.lengths``; or token ids
+                   [N] or [B, N] (rows follow each other): then only the loss by position and copying are measured
         changes    of its attention (`toeplens.sources.huggingface.Change`)
         asked      how much is asked
         tokenizer  the one that lies with the model unless given
@@ -161,6 +169,20 @@ def probe(
     loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)
     probing = Probing.of(loaded, text, asked or Asked(), tokenizer=tokenizer, seed=seed, report=report)
     return probing.record(changes, heads=heads)
+
+
+def _ids(data: Any, vocabulary: int | None) -> Int[np.ndarray, "N"]:
+    """Token ids as one row."""
+    try:
+        ids = np.asarray(data)
+    except ValueError:
+        ids = np.empty(0)
+    if ids.ndim not in (1, 2) or not np.issubdtype(ids.dtype, np.integer) or not ids.size:
+        raise InputError("tokens: they must be whole numbers, [N] or [B, N].")
+    last = np.inf if vocabulary is None else vocabulary - 1
+    if not 0 <= ids.min() <= ids.max() <= last:
+        raise InputError(f"tokens: they must be from 0 to {last} (got {ids.min()} to {ids.max()}).")
+    return ids.astype(np.int64).ravel()
 
 
 def save_probe(record: ProbeRecord, directory: Path) -> Path:

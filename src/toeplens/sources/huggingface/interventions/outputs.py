@@ -51,6 +51,24 @@ def changed_outputs(
     return found
 
 
+def with_changed_logits(call: AttentionCall, change: Change) -> AttentionCall:
+    """The call with the queries, keys and bias that ``bands``, ``speed`` or ``bias`` give the heads of the change.
+
+    Each query head has keys of its own.
+    """
+    change.check(call)
+    heads, count = list(change.heads_of(call)), call.q.shape[1]
+    q, k = call.q.clone(), call.k.repeat_interleave(count // call.k.shape[1], 1)
+    if change.turns:
+        q[:, heads] = _turned(call, change, 0, heads).to(q.dtype)
+        k[:, heads] = _turned(call, change, 1, _groups(call, heads)).to(k.dtype)
+    bias = call.bias
+    if bias is not None and not change.bias:
+        bias = bias.expand(-1, count, -1, -1).clone()
+        bias[:, heads] = 0
+    return replace(call, q=q, k=k, bias=bias)
+
+
 def _of_others(
     own: Float[Tensor, "B Nq h dv"], change: Change, there: Bool[Tensor, "B Nq"]
 ) -> Float[Tensor, "B Nq h dv"]:
