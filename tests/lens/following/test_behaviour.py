@@ -40,6 +40,41 @@ SIZES = {"vocab_size": 20, "d_model": 24, "d_ff": 16, "num_layers": 2, "num_head
 LENGTHS = torch.tensor([8, 5, 1, 7])
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("shape", [(3, 4), (1, 4), (1, 1)], ids=str)
+def test_a_bias_by_query_and_position_stays_in_its_place(
+    shape: tuple[int, int], window: int | None, causal: bool
+) -> None:
+    """It adds to the positional part alone; two heads a key, padding, and a position part of the keys beside."""
+    draw = torch.Generator().manual_seed(3)
+    q = torch.randn(3, 4, 9, 6, generator=draw, dtype=torch.float64)
+    k, part = (torch.randn(*size, 9, 6, generator=draw, dtype=torch.float64) for size in ((3, 2), (1, 1)))
+    bias, lengths = torch.randn(*shape, 9, 9, generator=draw, dtype=torch.float64), torch.tensor([9, 6, 8])
+    rates = torch.tensor([1.0, 0.25], dtype=torch.float64)
+    turns = torch.polar(torch.ones(9, 2).double(), torch.arange(9).double()[:, None] * rates)
+
+    def turned(x: Tensor) -> Tensor:
+        """Of dimensions 0 and 2, 1 and 3, at every position of the last but one dimension."""
+        made = torch.complex(x[..., :2], x[..., 2:4]) * turns
+        return torch.cat((made.real, made.imag, x[..., 4:]), -1)
+
+    tables: list[list[np.ndarray]] = [[] for _ in range(4)]
+    for sequence, head in np.ndindex(3, 4):
+        contents = (k - part)[sequence, head // 2, :, None] + part[0, 0]  # of each content at each place
+        logits = 0.5 * torch.einsum("id,mjd->ijm", turned(q)[sequence, head], turned(contents))
+        logits = logits + bias.expand(3, 4, 9, 9)[sequence, head, :, :, None]
+        for query in range(int(lengths[sequence])):
+            keys = [j for j in range(int(lengths[sequence])) if j <= query or not causal]
+            keys = [j for j in keys if window is None or abs(query - j) < window]
+            if len(keys) > 1:
+                tables[head].append(logits[query][keys][:, keys].numpy())
+    given = {"rotation": rates, "pairing": "half", "layout": "bhnd", "scale": 0.5, "k_position": part}
+    found = behaviour(q, k, bias=bias, causal=causal, window=window, lengths=lengths, **given)
+    arrays = np.stack((found.positional, found.symbolic, found.interaction, found.variance))
+    np.testing.assert_allclose(arrays, shares_of(tables), atol=1e-10, rtol=1e-10)
+
+
 def shares_of(tables: list[list[np.ndarray]]) -> np.ndarray:
     """Positional, symbolic, interaction and mean variance of the tables M[j, m] of each head's queries: [4, H]."""
     made = []

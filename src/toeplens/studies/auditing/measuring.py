@@ -186,9 +186,11 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Seque
     placed, unknown = _placed(call)
     shares = None if unknown else behaviour(**placed)
     use = offsets = None
+    bias = placed.get("bias")
+    by_offset = bias if bias is None or bias.ndim < 4 else None
     if not unknown and placed["rotation"] is not None:
         placed.pop("k_position", None)
-        use = frequency_use(**placed)
+        use = frequency_use(**placed | {"bias": by_offset})
         offsets = rotary_offsets(
             placed["q"], placed["k"], len(placed["rotation"]), placed["lengths"], pairing="interleaved", layout="bhnd"
         )
@@ -218,8 +220,8 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Seque
         logit=call.proof.logit,
         undecided=call.proof.undecided,
     )
-    sums, bias = sums_of(call, tokens), placed.get("bias")
-    table = None if bias is None else bias.cpu().numpy()
+    sums = sums_of(call, tokens)
+    table = None if by_offset is None else by_offset.cpu().numpy()
     heads = head_records(found, sums, shares, use, table, offsets)
     for change in changes:
         if change.output is None and change.meets(call):
@@ -318,7 +320,7 @@ def _row(values: Float[np.ndarray, "n"]) -> tuple[float, ...]:
 def _placed(call: AttentionCall) -> tuple[dict[str, Any], str | None]:
     """What `behaviour` takes of the call; or why there is no such thing."""
     try:
-        placed = call.placed()
+        placed = call.placed(tables=True)
     except NoForm as error:
         return {}, str(error)
     if placed["rotation"] is None and placed["bias"] is None:
@@ -343,7 +345,8 @@ def _position(call: AttentionCall, placed: Mapping[str, Any]) -> str:
     elif call.unknown is not None:
         said.append("a rotation that is not understood" if call.encoding is None else f"encoding {call.encoding}")
     if call.bias is not None and (call.encoding is None or call.unknown is None):
-        said.append("bias by offset" if placed.get("bias") is not None else "bias")
+        bias = placed.get("bias")
+        said.append("bias" if bias is None else "bias by offset" if bias.ndim < 4 else "bias by query and position")
     if not said:
         said.append("none in the attention" if call.kind == "self" else "none")
     if call.visible is not None and not call.causal and call.window is None:

@@ -155,12 +155,29 @@ class AttentionCall(Attention):
                     return 2 * torch.finfo(dtype).eps
         return 0.0
 
-    def placed(self) -> dict[str, Any]:
+    def _bias_by_position(self) -> Float[Tensor, "_B _H N N"] | None:
+        """The bias as it is, if it does not depend on what keys hold; None where that is not known.
+
+        That of an installed encoding does not, and no bias does that is the same for several sequences.
+        """
+        assert self.bias is not None
+        if self.bias.shape[2] not in (1, self.q.shape[2]):
+            return None
+        alike = len(self.q) > 1 and (len(self.bias) == 1 or bool((self.bias == self.bias[:1]).all()))
+        if self.encoding is None and not alike:
+            return None
+        return (self.bias[:1] if alike else self.bias).expand(-1, -1, self.q.shape[2], -1)
+
+    def placed(self, *, tables: bool = False) -> dict[str, Any]:
         """What `toeplens.lens.behaviour` takes of this layer: queries, keys and all that it names of their logits.
 
         The rotated pairs come first, interleaved, with the rotation's magnitude in them. A cap is left out: they are
         the logits before it. Raises `NoForm` where those are not a rotation of pairs by an angle a position and a bias
         by offset.
+
+        Arguments
+            tables  give a bias by query and position, of 4 dimensions, where it is not by offset, and does not depend
+                    on what keys hold
         """
         if self.kind == "cross":
             raise NoForm(f"{self.module}: its queries and keys are of different sequences.")
@@ -170,6 +187,12 @@ class AttentionCall(Attention):
             raise NoForm(f"{self.module}: {self.unknown}")
         if self.softcap is not None and self.bias is not None:
             raise NoForm(f"{self.module}: a bias is added after its cap, c tanh(x / c).")
+        try:
+            bias = self.bias_by_offset()
+        except NoForm:
+            bias = self._bias_by_position() if tables else None
+            if bias is None:
+                raise
         q, k, rotation = self.q, self.k, None
         if self.rotation is not None and self.unrotated is not None:
             pairs = self.rotation.pairs
@@ -186,7 +209,7 @@ class AttentionCall(Attention):
             "rotation": rotation,
             "pairing": "interleaved",
             "layout": "bhnd",
-            "bias": self.bias_by_offset(),
+            "bias": bias,
             "causal": self.causal,
             "scale": self.scale,
             "lengths": self.lengths,

@@ -9,6 +9,7 @@ What rounding explains follows from the arithmetic of the call, element by eleme
   |s| each, and the bias b twice. A model or kernel that scales queries or keys first rounds each factor, which adds up
   like a random walk: 4 u (sum_i q_i^2 k_i^2)^(1/2). So a logit is off by at most
       delta = u (3 |s| + 2 |b| + 4 |scale| |q * k|_2) + sqrt(d) u32 |scale| sum_i |q_i k_i|.
+- A bias that is a difference of running sums (FoX) is rounded as they are: 2 u32 max |b| over the keys of a query.
 - A cap c tanh(s / c) takes s +- delta to the interval between its values at both ends, and rounds three times.
 - The argument s - max s of the exponential is rounded, too: u32 (max s - s).
 - Weights w = softmax(s) lie between w_j e^-delta_j / (w_j e^-delta_j + sum_{k != j} w_k e^delta_k) and the same with
@@ -221,7 +222,8 @@ def _logit_rounding(
         low, middle, high = (cap * ((raw + each) / cap).tanh() for each in (-delta, 0, delta))
         delta = torch.maximum(high - middle, middle - low) + 3 * unit * middle.abs()
     if bias is not None:
-        delta = delta + unit * (2 * at_rows(bias, rows).abs() + logits.abs())
+        bias = at_rows(bias, rows).abs()
+        delta = delta + unit * (2 * bias + logits.abs()) + 2 * _FLOAT32 * bias.amax(-1, keepdim=True)
     return delta
 
 
