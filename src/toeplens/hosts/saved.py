@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ def load(path: str | Path, **options: Any) -> Any:
 
     ``options`` are those of transformers' ``from_pretrained``. Raises `InputError` for a folder of another kind.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"path: must be the path of a folder (got {type(path).__name__}).")
     folder, transformers = Path(path), library()
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
