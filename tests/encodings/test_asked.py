@@ -121,7 +121,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"notes": draw(B, H, 3, 1)}, r"^notes: a shape of \(2, 6, 3, 1\) was given"),
     (
         {"padding": torch.zeros(B, 3, dtype=torch.bool)},
-        r"^padding: torch.bool of shape \(2, 3\) was given; it must be bool",
+        r"^padding: must be a bool tensor of shape \[2, 21\] \(got torch.bool of shape \[2, 3\]\)",
     ),
     ({"window": 0}, r"^window: 0 was given; it must be at least 1"),
     ({"window": 3, "causal": False}, r"^window: 3 was given; it must be at least 1, and attention causal"),

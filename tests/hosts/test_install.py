@@ -176,6 +176,20 @@ def test_under_autocast_it_is_as_near_as_plain_attention(name: str) -> None:
     assert error(model) <= 3 * plain
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "value", [3, ["x"], [1.0], torch.ones(2, 3), object(), len], ids=lambda value: type(value).__name__
+)
+def test_values_of_another_type_are_refused_in_one_sentence(value: Any) -> None:
+    model = llama()
+    for name in ("layers", "prove", "encoding"):
+        with pytest.raises(InputError, match=rf"^{name}: [^\n]*$"):
+            hosts.install(model, **{"encoding": "alibi", name: value})
+    for call in (hosts.load, hosts.uninstall, lambda value: hosts.install(value, "alibi")):
+        with pytest.raises(InputError, match=r"^(path|model): [^\n]*$"):
+            call(value)
+
+
 @pytest.mark.heavy
 def test_it_compiles_whole() -> None:
     command = [sys.executable, "-m", "tests.hosts.compiling", "rope", "fire", "fox"]
@@ -195,8 +209,8 @@ def test_both_sides_of_a_t5_have_buckets_of_their_own_kind() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("rope", {"layers": [5]}, r"^layers: \[5\] was given; it must be different layers from 0 to 1"),
-    ("rope", {"layers": []}, r"^layers: \[\] was given"),
+    ("rope", {"layers": [5]}, r"^layers: \[5\] was given; it must be different indices from 0 to 1"),
+    ("rope", {"layers": []}, r"^layers: must be at least one layer"),
     ("rope", {"layers": [0, 0]}, r"^layers: \[0, 0\] was given"),
     ("sinusoidal", {"layers": [0]}, r"^layers: \[0\] was given; its vectors enter at the input"),
     ("roap", {}, r"^encoding: there is no 'roap'"),
@@ -376,7 +390,7 @@ def test_one_that_cannot_be_put_in_whole_leaves_nothing() -> None:
     model = tiny("BartForConditionalGeneration", **sizes)
     inputs = {"input_ids": IDS, "decoder_input_ids": IDS}
     before = model(**inputs)[0]
-    with pytest.raises(InputError, match=r"^layers: \[1\] was given; it must be different layers from 0 to 0"):
+    with pytest.raises(InputError, match=r"^layers: \[1\] was given; it must be different indices from 0 to 0"):
         hosts.install(model, "rope", layers=[1])
     assert model(**inputs)[0].equal(before)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -204,9 +206,11 @@ def test_a_layer_that_cannot_be_is_refused(options: dict[str, Any], sentence: st
 
 def test_inputs_that_do_not_fit_are_refused() -> None:
     attention, x = layer("rope"), tokens()
-    with pytest.raises(InputError, match=r"^key_padding_mask: a shape of \(2, 3\) was given; it must be \[2, 11\]"):
+    with pytest.raises(
+        InputError, match=r"^key_padding_mask: must be a bool tensor of shape \[2, 11\] \(got .*\[2, 3\]"
+    ):
         attention(x, key_padding_mask=torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(InputError, match="it must be bool, True for padding"):
+    with pytest.raises(InputError, match=r"^key_padding_mask: must be a bool tensor .* \(got torch.float32"):
         attention(x, key_padding_mask=torch.ones(2, N))
     with pytest.raises(InputError, match=r"^cache: it was made for 3 sequences; 2 were given"):
         attention(x, cache=attention.new_cache(3, 20))
@@ -252,7 +256,7 @@ def test_a_call_that_fails_or_only_looks_leaves_the_cache_as_it_was() -> None:
     [
         ({"window": 0}, "^window: 0"),
         ({"window": 2.5}, "^window: 2.5"),
-        ({"window": 2, "causal": False}, "^window: 2 was given; .* attention causal"),
+        ({"window": 2, "causal": False}, "^window: 2 was given; .* attention is causal"),
         ({"softcap": 0.0}, "^softcap: 0.0"),
         ({"scale": float("nan")}, "^scale: nan"),
     ],
@@ -265,7 +269,43 @@ def test_numbers_that_no_layer_can_have_are_refused(options: dict[str, Any], sen
 @pytest.mark.usefixtures("unchecked")
 def test_masks_of_numbers_and_empty_texts_are_refused() -> None:
     attention, x = layer("rope"), tokens()
-    with pytest.raises(InputError, match=r"^mask: torch.float32 was given; it must be bool"):
+    with pytest.raises(InputError, match=r"^mask: must be a bool tensor \(got torch.float32 of shape \[11, 11\]\)"):
         attention(x, mask=torch.ones(N, N))
+    with pytest.raises(InputError, match=r"^x: must be the only input, .* \(got 3\)"):
+        attention(x, x, x)
     with pytest.raises(InputError, match=r"^x: 0 tokens were given"):
         attention(x[:, :0])
+
+
+OTHER: list[Any] = ["x", [1.5], {"a": 1}, torch.ones(2, 3), torch.zeros((), dtype=torch.bool), object(), len]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("value", OTHER, ids=lambda value: type(value).__name__)
+def test_values_of_another_type_are_refused_in_one_sentence(value: Any) -> None:
+    attention, x = Attention(16, 2, encoding="alibi"), torch.randn(2, 5, 16)
+    cache = attention.new_cache(2, 9)
+    sizes = {"d_model": 16, "num_heads": 2}
+    names = (
+        "window",
+        "softcap",
+        "sinks",
+        "dropout",
+        "scale",
+        "num_key_heads",
+        "head_dim",
+        "max_len",
+        "causal",
+        "embed",
+    )
+    calls: list[Callable[[], Any]] = [
+        *(partial(Attention, **sizes | {name: value}) for name in (*names, *sizes)),
+        *(partial(attention, x, **{name: value}) for name in ("positions", "key_padding_mask", "segments", "cache")),
+        *(partial(attention.weights, x, **{name: value}) for name in ("mask", "cache")),
+        *(partial(call, value) for call in (attention, cache.crop, cache.reorder, cache.repeat)),
+        partial(attention.new_cache, 2, value),
+    ]
+    for call in calls:
+        with pytest.raises(InputError) as caught:
+            call()
+        assert "\n" not in str(caught.value)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -117,3 +119,34 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match=r"^cache: 1 layers were given; this model has 2"):
         made(given, cache=made.new_cache(2, 9)[:1])
     assert not made.training
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "value", ["x", [1.5], {"a": 1}, torch.ones(2, 3), object(), len], ids=lambda x: type(x).__name__
+)
+def test_values_of_another_type_are_refused_in_one_sentence(value: Any) -> None:
+    made, given = model(), prompts()
+    names = ("max_new_tokens", "key_padding_mask", "end", "temperature", "top_k", "top_p", "beams", "length_penalty")
+    calls: list[Callable[[], Any]] = [
+        *(partial(made.generate, given, **{"max_new_tokens": 2, name: value}) for name in names),
+        *(partial(made.generate, given, max_new_tokens=2, **{name: value}) for name in ("generator", "use_cache")),
+        partial(made.generate, value, max_new_tokens=2),
+        partial(generate, value, given, max_new_tokens=2),
+        partial(made, value),
+        partial(made, given, cache=value),
+    ]
+    for call in calls:
+        with pytest.raises(InputError) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_tokens_that_the_vocabulary_has_not_are_refused() -> None:
+    made = model()
+    words = made.embedding.num_embeddings
+    for token in (-1, words):
+        with pytest.raises(InputError, match=rf"^tokens: must be from 0 to {words - 1} \(got .*{token}"):
+            made(torch.tensor([[1, token]]))
+    with pytest.raises(InputError, match=rf"^end: must be a token, from 0 to {words - 1} \(got {words}\)"):
+        made.generate(prompts(), max_new_tokens=2, beams=2, end=words)

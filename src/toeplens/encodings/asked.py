@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import require_tensor
 from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
 
@@ -34,6 +34,7 @@ def check_asked(
 ) -> None:
     """Raise `InputError` for shapes that do not go together; reads no numbers. See `toeplens.encodings.attend`."""
     for name, x in {"q": q, "k": k, **({} if v is None else {"v": v})}.items():
+        require_tensor(name, x, "float")
         if x.ndim != 4:
             raise InputError(f"{name}: a shape of {tuple(x.shape)} was given; it must be [B, heads, N, dimensions].")
     batch, heads, queries, width = q.shape
@@ -48,29 +49,27 @@ def check_asked(
         raise InputError(
             f"v: a shape of {tuple(v.shape)} was given; for this k it must be [{batch}, {groups}, {keys}, dimensions]."
         )
-    _check_positions("q_positions", q_positions, encoding, batch, queries)
-    _check_positions("k_positions", k_positions, encoding, batch, keys)
+    check_positions("q_positions", q_positions, encoding, batch, queries)
+    check_positions("k_positions", k_positions, encoding, batch, keys)
     if rows is not None and rows.shape not in ((queries,), (batch, queries)):
         raise InputError(
             f"rows: a shape of {tuple(rows.shape)} was given; it must be [{queries}] or [{batch}, {queries}]."
         )
+    if mask is not None:
+        require_tensor("mask", mask, "bool")
     if mask is not None and not _broadcasts(mask, (batch, heads, queries, keys)):
         raise InputError(
             f"mask: a shape of {tuple(mask.shape)} was given; it must go with [{batch}, {heads}, {queries}, {keys}] "
             f"(batch, heads, queries, keys), each 1 or the same, and hold every key."
         )
-    if mask is not None and mask.dtype != torch.bool:
-        raise InputError(f"mask: {mask.dtype} was given; it must be bool, True where a key may be seen.")
     if notes is not None and (notes.ndim != 4 or (notes.shape[0], notes.shape[2]) != (batch, keys)):
         raise InputError(
             f"notes: a shape of {tuple(notes.shape)} was given; it must be [{batch}, heads, {keys}, numbers]."
         )
     if texts is not None and texts.shape != (batch, keys):
         raise InputError(f"texts: a shape of {tuple(texts.shape)} was given; it must be [{batch}, {keys}], one a key.")
-    if padding is not None and (padding.shape != (batch, keys) or padding.dtype != torch.bool):
-        raise InputError(
-            f"padding: {padding.dtype} of shape {tuple(padding.shape)} was given; it must be bool, [{batch}, {keys}]."
-        )
+    if padding is not None:
+        require_tensor("padding", padding, "bool", (batch, keys))
     if window is not None and (window < 1 or not causal):
         raise InputError(f"window: {window} was given; it must be at least 1, and attention causal.")
     if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
@@ -79,8 +78,9 @@ def check_asked(
         raise InputError(f"sinks: a shape of {tuple(sinks.shape)} was given; it must be [{heads}], a logit a head.")
 
 
-def _check_positions(name: str, positions: Positions, encoding: PositionalEncoding, batch: int, length: int) -> None:
+def check_positions(name: str, positions: Positions, encoding: PositionalEncoding, batch: int, length: int) -> None:
     """A place for each, with its coordinates last or, where hooks make them of running numbers, without."""
+    require_tensor(name, positions, "real")
     shape, axes = positions.shape, encoding.axes
     whole = ((length,), (batch, length), (1, length))
     if shape in whole or (axes > 1 and shape[-1:] == (axes,) and shape[:-1] in whole):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.shapes import Positions
-from toeplens.ground import InputError
+from toeplens.ground import InputError, shown
+from toeplens.ground.options import must_be
 
 PRECISE = (torch.float32, torch.float64)  # dtypes in which a bias may be part of a product of queries and keys
 
@@ -148,21 +149,24 @@ def require_whole(who: str, positions: Tensor) -> None:
 
 def require_even(field: str, value: int, why: str = "a rotation takes dimensions in pairs") -> None:
     """Refuse an odd size where dimensions are taken in pairs."""
+    must_be(field, value, int)
     if value % 2 or value < 2:
         raise InputError(f"{field}: {value} was given; {why}, so it must be even and at least 2.")
 
 
-def require_count(**values: int) -> None:
-    """Refuse a number of things that is under 1."""
+def require_count(**values: Any) -> None:
+    """Refuse a number of things that is no whole number, or under 1."""
     for field, value in values.items():
+        must_be(field, value, int)
         if value < 1:
             raise InputError(f"{field}: {value} was given; it must be at least 1.")
 
 
 def require_number(
-    field: str, value: float, *, over: float = -math.inf, at_least: float = -math.inf, at_most: float = math.inf
+    field: str, value: Any, *, over: float = -math.inf, at_least: float = -math.inf, at_most: float = math.inf
 ) -> float:
-    """Refuse a number that is not finite or outside its range; the sentence names the range."""
+    """Refuse what is no number, not finite or outside its range; the sentence names the range."""
+    must_be(field, value, float)
     if not (math.isfinite(value) and value > over and at_least <= value <= at_most):
         limits = {"over": over, "at least": at_least, "at most": at_most}
         words = ", ".join(f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit))
@@ -170,7 +174,37 @@ def require_number(
     return value
 
 
-def require_indices(field: str, given: Sequence[int], count: int) -> None:
+def require_tensor(
+    field: str, x: Any, kind: Literal["bool", "integer", "real", "float"], shape: Sequence[int | str] | None = None
+) -> None:
+    """Refuse what is no tensor of this kind and shape, in which a word stands for any size; any shape unless given."""
+    whole = isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+    fits = (
+        isinstance(x, Tensor)
+        and {
+            "bool": x.dtype == torch.bool,
+            "integer": whole,
+            "real": whole or x.is_floating_point(),
+            "float": x.is_floating_point(),
+        }[kind]
+    )
+    if shape is not None and fits:
+        fits = x.ndim == len(shape) and all(
+            isinstance(wanted, str) or size == wanted for size, wanted in zip(x.shape, shape, strict=True)
+        )
+    if not fits:
+        of = "" if shape is None else f" of shape [{', '.join(map(str, shape))}]"
+        got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        article = "an" if kind == "integer" else "a"
+        raise InputError(f"{field}: must be {article} {kind} tensor{of} (got {got}).")
+
+
+def require_indices(field: str, given: Any, count: int) -> None:
     """Refuse a list that is not of different indices under ``count``."""
-    if not all(isinstance(index, int) and 0 <= index < count for index in given) or len(set(given)) != len(given):
-        raise InputError(f"{field}: {list(given)} was given; it must be different indices from 0 to {count - 1}.")
+    must_be(field, given, Sequence[int])
+    if (
+        isinstance(given, Tensor)
+        or not all(isinstance(index, int) and 0 <= index < count for index in given)
+        or len(set(given)) != len(given)
+    ):
+        raise InputError(f"{field}: {shown(given)} was given; it must be different indices from 0 to {count - 1}.")

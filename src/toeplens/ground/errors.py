@@ -60,6 +60,7 @@ def shown(value: Any) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits; lists in lists in lists
         return f"one of the type {type(value).__name__} that is too large to show"
+    text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions, attend, attention_weights
-from toeplens.encodings.kit import require_count, require_number
+from toeplens.encodings.kit import require_count, require_number, require_tensor
 from toeplens.ground import InputError
+from toeplens.ground.options import must_be
 from toeplens.model.latent import LatentProjections
 from toeplens.nn.cache import Cache
 from toeplens.nn.places import Places, places
@@ -77,10 +78,12 @@ class Attention(nn.Module):
         if num_heads % self.num_key_heads:
             raise InputError(f"num_key_heads: {num_key_heads} was given; it must divide num_heads {num_heads}.")
         self.dropout = require_number("dropout", dropout, at_least=0, at_most=1)
-        if window is not None and (isinstance(window, float) or window < 1 or not causal):
-            raise InputError(
-                f"window: {window} was given; it must be a whole number, at least 1, and attention causal."
-            )
+        for name, value in {"causal": causal, "sinks": sinks, "bias": bias, "embed": embed}.items():
+            must_be(name, value, bool)
+        if window is not None:
+            require_count(window=window)
+            if not causal:
+                raise InputError(f"window: {window} was given; it must be left out unless attention is causal.")
         if softcap is not None:
             require_number("softcap", softcap, over=0)
         self.causal, self.window, self.softcap, self.embeds = causal, window, softcap, embed
@@ -108,12 +111,13 @@ class Attention(nn.Module):
 
     def places(self, x: Float[Tensor, "B N d_model"], **given: Any) -> Places:
         """Where the tokens stand, from what forward is given of it."""
+        require_tensor("x", x, "float", ("B", "N", self.d_model))
         return places(self.encoding, x.shape[0], x.shape[1], x.device, **given)
 
     def forward(
         self,
         x: Float[Tensor, "B N d_model"],
-        *,
+        *others: Any,
         positions: Positions | None = None,
         key_padding_mask: Bool[Tensor, "B N"] | None = None,
         segments: Int[Tensor, "B N"] | None = None,
@@ -129,6 +133,10 @@ class Attention(nn.Module):
             mask              True where a query may see a key, beside what the rest says; a row a query, or one for all
             cache             of `new_cache`: these tokens come after those in it, and are kept there
         """
+        if others:
+            raise InputError(
+                f"x: must be the only input, as queries, keys and values are made of it (got {len(others) + 1})."
+            )
         found = self.places(x, positions=positions, key_padding_mask=key_padding_mask, segments=segments, cache=cache)
         return self.attend(x, found, mask=mask, cache=cache)
 
@@ -145,9 +153,9 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "B N d_model"], *, mask: Tensor | None = None, **given: Any
     ) -> Float[Tensor, "B H N N"]:
         """The attention weights, formed explicitly; takes what `forward` takes, and leaves a cache as it is."""
-        cache = given.get("cache")
+        found, cache = self.places(x, **given), given.get("cache")
         with nullcontext() if cache is None else cache.kept_whole(only_looked_at=True):
-            q, k, _, told = self._asked(x, self.places(x, **given), mask, cache)
+            q, k, _, told = self._asked(x, found, mask, cache)
             return attention_weights(q, k, **told)
 
     def _asked(

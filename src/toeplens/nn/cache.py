@@ -10,9 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.encodings import Positions
-from toeplens.encodings.kit import require_count
+from toeplens.encodings.kit import require_count, require_tensor
 from toeplens.encodings.shapes import Keys, Notes
 from toeplens.ground import InputError
+from toeplens.ground.options import must_be
 
 
 class Cache:
@@ -104,9 +105,8 @@ class Cache:
 
     def reorder(self, sequences: Int[Tensor, "B"]) -> None:
         """Put sequence ``sequences[b]`` in place b: what beam search does to its beams, as many as there are."""
-        if sequences.shape != (self.batch,):
-            raise InputError(f"sequences: {tuple(sequences.shape)} were given; it must be {self.batch} numbers.")
-        self._kept = {name: kept.index_select(0, sequences) for name, kept in self._kept.items()}
+        require_tensor("sequences", sequences, "integer", (self.batch,))
+        self._kept = {name: kept.index_select(0, sequences.long()) for name, kept in self._kept.items()}
 
     def repeat(self, times: int) -> None:
         """Have each sequence ``times`` times, side by side."""
@@ -116,6 +116,7 @@ class Cache:
 
     def crop(self, length: int) -> None:
         """Forget all tokens but the first ``length``."""
+        must_be("length", length, int)
         if not 0 <= length <= self.filled:
             raise InputError(f"length: {length} was given; it must be from 0 to {self.filled}, what the cache holds.")
         self.filled = length

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.encodings.kit import require_count, require_number
+from toeplens.encodings.kit import require_count, require_number, require_tensor
 from toeplens.ground import InputError
+from toeplens.ground.options import must_be
 
 
 class Model(Protocol):
@@ -52,9 +53,21 @@ def generate(
         generator         of random numbers
         use_cache         keep the keys of earlier tokens; without, each step is a pass over all of them
     """
+    if not (callable(model) and hasattr(model, "new_cache") and hasattr(model, "training")):
+        raise InputError(f"model: must be a toeplens.nn.Transformer or work as one (got {type(model).__name__}).")
+    require_tensor("tokens", tokens, "integer", ("B", "N"))
     batch, start = tokens.shape
     require_count(max_new_tokens=max_new_tokens, beams=beams, start=start)
-    require_number("temperature", temperature, at_least=0)
+    temperature = float(require_number("temperature", temperature, at_least=0))
+    length_penalty = float(require_number("length_penalty", length_penalty))
+    must_be("use_cache", use_cache, bool)
+    must_be("end", end, int | None)
+    if end is not None:
+        require_number("end", end, at_least=0, at_most=2**31 - 1)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputError(f"generator: must be a torch.Generator (got {type(generator).__name__}).")
+    if key_padding_mask is not None:
+        require_tensor("key_padding_mask", key_padding_mask, "bool", (batch, start))
     if top_k is not None:
         require_count(top_k=top_k)
     if top_p is not None:
@@ -139,6 +152,8 @@ def _by_beams(told: _Told, steps: int, beams: int, end: int | None, power: float
     device = told.tokens.device
     first = told.logits().log_softmax(-1)
     beams = min(beams, first.shape[-1])
+    if end is not None and end >= first.shape[-1]:
+        raise InputError(f"end: must be a token, from 0 to {first.shape[-1] - 1} (got {end}).")
     scores, new = first.topk(beams, dim=-1)
     told.repeat(beams)
     told.add(new.flatten())

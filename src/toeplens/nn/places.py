@@ -9,6 +9,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, Positions
+from toeplens.encodings.asked import check_positions
+from toeplens.encodings.kit import require_tensor
 from toeplens.ground import InputError
 from toeplens.nn.cache import Cache
 
@@ -48,13 +50,16 @@ def places(
         key_padding_mask  True where a token is padding
         segments          which text each token of a sequence is of: numbers that change from text to text
     """
-    for name, given in {"key_padding_mask": key_padding_mask, "segments": segments}.items():
-        if given is not None and given.shape != (batch, tokens):
-            raise InputError(f"{name}: a shape of {tuple(given.shape)} was given; it must be [{batch}, {tokens}].")
+    if key_padding_mask is not None:
+        require_tensor("key_padding_mask", key_padding_mask, "bool", (batch, tokens))
+    if segments is not None:
+        require_tensor("segments", segments, "integer", (batch, tokens))
+    if cache is not None and not isinstance(cache, Cache):
+        raise InputError(f"cache: must be a cache from new_cache (got {type(cache).__name__}).")
+    if positions is not None:
+        check_positions("positions", positions, encoding, batch, tokens)
     if tokens < 1:
         raise InputError(f"x: {tokens} tokens were given; it must be at least 1.")
-    if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
-        raise InputError(f"key_padding_mask: {key_padding_mask.dtype} was given; it must be bool, True for padding.")
     if segments is not None and cache is not None:
         raise InputError("segments: packed texts and a cache were given; texts are packed where all tokens are there.")
     if cache is not None:

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, Positions
-from toeplens.encodings.kit import require_count
+from toeplens.encodings.kit import is_readable, require_count, require_tensor
 from toeplens.ground import InputError
+from toeplens.ground.options import must_be
 from toeplens.nn import generation
 from toeplens.nn.attention import Attention
 from toeplens.nn.cache import Cache
@@ -56,6 +57,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         require_count(vocab_size=vocab_size, d_model=d_model, num_layers=num_layers, num_heads=num_heads)
+        must_be("tied", tied, bool)
         own = {name: options.pop(name) for name in ("num_key_heads", "window", "softcap", "sinks") if name in options}
         if not isinstance(encoding, PositionalEncoding):
             size = d_model // num_heads if head_dim is None else head_dim
@@ -97,6 +99,12 @@ class Transformer(nn.Module):
         cache: list[Cache] | None = None,
     ) -> Float[Tensor, "B N vocab_size"]:
         """Logits of each place's next token; the arguments are those of `Attention.forward`."""
+        require_tensor("tokens", tokens, "integer", ("B", "N"))
+        words = self.embedding.num_embeddings
+        if tokens.device.type == "cpu" and is_readable(tokens) and bool(((tokens < 0) | (tokens >= words)).any()):
+            raise InputError(f"tokens: must be from 0 to {words - 1} (got {int(tokens.min())} to {int(tokens.max())}).")
+        if cache is not None and not (isinstance(cache, Sequence) and all(isinstance(each, Cache) for each in cache)):
+            raise InputError(f"cache: must be a list of caches from new_cache (got {type(cache).__name__}).")
         if cache is not None and len(cache) != len(self.blocks):
             raise InputError(f"cache: {len(cache)} layers were given; this model has {len(self.blocks)}.")
         found = places(
@@ -109,7 +117,7 @@ class Transformer(nn.Module):
             segments=segments,
             cache=None if cache is None else cache[0],
         )
-        x = self.encoding.embed(self.embedding(tokens), found.positions)
+        x = self.encoding.embed(self.embedding(tokens.long()), found.positions)
         with ExitStack() as kept:
             for each in cache or ():
                 kept.enter_context(each.kept_whole())

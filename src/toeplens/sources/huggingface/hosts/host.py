@@ -12,7 +12,9 @@ from torch import nn
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.absolute import NoPE
+from toeplens.encodings.kit import require_indices
 from toeplens.ground import InputError
+from toeplens.ground.options import must_be
 from toeplens.sources.huggingface.hosts.anatomy import Anatomy, Found
 from toeplens.sources.huggingface.hosts.interface import BEFORE, register
 from toeplens.sources.huggingface.hosts.seat import Seat
@@ -67,15 +69,9 @@ class Host:
     def _check(self, found: Found, encoding: PositionalEncoding) -> None:
         if self.layers is None:
             return
-        if (
-            not self.layers
-            or len(set(self.layers)) != len(self.layers)
-            or not all(0 <= layer < len(found.modules) for layer in self.layers)
-        ):
-            raise InputError(
-                f"layers: {list(self.layers)} was given; it must be different layers from 0 to "
-                f"{len(found.modules) - 1}."
-            )
+        require_indices("layers", self.layers, len(found.modules))
+        if not self.layers:
+            raise InputError("layers: must be at least one layer; leave it out for all (got []).")
         whole = len(self.layers) == len(found.modules)
         if not whole and (encoding.overrides("embed") or found.tables):
             what = "its vectors enter" if encoding.overrides("embed") else "the model's own positions enter"
@@ -153,6 +149,7 @@ def install(
     """
     if HOST in checked_model(model).__dict__:
         raise InputError("model: it has an encoding installed; uninstall that one first.")
+    must_be("prove", prove, bool)
     name = encodings.canonical(encoding)
     if any(config._attn_implementation_internal == NAME for config in configs_of(model)):
         raise InputError("model: its configuration is another model's too, which has an encoding installed; copy it.")
