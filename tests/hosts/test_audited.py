@@ -14,9 +14,11 @@ from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
+from toeplens.papers.positional_symbolic.pretrained.making import _untrained
 from toeplens.sources.huggingface import Change, captured, intervened, load_model
 from toeplens.sources.huggingface.hosts.host import MARK, MODULES
 from toeplens.sources.huggingface.hosts.seat import Seat
+from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies import audit
 
 TOKENS = torch.randint(4, 31, (9, 10), generator=torch.Generator().manual_seed(3))
@@ -145,6 +147,16 @@ def test_heads_are_silenced_one_by_one(name: str) -> None:
             changed = model(TOKENS, labels=TOKENS).loss
     head = next(each for each in found.heads if (each.layer, each.head) == (1, 2))
     assert head.effect == pytest.approx(float(changed - intact), abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["Llama", "BLOOM"])
+def test_the_same_model_with_random_weights_has_the_encoding_too(family: str) -> None:
+    model = built(family, "fire")
+    made = _untrained(Loaded(model), 0).model
+    assert [call.encoding for call in calls_in(made, INPUTS)] == ["fire", "fire"]
+    assert made.config._attn_implementation == model.config._attn_implementation
+    hosts.uninstall(made)
+    assert [call.encoding for call in calls_in(model, INPUTS)] == ["fire", "fire"]
 
 
 def test_transformers_alone_tells_that_it_does_not_know_the_encoding(tmp_path: Path) -> None:

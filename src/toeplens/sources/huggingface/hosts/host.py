@@ -171,6 +171,21 @@ def install(
     return host
 
 
+def install_same(model: Any, other: Any) -> None:
+    """Install what is installed in another model, if anything is, with parameters as they start.
+
+    Arguments
+        model  made of a copy of the other's configuration
+    """
+    host: Host | None = vars(other).get(HOST)
+    if host is None:
+        return
+    for config, (_, before) in zip(configs_of(model), host._implementations, strict=True):
+        config._attn_implementation_internal = before
+    delattr(model.config, MODULES)
+    install(model, host.name, layers=host.layers, max_len=host.max_len, prove=False, **host.options)
+
+
 def uninstall(model: Any) -> None:
     """Give a model back as it was before `install`: its own position acts, nothing of ours is left."""
     host = checked_model(model).__dict__.get(HOST)
