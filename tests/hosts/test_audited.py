@@ -164,3 +164,13 @@ def test_transformers_alone_tells_that_it_does_not_know_the_encoding(tmp_path: P
     built("Llama", "alibi").save_pretrained(tmp_path)
     _, told = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert set(told["unexpected_keys"]) == {f"{MODULES}.{MARK}"}
+
+
+def test_a_model_that_lost_its_encoding_is_not_audited_as_another(tmp_path: Path) -> None:
+    built("Llama", "alibi").save_pretrained(tmp_path)
+    plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"by its configuration the encoding .*alibi.* is installed in it, and it is"):
+        audit(plain, TOKENS, effects="none")
+    hosts.install(plain, "alibi")
+    hosts.uninstall(plain)
+    assert audit(plain, TOKENS, effects="none").layers[0].position.startswith("rotation")
