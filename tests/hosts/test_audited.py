@@ -14,9 +14,11 @@ from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
+from toeplens.papers.positional_symbolic.pretrained.making import _untrained
 from toeplens.sources.huggingface import Change, captured, intervened, load_model
 from toeplens.sources.huggingface.hosts.host import MARK, MODULES
 from toeplens.sources.huggingface.hosts.seat import Seat
+from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies import audit
 
 TOKENS = torch.randint(4, 31, (9, 10), generator=torch.Generator().manual_seed(3))
@@ -147,8 +149,28 @@ def test_heads_are_silenced_one_by_one(name: str) -> None:
     assert head.effect == pytest.approx(float(changed - intact), abs=1e-5)
 
 
+@pytest.mark.parametrize("family", ["Llama", "BLOOM"])
+def test_the_same_model_with_random_weights_has_the_encoding_too(family: str) -> None:
+    model = built(family, "fire")
+    made = _untrained(Loaded(model), 0).model
+    assert [call.encoding for call in calls_in(made, INPUTS)] == ["fire", "fire"]
+    assert made.config._attn_implementation == model.config._attn_implementation
+    hosts.uninstall(made)
+    assert [call.encoding for call in calls_in(model, INPUTS)] == ["fire", "fire"]
+
+
 def test_transformers_alone_tells_that_it_does_not_know_the_encoding(tmp_path: Path) -> None:
     """Also of one without weights: its load report is of names in the checkpoint that it has no place for."""
     built("Llama", "alibi").save_pretrained(tmp_path)
     _, told = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert set(told["unexpected_keys"]) == {f"{MODULES}.{MARK}"}
+
+
+def test_a_model_that_lost_its_encoding_is_not_audited_as_another(tmp_path: Path) -> None:
+    built("Llama", "alibi").save_pretrained(tmp_path)
+    plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"by its configuration the encoding .*alibi.* is installed in it, and it is"):
+        audit(plain, TOKENS, effects="none")
+    hosts.install(plain, "alibi")
+    hosts.uninstall(plain)
+    assert audit(plain, TOKENS, effects="none").layers[0].position.startswith("rotation")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
+from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.hosts.seat import Seat
 
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
@@ -462,3 +463,34 @@ def test_what_a_model_makes_of_its_tokens_beside_their_vectors_stays(kind: str) 
             found.append(model(tokens).logits)
         hosts.uninstall(model)
     assert found[0].equal(found[1])
+
+
+def test_layers_whose_heads_are_of_one_size_take_an_encoding_where_others_have_another() -> None:
+    """Gemma 4's layers with full attention have wider heads than those with windows."""
+    sizes = GROUPED | {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": 6, "hidden_size_per_layer_input": 8}
+    sizes |= {"vocab_size_per_layer_input": 31, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    wide = {f"{layer:02d}": {"head_dim": 16} for layer in (1, 3)}
+    model = tiny("Gemma4ForCausalLM", **sizes, per_layer_config=wide)
+    for layers in ([0, 2], [1, 3]):
+        with torch.no_grad(), intervened(model, [Change(layer=layer, speed=0.0) for layer in layers]):
+            stopped = model(IDS).logits
+        hosts.install(model, "nope", layers=layers)
+        assert torch.allclose(logits(model), stopped, atol=1e-5)
+        hosts.uninstall(model)
+        assert not torch.allclose(logits(model), stopped, atol=1e-2)
+    for wrong in (None, [0, 1]):
+        with pytest.raises(InputError, match=r"^layers: heads of \w+ are of several sizes .* in layers \[0, 2\]"):
+            hosts.install(model, "nope", layers=wrong)
+
+
+def test_what_wraps_a_model_names_it() -> None:
+    """As the package peft does."""
+
+    class PeftModelForCausalLM(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_model = torch.nn.Module()
+            self.base_model.model = llama()
+
+    with pytest.raises(InputError, match=r"a PeftModelForCausalLM was given; .*; its base_model\.model is one\."):
+        hosts.install(PeftModelForCausalLM(), "nope")

@@ -177,6 +177,8 @@ def weight_notes(about: Mapping[str, Any]) -> Iterator[str]:
 def audit_notes(found: Audit) -> Iterator[str]:
     """What has to be known of an audit beside its tables, a line each."""
     yield from weight_notes(found.about)
+    if bos := found.about.get("unused_bos"):
+        yield f"text: the tokenizer has a beginning-of-text token, {bos}, and does not put it before sequences"
     if "no_effects" in found.about:
         yield f"no effects: {found.about['no_effects']}"
     elif found.check is not None:

@@ -100,10 +100,12 @@ def test_a_host_s_directory_runs_no_code_and_reads_no_pickle(tmp_path: Path, mon
         hosts.load(place)
 
 
-def test_a_stray_file_does_not_give_an_encoding_s_weights(tmp_path: Path) -> None:
-    model = host("Llama", "fire")
-    place = saved(model, tmp_path)
-    stray = {key: torch.full_like(x, 7) for key, x in load_file(place / WHOLE).items() if ENTRY in key}
+@pytest.mark.parametrize("size", ["1GB", "4KB"])  # of one file, and of several
+def test_a_stray_file_does_not_give_an_encoding_s_weights(size: str, tmp_path: Path) -> None:
+    model, place = host("Llama", "fire"), tmp_path
+    model.save_pretrained(place, max_shard_size=size)
+    assert (place / INDEX).exists() == (size == "4KB")
+    stray = {key: torch.full_like(x, 7) for key, x in model.state_dict().items() if ENTRY in key}
     save_file(stray, place / "zzz.safetensors")
     for found in (hosts.load(place), load_model(str(place), device="cpu").model):
         assert found(TOKENS % 31).logits.equal(model(TOKENS % 31).logits)

@@ -11,6 +11,7 @@ from scipy import stats
 from tests.sources.huggingface.models import GROUPED, tiny
 from tests.studies.probing.models import WORDS, tokenizer
 
+from toeplens.cli.audit_output import audit_notes
 from toeplens.ground import InputError
 from toeplens.studies.auditing import Audit, audit
 from toeplens.studies.auditing.effects import concentration, interval_of, over_texts, way_of
@@ -77,6 +78,24 @@ def test_texts_without_a_sequence_are_said() -> None:
     )
     whole = "1 to 2 of each of 8 texts, text 1, text 2, text 3, text 4 and others"
     assert from_texts(tokenizer(), many, 9, 16).origin == whole
+
+
+def test_a_beginning_that_the_tokenizer_does_not_add_is_said(model: Any) -> None:
+    from tokenizers import processors
+
+    def audited_with(tokens: Any) -> Audit:
+        return audit(model, text(1), tokenizer=tokens, effects="none")
+
+    bare, none = tokenizer(), tokenizer()
+    bare.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A")
+    none.backend_tokenizer.post_processor, none.bos_token = bare.backend_tokenizer.post_processor, None
+    made = audited_with(bare)
+    assert made.about["unused_bos"] == "<s>"
+    assert "text: the tokenizer has a beginning-of-text token, <s>, and does not put it before sequences" in list(
+        audit_notes(made)
+    )
+    for other in (tokenizer(), none):  # one that adds it, and one that has none
+        assert "unused_bos" not in audited_with(other).about
 
 
 def test_lists_and_names_are_texts() -> None:

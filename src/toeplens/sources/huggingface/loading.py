@@ -22,7 +22,7 @@ from toeplens.ground import EnvironmentFailure, InputError, choose, shown
 from toeplens.ground.machine import keep_freed_memory, memory, out_of_memory
 from toeplens.sources.huggingface.checkpoints import Checkpoint, checkpoint_of
 from toeplens.sources.huggingface.failures import words
-from toeplens.sources.huggingface.hosts.host import MODULES
+from toeplens.sources.huggingface.hosts.host import HOST, MODULES
 from toeplens.sources.huggingface.hosts.saved import reinstall
 from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library
 from toeplens.sources.huggingface.quantised import Quantised
@@ -207,12 +207,22 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
 
 
 def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
-    """A model by its name or directory (`load_model`), or what was handed over as it is: a model, one loaded."""
+    """A model by its name or directory (`load_model`), or what was handed over as it is: a model, one loaded.
+
+    Raises `InputError` as `load_model` does, for what is no model, and for one that lacks the encoding that its
+    configuration says is installed.
+    """
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | Path):
         return load_model(str(model), dtype=dtype, device=device, pickled=pickled)
-    return Loaded(checked_model(model))
+    described = getattr(checked_model(model).config, MODULES, None)
+    if described is not None and HOST not in vars(model):
+        raise InputError(
+            f"model: by its configuration the encoding {shown(described)} is installed in it, and it is not, as where "
+            "transformers alone opened it; toeplens.hosts.load opens its directory."
+        )
+    return Loaded(model)
 
 
 def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled: bool) -> Loaded:

@@ -35,8 +35,13 @@ def library() -> Any:
 
 def checked_model(model: Any) -> Any:
     """The model itself. Raises `InputError` for what is no model of transformers."""
-    if not isinstance(model, library().PreTrainedModel):
-        raise InputError(f"model: a {type(model).__name__} was given; it must be a transformers.PreTrainedModel.")
+    wanted = library().PreTrainedModel
+    if not isinstance(model, wanted):
+        inner = getattr(getattr(model, "base_model", None), "model", None)  # of the package peft
+        inside = "; its base_model.model is one" if isinstance(inner, wanted) else ""
+        raise InputError(
+            f"model: a {type(model).__name__} was given; it must be a transformers.PreTrainedModel{inside}."
+        )
     return model
 
 

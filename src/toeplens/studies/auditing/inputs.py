@@ -6,7 +6,7 @@ import inspect
 import json
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Sequences:
     words    the tokens of the first sequence as text; empty where no tokenizer made them
     lengths  of each sequence, without its padding; empty where all are of one length
     texts    what the text of each sequence is called; empty where they are not of several
+    unused_bos  the beginning-of-text token that the tokenizer has and does not put before sequences; None if it does
     """
 
     tokens: Int[Tensor, "B N"]
@@ -45,6 +46,7 @@ class Sequences:
     words: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
+    unused_bos: str | None = None
 
     @property
     def there(self) -> Bool[Tensor, "B N"] | None:
@@ -222,7 +224,10 @@ def from_texts(tokenizer: Any, texts: Mapping[str, str], sequences: int, length:
     rows = sorted(rows, key=lambda row: -len(row[1]))
     words = tuple(str(word) for word in tokenizer.convert_ids_to_tokens(rows[0][1]))
     names = tuple(name for name, _ in rows) if len(counts) > 1 else ()
-    return _together([piece for _, piece in rows], _origin(counts, len(texts)), words, names)
+    bos = getattr(tokenizer, "bos_token_id", None)
+    unused = None if bos is None or bos in rows[0][1] else str(tokenizer.bos_token)
+    made = _together([piece for _, piece in rows], _origin(counts, len(texts)), words, names)
+    return replace(made, unused_bos=unused)
 
 
 def shared(room: Mapping[str, int], count: int) -> dict[str, int]:

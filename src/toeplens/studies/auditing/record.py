@@ -289,6 +289,7 @@ class _About(BaseModel):
     lengths: list[reading.Count] = []
     random_weights: list[reading.Text] = []
     unused_weights: list[reading.Text] = []
+    unused_bos: reading.Text | None = None
     no_effects: reading.Text | None = None
     intervals: reading.Text | None = None
     race: reading.Text | None = None
@@ -300,7 +301,8 @@ class AuditRecord(Record):
 
     about        the model and how it was audited, as names and values: model, class, model_type, parameters, dtype,
                  weights (how a GGUF file kept them), device, text (where the tokens came from), random_weights (that
-                 the checkpoint lacks), unused_weights (that the model has no place for), no_effects (why there are
+                 the checkpoint lacks), unused_weights (that the model has no place for), unused_bos (the token
+                 for the beginning of a text, if the tokenizer has one and does not add it), no_effects (why there are
                  none), sequences, tokens (of each, or of the longest), lengths (of the sequences, where they differ),
                  texts (that each sequence is of, where there are several), needles (that retrieval was measured on),
                  changes (of the model, in words), request (a digest, of an audit among many), seed, intervals (what

@@ -174,6 +174,7 @@ def audit(
     about = _about(loaded) | {"text": read.origin, "sequences": count, "tokens": length}
     about["input"] = _digest(read)
     more = {"needles": needles, "changes": told(changes), "texts": list(read.texts), "lengths": list(read.lengths)}
+    more |= {"unused_bos": read.unused_bos}
     about |= {name: value for name, value in more.items() if value}
     return finished(changed, about, whole=whole, seed=seed, started=started, words=read.words)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from jaxtyping import Int
 from toeplens.ground import InputError, read_json, write_json
 from toeplens.papers.positional_symbolic.pretrained.changes import changes_of
 from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, Plan
+from toeplens.sources.huggingface.hosts.host import install_same
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing import audit
 from toeplens.studies.auditing.record import AuditRecord, Method
@@ -139,7 +141,8 @@ def _untrained(loaded: Loaded, seed: int) -> Loaded:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = type(loaded.model)(loaded.model.config).eval()
+            made = type(loaded.model)(copy.deepcopy(loaded.model.config)).eval()
+            install_same(made, loaded.model)
     finally:
         torch.set_default_dtype(before)
     return Loaded(made.to(loaded.model.device))

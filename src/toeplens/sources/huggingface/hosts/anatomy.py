@@ -78,10 +78,10 @@ class Found:
 
 
 class Anatomy:
-    """The sides of a model, in each of which an encoding is to act."""
+    """The sides of a model, in each of which an encoding is to act: in some of its layers, all unless given."""
 
-    def __init__(self, model: Any, max_len: int | None) -> None:
-        self.model, self._max_len = model, max_len
+    def __init__(self, model: Any, max_len: int | None, layers: Sequence[int] | None = None) -> None:
+        self.model, self._max_len, self._layers = model, max_len, layers
         self._speech = model.config.model_type == _SPEECH
         self._refuse()
         with trial(model), recorded() as calls:
@@ -129,10 +129,13 @@ class Anatomy:
                 f"model: {kind} does not ask transformers' attention interface once a layer; an encoding cannot be "
                 "installed in it."
             )
-        sizes = {(call.q.shape[1], call.k.shape[1], call.q.shape[3]) for call in found}
+        chosen = [call for layer, call in enumerate(found) if self._layers is None or layer in self._layers]
+        sizes = {(call.q.shape[1], call.k.shape[1], call.q.shape[3]) for call in chosen or found}
         if len(sizes) > 1:
+            each = [(call.q.shape[1], call.q.shape[3]) for call in found]
+            some = [layer for layer, size in enumerate(each) if size == each[0]]
             raise InputError(
-                f"model: the layers of {kind} have heads of several sizes, {sorted(sizes)}; one is needed."
+                f"layers: heads of {kind} are of several sizes in these; they must be of one, such as in layers {some}."
             )
         config: Any = self.model.config if self._speech else stack.config
         config = config.get_text_config()

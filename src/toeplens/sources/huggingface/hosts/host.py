@@ -139,7 +139,8 @@ def install(
         model     a `transformers.PreTrainedModel` whose attention goes through its attention interface
         encoding  a name of `toeplens.encodings.names`, or several that act together
         layers    the layers in which it acts, from 0, those without attention not counted; the others keep what they
-                  have. All unless given
+                  have. All unless given, also those without any position of their own (every fourth layer of SmolLM3
+                  and of Cohere 2)
         max_len   places that a table must hold; the model's own number unless given
         prove     run the model on a few tokens, to see that its position has no effect any more and that attention
                   without position is what it was
@@ -153,7 +154,7 @@ def install(
     name = encodings.canonical(encoding)
     if any(config._attn_implementation_internal == NAME for config in configs_of(model)):
         raise InputError("model: its configuration is another model's too, which has an encoding installed; copy it.")
-    anatomy = Anatomy(model, max_len)
+    anatomy = Anatomy(model, max_len, layers)
     host = Host(model, name, layers, max_len, options)
     try:
         host.enter(anatomy)
@@ -165,6 +166,21 @@ def install(
         host.leave()
         raise
     return host
+
+
+def install_same(model: Any, other: Any) -> None:
+    """Install what is installed in another model, if anything is, with parameters as they start.
+
+    Arguments
+        model  made of a copy of the other's configuration
+    """
+    host: Host | None = vars(other).get(HOST)
+    if host is None:
+        return
+    for config, (_, before) in zip(configs_of(model), host._implementations, strict=True):
+        config._attn_implementation_internal = before
+    delattr(model.config, MODULES)
+    install(model, host.name, layers=host.layers, max_len=host.max_len, prove=False, **host.options)
 
 
 def uninstall(model: Any) -> None:
