@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toeplens import encodings
+from toeplens.ground.titles import TITLES
 from toeplens.ground.works import Work, bib, works_in
 
 
@@ -22,12 +23,28 @@ def test_a_citation_in_words_is_taken_apart():
 def test_every_encodings_citation_is_an_entry_with_its_number():
     for name in encodings.names():
         citation = encodings.get(name).citation
-        works = list(works_in(citation, name))
+        works = works_in(citation, name)
         assert works
         numbers = re.findall(r"(?:^|; )[^,;]+ \d{4}, arXiv (\d{4}\.\d{5})", citation)
         assert [work.eprint for work in works if work.eprint] == numbers, name
         for work in works:
-            assert re.match(rf"@misc{{{re.escape(work.key)},\n  author = ", work.bibtex())
+            first = "author" if re.match(r"\D+ \d{4},", citation) else "note"
+            assert re.match(rf"@misc{{{re.escape(work.key)},\n  {first} = ", work.bibtex())
+
+
+def test_titles_are_of_papers_that_encodings_cite():
+    cited = " ".join(encodings.get(name).citation for name in encodings.names())
+    assert [number for number in TITLES if number not in cited] == []
+    (work,) = works_in(encodings.get("rope").citation, "rope")
+    assert "title = {{RoFormer: Enhanced Transformer with Rotary Position Embedding}}" in work.bibtex()
+
+
+def test_a_citation_that_names_no_authors_is_a_note():
+    (work,) = works_in("mine", "own")
+    assert work.bibtex() == "@misc{own,\n  note = {mine},\n}"
+    assert work.words() == "mine."
+    (work,) = works_in("Black et al. 2022, arXiv 2204.06745; gains are ours", "own")
+    assert (work.eprint, work.note) == ("2204.06745", "gains are ours")
 
 
 def test_a_work_in_words():

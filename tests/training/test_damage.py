@@ -1,7 +1,8 @@
-"""A file of a run that is missing, cut short or empty: the run ends the same, or says in one sentence what to do."""
+"""A file of a run is missing, cut short, empty or a pipe: the run ends the same, or one sentence says what to do."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,26 +13,26 @@ from toeplens.training import Run, train
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 SAME, REFUSED = "same", "refused"
-# what becomes of a run that goes on with such a file: (missing, cut short, empty)
+# what becomes of a run that goes on with such a file: (missing, cut short, empty, a pipe)
 FINISHED = {
-    "environment.json": (SAME, SAME, SAME),
-    "metrics.jsonl": (REFUSED, REFUSED, REFUSED),
-    "model.safetensors": (REFUSED, REFUSED, REFUSED),
-    "result.json": (SAME, REFUSED, REFUSED),
-    "spec.json": (REFUSED, REFUSED, REFUSED),
+    "environment.json": (SAME, SAME, SAME, SAME),
+    "metrics.jsonl": (REFUSED, REFUSED, REFUSED, REFUSED),
+    "model.safetensors": (REFUSED, REFUSED, REFUSED, REFUSED),
+    "result.json": (SAME, REFUSED, REFUSED, REFUSED),
+    "spec.json": (REFUSED, REFUSED, REFUSED, REFUSED),
 }
 STOPPED = {
-    "checkpoint.pt": (SAME, REFUSED, REFUSED),
-    "environment.json": (SAME, SAME, SAME),
-    "metrics.jsonl": (SAME, SAME, SAME),
-    "progress.json": (SAME, SAME, SAME),
-    "spec.json": (REFUSED, REFUSED, REFUSED),
+    "checkpoint.pt": (SAME, REFUSED, REFUSED, REFUSED),
+    "environment.json": (SAME, SAME, SAME, SAME),
+    "metrics.jsonl": (SAME, SAME, SAME, SAME),
+    "progress.json": (SAME, SAME, SAME, SAME),
+    "spec.json": (REFUSED, REFUSED, REFUSED, REFUSED),
 }
 CASES = [
     (state, name, how, becomes)
     for state, table in (("finished", FINISHED), ("stopped", STOPPED))
     for name, row in table.items()
-    for how, becomes in zip(("missing", "short", "empty"), row, strict=True)
+    for how, becomes in zip(("missing", "short", "empty", "pipe"), row, strict=True)
 ]
 
 
@@ -54,8 +55,10 @@ def test_a_file_that_a_power_cut_took(
     directory = tmp_path / runs[state].directory.name
     shutil.copytree(runs[state].directory, directory)
     content = (directory / name).read_bytes()
-    if how == "missing":
+    if how in ("missing", "pipe"):
         (directory / name).unlink()
+        if how == "pipe":
+            os.mkfifo(directory / name)
     else:
         (directory / name).write_bytes(content[: len(content) // 2] if how == "short" else b"")
     if becomes == SAME:

@@ -38,7 +38,7 @@ def cite(
     program = Work(TITLE, (f"{{{AUTHORS}}}",), f"{TITLE}: {ABOUT}", version=__version__, license=LICENSE)
     works = {"program": [program], "papers": [DEPOSIT, SYMBOLIC]}
     known = {work.eprint for work in works["papers"]}
-    cited = {name: list(_works(name)) for name in ([] if directory is None else _encodings(directory))}
+    cited = {name: _works(name) for name in ([] if directory is None else _encodings(directory))}
     new: dict[str, Work] = {}  # a paper of several encodings is one entry
     for work in chain.from_iterable(cited.values()):
         if work.eprint not in known:
@@ -52,8 +52,8 @@ def cite(
         console.print_json(told)
     elif bibtex:
         console.say("\n\n".join(work.bibtex() for found in works.values() for work in found))
-        if new:
-            console.say("titles of the encodings' papers are not kept here: arXiv has them by the number.", aside=True)
+        if not all(work.title for work in new.values()):
+            console.say("titles of some papers are not known here: arXiv has them by the number.", aside=True)
     else:
         console.say("toeplens:")
         console.say(f"  {program.words()}")
@@ -73,7 +73,7 @@ def _citation(name: str) -> str:
     return encodings.get(name).citation
 
 
-def _works(name: str) -> Iterator[Work]:
+def _works(name: str) -> list[Work]:
     from toeplens.ground.works import works_in
 
     return works_in(_citation(name), name)

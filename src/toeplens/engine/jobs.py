@@ -24,7 +24,7 @@ from toeplens.engine.records import Asked, forget_measured, read_record, write_r
 from toeplens.engine.sharing import shared
 from toeplens.ground import InputError, ToeplensError, choose, write_bytes
 from toeplens.ground.errors import first_line
-from toeplens.ground.files import make_directory
+from toeplens.ground.files import make_directory, read_bytes
 from toeplens.ground.locks import Busy, locked
 from toeplens.lens import HeadAblation
 from toeplens.lens.ablation.ablate import Method, ablate_by
@@ -238,8 +238,8 @@ class _Parts:
     def get(self, key: str) -> np.ndarray | None:
         path = self.directory / f"{key}.npy"
         if path.exists():
-            with suppress(EOFError, ValueError):  # a damaged one is worked out again
-                return np.load(path, allow_pickle=False)
+            with suppress(Exception):  # a damaged one is worked out again
+                return np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
         if self.limits.over(self.slowest):
             raise Stopped
         self.begun = time.monotonic()

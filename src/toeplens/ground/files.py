@@ -60,9 +60,15 @@ def read_bytes(path: Path | str, most: int = -1, *, pipes: bool = False) -> byte
     """
     waiting = 0 if pipes else os.O_NONBLOCK
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | waiting)) as stream:
-        if not pipes and stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is a pipe, where a file is needed")
+        if not pipes:
+            refuse_pipe(stream.fileno())
         return stream.read(most)
+
+
+def refuse_pipe(path: Path | str | int) -> None:
+    """Raise `OSError` for a named pipe, before a library opens the file and waits for it; likewise for no file."""
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe, where a file is needed")
 
 
 def unzipped(content: bytes, most: int) -> bytes:

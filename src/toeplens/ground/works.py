@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from toeplens.ground.titles import TITLES
 
 _CITED = re.compile(
     r"(?P<authors>[^\d,;]+?) (?P<year>\d{4}), (?:arXiv (?P<eprint>\d{4}\.\d{5})(?:, | |$))?(?P<note>.*)"
@@ -23,7 +25,7 @@ class Work:
     """A work that is cited.
 
     key      its name in a bibliography
-    authors  as the work has them; "others" for those that are not known here
+    authors  as the work has them; "others" for those that are not known here; none where no author is known
     title    empty where it is not known here
     year     0 where it is not known, or there is none
     eprint   its number on arXiv
@@ -43,16 +45,17 @@ class Work:
     def words(self) -> str:
         """A line of a list of references."""
         plain = (author.replace("{", "").replace("}", "") for author in self.authors)
-        *before, last = [" ".join(reversed(author.split(", ", 1))) for author in plain]
+        *before, last = [" ".join(reversed(author.split(", ", 1))) for author in plain] or [""]
         names = f"{', '.join(before)} {'et al.' if last == 'others' else f'and {last}'}" if before else last
         year = f" ({self.year})" if self.year else ""
         parts = [
+            f"{names}{year}",
             self.title,
             self.version and f"version {self.version}",
             self.eprint and f"arXiv:{self.eprint}",
             self.note,
         ]
-        return f"{names}{year}. {'. '.join(part for part in parts if part)}."
+        return f"{'. '.join(part for part in parts if part)}."
 
     def bibtex(self) -> str:
         """An entry of a bibliography; one of a program is ``@software``, to BibTeX the same as misc."""
@@ -75,19 +78,25 @@ def bib(text: str) -> str:
     return "".join(_ESCAPES.get(letter, letter) for letter in text)
 
 
-def works_in(citation: str, key: str) -> Iterator[Work]:
+def works_in(citation: str, key: str) -> list[Work]:
     """The works that a citation in words names: authors, a year, and arXiv's number or what else is said.
 
-    Titles are not known there. The first has the ``key``, those after it the key with a number.
+    What names no authors is a note, of the work before it if there is one. The first work has the ``key``, those after
+    it the key with a number.
     """
-    for number, part in enumerate(citation.split("; "), 1):
-        name = key if number == 1 else f"{key}-{number}"
+    works: list[Work] = []
+    for part in citation.split("; "):
         found = _CITED.fullmatch(part)
-        if found is None:
-            yield Work(name, ("others",), note=part)
+        if found is None and works:
+            works[-1] = replace(works[-1], note="; ".join(filter(None, (works[-1].note, part))))
             continue
-        authors, note = _authors(found["authors"]), found["note"].strip("()")
-        yield Work(name, authors, year=int(found["year"]), eprint=found["eprint"] or "", note=note)
+        name = f"{key}-{len(works) + 1}" if works else key
+        if found is None:
+            works.append(Work(name, (), note=part))
+            continue
+        authors, eprint, note = _authors(found["authors"]), found["eprint"] or "", found["note"].strip("()")
+        works.append(Work(name, authors, TITLES.get(eprint, ""), int(found["year"]), eprint, note=note))
+    return works
 
 
 def _authors(text: str) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def _panels(card: Card) -> list[Panel]:
     if rotation:
         bands = Panel("Kernel by frequency, real part", _bands(card), "Rows are frequencies, from high to low.")
         first.append(bands)
-    if card.symbol is None:  # the kernel is infinite at some distances
+    if card.symbol is None or not card.symbol.any():  # the kernel is infinite at some distances, or odd
         return [*first, attention]
     assert card.angles is not None
     words = (

@@ -150,9 +150,7 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
         if kernel is not None and np.isnan(kernel).any():
             raise InputError(f"encoding: the kernel of {name!r} is no number at some distances; none can be drawn.")
         if kernel is not None and np.isfinite(kernel).all():
-            window = 1 - np.abs(offsets) / length
-            angles, complex_values = symbol(flat(kernel).astype(np.float64) * window, 4 * length)
-            values = np.real(complex_values)
+            angles, values = symbol_of(offsets, kernel)
         several = len(encodings.named(name)) > 1
         given = {f"{part}.{n}": v for part, own in options.items() for n, v in own.items()} if several else options
         return Card(
@@ -173,6 +171,15 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
             resolution=_resolution(encoding),
             cost=_cost(encoding, encodings.build("nope", **sizes), rounds),
         )
+
+
+def symbol_of(offsets: Int[np.ndarray, "D"], kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Angles, and the real part of a kernel's symbol at them (see `Card`); 0 where it is 0 but for rounding."""
+    length = int(offsets[-1]) + 1
+    rows = flat(kernel).astype(np.float64) * (1 - np.abs(offsets) / length)
+    angles, found = symbol(rows, 4 * length)
+    values = np.real(found)
+    return angles, np.where(np.abs(values) > 1e-13 * np.abs(rows).sum(-1, keepdims=True), values, 0.0)
 
 
 def _kernel(encoding: PositionalEncoding) -> tuple[np.ndarray, np.ndarray | None]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from toeplens.ground import InputError, read_json, read_rows, write_bytes, write_json, write_text
 from toeplens.ground.errors import first_line
-from toeplens.ground.files import make_directory
+from toeplens.ground.files import make_directory, refuse_pipe
 from toeplens.ground.locks import locked, names_in
 from toeplens.model import Decoder
 from toeplens.training.history import Segment, read_history
@@ -120,12 +120,15 @@ class Run:
         path = self.directory / WEIGHTS
         again = f"delete {self.directory / RESULT} and train with the same spec and directory to make them again"
         try:
+            refuse_pipe(path)
             saved = safetensors.torch.load_file(path)
         except FileNotFoundError:  # which safetensors also raises for a file that may not be read
             what = "cannot be read: this user may not" if path.exists() else f"is missing; {again}"
             raise InputError(f"run: {path} {what}.") from None
         except OSError as error:
-            raise InputError(f"run: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+            raise InputError(
+                f"run: {path} cannot be read: {(error.strerror or str(error)).lower()}; {again}."
+            ) from None
         except safetensors.SafetensorError as error:
             raise InputError(f"run: {path} is damaged ({error}); {again}.") from None
         own = own_state(model)
@@ -213,6 +216,7 @@ def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
+        refuse_pipe(path)
         with zipfile.ZipFile(path) as archive:  # torch writes checksums, but does not look at them
             broken = archive.testzip()
         if broken is not None:

@@ -47,6 +47,8 @@ def test_every_plot_of_a_page_is_a_panel_of_a_numbered_figure(page: str, found: 
         assert figure.caption
         assert not figure.caption.startswith("Figure")
         assert not figure.caption.endswith("#"), "the link to the figure is no word of it"
+        assert not re.search(r"\bpress\b|hover", figure.caption, re.IGNORECASE), "a printed figure cannot be pressed"
+        assert figure.caption.endswith((".", ")"))
         names = list(figure.names())
         assert len(names) == len(figure.panels)
         assert all(re.fullmatch(rf"{figure.id}[a-z0-9-]*", name) for name in names)

@@ -66,6 +66,13 @@ def test_a_group_of_columns_has_a_rule_of_its_own():
     assert made.count(r"\begin{") == made.count(r"\end{")
 
 
+def test_a_caption_says_what_numbers_are():
+    region = '<div role="region" aria-label="Cost" data-note="Nats a token. Small print: 95% interval.">'
+    first, second = read_tables(f"{region}<table><tr><td>1</table></div><table><tr><td>1</table>")
+    assert r"\caption{Cost. Nats a token. Small print: 95\% interval.}\label{tab:cost}" in latex_of(first)
+    assert r"\caption{table.}" in latex_of(second)
+
+
 def test_tables_of_the_same_name_are_told_apart():
     again = read_tables(GROUPED + GROUPED)
     assert [table.file for table in again] == ["what-it-costs", "rows", "what-it-costs-2", "rows-2"]

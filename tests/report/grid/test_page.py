@@ -50,7 +50,7 @@ def _traces(page: str, place: str) -> dict[str, dict[str, Any]]:
 
 def _table(page: str, label: str) -> dict[str, list[str]]:
     """The cells of a table by its region's name, without their marks, by the row's name."""
-    found = re.search(rf'aria-label="{label}"><table.*?</table>', page, re.DOTALL)
+    found = re.search(rf'aria-label="{label}"[^>]*><table.*?</table>', page, re.DOTALL)
     assert found is not None
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', found[0], re.DOTALL)
     return {

@@ -11,6 +11,9 @@ from typing import Any
 from toeplens.report.exporting.tables import VOID, OpenElements, slug
 
 _PLACE = re.compile(r"(.+)-(\d+)-(\d+)-(\d+)")  # figure, view, group, panel
+_ON_SCREEN = re.compile(
+    r" ?\b(?:Press(?! et al)|Click|Hover|Point at)\b[^.]*\.|[;,] (?:hover|point at)\b[^.]*(?=\.)"
+)  # not in print
 _STYLE = re.compile(r"(?:^|;|-)color:\s*([^;]+)")
 _STROKES = {"solid", "dash", "dot", "dashdot", "longdash", "longdashdot"}
 _PATTERNS = {"rising": "/", "falling": "\\", "dotted": ".", "crossed": "x", "squared": "+"}
@@ -165,7 +168,7 @@ class _Reader(HTMLParser):
             figure.title = text[number.end() :].rstrip(".") if number else text
             self._text = ""
         elif tag == "figcaption":
-            figure.caption = text
+            figure.caption = _ON_SCREEN.sub("", text)
         elif tag == "option":
             self._views.append(text)
         elif tag == "h4":

@@ -61,7 +61,8 @@ def latex_of(table: Table) -> str:
     width = len(grid[0]) if grid else 0
     room = sum(min(_LONG, max((3 + len(row[x].whole) for row in table.body()), default=0)) for x in range(width))
     lines = [" & ".join(map(_cell, row)) + r" \\" for row in table.body()]
-    caption = rf"\caption{{{escaped(table.name)}.}}\label{{tab:{table.file}}}"
+    told = f"{table.name}. {table.note}".strip()
+    caption = rf"\caption{{{escaped(told)}}}\label{{tab:{table.file}}}"
     columns = "".join(_column([row[x] for row in table.body()]) for x in range(width))
     head = _head(grid[: table.heads])
     begun = [r"\toprule", *head, *([r"\midrule"] if head else [])]

@@ -10,6 +10,7 @@ from toeplens.report.exporting.figures import Figure, Panel
 from toeplens.report.exporting.pages import script_in
 from toeplens.report.kit.canvas import Canvas, untagged
 
+_CELLS = 2**20  # heads of a map at most
 _ROOM = 16  # heads up to which a cell has room for its number
 
 
@@ -37,6 +38,8 @@ def _figure(sheet: dict[str, Any], column: dict[str, Any]) -> Figure:
 def _plot(sheet: dict[str, Any], name: str, number: int, place: dict[str, Any], digits: int) -> dict[str, Any]:
     """Tones by layer and head: above 0 warm colours, below it cool ones; empty where nothing is known."""
     rows = {layer: row for row, layer in enumerate(place["layers"])}
+    if not 0 < len(rows) * place["heads"] <= _CELLS:
+        raise ValueError(f"{place['heads']} heads in each of {len(rows)} layers")
     tones: list[list[float | None]] = [[None] * place["heads"] for _ in rows]
     told = [[""] * place["heads"] for _ in rows]
     for at, which in enumerate(sheet["place"]):

@@ -53,13 +53,14 @@ class Cell:
 
 @dataclass
 class Table:
-    """A table as it is read: its name, the title of its section, its rows of cells."""
+    """A table as it is read: its name, the title of its section, its rows of cells; a note on units and small print."""
 
     name: str
     section: str
     rows: list[list[Cell]] = field(default_factory=list)
     heads: int = 0
     id: str = ""
+    note: str = ""
 
     @property
     def file(self) -> str:
@@ -215,7 +216,7 @@ class _Reader(HTMLParser):
         self.sheets = ""
         self._open = OpenElements()
         self._unseen = 0  # how many were open outside what is not to be read, plus 1; 0 where all is
-        self._label, self._title, self._heading = "", "", ""
+        self._label, self._note, self._title, self._heading = "", "", "", ""
         self._table: Table | None = None
         self._cell: Cell | None = None
         self._small = self._folded = self._told = self._data = False
@@ -233,13 +234,15 @@ class _Reader(HTMLParser):
         if tag in _UNSEEN or told.get("aria-hidden") == "true":
             self._unseen = len(self._open)
         elif "aria-label" in told and told.get("role") == "region":
-            self._label = told["aria-label"]
+            self._label, self._note = told["aria-label"], told.get("data-note", "")
         elif tag in ("h2", "h3"):
             self._heading = ""
             self._title = tag
         elif tag == "table":
             name = self._label or self._heading or "table"
-            self._table = Table(" ".join(name.split()), " ".join(self._heading.split()), id=told.get("id", ""))
+            self._table = Table(
+                " ".join(name.split()), " ".join(self._heading.split()), id=told.get("id", ""), note=self._note
+            )
             self.tables.append(self._table)
         elif self._table is not None:
             self._inside(self._table, tag, told)
@@ -276,7 +279,7 @@ class _Reader(HTMLParser):
             self._cell.text, self._cell.note = (_joined(text) for text in (self._cell.text, self._cell.note))
             self._cell = None
         elif tag == "table":
-            self._table, self._label = None, ""
+            self._table, self._label, self._note = None, "", ""
         elif tag == "details":
             self._folded = False
         elif tag == "summary":

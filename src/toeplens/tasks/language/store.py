@@ -7,6 +7,7 @@ so that text that has not changed is not read again. Where nothing can be writte
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import secrets
@@ -25,7 +26,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from toeplens.ground import EnvironmentFailure, InputError, checked, read_json, write_json
-from toeplens.ground.files import environment_failure, is_leftover
+from toeplens.ground.files import environment_failure, is_leftover, read_bytes
 from toeplens.ground.reading import Count, Text, Truth
 from toeplens.tasks.base import Split
 from toeplens.tasks.language.corpus import Corpus, Part, dtype_of
@@ -195,7 +196,7 @@ def _part(directory: Path, split: Split, kept: _Kept) -> Part:
 
 
 def _numbers(file: Path, many: int) -> Int[np.ndarray, "n"]:
-    found = np.load(file, allow_pickle=False)
+    found = np.load(io.BytesIO(read_bytes(file)), allow_pickle=False)
     if found.shape != (many,) or found.dtype != np.int64:
         raise _Absent
     return found
