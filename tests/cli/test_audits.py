@@ -360,6 +360,9 @@ def test_effects_that_take_long_say_once_what_takes_less(
                 progress(what, done, 270)
     said = capsys.readouterr().err
     assert said.count("--first 10 does.") == shorter
+    with audit_output.AuditProgress("--first 10 does.") as progress:
+        progress.expect("heads", 3600 * apart)
+    assert capsys.readouterr().err.count("--first 10 does.") == 1
     assert not shorter or re.search(r"^heads: about 4\.\d minutes left; --first 10 does\.$", said, re.MULTILINE)
 
 

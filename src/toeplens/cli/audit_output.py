@@ -73,7 +73,9 @@ class AuditProgress:
         if err.is_terminal and what in self.tasks:
             self.bar.update(self.tasks[what], left=text)
         elif seconds >= _LONG:
-            say(f"{what}: they will take {text}", aside=True)
+            instead = f"; {self.shorter}" if what == "heads" and seconds > _TOO_LONG and self.shorter else ""
+            say(f"{what}: they will take {text}{instead}", aside=True)
+            self.shorter = "" if instead else self.shorter
 
 
 class PieceProgress(AuditProgress):

@@ -34,6 +34,16 @@ def memory() -> int:
     return found
 
 
+def free_memory() -> int:
+    """Bytes of memory that are free now or can be reclaimed, as Linux says; elsewhere `memory`."""
+    try:
+        fields = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return memory()
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", fields, re.MULTILINE)
+    return memory() if found is None else min(memory(), 1024 * int(found[1]))
+
+
 @cache
 def keep_freed_memory() -> None:
     """Have this process keep memory that it frees for what it allocates next, up to 2 GB of it, where glibc serves it.

@@ -176,6 +176,15 @@ def test_sizes_beyond_the_memory_are_refused_before_anything_is_filled(
         audited(place)
 
 
+def test_weights_that_the_free_memory_does_not_hold_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
+    monkeypatch.setattr(loading, "free_memory", lambda: 1000)
+    with pytest.raises(EnvironmentFailure, match=r"weights of .* need .* of memory, and .* are free; a smaller dtype"):
+        audited(place)
+
+
 @pytest.mark.parametrize("content", ["null", "3", "", "{", "[" * 100_000, '{"a": %s}' % ("9" * 5000)])
 def test_damaged_configurations_are_one_sentence(tmp_path: Path, content: str) -> None:
     saved(built("LlamaForCausalLM", **LLAMA), tmp_path)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
-from toeplens.ground.machine import keep_freed_memory, memory, out_of_memory
+from toeplens.ground.machine import free_memory, keep_freed_memory, memory, out_of_memory, size
 from toeplens.sources.huggingface.checkpoints import Checkpoint, checkpoint_of
 from toeplens.sources.huggingface.failures import words
 from toeplens.sources.huggingface.hosts.host import HOST, MODULES
@@ -242,8 +242,14 @@ def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled
         f"model: {name} does not fit into the memory of {place}; a smaller dtype or another device is needed."
     )
     if place == "cpu":
-        if _least(cls, config, chosen, files.quantised) > memory():
+        least = _least(cls, config, chosen, files.quantised)
+        if least > memory():
             raise full
+        if least > (free := free_memory()):
+            raise EnvironmentFailure(
+                f"model: the weights of {name} need {size(least)} of memory, and {size(free)} are free; a smaller "
+                "dtype (bfloat16 halves it) or another device is needed."
+            )
         keep_freed_memory()
     safetensors = files.safetensors(named)
     try:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
@@ -141,6 +142,8 @@ def audit(
     how = (*how, [item.tokens for item in asked], [repr(change) for change in changes])
     kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, how, mask_token, seed))
     try:
+        if effects in ("exact", "position") and first is None and on_estimate is not None:
+            expect("heads", _effect_seconds(loaded, inputs, wanted, some))
         scores = scores_of(loaded, asked, kept, partial(report, "needles"))
         if read.there is None:
             measured, whole = measure(loaded, inputs, wanted, kept, report, expect, changes)
@@ -240,6 +243,24 @@ def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequen
     there = sum(count if heads is None else len(heads) for count in counts)
     if first is not None and first > there:
         raise InputError(f"first: {first} was given; there are {there} heads to choose from.")
+
+
+@torch.no_grad()
+def _effect_seconds(
+    loaded: Loaded, inputs: Mapping[str, Tensor], layers: frozenset[int] | None, heads: frozenset[int] | None
+) -> float:
+    """About how long exact effects take: half a pass per head and sequence, by one pass of the first sequence."""
+    one, names, took = {name: x[:1] for name, x in inputs.items()}, loaded.attention, []
+    while not took or (took[0] < 1 and len(took) < 2):  # the first pass takes longer
+        began = time.perf_counter()
+        loaded.model(**one)
+        took.append(time.perf_counter() - began)
+    seconds = min(took)
+    config = loaded.model.config.get_text_config()
+    whole = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+    calls = len(whole) if layers is None else len(layers)
+    each = getattr(config, "num_attention_heads", 1) if heads is None else len(heads)
+    return seconds / 2 * calls * each * len(inputs["input_ids"])
 
 
 def _must_be_same(directory: Path, read: Sequences, changes: Sequence[Change]) -> None:
