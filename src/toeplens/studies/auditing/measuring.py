@@ -190,7 +190,7 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Seque
     by_offset = bias if bias is None or bias.ndim < 4 else None
     if not unknown and placed["rotation"] is not None:
         placed.pop("k_position", None)
-        use = frequency_use(**placed | {"bias": by_offset})
+        use = frequency_use(**{**placed, "bias": by_offset})
         offsets = rotary_offsets(
             placed["q"], placed["k"], len(placed["rotation"]), placed["lengths"], pairing="interleaved", layout="bhnd"
         )
