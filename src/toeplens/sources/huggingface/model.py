@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from toeplens.encodings.kit import product_dtype
 from toeplens.ground import EnvironmentFailure, InputError
 
 SEAT = "toeplens_seat"  # where an attention module carries an encoding that is installed in it
@@ -101,8 +102,10 @@ def input_embedding(model: Any) -> Any:
 
 
 def precision(model: nn.Module) -> torch.dtype:
-    """The coarsest dtype of the model's weights: its numbers are rounded to it, whatever they are widened to."""
-    found = {weight.dtype if weight.dtype in _TOLERANCES else torch.float32 for weight in model.parameters()}
+    """The coarsest dtype that the model's numbers are rounded to, whatever they are widened to: of its weights, or of
+    products under autocast."""
+    used = {product_dtype(weight) for weight in model.parameters()}
+    found = {dtype if dtype in _TOLERANCES else torch.float32 for dtype in used}
     return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 

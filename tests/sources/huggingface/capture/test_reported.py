@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GROUPED, NARROW, SIZES, calls_in, state, tiny
+from tests.sources.huggingface.models import GROUPED, NARROW, SIZES, T5, calls_in, state, tiny
 
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import Change, compared_changed
@@ -64,6 +64,18 @@ def test_layers_with_another_layers_keys_are_read_and_changed(kind: str, sizes: 
         assert call.placed()["rotation"] is not None
     change = Change(layer=2, heads=(0,), speed=0.0)
     assert compared_changed(model, {"input_ids": TEXT}, lambda call: None, [change]) < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("LlamaForCausalLM", SIZES), ("T5ForConditionalGeneration", T5)])
+def test_under_autocast_rounding_is_that_of_its_dtype(kind: str, sizes: dict[str, Any]) -> None:
+    model = tiny(kind, **sizes)
+    exact = audit(model, TEXT, effects="none")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = audit(model, TEXT, effects="none")
+    assert found.whole > 100 * exact.whole
+    for layer, plain in zip(found.layers, exact.layers, strict=True):
+        assert layer.unknown == plain.unknown
+        assert layer.tolerance > 1000 * plain.tolerance
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}

@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from toeplens.encodings.kit import product_dtype
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.capture.attention import Attention
 from toeplens.sources.huggingface.capture.masks import at_rows
@@ -106,7 +107,7 @@ def prove(
     outputs, made = heads.index_select(1, rows).transpose(1, 2).double(), parts.softmax(formed, rows) @ v
 
     widest = max(parts.q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-    unit, least = _unit_roundoff(widest, parts.q.device), max(_LEAST, torch.finfo(widest).tiny * _eps(widest))
+    unit, least = _unit_roundoff(parts.q, widest), max(_LEAST, torch.finfo(widest).tiny * _eps(widest))
     delta = _logit_rounding(parts, rows, formed, unit) + _FLOAT32 * (formed.amax(-1, keepdim=True) - formed)
     delta = delta.nan_to_num(0.0, posinf=_LARGEST).clamp(max=_LARGEST).masked_fill(~visible, 0)
     keys = weights.shape[-1]
@@ -186,15 +187,13 @@ def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def _unit_roundoff(dtype: torch.dtype, device: torch.device) -> float:
-    """Of products of numbers of this dtype: coarser under autocast and where torch may round float32 products."""
-    found = max(_eps(dtype), _eps(torch.float32))
-    if torch.is_autocast_enabled(device.type):
-        found = max(found, _eps(torch.get_autocast_dtype(device.type)))
+def _unit_roundoff(q: Tensor, dtype: torch.dtype) -> float:
+    """Of products of queries, and of outputs of this dtype; coarser where torch may round products of float32."""
+    found = max(_eps(product_dtype(q)), _eps(dtype), _eps(torch.float32))
     allowed = torch.get_float32_matmul_precision()
     if allowed == "medium":
         found = max(found, _eps(torch.bfloat16))
-    elif allowed == "high" and device.type == "cuda":  # TF32 has the digits of float16
+    elif allowed == "high" and q.is_cuda:  # TF32 has the digits of float16
         found = max(found, _eps(torch.float16))
     return found / 2
 
