@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,14 @@ def test_the_map_of_an_audit_is_a_figure_a_column():
     ranked = sorted(range(len(audit.heads)), key=lambda at: audit.heads[at].positional or 0)
     flat = [value for row in rows for value in row]
     assert flat[ranked[-1]] == max(flat)
+
+
+def test_a_map_of_a_billion_heads_is_not_begun():
+    sheet = {"values": {"a": []}, "ends": {"a": {"low": "", "high": "", "half": False}}, "place": []}
+    sheet["places"] = [{"title": "", "layers": [0], "heads": 10**9}]
+    content = {"sheets": [sheet], "columns": [{"name": "a", "title": "A", "about": "", "digits": 1}]}
+    with pytest.raises(ValueError, match="1000000000 heads in each of 1 layers"):
+        read_maps(f'<script type="application/json" id="sheets">{json.dumps(content)}</script>')
 
 
 def test_the_map_of_two_audits_is_left_to_the_page(page: str):

@@ -58,12 +58,12 @@ def latex_of(table: Table) -> str:
     A table wider than a column of text is a ``table*``; what is wider than that is made smaller.
     """
     grid, tall = table.grid(), len(table.rows) > _TALL
-    width = len(grid[0]) if grid else 0
-    room = sum(min(_LONG, max((3 + len(row[x].whole) for row in table.body()), default=0)) for x in range(width))
-    lines = [" & ".join(map(_cell, row)) + r" \\" for row in table.body()]
+    width, body = len(grid[0]) if grid else 0, grid[table.heads :]
+    room = sum(min(_LONG, max((3 + len(row[x].whole) for row in body), default=0)) for x in range(width))
+    lines = [" & ".join(map(_cell, row)) + r" \\" for row in body]
     told = f"{table.name}. {table.note}".strip()
     caption = rf"\caption{{{escaped(told)}}}\label{{tab:{table.file}}}"
-    columns = "".join(_column([row[x] for row in table.body()]) for x in range(width))
+    columns = "".join(_column([row[x] for row in body]) for x in range(width))
     head = _head(grid[: table.heads])
     begun = [r"\toprule", *head, *([r"\midrule"] if head else [])]
     if tall:

@@ -18,6 +18,7 @@ VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "met
 _UNSEEN = {"script", "style", "sup", "template", "svg", "button", "select"}  # marks of notes among them
 _GAPS = {"br", "p", "li", "dd", "dt", "div"}
 _ACROSS, _DOWN = 1000, 65534  # columns and rows of a cell at most, as in HTML
+_TABLES = 1000  # of a page
 _CELLS = 2**20  # places of a table, with those that a cell takes beside its own
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # as a spreadsheet knows one, in wide letters too
 _NUMBER = re.compile(r"[-+]\.?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?%)?(?: [\w(±[].*)?")  # with a unit or a note
@@ -112,11 +113,13 @@ def read_tables(html: str) -> list[Table]:
     """The tables of a page that have a cell, in its order; names are made different from each other.
 
     Names are what the page tells those who cannot see it. The table of an audit's heads, or of two audits', which the
-    page's own script makes, is made of what that is made of.
+    page's own script makes, is made of what that is made of. Raises `InputError` for more tables than a page has.
     """
     reader = _Reader()
     reader.feed(html)
     reader.close()
+    if len(reader.tables) > _TABLES:
+        raise InputError(f"tables: the page has {len(reader.tables):,}; at most {_TABLES:,} are read.")
     found: list[Table] = []
     counts: dict[str, int] = {}
     for table in reader.tables:
