@@ -23,7 +23,7 @@ class Work:
     """A work that is cited.
 
     key      its name in a bibliography
-    authors  as the work has them; "others" for those that are not known here
+    authors  as the work has them; "others" for those that are not known here; none where only ``note`` is known
     title    empty where it is not known here
     year     0 where it is not known, or there is none
     eprint   its number on arXiv
@@ -42,6 +42,8 @@ class Work:
 
     def words(self) -> str:
         """A line of a list of references."""
+        if not self.authors:
+            return f"{self.note}."
         plain = (author.replace("{", "").replace("}", "") for author in self.authors)
         *before, last = [" ".join(reversed(author.split(", ", 1))) for author in plain]
         names = f"{', '.join(before)} {'et al.' if last == 'others' else f'and {last}'}" if before else last
@@ -84,7 +86,7 @@ def works_in(citation: str, key: str) -> Iterator[Work]:
         name = key if number == 1 else f"{key}-{number}"
         found = _CITED.fullmatch(part)
         if found is None:
-            yield Work(name, ("others",), note=part)
+            yield Work(name, (), note=part)
             continue
         authors, note = _authors(found["authors"]), found["note"].strip("()")
         yield Work(name, authors, year=int(found["year"]), eprint=found["eprint"] or "", note=note)

@@ -175,7 +175,7 @@ class _Reader(HTMLParser):
             figure.title = text[number.end() :].rstrip(".") if number else text
             self._text = ""
         elif tag == "figcaption":
-            figure.caption = text
+            figure.caption = re.sub(r" ?Press an? [^.]*\.", "", text)  # which is of the page alone
         elif tag == "option":
             self._views.append(text)
         elif tag == "h4":
