@@ -44,8 +44,10 @@ class Work:
 
     def words(self) -> str:
         """A line of a list of references."""
+        if not self.authors:
+            return f"{self.note}."
         plain = (author.replace("{", "").replace("}", "") for author in self.authors)
-        *before, last = [" ".join(reversed(author.split(", ", 1))) for author in plain] or [""]
+        *before, last = [" ".join(reversed(author.split(", ", 1))) for author in plain]
         names = f"{', '.join(before)} {'et al.' if last == 'others' else f'and {last}'}" if before else last
         year = f" ({self.year})" if self.year else ""
         parts = [

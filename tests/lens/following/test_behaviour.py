@@ -20,6 +20,7 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
+from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.following import two_way, two_way_products
@@ -31,6 +32,7 @@ from toeplens.lens.kit.given import Given, KeySplit
 from toeplens.lens.kit.movable import MovableKeys, movable_from
 from toeplens.lens.kit.splits import position_parts
 from toeplens.lens.kit.trace import Counted
+from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
@@ -496,6 +498,28 @@ def test_any_logit_of_one_query_and_one_key_has_shares(encoding: str) -> None:
     changed[0, :, :4] = layer.k[0, :, order]
     expected_logits = layer.logits(k=changed)[0, :, 3, :4].detach()
     torch.testing.assert_close(keys.logits(0, 3, order), expected_logits, rtol=1e-9, atol=1e-9)
+
+
+class QueryGated(PositionalEncoding):
+    """ALiBi with a slope that the query sets: M_jm = q . k_m - s(q) (i - j)."""
+
+    coupling = "bias"
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor, seen: Seen) -> Tensor:
+        return -seen.q.sum(-1, keepdim=True).sigmoid() * (q_positions.unsqueeze(-1) - k_positions)
+
+
+def test_a_slope_that_the_query_sets_has_shares_and_no_frequencies() -> None:
+    layer = trace_of("nope")[0]
+    sizes = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 16}
+    gated = replace(layer, encoding=QueryGated(**sizes))
+    found = behaviour(gated)
+    np.testing.assert_allclose(shares(found), by_the_layer(gated, 0 * gated.k)[:3], rtol=0, atol=1e-8)
+    assert (found.positional > 0.1).all()
+    assert (found.interaction < 1e-12).all()
+    for measure in (frequency_use, lambda x: contraction(x)):
+        with pytest.raises(InputError, match=r"^encoding: "):
+            measure(gated)
 
 
 def test_the_page_says_of_every_encoding_without_shares_why() -> None:

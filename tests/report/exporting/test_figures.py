@@ -47,6 +47,7 @@ def test_every_plot_of_a_page_is_a_panel_of_a_numbered_figure(page: str, found: 
         assert figure.title
         assert figure.caption
         assert not figure.caption.startswith("Figure")
+        assert "Press " not in figure.caption, "a paper has no buttons"
         assert not figure.caption.endswith("#"), "the link to the figure is no word of it"
         assert not re.search(r"\bpress\b|hover", figure.caption, re.IGNORECASE), "a printed figure cannot be pressed"
         assert figure.caption.endswith((".", ")"))

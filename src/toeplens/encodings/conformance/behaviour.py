@@ -103,6 +103,11 @@ def kernel(specimen: Specimen) -> str:
         rows = encoding.embed(torch.zeros(1, length, encoding.d_model, dtype=torch.float64), p)[0]
         return f"Gram matrix, {agree(values[0], rows @ rows.T, 1e-6, 'kernel against p_i . p_j'):.0e}"
     if not values.is_complex():
+        demand(
+            "bias" not in encoding._seeing,
+            "kernel: it must be complex [H, n, D] or None, as the bias reads more than positions (a real kernel is the "
+            "whole bias by offset)",
+        )
         bias = encoding.bias(p, p)
         bias = torch.zeros_like(values) if bias is None else bias
         return f"bias, {agree(values, bias, 1e-6, 'kernel against bias'):.0e}"

@@ -158,6 +158,11 @@ def bias_by_offset(layer: LayerTrace, offsets: Int[Tensor, "D"]) -> Float[Tensor
 def _bias(layer: LayerTrace) -> Fixed:
     """The encoding's bias: by offset where it has a kernel, else written out."""
     encoding, length = layer.encoding, len(layer.rows)
+    if "bias" in encoding._seeing:
+        raise NoForm(
+            f"encoding: the bias of {type(encoding).__name__} reads queries or tokens, so it is no position part by "
+            "itself."
+        )
     kernel = bias_by_offset(layer, torch.arange(-length + 1, length, device=layer.q.device))
     if kernel is not None:
         return Offsets(kernel.expand(encoding.num_heads, -1), layer.causal)

@@ -43,7 +43,7 @@ def contraction(layer: LayerTrace, *, sequences: int = 16) -> Contraction:
     sequence has two tokens: one eigenvalue has no range.
     """
     encoding = layer.encoding
-    if encoding.data_dependent or encoding.overrides("transform_logits"):
+    if encoding.data_dependent or encoding.overrides("transform_logits") or "bias" in encoding._seeing:
         raise InputError(
             f"encoding: {type(encoding).__name__} weighs position by content; only rotations, biases and vectors at "
             "the input have a spectrum with and without position."
