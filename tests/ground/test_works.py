@@ -20,12 +20,6 @@ def test_a_citation_in_words_is_taken_apart():
     assert r"Novel \& new" in second.bibtex()
 
 
-def test_a_citation_that_names_no_authors_is_a_note():
-    [work] = works_in("mine", "own")
-    assert work.words() == "mine."
-    assert work.bibtex() == "@misc{own,\n  note = {mine},\n}"
-
-
 def test_every_encodings_citation_is_an_entry_with_its_number():
     for name in encodings.names():
         citation = encodings.get(name).citation

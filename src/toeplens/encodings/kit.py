@@ -207,4 +207,5 @@ def require_indices(field: str, given: Any, count: int) -> None:
         or not all(isinstance(index, int) and 0 <= index < count for index in given)
         or len(set(given)) != len(given)
     ):
-        raise InputError(f"{field}: {shown(given)} was given; it must be different indices from 0 to {count - 1}.")
+        got = shown(given if isinstance(given, Tensor) else list(given))
+        raise InputError(f"{field}: {got} was given; it must be different indices from 0 to {count - 1}.")

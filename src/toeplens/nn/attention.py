@@ -128,10 +128,12 @@ class Attention(nn.Module):
 
         Arguments
             positions         where the tokens stand, [N] or [B, N]; counted from 0 in each text unless given
-            key_padding_mask  True where a token is padding, on whichever side, as in `torch.nn.MultiheadAttention`
+            key_padding_mask  True where a token is padding, wherever it stands, as in `torch.nn.MultiheadAttention`
             segments          which text each token is of, where several are packed into a sequence
             mask              True where a query may see a key, beside what the rest says; a row a query, or one for all
             cache             of `new_cache`: these tokens come after those in it, and are kept there
+
+        Raises `InputError` for inputs of another type or shape, and for a mask that the encoding cannot be used with.
         """
         if others:
             raise InputError(

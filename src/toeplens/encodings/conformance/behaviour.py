@@ -218,7 +218,7 @@ def decoded(
 
 
 def padding(specimen: Specimen) -> str:
-    """A query that sees no key gives 0 on every path, and padding before a text leaves two layers finite."""
+    """A query that sees no key gives 0 on every path; padding leaves two layers finite, and tokens what they are."""
     encoding, length, pads = specimen.encoding, 11, 4
     p, x = specimen.positions(length), specimen.content(2, length).requires_grad_()
     mask = (torch.arange(length) >= torch.tensor([[0], [pads]]))[:, None, None, :]
@@ -240,9 +240,14 @@ def padding(specimen: Specimen) -> str:
                 agree(out, outputs["fused"], EXACT, f"{name} and fused attention after padding")
         hidden = hidden + outputs["explicit"].transpose(1, 2).flatten(-2) @ merge
     hidden[:, pads:].square().sum().backward()
+    real = torch.arange(length) % 3 != 2
+    places = specimen.positions(int(real.sum()))
+    alone = specimen.attend(x[:, real], places)
+    between = specimen.attend(x, places[(real.cumsum(0) - 1).clamp(min=0)], padding=~real.expand(2, -1))
+    agree(between[:, :, real], alone, EXACT, "attention with padding between tokens and without it")
     for name, gradient in {"the content": x.grad, **{n: w.grad for n, w in encoding.named_parameters()}}.items():
         demand(gradient is None or bool(gradient.isfinite().all()), f"{name} receives a gradient that is not finite")
-    return "0 where no key is seen: fused, explicit, chunked, cached; two layers and their gradients are finite"
+    return "0 where no key is seen: fused, explicit, chunked, cached; two layers finite; padding between tokens is none"
 
 
 def shift(specimen: Specimen) -> str:
