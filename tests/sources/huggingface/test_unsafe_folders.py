@@ -119,7 +119,7 @@ def test_a_stray_file_does_not_give_an_encoding_s_weights(size: str, tmp_path: P
         ({"encoding": "fire", "prove": True}, "is damaged"),
         ({"encoding": "fire", "model": 1}, "is damaged"),
         ({"encoding": "fire", "layers": "x"}, "is damaged"),
-        ({"encoding": "fire", "layers": [10**9]}, "does not go with it .*different layers from 0 to 1"),
+        ({"encoding": "fire", "layers": [10**9]}, "does not go with it .*different indices from 0 to 1"),
         ({"encoding": "fire", "max_len": True}, "is damaged"),
         ({"encoding": "odd"}, "does not go with it .*there is no 'odd'"),
         ({"encoding": "fire", "width": "x"}, "does not go with it"),

@@ -22,7 +22,7 @@ from toeplens.sources.huggingface.beforehand import calls_of, check_decoder, che
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
-from toeplens.sources.huggingface.predictions import Predictions, predictions
+from toeplens.sources.huggingface.prediction import Predictions, predictions
 from toeplens.studies.kit.changes import told
 from toeplens.studies.kit.questions import SEEDS, Asked, Item, Writer, batches
 from toeplens.studies.kit.retrieving import HeadRetrieval, retrieval_of

@@ -224,7 +224,7 @@ def test_the_matrix_and_its_colours(grid: Grid) -> None:
     assert (row.chance, row.length) == ("10.0", "20.0")
     at = dict(zip(("rope", "t5", "alibi", "nope"), row.cells, strict=True))
     assert (at["rope"].mean, at["rope"].range, at["rope"].skill) == ("80.0", "70.0–90.0", pytest.approx(0.75))
-    assert (at["nope"].mean, at["nope"].note, at["nope"].depth) == ("25.0", "1 diverged", "3%")
+    assert (at["nope"].mean, at["nope"].note, at["nope"].depth) == ("25.0", "1 diverged, 1/1 still learning", "3%")
     assert (row.simple.mean, row.simple.note) == ("30.0", "bag")
     assert row.simple.skill == pytest.approx(0.1 / 0.8), "over a guess from the length, as a model's"
 

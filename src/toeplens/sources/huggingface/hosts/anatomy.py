@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding
-from toeplens.encodings.kit import without_autocast
+from toeplens.encodings.kit import require_indices, without_autocast
 from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.failures import of_libraries, words
@@ -129,6 +129,8 @@ class Anatomy:
                 f"model: {kind} does not ask transformers' attention interface once a layer; an encoding cannot be "
                 "installed in it."
             )
+        if self._layers is not None:
+            require_indices("layers", self._layers, len(modules))
         chosen = [call for layer, call in enumerate(found) if self._layers is None or layer in self._layers]
         sizes = {(call.q.shape[1], call.k.shape[1], call.q.shape[3]) for call in chosen or found}
         if len(sizes) > 1:

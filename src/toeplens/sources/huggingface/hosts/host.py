@@ -12,7 +12,6 @@ from torch import nn
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.absolute import NoPE
-from toeplens.encodings.kit import require_indices
 from toeplens.ground import InputError
 from toeplens.ground.options import must_be
 from toeplens.sources.huggingface.hosts.anatomy import Anatomy, Found
@@ -69,7 +68,6 @@ class Host:
     def _check(self, found: Found, encoding: PositionalEncoding) -> None:
         if self.layers is None:
             return
-        require_indices("layers", self.layers, len(found.modules))
         if not self.layers:
             raise InputError("layers: must be at least one layer; leave it out for all (got []).")
         whole = len(self.layers) == len(found.modules)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, shown
 from toeplens.sources.huggingface.hosts.host import HOST
 from toeplens.sources.huggingface.loading import Dtype, open_folder
 
@@ -23,7 +23,8 @@ def load(path: str | Path, *, dtype: Dtype | None = None, device: str = "cpu") -
     Raises `InputError` for a directory of another kind and for one that is damaged.
     """
     if not isinstance(path, str | Path) or not Path(path).is_dir():
-        raise InputError(f"path: {path} was given; it must be a directory that save_pretrained wrote.")
+        given = path if isinstance(path, str | Path) else shown(path)
+        raise InputError(f"path: {given} was given; it must be a directory that save_pretrained wrote.")
     if dtype is not None:
         choose("dtype", dtype, ("auto", "float64", "float32", "bfloat16", "float16"))
     model = open_folder(str(path), dtype, device).model

@@ -10,7 +10,7 @@ from tests.sources.huggingface.models import GPT, GROUPED, NARROW, SIZES
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, intervened, predictions
+from toeplens.sources.huggingface import Change, intervened, prediction
 
 transformers = pytest.importorskip("transformers")
 
@@ -74,9 +74,9 @@ def by_hand(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", MODELS)
 def test_blocks_are_one_pass(name: str, block: int, tokens: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made(name)
-    monkeypatch.setattr(predictions, "_SHORTEST", block)
-    monkeypatch.setattr(predictions, "_LONGEST", block)
-    found = predictions.predictions(model, tokens, PLACES)
+    monkeypatch.setattr(prediction, "_SHORTEST", block)
+    monkeypatch.setattr(prediction, "_LONGEST", block)
+    found = prediction.predictions(model, tokens, PLACES)
     with torch.no_grad():
         nats, right = by_hand(model(tokens).logits, tokens)
     torch.testing.assert_close(found.nats.float(), nats, atol=2e-5, rtol=1e-5)
@@ -86,20 +86,20 @@ def test_blocks_are_one_pass(name: str, block: int, tokens: Tensor, monkeypatch:
 def test_choices_are_all_that_can_be(tokens: Tensor) -> None:
     model = made("Llama")
     choices = torch.stack((tokens[:, 9], (tokens[:, 9] + 1) % 31, (tokens[:, 9] + 2) % 31), 1)
-    found = predictions.predictions(model, tokens, [9], choices=choices)
+    found = prediction.predictions(model, tokens, [9], choices=choices)
     with torch.no_grad():
         among = model(tokens).logits[:, 8].gather(-1, choices)
     torch.testing.assert_close(found.nats[:, 0].float(), -among.log_softmax(-1)[:, 0], atol=1e-6, rtol=1e-5)
     assert found.right[:, 0].tolist() == (among.argmax(-1) == 0).tolist()
     with pytest.raises(InputError, match="choices: the token at a place is none of them"):
-        predictions.predictions(model, tokens, [10], choices=torch.full((2, 1), 30))
+        prediction.predictions(model, tokens, [10], choices=torch.full((2, 1), 30))
 
 
 def test_a_model_in_training_is_asked_in_evaluation_mode_and_left_as_it_was(tokens: Tensor) -> None:
     model = made("GPT2")
-    wanted = predictions.predictions(model, tokens, PLACES)
+    wanted = prediction.predictions(model, tokens, PLACES)
     model.train()
-    found = predictions.predictions(model, tokens, PLACES)
+    found = prediction.predictions(model, tokens, PLACES)
     torch.testing.assert_close(found.nats, wanted.nats, rtol=0, atol=0)
     assert all(module.training for module in model.modules())
 
@@ -107,7 +107,7 @@ def test_a_model_in_training_is_asked_in_evaluation_mode_and_left_as_it_was(toke
 @pytest.mark.usefixtures("unchecked")
 def test_changes_are_those_of_the_changed_pass(tokens: Tensor) -> None:
     model, changes = made("Llama"), [Change(layer=0, speed=0.0), Change(layer=1, heads=(2,), output="zero")]
-    found = predictions.predictions(model, tokens, PLACES, changes=changes)
+    found = prediction.predictions(model, tokens, PLACES, changes=changes)
     with torch.no_grad(), intervened(model, changes):
         nats, right = by_hand(model(tokens).logits, tokens)
     torch.testing.assert_close(found.nats.float(), nats, atol=2e-5, rtol=1e-5)
@@ -117,10 +117,10 @@ def test_changes_are_those_of_the_changed_pass(tokens: Tensor) -> None:
 @pytest.mark.parametrize("places", [[], [0], [40], [3, 2], [3, 3]])
 def test_places_that_are_not_there(places: list[int], tokens: Tensor) -> None:
     with pytest.raises(InputError, match=r"places: .* they must be of 1 to 39 and ascend"):
-        predictions.predictions(made("Llama"), tokens, places)
+        prediction.predictions(made("Llama"), tokens, places)
 
 
 def test_a_model_without_logits(tokens: Tensor) -> None:
     model = transformers.LlamaModel(transformers.LlamaConfig(**GROUPED)).eval()
     with pytest.raises(InputError, match="model: LlamaModel gives no logits"):
-        predictions.predictions(model, tokens, [3])
+        prediction.predictions(model, tokens, [3])
