@@ -82,8 +82,6 @@ def test_in_float32_a_right_model_passes_and_wrong_ones_are_refused(size: float,
         "fewer keys": model(q, k, v, mask=fewer),
         "more keys": model(q, k, v, mask=more),
     }
-    if not weights and size == 1e4:
-        del wrong["scale"]  # where outputs alone are known, large logits hide it
     for what, made in wrong.items():
         with pytest.raises(InputError, match="the attention of x was not understood"):
             print(what, proved(q, k, v, made, weights=weights))

@@ -112,13 +112,13 @@ def prove(
     delta = delta.nan_to_num(0.0, posinf=_LARGEST).clamp(max=_LARGEST).masked_fill(~visible, 0)
     keys = weights.shape[-1]
     rounding = 2 * unit + (_EXP + keys**0.5) * _FLOAT32
-    sinks = None
+    finite, sinks = formed.masked_fill(~visible, 0), None
     if parts.sinks is not None:
-        largest_logit = formed.masked_fill(~visible, 0).abs().amax(-1, keepdim=True)
-        sinks = 3 * unit * (largest_logit + parts.sinks.abs().max())
+        sinks = 3 * unit * (finite.abs().amax(-1, keepdim=True) + parts.sinks.abs().max())
     allowed = _weight_rounding(weights, delta, sinks) + rounding * weights
+    slope = weights * (finite - (weights * finite).sum(-1, keepdim=True))  # by the logarithm of the logits' scale
     if factor is not None:
-        weights, allowed = weights * factor, allowed * factor.abs()
+        weights, slope, allowed = weights * factor, slope * factor, allowed * factor.abs()
     allowed = allowed + least
     sums = (allowed + (2 * unit + keys**0.5 * _FLOAT32) * weights.abs()) @ v.abs() + least
     if added is not None:
@@ -129,8 +129,10 @@ def prove(
     undecided = float((largest >= _UNDECIDED)[asked].double().mean()) if bool(asked.any()) else 0.0
 
     largest_output, missed = float((outputs * asked).abs().max()), (made - outputs) * asked
-    used, wrong, scale = _used(missed, sums), None, None
-    if own is not None:
+    used, wrong = _used(missed, sums), None
+    if own is None:
+        scale = _scale_error(-missed, (slope @ v) * asked, unit)
+    else:
         references = [(weights, allowed)]
         if parts.sinks is not None:  # some models return them before the sink's part
             unsunk = formed.softmax(-1)
@@ -138,10 +140,9 @@ def prove(
         differences = [((each - own.double()) * asked, bound) for each, bound in references]
         far, bound = min(differences, key=lambda each: _used(*each))
         used, wrong = max(used, _used(far, bound)), float(far.abs().max())
-        if parts.sinks is None and factor is None:
-            scale = _scale_error(-far, weights, formed.masked_fill(~visible, 0), unit)
+        scale = _scale_error(-far, slope * asked, unit) if bound is allowed else None
     far_out = float(missed.abs().max()) / (largest_output or 1.0)
-    logit = float(formed.masked_fill(~visible, 0).abs().max())
+    logit = float(finite.abs().max())
     dtype, size = str(widest).removeprefix("torch."), f"{logit:,.0f}" if logit >= 100 else f"{logit:.3g}"
     coarse = f" in {dtype}" if unit > _FLOAT32 else ""
     hint = f"; --dtype float32 (or a model in float32) tells more than {dtype}" if coarse else ""
@@ -165,7 +166,7 @@ def prove(
         )
     if scale is not None:
         raise InputError(
-            f"model: the attention of {name} was not understood: its weights are those of logits {1 + scale:.6f} times "
+            f"model: the attention of {name} was not understood: its weights fit logits {1 + scale:.6f} times "
             f"as large, which rounding{coarse} does not explain{hint}."
         )
     return Proof(wrong, far_out, len(rows), float((allowed * asked).max()), used, logit, undecided)
@@ -255,14 +256,13 @@ def _used(far: Tensor, allowed: Tensor) -> float:
     return float(shares.max()) if shares.numel() else 0.0
 
 
-def _scale_error(
-    residual: Float[Tensor, "B H R Nk"],
-    weights: Float[Tensor, "B H R Nk"],
-    logits: Float[Tensor, "B H R Nk"],
-    unit: float,
-) -> float | None:
-    """The relative error of the scale that explains the residuals best; None where rounding explains it."""
-    slope = weights * (logits - (weights * logits).sum(-1, keepdim=True))
+def _scale_error(residual: Float[Tensor, "B H R n"], slope: Float[Tensor, "B H R n"], unit: float) -> float | None:
+    """The relative error of the scale that explains the residuals best; None where rounding explains it.
+
+    Arguments
+        residual  the model's weights or outputs, less those formed again
+        slope     their derivative by the logarithm of the logits' scale
+    """
     norm = float(slope.square().sum())
     if norm == 0:
         return None
