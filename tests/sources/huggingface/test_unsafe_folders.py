@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tests.hosts.test_audited import built as host
 from tests.sources.huggingface.test_loading import LLAMA, TOKENS, built, changed, saved
@@ -165,8 +166,10 @@ def test_weights_of_an_encoding_that_are_damaged_are_refused(change: str, tmp_pa
 )
 def test_a_host_s_architecture_is_a_model_of_its_configuration(change: dict[str, Any], tmp_path: Path) -> None:
     place = changed(saved(host("Llama", "fire"), tmp_path), **change)
+    before = set(vars(transformers.PreTrainedModel))
     with pytest.raises(InputError, match=r"architectures|is not in transformers|could not be loaded"):
         hosts.load(place)
+    assert set(vars(transformers.PreTrainedModel)) == before, "every other model would inherit what is new"
 
 
 def test_an_index_on_the_hub_is_looked_at_before_anything_it_names_is_fetched(

@@ -423,8 +423,8 @@ def _class(transformers: Any, config: Any, name: str) -> Any:
             f"model: the configuration of {name} has {named!r} as architectures; it must be a list of names."
         )
     for wanted in named:
-        cls = getattr(transformers, wanted, None)
-        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+        cls, base = getattr(transformers, wanted, None), transformers.PreTrainedModel
+        if isinstance(cls, type) and issubclass(cls, base) and cls is not base:
             if cls.config_class is not None and not isinstance(config, cls.config_class):
                 raise InputError(
                     f"model: {name} is a {wanted} by its architectures and of the type {config.model_type}; the two "
