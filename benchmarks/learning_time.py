@@ -4,8 +4,8 @@
 
 Task 1, paper protocol, 6 layers and 16 heads. Each setting differs in one thing from the scale `desk`; RoPE and
 sinusoidal, two seeds each. No example is seen twice, and the weights are evaluated as they are, without averaging. A
-run ends at the first evaluation (every 5,000 examples, on 512 test examples) with 90 % right, or after 500,000 examples.
-Finished runs are appended to runs.jsonl in --out. An interrupted run is resumed by the same command.
+run ends at the first evaluation (every 5,000 examples, on 512 test examples) with 90 % right, or after 500,000
+examples. Finished runs are appended to runs.jsonl in --out. An interrupted run is resumed by the same command.
 """
 
 from __future__ import annotations
