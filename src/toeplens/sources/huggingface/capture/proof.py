@@ -104,7 +104,7 @@ def prove(
     weights = replace(parts, factor=None).softmax(formed, rows)
     factor = None if parts.factor is None else at_rows(parts.factor, rows).double()
     v = parts.v.repeat_interleave(parts.q.shape[1] // parts.v.shape[1], 1).double()
-    outputs, made = heads.index_select(1, rows).transpose(1, 2).double(), parts.softmax(formed, rows) @ v
+    outputs = heads.index_select(1, rows).transpose(1, 2).double()
 
     widest = max(parts.q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps)
     unit, least = _unit_roundoff(parts.q, widest), max(_LEAST, torch.finfo(widest).tiny * _eps(widest))
@@ -119,7 +119,7 @@ def prove(
     slope = weights * (finite - (weights * finite).sum(-1, keepdim=True))  # by the logarithm of the logits' scale
     if factor is not None:
         weights, slope, allowed = weights * factor, slope * factor, allowed * factor.abs()
-    allowed = allowed + least
+    made, allowed = weights @ v, allowed + least
     sums = (allowed + (2 * unit + keys**0.5 * _FLOAT32) * weights.abs()) @ v.abs() + least
     if added is not None:
         beside = added.index_select(1, rows).transpose(1, 2).double()
