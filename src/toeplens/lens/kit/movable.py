@@ -17,7 +17,7 @@ from toeplens.encodings.rotary import Rotary
 from toeplens.ground import InputError, choose
 from toeplens.lens.kit.given import Given, KeySplit
 from toeplens.lens.kit.main_effect import known_key_part
-from toeplens.lens.kit.pairwise import PairwiseLogits
+from toeplens.lens.kit.pairwise import PairwiseLogits, visible_keys
 from toeplens.lens.kit.pieces import bias_by_offset
 from toeplens.lens.kit.rotation import groups_of, index_of, pair_numbers, pairing_of
 from toeplens.lens.kit.splits import position_parts
@@ -87,10 +87,8 @@ class MovableKeys:
 
     def visible(self, sequence: int, queries: Int[Tensor, "Q"]) -> Bool[Tensor, "Q N"]:
         """Which keys each of a sequence's queries sees."""
-        rows, end = torch.arange(self.q.shape[2], device=self.q.device), self.ends[sequence]
-        beyond = queries + 1 if self.causal else self._beyond(queries)
-        seen = (rows >= self._first(queries).unsqueeze(1)) & (rows < beyond.unsqueeze(1)) & (rows < end)
-        return seen & (queries < end).unsqueeze(1)
+        ends = self.ends[sequence : sequence + 1]
+        return visible_keys(queries, self.q.shape[2], ends, self.causal, self.window, self.chunk)[0]
 
     def _first(self, rows: Int[Tensor, "_N"]) -> Int[Tensor, "_N"]:
         """The first position that each query sees."""

@@ -102,15 +102,22 @@ class PairwiseLogits:
         return made
 
     def _visible(self, queries: Int[Tensor, "Q"]) -> Bool[Tensor, "B Q N"]:
-        rows = torch.arange(self.asked.shape[1], device=self.asked.device)
-        offsets = queries.unsqueeze(1) - rows
-        seen = offsets >= 0 if self.causal else torch.ones_like(offsets, dtype=torch.bool)
-        if self.window is not None:
-            seen = seen & (offsets.abs() < self.window)
-        if self.chunk is not None:
-            seen = seen & (queries.unsqueeze(1) // self.chunk == rows // self.chunk)
-        there = rows < self.ends.unsqueeze(1)
-        return seen & there.unsqueeze(1) & there[:, queries].unsqueeze(-1)
+        return visible_keys(queries, self.asked.shape[1], self.ends, self.causal, self.window, self.chunk)
+
+
+def visible_keys(
+    queries: Int[Tensor, "Q"], length: int, ends: Int[Tensor, "B"], causal: bool, window: int | None, chunk: int | None
+) -> Bool[Tensor, "B Q N"]:
+    """Which of ``length`` keys each query sees, in sequences of ``ends`` tokens; the rest as in `MovableKeys`."""
+    rows = torch.arange(length, device=ends.device)
+    offsets = queries.unsqueeze(1) - rows
+    seen = offsets >= 0 if causal else torch.ones_like(offsets, dtype=torch.bool)
+    if window is not None:
+        seen = seen & (offsets.abs() < window)
+    if chunk is not None:
+        seen = seen & (queries.unsqueeze(1) // chunk == rows // chunk)
+    there = rows < ends.unsqueeze(1)
+    return seen & there.unsqueeze(1) & there[:, queries].unsqueeze(-1)
 
 
 def table_variances(
