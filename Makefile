@@ -5,8 +5,9 @@ SEEDS ?= 1
 OUT ?= demo/$(SCALE)
 PIP = .venv/bin/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
+SHAPES = tests/encodings/test_conformance.py tests/model tests/lens
 
-.PHONY: demo test test-heavy check format docs bench real-models clean
+.PHONY: demo test test-heavy test-shapes check format docs bench real-models clean
 
 demo: .venv/.run
 	.venv/bin/toeplens reproduce --scale $(SCALE) --seeds $(SEEDS) --out $(OUT)
@@ -15,7 +16,11 @@ test: .venv/.test .venv/.browser
 	.venv/bin/python -m pytest -m "not heavy" -n $(WORKERS)
 
 test-heavy: .venv/.test .venv/.browser
-	.venv/bin/python -m pytest -m heavy -n $(WORKERS) --dist worksteal
+	HYPOTHESIS_PROFILE=ci .venv/bin/python -m pytest -m heavy -n $(WORKERS) --dist worksteal
+
+# with every array argument's shape checked against its annotation
+test-shapes: .venv/.test
+	TOEPLENS_CHECK_SHAPES=1 .venv/bin/python -m pytest -m "not heavy" -n $(WORKERS) $(SHAPES)
 
 check: .venv/.dev
 	.venv/bin/ruff format --check src tests benchmarks examples tools

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from jaxtyping import config
 
 from toeplens.engine.leases import take
 from toeplens.engine.store import Store
@@ -89,16 +88,6 @@ def refusal(call: Callable[[], object], code: int = 2) -> str:
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == code
     return str(caught.value)
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """No shape checks inside: what runs there runs checked elsewhere, and is slow a hundred times over."""
-    config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        config.update("jaxtyping_disable", False)
 
 
 @contextmanager

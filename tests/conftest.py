@@ -1,4 +1,4 @@
-"""What every test runs under: shapes checked at run time, one thread, the same random examples each time."""
+"""What every test runs under: one thread, the same random examples each time; shapes are checked when asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy reads it once: two workers of 
 import pytest
 import torch
 from hypothesis import settings
-from jaxtyping import config as shapes
 from jaxtyping import install_import_hook
 from tests.cli.command import TINY, Answer, Toeplens
 
@@ -23,16 +22,17 @@ if TYPE_CHECKING:
 
     from toeplens.training import Run
 
-# Every annotation of these packages is checked in every call (an int passes for a float, as in PEP 484). Constructors
-# are left out: what they refuse, and in which words, is theirs to say and ours to test. jaxtyping takes the checker as
-# an expression in `x`, the function to check.
+# TOEPLENS_CHECK_SHAPES=1 checks the annotations of these packages in every call (an int passes for a float, as in
+# PEP 484), but for constructors, which validate by themselves. `make test-shapes` runs the suites that call them all.
+CHECK_SHAPES = os.environ.get("TOEPLENS_CHECK_SHAPES") == "1"
 _CHECKED = ("toeplens.encodings", "toeplens.model", "toeplens.lens")
 _CHECKER = """beartype.beartype(conf=beartype.BeartypeConf(
     is_pep484_tower=True,
     strategy=beartype.BeartypeStrategy.O0 if x.__name__ == "__init__" else beartype.BeartypeStrategy.O1,
 ))"""
-assert not any(name.startswith(_CHECKED) for name in sys.modules), "the hook must come before the first import"
-install_import_hook(_CHECKED, _CHECKER)
+if CHECK_SHAPES:
+    assert not any(name.startswith(_CHECKED) for name in sys.modules), "the hook must come before the first import"
+    install_import_hook(_CHECKED, _CHECKER)
 
 torch.set_num_threads(1)
 os.environ["COLUMNS"] = "200"  # xdist gives its workers another width, which rich would keep from its import on
@@ -42,8 +42,10 @@ if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
     # tests write small files and flush them often: a disk would be waited for
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
-settings.register_profile("toeplens", deadline=None, derandomize=True, max_examples=25, database=None)
-settings.load_profile("toeplens")
+_EXAMPLES = {"quick": 8, "ci": 25}
+for _name, _examples in _EXAMPLES.items():
+    settings.register_profile(_name, deadline=None, derandomize=True, max_examples=_examples, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -51,15 +53,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "heavy" or not collection_path.match("test_*.py"):
         return None
     text = collection_path.read_text(encoding="utf-8")
-    return None if "heavy" in text or "checked_in_ci" in text else True
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """No shape checks: for what runs checked in other tests, and runs so often here that they would cost the most."""
-    shapes.update("jaxtyping_disable", True)
-    yield
-    shapes.update("jaxtyping_disable", False)
+    return None if "heavy" in text else True
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -93,17 +87,9 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["unchecked", pytest.param("checked", marks=pytest.mark.heavy)])
-def checked_in_ci(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Shape checks in CI's heavy run alone: for tests of numbers that run a model or a lens many times over."""
-    shapes.update("jaxtyping_disable", request.param == "unchecked")
-    yield
-    shapes.update("jaxtyping_disable", False)
-
-
 @pytest.fixture
-def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Toeplens]:
-    """The command in this process. No shape checks: what it calls runs checked in its own tests."""
+def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Toeplens:
+    """The command in this process."""
     from toeplens import cli
 
     def call(*arguments: str | Path) -> Answer:
@@ -114,9 +100,7 @@ def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         assert isinstance(ended.value.code, int)
         return Answer(ended.value.code, out, err)
 
-    shapes.update("jaxtyping_disable", True)
-    yield call
-    shapes.update("jaxtyping_disable", False)
+    return call
 
 
 @pytest.fixture

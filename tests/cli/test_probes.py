@@ -18,8 +18,6 @@ from toeplens.studies.probing import Asked, Probing, probe
 LITTLE = ("--lengths", "64,80", "--depths", "0,1", "--repeats", "1", "--sequences", "2", "--lists", "2")
 SHORT = ("--sequences", "1", "--tokens", "80", "--effect-tokens", "16", "--probe-tokens", "80")
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -25,7 +25,6 @@ EXAMPLES = {
 COMPILING = {name: code for name, code in EXAMPLES.items() if "conformance.check" in code or "make_card" in code}
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in COMPILING])
 def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -24,7 +24,6 @@ def text(tool: ModuleType) -> str:
     return tool.page()
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_the_page_is_written_from_the_records(tool: ModuleType, text: str) -> None:
     assert tool.PAGE.read_text("utf-8") == text, "run python tools/which_encoding.py"
 

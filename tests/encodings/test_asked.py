@@ -130,7 +130,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("change", "sentence"), REFUSED)
 def test_shapes_that_do_not_go_together_are_refused(change: dict[str, Any], sentence: str) -> None:
     q, k, v, told = given("rope")

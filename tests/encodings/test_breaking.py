@@ -133,7 +133,6 @@ def test_positions_are_not_used(moved: int) -> None:
 
 
 @pytest.mark.parametrize("options", EVERY[1:], ids=lambda o: f"own-{o['own']}-{o['remainder']}")
-@pytest.mark.usefixtures("checked_in_ci")
 def test_variants_conform(options: dict[str, Any]) -> None:
     check("stick-breaking", skip=["compile"], **options)
 

@@ -110,7 +110,6 @@ CONFORMING = """
 ALWAYS = 9  # of them; the others are looked at once in CI
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     "name",
     [
@@ -295,7 +294,6 @@ def test_what_cannot_act_together_is_refused(names: str) -> None:
     assert all(word in said for word in REFUSED[names]), said
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_other_wrong_input() -> None:
     rope, other = RoPE(**SIZES), encodings.build("alibi", **{**SIZES, "max_len": 65})
     assert refusal(lambda: compose(rope, other)) == "max_len: 'RoPE' was built with 64 and 'ALiBi' with 65."

@@ -132,7 +132,6 @@ def test_ministrals_queries_grow_by_the_logarithm_of_their_place() -> None:
     assert encoding.kernel(p) is None
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     "options",
     [

@@ -89,7 +89,6 @@ def label(case: tuple[str, dict[str, Any]]) -> str:
     return case[0] + "".join(f"-{key}={value}" for key, value in case[1].items())
 
 
-@pytest.mark.usefixtures("unchecked")  # shapes are checked in the tests of each, and of its variants below
 @pytest.mark.parametrize("name", encodings.names())
 def test_every_encoding_conforms(name: str) -> None:
     report = check(name, skip=["compile"])
@@ -103,7 +102,6 @@ def test_every_variant_conforms(name: str, options: dict[str, Any]) -> None:
     check(name, skip=["compile"], **options)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(("name", "options"), FEW, ids=[label(case) for case in FEW])
 def test_a_variant_of_each_kind_conforms(name: str, options: dict[str, Any]) -> None:
     check(name, skip=["compile"], **options)
@@ -383,7 +381,6 @@ def test_a_wrong_encoding_is_found_out(broken: type[PositionalEncoding], failing
     assert caught.value.report == report
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("broken", "sound"),
     [
@@ -406,7 +403,6 @@ def test_a_report_is_a_table_of_findings() -> None:
     assert [line.split()[:2] for line in lines[1:]] == [["ok", name] for name in CHECKS if name != "compile"]
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 def test_the_suite_leaves_the_random_state_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -428,7 +424,6 @@ def test_bad_calls_are_refused_in_a_sentence() -> None:
         check(nn.Linear)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("heads", [1, 4])
 def test_sizes_may_be_chosen(heads: int) -> None:
     sizes = {"d_model": 32, "num_heads": heads, "head_dim": 16, "max_len": 40}

@@ -129,7 +129,6 @@ TABLES = {
 }  # what looks a row up for a position, a distance, or a length
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", encodings.names())
 def test_real_positions_are_taken_or_refused_in_a_sentence(name: str) -> None:
     torch.manual_seed(0)
@@ -232,7 +231,6 @@ def test_moving_all_positions_changes_no_logit(name: str, options: dict) -> None
     assert float(difference.detach().abs().max()) <= bound
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("name", ["rope", "partial-rope", "mla", "t5", "alibi", "relative-table"])
 @given(shift=st.integers(-(10**6), 10**6), stretch=st.integers(1, 40))
 def test_logits_depend_on_offsets_alone(name: str, shift: int, stretch: int) -> None:

@@ -94,7 +94,6 @@ def test_notes_go_on_from_those_of_earlier_tokens(name: str, options: dict[str, 
     agree(torch.cat((first, encoding.note(x[:, cut:], first)), dim=2), whole, 1e-12)
 
 
-@pytest.mark.usefixtures("unchecked")  # flex attention traces its score function, and must not meet checks in there
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("name", "options"), [*CASES[:2], *(pytest.param(*case, marks=pytest.mark.heavy) for case in CASES[2:])]

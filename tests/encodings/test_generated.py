@@ -247,7 +247,6 @@ def test_running_numbers_are_raster_positions_on_a_grid(name: str) -> None:
     assert torch.equal(encoding.place(numbers), raster)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -169,7 +169,6 @@ def test_edges_of_tokens_are_the_forgetting_transformer() -> None:
     agree(added(ours, q, k, x, PLACES).tril(), added(fox, q, k, x, PLACES).tril(), 1e-12)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("name", "options"),
     [

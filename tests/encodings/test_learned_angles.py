@@ -214,7 +214,6 @@ def test_tapas_functions_of_the_distance_are_no_fixed_set() -> None:
     assert measure(specimen).data_dependent
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("name", "options"),
     [

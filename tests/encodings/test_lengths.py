@@ -133,7 +133,6 @@ def test_bands_under_control_stop_in_imaginary_heads_too() -> None:
     agree(ours[:, 0], (q @ k.mT)[:, 0], 1e-12)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("name", "options"),
     [

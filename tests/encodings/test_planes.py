@@ -149,7 +149,6 @@ def test_running_numbers_are_a_raster_of_the_grid() -> None:
     assert places.tolist() == [[0, 0], [0, 4], [1, 0], [2, 4], [3, 0]]
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_swin_v2_takes_fractions_and_swin_refuses_them() -> None:
     half = torch.tensor([[0.5, 0.0], [0.0, 2.5]])
     offsets = torch.tensor([[1, 0], [0, 2]])
@@ -181,7 +180,6 @@ def test_cosine_attention_is_off_by_default() -> None:
         ("swin-v2", {"pretrained_window": [4, 4], "hidden": 16}),
     ],
 )
-@pytest.mark.usefixtures("checked_in_ci")
 def test_they_conform(name: str, options: dict[str, Any]) -> None:
     check(name, skip=["compile"], **options)
 

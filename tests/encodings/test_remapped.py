@@ -142,7 +142,6 @@ def test_groups_and_chunks_move_with_the_text_in_their_own_steps_alone(moved: in
     assert chunks.kernel(p) is None
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_fractions_of_a_position_have_an_offset_too() -> None:
     p = torch.tensor([0.0, 0.5, 3.25, 9.75])
     assert build("rerope", window=3).offsets(p, p)[3].tolist() == [3.0, 3.0, 3.0, 0.0]
@@ -150,7 +149,6 @@ def test_fractions_of_a_position_have_an_offset_too() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [*CASES[1:], ("self-extend", {"group": 1}), ("rerope", {"leak": 1.0})])
-@pytest.mark.usefixtures("checked_in_ci")
 def test_they_conform(name: str, options: dict[str, Any]) -> None:
     check(name, skip=["compile"], **options)
 

@@ -160,7 +160,6 @@ def test_decoding_with_a_cache_gives_the_full_pass(across: str) -> None:
     ],
     ids=str,
 )
-@pytest.mark.usefixtures("checked_in_ci")
 def test_variants_conform(options: dict[str, Any]) -> None:
     check("bipe", skip=["compile"], **options)
 

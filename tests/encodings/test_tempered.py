@@ -147,7 +147,6 @@ def test_after_a_rotation_it_multiplies_the_logit(place: int, name: str) -> None
     agree(q_both @ k_both.mT, wanted, 1e-9)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_fractions_of_a_position_have_a_factor() -> None:
     half = torch.tensor([0.5, 3.5])
     encoding = build("scalable-softmax")
@@ -165,7 +164,6 @@ def test_fractions_of_a_position_have_a_factor() -> None:
         ("llama4-temperature", {"floor_scale": 2.5, "attn_scale": 1.0}),
     ],
 )
-@pytest.mark.usefixtures("checked_in_ci")
 def test_they_conform(name: str, options: dict[str, Any]) -> None:
     check(name, skip=["compile"], **options)
 

@@ -26,7 +26,7 @@ from toeplens.ground import EnvironmentFailure, InputError
 ray = pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.heavy,
-    pytest.mark.usefixtures("unchecked", "one_thread"),
+    pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 

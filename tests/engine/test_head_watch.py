@@ -22,7 +22,7 @@ from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.training import RunSpec, Watcher
 
-pytestmark = pytest.mark.usefixtures("unchecked", "no_disk")
+pytestmark = pytest.mark.usefixtures("no_disk")
 HEADS, LAYERS, LENGTH = 2, 2, 8
 EXAMPLES, ABLATED = 40, 20
 SHARES = ["positional", "symbolic", "interaction", "variance"]

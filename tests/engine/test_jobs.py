@@ -23,7 +23,6 @@ from toeplens.sources import DecoderSource
 from toeplens.tasks import Examples
 from toeplens.training import Batches, Run, RunSpec, train
 
-pytestmark = pytest.mark.usefixtures("unchecked")  # what jobs are made of runs checked in its own tests
 HEADS, TEST, TRAIN = 2, 30, 48
 UNITS = 3 * (3 + 2)  # epochs of training steps and batches of evaluation
 

@@ -24,8 +24,6 @@ from toeplens.training import Run, train
 from toeplens.training import run as store
 from toeplens.training.followers import LOG, heard
 
-pytestmark = pytest.mark.usefixtures("unchecked")  # what jobs are made of runs checked in its own tests
-
 
 def jobs(*epochs: int, **sizes: int) -> list[Job]:
     specs = [tiny(seed=42 + index, epochs=count, **sizes) for index, count in enumerate(epochs)]

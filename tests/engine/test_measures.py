@@ -42,7 +42,6 @@ from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.training import Batches, Run, RunSpec, initial_model, train
 
-pytestmark = pytest.mark.usefixtures("unchecked")  # what measures are made of runs checked in its own tests
 CPU = torch.device("cpu")
 TEST, TRAIN = 30, 48
 

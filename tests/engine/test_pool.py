@@ -14,7 +14,7 @@ from toeplens.engine import Job, Limits, carry_out
 from toeplens.engine.pool import in_processes
 from toeplens.training import train
 
-pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 
 def test_a_worker_that_is_terminated_ends_its_piece_and_not_itself(tmp_path: Path):

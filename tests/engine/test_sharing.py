@@ -22,8 +22,6 @@ from toeplens.engine.store import Store
 from toeplens.ground import EnvironmentFailure
 from toeplens.training import Run
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture
 def job() -> Job:

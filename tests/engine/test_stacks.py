@@ -20,8 +20,6 @@ from toeplens.training import Run, RunSpec
 from toeplens.training.run import RESULT
 from toeplens.training.stack import that_fill_a_gpu
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 def jobs(count: int, **changes: Any) -> list[Job]:
     specs = [tiny(model={"dropout": 0.0}, seed=seed, **changes) for seed in range(count)]

@@ -25,7 +25,6 @@ from toeplens.engine.sharing import fetch, is_behind, shared
 from toeplens.engine.store import Store
 from toeplens.ground import EnvironmentFailure, InputError
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 KINDS = ("disk", "memory", "s3")
 
 

@@ -35,7 +35,6 @@ def toeplens(environment: dict[str, str], *arguments: str) -> str:
     return run.stdout
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_it_is_known_and_conforms(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which need not start: found by its entry point and checked, but for its compilation."""
     monkeypatch.syspath_prepend(installed["PYTHONPATH"])

@@ -17,7 +17,6 @@ PROMPTS = torch.randint(3, 31, (2, 9), generator=torch.Generator().manual_seed(1
 MASK = torch.ones_like(PROMPTS)
 MASK[0, :4] = 0
 HOW = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}
-pytestmark = pytest.mark.usefixtures("unchecked")
 OTHERS = ["Mistral", "Gemma 3", "GPT-2", "OPT", "BLOOM", "GPT-NeoX", "T5"]
 
 

@@ -177,7 +177,6 @@ def test_under_autocast_it_is_as_near_as_plain_attention(name: str) -> None:
     assert error(model) <= 3 * plain
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "value", [3, ["x"], [1.0], torch.ones(2, 3), object(), len], ids=lambda value: type(value).__name__
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from toeplens import hosts
 from toeplens.sources.huggingface import Change, intervened
 
-pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("unchecked")]
+pytestmark = pytest.mark.heavy
 IDS = torch.randint(1000, 20_000, (2, 40), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
 MASK[0, :7] = 0

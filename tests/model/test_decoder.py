@@ -96,7 +96,6 @@ def latent(encoding: str) -> bool:
 # ---- the two paths --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("protocol", "dtype", "tolerance"),
     [
@@ -131,7 +130,6 @@ def compute_everywhere(decoder: Decoder, tokens: Tensor, lengths: Tensor | None,
     return decoder.final_norm(x)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @both_protocols
 @every_encoding
 def test_the_one_position_that_is_read_is_what_a_pass_over_all_positions_gives_there(
@@ -150,7 +148,6 @@ def test_the_one_position_that_is_read_is_what_a_pass_over_all_positions_gives_t
                 assert differ(decoder(tokens, lengths, positions, fused=fused), expected) <= 1e-10
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @both_protocols
 @every_encoding
 def test_the_mean_readouts_are_means(encoding: str, protocol: str) -> None:
@@ -165,7 +162,6 @@ def test_the_mean_readouts_are_means(encoding: str, protocol: str) -> None:
     assert differ(decoder(tokens), model(encoding, protocol, readout="mean")(tokens)) <= 1e-10
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @both_protocols
 @every_encoding
 def test_a_pass_can_be_taken_up_at_any_layer(encoding: str, protocol: str) -> None:
@@ -195,7 +191,6 @@ def test_a_repeated_context_is_the_context_of_the_repeated_batch(encoding: str, 
 # ---- what may be seen -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("source", ["layer", "embeddings"])
 @every_encoding
 def test_a_causal_decoder_does_not_see_later_tokens(encoding: str, source: str) -> None:
@@ -215,7 +210,6 @@ def test_a_causal_decoder_does_not_see_later_tokens(encoding: str, source: str) 
         assert (differ(states[:, :6], after[:, :6]) == 0.0) == causal
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @both_protocols
 @every_encoding
 def test_what_stands_in_the_padding_matters_only_without_a_pad_mask(encoding: str, protocol: str) -> None:
@@ -267,7 +261,6 @@ few_examples = settings(max_examples=8)
 shared_model = cache(model)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @both_protocols
 @every_encoding
 @few_examples
@@ -277,7 +270,6 @@ def test_sequences_of_a_batch_do_not_see_each_other(encoding: str, protocol: str
     assert differ(decoder(tokens, LENGTHS)[order], decoder(tokens[order], LENGTHS[order])) <= 1e-12
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("encoding", "protocol"),
     [

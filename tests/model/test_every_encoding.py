@@ -43,7 +43,6 @@ def test_padding_before_a_text_leaves_no_nan(encoding: str) -> None:
         assert logits.isfinite().all()
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("protocol", ["paper", "released"])
 @pytest.mark.parametrize("encoding", encodings.names())
 def test_vectors_turned_where_they_are_made_are_those_that_the_encoding_turns(encoding: str, protocol: str) -> None:

@@ -266,7 +266,6 @@ def test_numbers_that_no_layer_can_have_are_refused(options: dict[str, Any], sen
         Attention(32, 4, **options)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_masks_of_numbers_and_empty_texts_are_refused() -> None:
     attention, x = layer("rope"), tokens()
     with pytest.raises(InputError, match=r"^mask: must be a bool tensor \(got torch.float32 of shape \[11, 11\]\)"):
@@ -280,7 +279,6 @@ def test_masks_of_numbers_and_empty_texts_are_refused() -> None:
 OTHER: list[Any] = ["x", [1.5], {"a": 1}, torch.ones(2, 3), torch.zeros((), dtype=torch.bool), object(), len]
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("value", OTHER, ids=lambda value: type(value).__name__)
 def test_values_of_another_type_are_refused_in_one_sentence(value: Any) -> None:
     attention, x = Attention(16, 2, encoding="alibi"), torch.randn(2, 5, 16)

@@ -32,7 +32,6 @@ def prompts(vocabulary: int = 30) -> Tensor:
     return torch.randint(vocabulary, (2, 7), generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", encodings.names())
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generation_with_a_cache_is_generation_without(name: str, beams: int) -> None:
@@ -121,7 +120,6 @@ def test_what_cannot_be_is_refused() -> None:
     assert not made.training
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "value", ["x", [1.5], {"a": 1}, torch.ones(2, 3), object(), len], ids=lambda x: type(x).__name__
 )

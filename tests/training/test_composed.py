@@ -14,7 +14,6 @@ from toeplens.model import DecoderConfig
 from toeplens.studies.grid.spec import spec_from_yaml
 from toeplens.training import Run, run_spec, train
 
-pytestmark = pytest.mark.usefixtures("unchecked")  # the same encodings run checked in tests/encodings
 BOTH: Any = ["rope", "alibi"]
 
 

@@ -11,7 +11,6 @@ from tests.builders import After, outcome, refusal, tiny
 
 from toeplens.training import Run, train
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 SAME, REFUSED = "same", "refused"
 # what becomes of a run that goes on with such a file: (missing, cut short, empty, a pipe)
 FINISHED = {

@@ -18,7 +18,7 @@ from toeplens.training import Follower, Run, RunEnd, RunFacts, RunSpec, loop, tr
 from toeplens.training.followers import behind, figures, heard
 from toeplens.training.followers.behind import Behind, in_time
 
-pytestmark = pytest.mark.usefixtures("unchecked", "no_disk")
+pytestmark = pytest.mark.usefixtures("no_disk")
 STEPS = [3, 6, 9]  # of the evaluations
 
 

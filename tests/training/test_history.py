@@ -14,7 +14,7 @@ from tests.builders import After, refusal, tiny
 from toeplens.training import Run, Segment, history, plan_execution, told, train
 from toeplens.training.history import ended, gone_on, setup_of
 
-pytestmark = pytest.mark.usefixtures("unchecked", "threads")
+pytestmark = pytest.mark.usefixtures("threads")
 HERE = replace(setup_of(plan_execution("cpu", "off", "float32")), threads=1)
 THERE = replace(HERE, device="cuda", gpu="a GPU", precision="bfloat16")
 

@@ -14,7 +14,7 @@ from toeplens.training import Run, train
 from toeplens.training.plateau import Plateau
 from toeplens.training.schedule import constant_with_warmup
 
-pytestmark = pytest.mark.usefixtures("unchecked", "no_disk")
+pytestmark = pytest.mark.usefixtures("no_disk")
 SHORT = {"gain": 10.0, "patience": 1, "skill": 0.0}  # reached at the second evaluation, whatever is learned
 
 

@@ -20,8 +20,6 @@ from toeplens.training import Run, RunSpec, loop, train
 from toeplens.training import run as store
 from toeplens.training.records import Epoch, checkpoint_fault
 
-pytestmark = pytest.mark.usefixtures("unchecked")  # the same training runs checked in test_training.py
-
 
 def tiny(**changes: Any) -> RunSpec:
     return builders.tiny(model={"num_layers": 1, "dropout": 0.0}, **changes)

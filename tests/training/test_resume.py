@@ -35,7 +35,6 @@ LAST_STEP = 9  # 3 epochs of 3 steps, the third one partial
 UNITS = 21  # and of 4 batches of evaluation, every second one partial: a run can be stopped between any two of them
 ENCODINGS = ["rope", "relative-table", "mla"]
 each_encoding = pytest.mark.parametrize("encoding", ENCODINGS)
-pytestmark = pytest.mark.usefixtures("unchecked")  # the same training runs checked in test_training.py
 
 
 def tiny(encoding: str = "rope", **changes: Any) -> RunSpec:

@@ -21,7 +21,6 @@ from toeplens.training import run as store
 from toeplens.training.session import Session
 from toeplens.training.stack import must_stack, pays_alone
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 PLATEAU = {"gain": 0.5, "patience": 1}  # which these models reach soon, each in its own time
 
 

@@ -20,7 +20,7 @@ from toeplens.ground import EnvironmentFailure
 from toeplens.training import Follower, Run, train, train_as_one
 from toeplens.training.followers import FOLLOWERS, followers_named, heard, made_ready, must_be_installed, names
 
-pytestmark = pytest.mark.usefixtures("unchecked", "no_disk")
+pytestmark = pytest.mark.usefixtures("no_disk")
 FIGURES = {f"{split}/{what}" for split in ("train", "test", "fit") for what in ("loss", "accuracy")}
 STOP = 9  # units of work, after which there is one evaluation
 

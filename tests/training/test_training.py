@@ -281,7 +281,6 @@ def test_a_run_is_adamw_on_the_mean_loss_of_each_batch_the_partial_last_one_incl
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("tokens_at_once", [1, 40, 64])
 def test_parts_of_a_batch_that_is_too_large_to_be_held_at_once_give_the_same_run(
     tokens_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -328,7 +327,6 @@ def test_the_weights_on_disk_are_those_that_were_evaluated_last(tmp_path: Path):
     assert (loss, accuracy) == (run.metrics[-1]["test_loss"], run.metrics[-1]["test_accuracy"])
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 def test_a_small_model_learns_a_small_task(tmp_path: Path):
     model = {"vocab_size": 8, "d_model": 32, "d_ff": 64, "num_heads": 4}
     many = {"train_examples": 2000, "test_examples": 500, "epochs": 12, "batch_size": 64, "lr": 5e-3, "seed": 1}

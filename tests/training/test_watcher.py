@@ -24,9 +24,7 @@ from toeplens.training import Run, RunSpec, loop, train, watcher
 from toeplens.training import run as store
 from toeplens.training.watcher import Watcher, moments
 
-pytestmark = pytest.mark.usefixtures(
-    "unchecked", "no_disk"
-)  # tested elsewhere, and most of the time of such small runs
+pytestmark = pytest.mark.usefixtures("no_disk")
 LAST_STEP = 6  # 2 epochs of 3 steps, the third one partial
 MOMENTS = (0, 2, 3, 6)  # the initialisation, inside an epoch, between two, the end
 UNITS = LAST_STEP + len(MOMENTS) + 2 * 4  # with 4 batches of evaluation an epoch

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.builders import unchecked
 from tests.lens.models import logits_without, loud_decoder, split
 from torch import Tensor
 
@@ -94,24 +93,23 @@ def check(model: Decoder, batch: Batch) -> HeadAblation:
     """Drops, cumulative accuracies and every logit behind them are those of the whole model run anew."""
     source = DecoderSource(model)
     heads, labels = model.config.num_heads, batch[1]
-    with unchecked():
-        found = ablate_heads(source, split(batch, 25), bootstrap=20)
-        intact = logits_without(model, batch, [])
-        for layer, state in enumerate(source.states(batch[0], batch[2])):
-            single = [logits_without(model, batch, [(layer, head)]) for head in range(heads)]
-            drops = [(right(intact, labels) - right(logits, labels)).mean() for logits in single]
-            order = sorted(range(heads), key=lambda head: -drops[head])
-            silent = [[(layer, head) for head in order[:k]] for k in range(2, heads + 1)]
-            together = [logits_without(model, batch, places) for places in silent]
-            growing = [intact, single[order[0]], *together]
-            assert found.drops[layer].tolist() == drops
-            assert found.cumulative[layer].tolist() == [right(logits, labels).mean() for logits in growing]
-            gains = torch.ones(2 * heads + 1, heads)
-            for head in range(heads):
-                gains[head, head] = 0
-                gains[heads + head + 1, order[: head + 1]] = 0
-            replayed = source.replay(state, gains)
-            torch.testing.assert_close(replayed, torch.stack([*single, *growing]), rtol=0, atol=1e-10)
+    found = ablate_heads(source, split(batch, 25), bootstrap=20)
+    intact = logits_without(model, batch, [])
+    for layer, state in enumerate(source.states(batch[0], batch[2])):
+        single = [logits_without(model, batch, [(layer, head)]) for head in range(heads)]
+        drops = [(right(intact, labels) - right(logits, labels)).mean() for logits in single]
+        order = sorted(range(heads), key=lambda head: -drops[head])
+        silent = [[(layer, head) for head in order[:k]] for k in range(2, heads + 1)]
+        together = [logits_without(model, batch, places) for places in silent]
+        growing = [intact, single[order[0]], *together]
+        assert found.drops[layer].tolist() == drops
+        assert found.cumulative[layer].tolist() == [right(logits, labels).mean() for logits in growing]
+        gains = torch.ones(2 * heads + 1, heads)
+        for head in range(heads):
+            gains[head, head] = 0
+            gains[heads + head + 1, order[: head + 1]] = 0
+        replayed = source.replay(state, gains)
+        torch.testing.assert_close(replayed, torch.stack([*single, *growing]), rtol=0, atol=1e-10)
     assert found.baseline == right(intact, labels).mean()
     assert found.examples == int((labels >= 0).sum())
     return found
@@ -217,8 +215,7 @@ def test_how_the_examples_are_split_does_not_matter(size: int, variant: str):
     model, batch = standing(variant)
     batch = split(batch, 16)[0]
     parts = iter(split(batch, size))
-    with unchecked():
-        whole, found = (ablate_heads(DecoderSource(model), given, bootstrap=50) for given in ([batch], parts))
+    whole, found = (ablate_heads(DecoderSource(model), given, bootstrap=50) for given in ([batch], parts))
     assert found.to_dict() == whole.to_dict()
 
 
@@ -227,8 +224,7 @@ def test_how_the_examples_are_split_does_not_matter(size: int, variant: str):
 def test_the_order_of_the_examples_does_not_matter(order: list[int]):
     model, batch = standing()
     moved = tuple(None if part is None else part[order] for part in batch)
-    with unchecked():
-        found, whole = (ablate_heads(DecoderSource(model), [b], bootstrap=5) for b in (moved, batch))
+    found, whole = (ablate_heads(DecoderSource(model), [b], bootstrap=5) for b in (moved, batch))
     assert facts(found) == facts(whole)
 
 
@@ -273,7 +269,7 @@ def decoder_of(model: Decoder) -> Decoder:
 def test_permuting_the_heads_permutes_the_drops(variant: str, order: list[int]):
     model, batch = standing(variant)
     twin = permuted(model, order)
-    with torch.no_grad(), unchecked():
+    with torch.no_grad():
         torch.testing.assert_close(twin(batch[0], batch[2]), model(batch[0], batch[2]), rtol=0, atol=1e-10)
         found, moved = (ablate_heads(DecoderSource(m), [batch], bootstrap=50) for m in (model, twin))
     assert np.array_equal(moved.drops, found.drops[:, order])
@@ -305,7 +301,7 @@ def test_a_planted_head_is_found_and_is_a_single_head_deposit(layer: int, head: 
                 out.bias.zero_()
             if index == layer:
                 out.weight[:, head * width : (head + 1) * width] = 20 * loud
-    with torch.no_grad(), unchecked():
+    with torch.no_grad():
         tokens, _, lengths = examples(model, count=200, ignored=0)
         labels = model(tokens, lengths).argmax(-1)
         found = ablate_heads(DecoderSource(model), [(tokens, labels, lengths)], chance=1 / CLASSES, bootstrap=100)
@@ -406,14 +402,13 @@ def test_stopped_between_two_batches_and_gone_on_with_it_ends_the_same(stop_at: 
     model, batch = standing()
     batches = split(batch, COUNT // BATCHES)
     book, before, after = Book(stop_at), Counting(model), Counting(model)
-    with unchecked():
-        whole = ablate_heads(DecoderSource(model), batches)
-        if stop_at < 2 * BATCHES:
-            with pytest.raises(Stop):
-                ablate_heads(before, batches, memory=book)
-            assert before.passes == len(book.kept) == stop_at
-        book.stop_at = None
-        assert ablate_heads(after, batches, memory=book).to_dict() == whole.to_dict()
+    whole = ablate_heads(DecoderSource(model), batches)
+    if stop_at < 2 * BATCHES:
+        with pytest.raises(Stop):
+            ablate_heads(before, batches, memory=book)
+        assert before.passes == len(book.kept) == stop_at
+    book.stop_at = None
+    assert ablate_heads(after, batches, memory=book).to_dict() == whole.to_dict()
     assert before.passes + after.passes == 2 * BATCHES
 
 

@@ -50,7 +50,6 @@ def attributed(given: DecoderSource, batches: list[Batch], intervention: Interve
     ("encoding", "protocol"),
     [("rope", "paper"), ("rope", "released"), ("alibi", "paper"), ("fox", "paper"), ("mla", "paper")],
 )
-@pytest.mark.usefixtures("unchecked")
 def test_it_is_the_loss_s_derivative_by_each_head_s_gain(
     encoding: str, protocol: str, intervention: Intervention
 ) -> None:
@@ -174,7 +173,6 @@ def test_other_metrics_are_refused(metric: Any, why: str) -> None:
         ablate_heads(source(), [batch()], metric=metric, method="attribution")
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_a_source_without_gradients_is_refused() -> None:
     class Bare:
         num_layers, num_heads = LAYERS, HEADS

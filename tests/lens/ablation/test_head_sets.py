@@ -21,7 +21,6 @@ from toeplens.lens.kit.interventions import Batch
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 5, 4, 30
 EVERY = list(itertools.product(range(LAYERS), range(HEADS)))
 SIZES = {
@@ -217,7 +216,7 @@ def test_a_planted_pair_of_heads_is_the_set() -> None:
 # ---- all together ---------------------------------------------------------------------------------------------------
 
 
-def test_head_sets_hold_what_the_single_functions_find(checked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_sets_hold_what_the_single_functions_find(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sets, "POINTS", 2)
     monkeypatch.setattr(sets, "SCORED", 5)
     model, batch = standing()

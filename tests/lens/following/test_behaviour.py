@@ -223,7 +223,7 @@ def variances(case: dict[str, Any], **others: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("window", [2, 3, 4, 5, 7, 11, 12, 30])
-def test_a_window_sees_nothing_of_what_is_before_it(window: int, unchecked: None) -> None:
+def test_a_window_sees_nothing_of_what_is_before_it(window: int) -> None:
     """Each query as the last one of its window's keys alone; float64, 1e-9, though key 0 is a million times larger."""
     case = random_case(23, bias=torch.linspace(0, 5, 23).double().sin())
     case["k"][..., 0, :] *= 1e6

@@ -300,7 +300,7 @@ def test_nothing_added_is_nothing_known() -> None:
         ({}, {"weights": torch.full((1, 2, 3, 3), math.nan)}, "logits, weights"),
     ],
 )
-def test_wrong_input_is_one_sentence(made: dict[str, Any], added: dict[str, Any], field: str, unchecked: None) -> None:
+def test_wrong_input_is_one_sentence(made: dict[str, Any], added: dict[str, Any], field: str) -> None:
     sizes: dict[str, Any] = {"heads": 2, "queries": 3, "keys": 3}
     block: dict[str, Any] = {"rows": torch.arange(3), **dict.fromkeys(("logits", "weights"), torch.zeros(1, 2, 3, 3))}
     with pytest.raises(InputError, match=f"^{field}: "):

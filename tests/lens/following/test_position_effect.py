@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders import unchecked
 from tests.lens.models import decoder
 from torch import Tensor
 
@@ -224,8 +223,7 @@ def one_mean_key(layer: LayerTrace) -> float:
 def test_content_leaves_nothing_in_the_mean() -> None:
     """Pure noise, 12 sequences: over 100 draws the estimate is 0 within its error; one mean key is far from it."""
     layers = [noise(seed, count=12) for seed in range(100)]
-    with unchecked():
-        found = np.array([position_effect([layer]).variance.mean() for layer in layers])
+    found = np.array([position_effect([layer]).variance.mean() for layer in layers])
     error = found.std(ddof=1) / len(found) ** 0.5
     assert abs(found.mean()) < 3 * error
     assert np.mean([one_mean_key(layer) for layer in layers[:20]]) > 20 * error
@@ -236,8 +234,7 @@ def test_a_planted_position_is_found_in_its_size() -> None:
     draw = torch.Generator().manual_seed(9)
     p = 0.7 * torch.randn(5, 4, generator=draw, dtype=torch.float64)
     expected = np.mean([0.25 * float(p[: i + 1].var(0, correction=0).sum()) for i in range(1, 5)])
-    with unchecked():
-        found = [position_effect([noise(seed, count=30, position=p)]).variance.mean() for seed in range(60)]
+    found = [position_effect([noise(seed, count=30, position=p)]).variance.mean() for seed in range(60)]
     assert np.mean(found) == pytest.approx(expected, abs=3 * float(np.std(found)) / 60**0.5)
 
 
@@ -251,8 +248,7 @@ def test_heads_have_no_order_nor_have_the_sequences_of_a_fold_and_squared_logits
     layer = noise(4, count=9)
     within = torch.tensor([3 * place + fold for place in order for fold in range(3)])
     other = replace(layer, q=factor * layer.q[within][:, heads], k=layer.k[within][:, heads])
-    with unchecked():
-        found, expected = position_effect([other]), position_effect([layer])
+    found, expected = position_effect([other]), position_effect([layer])
     np.testing.assert_allclose(found.variance, factor**2 * expected.variance[:, heads], rtol=1e-10)
     np.testing.assert_allclose(found.share, expected.share[:, heads], rtol=1e-10)
 
@@ -294,9 +290,8 @@ def test_hidden_padding_does_not_matter() -> None:
 def test_every_encoding_has_one(encoding: str) -> None:
     """In float32 models too; what is worked in is float64."""
     model = model_of(encoding)
-    with unchecked():
-        double = position_effect(AttentionTrace(DecoderSource(model), tokens()))
-        single = position_effect(AttentionTrace(DecoderSource(copy.deepcopy(model).float()), tokens()))
+    double = position_effect(AttentionTrace(DecoderSource(model), tokens()))
+    single = position_effect(AttentionTrace(DecoderSource(copy.deepcopy(model).float()), tokens()))
     assert np.isfinite(double.variance).all()
     assert (double.total > 0).all()
     np.testing.assert_allclose(single.variance, double.variance, rtol=0, atol=1e-4 * double.total.max())

@@ -63,7 +63,6 @@ def test_a_head_that_copies_has_all_and_one_that_looks_at_the_place_before_has_n
     assert found.mass.tolist() == [[1.0, 0.0]]
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_one_sentence() -> None:
     weights, tokens, places, needle = drawn(0, 2, 1, 3)
     with pytest.raises(InputError, match="weights: their shape is"):

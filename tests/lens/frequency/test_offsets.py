@@ -71,7 +71,6 @@ def test_a_planted_angle_is_found_and_what_points_anywhere_has_none() -> None:
     assert torch.isnan(rotary_offsets(0 * q, k, 1, pairing="interleaved").strength).all()
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_more_pairs_than_there_are_dimensions() -> None:
     q, k = drawn(0)
     with pytest.raises(InputError, match="pairs: 4 were given"):

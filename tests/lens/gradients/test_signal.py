@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.builders import unchecked
 from tests.lens.models import decoder, split
 from torch import Tensor
 from torch.nn import functional as F
@@ -237,15 +236,14 @@ def test_the_direction_is_the_gradient_of_var_p_and_the_numbers_are_gradients_al
         other[:2, head] = torch.randn(along[:2, head].shape, generator=draw)
         across = other / other.norm()
         slopes = []
-        with unchecked():
-            for way in (along, across):
-                values = []
-                for sign in (1, -1):
-                    twin = copy.deepcopy(model)
-                    with torch.no_grad():
-                        twin.block(layer).attention.qkv.weight.add_(sign * 1e-5 * way.flatten(0, 2))
-                    values.append(variance_of(twin, batch, layer)[head])
-                slopes.append((values[0] - values[1]) / 2e-5)
+        for way in (along, across):
+            values = []
+            for sign in (1, -1):
+                twin = copy.deepcopy(model)
+                with torch.no_grad():
+                    twin.block(layer).attention.qkv.weight.add_(sign * 1e-5 * way.flatten(0, 2))
+                values.append(variance_of(twin, batch, layer)[head])
+            slopes.append((values[0] - values[1]) / 2e-5)
         assert slopes[0] > 1e-3
         assert slopes[1] == pytest.approx(slopes[0] * float((across * along).sum()), abs=1e-6 * max(1, slopes[0]))
         for b in (0, 5):
@@ -259,8 +257,7 @@ def test_the_direction_is_the_gradient_of_var_p_and_the_numbers_are_gradients_al
 def test_where_the_first_layers_weights_cannot_move_p_there_is_no_number(encoding: str) -> None:
     """In float32, as models are."""
     model = copy.deepcopy(model_of(encoding)).float()
-    with unchecked():
-        found = seed_strength(DecoderGradients(model), [examples()], bootstrap=0)
+    found = seed_strength(DecoderGradients(model), [examples()], bootstrap=0)
     number = found.levels["parameters"].mean[..., 0]
     assert np.isnan(number[0]).all() == (encoding in NEVER)
     assert np.isfinite(number[1]).all()
@@ -270,8 +267,7 @@ def test_where_the_first_layers_weights_cannot_move_p_there_is_no_number(encodin
 
 @pytest.mark.parametrize("encoding", [*NEVER, *CAN])
 def test_under_raw_keys_a_bias_keeps_the_weights_from_p_in_every_layer(encoding: str) -> None:
-    with unchecked():
-        found = seed_strength(DecoderGradients(model_of(encoding, "released")), [examples()], bootstrap=0)
+    found = seed_strength(DecoderGradients(model_of(encoding, "released")), [examples()], bootstrap=0)
     number = found.levels["parameters"].mean[..., 0]
     assert np.isnan(number).all() == (encoding in NEVER)
     assert np.isfinite(number).all() == (encoding not in NEVER)
@@ -334,11 +330,10 @@ def test_the_order_of_heads_and_examples_and_the_unit_of_the_loss_do_not_matter(
     batch = examples()
     source = Scaled(permuted(model_of()))
     source.factor = factor
-    with unchecked():
-        expected = seed_strength(DecoderGradients(model_of()), [batch], bootstrap=0)
-        moved = split(tuple(part[order] for part in batch), size)
-        found = seed_strength(source, moved, levels=("logits",), bootstrap=0).levels["logits"]
-        other = seed_strength(source, [batch], levels=("parameters",), bootstrap=0).levels["parameters"]
+    expected = seed_strength(DecoderGradients(model_of()), [batch], bootstrap=0)
+    moved = split(tuple(part[order] for part in batch), size)
+    found = seed_strength(source, moved, levels=("logits",), bootstrap=0).levels["logits"]
+    other = seed_strength(source, [batch], levels=("parameters",), bootstrap=0).levels["parameters"]
     for one, two in ((found, expected.levels["logits"]), (other, expected.levels["parameters"])):
         for key in ("strength", "exponent", "share"):
             np.testing.assert_allclose(getattr(one.heads, key), getattr(two.heads, key)[:, ::-1], rtol=1e-8, atol=1e-10)
@@ -348,10 +343,9 @@ def test_the_order_of_heads_and_examples_and_the_unit_of_the_loss_do_not_matter(
 
 def test_intervals_have_a_seed_of_their_own() -> None:
     source, batch, state = DecoderGradients(model_of()), examples(), torch.get_rng_state()
-    with unchecked():
-        first, again, other = (
-            seed_strength(source, [batch], levels=("logits",), bootstrap=20, seed=seed).to_dict() for seed in (1, 1, 2)
-        )
+    first, again, other = (
+        seed_strength(source, [batch], levels=("logits",), bootstrap=20, seed=seed).to_dict() for seed in (1, 1, 2)
+    )
     assert first == again
     assert first != other
     assert torch.equal(torch.get_rng_state(), state)
@@ -372,7 +366,7 @@ def test_the_drift_is_the_change_over_a_small_step_against_the_gradient(encoding
     loss = F.cross_entropy(model(tokens, lengths), labels, ignore_index=-100)
     gradient = torch.autograd.grad(loss, parameters)
     values = []
-    with unchecked(), torch.no_grad():
+    with torch.no_grad():
         for step in (1e-6, -1e-6, 0):
             twin = copy.deepcopy(model)
             for parameter, along in zip(twin.parameters(), gradient, strict=True):
@@ -392,8 +386,7 @@ def test_the_drift_is_the_change_over_a_small_step_against_the_gradient(encoding
 def test_what_can_move_and_what_cannot(encoding: str, protocol: str) -> None:
     """First layer (every layer, where keys come from the raw embeddings): P of NoPE is nothing and stays so, that of
     ALiBi is its bias and stays so, that of T5 moves, by its table, and that of RoPE and of a sinusoid moves."""
-    with unchecked():
-        found = positional_drift(DecoderGradients(model_of(encoding, protocol)), examples())
+    found = positional_drift(DecoderGradients(model_of(encoding, protocol)), examples())
     for layer in range(LAYERS):
         still = layer == 0 or protocol == "released"
         moves = np.abs(found.drift[layer]).min() > 1e-7
@@ -407,9 +400,8 @@ def test_what_can_move_and_what_cannot(encoding: str, protocol: str) -> None:
 def test_p_may_be_measured_on_other_examples() -> None:
     source, batch = DecoderGradients(model_of()), examples()
     probe = tuple(part[:9] for part in examples(padded=True, count=COUNT))
-    with unchecked():
-        here, there = positional_drift(source, batch), positional_drift(source, batch, probe=probe)
-        again = positional_drift(source, probe)
+    here, there = positional_drift(source, batch), positional_drift(source, batch, probe=probe)
+    again = positional_drift(source, probe)
     assert here.gradient_norm == there.gradient_norm
     np.testing.assert_allclose(there.effect, again.effect)
     assert not np.allclose(here.effect, there.effect)
@@ -456,5 +448,5 @@ def test_no_examples_and_unknown_levels_are_refused() -> None:
         seed_strength(source, [(tokens, torch.full_like(labels, -100), lengths)])
     with pytest.raises(InputError, match="levels: none were given; 'logits' or 'parameters' is needed"):
         seed_strength(source, [examples()], levels=())
-    with unchecked(), pytest.raises(InputError, match=r"^levels: there is no 'logit'; did you mean 'logits'"):
+    with pytest.raises(InputError, match=r"^levels: there is no 'logit'; did you mean 'logits'"):
         seed_strength(source, [examples()], levels=("logit",))  # type: ignore[arg-type]

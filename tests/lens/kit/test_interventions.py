@@ -21,7 +21,6 @@ from toeplens.lens.kit.interventions import Batch, Intervention, donors, mean_ou
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 replaying = importlib.import_module("toeplens.sources.decoder.replay")
 
 LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 6, 5, 9
@@ -200,9 +199,7 @@ def test_so_they_are_with_every_metric_and_together(intervention: Intervention, 
 
 @replacing
 @pytest.mark.parametrize("readout", ["mean", "masked-mean"])
-def test_so_they_are_with_every_readout_and_without_padding(
-    intervention: Intervention, readout: str, checked: None
-) -> None:
+def test_so_they_are_with_every_readout_and_without_padding(intervention: Intervention, readout: str) -> None:
     check(decoder("alibi", readout=readout), examples(padded=False), intervention, "loss")
 
 

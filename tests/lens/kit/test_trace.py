@@ -32,7 +32,6 @@ def trace_of(model: Decoder, **options: Any) -> AttentionTrace:
     return AttentionTrace(DecoderSource(model), tokens(), LENGTHS, **options)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("protocol", ["paper", "released"])
 @pytest.mark.parametrize("encoding", encodings.names())
 def test_head_outputs_follow_from_the_trace(encoding: str, protocol: str) -> None:

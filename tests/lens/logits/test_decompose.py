@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxtyping import config
 from tests.lens.models import decoder
 from torch import Tensor
 
@@ -97,7 +96,6 @@ def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Te
     return torch.stack(plain), torch.tensor(softmax, dtype=torch.float64)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("encoding", "protocol"), in_both_protocols(sorted(set(encodings.names()) - NO_FORM - NONLINEAR), CASES)
 )
@@ -133,7 +131,6 @@ def test_an_encoding_that_is_not_linear_is_refused_by_its_own_numbers(encoding: 
         decompose(trace_of(model_of(encoding)), 0)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(("encoding", "protocol"), in_both_protocols(CASES, ("rope", "mla")))
 def test_shares_are_covariances_of_the_written_out_matrices(encoding: str, protocol: str) -> None:
     """float64, 1e-9."""
@@ -231,7 +228,6 @@ def test_frequencies_by_hand(encoding: str) -> None:
     torch.testing.assert_close(by_part, parts.shares.softmax[:, :4], rtol=0, atol=1e-9)
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal", "mla", "nope", "transformer-xl"])
 @pytest.mark.parametrize("protocol", ["paper", "released"])
 @pytest.mark.parametrize("lengths", [None, LENGTHS, torch.tensor([12, 7, 3, 10, 9])], ids=["whole", "two", "one"])
@@ -440,7 +436,6 @@ def test_shares_of_rounding_noise_are_no_shares() -> None:
     assert real.logits.tolist() == [[1.0]]
 
 
-@pytest.mark.usefixtures("checked_in_ci")
 @settings(max_examples=10)
 @given(seed=st.integers(0, 99), encoding=st.sampled_from(["rope", "alibi", "nope", "t5"]))
 def test_order_of_heads_and_of_sequences_does_not_matter(seed: int, encoding: str) -> None:
@@ -501,12 +496,8 @@ def test_what_is_wrong_is_said_in_one_sentence() -> None:
     trace = trace_of(model_of("rope"))
     with pytest.raises(InputError, match=r"^split: 'input' was given; layer 1 reads no bare input"):
         decompose(trace, 1, split="input")
-    config.update("jaxtyping_disable", True)
-    try:
-        with pytest.raises(InputError, match="split: there is no 'means'"):
-            decompose(trace, 1, split="means")  # type: ignore[arg-type]
-    finally:
-        config.update("jaxtyping_disable", False)
+    with pytest.raises(InputError, match="split: there is no 'means'"):
+        decompose(trace, 1, split="means")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="name: 'bias' was asked for; the parts are content-content"):
         decompose(trace, 1).matrix("bias")
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.builders import unchecked
 from tests.studies.here import Here
 
 from toeplens.engine import Limits, many, run_jobs
@@ -326,7 +324,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch, **optimiser: Any) -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study; not to be changed."""
     out = tmp_path_factory.mktemp("finished") / "study"
-    with pytest.MonkeyPatch.context() as patch, unchecked():
+    with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
         patch.setattr(study, "run_jobs", Here())
         assert reproduce(out, scale="smoke").complete
@@ -334,13 +332,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     """The micro scale, in this process."""
     made = Here()
     monkeypatch.setattr(study, "run_jobs", made)
     shrink(monkeypatch)
-    with unchecked():
-        yield made
+    return made
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jaxtyping import config
 
 from toeplens.engine import Job, Limits, carry_out
 from toeplens.ground import InputError
@@ -49,12 +48,11 @@ SMALL: dict[Any, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[None]:
-    """Few tries, few sizes, small models, all in this process and without shape checks."""
+    """Few tries, few sizes, small models, all in this process."""
     patch = pytest.MonkeyPatch()
     for module, sizes in SMALL.items():
         for name, value in sizes.items():
             patch.setattr(module, name, value)
-    config.update("jaxtyping_disable", True)
     for module in (normalising, latent, contraction, phases, related):
         name = module.__name__.rsplit(".", 1)[-1]
         patch.setitem(study.EXPERIMENTS, name, partial(getattr(module, name), tries=20))
@@ -75,7 +73,6 @@ def quick() -> Iterator[None]:
     patch.setattr(study, "_job", small)
     patch.setattr(study, "run_jobs", here)
     yield
-    config.update("jaxtyping_disable", False)
     patch.undo()
 
 

@@ -36,7 +36,7 @@ from toeplens.studies.kit.verdicts import ENOUGH
 TEXTS = {"one": TEXT, "other": TEXT[::-1]}
 SIZES: dict[str, Any] = {"sequences": 3, "tokens": 96, "effect_tokens": 24, "probe_tokens": 96}
 
-pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")

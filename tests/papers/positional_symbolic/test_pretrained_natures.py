@@ -39,7 +39,7 @@ NATURES = {
     ),
 }
 
-pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,6 @@ from toeplens.studies.auditing import Audit, audit
 TOKENS = torch.randint(3, 31, (3, 20), generator=torch.Generator().manual_seed(4))
 NAMES = ("before", "after")
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture(scope="module")
 def model() -> Any:

@@ -19,7 +19,6 @@ from toeplens.lens.gradients.descent import Differentiable, LayerGradient, Layer
 from toeplens.model import Decoder, LatentAttention
 from toeplens.sources.decoder.gradients import DecoderGradients
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 LAYERS, HEADS, LENGTH, COUNT, CLASSES = 2, 2, 6, 5, 7
 SIZES = {
     "vocab_size": 9,

@@ -55,9 +55,6 @@ RELEASED_TABLE = {"phase_table": "released", "rotary_query": "shared", "rotary_d
 LINEAR_ALONE = {"pope", "complexformer"}  # turn queries and keys in ways that are not linear
 
 
-unchecked = pytest.mark.usefixtures("unchecked")
-
-
 def shaken(encoding: str, seed: int = 3, **fields: Any) -> Decoder:
     return decoder(seed=seed, noise=0.3, encoding=encoding, **{**SIZES, **fields})
 
@@ -84,7 +81,6 @@ def require_conserved(found: Relevance, logits: Tensor) -> None:
 # ---- conservation ---------------------------------------------------------------------------------------------------
 
 
-@unchecked
 @pytest.mark.parametrize(
     ("encoding", "protocol"),
     [(name, "paper") for name in CHOSEN]
@@ -127,7 +123,6 @@ def test_they_do_so_with_every_switch(encoding: str, switches: dict[str, Any]) -
     require_conserved(relevance(model, tokens), model(tokens))
 
 
-@unchecked
 def test_every_encoding_is_followed_or_refused_by_name() -> None:
     tokens = batch()[0]
     for name in (name for name in encodings.names() if name not in CHOSEN):
@@ -434,7 +429,6 @@ def test_a_bias_at_one_offset_has_its_relevance_there() -> None:
 # ---- invariances ----------------------------------------------------------------------------------------------------
 
 
-@unchecked
 @settings(max_examples=4)
 @given(st.permutations(range(COUNT)), st.sampled_from(["alibi", "rope-absolute"]))
 def test_examples_are_on_their_own(order: list[int], encoding: str) -> None:
@@ -476,7 +470,6 @@ def test_hidden_padding_receives_nothing(encoding: str, switches: dict[str, Any]
     np.testing.assert_allclose(longer.position[:, :LENGTH], found.position, rtol=0, atol=1e-10)
 
 
-@unchecked
 @settings(max_examples=4)
 @given(st.floats(-3, 3))
 def test_a_constant_of_a_bias_moves_nothing_between_the_parts(constant: float) -> None:

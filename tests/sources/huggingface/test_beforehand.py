@@ -15,8 +15,6 @@ from toeplens.sources.huggingface.beforehand import calls_of, check_decoder, che
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies import audit
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 ROPE = {"rope_theta": 10000.0}
 
 

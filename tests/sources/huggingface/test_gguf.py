@@ -19,7 +19,6 @@ from toeplens.sources.huggingface.quantised import Quantised, read_gguf
 from toeplens.studies import audit
 
 gguf = pytest.importorskip("gguf")
-pytestmark = pytest.mark.usefixtures("unchecked")
 
 WIDE = LLAMA | {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 _NAMES = {

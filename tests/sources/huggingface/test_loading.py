@@ -15,7 +15,6 @@ from toeplens.sources.huggingface import checkpoints, loading
 from toeplens.studies import audit
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("unchecked")
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 LLAMA = SIZES | {"num_key_value_heads": 1, "max_position_embeddings": 32}

@@ -104,7 +104,6 @@ def test_a_model_in_training_is_asked_in_evaluation_mode_and_left_as_it_was(toke
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_changes_are_those_of_the_changed_pass(tokens: Tensor) -> None:
     model, changes = made("Llama"), [Change(layer=0, speed=0.0), Change(layer=1, heads=(2,), output="zero")]
     found = prediction.predictions(model, tokens, PLACES, changes=changes)

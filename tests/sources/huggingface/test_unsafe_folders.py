@@ -18,7 +18,6 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface.checkpoints import Checkpoint
 from toeplens.sources.huggingface.loading import load_model
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ENTRY = "toeplens_encodings"
 

@@ -18,8 +18,6 @@ from toeplens.studies.auditing.words import audited
 TOKENS = torch.randint(3, 31, (3, 20), generator=torch.Generator().manual_seed(4))
 ZERO = Change(layer=0, heads=(2,), output="zero")
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture(scope="module")
 def model() -> Any:

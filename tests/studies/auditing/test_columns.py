@@ -21,8 +21,6 @@ from toeplens.studies.auditing.record import SOURCES
 
 TOKENS = torch.randint(3, 31, (3, 20), generator=torch.Generator().manual_seed(4))
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture(scope="module")
 def found() -> Audit:

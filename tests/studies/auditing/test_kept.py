@@ -20,7 +20,6 @@ from toeplens.studies.auditing import Audit, audit, measuring
 from toeplens.studies.auditing.kept import PARTS, Kept
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("unchecked")
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
 TOKENS = torch.randint(3, 40, (9, 12), generator=torch.Generator().manual_seed(0))

@@ -21,8 +21,6 @@ from toeplens.sources.huggingface import Change
 from toeplens.studies.auditing import Audit, HeadRecord, audit, measuring, open_audit, read_tokens, save
 from toeplens.studies.auditing.words import audited
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 LENGTHS = (12, 19, 26)
 IDS = [torch.randint(4, 31, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,7 +13,7 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface import load_model, load_tokenizer
 from toeplens.studies import audit
 
-pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("unchecked")]
+pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).parents[3]
 

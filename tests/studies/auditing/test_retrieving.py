@@ -18,8 +18,6 @@ from toeplens.studies.kit.questions import Writer
 
 OPTIONS: dict[str, Any] = {"sequences": 2, "max_tokens": 72, "effects": "none", "device": "cpu"}
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

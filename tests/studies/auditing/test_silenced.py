@@ -18,7 +18,6 @@ from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, audit, wor
 from toeplens.studies.auditing.effects import concentration
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("unchecked")
 
 TOKENS = torch.randint(3, 40, (9, 16), generator=torch.Generator().manual_seed(1))
 

@@ -29,8 +29,6 @@ from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, inputs, me
 from toeplens.training import Batches, Run, run_spec, train
 from toeplens.training.presets import starting_spec
 
-pytestmark = pytest.mark.usefixtures("unchecked")  # the lenses run checked in their own tests
-
 SIZES = GROUPED | {"vocab_size": 60}
 TOKENS = torch.randint(3, 60, (9, 24), generator=torch.Generator().manual_seed(1))
 LICENSE = Path(__file__).parents[3] / "LICENSE"

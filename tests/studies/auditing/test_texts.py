@@ -18,8 +18,6 @@ from toeplens.studies.auditing.effects import concentration, interval_of, over_t
 from toeplens.studies.auditing.inputs import from_texts, inputs_of, shared, texts_of
 from toeplens.studies.auditing.words import audited
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 def text(seed: int, words: int = 200) -> str:
     return " ".join(np.random.default_rng(seed).choice(WORDS, words))

@@ -15,7 +15,6 @@ from toeplens.studies import audit
 from toeplens.studies.benching import BenchRecord, Contest, Timed, bench, save_bench
 from toeplens.studies.benching.race import matrix_peak, race
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
 RECORDED = Path(__file__).parents[3] / "results" / "bench" / "bench.json"
 

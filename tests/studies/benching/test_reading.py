@@ -9,7 +9,6 @@ from toeplens.ground import EnvironmentFailure
 from toeplens.studies import audit
 from toeplens.studies.benching import reading
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
 
 

@@ -16,7 +16,6 @@ from toeplens.training import RunSpec, run_spec
 from toeplens.training.environment import Execution
 from toeplens.training.presets import DISTANCE, starting_spec
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 ON_CPU = Execution(torch.device("cpu"), bf16=False, compiled=False, why="a test")
 PEERS = ["torch.nn.TransformerEncoder", "transformers Llama", "x-transformers"]
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.builders import unchecked
 from tests.studies.grid.test_study import content
 from tests.studies.here import Here
 
@@ -58,8 +57,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 def small(tmp_path: Path, encoding: str, **changes: object) -> grid.Grid:
     tasks = {"index": {"options": {"length": 6, "words": 6}}}
     asked = content(tasks=tasks, encodings={encoding: None}, **changes)
-    with unchecked():
-        return grid.study(grid.grid_spec(asked), tmp_path / "out", limits=Limits(compile="off"))
+    return grid.study(grid.grid_spec(asked), tmp_path / "out", limits=Limits(compile="off"))
 
 
 def test_a_claim_that_raises_is_undecided_and_the_study_goes_on(

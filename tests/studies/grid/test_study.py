@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.builders import unchecked
 from tests.studies.here import Here
 
 from toeplens.engine import Limits
@@ -269,7 +268,7 @@ def test_a_study_is_read_from_a_pipe():
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished study; not to be changed."""
     out = tmp_path_factory.mktemp("grid") / "study"
-    with pytest.MonkeyPatch.context() as patch, unchecked():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "run_jobs", Here())
         assert grid.study(grid.grid_spec(content(measures=EVERY)), out, limits=Limits(compile="off")).complete
         yield out

@@ -12,7 +12,6 @@ from toeplens.studies.kit.cells import Cell, gather_cells, jobs_of
 from toeplens.studies.kit.results import Key
 from toeplens.studies.kit.study import RUNS
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 RELEASED = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "max_side": 2}
 
 

@@ -15,8 +15,6 @@ from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.kit.changes import changes_of, read_change, told
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture(scope="module")
 def llama() -> Loaded:

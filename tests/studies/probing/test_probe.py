@@ -23,8 +23,6 @@ from toeplens.studies.probing.record import ItemRecord
 ASKED = Asked(lengths=(64, 80), depths=(0.0, 1.0), repeats=1, sequences=2, lists=2)
 CHANGES = (Change(layer=0, speed=0.0), Change(layer=1, heads=(1,), output="zero"))
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

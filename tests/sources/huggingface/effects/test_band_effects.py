@@ -21,7 +21,6 @@ from toeplens.studies import audit
 from toeplens.studies.auditing import Audit
 from toeplens.training import train
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 TURNING = ["LlamaForCausalLM", "Gemma3ForCausalLM", "GPTNeoXForCausalLM", "GPTJForCausalLM", "SmolLM3ForCausalLM"]
 
 

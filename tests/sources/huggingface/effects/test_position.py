@@ -16,8 +16,6 @@ from toeplens.report import render_audit
 from toeplens.sources.huggingface import AttentionCall, Change, NoPosition, head_effects, intervened
 from toeplens.studies import audit
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": GROUPED,
     "Gemma3ForCausalLM": NARROW,

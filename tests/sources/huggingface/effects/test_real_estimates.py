@@ -26,7 +26,7 @@ TEXTS = ("code", "documentation", "novel")
 BARS = {("smollm2", "exact"): (0.9, 0.7), ("smollm2", "position"): (0.9, 0.6)}
 BARS |= {("gemma3", "exact"): (0.75, 0.3), ("gemma3", "position"): (0.85, 0.0)}
 
-pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("unchecked")]
+pytestmark = pytest.mark.heavy
 
 
 @cache

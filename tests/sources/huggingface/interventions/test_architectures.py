@@ -27,8 +27,6 @@ from toeplens.encodings import BandControl
 from toeplens.encodings.control import swapped
 from toeplens.sources.huggingface import Change, intervened
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 WIDE = {
     "StableLmForCausalLM",
     "GPTNeoXForCausalLM",

@@ -27,8 +27,6 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.interventions.outputs import changed_outputs
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 PLACE = ROTARY["LlamaForCausalLM"][1]
 SEVERAL = [
     Change(layer=0, heads=(1,), output="zero"),

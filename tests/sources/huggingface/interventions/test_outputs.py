@@ -18,8 +18,6 @@ from toeplens.lens.kit.interventions import donors
 from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.interventions.outputs import changed_outputs
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 PLACE = ROTARY["LlamaForCausalLM"][1]
 WAYS = ["mean", "resample"]
 LENGTHS = [12, 7, 12, 9]

@@ -15,9 +15,6 @@ from toeplens.lens.kit.movable import Given, movable_from
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.interventions.outputs import changed_outputs
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
-
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", LLAMA),
     "window": ("MistralForCausalLM", NARROW),

@@ -33,7 +33,7 @@ MODELS = Path(__file__).parents[4] / "models"
 PLACE = "model.layers.{}.self_attn.o_proj"
 TOKENS = 48
 
-pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("unchecked")]
+pytestmark = pytest.mark.heavy
 
 
 def opened(name: str) -> Any:

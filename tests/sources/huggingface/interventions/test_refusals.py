@@ -14,8 +14,6 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.interventions.change import NotThere
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.mark.parametrize(
     ("kind", "change", "sentence"),

@@ -25,7 +25,6 @@ from toeplens.studies.auditing.many import Audits, Request, apart, audit_many, d
 from toeplens.studies.auditing.many.apart import Piece
 from toeplens.studies.kit.changes import read_change
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 REQUEST = Request(sequences=8, max_tokens=12)
 
 
