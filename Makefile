@@ -2,6 +2,7 @@
 PYTHON ?= python3
 SCALE ?= laptop
 SEEDS ?= 1
+PROTOCOL ?= paper
 OUT ?= demo/$(SCALE)
 PIP = .venv/bin/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
@@ -10,7 +11,7 @@ SHAPES = tests/encodings/test_conformance.py tests/model tests/lens
 .PHONY: demo test test-heavy test-shapes check format docs bench real-models clean
 
 demo: .venv/.run
-	.venv/bin/toeplens reproduce --scale $(SCALE) --seeds $(SEEDS) --out $(OUT)
+	.venv/bin/toeplens reproduce --scale $(SCALE) --protocol $(PROTOCOL) --seeds $(SEEDS) --out $(OUT)
 
 test: .venv/.test .venv/.browser
 	.venv/bin/python -m pytest -m "not heavy" -n $(WORKERS)
