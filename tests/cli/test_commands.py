@@ -86,7 +86,6 @@ COMMANDS = [
     "ablate",
     "decompose",
     "extrapolate",
-    "bench",
 ]
 COMMANDS += ["probe", "pretrained", "report", "claims", "figures", "tables", "cite", "encodings", "card", "tasks"]
 

@@ -19,7 +19,6 @@ from toeplens.lens.ablation.estimate_check import UNCHECKED
 from toeplens.papers.deposit import Reproduction, Row
 from toeplens.studies import Entry
 from toeplens.studies.auditing.survey import OUTCOMES, Survey
-from toeplens.studies.benching import BenchRecord
 from toeplens.studies.decomposition import Origins, RunStructure
 from toeplens.studies.grid import Grid, language
 from toeplens.studies.grid import Row as MatrixRow
@@ -280,24 +279,3 @@ def survey_tables(found: Survey) -> list[Table]:
         table("Largest differences of the proved ones", *largest, rows=[differences]),
         *([table("Refused", "type", "why", rows=refused)] if refused else []),
     ]
-
-
-def bench_tables(record: BenchRecord) -> list[Table]:
-    """Each contest's programs: times, speeds, and how much longer than ours they take."""
-    found = []
-    for contest in record.contests:
-        rows = []
-        for timed in contest.timed:
-            share = record.share(contest, timed)
-            rows.append(
-                (
-                    timed.name,
-                    f"{timed.median * 1e3:,.1f}",
-                    f"{contest.speed(timed):,.0f}",
-                    f"{contest.ratio(timed):.2f}",
-                    "–" if share is None else f"{share:.0%}",
-                )
-            )
-        columns = ("program", "ms", f"{contest.unit} / s", "time over ours", "of the peak")
-        found.append(table(contest.work, *columns, rows=rows))
-    return found
