@@ -81,7 +81,6 @@ COMMANDS = [
     "theory",
     "audit",
     "compare",
-    "survey",
     "train",
     "ablate",
     "decompose",

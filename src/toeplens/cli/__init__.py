@@ -54,7 +54,6 @@ for _name, _command in {
     "compare": audits.compare,
     "probe": probes.probe,
     "pretrained": pretrained.pretrained,
-    "survey": audits.survey,
     "train": runs.train_run,
     "ablate": runs.ablate,
     "decompose": runs.decompose,

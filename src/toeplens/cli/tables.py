@@ -18,7 +18,6 @@ from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.lens.ablation.estimate_check import UNCHECKED
 from toeplens.papers.deposit import Reproduction, Row
 from toeplens.studies import Entry
-from toeplens.studies.auditing.survey import OUTCOMES, Survey
 from toeplens.studies.decomposition import Origins, RunStructure
 from toeplens.studies.grid import Grid, language
 from toeplens.studies.grid import Row as MatrixRow
@@ -266,16 +265,3 @@ def origins_table(found: Origins) -> Table:
             name.replace("_", ", "), significant(value), per_cent(value / found.logit if found.logit else None)
         )
     return made
-
-
-def survey_tables(found: Survey) -> list[Table]:
-    """How many model types had each outcome, the largest differences, and those that were refused, with why."""
-    largest, counts = found.largest(), found.totals().items()
-    types = [(outcome, str(count), OUTCOMES[outcome]) for outcome, count in counts]
-    differences = ["–" if value is None else f"{value:.1e}" for value in largest.values()]
-    refused = [(row.name, row.why) for row in found.of("refused")]
-    return [
-        table("Model types of transformers", "outcome", "types", "what it says", rows=types),
-        table("Largest differences of the proved ones", *largest, rows=[differences]),
-        *([table("Refused", "type", "why", rows=refused)] if refused else []),
-    ]

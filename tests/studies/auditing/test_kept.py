@@ -137,29 +137,6 @@ def test_a_refused_audit_leaves_nothing(model: Any, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("takes_long", [True, False])
-def test_it_is_said_early_how_long_the_layers_will_take(
-    model: Any, monkeypatch: pytest.MonkeyPatch, takes_long: bool
-) -> None:
-    """Where one takes so long that trying it out pays."""
-    if takes_long:
-        monkeypatch.setattr(measuring, "_PAIRS", 0)
-    told: list[Any] = []
-    audit(
-        model,
-        TOKENS,
-        effects="none",
-        on_progress=lambda *event: told.append(event),
-        on_estimate=lambda what, seconds: told.append((what, seconds)),
-    )
-    assert told[0] == ("layers", 0, 3)
-    if takes_long:
-        what, seconds = told.pop(1)
-        assert what == "layers"
-        assert 0 < seconds < 60
-    assert told[1:] == [("layers", done, 3) for done in (1, 2, 3)]
-
-
 def test_what_is_printed_has_no_tokens(whole: Audit) -> None:
     found = replace(whole, words=("a", "b"))
     text = json.dumps(found.summary())

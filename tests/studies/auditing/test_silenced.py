@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from tests.report.reading import Text
-from tests.sources.huggingface.models import GROUPED, tiny
 
 from toeplens.report import render_audit
 from toeplens.report.auditing.marks import layer_effects
@@ -129,14 +128,3 @@ def test_a_page_does_not_speak_of_estimates_that_do_not_hold() -> None:
         assert word not in page
     held = audit(model_of(0.001), TOKENS, effects="attribution")
     assert "were also silenced exactly: rank correlation" in render_audit(held).partition("<script")[0]
-
-
-def test_the_time_of_exact_effects_is_told_before_anything_is_measured() -> None:
-    model, said = tiny("LlamaForCausalLM", **GROUPED), list[str]()
-    audit(
-        model,
-        torch.randint(3, 31, (2, 12)),
-        on_estimate=lambda what, seconds: said.append(what) if seconds > 0 else None,
-        on_progress=lambda what, done, total: said.append(f"{what} {done}"),
-    )
-    assert said[0] == "heads"

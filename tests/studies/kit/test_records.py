@@ -15,7 +15,6 @@ from toeplens.papers.deposit.study import KIND as REPRODUCTION
 from toeplens.papers.mathematics.statements import read_records
 from toeplens.papers.mathematics.study import KIND as MATHEMATICS
 from toeplens.studies import CellResult, grid
-from toeplens.studies.auditing.survey.record import Survey
 from toeplens.studies.grid.spec import spec_from_yaml
 from toeplens.studies.grid.study import KIND as GRID
 from toeplens.studies.kit.study import read_study
@@ -189,23 +188,3 @@ def test_records_of_two_seeds_are_of_the_same_sizes(tmp_path: Path) -> None:
     shorter = {name: values[:-1] for name, values in good["ranges"].items() if isinstance(values, list)}
     paths[1].write_text(json.dumps(good | {"ranges": good["ranges"] | shorter}))
     refused(lambda: read_records("phases", contents(paths)), "phases-43.json", "not of the sizes of")
-
-
-def test_a_survey_is_of_plain_fields() -> None:
-    good = json.loads((RECORDED / "survey" / "survey.json").read_text())
-    assert Survey.from_dict(good).to_dict()["found"] == good["found"]
-    one = good["found"][0]
-    wrong: dict[str, tuple[Any, ...]] = {
-        "name": (None, 3),
-        "outcome": ("well", None),
-        "calls": (-1, 1.5, "3", True),
-        "weights": ("0", -1, NAN, True),
-        "why": (3,),
-        "seconds": (-1, "1"),
-    }
-    for field, values in wrong.items():
-        for value in values:
-            content = good | {"found": [one | {field: value}]}
-            refused(lambda c=content: Survey.from_dict(c), "survey", field)
-    for changed in ({"about": 3}, {"missing": [3]}, {"found": {}}, {"found": [3]}, {"missing": "llama"}):
-        refused(lambda c=changed: Survey.from_dict(good | c), "survey", next(iter(changed)))

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
@@ -23,7 +22,7 @@ from toeplens.studies.auditing.audit import RECORD, Audit, finished, open_audit
 from toeplens.studies.auditing.effects import not_silenced, silence
 from toeplens.studies.auditing.inputs import SEQUENCES, Sequences, check_fit, inputs_of, mask_token_of, sequences_of
 from toeplens.studies.auditing.kept import Kept, identity
-from toeplens.studies.auditing.measuring import Estimate, Progress, measure
+from toeplens.studies.auditing.measuring import Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
 from toeplens.studies.auditing.padded import measure_padded
 from toeplens.studies.auditing.record import NoSuchHead, NoSuchLayer
@@ -55,7 +54,6 @@ def audit(
     changes: Sequence[Change] = (),
     keep: Path | str | None = None,
     on_progress: Progress | None = None,
-    on_estimate: Estimate | None = None,
 ) -> Audit:
     """Audit every attention head of a transformers model: its numbers are `toeplens.studies.auditing.COLUMNS`.
 
@@ -93,8 +91,6 @@ def audit(
         keep         the audit's directory: finished layers and effects are kept in it, and the same audit goes on with
                      them, until `toeplens.studies.auditing.save` has written it whole
         on_progress  is called with what is being done, how much of it is, and all
-        on_estimate  is called early with what is being done and about how many seconds it will take, where a layer
-                     takes seconds
 
     Raises `InputError` for a model that is not understood and for tokens that do not fit it, `EnvironmentFailure` where
     memory runs out.
@@ -110,7 +106,7 @@ def audit(
         needles=needles,
         changes=changes,
     )
-    report, expect = on_progress or (lambda what, done, total: None), on_estimate or (lambda what, seconds: None)
+    report = on_progress or (lambda what, done, total: None)
     wanted = None if layers is None else frozenset(layers)
     directory = None if keep is None else Path(keep)
     if is_run(model):
@@ -142,11 +138,9 @@ def audit(
     how = (*how, [item.tokens for item in asked], [repr(change) for change in changes])
     kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, how, mask_token, seed))
     try:
-        if effects in ("exact", "position") and first is None and on_estimate is not None:
-            expect("heads", _effect_seconds(loaded, inputs, wanted, some))
         scores = scores_of(loaded, asked, kept, partial(report, "needles"))
         if read.there is None:
-            measured, whole = measure(loaded, inputs, wanted, kept, report, expect, changes)
+            measured, whole = measure(loaded, inputs, wanted, kept, report, changes)
         else:
             measured, whole = measure_padded(loaded, inputs, read.there, wanted, kept, report, changes)
         measured = with_retrieval(measured, scores)
@@ -243,24 +237,6 @@ def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequen
     there = sum(count if heads is None else len(heads) for count in counts)
     if first is not None and first > there:
         raise InputError(f"first: {first} was given; there are {there} heads to choose from.")
-
-
-@torch.no_grad()
-def _effect_seconds(
-    loaded: Loaded, inputs: Mapping[str, Tensor], layers: frozenset[int] | None, heads: frozenset[int] | None
-) -> float:
-    """About how long exact effects take: half a pass per head and sequence, by one pass of the first sequence."""
-    one, names, took = {name: x[:1] for name, x in inputs.items()}, loaded.attention, []
-    while not took or (took[0] < 1 and len(took) < 2):  # the first pass takes longer
-        began = time.perf_counter()
-        loaded.model(**one)
-        took.append(time.perf_counter() - began)
-    seconds = min(took)
-    config = loaded.model.config.get_text_config()
-    whole = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
-    calls = len(whole) if layers is None else len(layers)
-    each = getattr(config, "num_attention_heads", 1) if heads is None else len(heads)
-    return seconds / 2 * calls * each * len(inputs["input_ids"])
 
 
 def _must_be_same(directory: Path, read: Sequences, changes: Sequence[Change]) -> None:
