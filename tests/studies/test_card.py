@@ -90,14 +90,6 @@ def test_the_kernel_and_its_symbol(made: dict[str, Card]) -> None:
     assert made["fox"].kernel is made["fox"].symbol is None
 
 
-def test_an_odd_kernel_has_no_symbol_of_rounding_errors() -> None:
-    offsets = np.arange(-LENGTH + 1, LENGTH)
-    angles, values = cards.symbol_of(offsets, np.stack((np.tanh(offsets / 7), np.tanh(offsets / 7) + (offsets == 0))))
-    assert len(angles) == values.shape[1]
-    assert not values[0].any()
-    np.testing.assert_allclose(values[1], 1.0, atol=1e-12)
-
-
 def test_the_measured_class_is_the_declared_one(made: dict[str, Card]) -> None:
     for card in made.values():
         assert card.measured == card.declared
@@ -174,13 +166,6 @@ def test_a_card_is_a_page(made: dict[str, Card], tmp_path) -> None:
     index = write_cards(list(made.values()), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"index.html", "plotly.js", *(f"{n}.html" for n in made)}
     assert all(f'href="{name}.html"' in index.read_text() for name in made)
-
-
-def test_it_is_json(made: dict[str, Card]) -> None:
-    content = made["alibi"].to_dict()
-    assert content["distances"] == [0, 1, 2, 4, 8, 16, 32, 64]
-    assert content["kernel"][0] == pytest.approx([-0.5 * d for d in content["distances"]])
-    assert content["measured"] == {"couplings": ["bias"], "data_dependent": False, "toeplitz": True}
 
 
 def test_bad_input_is_refused() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.report.reading import without_plotly
-from tests.sources.huggingface.models import GROUPED, tiny
+from tests.sources.huggingface.models import GROUPED, SIZES, tiny
 
 from toeplens.report.auditing.page import render_audit
 from toeplens.studies.auditing import COLUMNS, Audit, audit
@@ -46,7 +46,7 @@ def test_the_strongest_pair_has_the_largest_share_of_the_norms(found: Audit) -> 
     for head in found.heads:
         assert head.norm_top == max(head.norm_use[1:])
         assert head.norm_top == pytest.approx(max(head.norm_use), abs=1e-9), "all dimensions are turned here"
-    model = tiny("BertModel")
+    model = tiny("BertModel", **SIZES)
     unturned = audit(model, TOKENS, effects="none")
     assert {(head.dead, head.norm_top) for head in unturned.heads} == {(None, None)}
 

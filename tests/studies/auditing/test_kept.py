@@ -60,7 +60,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return counting
 
-    monkeypatch.setattr(measuring, "_seconds", lambda *_: 0.0)
     monkeypatch.setattr(measuring, "measure_call", count("measured", measuring.measure_call))
     monkeypatch.setattr(Passes, "effects", count("passes", Passes.effects))
     return counts
@@ -121,14 +120,6 @@ def test_parts_of_another_audit_and_damaged_ones_are_not_used(
     counted["measured"] = 0
     audit(other, TOKENS, keep=tmp_path, effects="none")
     assert counted["measured"] == 3
-
-
-def test_a_check_of_estimates_goes_on_too(model: Any, tmp_path: Path) -> None:
-    wanted = audit(model, TOKENS, effects="attribution")
-    with pytest.raises(Interrupted):
-        audit(model, TOKENS, effects="attribution", keep=tmp_path, on_progress=Stop("heads", 4))
-    assert (tmp_path / PARTS / "check-0.json").is_file()
-    assert same(audit(model, TOKENS, effects="attribution", keep=tmp_path), wanted)
 
 
 def test_a_refused_audit_leaves_nothing(model: Any, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from tests.papers.deposit.worlds import Model, distance, made_up, results
 
 from toeplens.ground import InputError
 from toeplens.studies import CellResult, Key, Results
-from toeplens.studies.kit.results import ACCURACY, BySeed, estimated
+from toeplens.studies.kit.results import ACCURACY
 from toeplens.studies.kit.verdicts import above
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -60,19 +59,6 @@ def test_half_is_learned_where_a_straight_line_crosses_it(train: list[float], ex
     cell = curve(*((each, 0.5) for each in train))
     assert cell.half_learned == pytest.approx(math.log2(expected), abs=1e-8)
     assert cell.learned_half == (max(train) > 0.59)
-
-
-def test_half_is_learned_of_what_was_measured_after_the_epoch_where_it_was() -> None:
-    rows = ((0.4, 0.5), (0.5, 0.6))
-    assert curve(*rows, fit_accuracy=[0.6, 0.9]).half_learned == pytest.approx(0.0)
-    partly = curve(*rows, fit_accuracy=[None, 0.8])  # type: ignore[list-item]
-    assert partly.half_learned == pytest.approx(math.log2(1.5)), "where no example counted, the running one"
-
-
-def test_epochs_need_not_be_whole() -> None:
-    cell = curve((0.4, 0.5), (0.8, 0.6))
-    rows = [row | {"epoch": row["epoch"] / 4} for row in cell.epochs]
-    assert replace(cell, epochs=rows).half_learned == pytest.approx(math.log2(1.5 / 4))
 
 
 @pytest.mark.parametrize(
@@ -130,13 +116,6 @@ def test_skill_is_a_share_of_what_the_length_does_not_give_away() -> None:
     assert [curve((0.5, test)).skilled for test in (0.39, 0.41)] == [False, True]
 
 
-def test_of_a_run_that_diverged_nothing_is_known() -> None:
-    gone = replace(curve((0.9, 0.9)), status="diverged")
-    assert np.isnan([gone.accuracy, gone.skill, gone.half_learned, gone.setbacks, gone.fit]).all()
-    assert not gone.skilled
-    assert not gone.learned_half
-
-
 # ---- found and kept --------------------------------------------------------------------------------------------------
 
 
@@ -159,14 +138,6 @@ def test_a_cell_reads_back_as_it_was(status: str) -> None:
         assert again.deposits() == cell.deposits()
         assert (again.measures, again.watched) == (cell.measures, cell.watched)
         assert bool(cell.measures) == bool(cell.by_loss) == (status == "complete")
-
-
-def test_a_record_from_before_there_were_measures_has_none() -> None:
-    (cell,) = results(distance(rope=0.9), seeds=1).cells
-    later = ("measures", "watched", "by_loss")
-    content = {key: value for key, value in cell.to_dict().items() if key not in later}
-    bare = replace(cell, measures={}, watched=[], by_loss=None)
-    assert CellResult.from_dict(content).to_dict() == bare.to_dict()
 
 
 @given(st.dictionaries(st.integers(0, 5), value), st.dictionaries(st.integers(0, 5), value))
@@ -192,19 +163,6 @@ def test_a_comparison_without_models_says_why() -> None:
     assert found.evidence == f"RoPE less NoPE: {words}"
     none = above("RoPE less ALiBi", seen.difference(COUNT, "rope", "alibi"), 0.0)
     assert none.evidence.endswith(f"(no finished model of alibi on {COUNT})")
-
-
-@given(st.dictionaries(st.integers(0, 5), value), st.dictionaries(st.integers(0, 5), value))
-def test_what_is_left_by_seed_is_of_the_seeds_that_both_have(first: dict[int, float], second: dict[int, float]) -> None:
-    left = BySeed(first) - second
-    assert left == {seed: first[seed] - second[seed] for seed in first.keys() & second.keys()}
-
-
-def test_a_mean_over_seeds_has_an_interval() -> None:
-    assert estimated({}) is None
-    found = estimated({1: 0.25, 5: 0.75})
-    assert found is not None
-    assert (found.value, found.count) == (0.5, 2)
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,8 @@ def head_records(
     made = []
     for head in range(sums.heads):
         found: dict[str, Any] = {name: or_none(values[head]) for name, values in columns.items()}
-        found |= {name: _row(values[head]) for name, values in lists.items()}
+        for name, values in lists.items():  # none where they are not known
+            found[name] = tuple(values[head].tolist()) if np.isfinite(values[head]).all() else ()
         found |= {"decay": decays[head], "kernel": kernels[head if len(kernels) > 1 else 0]}
         made.append(HeadRecord(place.side, place.kind, place.layer, head, **found))
     return tuple(made)
@@ -237,11 +238,6 @@ def _kernel(bias: Float[np.ndarray, "D"], tokens: int) -> KernelEnds:
     after = np.zeros(size - 1) if causal else bias[tokens - size : tokens - 1]
     start = 0 if causal else tokens - 1
     return kernel_ends(np.concatenate((after, bias[start : start + size])))
-
-
-def _row(values: Float[np.ndarray, "n"]) -> tuple[float, ...]:
-    """A row of numbers; none where they are not known."""
-    return tuple(values.tolist()) if np.isfinite(values).all() else ()
 
 
 def _placed(call: AttentionCall) -> tuple[dict[str, Any], str | None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,15 +21,23 @@ from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
 from toeplens.studies.auditing.audit import RECORD, Audit, finished, open_audit
 from toeplens.studies.auditing.effects import not_silenced, silence
-from toeplens.studies.auditing.inputs import SEQUENCES, Sequences, check_fit, inputs_of, mask_token_of, sequences_of
+from toeplens.studies.auditing.inputs import (
+    SEQUENCES,
+    Sequences,
+    check_fit,
+    inputs_of,
+    mask_token_of,
+    sequences_of,
+    texts_of,
+)
 from toeplens.studies.auditing.kept import Kept, identity
 from toeplens.studies.auditing.measuring import Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
 from toeplens.studies.auditing.padded import measure_padded
-from toeplens.studies.auditing.record import NoSuchHead, NoSuchLayer
-from toeplens.studies.auditing.retrieving import needles_of, scores_of, with_retrieval
+from toeplens.studies.auditing.record import HeadRecord, Measured, NoSuchHead, NoSuchLayer
 from toeplens.studies.kit.changes import told
-from toeplens.studies.kit.questions import LONGEST, MOST_ASKED, SEEDS
+from toeplens.studies.kit.questions import LONGEST, MOST_ASKED, SEEDS, Item, Writer
+from toeplens.studies.kit.retrieving import Place, retrieval_of
 
 Silencing = Literal["exact", "position", "bands", "attribution", "none"]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
@@ -237,6 +246,42 @@ def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequen
     there = sum(count if heads is None else len(heads) for count in counts)
     if first is not None and first > there:
         raise InputError(f"first: {first} was given; there are {there} heads to choose from.")
+
+
+def needles_of(tokenizer: Any, data: Any, count: int, length: int, seed: int) -> list[Item]:
+    """So many texts of this length with a needle in them, from their beginning to their end.
+
+    Raises `InputError` for data that are no text.
+    """
+    if not count:
+        return []
+    texts = texts_of(data)
+    if texts is None:
+        raise InputError(f"needles: {count} were given without a text to put them in; a text is needed.")
+    writer = Writer(tokenizer, "\n\n".join(texts.values()), seed)
+    return [writer.needle(length, number / max(1, count - 1), field="max_tokens") for number in range(count)]
+
+
+def scores_of(
+    loaded: Loaded, needles: Sequence[Item], kept: Kept, report: Callable[[int, int], None]
+) -> dict[Place, float]:
+    """The retrieval score of each head, of none without needles; what is kept is not measured again."""
+    if not needles:
+        return {}
+    found = kept.get("needles")
+    if found is None:
+        found = [[one.layer, one.head, one.score] for one in retrieval_of(loaded, needles, report)]
+        kept.put("needles", found)
+    return {(layer, head): score for layer, head, score in found}
+
+
+def with_retrieval(measured: Sequence[Measured], scores: Mapping[Place, float]) -> list[Measured]:
+    """The measured calls with their heads' retrieval scores."""
+
+    def scored(head: HeadRecord) -> HeadRecord:
+        return replace(head, retrieval=scores.get((head.layer, head.head)) if head.kind == "self" else None)
+
+    return [replace(call, heads=tuple(map(scored, call.heads))) if scores else call for call in measured]
 
 
 def _must_be_same(directory: Path, read: Sequences, changes: Sequence[Change]) -> None:
