@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from toeplens.ground.stops import Interrupted
 from toeplens.sources.huggingface.effects.replays import Passes
 from toeplens.studies import auditing
 from toeplens.studies.auditing import Audit, audit, measuring
-from toeplens.studies.auditing.kept import PARTS, Kept
+from toeplens.studies.auditing.kept import PARTS
 
 transformers = pytest.importorskip("transformers")
 
@@ -134,9 +133,3 @@ def test_what_is_printed_has_no_tokens(whole: Audit) -> None:
     assert "words" not in found.summary()
     assert len(text) < len(json.dumps(found.to_dict()))
     assert [head["effect"] for head in found.summary()["heads"]] == [head.effect for head in found.heads]
-
-
-def test_a_pipe_in_the_place_of_a_part_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / PARTS).mkdir()
-    os.mkfifo(tmp_path / PARTS / "layer-1.json")
-    assert Kept(tmp_path, {}).layer(1) is None

@@ -18,7 +18,6 @@ from toeplens.sources.huggingface import HeadEffects, head_effects
 from toeplens.sources.huggingface.effects.head_effects import head_estimates
 from toeplens.studies import audit
 from toeplens.studies.auditing import effects as silencing
-from toeplens.studies.auditing.effects import interval_of
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.racing import Estimate, Guess, Race, race
 
@@ -111,18 +110,6 @@ def test_each_sequence_counts_as_much_however_many_blocks_it_has(sequences: int,
     (found,) = race(run, inputs, [3], 3, Kept(None, {}), lambda done, total: None).parts
     assert len(found) % sequences == 0
     np.testing.assert_allclose(found[:, 0].mean(0), means.mean(0), rtol=0, atol=1e-12)
-
-
-def test_clear_winners_are_found_early_and_all_heads_have_intervals() -> None:
-    world = Worlds([5.0, 4.0, *[0.0] * 8], (5, 5), 0.1, 0)
-    found = ran(world, 2)
-    assert world.runs == 1, "the first sequence tells them from the others"
-    columns = [interval_of(each, 0) for each in found.parts]
-    means = np.concatenate([each[0] for each in columns])
-    assert set(np.argsort(-means)[:2]) == {0, 1}
-    assert all(np.isfinite(each).all() for column in columns for each in column)
-    assert found.baseline is not None
-    assert found.outcome == "loss"
 
 
 def test_rounds_that_are_kept_are_not_run_again(tmp_path: Path) -> None:

@@ -67,10 +67,9 @@ def test_figures_are_those_of_the_records(made: grid.Grid):
     assert language.bits(rope) == rope.measure("bits").bits.value
     far, near = (rope.measure("bits").at(factor).end.value for factor in (language.LONG, 1.0))
     assert language.lost(rope) == pytest.approx(far - near, abs=1e-6)
-    assert language.extended(rope, "none") == pytest.approx(
-        next(r for r in rope.measure("extension").rows if (r.method, r.factor) == ("none", 4.0)).bits.value
-    )
-    assert np.isnan(language.extended(rope, "none", tuned=True))
+    for tuned, measure in ((False, "extension"), (True, "extension-tuned")):
+        (row,) = (r for r in rope.measure(measure).rows if (r.method, r.factor) == ("none", 4.0))
+        assert language.extended(rope, "none", tuned=tuned) == pytest.approx(row.bits.value)
     shares = language.position_shares(rope)
     assert shares is None or shares.sum() == pytest.approx(1)
     assert np.isnan(language.deposit(nope)) or language.position_shares(nope) is None

@@ -153,22 +153,6 @@ def test_a_name_that_stands_twice_in_a_file_is_refused(text: str, words: str):
         spec_from_yaml(text)
 
 
-@pytest.mark.parametrize(
-    ("begins", "again"),
-    [
-        (f"{{{', '.join(f'k{number}: 1' for number in range(50))}}}", "{{<<: [{}]}}"),  # merged
-        (f"[{'a' * 9999}]", "[{}]"),  # long texts many times
-        (f"{{? {'a' * 9999} : 1}}", "[{}]"),
-    ],
-)
-def test_what_a_file_says_many_times_over_is_counted_before_it_is_made(begins: str, again: str):
-    lines = [f"z0: &z0 {begins}"]
-    lines += [f"z{level}: &z{level} {again.format(', '.join([f'*z{level - 1}'] * 9))}" for level in range(1, 4)]
-    lines += ["z4: {<<: [*z3, *z3, *z3]}"] * begins.startswith("{k0")
-    with pytest.raises(InputError, match=r"^spec: it is no study.* more than 1"):
-        spec_from_yaml("\n".join(lines))
-
-
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_study_is_one_sentence(case: str):
     changes, words = REFUSED[case]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, T5, tiny
@@ -124,18 +122,3 @@ def test_all_layers_are_those_of_the_side() -> None:
         assert [change.layer for change in changes_of(made, wishes)] == [*range(count), 0]
     with pytest.raises(InputError, match=r"^side: it was not given"):
         changes_of(made, [read_change("layers=all output=zero")])
-
-
-def test_a_short_pass_that_breaks_off_leaves_what_is_wrong_to_the_long_one(
-    llama: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> Any:
-        raise ValueError("too few")
-
-    monkeypatch.setattr("toeplens.studies.kit.changes.captured", broken)
-    assert changes_of(llama, [read_change("layers=1,99 output=zero")]) == [
-        Change(layer=layer, output="zero") for layer in (0, 98)
-    ]
-    for text in ("layers=all output=zero", "layers=1 exchange=1:2"):
-        with pytest.raises(ValueError, match="too few"):
-            changes_of(llama, [read_change(text)])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.papers.deposit.told import TOLD
 from tests.papers.deposit.worlds import Model, distance, made_up, results
 
-from toeplens.ground import InputError
 from toeplens.studies import CellResult, Key, Results
 from toeplens.studies.kit.results import ACCURACY
 from toeplens.studies.kit.verdicts import above
@@ -101,15 +100,6 @@ def test_a_model_has_stopped_learning_by_its_own_rule_or_by_two_points(
     assert ACCURACY.counts(replace(cell, status="diverged")), "it is known to have no accuracy"
 
 
-@pytest.mark.parametrize(
-    ("result", "expected"), [({"fit_accuracy": 0.75}, 0.75), ({"fit_accuracy": None}, None), ({}, None)]
-)
-def test_fit_is_what_was_measured_after_training(result: dict[str, Any], expected: float | None) -> None:
-    cell = curve((0.9, 0.5), result=result)
-    assert cell.fit == expected if expected is not None else math.isnan(cell.fit)
-    assert math.isnan(replace(cell, status="diverged").fit)
-
-
 def test_skill_is_a_share_of_what_the_length_does_not_give_away() -> None:
     assert curve((0.5, 0.6)).skill == pytest.approx(0.5)
     assert curve((0.5, 0.1)).skill == pytest.approx(-0.125)
@@ -163,13 +153,3 @@ def test_a_comparison_without_models_says_why() -> None:
     assert found.evidence == f"RoPE less NoPE: {words}"
     none = above("RoPE less ALiBi", seen.difference(COUNT, "rope", "alibi"), 0.0)
     assert none.evidence.endswith(f"(no finished model of alibi on {COUNT})")
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda c: c.pop("key"), lambda c: c.update(key={"task": 1}), lambda c: c.pop("run")]
-)
-def test_a_damaged_cell_is_one_sentence(damage: Any) -> None:
-    content = results(distance(rope=0.9), seeds=1).cells[0].to_dict()
-    damage(content)
-    with pytest.raises(InputError, match=r"^results: the record is damaged: "):
-        CellResult.from_dict(content)
