@@ -112,7 +112,7 @@ def cells_by_workers(scale: str, cells: int, workers: int, cluster: Cluster | No
 def audits_by_tokens(tokens: Sequence[int]) -> list[tuple[int, float]]:
     """Seconds of an audit without effects of one text, by its tokens: a random Llama of 2 layers of 8 heads of 32."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": max(tokens)}
     model = LlamaModel(LlamaConfig(**sizes)).eval()
     found = []

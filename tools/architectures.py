@@ -68,7 +68,8 @@ def table(*lines: tuple[str, ...]) -> str:
 
 def proved(rows: list[Row]) -> str:
     """What was found of proved types."""
-    lines = [("type", "class", "calls", "shares known", "effects", "returned", "weights", "outputs", "whole pass")]
+    heading = ("type", "class", "calls", "shares known", "effects", "returned", "weights", "outputs", "whole pass")
+    lines: list[tuple[str, ...]] = [heading]
     for row in of(rows, "proved"):
         numbers = ("–" if row[key] is None else f"{row[key]:.0e}" for key in ("weights", "outputs", "whole"))
         shares, returned = (count_of(row[key], row["calls"]) for key in ("placed", "returned"))

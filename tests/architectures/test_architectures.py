@@ -21,7 +21,7 @@ from tests.builders import script
 from toeplens.ground import InputError
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "results" / "survey" / "survey.json").read_text())

@@ -73,6 +73,14 @@ def test_the_kernel_and_its_symbol(made: dict[str, Card]) -> None:
     assert made["fox"].kernel is made["fox"].symbol is None
 
 
+def test_an_odd_kernel_has_no_symbol_of_rounding_errors() -> None:
+    offsets = np.arange(-LENGTH + 1, LENGTH)
+    angles, values = cards.symbol_of(offsets, np.stack((np.tanh(offsets / 7), np.tanh(offsets / 7) + (offsets == 0))))
+    assert len(angles) == values.shape[1]
+    assert not values[0].any()
+    np.testing.assert_allclose(values[1], 1.0, atol=1e-12)
+
+
 def test_the_measured_class_is_the_declared_one(made: dict[str, Card]) -> None:
     for card in made.values():
         assert card.measured == card.declared

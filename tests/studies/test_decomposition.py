@@ -70,6 +70,18 @@ def test_the_example_is_one_sequences_logits(runs: dict[str, Run]) -> None:
             assert np.isfinite(layer.example[:, ~future]).all()
 
 
+def test_the_symbol_lies_within_the_eigenvalues_of_the_kernels_matrix(runs: dict[str, Run]) -> None:
+    layer = decompose_run(runs["alibi"], examples=8).layers[0]
+    assert layer.parts is not None
+    half = (layer.parts.kernel + layer.parts.kernel[:, ::-1]) / 2
+    size = (half.shape[1] + 1) // 2
+    places = np.arange(size)
+    for head in range(len(half)):
+        values = np.linalg.eigvalsh(half[head][places[:, None] - places + size - 1])
+        assert values[0] - 1e-9 <= layer.symbol[head].min()
+        assert layer.symbol[head].max() <= values[-1] + 1e-9
+
+
 def test_the_kernels_ends_are_those_of_its_matrix_and_of_its_series(runs: dict[str, Run]) -> None:
     """Eigenvalues of the matrix written out; the series at 20,000 angles."""
     for name, causal in (("alibi", False), ("rope", True)):

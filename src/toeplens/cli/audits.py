@@ -155,14 +155,7 @@ def _audit_one(model: str, out: Path, request: Request, *, as_json: bool) -> Non
     if request.first is None and len(request.texts or ()) < 2:
         shorter = f"--first 10 asks for those that matter most alone, {shorter}"
     with audit_output.AuditProgress(f"{shorter}.") as progress:
-        found = audit_in(
-            out,
-            model,
-            request,
-            report.write_audit,
-            tokens=ids,
-            on_progress=progress,
-        )
+        found = audit_in(out, model, request, report.write_audit, tokens=ids, on_progress=progress)
     page = out / report.PAGE
     if as_json:
         console.print_json({**found.summary(), "page": str(page)})

@@ -121,6 +121,14 @@ def test_rounds_that_are_kept_are_not_run_again(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def test_heads_without_an_effect_leave_at_once() -> None:
+    world = Worlds([1.0] * 4, (2, 2), 1.0, 1)
+    world.all[..., 1] = np.nan
+    rows = np.concatenate([each[:, 0] for each in ran(world, 2).parts], axis=1)
+    assert np.isnan(rows[:, 1]).all()
+    assert np.isfinite(rows[:, 0]).all()
+
+
 RISING = [float(number) for number in range(40)]  # what 40 heads are worth
 
 
@@ -175,6 +183,21 @@ def test_an_estimate_is_made_over_some_of_a_round_s_sequences(tokens: int, given
 
     race(world, inputs, world.counts, 3, Kept(None, {}), lambda done, total: None, estimate)
     assert shapes == ([] if given is None else [given])
+
+
+@pytest.mark.parametrize(("tokens", "given"), [(4, (3, 4)), (1000, (1, 1000)), (1500, (1, 1024))])
+def test_a_decoder_s_tokens_are_among_those_that_an_estimate_is_made_over(tokens: int, given: tuple[int, int]) -> None:
+    shapes = []
+    world = Worlds(RISING, (20, 20), 0.1, 0)
+    world.all = np.repeat(world.all, 3, 0)
+    both = torch.arange(24)[:, None].expand(24, tokens)
+
+    def estimate(inputs: Mapping[str, Any]) -> None:
+        shapes.extend(tuple(x.shape) for x in inputs.values())
+
+    inputs = {"input_ids": both, "decoder_input_ids": both}
+    race(world, inputs, world.counts, 3, Kept(None, {}), lambda done, total: None, estimate)
+    assert shapes == [given, given]
 
 
 def llama(heads: int, *shape: int) -> tuple[Any, torch.Tensor]:

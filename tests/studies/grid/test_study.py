@@ -153,6 +153,22 @@ def test_a_name_that_stands_twice_in_a_file_is_refused(text: str, words: str):
         spec_from_yaml(text)
 
 
+def test_a_mapping_that_takes_over_another_may_change_what_it_took():
+    text = "model: &sizes {d_model: 8, num_heads: 2}\ntasks: {index: {model: {<<: *sizes, d_model: 16}}}\n"
+    found = spec_from_yaml(text + "encodings: {rope: {model: {<<: *sizes}}}\n")
+    assert found.tasks["index"].model == {"d_model": 16, "num_heads": 2}
+    assert found.encodings["rope"].model == {"d_model": 8, "num_heads": 2}
+
+
+def test_a_date_and_a_colon_between_digits_are_text_and_no_numbers():
+    text = "tasks: {index: {title: 2026-01-01}}\nencodings: {rope: {title: '1:30'}, alibi: {title: 1:30}}\n"
+    spec = spec_from_yaml(text)
+    assert [part.title for part in (spec.tasks["index"], *spec.encodings.values())] == ["2026-01-01", "1:30", "1:30"]
+    assert spec_from_yaml(spec.to_yaml()) == spec
+    with pytest.raises(InputError, match=r"^seeds: .*'1:30'"):
+        spec_from_yaml(f"seeds: 1:30\n{text}")
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_study_is_one_sentence(case: str):
     changes, words = REFUSED[case]

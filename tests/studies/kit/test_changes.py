@@ -42,6 +42,15 @@ def test_changes_are_read_and_told(llama: Loaded, text: str, words: str) -> None
     assert told(changes_of(llama, [read_change(text)])) == [words]
 
 
+def test_an_order_that_is_no_exchange_is_told_too() -> None:
+    cycle = BandControl(order=(1, 2, 0, 3))
+    assert told([Change(layer=0, bands=cycle)]) == ["layer 1: pairs that turn as others did, 1–2 as 2–3, 3 as 1"]
+    turned = BandControl(order=tuple(range(31, -1, -1)))
+    (words,) = told([Change(layer=0, bands=turned)])
+    assert words.startswith("layer 1: pairs exchanged, 1 with 32, 2 with 31, ")
+    assert words.endswith("8 with 25, … (16 in all)")
+
+
 def test_bands_that_are_exchanged_are_those_of_the_model(llama: Loaded) -> None:
     """Counted from 1, the first for the first, in the layers that are named."""
     (found,) = changes_of(llama, [read_change("layers=2 exchange=1,2:4,3 silent=3")])

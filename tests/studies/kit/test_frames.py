@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from math import isnan
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,15 @@ def test_epochs_and_lengths_are_rows_of_what_was_evaluated(state: Grid):
     rows = [row for row in state.frame("lengths").to_pylist() if tuple(row[name] for name in PLACE) == _key(cell)]
     wanted = [(row.length, row.accuracy) for row in cell.measure("extrapolation").rows if row.examples]
     assert [(row["length"], row["accuracy"]) for row in rows] == wanted
+
+
+def test_a_diverged_model_has_no_accuracy(state: Grid):
+    gone = [row for row in state.frame("cells").to_pylist() if row["status"] == "diverged"]
+    assert gone
+    assert all(row["accuracy"] is row["loss"] is row["skill"] is row["peak"] is None for row in gone)
+    frame = state.frame("cells")
+    floats = [column for column in frame.columns if pa.types.is_floating(column.type)]
+    assert not any(isnan(value) for column in floats for value in column.drop_null().to_pylist())
 
 
 def test_claims_are_a_row_a_verdict(state: Grid):

@@ -146,3 +146,20 @@ def test_an_open_claim_says_what_would_decide_it() -> None:
     wide, one = part([0.9, 0.1, 0.5, 0.4, 0.6], 0.25), part([0.2])
     (open_,) = judge_all([claim(wide, one, one, part(NEAR), supporting(part(NEAR, 0.2)))], None)
     assert open_.wanting == [wide.wanting, one.wanting], "each once; of essential parts that are open alone"
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.004, 0.02, 0.3]), st.booleans(), st.booleans()), max_size=4), levels)
+def test_what_is_told_of_the_parts_agrees_with_the_verdict(drawn: list[tuple[float, bool, bool]], error: float) -> None:
+    """A part is not told to fail where the claim does not, nor to hold where the claim says otherwise."""
+    parts = [
+        replace(told(p) if good else replace(told(p), holds=1 - p / 2, fails=p / 2), essential=essential)
+        for p, good, essential in drawn
+    ]
+    (entry,) = judge_all([claim(*parts)], None)
+    entry = replace(entry, verdict=combine(parts, error), error=error)
+    essential = [row["verdict"] for row in entry.to_dict()["parts"] if row["essential"]]
+    support = [row["verdict"] for row in entry.to_dict()["parts"] if not row["essential"]]
+    assert ("fails" in essential) == (entry.verdict == "fails")
+    assert (bool(essential) and set(essential) == {"holds"}) == entry.verdict.startswith("holds")
+    if entry.verdict.startswith("holds"):
+        assert ("fails" in support) == (entry.verdict == "holds in part")

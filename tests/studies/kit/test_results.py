@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from tests.papers.deposit.told import TOLD
 from tests.papers.deposit.worlds import Model, distance, made_up, results
 
 from toeplens.studies import CellResult, Key, Results
-from toeplens.studies.kit.results import ACCURACY
+from toeplens.studies.kit.results import ACCURACY, BySeed, estimated
 from toeplens.studies.kit.verdicts import above
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -60,6 +61,19 @@ def test_half_is_learned_where_a_straight_line_crosses_it(train: list[float], ex
     assert cell.learned_half == (max(train) > 0.59)
 
 
+def test_half_is_learned_of_what_was_measured_after_the_epoch_where_it_was() -> None:
+    rows = ((0.4, 0.5), (0.5, 0.6))
+    assert curve(*rows, fit_accuracy=[0.6, 0.9]).half_learned == pytest.approx(0.0)
+    partly = curve(*rows, fit_accuracy=[None, 0.8])  # type: ignore[list-item]
+    assert partly.half_learned == pytest.approx(math.log2(1.5)), "where no example counted, the running one"
+
+
+def test_epochs_need_not_be_whole() -> None:
+    cell = curve((0.4, 0.5), (0.8, 0.6))
+    rows = [row | {"epoch": row["epoch"] / 4} for row in cell.epochs]
+    assert replace(cell, epochs=rows).half_learned == pytest.approx(math.log2(1.5 / 4))
+
+
 @pytest.mark.parametrize(
     ("test", "expected"),
     [([0.5], 0.0), ([0.3, 0.5, 0.9], 0.0), ([0.5, 0.4, 0.6, 0.3], 0.4), ([0.9, 0.8, 0.79], 0.1), ([0.5, 0.5], 0.0)],
@@ -100,10 +114,26 @@ def test_a_model_has_stopped_learning_by_its_own_rule_or_by_two_points(
     assert ACCURACY.counts(replace(cell, status="diverged")), "it is known to have no accuracy"
 
 
+@pytest.mark.parametrize(
+    ("result", "expected"), [({"fit_accuracy": 0.75}, 0.75), ({"fit_accuracy": None}, None), ({}, None)]
+)
+def test_fit_is_what_was_measured_after_training(result: dict[str, Any], expected: float | None) -> None:
+    cell = curve((0.9, 0.5), result=result)
+    assert cell.fit == expected if expected is not None else math.isnan(cell.fit)
+    assert math.isnan(replace(cell, status="diverged").fit)
+
+
 def test_skill_is_a_share_of_what_the_length_does_not_give_away() -> None:
     assert curve((0.5, 0.6)).skill == pytest.approx(0.5)
     assert curve((0.5, 0.1)).skill == pytest.approx(-0.125)
     assert [curve((0.5, test)).skilled for test in (0.39, 0.41)] == [False, True]
+
+
+def test_of_a_run_that_diverged_nothing_is_known() -> None:
+    gone = replace(curve((0.9, 0.9)), status="diverged")
+    assert np.isnan([gone.accuracy, gone.skill, gone.half_learned, gone.setbacks, gone.fit]).all()
+    assert not gone.skilled
+    assert not gone.learned_half
 
 
 # ---- found and kept --------------------------------------------------------------------------------------------------
@@ -153,3 +183,16 @@ def test_a_comparison_without_models_says_why() -> None:
     assert found.evidence == f"RoPE less NoPE: {words}"
     none = above("RoPE less ALiBi", seen.difference(COUNT, "rope", "alibi"), 0.0)
     assert none.evidence.endswith(f"(no finished model of alibi on {COUNT})")
+
+
+@given(st.dictionaries(st.integers(0, 5), value), st.dictionaries(st.integers(0, 5), value))
+def test_what_is_left_by_seed_is_of_the_seeds_that_both_have(first: dict[int, float], second: dict[int, float]) -> None:
+    left = BySeed(first) - second
+    assert left == {seed: first[seed] - second[seed] for seed in first.keys() & second.keys()}
+
+
+def test_a_mean_over_seeds_has_an_interval() -> None:
+    assert estimated({}) is None
+    found = estimated({1: 0.25, 5: 0.75})
+    assert found is not None
+    assert (found.value, found.count) == (0.5, 2)

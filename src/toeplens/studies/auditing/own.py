@@ -88,7 +88,7 @@ def audit_run(
             raise InputError("effects: bands was given; of a run, exact, position, attribution and none are allowed.")
         if method == "position":
             options |= {"method": "exact", "intervention": "position"}
-        memory = SimpleNamespace(
+        memory: Any = SimpleNamespace(
             get=lambda key: kept.array(f"heads-{key}"), put=lambda key, found: kept.put_array(f"heads-{key}", found)
         )
         found = ablate_heads(source, batches, **options, memory=memory)
