@@ -267,9 +267,15 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
     (tmp_path / "far.json").write_text(f"[[{10**30}, 3]]")
     for name, said in (
         ("large.npy", "tokens: they go up to 18446744073709551615; a token is at most 9223372036854775807."),
-        ("random.npy", "random.npy could not be read (it is no .npy file)."),
-        ("header.npy", "header.npy could not be read (it is damaged or cut short, or holds objects); it must be whole"),
-        ("type.npy", "type.npy could not be read (it is damaged or cut short, or holds objects); it must be whole"),
+        ("random.npy", "random.npy could not be read (it is no .npy file, is damaged or cut short, or holds objects)"),
+        (
+            "header.npy",
+            "header.npy could not be read (it is no .npy file, is damaged or cut short, or holds objects); it must",
+        ),
+        (
+            "type.npy",
+            "type.npy could not be read (it is no .npy file, is damaged or cut short, or holds objects); it must",
+        ),
         ("folder.npy", "folder.npy is no file; one must be given, or a pipe."),
         ("far.json", "must be whole numbers"),
         ("n" * 5000, "is longer than the system allows"),

@@ -411,10 +411,8 @@ def test_wrong_input_is_refused(data: Any, options: dict[str, Any], said: str) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"layers": [7]}, "layers: 7 was given; the model has layers 0 to 1."),
         ({"heads": [4]}, "heads: 4 was given; the layers have heads 0 to 3 at most."),
         ({"changes": [Change(layer=7, output="zero")], "effects": "none"}, "layer: 7 was given; "),
-        ({"changes": [Change(layer=0, heads=(9,), output="zero")], "effects": "none"}, "heads: [9] were given; "),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_measured(
