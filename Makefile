@@ -36,6 +36,7 @@ docs: .venv/.dev
 	.venv/bin/mkdocs build --strict
 
 bench: .venv/.test
+	.venv/bin/python benchmarks/run.py --seconds 10
 	.venv/bin/python benchmarks/training.py
 	.venv/bin/python benchmarks/ablation.py
 	.venv/bin/python benchmarks/watch.py

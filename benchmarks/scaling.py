@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import logging
+import math
 import os
 import statistics
 import tempfile
@@ -29,18 +30,17 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from transformers import LlamaConfig, LlamaModel
 
 from toeplens.engine import Cluster, Event, Job, Limits, run_jobs
 from toeplens.engine.cluster import in_cluster
 from toeplens.engine.leases import take
 from toeplens.engine.store import Store
-from toeplens.ground import write_json
+from toeplens.ground import InputError, write_json
 from toeplens.ground.machine import within
 from toeplens.model import Decoder
 from toeplens.model.config import decoder_config
 from toeplens.studies import audit
-from toeplens.studies.benching import not_negative
-from toeplens.studies.benching.reading import random_llama
 from toeplens.training import environment, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
@@ -111,7 +111,10 @@ def cells_by_workers(scale: str, cells: int, workers: int, cluster: Cluster | No
 
 def audits_by_tokens(tokens: Sequence[int]) -> list[tuple[int, float]]:
     """Seconds of an audit without effects of one text, by its tokens: a random Llama of 2 layers of 8 heads of 32."""
-    model = random_llama(torch.device("cpu"), longest=max(tokens), layers=2)
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": max(tokens)}
+    model = LlamaModel(LlamaConfig(**sizes)).eval()
     found = []
     for length in tokens:
         half = torch.randint(1, model.config.vocab_size, (1, length // 2))
@@ -317,7 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     within("lengths", given.lengths, 2, 8192)
     within("tokens", given.tokens, 4, 65_536)
     for field, number in (("seconds", given.seconds), *(("minutes", each) for each in given.minutes)):
-        not_negative(field, number)
+        if not 0 <= number < math.inf:
+            raise InputError(f"{field}: {number:g} was given; it must be a finite number, 0 or more.")
     found = measured(given.scale, given.cells, given.seconds, given.lengths, given.tokens)
     driver, stores = found["driver"] or UNKNOWN, found["stores"]
     found["assumed"] = [row for each in given.minutes for row in assumed(each, stores, driver)]

@@ -253,7 +253,7 @@ def as_judged_before(name: str, content: Mapping[str, Any], results: Any) -> lis
 
 def simulated(worlds: int) -> dict[str, Any]:
     """What results/false-verdicts.json holds."""
-    from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
+    from simulated import EFFECTS, Shape, simulate
 
     name = next(name for name in SCALES if record_of(name))
     content, results, entries = judged(name)

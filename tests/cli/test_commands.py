@@ -81,12 +81,10 @@ COMMANDS = [
     "theory",
     "audit",
     "compare",
-    "survey",
     "train",
     "ablate",
     "decompose",
     "extrapolate",
-    "bench",
 ]
 COMMANDS += ["probe", "pretrained", "report", "claims", "figures", "tables", "cite", "encodings", "card", "tasks"]
 

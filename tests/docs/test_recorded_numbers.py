@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.builders import script
 
 from toeplens.lens import Estimate
 from toeplens.model import Protocol
-from toeplens.studies.benching.record import BenchRecord
 from toeplens.studies.grid import measured
 from toeplens.studies.kit.contrasts import difference
 from toeplens.studies.kit.results import CellResult, Results, estimated
@@ -234,24 +234,30 @@ def test_gradients_at_initialisation() -> None:
 
 
 MACHINES = ("xeon", "epyc")
+bench = script(Path(__file__).parents[2] / "benchmarks" / "run.py")
 
 
 @cache
-def trained(machine: str) -> BenchRecord:
-    return BenchRecord.from_dict(json.loads((RECORDS / "bench" / f"training-{machine}.json").read_text()))
+def trained(machine: str) -> list[dict[str, Any]]:
+    return json.loads((RECORDS / "bench" / f"training-{machine}.json").read_text())["contests"]
+
+
+def beside_best(contest: dict[str, Any]) -> tuple[str, str]:
+    """The fastest other program's time over ours, and over ours with equal work."""
+    peer, own = bench.best_peer(contest), contest["timed"][0]
+    return f"{bench.ratio(peer, own):.2f}", f"{bench.ratio(peer, bench.equal(contest) or own):.2f}"
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_steps_of_training(machine: str) -> None:
     rows = []
-    for contest in trained(machine).contests:
-        peers = {timed.name: timed for timed in contest.timed if not timed.ours}
+    for contest in trained(machine):
+        own, peers = contest["timed"][0], {row["name"]: row for row in contest["timed"] if not row["ours"]}
         names = ("transformers Llama", "x-transformers", "torch.nn.TransformerEncoder")
-        llama, other, encoder = (f"{contest.ratio(peers[name]):.2f}" for name in names)
-        assert contest.best_peer is not None
-        equal = f"{contest.ratio(contest.best_peer, contest.equal):.2f}"
-        more = " times as long" if contest.work.startswith("laptop") else ""
-        rows.append(f"| {contest.speed(contest.timed[0]):,.0f} | {llama}{more} | {other} | {encoder} | {equal} |")
+        llama, other, encoder = (f"{bench.ratio(peers[name], own):.2f}" for name in names)
+        more = " times as long" if contest["work"].startswith("laptop") else ""
+        figures = f"{llama}{more} | {other} | {encoder} | {beside_best(contest)[1]}"
+        rows.append(f"| {bench.speed(contest, own):,.0f} | {figures} |")
     assert missing("docs/scale.md", *rows) == []
 
 
@@ -259,19 +265,16 @@ def test_what_the_contests_come_to() -> None:
     """ "So by the last two records, Xeon and EPYC .."; and what a language model's step is beside Llama's."""
     ratios: dict[str, list[str]] = {}
     for machine in MACHINES:
-        laptop, paper, language = trained(machine).contests
+        laptop, paper, language = trained(machine)
         for name, contest in (("laptop", laptop), ("paper", paper)):
-            assert contest.best_peer is not None
-            ratios.setdefault(name, []).append(f"{contest.ratio(contest.best_peer):.2f}")
-            ratios.setdefault(f"{name} equal", []).append(f"{contest.ratio(contest.best_peer, contest.equal):.2f}")
-        (dropout,) = (timed for timed in paper.timed if timed.work == "trained")
-        hours = trained(machine).table_1_hours()
-        assert hours is not None
-        ratios.setdefault("dropout", []).append(f"{paper.ratio(dropout):.2f}")
-        ratios.setdefault("hours", []).append(f"{hours[0]:,.0f}")
-        (llama,) = (timed for timed in language.timed if timed.name == "transformers Llama")
-        ratios.setdefault("language", []).append(f"{language.speed(language.timed[0]):,.0f}")
-        ratios.setdefault("llama", []).append(f"{language.ratio(llama):.2f} times as many")
+            for key, figure in zip((name, f"{name} equal"), beside_best(contest), strict=True):
+                ratios.setdefault(key, []).append(figure)
+        (dropout,) = (row for row in paper["timed"] if row["work"] == "trained")
+        ratios.setdefault("dropout", []).append(f"{bench.ratio(dropout, paper['timed'][0]):.2f}")
+        ratios.setdefault("hours", []).append(f"{bench.table_1_hours(trained(machine)):,.0f}")
+        (llama,) = (row for row in language["timed"] if row["name"] == "transformers Llama")
+        ratios.setdefault("language", []).append(f"{bench.speed(language, language['timed'][0]):,.0f}")
+        ratios.setdefault("llama", []).append(f"{bench.ratio(llama, language['timed'][0]):.2f} times as many")
     told = {name: " and ".join(pair) for name, pair in ratios.items()}
     words = [
         f"it is {told['laptop']} times as fast as the fastest other at the laptop shape, and {told['paper']} times at",

@@ -265,13 +265,3 @@ def stays(piece: tuple[bool, Path], limits: Limits, tell: Any) -> str | None:
         return None
     wait_until((directory / "begun").exists)
     return "whole"
-
-
-def test_a_survey_on_a_cluster_brings_the_records_of_one_here(three: Cluster, tmp_path: Path):
-    from toeplens.studies.auditing.survey import survey
-
-    on_cluster = survey(tmp_path / "a", only=["gpt2", "llama"], workers=three)
-    here = survey(tmp_path / "b", only=["gpt2", "llama"], workers=1)
-    assert on_cluster.missing == here.missing == ()
-    for one, other in zip(on_cluster.found, here.found, strict=True):  # the seconds they took differ
-        assert (one.name, one.outcome, one.parameters) == (other.name, other.outcome, other.parameters)

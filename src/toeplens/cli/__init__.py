@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from toeplens.cli import audits, bench, cite, export, lists, pretrained, probes, runs, studies
+from toeplens.cli import audits, cite, export, lists, pretrained, probes, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.stops import EXIT_CODE, STOPPED, interrupted_by_signals
@@ -54,11 +54,9 @@ for _name, _command in {
     "compare": audits.compare,
     "probe": probes.probe,
     "pretrained": pretrained.pretrained,
-    "survey": audits.survey,
     "train": runs.train_run,
     "ablate": runs.ablate,
     "decompose": runs.decompose,
-    "bench": bench.bench,
     "extrapolate": runs.extrapolate_run,
     "report": studies.report_page,
     "claims": studies.claims,

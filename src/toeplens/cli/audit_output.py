@@ -20,7 +20,6 @@ from toeplens.studies.probing.words import interval, title_of
 
 _LISTED = 12  # heads that are printed
 _NAMED = 4  # weights that are named
-_LONG = 5.0  # seconds from which on it is said how long something takes
 _EVERY = 20.0  # seconds between two lines, where there is no terminal
 _SURE = 0.5  # seconds after which a rate says how long the rest takes
 _TOO_LONG = 180.0  # seconds of effects from which on it is said what takes less
@@ -50,7 +49,7 @@ class AuditProgress:
     def __call__(self, what: str, done: int, total: int) -> None:
         """Take note of how many layers or heads are done."""
         now = time.monotonic()
-        began, first = self.began.setdefault(what, (now, done)) if done else (now, 0)  # what comes first takes longer
+        began, first = self.began.setdefault(what, (now, done))
         if what not in self.tasks:
             self.tasks[what] = self.bar.add_task(what, total=total, left="")
         left = ""
@@ -66,16 +65,6 @@ class AuditProgress:
         if left and not err.is_terminal and now - self.said.get(what, -_EVERY) >= _EVERY:
             self.said[what] = now
             say(f"{what}: {done} of {total}, {left}", aside=True)
-
-    def expect(self, what: str, seconds: float) -> None:
-        """Take note of about how long all of it will take."""
-        text = f"about {duration(max(1.0, seconds))}"
-        if err.is_terminal and what in self.tasks:
-            self.bar.update(self.tasks[what], left=text)
-        elif seconds >= _LONG:
-            instead = f"; {self.shorter}" if what == "heads" and seconds > _TOO_LONG and self.shorter else ""
-            say(f"{what}: they will take {text}{instead}", aside=True)
-            self.shorter = "" if instead else self.shorter
 
 
 class PieceProgress(AuditProgress):

@@ -155,15 +155,7 @@ def _audit_one(model: str, out: Path, request: Request, *, as_json: bool) -> Non
     if request.first is None and len(request.texts or ()) < 2:
         shorter = f"--first 10 asks for those that matter most alone, {shorter}"
     with audit_output.AuditProgress(f"{shorter}.") as progress:
-        found = audit_in(
-            out,
-            model,
-            request,
-            report.write_audit,
-            tokens=ids,
-            on_progress=progress,
-            on_estimate=progress.expect,
-        )
+        found = audit_in(out, model, request, report.write_audit, tokens=ids, on_progress=progress)
     page = out / report.PAGE
     if as_json:
         console.print_json({**found.summary(), "page": str(page)})
@@ -193,37 +185,6 @@ def compare(
         page = report.write_comparison(found[0], found[1], names, out)
     audits = [{"name": name, **each.summary()} for name, each in zip(names, found, strict=True)]
     console.print_page(page, as_json=as_json, audits=audits)
-
-
-@with_options
-def survey(
-    out: Annotated[
-        Path, typer.Option(help="Directory of the survey; one that was stopped is gone on with.", parser=path)
-    ],
-    only: Annotated[
-        list[str] | None, typer.Option(help="A model type of transformers (may be repeated); all unless given.")
-    ] = None,
-    *,
-    hands: Hands,
-    as_json: Json = False,
-) -> None:
-    """Build every text model of the installed transformers small and audit it: what is understood, and what is not."""
-    with starting():
-        from toeplens.cli import audit_output, console, tables
-        from toeplens.studies.auditing import survey as survey_of
-
-    with audit_output.AuditProgress() as progress:
-        count = len(only or survey_of.model_types())
-        done = iter(range(1, count + 1))
-        found = survey_of.survey(
-            out, only=only, workers=hands.chosen(), on_progress=lambda _: progress("types", next(done), count)
-        )
-    if as_json:
-        console.print_json(found.to_dict())
-        return
-    for each in tables.survey_tables(found):
-        console.out.print(each)
-    console.say(f"record: {out / survey_of.RESULT}")
 
 
 def names_of(first: Path, second: Path) -> tuple[str, str]:

@@ -18,8 +18,6 @@ from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.lens.ablation.estimate_check import UNCHECKED
 from toeplens.papers.deposit import Reproduction, Row
 from toeplens.studies import Entry
-from toeplens.studies.auditing.survey import OUTCOMES, Survey
-from toeplens.studies.benching import BenchRecord
 from toeplens.studies.decomposition import Origins, RunStructure
 from toeplens.studies.grid import Grid, language
 from toeplens.studies.grid import Row as MatrixRow
@@ -267,37 +265,3 @@ def origins_table(found: Origins) -> Table:
             name.replace("_", ", "), significant(value), per_cent(value / found.logit if found.logit else None)
         )
     return made
-
-
-def survey_tables(found: Survey) -> list[Table]:
-    """How many model types had each outcome, the largest differences, and those that were refused, with why."""
-    largest, counts = found.largest(), found.totals().items()
-    types = [(outcome, str(count), OUTCOMES[outcome]) for outcome, count in counts]
-    differences = ["–" if value is None else f"{value:.1e}" for value in largest.values()]
-    refused = [(row.name, row.why) for row in found.of("refused")]
-    return [
-        table("Model types of transformers", "outcome", "types", "what it says", rows=types),
-        table("Largest differences of the proved ones", *largest, rows=[differences]),
-        *([table("Refused", "type", "why", rows=refused)] if refused else []),
-    ]
-
-
-def bench_tables(record: BenchRecord) -> list[Table]:
-    """Each contest's programs: times, speeds, and how much longer than ours they take."""
-    found = []
-    for contest in record.contests:
-        rows = []
-        for timed in contest.timed:
-            share = record.share(contest, timed)
-            rows.append(
-                (
-                    timed.name,
-                    f"{timed.median * 1e3:,.1f}",
-                    f"{contest.speed(timed):,.0f}",
-                    f"{contest.ratio(timed):.2f}",
-                    "–" if share is None else f"{share:.0%}",
-                )
-            )
-        columns = ("program", "ms", f"{contest.unit} / s", "time over ours", "of the peak")
-        found.append(table(contest.work, *columns, rows=rows))
-    return found

@@ -20,7 +20,6 @@ _LOOKED_AT = 4096  # bytes of a file in which its mark is looked for
 _RECORDS = {
     "spec.json": "a run",
     "study.json": "a study",
-    "survey.json": "a survey",
     "audit.json": "an audit",
     "audits.json": "audits of several models",
     "probe.json": "a probe",
@@ -80,7 +79,7 @@ def entered(directory: Path, what: str, marks: Collection[str]) -> Iterator[None
     """Make a directory, or enter one of the same kind, and hold it; one that stays empty is not left behind.
 
     Arguments
-        what   what is to be in it, for sentences: ``audit``, ``survey``
+        what   what is to be in it, for sentences: ``audit``, ``probe``
         marks  names of which any tells that an earlier one is in it
 
     Raises `InputError` for a directory that holds something else, or that another process holds.

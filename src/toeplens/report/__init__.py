@@ -5,7 +5,6 @@ A new page is a room of its study's name that shows and never computes; what two
 
 from toeplens.report.auditing.comparison import render_comparison, write_comparison
 from toeplens.report.auditing.page import render_audit, write_audit
-from toeplens.report.benching.page import render_bench, write_bench
 from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
 from toeplens.report.decomposition.page import render_structure, write_structure
 from toeplens.report.grid.page import render_grid, write_grid
@@ -16,14 +15,12 @@ __all__ = [
     "PAGE",
     "free_for_cards",
     "render_audit",
-    "render_bench",
     "render_card",
     "render_comparison",
     "render_grid",
     "render_probe",
     "render_structure",
     "write_audit",
-    "write_bench",
     "write_card",
     "write_cards",
     "write_comparison",

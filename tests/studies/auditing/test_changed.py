@@ -52,10 +52,7 @@ def test_later_layers_read_what_is_changed(model: Any) -> None:
     [
         ({"changes": [ZERO]}, "^changes: .* beside effects"),
         ({"changes": [ZERO], "effects": "none", "needles": 2}, "^changes: .* beside needles"),
-        ({"changes": [Change(layer=5, output="zero")], "effects": "none"}, "^layer: 5 was given"),
-        ({"changes": [Change(layer=0, heads=(9,), output="zero")], "effects": "none"}, r"^heads: \[9\] were given"),
         ({"changes": [Change(layer=0, bands=BandControl(still=(99,)))], "effects": "none"}, "turns 4 pairs"),
-        ({"changes": [Change(layer=0, bias=False)], "effects": "none"}, "^bias: .* adds nothing"),
     ],
 )
 def test_what_cannot_be_changed_is_refused(model: Any, options: dict[str, Any], said: str) -> None:

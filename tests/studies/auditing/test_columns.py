@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import copy
-import json
-import re
-from html import unescape
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tests.report.reading import without_plotly
-from tests.sources.huggingface.models import GROUPED, tiny
+from tests.sources.huggingface.models import GROUPED, SIZES, tiny
 
-from toeplens.report.auditing.page import render_audit
-from toeplens.studies.auditing import COLUMNS, Audit, audit
+from toeplens.studies.auditing import Audit, audit
 from toeplens.studies.auditing.audit import csv_of
-from toeplens.studies.auditing.record import SOURCES
 
 TOKENS = torch.randint(3, 31, (3, 20), generator=torch.Generator().manual_seed(4))
 
@@ -46,22 +39,6 @@ def test_the_strongest_pair_has_the_largest_share_of_the_norms(found: Audit) -> 
     for head in found.heads:
         assert head.norm_top == max(head.norm_use[1:])
         assert head.norm_top == pytest.approx(max(head.norm_use), abs=1e-9), "all dimensions are turned here"
-    model = tiny("BertModel")
+    model = tiny("BertModel", **SIZES)
     unturned = audit(model, TOKENS, effects="none")
     assert {(head.dead, head.norm_top) for head in unturned.heads} == {(None, None)}
-
-
-def test_they_are_columns_of_the_page_with_a_source_where_there_is_one(found: Audit) -> None:
-    page = render_audit(found)
-    (content,) = re.findall(r'<script type="application/json" id="sheets">(.*?)</script>', page, re.DOTALL)
-    made = json.loads(content)
-    columns = {column["name"]: column for column in made["columns"]}
-    assert (columns["dead"]["digits"], columns["norm_top"]["title"]) == (0, "norm top")
-    np.testing.assert_allclose(made["sheets"][0]["values"]["dead"], found.table()["dead"])
-    text = unescape(without_plotly(page))
-    for name, source in SOURCES.items():
-        if name in columns:
-            assert f"{COLUMNS[name][1:]} ({source}).</dd>" in text
-    assert SOURCES.keys() <= COLUMNS.keys()
-    assert {"previous", "first", "sink", "induction", "retrieval", "norm_top"} <= SOURCES.keys()
-    assert all(re.search(r"arXiv \d{4}\.\d{5}$", source) for source in SOURCES.values())

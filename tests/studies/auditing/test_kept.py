@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from toeplens.ground.stops import Interrupted
 from toeplens.sources.huggingface.effects.replays import Passes
 from toeplens.studies import auditing
 from toeplens.studies.auditing import Audit, audit, measuring
-from toeplens.studies.auditing.kept import PARTS, Kept
+from toeplens.studies.auditing.kept import PARTS
 
 transformers = pytest.importorskip("transformers")
 
@@ -60,7 +59,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return counting
 
-    monkeypatch.setattr(measuring, "_seconds", lambda *_: 0.0)
     monkeypatch.setattr(measuring, "measure_call", count("measured", measuring.measure_call))
     monkeypatch.setattr(Passes, "effects", count("passes", Passes.effects))
     return counts
@@ -123,41 +121,10 @@ def test_parts_of_another_audit_and_damaged_ones_are_not_used(
     assert counted["measured"] == 3
 
 
-def test_a_check_of_estimates_goes_on_too(model: Any, tmp_path: Path) -> None:
-    wanted = audit(model, TOKENS, effects="attribution")
-    with pytest.raises(Interrupted):
-        audit(model, TOKENS, effects="attribution", keep=tmp_path, on_progress=Stop("heads", 4))
-    assert (tmp_path / PARTS / "check-0.json").is_file()
-    assert same(audit(model, TOKENS, effects="attribution", keep=tmp_path), wanted)
-
-
 def test_a_refused_audit_leaves_nothing(model: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="layers: 7 was given"):
         audit(model, TOKENS, layers=[0, 7], keep=tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("takes_long", [True, False])
-def test_it_is_said_early_how_long_the_layers_will_take(
-    model: Any, monkeypatch: pytest.MonkeyPatch, takes_long: bool
-) -> None:
-    """Where one takes so long that trying it out pays."""
-    if takes_long:
-        monkeypatch.setattr(measuring, "_PAIRS", 0)
-    told: list[Any] = []
-    audit(
-        model,
-        TOKENS,
-        effects="none",
-        on_progress=lambda *event: told.append(event),
-        on_estimate=lambda what, seconds: told.append((what, seconds)),
-    )
-    assert told[0] == ("layers", 0, 3)
-    if takes_long:
-        what, seconds = told.pop(1)
-        assert what == "layers"
-        assert 0 < seconds < 60
-    assert told[1:] == [("layers", done, 3) for done in (1, 2, 3)]
 
 
 def test_what_is_printed_has_no_tokens(whole: Audit) -> None:
@@ -166,9 +133,3 @@ def test_what_is_printed_has_no_tokens(whole: Audit) -> None:
     assert "words" not in found.summary()
     assert len(text) < len(json.dumps(found.to_dict()))
     assert [head["effect"] for head in found.summary()["heads"]] == [head.effect for head in found.heads]
-
-
-def test_a_pipe_in_the_place_of_a_part_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / PARTS).mkdir()
-    os.mkfifo(tmp_path / PARTS / "layer-1.json")
-    assert Kept(tmp_path, {}).layer(1) is None

@@ -15,11 +15,8 @@ from tests.studies.probing.models import tokenizer
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.ground.stops import Interrupted
 from toeplens.lens import behaviour, frequency_use
-from toeplens.sources.huggingface import Change
-from toeplens.studies.auditing import Audit, HeadRecord, audit, measuring, open_audit, read_tokens, save
-from toeplens.studies.auditing.words import audited
+from toeplens.studies.auditing import Audit, HeadRecord, audit, read_tokens
 
 LENGTHS = (12, 19, 26)
 IDS = [torch.randint(4, 31, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
@@ -75,7 +72,7 @@ def test_patterns_are_means_over_the_queries_of_each(kind: str) -> None:
         assert head.profile == pytest.approx(np.average(bins, axis=0, weights=LENGTHS).tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["Mistral", "BERT", "T5"])
 def test_effects_are_means_over_the_sequences(kind: str) -> None:
     found = together(kind)
     assert found.effect == ("states" if kind == "BERT" else "loss")
@@ -129,37 +126,13 @@ def test_induction_is_that_of_each_alone() -> None:
         assert head.induction == pytest.approx(np.average(values, weights=follows), abs=1e-5)
 
 
-@pytest.mark.parametrize("effects", ["position", "bands", "attribution"])
+@pytest.mark.parametrize("effects", ["position", "bands"])
 def test_all_methods_leave_padding_out(effects: Any) -> None:
     found = audit(model_of("Llama"), IDS, effects=effects)
     each = [audit(model_of("Llama"), ids[None], effects=effects) for ids in IDS]
-    if effects == "attribution":
-        assert found.check is not None
-        assert found.baseline == pytest.approx(together("Llama").baseline) or not found.check.holds
-        return
     rows = [one.bands if effects == "bands" else one.heads for one in (found, *each)]
     for whole, *parts in zip(*rows, strict=True):
         assert whole.effect == pytest.approx(np.mean([part.effect for part in parts]), abs=1e-5)
-
-
-def test_what_stands_in_the_padding_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another token of padding, the same numbers."""
-    model = model_of("Llama")
-    monkeypatch.setattr(model.config, "pad_token_id", 17)
-    other = audit(model, IDS)
-    for one, two in zip(together("Llama").heads, other.heads, strict=True):
-        for name in ("positional", "toeplitz", "entropy", "induction", "effect", "centre", "massive_k"):
-            assert getattr(one, name) == pytest.approx(getattr(two, name), abs=1e-6), name
-
-
-def test_lengths_are_recorded_and_said(tmp_path: Path) -> None:
-    found = together("Llama")
-    assert found.about["lengths"] == [26, 19, 12]
-    assert (found.about["sequences"], found.about["tokens"]) == (3, 26)
-    assert audited(found).startswith("3 × 12 to 26 tokens")
-    save(found, tmp_path)
-    assert open_audit(tmp_path).about["lengths"] == [26, 19, 12]
-    assert "lengths" not in alone("Llama")[0].about
 
 
 def test_lists_arrays_tensors_and_files_are_taken_alike(tmp_path: Path) -> None:
@@ -170,34 +143,6 @@ def test_lists_arrays_tensors_and_files_are_taken_alike(tmp_path: Path) -> None:
     cut = audit(model_of("Llama"), IDS, max_tokens=12, effects="none")
     assert "lengths" not in cut.about
     assert cut.about["tokens"] == 12
-
-
-def test_a_changed_model_is_audited_on_them_too() -> None:
-    change = Change(layer=0, heads=(2,), output="zero")
-    model = model_of("Llama")
-    found = audit(model, IDS, effects="none", changes=[change])
-    each = [audit(model, ids[None], effects="none", changes=[change]) for ids in IDS]
-    for at, head in enumerate(found.heads):
-        values = [one.heads[at].previous for one in each]
-        assert head.previous == pytest.approx(np.average(values, weights=[n - 1 for n in LENGTHS]), abs=1e-5)
-
-
-class Stop:
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if (what, done) == ("layers", 1):
-            raise Interrupted
-
-
-def test_they_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-    own = measuring.measure_call
-    monkeypatch.setattr(measuring, "measure_call", lambda *given: (counts.append(1), own(*given))[1])
-    with pytest.raises(Interrupted):
-        audit(model_of("Llama"), IDS, keep=tmp_path, on_progress=Stop())
-    assert audit(model_of("Llama"), IDS, keep=tmp_path).heads == together("Llama").heads
-    assert len(counts) == 2
-    assert audit(model_of("Llama"), IDS, keep=tmp_path).heads == together("Llama").heads
-    assert len(counts) == 2
 
 
 def test_a_text_that_is_shorter_is_read_at_its_own_length() -> None:
@@ -233,8 +178,6 @@ def test_padding_that_changes_tokens_is_refused(monkeypatch: pytest.MonkeyPatch)
     [
         ([[3, 4], [5]], "tokens: sequence 2 has 1; at least 2 are needed."),
         ([[3, 4], [0.5, 1, 2]], "must be whole numbers"),
-        ([[3, 4], [5, [6], 7]], "tokens: lists of different lengths were given in one sequence"),
-        ([[3, 4], [2**64, 4, 5]], "tokens: "),
         ([[3, 4], [3, 99, 5]], "the model's vocabulary goes from 0 to 30"),
         ([[3, 4], [3] * 65], "sequences of 65 tokens were given"),
     ],

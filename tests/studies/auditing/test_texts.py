@@ -14,8 +14,8 @@ from tests.studies.probing.models import WORDS, tokenizer
 from toeplens.cli.audit_output import audit_notes
 from toeplens.ground import InputError
 from toeplens.studies.auditing import Audit, audit
-from toeplens.studies.auditing.effects import concentration, interval_of, over_texts, way_of
-from toeplens.studies.auditing.inputs import from_texts, inputs_of, shared, texts_of
+from toeplens.studies.auditing.effects import interval_of, over_texts, way_of
+from toeplens.studies.auditing.inputs import from_texts, inputs_of, shared
 from toeplens.studies.auditing.words import audited
 
 
@@ -44,7 +44,7 @@ def test_sequences_are_shared_out_as_evenly_as_there_is_room() -> None:
     assert shared({"a": 1, "b": 2}, 16) == {"a": 1, "b": 2}
 
 
-@pytest.mark.parametrize("start", [2**70, -1, "a"])
+@pytest.mark.parametrize("start", [2**70, "a"])
 def test_a_decoder_begins_with_a_token(start: Any) -> None:
     config = SimpleNamespace(is_encoder_decoder=True, decoder_start_token_id=start)
     with pytest.raises(InputError, match=r"^model: its decoder_start_token_id is .*; it must be a token of its"):
@@ -69,15 +69,6 @@ def test_a_shorter_text_is_one_sequence_of_its_own_length() -> None:
     assert made.there.sum(1).tolist() == list(made.lengths)
 
 
-def test_texts_without_a_sequence_are_said() -> None:
-    many = {f"text {number}": text(number) for number in range(1, 9)}
-    assert from_texts(tokenizer(), many, 3, 16).origin == (
-        "1 of text 1, 1 of text 2 and 1 of text 3; 5 of 8 texts left out, for want of sequences"
-    )
-    whole = "1 to 2 of each of 8 texts, text 1, text 2, text 3, text 4 and others"
-    assert from_texts(tokenizer(), many, 9, 16).origin == whole
-
-
 def test_a_beginning_that_the_tokenizer_does_not_add_is_said(model: Any) -> None:
     from tokenizers import processors
 
@@ -94,13 +85,6 @@ def test_a_beginning_that_the_tokenizer_does_not_add_is_said(model: Any) -> None
     )
     for other in (tokenizer(), none):  # one that adds it, and one that has none
         assert "unused_bos" not in audited_with(other).about
-
-
-def test_lists_and_names_are_texts() -> None:
-    assert texts_of("one") == texts_of(["one"]) == {"text as given": "one"}
-    assert texts_of(["one", "other"]) == {"text 1": "one", "text 2": "other"}
-    assert texts_of({"a": "one"}) == {"a": "one"}
-    assert [texts_of(data) for data in ([], {}, [1, 2], {"a": 3}, [[1], [2]])] == [None] * 5
 
 
 def test_an_audit_names_its_texts(found: Audit) -> None:
@@ -120,18 +104,6 @@ def test_an_audit_of_several_texts_is_that_of_their_sequences(model: Any, found:
         reach = stats.t.ppf(0.975, 1) * means.std(ddof=1) / np.sqrt(2)
         ends = [means.mean() - reach, means.mean() + reach]
         assert [head.effect_low, head.effect_high] == pytest.approx(ends, abs=1e-4)
-
-
-def test_what_heads_share_out_is_told_of_two_texts_too(found: Audit) -> None:
-    """Noise is that of two means, not their wide interval."""
-    layer = found.layers[1]
-    heads = [(head.effect or 0, head.effect_low or 0, head.effect_high or 0) for head in found.of(layer)]
-    effects, low, high = np.array(heads).T
-    assert layer.deposit == concentration(effects, low, high, stats.t.ppf(0.975, 1))
-    drops = np.clip(effects, 0, None)
-    errors = (high - low) / 2 / stats.t.ppf(0.975, 1)
-    noise = 0.399 * errors.sum() + 1.645 * 0.584 * np.sqrt((errors**2).sum())
-    assert layer.deposit["top_share"] == (pytest.approx(drops.max() / drops.sum()) if drops.sum() > noise else None)
 
 
 def test_bands_have_intervals_over_texts_too(model: Any) -> None:
@@ -155,14 +127,13 @@ def test_texts_of_many_sequences_weigh_as_much_as_they_are() -> None:
     assert way_of(parts, 16) == "over blocks of about 8 tokens within the sequences"
 
 
-@pytest.mark.parametrize("count", [3, 20])
-def test_intervals_hold_where_sequences_of_a_text_are_alike(count: int) -> None:
+def test_intervals_hold_where_sequences_of_a_text_are_alike() -> None:
     """Of texts that differ and whose 8 sequences do not; intervals over sequences would hold far less often."""
     random = np.random.default_rng(1)
-    texts = [f"{number}" for number in range(count) for _ in range(8)]
+    texts = [f"{number}" for number in range(3) for _ in range(8)]
     held = {True: 0, False: 0}
     for _ in range(400):
-        each = np.repeat(random.normal(1, 1, count), 8) + random.normal(0, 0.2, 8 * count)
+        each = np.repeat(random.normal(1, 1, 3), 8) + random.normal(0, 0.2, 24)
         parts = each.reshape(-1, 1, 1)
         for over in held:
             _, low, high = interval_of(over_texts(parts, texts) if over else parts, 0)
@@ -174,24 +145,5 @@ def test_intervals_hold_where_sequences_of_a_text_are_alike(count: int) -> None:
 def test_what_cannot_be_done_with_several_texts(model: Any) -> None:
     with pytest.raises(InputError, match=r"^first: 3 was given beside several texts"):
         audit(model, TEXTS, first=3, **OPTIONS)
-    with pytest.raises(InputError, match=r"^text: there is none in text 2; "):
-        audit(model, ["sea sun moon", ""], tokenizer=_bare(), max_tokens=16)
     with pytest.raises(InputError, match=r"^text: text 2 has less than 2 tokens; "):
         audit(model, ["sea sun moon", ""], tokenizer=tokenizer(), max_tokens=16)
-
-
-def test_needles_lie_in_all_of_them(model: Any) -> None:
-    found = audit(model, TEXTS, needles=2, effects="none", **OPTIONS | {"max_tokens": 72})
-    assert found.about["needles"] == 2
-    assert all(head.retrieval is not None for head in found.heads)
-
-
-def _bare() -> Any:
-    """A tokenizer that puts two special tokens around a text."""
-    from tokenizers import processors
-
-    made = tokenizer()
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A <s>", special_tokens=[("<s>", 0)]
-    )
-    return made

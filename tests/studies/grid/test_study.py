@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,38 +115,19 @@ def test_cells_are_runs_of_these_sizes():
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no-tasks": ({"tasks": {}}, "tasks: "),
     "task": ({"tasks": {"indx": None}}, "tasks.indx: there is no 'indx'; did you mean 'index'"),
     "encoding": ({"encodings": {"a": {"encoding": "ropee"}}}, "encodings.a: there is no 'ropee'; did you mean 'rope'"),
     "field": ({"task": 1}, "task: no such field"),
-    "inner-field": ({"encodings": {"rope": {"option": {}}}}, "encodings.rope.option: no such field"),
-    "its-task": ({"encodings": {"rope": {"tasks": ["pear"]}}}, "encodings.rope.tasks: there is no 'pear'"),
     "measure": ({"measures": ["behavior"]}, "measures: there is no 'behavior'; did you mean 'behaviour'"),
     "model": ({"model": {"heads": 2}}, "model: there is no 'heads'"),
-    "owned": ({"training": {"seed": 2}}, "training: there is no 'seed'"),
     "seeds": ({"seeds": 0}, "seeds: "),
-    "claims": ({"claims": "all"}, "claims: "),
-    "scan": ({"encodings": {"rope": {"scan": {"base": [1.0, 1.0]}}}}, "it takes one option and its values, each once"),
-    "two-scans": (
-        {"encodings": {"rope": {"scan": {"base": [1.0], "p": [1.0]}}}},
-        "it takes one option and its values, each once",
-    ),
     "twice": (
         {"encodings": {"rope": {"scan": {"base": [9.0]}}, "rope/9": {"encoding": "rope"}}},
         "two of them are called 'rope/9'",
     ),
-    "measure-twice": ({"measures": ["behaviour", "behaviour"]}, "measures: 'behaviour' was given more than once"),
-    "measures-no-list": ({"measures": "behaviour"}, "measures: it must be a list (given: 'behaviour')"),
-    "no-encodings": ({"encodings": {}}, "encodings: it must have 1 or more (given: {})"),
-    "no-title": ({"title": ""}, "title: it must not be empty (given: '')"),
     "no-name": ({"encodings": {"rope": None, "": {"encoding": "nope"}}}, "encodings: one of them has no name."),
-    "no-tasks-of-it": ({"encodings": {"rope": {"tasks": []}}}, "encodings.rope.tasks: none was given"),
     "few-examples": ({"measures": ["representation"], "examples": 4}, "examples: 4 was given; the measure representa"),
     "infinite": ({"training": {**TRAINING, "lr": float("inf")}}, "training.lr: inf was given; only what JSON can hold"),
-    "inner-infinite": (
-        {"tasks": {"index": {"options": {"length": float("nan")}}}},
-        "tasks.index.options.length: nan was given; only what JSON can hold",
-    ),
 }
 
 
@@ -166,7 +146,6 @@ def test_a_scan_gives_whole_numbers_where_the_option_takes_no_others_and_labels_
     ("text", "words"),
     [
         ("seeds: 1\ntasks: {index: }\nseeds: 2\n", "'seeds' is given twice, again in line 3"),
-        ("encodings: {rope: {}, rope: {title: X}}\n", "'rope' is given twice, again in line 1"),
     ],
 )
 def test_a_name_that_stands_twice_in_a_file_is_refused(text: str, words: str):
@@ -181,14 +160,6 @@ def test_a_mapping_that_takes_over_another_may_change_what_it_took():
     assert found.encodings["rope"].model == {"d_model": 8, "num_heads": 2}
 
 
-@pytest.mark.parametrize(
-    "tag", ["!!bool maybe", "!!int ''", "!!float ''", "!!timestamp abc", "!!set [a]", "!!pairs [a: 1]"]
-)
-def test_a_tag_before_a_value_that_is_not_of_it_is_refused(tag: str):
-    with pytest.raises(InputError, match=r"^spec: it is no"):
-        spec_from_yaml(f"about: {tag}\n")
-
-
 def test_a_date_and_a_colon_between_digits_are_text_and_no_numbers():
     text = "tasks: {index: {title: 2026-01-01}}\nencodings: {rope: {title: '1:30'}, alibi: {title: 1:30}}\n"
     spec = spec_from_yaml(text)
@@ -196,22 +167,6 @@ def test_a_date_and_a_colon_between_digits_are_text_and_no_numbers():
     assert spec_from_yaml(spec.to_yaml()) == spec
     with pytest.raises(InputError, match=r"^seeds: .*'1:30'"):
         spec_from_yaml(f"seeds: 1:30\n{text}")
-
-
-@pytest.mark.parametrize(
-    ("begins", "again"),
-    [
-        (f"{{{', '.join(f'k{number}: 1' for number in range(50))}}}", "{{<<: [{}]}}"),  # merged
-        (f"[{'a' * 9999}]", "[{}]"),  # long texts many times
-        (f"{{? {'a' * 9999} : 1}}", "[{}]"),
-    ],
-)
-def test_what_a_file_says_many_times_over_is_counted_before_it_is_made(begins: str, again: str):
-    lines = [f"z0: &z0 {begins}"]
-    lines += [f"z{level}: &z{level} {again.format(', '.join([f'*z{level - 1}'] * 9))}" for level in range(1, 4)]
-    lines += ["z4: {<<: [*z3, *z3, *z3]}"] * begins.startswith("{k0")
-    with pytest.raises(InputError, match=r"^spec: it is no study.* more than 1"):
-        spec_from_yaml("\n".join(lines))
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -227,8 +182,6 @@ def test_what_is_no_study_is_one_sentence(case: str):
     ("changes", "words"),
     [
         ({"model": {**SIZES, "num_heads": 3}}, "rope on index: d_model: 8 was given"),
-        ({"encodings": {"rope": {"options": {"bas": 1}}}}, "rope on index: "),
-        ({"tasks": {"index": {"options": {"length": 1}}}}, "rope on index: "),
         ({"tasks": {"index": {"options": {"words": 10**15}}}}, "rope on index: vocab_size: "),  # not counted one by one
         ({"training": {"lr": -1}}, "rope on index: lr: "),
     ],
@@ -238,7 +191,7 @@ def test_what_cannot_be_trained_is_named_by_its_place(changes: dict[str, Any], w
         grid.cells(grid.grid_spec(content(**changes)))
 
 
-@pytest.mark.parametrize("text", ["", "- a", "{", "a: [", "\t"])
+@pytest.mark.parametrize("text", ["", "- a", "a: ["])
 def test_a_file_that_is_no_study_is_one_sentence(text: str, tmp_path: Path):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(InputError, match=r"^spec: ") as caught:
@@ -251,14 +204,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
         grid.read_spec(tmp_path / "none.yaml")
     with pytest.raises(InputError, match=r"^spec: there is no 'canon'; did you mean 'canonical'"):
         grid.read_spec("canon")
-
-
-def test_a_study_is_read_from_a_pipe():
-    begin, end = os.pipe()
-    os.write(end, yaml.safe_dump(content(title="Piped")).encode())
-    os.close(end)
-    assert grid.read_spec(f"/dev/fd/{begin}").title == "Piped"
-    os.close(begin)
 
 
 # ---- carried out ----------------------------------------------------------------------------------------------------
@@ -362,9 +307,7 @@ THEORY = {"study": "theory", "scale": "smoke", "seeds": 1, "environment": {}, "s
     ("text", "words"),
     [
         (json.dumps(THEORY), "holds another study"),
-        (json.dumps(THEORY | {"study": "reproduce", "protocols": ["paper"]}), "holds another study"),
         ("[]", "study: .*damaged"),
-        ('{"study": "grid"}', "study: .*damaged"),
         ('{"study": "grid", "seconds": "long", "environment": {}}', "study: .*damaged"),
     ],
 )
@@ -380,14 +323,3 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path: Path, here: Here):
     with pytest.raises(InputError, match="files that are not a study's"):
         grid.study(grid.grid_spec(content()), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
-
-
-@pytest.mark.parametrize(
-    "text", ['{"study": "grid"}', '{"study": "grid", "spec": "{}", "seconds": 1, "environment": {}}']
-)
-def test_a_damaged_record_is_one_sentence(text: str, tmp_path: Path):
-    (tmp_path / "study.json").write_text(text)
-    with pytest.raises(InputError):
-        grid.gather(tmp_path)
-    with pytest.raises(InputError, match="not a study's directory"):
-        grid.gather(tmp_path / "none")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, T5, tiny
@@ -31,16 +29,12 @@ def gpt2() -> Loaded:
     ("text", "words"),
     [
         ("layers=1 heads=1,4 output=zero", "layer 1, heads 1, 4: silenced"),
-        ("layers=1-2 heads=2 output=zero", "layers 1–2, head 2: silenced"),
         ("layers=all still=1-2 silent=4", "layers 1–2: pairs 1–2 stand still and pair 4 is silent"),
         ("layers=all exchange=1-2:3-4", "layers 1–2: pairs exchanged, 1–2 with 3–4"),
-        ("layers=2 exchange=1,2:4,3", "layer 2: pairs exchanged, 1 with 4, 2 with 3"),
         ("layers=2 still=3 exchange=4:1", "layer 2: pair 3 stands still; pairs exchanged, 1 with 4"),
         ("layers=2 exchange=1:2 speed=0.5", "layer 2: pairs exchanged, 1 with 2; turned 0.5 times as fast"),
         ("layers=2 groups=1 speed=0", "layer 2, group 1: the rotation stopped"),
         ("layers=1 attention=positional", "layer 1: the positional part of the logits alone"),
-        ("layers=1 speed=2", "layer 1: turned 2 times as fast"),
-        ("layers=1 output=mean", "layer 1: its mean put out"),
         ("layers=1 output=resample seed=3", "layer 1: another sequence’s output"),
     ],
 )
@@ -74,24 +68,13 @@ def test_bands_that_are_exchanged_are_those_of_the_model(llama: Loaded) -> None:
     [
         ("heads=1 output=zero", "^change: .* names no layers"),
         ("layers=1", "^change: 'layers=1' says nothing that is to be done; it needs one of attention, bias"),
-        (f"layers={'9' * 5000} output=zero", r"^layers: '9+ \.\.\. was given; it must be numbers from 1"),
-        (f"layers=1 output=resample seed={'9' * 5000}", "^seed: '9+ .* was given; it must be a number"),
         ("layers=1 zero", "^change: 'zero' in 'layers=1 zero' is no setting; allowed are .* still, silent, exchange, "),
         ("layers=0 output=zero", "^layers: '0' was given"),
         ("layers=1 still=1-3 silent=3,4", "^silent: some of its pairs were given in still too; each must be in one"),
-        ("layers=1 output=none", "^output: there is no 'none'"),
-        ("layers=1 speed=fast", "^speed: 'fast' was given; it must be a number"),
-        ("layers=1 output=resample seed=-1", "^seed: -1 was given; it must be at least 0"),
-        ("layers=1 bias=on", "^bias: 'on' was given; only off"),
         ("layers=1 layers=2 output=zero", "is no setting"),
-        ("layers=1 still=4-2", "^still: '4-2' was given"),
         ("layers=1 still=1 output=zero", "^output: it was given beside still"),
-        ("layers=1 exchange=1-4", "^exchange: '1-4' was given; it must be two bands of as many different pairs"),
         ("layers=1 exchange=1-4:29-31", "^exchange: '1-4:29-31' was given; .* none in both, such as 1-4:29-32"),
-        ("layers=1 exchange=1-4:4-7", "^exchange: '1-4:4-7' was given; it must be two bands of as many"),
         ("layers=1 exchange=1,1:2,3", "^exchange: '1,1:2,3' was given; it must be two bands of as many"),
-        ("layers=1 exchange=1:2:3", "^exchange: '1:2:3' was given; it must be two bands of as many"),
-        ("layers=1 exchange=0:2", "^exchange: '0' was given; it must be numbers from 1"),
     ],
 )
 def test_changes_that_cannot_be_read(text: str, sentence: str) -> None:
@@ -106,22 +89,14 @@ ATTENTION = "model.layers.0.self_attn (LlamaAttention)"
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("layers=99 output=zero", "layers: 99 was given; there are 2 calls of self attention, counted from 1."),
         ("layers=2-3 output=zero", "layers: 3 was given; there are 2 calls of self attention, counted from 1."),
         (
             "layers=1 kind=cross output=zero",
             "layers: 1 was given; there are 0 calls of cross attention, counted from 1.",
         ),
-        ("layers=all kind=cross output=zero", "layers: all were given; there are 0 calls of cross attention."),
-        (
-            "layers=all side=encoder output=zero",
-            "layers: all were given; there are 0 calls of self attention on the side encoder.",
-        ),
-        ("layers=1 heads=12 speed=0", f"heads: 12 was given; {ATTENTION} has 4, counted from 1{ONCE}"),
         ("layers=1 heads=3-9999 speed=0", f"heads: 3–9999 were given; {ATTENTION} has 4, counted from 1{ONCE}"),
         ("layers=1 groups=5 speed=0", f"groups: 5 was given; {ATTENTION} has 2, counted from 1{ONCE}"),
         ("layers=1 still=40", f"still: 40 was given; {ATTENTION} turns 4 pairs, counted from 1{ONCE}"),
-        ("layers=1 silent=4-5", f"silent: 4–5 were given; {ATTENTION} turns 4 pairs, counted from 1{ONCE}"),
         ("layers=1 exchange=1-2:4-5", f"exchange: 5 was given; {ATTENTION} turns 4 pairs, counted from 1{ONCE}"),
         ("layers=1 bias=off", f"bias: {ATTENTION} adds nothing to its logits that could be taken away."),
         ("layers=1,1 output=zero", f"change: head 1 of {ATTENTION} is changed twice; once is allowed."),
@@ -133,7 +108,7 @@ def test_what_the_model_does_not_have_is_refused_with_numbers_from_1(llama: Load
     assert str(caught.value) == sentence
 
 
-@pytest.mark.parametrize("way", ["still=1", "silent=1", "exchange=1:2", "speed=0", "speed=2"])
+@pytest.mark.parametrize("way", ["still=1", "exchange=1:2", "speed=0"])
 def test_a_model_without_a_rotation_is_refused_by_the_name_of_what_was_given(gpt2: Loaded, way: str) -> None:
     field = way.partition("=")[0]
     with pytest.raises(InputError, match=rf"^{field}: transformer.h.0.attn .* has no rotation that could be stopped"):
@@ -156,24 +131,3 @@ def test_all_layers_are_those_of_the_side() -> None:
         assert [change.layer for change in changes_of(made, wishes)] == [*range(count), 0]
     with pytest.raises(InputError, match=r"^side: it was not given"):
         changes_of(made, [read_change("layers=all output=zero")])
-
-
-def test_without_wishes_there_are_no_changes_and_no_pass(llama: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toeplens.studies.kit.changes.captured", pytest.fail)
-    assert changes_of(llama, []) == []
-    assert told([]) == []
-
-
-def test_a_short_pass_that_breaks_off_leaves_what_is_wrong_to_the_long_one(
-    llama: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> Any:
-        raise ValueError("too few")
-
-    monkeypatch.setattr("toeplens.studies.kit.changes.captured", broken)
-    assert changes_of(llama, [read_change("layers=1,99 output=zero")]) == [
-        Change(layer=layer, output="zero") for layer in (0, 98)
-    ]
-    for text in ("layers=all output=zero", "layers=1 exchange=1:2"):
-        with pytest.raises(ValueError, match="too few"):
-            changes_of(llama, [read_change(text)])

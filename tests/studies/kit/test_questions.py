@@ -116,12 +116,8 @@ def test_batches_hold_each_item_once_with_others_like_it(items: list[Item]) -> N
     ("field", "value", "sentence"),
     [
         ("lengths", (63,), "lengths: 63 was given; each must be from 64 to 1048576"),
-        ("lengths", (), "lengths: nothing was given"),
-        ("lengths", (64, 64), "lengths: 64, 64 was given"),
         ("depths", (0.5, 1.5), "depths: 0.5, 1.5 was given; each must be from 0 to 1"),
         ("repeats", 0, "repeats: 0 was given; it must be from 1 to 1000"),
-        ("sequences", 1, "sequences: 1 was given; it must be from 2 to 1000"),
-        ("lists", 1, "lists: 1 was given; it must be from 2 to 1000"),
     ],
 )
 def test_what_cannot_be_asked(field: str, value: Any, sentence: str) -> None:
@@ -166,28 +162,3 @@ def test_where_words_are_several_tokens_the_first_of_an_answer_is_asked_for() ->
                 assert letters.decode(item.choices) == "".join(word[0] for word in found)
                 asked = question.split("comes after ")[1].split("?")[0]
                 assert text[-1] == found[found.index(asked) + 1][0]
-
-
-@pytest.mark.parametrize(
-    ("symbols", "sentence"),
-    [
-        ("\n .,:?LHAWabcdefg012345", r"^model: only 7 of the words that lists are made of begin with a token of their"),
-        ("\n .,:?LHAWabcdefghijklmnopqrsuvwxyz", "^model: its tokenizer does not tell the numbers from one to five"),
-    ],
-)
-def test_a_tokenizer_that_does_not_know_the_words(symbols: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        Writer(_of_symbols(symbols), TEXT, 0).counting()
-
-
-def test_a_tokenizer_that_drops_what_it_does_not_know() -> None:
-    """As one without an unknown token does: a word of which nothing is left is no word of a list."""
-    letters = _of_symbols("\n .,:?LHAW12345abcdefghijklmnop")
-    whole = Writer(letters, TEXT, 0)._words
-    dropping = Writer(letters, TEXT, 0)
-    dropping._ids = lambda text: [each for each in letters(text)["input_ids"] if each != letters.unk_token_id]  # type: ignore[method-assign]
-    assert {word[0] for word in whole} <= set("abcdefghijklmnop")
-    assert "sun" not in whole
-    assert len(dropping._words) == len({dropping._begun(word)[1][0] for word in dropping._words})
-    assert dropping._begun("xyz") == ([letters.convert_tokens_to_ids(" ")], [])
-    assert dropping.counting().behaviour == "counting"

@@ -9,10 +9,9 @@ import pytest
 from tests.report.grid.language_state import language_grid
 
 from toeplens.cli.studies import kind_of
-from toeplens.ground import InputError, read_json, write_json
+from toeplens.ground import read_json
 from toeplens.papers import mathematics
 from toeplens.papers.mathematics.page import render_theory
-from toeplens.papers.mathematics.study import KIND as THEORY
 from toeplens.report.grid.page import render_grid
 from toeplens.studies import grid
 from toeplens.studies.grid.study import KIND as GRID
@@ -37,6 +36,7 @@ def test_a_grid_study_is_what_its_record_tells(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.json", "results.json.gz"], "nothing is written"
 
 
+@pytest.mark.heavy
 def test_the_recorded_mathematics_is_read_and_judged_again() -> None:
     state = mathematics.gather(RESULTS / "theory")
     assert state.complete
@@ -47,32 +47,9 @@ def test_the_recorded_mathematics_is_read_and_judged_again() -> None:
     assert "Theorem" in render_theory(state)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["laptop", "desk", "canonical", "theory", "smollm2", "gemma3", "minilm"])
 def test_every_record_is_known_by_its_kind(name: str) -> None:
     kind, _, _ = kind_of(RESULTS / name)
     study = read_json(RESULTS / name / "claims.json")["study"]
     assert kind.__name__.rpartition(".")[2] == {"reproduce": "deposit", "theory": "mathematics"}.get(study, study)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"cells": [{}]}, "cells is damaged: 0"),
-        ({"cells": None}, "cells is damaged"),
-        ({"finished": -1}, "finished: "),
-        ({"spec": "tasks: 3"}, "tasks"),
-    ],
-)
-def test_a_damaged_record_is_one_sentence(change: dict[str, object], sentence: str, tmp_path: Path) -> None:
-    GRID.write_down(language_grid(tmp_path))
-    write_json(tmp_path / "results.json", {**read_json(tmp_path / "results.json"), **change})
-    with pytest.raises(InputError, match=sentence) as error:
-        grid.gather(tmp_path)
-    assert "results.json" in str(error.value)
-
-
-def test_a_mathematics_record_without_lists_is_refused(tmp_path: Path) -> None:
-    whole = read_json(RESULTS / "theory" / "results.json")
-    write_json(tmp_path / "results.json", {**whole, "records": {"phases": 3}})
-    with pytest.raises(InputError, match="records: they must be lists"):
-        THEORY.open_record(tmp_path / "results.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from toeplens.papers.deposit.study import KIND as REPRODUCTION
 from toeplens.papers.mathematics.statements import read_records
 from toeplens.papers.mathematics.study import KIND as MATHEMATICS
 from toeplens.studies import CellResult, grid
-from toeplens.studies.auditing.survey.record import Survey
 from toeplens.studies.grid.spec import spec_from_yaml
 from toeplens.studies.grid.study import KIND as GRID
 from toeplens.studies.kit.study import read_study
@@ -49,13 +47,13 @@ def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> N
     assert read_study(written(tmp_path, good)) == good
     read(tmp_path)
     wrong: dict[str, tuple[Any, ...]] = {
-        "environment": (None, [], 3, {"torch": [2]}, {"torch": {}}),
-        "scale": (None, 3, ["smoke"]),
-        "protocols": (None, "paper", [], ["papr"], [["paper"]]),
-        "seeds": (None, 0, -1, 1.0, "1", True, 10**30, 1e30, [1]),
-        "parts": (None, "core", [3]),
-        "seconds": (None, -1, "1", True, [1]),
-        "spec": (None, 3, {}),
+        "environment": ([], {"torch": [2]}),
+        "scale": (None, ["smoke"]),
+        "protocols": ([], ["papr"]),
+        "seeds": (0, 1.0, "1", True),
+        "parts": ("core", [3]),
+        "seconds": (-1, "1"),
+        "spec": (None, {}),
     }
     for field, values in wrong.items():
         for value in values if field in good else ():
@@ -65,44 +63,27 @@ def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> N
         refused(lambda c=without: read(written(tmp_path, c)), "study.json", field)
 
 
-@pytest.mark.parametrize("content", [None, 3, [], {"study": 3}, {"study": None}])
-def test_what_is_no_study_is_said(content: Any, tmp_path: Path) -> None:
-    refused(lambda: read_study(written(tmp_path, content)), "study.json")
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("seeds: 1.0e+30", "seeds"),
-        (f"seeds: 1{'0' * 30}", "seeds"),
-        ("seeds: 1.0", "seeds"),
         ("seeds: true", "seeds"),
-        ("seeds: '3'", "seeds"),
-        ("first_seed: 1.0e+30", "first_seed"),
-        (f"first_seed: 1{'0' * 30}", "first_seed"),
-        ("examples: 2.0", "examples"),
-        (f"examples: 1{'0' * 30}", "examples"),
         (f"examples: {'9' * 5000}", "digits"),
         (f"about: {'[' * 5000}{']' * 5000}", "in one another"),
-        (f"about: {'[' * 100}{']' * 100}", "in one another"),
-        ("measures: [[[[]]]]", "measures"),
         ("title: .nan", "title"),
-        ("encodings: {rope-bands: {scan: {frequencies: [1.0, .inf]}}}", "scan"),
         ("encodings: {rope-bands: {scan: {frequencies: [1.0, true]}}}", "scan"),
-        (f"encodings: {{rope-bands: {{scan: {{frequencies: {list(range(9999))}}}}}}}\nseeds: 2", "19,998 models"),
-        ("a: &a [1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
-            f"{y}: &{y} [*{x}, *{x}, *{x}, *{x}, *{x}, *{x}, *{x}, *{x}]\n" for x, y in ("ab", "bc", "cd", "de", "ef")
-        ) + f"about: [{', '.join(['*f'] * 8)}]", "100,000 values"),
+        (
+            "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + "".join(f"{y}: &{y} [{', '.join([f'*{x}'] * 8)}]\n" for x, y in ("ab", "bc", "cd", "de", "ef"))
+            + f"about: [{', '.join(['*f'] * 8)}]",
+            "100,000 values",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_grids_file_is_of_plain_numbers_and_of_some_size(text: str, words: str) -> None:
     rest = {"tasks": "tasks: {index: {options: {length: 10, words: 8}}}\n", "encodings": "encodings: {nope: {}}\n"}
     whole = "".join(line for name, line in rest.items() if not text.startswith(name)) + text
     refused(lambda: grid.cells(spec_from_yaml(whole, "mine.yaml")), words)
-
-
-def test_a_grids_file_that_does_not_end_is_refused() -> None:
-    refused(lambda: grid.read_spec("/dev/zero"), "it has more than 1,048,576 bytes")
 
 
 def test_a_cell_is_of_plain_fields() -> None:
@@ -129,83 +110,11 @@ def test_a_cell_is_of_plain_fields() -> None:
             refused(lambda c=without: CellResult.from_dict(c, "results.json"), "results.json", field)
 
 
-THEORY: dict[str, dict[tuple[Any, ...], Any]] = {
-    "contraction": {
-        ("seed",): None,
-        ("tallies", "mean-kept", "tried"): 1.5,
-        ("tallies", "mean-kept", "worst"): "0",
-        ("free", "ratio_found"): [1.0],
-        ("sizes", "width_ratio"): [[1.0]],
-        ("sizes", "example", "w"): [],
-    },
-    "phases": {("ranges", "ratio_fejer", 0): None, ("toeplitz", "w", "symbol"): [True], ("tallies",): None},
-    "expressiveness": {("rows", 0, "means", "one_angle"): None, ("widths",): 3, ("stated", 0, "rotary"): "0"},
-    "estimators": {
-        ("spans", 0, "chance"): 0,
-        ("spans", 0, "separable"): 1,
-        ("levinson", "own", "predictor"): [0.5],
-        ("pair", "content", "stay"): None,
-    },
-    "normalising": {("seed",): -1, ("tallies", "softmax", "worst"): None},
-    "latent": {("tallies", "own", "violations"): True},
-    "related": {("tallies",): []},
-    "filling": {("holes", "sizes"): [32], ("holes", "lengths", 0, 0): None, ("tallies", "inside", "tried"): "3"},
-    "manifold": {("tables", 0, "neighbour_error"): -1, ("tables", 0, "rank"): 1.5, ("tables", 0, "encoding"): 3},
-    "heads": {
-        ("rope trained", "width", 0, 0): None,
-        ("absolute trained", "spans", "least_angle"): "9",
-        ("learned trained", "curve", "rank"): -1,
-        (): [],
-    },
-}
-
-
-def contents(paths: list[Path]) -> dict[Path | str, Any]:
-    return {path: json.loads(path.read_text()) for path in paths}
-
-
-@pytest.mark.parametrize("name", THEORY)
-def test_the_record_of_an_experiment_is_of_plain_fields(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "wrong"), [("contraction", 1.5), ("latent", "3")])
+def test_the_record_of_an_experiment_is_of_plain_fields(name: str, wrong: Any, tmp_path: Path) -> None:
     good = json.loads((RECORDED / "theory" / "results.json").read_text())["records"][name][:2]
     paths = [tmp_path / f"{name}-{seed}.json" for seed in (42, 43)]
-    for path, record in zip(paths, good, strict=True):
-        path.write_text(json.dumps(record))
-    assert read_records(name, contents(paths)) == good
-    for place, value in THEORY[name].items():
-        content = [copy.deepcopy(good[1])]
-        inner: Any = content
-        for step in (0, *place)[:-1]:
-            inner = inner[step]
-        inner[(0, *place)[-1]] = value
-        paths[1].write_text(json.dumps(content[0]))
-        field = [step for step in place if isinstance(step, str)][:1]
-        refused(lambda: read_records(name, contents(paths)), f"{name}-43.json", *field)
-
-
-def test_records_of_two_seeds_are_of_the_same_sizes(tmp_path: Path) -> None:
-    good = json.loads((RECORDED / "theory" / "results.json").read_text())["records"]["phases"][0]
-    paths = [tmp_path / f"phases-{seed}.json" for seed in (42, 43)]
-    paths[0].write_text(json.dumps(good))
-    shorter = {name: values[:-1] for name, values in good["ranges"].items() if isinstance(values, list)}
-    paths[1].write_text(json.dumps(good | {"ranges": good["ranges"] | shorter}))
-    refused(lambda: read_records("phases", contents(paths)), "phases-43.json", "not of the sizes of")
-
-
-def test_a_survey_is_of_plain_fields() -> None:
-    good = json.loads((RECORDED / "survey" / "survey.json").read_text())
-    assert Survey.from_dict(good).to_dict()["found"] == good["found"]
-    one = good["found"][0]
-    wrong: dict[str, tuple[Any, ...]] = {
-        "name": (None, 3),
-        "outcome": ("well", None),
-        "calls": (-1, 1.5, "3", True),
-        "weights": ("0", -1, NAN, True),
-        "why": (3,),
-        "seconds": (-1, "1"),
-    }
-    for field, values in wrong.items():
-        for value in values:
-            content = good | {"found": [one | {field: value}]}
-            refused(lambda c=content: Survey.from_dict(c), "survey", field)
-    for changed in ({"about": 3}, {"missing": [3]}, {"found": {}}, {"found": [3]}, {"missing": "llama"}):
-        refused(lambda c=changed: Survey.from_dict(good | c), "survey", next(iter(changed)))
+    assert read_records(name, dict(zip(paths, good, strict=True))) == good
+    tally = next(iter(good[1]["tallies"].values()))
+    tally["tried"] = wrong
+    refused(lambda: read_records(name, dict(zip(paths, good, strict=True))), f"{name}-43.json", "tallies")

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.papers.deposit.told import TOLD
 from tests.papers.deposit.worlds import Model, distance, made_up, results
 
-from toeplens.ground import InputError
 from toeplens.studies import CellResult, Key, Results
 from toeplens.studies.kit.results import ACCURACY, BySeed, estimated
 from toeplens.studies.kit.verdicts import above
@@ -161,14 +160,6 @@ def test_a_cell_reads_back_as_it_was(status: str) -> None:
         assert bool(cell.measures) == bool(cell.by_loss) == (status == "complete")
 
 
-def test_a_record_from_before_there_were_measures_has_none() -> None:
-    (cell,) = results(distance(rope=0.9), seeds=1).cells
-    later = ("measures", "watched", "by_loss")
-    content = {key: value for key, value in cell.to_dict().items() if key not in later}
-    bare = replace(cell, measures={}, watched=[], by_loss=None)
-    assert CellResult.from_dict(content).to_dict() == bare.to_dict()
-
-
 @given(st.dictionaries(st.integers(0, 5), value), st.dictionaries(st.integers(0, 5), value))
 def test_two_encodings_are_compared_over_all_their_models(first: dict[int, float], second: dict[int, float]) -> None:
     """Not in pairs: a seed that only one of them has counts too."""
@@ -205,13 +196,3 @@ def test_a_mean_over_seeds_has_an_interval() -> None:
     found = estimated({1: 0.25, 5: 0.75})
     assert found is not None
     assert (found.value, found.count) == (0.5, 2)
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda c: c.pop("key"), lambda c: c.update(key={"task": 1}), lambda c: c.pop("run")]
-)
-def test_a_damaged_cell_is_one_sentence(damage: Any) -> None:
-    content = results(distance(rope=0.9), seeds=1).cells[0].to_dict()
-    damage(content)
-    with pytest.raises(InputError, match=r"^results: the record is damaged: "):
-        CellResult.from_dict(content)

@@ -13,11 +13,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from toeplens.studies import ENOUGH, RULE, Finding, Verdict, above, below, combine, opposite, supporting, within
+from toeplens.studies import ENOUGH, Finding, Verdict, above, below, combine, opposite, supporting, within
 from toeplens.studies.kit.contrasts import difference
 from toeplens.studies.kit.verdicts import LEVEL, OPEN, agreed, chance, interval_above, one_sided, unknown
 
-VERDICTS: tuple[Verdict, ...] = ("holds", "holds in part", "fails", *OPEN)
 LEANS: tuple[Verdict, ...] = ("leans to hold", "leans to fail")
 MIRROR: dict[Verdict, Verdict] = {
     "holds": "fails",
@@ -25,7 +24,6 @@ MIRROR: dict[Verdict, Verdict] = {
     "leans to hold": "leans to fail",
     "leans to fail": "leans to hold",
 }
-RANK: dict[Verdict, int] = {"fails": 0, "leans to fail": 1, "undecided": 2, "leans to hold": 3, "holds": 4}
 NEAR = [0.2, 0.201, 0.199, 0.2, 0.2]  # five seeds that agree on 0.2
 value = st.integers(-100, 100).map(lambda n: n / 100)
 few = st.lists(value, min_size=1, max_size=ENOUGH - 1)
@@ -41,26 +39,18 @@ any_number = st.lists(value, max_size=9)
         # fewer than five: on which side of the bar the mean is, however far
         ([0.2], 0.0, "leans to hold"),
         ([-9.0], 0.0, "leans to fail"),
-        ([0.25], 0.25, "undecided"),
-        ([0.9, -0.5], 0.0, "leans to hold"),
-        ([0.5, -0.9], 0.0, "leans to fail"),
         ([0.25, -0.25], 0.0, "undecided"),
         (NEAR[:4], 0.0, "leans to hold"),
-        (NEAR[:4], 0.5, "leans to fail"),
         # five and more: the interval of the mean
         (NEAR, 0.0, "holds"),
         (NEAR, 0.5, "fails"),
         (NEAR, 0.2, "undecided"),
         ([0.2] * 5, 0.19, "holds"),
         ([0.2] * 5, 0.195, "undecided"),  # a grain away
-        ([0.2] * 5, 0.21, "fails"),
         ([0.5, 0.4, -0.3, 0.3, 0.0], 0.0, "undecided"),
-        ([0.1] * 10 + [0.2], 0.0, "holds"),
         # no value
         ([], 0.0, "undecided"),
-        ([math.nan], 0.0, "undecided"),
         ([*NEAR, math.nan], 0.0, "undecided"),
-        ([*NEAR, -math.inf], 0.0, "undecided"),
         ([math.inf] * 5, 0.0, "undecided"),
     ],
 )
@@ -112,25 +102,6 @@ def test_below_is_the_mirror_of_above(values: list[float], bar: float) -> None:
     assert (under.holds, under.fails) == (over.fails, over.holds)
 
 
-@given(any_number, st.randoms())
-def test_the_order_of_the_seeds_does_not_matter(values: list[float], random: Any) -> None:
-    shuffled = random.sample(values, len(values))
-    assert above("it", shuffled, 0.005).verdict == above("it", values, 0.005).verdict
-
-
-@given(st.lists(value, min_size=1, max_size=9), st.integers(1, 50))
-def test_more_of_it_is_never_less_above(values: list[float], more: int) -> None:
-    raised = [v + more / 100 for v in values]
-    assert RANK[above("it", raised, 0.005).verdict] >= RANK[above("it", values, 0.005).verdict]
-
-
-@given(st.lists(value, min_size=1, max_size=9), value, st.sampled_from([0.01, 100.0]))
-def test_the_unit_does_not_matter(values: list[float], bar: float, unit: float) -> None:
-    bar += 0.0017  # off the means and ends of intervals, which rounding may move across it
-    scaled = above("it", [unit * v for v in values], unit * bar, grain=unit * 0.005)
-    assert scaled.verdict == above("it", values, bar).verdict
-
-
 def test_figures_are_not_known_better_than_their_grain() -> None:
     assert above("it", [0.2] * 5, 0.1).verdict == "holds"
     assert above("it", [0.2] * 5, 0.1, grain=0.2).verdict == "undecided"
@@ -143,7 +114,6 @@ def test_figures_are_not_known_better_than_their_grain() -> None:
     [
         # between 0 and 0.1
         ([0.05], "leans to hold"),
-        ([0.21], "leans to fail"),
         ([-0.11, -0.2], "leans to fail"),
         ([-0.2, 0.3], "leans to hold"),
         ([0.1], "undecided"),
@@ -151,11 +121,8 @@ def test_figures_are_not_known_better_than_their_grain() -> None:
         (NEAR, "fails"),
         ([-v for v in NEAR], "fails"),
         ([v - 0.1 for v in NEAR], "undecided"),
-        ([v - 0.2 for v in NEAR], "undecided"),
         ([0.5, -0.4, 0.1, 0.3, -0.2], "undecided"),
         ([], "undecided"),
-        ([0.05] * 5 + [math.nan], "undecided"),
-        ([math.inf], "undecided"),
     ],
 )
 def test_values_are_within_two_bars_outside_one_or_undecided(values: list[float], expected: Verdict) -> None:
@@ -170,13 +137,6 @@ def test_within_holds_where_both_bars_do_and_fails_where_one_does(values: list[f
     finding, parts = within("it", values, low, high), (above("it", values, low), below("it", values, high))
     assert (finding.verdict == "holds") == (parts[0].verdict == parts[1].verdict == "holds")
     assert (finding.verdict == "fails") == any((part.fails or 0.0) <= LEVEL / 4 for part in parts)
-
-
-@given(st.lists(value, min_size=1, max_size=9), value, st.integers(1, 100), st.integers(0, 50))
-def test_wider_bars_never_make_it_less_within(values: list[float], low: float, width: int, more: int) -> None:
-    narrow, wide = (within("it", values, low - x, low + width / 100 + x) for x in (0.0, more / 100))
-    # of one that leans, the farther bar may be as near as the mean is to the other
-    assert RANK[wide.verdict] >= min(RANK[narrow.verdict], 3)
 
 
 @given(many, value, st.floats(0.001, 0.2), st.floats(0.001, 0.2))
@@ -236,17 +196,6 @@ def test_the_opposite_of_a_finding_rests_on_the_same_evidence(values: list[float
     assert opposite(turned) == finding
 
 
-@pytest.mark.parametrize("verdict", VERDICTS)
-def test_the_opposite_of_an_open_verdict_is_open(verdict: Verdict) -> None:
-    turned = opposite(Finding(verdict, "this"))
-    assert turned == Finding(MIRROR.get(verdict, verdict), "this")
-
-
-def test_the_rule_names_its_numbers() -> None:
-    for told in (f"over {ENOUGH} or more seeds", "95%", "5%", "Holm", "Welch", "essential or supporting"):
-        assert told in RULE
-
-
 # ---- a claim ---------------------------------------------------------------------------------------------------------
 
 
@@ -254,16 +203,11 @@ def test_the_rule_names_its_numbers() -> None:
     ("parts", "expected"),
     [
         ([], "undecided"),
-        (["holds"], "holds"),
         (["holds", "holds"], "holds"),
         (["holds", "fails"], "fails"),
-        (["fails", "fails"], "fails"),
         (["holds", "undecided"], "undecided"),
         (["fails", "undecided"], "fails"),
         (["fails", "leans to hold"], "fails"),
-        (["holds", "fails", "undecided"], "fails"),
-        (["undecided", "undecided"], "undecided"),
-        (["leans to hold"], "leans to hold"),
         (["leans to hold", "holds"], "leans to hold"),
         (["leans to hold", "leans to fail"], "leans to fail"),
         (["leans to fail", "holds"], "leans to fail"),
@@ -299,19 +243,6 @@ def test_to_hold_all_parts_have_to_and_to_fail_one_is_enough() -> None:
     assert chance([]) is chance([Finding("holds", "")]) is chance([unknown("it", "why")]) is None
     assert chance([Finding("holds", ""), with_chances(0.001, 1.0)]) == pytest.approx(0.002)
     assert chance([parts[0], supporting(with_chances(0.0, 1.0))]) == chance(parts[:1])
-
-
-chances = st.tuples(st.sampled_from([0.0, 0.001, 0.004, 0.02, 0.3, 0.5]), st.booleans()).map(
-    lambda drawn: with_chances(*((drawn[0], 1 - drawn[0]) if drawn[1] else (1 - drawn[0], drawn[0])))
-)
-
-
-@given(st.lists(chances, min_size=1, max_size=4), st.sampled_from([0.001, 0.004, 0.01, 0.05, 0.2]))
-def test_a_claim_is_decided_at_an_error_if_its_chance_is_no_larger(parts: list[Finding], level: float) -> None:
-    found = chance(parts)
-    assert found is not None
-    assume(abs(found - level) > 1e-9)
-    assert (combine(parts, level) not in OPEN) == (found < level)
 
 
 def test_what_refutes_alone_may_not_be_enough_among_several() -> None:

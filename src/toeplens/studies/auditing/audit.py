@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import platform
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pyarrow import csv, parquet
 from toeplens.ground import InputError, read_json, write_bytes, write_json
 from toeplens.ground.files import make_directory
 from toeplens.studies.auditing.effects import Silenced
-from toeplens.studies.auditing.kept import forget
+from toeplens.studies.auditing.kept import PARTS
 from toeplens.studies.auditing.notebook import notebook_html
 from toeplens.studies.auditing.record import AuditRecord
 
@@ -73,7 +74,7 @@ def save(audit: Audit, directory: Path) -> Path:
     write_bytes(directory / PARQUET, parquet_of(audit))
     write_bytes(directory / CSV, csv_of(audit))
     write_json(directory / RECORD, audit.to_dict())
-    forget(directory)
+    shutil.rmtree(directory / PARTS, ignore_errors=True)
     return directory
 
 

@@ -23,9 +23,7 @@ from toeplens.sources.huggingface.loading import Loaded
 from toeplens.tasks.language.documents import documents_in
 
 SEQUENCES, TOKENS = 16, 256  # unless told otherwise
-_NUMPY = b"\x93NUMPY"  # how a .npy file begins
 _LARGEST = int(np.iinfo(np.int64).max)
-_NAMED = 200  # characters of a path that are told
 _TOLD = 4  # texts whose names are told
 
 
@@ -292,16 +290,12 @@ def read_tokens(path: Path) -> Any:
     _there(path, "tokens")
     try:
         if path.suffix == ".npy":
-            with path.open("rb") as stream:
-                begins = stream.read(len(_NUMPY))
-            if begins != _NUMPY:
-                raise InputError(f"tokens: {path} could not be read (it is no .npy file).")
             try:
                 return np.load(path, mmap_mode="r", allow_pickle=False)  # what is not taken is not read
             except OSError:
                 raise
             except Exception:  # whatever NumPy makes of a header
-                why = "it is damaged or cut short, or holds objects"
+                why = "it is no .npy file, is damaged or cut short, or holds objects"
                 raise InputError(f"tokens: {path} could not be read ({why}); it must be whole numbers.") from None
         if path.suffix == ".json":
             content = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -339,10 +333,6 @@ def _there(path: Path, field: str) -> None:
         kind = path.stat().st_mode
     except (OSError, ValueError) as error:
         why = "" if isinstance(error, FileNotFoundError) else f" ({getattr(error, 'strerror', None) or error})".lower()
-        raise InputError(f"{field}: there is no file {_named(path)}{why}.") from None
+        raise InputError(f"{field}: there is no file {path}{why}.") from None
     if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
         raise InputError(f"{field}: {path} is no file; one must be given, or a pipe.")
-
-
-def _named(path: Path) -> str:
-    return str(path) if len(str(path)) <= _NAMED else f"{str(path)[:_NAMED]} ..."

@@ -77,11 +77,6 @@ class Kept:
         self.put(name, values.tolist())
 
 
-def forget(directory: Path) -> None:
-    """Remove the parts of an audit that is complete."""
-    shutil.rmtree(directory / PARTS, ignore_errors=True)
-
-
 def identity(model: Any, name: str | None) -> Any:
     """What tells this model's weights from others': its files with their sizes and times, or a digest of the weights.
 

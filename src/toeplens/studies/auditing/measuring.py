@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -32,19 +30,15 @@ from toeplens.sources.huggingface.interventions.outputs import with_changed_logi
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer
-from toeplens.studies.kit.beside import beside
 from toeplens.studies.kit.kernels import ROWS, KernelEnds, decays_of, kernel_ends
 
 MEANS = 8  # sequences that a mean over them needs, to tell position from content
 _SHARES = ("positional", "symbolic", "interaction")
 _PATTERNS = [each.name for each in fields(Patterns) if each.name not in ("profile", "eligible")]
 Progress = Callable[[str, int, int], None]
-Estimate = Callable[[str, float], None]
 Measure = Callable[[AttentionCall, Int[Tensor, "B N"]], Measured]
 PASS = "pass"
 _LONG = 32  # tokens for each dimension of a head: from here on logits by offset cost less by transforms
-_PAIRS = 2**24  # of queries and keys in all sequences, from which on a layer takes seconds
-_SHORT, _LONGER, _PART = 128, 512, 4  # tokens of one sequence that tell how long all will take; a quarter of more
 
 
 def measure(
@@ -53,7 +47,6 @@ def measure(
     layers: frozenset[int] | None,
     kept: Kept,
     report: Progress,
-    expect: Estimate | None,
     changes: Sequence[Change] = (),
     measured_by: Measure | None = None,
 ) -> tuple[list[Measured], float]:
@@ -65,7 +58,6 @@ def measure(
     Arguments
         layers   which are measured; all if None
         report   is told how many calls are done
-        expect   is told, early in the first call, how many seconds all calls will take; None to try nothing out
         changes  of the model: each call is measured as it reads what those before it put out
         measured_by  what measures a call, given the tokens of its side; `measure_call` unless given
     """
@@ -78,7 +70,7 @@ def measure(
     by = measured_by or partial(measure_call, changes=changes)
     seen: set[int] = set()
     numbers: list[int] = []
-    measured: list[Future[Measured]] = []
+    measured: list[Measured] = []
     names = loaded.attention
     count, calls = sum(not any(other.startswith(f"{name}.") for other in names) for name in names), 0
 
@@ -90,86 +82,21 @@ def measure(
         if layers is None or call.layer in layers:
             found = kept.layer(number)
             tokens = inputs.get(f"{call.side}_input_ids", inputs["input_ids"])
-            if found is None and not measured and expect is not None and _is_long(call):
-                expect("layers", _seconds(call, tokens) * (count if layers is None else len(layers)))
-            held = _held(call) if found is None else call
-            measured.append(start(partial(_measured, number, held, tokens, kept, found, by)))
+            if found is None:
+                with torch.no_grad():
+                    found = by(replace(call, weights=None), tokens)
+                kept.put_layer(number, found)
+            measured.append(found)
             numbers.append(number)
         report("layers", calls, max(calls, count))  # some modules are called again and again
 
     report("layers", 0, count)
     model = loaded.model
-    with beside() as start:
-        whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
+    whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
     if layers is not None and not layers <= seen:
         raise NoSuchLayer(min(layers - seen), max(seen))
     kept.put(PASS, {"calls": numbers, "whole": whole})
-    return [each.result() for each in measured], whole
-
-
-def _held(call: AttentionCall) -> AttentionCall:
-    """The call for as long as it is measured: with queries and keys of its own, and without weights."""
-    return replace(call, q=call.q.clone(), k=call.k.clone(), weights=None)
-
-
-@torch.no_grad()
-def _measured(
-    number: int,
-    call: AttentionCall,
-    tokens: Int[Tensor, "B N"],
-    kept: Kept,
-    found: Measured | None,
-    measured_by: Measure,
-) -> Measured:
-    """What is kept of a call, or is measured of it, and kept."""
-    if found is None:
-        found = measured_by(call, tokens)
-        kept.put_layer(number, found)
-    return found
-
-
-def _is_long(call: AttentionCall) -> bool:
-    """Whether one layer takes longer than trying out how long it will take."""
-    return call.q.shape[0] * call.q.shape[2] * call.k.shape[2] > _PAIRS
-
-
-def _seconds(call: AttentionCall, tokens: Tensor) -> float:
-    """How long a call will take, from the first tokens of its first sequences.
-
-    What is the same for any length is told from what grows with its square by two lengths; the shorter is tried twice,
-    as what comes first takes longer.
-    """
-    count, length = call.q.shape[0], min(call.q.shape[2], call.k.shape[2])
-    tried = 1 if call.rotation is not None or call.bias is not None else min(count, MEANS)
-    short, long = min(_SHORT, length), min(max(_LONGER, length // _PART), length)
-    _tried(call, tokens, tried, short)
-    once, twice = _tried(call, tokens, tried, short), _tried(call, tokens, tried, long)
-    growth = max(0.0, twice - once) / (long**2 - short**2) if long > short else once / short**2
-    return max(0.0, twice - growth * long**2) + growth * call.q.shape[2] * call.k.shape[2] * count / tried
-
-
-def _tried(call: AttentionCall, tokens: Tensor, tried: int, length: int) -> float:
-    """Seconds for the first tokens of the first sequences."""
-    part = (slice(0, tried), slice(None), slice(0, length))
-
-    def cut(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x[:tried, :, :length, :length]
-
-    some = replace(
-        call,
-        q=call.q[part],
-        k=call.k[part],
-        v=call.v[part],
-        bias=cut(call.bias),
-        visible=cut(call.visible),
-        factor=cut(call.factor),
-        weights=None,
-        heads=call.heads[:tried, :length],
-        unrotated=None if call.unrotated is None else (call.unrotated[0][part], call.unrotated[1][part]),
-    )
-    began = time.perf_counter()
-    measure_call(some, tokens[:tried, :length])
-    return time.perf_counter() - began
+    return measured, whole
 
 
 def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Sequence[Change] = ()) -> Measured:
@@ -297,7 +224,8 @@ def head_records(
     made = []
     for head in range(sums.heads):
         found: dict[str, Any] = {name: or_none(values[head]) for name, values in columns.items()}
-        found |= {name: _row(values[head]) for name, values in lists.items()}
+        for name, values in lists.items():  # none where they are not known
+            found[name] = tuple(values[head].tolist()) if np.isfinite(values[head]).all() else ()
         found |= {"decay": decays[head], "kernel": kernels[head if len(kernels) > 1 else 0]}
         made.append(HeadRecord(place.side, place.kind, place.layer, head, **found))
     return tuple(made)
@@ -310,11 +238,6 @@ def _kernel(bias: Float[np.ndarray, "D"], tokens: int) -> KernelEnds:
     after = np.zeros(size - 1) if causal else bias[tokens - size : tokens - 1]
     start = 0 if causal else tokens - 1
     return kernel_ends(np.concatenate((after, bias[start : start + size])))
-
-
-def _row(values: Float[np.ndarray, "n"]) -> tuple[float, ...]:
-    """A row of numbers; none where they are not known."""
-    return tuple(values.tolist()) if np.isfinite(values).all() else ()
 
 
 def _placed(call: AttentionCall) -> tuple[dict[str, Any], str | None]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,10 @@ def audit_run(
             raise InputError("effects: bands was given; of a run, exact, position, attribution and none are allowed.")
         if method == "position":
             options |= {"method": "exact", "intervention": "position"}
-        found = ablate_heads(source, batches, **options, memory=_Memory(kept))
+        memory: Any = SimpleNamespace(
+            get=lambda key: kept.array(f"heads-{key}"), put=lambda key, found: kept.put_array(f"heads-{key}", found)
+        )
+        found = ablate_heads(source, batches, **options, memory=memory)
         on_progress("heads", 1, 1)
         if found.check is not None and not found.check.holds:
             changed = replace(changed, unknown=found.check.words, check=found.check)
@@ -110,19 +114,6 @@ def audit_run(
     }
     whole = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
     return finished(changed, about, whole=whole, seed=seed, started=started)
-
-
-class _Memory:
-    """What an ablation keeps of its batches, among an audit's parts."""
-
-    def __init__(self, kept: Kept) -> None:
-        self.kept = kept
-
-    def get(self, key: str) -> Float[np.ndarray, "V n"] | None:
-        return self.kept.array(f"heads-{key}")
-
-    def put(self, key: str, answers: Float[np.ndarray, "V n"]) -> None:
-        self.kept.put_array(f"heads-{key}", answers)
 
 
 def _measured(

@@ -45,7 +45,7 @@ def measure_padded(
     def own(call: AttentionCall, tokens: Tensor) -> Measured:
         return _measured(call, tokens, there.to(call.q.device), changes)
 
-    return measuring.measure(loaded, inputs, layers, kept, report, None, changes, own)
+    return measuring.measure(loaded, inputs, layers, kept, report, changes, own)
 
 
 def check_padding(loaded: Loaded, inputs: Mapping[str, Tensor], length: int) -> None:

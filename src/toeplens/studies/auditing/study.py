@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
@@ -21,15 +21,23 @@ from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
 from toeplens.studies.auditing.audit import RECORD, Audit, finished, open_audit
 from toeplens.studies.auditing.effects import not_silenced, silence
-from toeplens.studies.auditing.inputs import SEQUENCES, Sequences, check_fit, inputs_of, mask_token_of, sequences_of
+from toeplens.studies.auditing.inputs import (
+    SEQUENCES,
+    Sequences,
+    check_fit,
+    inputs_of,
+    mask_token_of,
+    sequences_of,
+    texts_of,
+)
 from toeplens.studies.auditing.kept import Kept, identity
-from toeplens.studies.auditing.measuring import Estimate, Progress, measure
+from toeplens.studies.auditing.measuring import Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
 from toeplens.studies.auditing.padded import measure_padded
-from toeplens.studies.auditing.record import NoSuchHead, NoSuchLayer
-from toeplens.studies.auditing.retrieving import needles_of, scores_of, with_retrieval
+from toeplens.studies.auditing.record import HeadRecord, Measured, NoSuchHead, NoSuchLayer
 from toeplens.studies.kit.changes import told
-from toeplens.studies.kit.questions import LONGEST, MOST_ASKED, SEEDS
+from toeplens.studies.kit.questions import LONGEST, MOST_ASKED, SEEDS, Item, Writer
+from toeplens.studies.kit.retrieving import Place, retrieval_of
 
 Silencing = Literal["exact", "position", "bands", "attribution", "none"]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
@@ -55,7 +63,6 @@ def audit(
     changes: Sequence[Change] = (),
     keep: Path | str | None = None,
     on_progress: Progress | None = None,
-    on_estimate: Estimate | None = None,
 ) -> Audit:
     """Audit every attention head of a transformers model: its numbers are `toeplens.studies.auditing.COLUMNS`.
 
@@ -93,8 +100,6 @@ def audit(
         keep         the audit's directory: finished layers and effects are kept in it, and the same audit goes on with
                      them, until `toeplens.studies.auditing.save` has written it whole
         on_progress  is called with what is being done, how much of it is, and all
-        on_estimate  is called early with what is being done and about how many seconds it will take, where a layer
-                     takes seconds
 
     Raises `InputError` for a model that is not understood and for tokens that do not fit it, `EnvironmentFailure` where
     memory runs out.
@@ -110,7 +115,7 @@ def audit(
         needles=needles,
         changes=changes,
     )
-    report, expect = on_progress or (lambda what, done, total: None), on_estimate or (lambda what, seconds: None)
+    report = on_progress or (lambda what, done, total: None)
     wanted = None if layers is None else frozenset(layers)
     directory = None if keep is None else Path(keep)
     if is_run(model):
@@ -142,11 +147,9 @@ def audit(
     how = (*how, [item.tokens for item in asked], [repr(change) for change in changes])
     kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, how, mask_token, seed))
     try:
-        if effects in ("exact", "position") and first is None and on_estimate is not None:
-            expect("heads", _effect_seconds(loaded, inputs, wanted, some))
         scores = scores_of(loaded, asked, kept, partial(report, "needles"))
         if read.there is None:
-            measured, whole = measure(loaded, inputs, wanted, kept, report, expect, changes)
+            measured, whole = measure(loaded, inputs, wanted, kept, report, changes)
         else:
             measured, whole = measure_padded(loaded, inputs, read.there, wanted, kept, report, changes)
         measured = with_retrieval(measured, scores)
@@ -245,22 +248,40 @@ def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequen
         raise InputError(f"first: {first} was given; there are {there} heads to choose from.")
 
 
-@torch.no_grad()
-def _effect_seconds(
-    loaded: Loaded, inputs: Mapping[str, Tensor], layers: frozenset[int] | None, heads: frozenset[int] | None
-) -> float:
-    """About how long exact effects take: half a pass per head and sequence, by one pass of the first sequence."""
-    one, names, took = {name: x[:1] for name, x in inputs.items()}, loaded.attention, []
-    while not took or (took[0] < 1 and len(took) < 2):  # the first pass takes longer
-        began = time.perf_counter()
-        loaded.model(**one)
-        took.append(time.perf_counter() - began)
-    seconds = min(took)
-    config = loaded.model.config.get_text_config()
-    whole = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
-    calls = len(whole) if layers is None else len(layers)
-    each = getattr(config, "num_attention_heads", 1) if heads is None else len(heads)
-    return seconds / 2 * calls * each * len(inputs["input_ids"])
+def needles_of(tokenizer: Any, data: Any, count: int, length: int, seed: int) -> list[Item]:
+    """So many texts of this length with a needle in them, from their beginning to their end.
+
+    Raises `InputError` for data that are no text.
+    """
+    if not count:
+        return []
+    texts = texts_of(data)
+    if texts is None:
+        raise InputError(f"needles: {count} were given without a text to put them in; a text is needed.")
+    writer = Writer(tokenizer, "\n\n".join(texts.values()), seed)
+    return [writer.needle(length, number / max(1, count - 1), field="max_tokens") for number in range(count)]
+
+
+def scores_of(
+    loaded: Loaded, needles: Sequence[Item], kept: Kept, report: Callable[[int, int], None]
+) -> dict[Place, float]:
+    """The retrieval score of each head, of none without needles; what is kept is not measured again."""
+    if not needles:
+        return {}
+    found = kept.get("needles")
+    if found is None:
+        found = [[one.layer, one.head, one.score] for one in retrieval_of(loaded, needles, report)]
+        kept.put("needles", found)
+    return {(layer, head): score for layer, head, score in found}
+
+
+def with_retrieval(measured: Sequence[Measured], scores: Mapping[Place, float]) -> list[Measured]:
+    """The measured calls with their heads' retrieval scores."""
+
+    def scored(head: HeadRecord) -> HeadRecord:
+        return replace(head, retrieval=scores.get((head.layer, head.head)) if head.kind == "self" else None)
+
+    return [replace(call, heads=tuple(map(scored, call.heads))) if scores else call for call in measured]
 
 
 def _must_be_same(directory: Path, read: Sequences, changes: Sequence[Change]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -286,16 +286,11 @@ def _patterns(audit: AuditRecord) -> str:
     for column, name in PATTERNS.items():
         known = [value for head in audit.heads if (value := getattr(head, column)) is not None]
         if known:
-            head = largest(audit, partial(_value, column))
+            head = largest(audit, attrgetter(column))
             assert head is not None
             most = f"most {Names.of(audit).head(head)}, {told(getattr(head, column), 2)}"
             counts.append(f"{name}: {sum(value > PATTERN for value in known)} of {len(known)} ({most})")
     return f"Heads with over {PATTERN:g} of their attention {'; '.join(counts)}." if counts else ""
-
-
-def _value(column: str, head: HeadRecord) -> Number:
-    value: Number = getattr(head, column)
-    return value
 
 
 def _positional(audit: AuditRecord) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.architectures.models import DECODED, small_inputs, small_model
 from tests.sources.huggingface.models import (
     BLOOM,
     GPT,
@@ -30,7 +31,6 @@ from torch import Tensor, nn
 from toeplens import encodings
 from toeplens.lens import NoForm, behaviour
 from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.studies.auditing.survey.models import DECODED, small_inputs, small_model
 
 FALCON = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.architectures.models import small_inputs, small_model
 from tests.sources.huggingface.models import INPUTS, SIZES, TOKENS, WIDTH, Hand, SoftAttention, calls_in, tiny
 from torch import Tensor, nn
 
@@ -13,7 +14,6 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, captured, compared, head_effects, intervened
 from toeplens.sources.huggingface.capture import masks
 from toeplens.sources.huggingface.effects.head_effects import Silenced
-from toeplens.studies.auditing.survey.models import small_inputs, small_model
 
 DIFFERENTIAL = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
 LAYOUT = SIZES | {"hidden_size": 48, "channel_shrink_ratio": 2}

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.architectures.models import small_inputs, small_model
 from tests.sources.huggingface.models import (
     BLOOM,
     GPT,
@@ -37,7 +38,6 @@ from torch.nn import functional as F
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.effects import outcome, plans, replays
 from toeplens.sources.huggingface.effects.head_effects import HeadEffects, head_effects
-from toeplens.studies.auditing.survey.models import small_inputs, small_model
 
 SHARED = NARROW | {
     "num_hidden_layers": 4,

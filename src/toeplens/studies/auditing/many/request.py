@@ -19,7 +19,7 @@ from toeplens.sources.huggingface.model import library
 from toeplens.studies.auditing.audit import RECORD, Audit, parquet_of, save
 from toeplens.studies.auditing.inputs import read_tokens
 from toeplens.studies.auditing.kept import PARTS, files_of
-from toeplens.studies.auditing.measuring import Estimate, Progress
+from toeplens.studies.auditing.measuring import Progress
 from toeplens.studies.auditing.own import is_run
 from toeplens.studies.auditing.record import NotThere
 from toeplens.studies.auditing.study import audit, check_options, check_run_options
@@ -111,7 +111,6 @@ def audit_in(
     tokens: Any = None,
     digest: str | None = None,
     on_progress: Progress | None = None,
-    on_estimate: Estimate | None = None,
 ) -> Audit:
     """Audit a model in its directory, which is held meanwhile: its page, if one is to be written, tables and record.
 
@@ -148,7 +147,6 @@ def audit_in(
                 seed=request.seed,
                 keep=directory,
                 on_progress=on_progress,
-                on_estimate=on_estimate,
             )
         except NotThere as error:
             raise error.for_people() from None

@@ -18,8 +18,7 @@ from toeplens.sources.huggingface.checkpoints import GGUF, is_there
 from toeplens.sources.huggingface.loading import place_of
 from toeplens.studies.auditing.audit import RECORD, open_audit
 from toeplens.studies.auditing.kept import files_of
-from toeplens.studies.auditing.many.apart import Piece, apart
-from toeplens.studies.auditing.many.record import Audited, Audits, of_audit
+from toeplens.studies.auditing.many.apart import Audited, Audits, Piece, apart, of_audit
 from toeplens.studies.auditing.many.request import Request, Write
 
 RESULT = "audits.json"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from tests.architectures.models import FIRST_WORD, NotText, given_beside, small_inputs, small_model
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -18,31 +18,38 @@ from toeplens.sources.huggingface.patches import asking_for, patched
 from toeplens.studies.auditing.inputs import repeated
 from toeplens.studies.auditing.record import LayerRecord
 from toeplens.studies.auditing.study import audit
-from toeplens.studies.auditing.survey.models import FIRST_WORD, NotText, given_beside, small_inputs, small_model
-from toeplens.studies.auditing.survey.record import Surveyed
 
 WHOLE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
 _SEQUENCES, _TOKENS = 9, 12  # of the audit: enough for means over sequences
 _WORDS = 30  # are in every vocabulary, those before `FIRST_WORD` among them
 _ALIKE = 1e-4  # of weights: what formed ones may differ by from those that a pass returns
 _SEED = 11  # of models that draw at random while they run
+_FIRST = 67280421310721  # torch's own, which a fresh process begins with, as those of the record did
+FIELDS = (
+    *("model", "parameters", "calls", "heads", "effect", "placed", "returned"),
+    *("weights", "outputs", "whole", "why"),
+)
 
 
-def surveyed(name: str) -> Surveyed:
-    """Build a model type small and check it; whatever happens becomes its record."""
-    began = time.perf_counter()
-    made: dict[str, Any]
+def checked(name: str) -> dict[str, Any]:
+    """What became of a model type that is built small and audited: a row of results/survey, its seconds left out.
+
+    Its outcome is ``proved``, ``refused`` (an attention was not understood), ``none`` (it has no attention), ``failed``
+    (not built or not run) or ``other`` (it takes more than text, or is no model by itself).
+    """
+    found: dict[str, Any]
     try:
         with torch.random.fork_rng(devices=[]):
-            made = _surveyed(name)
+            torch.manual_seed(_FIRST)
+            found = _checked(name)
     except NotText as error:
-        made = {"outcome": "other", "why": str(error)}
+        found = {"outcome": "other", "why": str(error)}
     except Exception as error:  # whatever a library of hundreds of models may raise
-        made = {"outcome": "failed", "why": _one_line(error)}
-    return Surveyed(name, **made, seconds=round(time.perf_counter() - began, 2))
+        found = {"outcome": "failed", "why": _one_line(error)}
+    return dict.fromkeys(FIELDS) | {"name": name, "unplaced": {}} | found
 
 
-def _surveyed(name: str) -> dict[str, Any]:
+def _checked(name: str) -> dict[str, Any]:
     model = small_model(name)
     about = {"model": type(model).__name__, "parameters": sum(weight.numel() for weight in model.parameters())}
     inputs, plain = small_inputs(model), None
@@ -68,7 +75,7 @@ def _surveyed(name: str) -> dict[str, Any]:
 
 
 def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What `Surveyed` has of a proved model, from a pass on padded sequences and a whole audit with exact effects.
+    """What a row has of a proved model, from a pass on padded sequences and a whole audit with exact effects.
 
     Raises `InputError` where an attention was not understood, where the model's output in the captured pass is not that
     of its plain pass, up to `WHOLE` of the largest at the tokens that are no padding, and where the plain pass has more

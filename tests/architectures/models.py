@@ -10,10 +10,10 @@ from inspect import signature
 from typing import Any
 
 import torch
+from tests.architectures.special import BESIDE, LISTS, MORE, SMALL, VARIANTS
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.studies.auditing.survey.special import BESIDE, LISTS, MORE, SMALL, VARIANTS
 
 _HEADS = ("FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_", "FOR_CAUSAL_LM_", "FOR_TEXT_ENCODING_", "")  # first that is
 _SENSES = (

@@ -1,0 +1,465 @@
+"""How fast toeplens is beside other programs on this machine, and what the papers' grid would take here.
+
+    python benchmarks/run.py [--contest training audit] [--scale laptop desk paper language] [--record FILE.json]
+                             [--device auto|cpu|cuda] [--precision auto|float32|bf16] [--threads 2] [--seconds 30]
+                             [--rounds 20] [--price-per-hour 3]
+
+Contests: a training step against torch's encoder, transformers' Llama and x-transformers of equal shape; an audit of a
+small Llama against hooks written by hand. All programs of a contest take their turn in each round, in one process;
+times are medians over rounds, ratios medians of the ratios within a round. Records in results/bench have this form.
+Heads ablated and Toeplitz shares are timed by benchmarks/ablation.py and benchmarks/toeplitz.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from toeplens.ground import write_json
+from toeplens.lens import PatternSums
+from toeplens.model import Decoder, DecoderConfig
+from toeplens.sources.huggingface import compared
+from toeplens.studies import audit
+from toeplens.training import RunSpec, environment, plan_execution, run_spec
+from toeplens.training.environment import Execution
+from toeplens.training.presets import DISTANCE, starting_spec
+
+SCALES = ("laptop", "desk", "paper", "language")
+BATCH = {
+    "cpu": {"laptop": 128, "desk": 128, "paper": 32, "language": 8},
+    "cuda": {"laptop": 4096, "desk": 2048, "paper": 512, "language": 512},
+}
+WARM = 2  # rounds that are not counted
+AGAIN = 3  # steps of a turn that are counted, after one that finds another program's data in the caches
+TABLE_1 = 80 * 100 * 70_000 * 120  # tokens that 80 models, as many as arXiv 2505.13027's Table 1 has, see on Task 1
+READ = ("previous", "current", "first", "induction", "entropy", "distance")
+THETA = 10_000.0
+Json = dict[str, Any]
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+def timed(program: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, with all that it left to do on the device."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    wait(device)
+    begun = time.perf_counter()
+    program()
+    wait(device)
+    return time.perf_counter() - begun
+
+
+def race(
+    programs: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, seconds: float, again: int = 0
+) -> dict[str, list[float]]:
+    """Seconds of each program in each round: so many rounds, or as many as fit in the time, three at least.
+
+    With ``again`` a turn is one call that is not counted and so many that are, of which the mean is taken.
+    """
+    found: dict[str, list[float]] = {name: [] for name in programs}
+    begun = time.perf_counter()
+    for number in range(-WARM, rounds):
+        if number >= 3 and time.perf_counter() - begun > seconds:
+            break
+        for name, program in programs.items():
+            took = timed(program, device)
+            if again:
+                took = sum(timed(program, device) for _ in range(again)) / again
+            if number >= 0:
+                found[name].append(took)
+    return found
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a large square product, the best of ten."""
+    size = {"cpu": 2048, "cuda": 8192}[device.type]
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return 2 * size**3 / min(timed(lambda: a @ b, device) for _ in range(10))
+
+
+# ---- a training step -------------------------------------------------------------------------------------------------
+
+
+class EveryPosition(Decoder):
+    """Our decoder without its shortcut: the last layer too computes every position, and the last one is read."""
+
+    def read_position(self, layer: int, tokens_shape: torch.Size, context: Any) -> None:
+        """No layer computes one position alone."""
+
+    def end(self, x: Tensor, context: Any) -> Tensor:
+        """Class logits from the last position."""
+        return self.readout(self.final_norm(x)[:, -1])
+
+
+class Peer(nn.Module):
+    """Another program's layers, which compute every position; read at each or at the last, as ours is."""
+
+    def __init__(self, states: Callable[[DecoderConfig], Callable[[Tensor], Tensor]], shape: DecoderConfig) -> None:
+        super().__init__()
+        self.every, self.readout = shape.readout == "each", nn.Linear(shape.d_model, shape.num_classes)
+        self.states: Any = states(shape)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.states(tokens)
+        return self.readout(x if self.every else x[:, -1])
+
+
+class TorchEncoder(nn.Module):
+    """torch's own layers, causal; it has no rotation to do."""
+
+    def __init__(self, shape: DecoderConfig) -> None:
+        super().__init__()
+        options: Json = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        layer = nn.TransformerEncoderLayer(shape.d_model, shape.num_heads, shape.d_ff, **options)
+        self.embedding = nn.Embedding(shape.vocab_size, shape.d_model)
+        self.layers = nn.TransformerEncoder(layer, shape.num_layers, enable_nested_tensor=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
+        return self.layers(self.embedding(tokens), mask=mask, is_causal=True)
+
+
+class Llama(nn.Module):
+    """transformers' Llama; its gated network has as many weights as ours."""
+
+    def __init__(self, shape: DecoderConfig) -> None:
+        super().__init__()
+        heads = {"num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_heads}
+        self.model = llama(
+            **heads,
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.d_model,
+            intermediate_size=shape.d_ff * 2 // 3,
+            num_hidden_layers=shape.num_layers,
+            max_position_embeddings=shape.max_len,
+            use_cache=False,
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens).last_hidden_state
+
+
+class XTransformers(nn.Module):
+    """x-transformers' decoder with rotation and its flash attention."""
+
+    def __init__(self, shape: DecoderConfig) -> None:
+        super().__init__()
+        from x_transformers import Decoder as Layers
+        from x_transformers import TransformerWrapper
+
+        sizes = {"dim": shape.d_model, "depth": shape.num_layers, "heads": shape.num_heads}
+        sizes |= {"attn_dim_head": shape.d_model // shape.num_heads, "ff_mult": shape.d_ff // shape.d_model}
+        layers = Layers(**sizes, rotary_pos_emb=True, attn_flash=True)
+        options: Json = {"num_tokens": shape.vocab_size, "max_seq_len": shape.max_len, "use_abs_pos_emb": False}
+        self.model = TransformerWrapper(**options, attn_layers=layers)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens, return_embeddings=True)
+
+
+# name in tables, package, model
+PEERS = (
+    ("torch.nn.TransformerEncoder", "torch", TorchEncoder),
+    ("transformers Llama", "transformers", Llama),
+    ("x-transformers", "x_transformers", XTransformers),
+)
+
+
+def llama(**sizes: Any) -> Any:
+    from transformers import LlamaConfig, LlamaModel
+
+    return LlamaModel(LlamaConfig(**sizes))
+
+
+def spec_of(scale: str) -> RunSpec:
+    """The run whose training step is timed."""
+    if scale != "language":
+        return run_spec(**starting_spec(scale, "paper", DISTANCE, "rope", 0))
+    sizes = {"num_layers": 4, "num_heads": 4, "d_model": 128, "d_ff": 512, "vocab_size": 256, "max_len": 256}
+    model = {**sizes, "encoding": "rope", "readout": "each", "dropout": 0.0, "attention_scale": None}
+    return run_spec(task="markov-language", task_options={"words": 255, "length": 256}, model=model)
+
+
+def programs_of(spec: RunSpec, execution: Execution) -> dict[str, tuple[nn.Module, bool, str]]:
+    """Each program's model, whether it is compiled and what it does (as in records), ours first.
+
+    What ours does: ``asked``, one position computed in the last layer; ``equal``, every position, as the others do;
+    ``trained``, with the dropout that the papers' models are trained with.
+    """
+    torch.manual_seed(0)
+    shape, compiled = spec.model.model_copy(update={"dropout": 0.0}), execution.compiled
+    found: dict[str, tuple[nn.Module, bool, str]] = {"toeplens": (Decoder(shape), False, "asked")}
+    if compiled:
+        found["toeplens, compiled"] = (found["toeplens"][0], True, "asked")
+    if shape.readout != "each":
+        found["toeplens, every position"] = (EveryPosition(shape), False, "equal")
+    if spec.model.dropout:
+        name = f"toeplens, dropout {spec.model.dropout:g}{', compiled' if compiled else ''}"
+        found[name] = (Decoder(spec.model), compiled, "trained")
+    for name, package, states in PEERS:
+        if importlib.util.find_spec(package) is not None:
+            found[name] = (Peer(states, shape), False, "asked")
+    return {name: (model.to(execution.device), *rest) for name, (model, *rest) in found.items()}  # type: ignore[misc]
+
+
+def step_of(spec: RunSpec, model: nn.Module, compiled: bool, batch: int, execution: Execution) -> Callable[[], None]:
+    """One step: forward, backward, AdamW; bfloat16 products where the execution has them, for all."""
+    run = torch.compile(model, dynamic=False) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.lr, betas=spec.betas, fused=True)
+    length, device = spec.task_options["length"], execution.device
+    tokens = torch.randint(1, spec.model.vocab_size, (batch, length), device=device)
+    places = (batch, length) if spec.model.readout == "each" else (batch,)
+    labels = torch.randint(1, spec.model.num_classes, places, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16) if execution.bf16 else nullcontext():
+            logits = run(tokens)
+        F.cross_entropy(logits.float().flatten(0, -2), labels.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+def products(spec: RunSpec, model: nn.Module, execution: Execution, texts: int = 2) -> float:
+    """Operations per sequence of a step's products with weights, forward and backward, as torch counts them.
+
+    Those between queries, keys and values are left out: programs form different parts of these tables.
+    """
+    step = step_of(spec, model, False, texts, execution)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    counts = counter.get_flop_counts()["Global"]
+    return sum(counts.get(product, 0) for product in (torch.ops.aten.mm, torch.ops.aten.addmm)) / texts
+
+
+def training_contest(scale: str, execution: Execution, rounds: int, seconds: float) -> Json:
+    """A step of each program's model: equal shapes, RoPE where the program has it, AdamW."""
+    spec = spec_of(scale)
+    batch, length, shape = BATCH[execution.device.type][scale], spec.task_options["length"], spec.model
+    programs = programs_of(spec, execution)
+    steps = {name: step_of(spec, model, comp, batch, execution) for name, (model, comp, _) in programs.items()}
+    times = race(steps, execution.device, rounds, seconds, AGAIN)
+    last = "toeplens computes one position in its last layer, all others every one"
+    sizes = f"{shape.num_layers} layers of {shape.num_heads} heads, width {shape.d_model}"
+    read = "each is read" if shape.readout == "each" else last
+    rows = [
+        {
+            "name": name,
+            "ours": isinstance(model, Decoder),
+            "work": work,
+            "flops": products(spec, model, execution) * batch,
+            "seconds": times[name],
+        }
+        for name, (model, _, work) in programs.items()
+    ]
+    work = f"{scale}: {sizes}, {batch} texts of {length} tokens; {read}"
+    return {"kind": "training", "work": work, "unit": "tokens", "count": batch * length, "apart": None, "timed": rows}
+
+
+# ---- an audit --------------------------------------------------------------------------------------------------------
+
+
+def audit_contest(device: torch.device, rounds: int, seconds: float, sequences: int = 8, tokens: int = 256) -> Json:
+    """Every head of a small Llama read: by an audit, by its proof and patterns alone, and by hooks.
+
+    The second half of each sequence repeats the first, so that there is induction to be seen.
+    """
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": tokens}
+    model = llama(**sizes, initializer_range=0.1).eval().to(device)
+    half = torch.randint(1, 512, (sequences, tokens // 2), generator=torch.Generator().manual_seed(0))
+    ids = torch.cat((half, half), 1).to(device)
+    found: dict[str, dict[str, np.ndarray]] = {}  # [layers, heads] by measure, of each program
+
+    def whole() -> None:
+        heads = audit(model, ids, effects="none").heads
+        found["audit"] = {name: np.array([getattr(head, name) for head in heads], float) for name in READ}
+
+    def patterns() -> None:
+        rows: list[Any] = []
+
+        def look(call: Any) -> None:
+            sums = PatternSums(heads=call.q.shape[1], queries=tokens, keys=tokens, tokens=ids)
+            for some, first, logits, weights in call.blocks():
+                sums.add(some, logits, weights, start=first)
+            rows.append(sums.result())
+
+        compared(model, {"input_ids": ids}, look)
+        found["patterns"] = {name: np.stack([getattr(row, name) for row in rows]) for name in READ}
+
+    def hooks() -> None:
+        found["hooks"] = read_by_hooks(model, ids)
+
+    programs = {"toeplens": whole, "toeplens, proof and patterns alone": patterns, "hooks written by hand": hooks}
+    times = race(programs, device, rounds, seconds)
+    read = {each: np.stack([numbers[name].ravel() for name in READ]) for each, numbers in found.items()}
+    apart = max(float(np.abs(read[each] - read["hooks"]).max()) for each in ("audit", "patterns"))
+    if not apart <= 1e-4:
+        raise SystemExit(f"The numbers of the audit and of the hooks differ by {apart:.1g}, more than 0.0001.")
+    rows = [
+        {"name": name, "ours": work is not hooks, "work": "equal" if work is patterns else "asked", "flops": None}
+        | {"seconds": times[name]}
+        for name, work in programs.items()
+    ]
+    work = f"audit: a random Llama of 4 layers of 8 heads, {sequences} texts of {tokens} tokens; all give "
+    work += f"{', '.join(READ)}; hooks prove nothing"
+    return {"kind": "audit", "work": work, "unit": "heads", "count": 32, "apart": apart, "timed": rows}
+
+
+@torch.no_grad()
+def read_by_hooks(model: Any, ids: Tensor) -> dict[str, np.ndarray]:
+    """As one writes it: q and k by hooks on their projections, rotated, their weights, and the patterns of these."""
+    caught: dict[tuple[int, str], Tensor] = {}
+    hooks = [
+        getattr(layer.self_attn, part).register_forward_hook(
+            lambda module, given, output, key=(number, part): caught.__setitem__(key, output)
+        )
+        for number, layer in enumerate(model.layers)
+        for part in ("q_proj", "k_proj")
+    ]
+    try:
+        model(ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    rows, dim = [], model.config.hidden_size // model.config.num_attention_heads
+    for number in range(len(model.layers)):
+        q, k = (rotated(caught[number, part].unflatten(-1, (-1, dim)).transpose(1, 2)) for part in ("q_proj", "k_proj"))
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # heads of keys serve neighbouring heads of queries
+        logits = q @ k.transpose(-1, -2) / math.sqrt(dim)
+        later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        rows.append(patterns_of(logits.masked_fill(later, -math.inf).softmax(-1), ids))
+    return {name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in READ}
+
+
+def rotated(x: Tensor) -> Tensor:
+    """[B, heads, N, dim] with its halves turned by each position's angles."""
+    dim = x.shape[-1]
+    frequencies = THETA ** (-torch.arange(0, dim, 2, device=x.device) / dim)
+    angles = torch.arange(x.shape[2], device=x.device).unsqueeze(1) * frequencies
+    (low, high), cos, sin = x.chunk(2, -1), angles.cos(), angles.sin()
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+
+
+def patterns_of(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
+    """Patterns of each head [H] from weights [B, H, N, N]: means over sequences and over the queries that have them."""
+    at = torch.arange(ids.shape[1], device=ids.device)
+    after = torch.zeros(len(ids), len(at), len(at), dtype=torch.bool, device=ids.device)
+    after[:, :, 1:] = ids.unsqueeze(2) == ids[:, None, :-1]  # the key's token follows a copy of the query's
+    after &= (at <= at.unsqueeze(1)) & (at != at.unsqueeze(1) + 1)
+    entropies = -torch.special.xlogy(weights, weights).sum(-1)[..., 1:] / (at[1:] + 1).log()
+    return {
+        "previous": weights.diagonal(-1, 2, 3).mean((0, 2)),
+        "current": weights.diagonal(0, 2, 3).mean((0, 2)),
+        "first": weights[:, :, 1:, 0].mean((0, 2)),
+        "induction": (weights * after.unsqueeze(1)).sum((0, 2, 3)) / after.any(-1).sum(),
+        "entropy": entropies.mean((0, 2)),
+        "distance": (weights * (at.unsqueeze(1) - at).abs()).sum(-1).mean((0, 2)),
+    }
+
+
+# ---- what follows from the seconds -----------------------------------------------------------------------------------
+
+
+def speed(contest: Json, row: Json) -> float:
+    """Units per second, of the median round."""
+    return contest["count"] / statistics.median(row["seconds"])
+
+
+def ratio(row: Json, own: Json) -> float:
+    """How many times as long a program takes as another: the median of the ratios within a round."""
+    return statistics.median(b / a for a, b in zip(own["seconds"], row["seconds"], strict=True))
+
+
+def equal(contest: Json) -> Json | None:
+    """Ours with work that is equal to the others'; None where ours as it is has that."""
+    return next((row for row in contest["timed"] if row["work"] == "equal"), None)
+
+
+def best_peer(contest: Json) -> Json:
+    """The fastest of those that are not ours."""
+    return min((row for row in contest["timed"] if not row["ours"]), key=lambda row: statistics.median(row["seconds"]))
+
+
+def table_1_hours(contests: Sequence[Json]) -> float | None:
+    """Hours of the papers' Table 1 at the speed of its models' step with dropout; None where that was not timed."""
+    for contest in contests:
+        for row in contest["timed"]:
+            if row["work"] == "trained" and contest["work"].startswith("paper"):
+                return TABLE_1 / speed(contest, row) / 3600
+    return None
+
+
+def table_of(contest: Json, peak: float) -> Table:
+    """Each program's time, speed, time over ours and share of the machine's peak."""
+    unit, own, even = contest["unit"], contest["timed"][0], equal(contest)
+    table = Table("program", "ms", f"{unit} / s", "time over ours", "over equal work", "of the peak")
+    table.title = contest["work"]
+    for row in contest["timed"]:
+        median = statistics.median(row["seconds"])
+        share = "" if row["flops"] is None else f"{row['flops'] / median / peak:.0%}"
+        ratios = (f"{ratio(row, own):.2f}", "" if even is None else f"{ratio(row, even):.2f}")
+        table.add_row(row["name"], f"{1e3 * median:,.1f}", f"{speed(contest, row):,.0f}", *ratios, share)
+    return table
+
+
+def contests_of(given: argparse.Namespace, execution: Execution) -> Iterator[Json]:
+    """The contests that were chosen, one after another."""
+    for scale in given.scale if "training" in given.contest else ():
+        yield training_contest(scale, execution, given.rounds, given.seconds)
+    if "audit" in given.contest and importlib.util.find_spec("transformers") is not None:
+        yield audit_contest(execution.device, given.rounds, given.seconds)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Time, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--contest", nargs="+", choices=("training", "audit"), default=("training", "audit"))
+    parser.add_argument("--scale", nargs="+", choices=SCALES, default=SCALES, help="shape of the trained models")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds per contest, at most (at least 3)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="begin no further round of a contest after these")
+    parser.add_argument("--threads", type=int, help="threads on a CPU (default: torch's choice)")
+    parser.add_argument("--price-per-hour", type=float, help="of this machine, to price the papers' Table 1")
+    parser.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--record", type=Path, help="JSON file for what was measured")
+    given = parser.parse_args(arguments)
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    execution = plan_execution(given.device, "auto", given.precision)
+    device, console = execution.device, Console(width=120)
+    peak = matrix_peak(device, torch.bfloat16 if execution.bf16 else torch.float32)
+    contests = []
+    for contest in contests_of(given, execution):
+        contests.append(contest)
+        console.print(table_of(contest, peak))
+    if (hours := table_1_hours(contests)) is not None:
+        price = given.price_per_hour
+        cost = "" if price is None else f" (at {price:g} per hour: {hours * price:,.0f})"
+        console.print(f"The 80 models of the papers' Table 1, with their dropout, take {hours:,.1f} hours here{cost}.")
+    if given.record is not None:
+        missing = [name for name, package, _ in PEERS if importlib.util.find_spec(package) is None]
+        about = {"environment": environment(execution), "device": device.type, "peak": peak, "missing": missing}
+        write_json(given.record, {"format": 1, **about, "contests": contests})
+
+
+if __name__ == "__main__":
+    main()

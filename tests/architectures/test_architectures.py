@@ -1,0 +1,93 @@
+"""Model types of the installed transformers, built small and audited: what is recorded is understood.
+
+A sample of them by default; TOEPLENS_ALL_ARCHITECTURES=1 goes through all. `tools/architectures.py` makes the record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.architectures import check as checking
+from tests.architectures.check import FIELDS, check, checked
+from tests.architectures.models import model_types, small_inputs, small_model
+from tests.builders import script
+
+from toeplens.ground import InputError
+
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).parents[2]
+RECORD = json.loads((ROOT / "results" / "survey" / "survey.json").read_text())
+ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in RECORD["found"]}
+# one per family that docs/architectures.md names, as transformers calls their types
+FAMILIES = (
+    *("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "phi", "phi3", "gpt_neox", "gptj", "stablelm", "olmo2"),
+    *("falcon", "falcon+alibi", "cohere", "glm", "gpt_oss", "bloom", "mpt", "t5", "gpt2", "opt", "bert", "deberta"),
+    *("deberta-v2", "deepseek_v3", "llama+yarn", "llama+dynamic", "llama+llama3", "llama+linear", "deepseek_v2"),
+)
+# boxes beside tokens, patches of bytes, several products of the same weights, sinks per query, noise in the pass, cross
+# attention, logits that are returned as weights; no understood attention, no attention, no text
+OTHERS = (
+    *("bros", "blt", "diffllama", "inkling2_text", "lilt", "vits", "gpt_neo", "bart", "squeezebert"),
+    *("longformer", "mamba", "vit", "dia", "qwen3_5"),
+)
+SAMPLE = (*FAMILIES, *OTHERS)
+
+
+@pytest.mark.parametrize("name", model_types() if os.environ.get("TOEPLENS_ALL_ARCHITECTURES") == "1" else SAMPLE)
+def test_a_model_type_is_what_is_recorded(name: str) -> None:
+    found, had = checked(name), ROWS[name]
+    same = ("outcome", "model", "parameters", "calls", "heads", "effect", "returned")
+    assert {key: found[key] for key in same} == {key: had[key] for key in same}, found["why"]
+    assert (found["placed"] or 0) >= (had["placed"] or 0), "calls whose shares were known"
+    assert found["unplaced"] == had["unplaced"] or found["placed"] > had["placed"]
+    assert set(FIELDS) < set(found)
+    for key in ("weights", "outputs", "whole") if found["outcome"] == "proved" else ():
+        assert found[key] is None or found[key] < 1e-4, key
+    if name not in ("dia", "higgs_audio_v2_tokenizer") and found["outcome"] in ("refused", "none"):
+        assert found["why"] == had["why"]
+
+
+def test_another_pass_is_never_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the proof of each call cannot see: a captured pass that is not the model's own, attention that is missed."""
+    model = small_model("gpt2")
+    inputs, captured = small_inputs(model), checking.captured
+
+    def other(model: Any, inputs: Any, look: Any) -> Any:
+        return [1.01 * captured(model, inputs, look)[0]]
+
+    def fewer(model: Any, inputs: Any, look: Any) -> Any:
+        return captured(model, inputs, lambda call: look(call) if call.layer else None)
+
+    for planted, words in ((other, "differs by 1.0e-02"), (fewer, "of 2 softmaxes .* 1 were captured")):
+        monkeypatch.setattr(checking, "captured", planted)
+        with pytest.raises(InputError, match=words):
+            check(model, inputs)
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    return script(ROOT / "tools" / "architectures.py")
+
+
+def test_the_record_is_whole_and_the_page_has_its_tables(tool: ModuleType) -> None:
+    page, rows = (ROOT / "docs" / "architectures.md").read_text(), RECORD["found"]
+    assert tool.filled(page, rows) == page
+    assert RECORD["missing"] == []
+    assert list(ROWS) == model_types()
+    proved = tool.of(rows, "proved")
+    assert {*FAMILIES} <= {row["name"] for row in proved}
+    assert all(row["calls"] and row["heads"] and row["placed"] is not None for row in proved)
+    assert all(row[key] < 1e-4 for row in proved for key in ("outputs", "whole"))
+    assert tool.of(rows, "failed") == []
+    assert f"{len(proved)} of {len(rows) - len(tool.of(rows, 'other'))}" in page
+    assert f"known for {sum(row['placed'] == row['calls'] for row in proved)} types" in page
+    reasons = page.partition("## Not proved, and why")[2].partition("What is said of each")[0]
+    assert sorted(re.findall(r"`([^`]+)`", reasons)) == [row["name"] for row in tool.of(rows, "refused", "none")]
