@@ -25,11 +25,10 @@ from toeplens.engine.scratch import scratch
 from toeplens.engine.sharing import fetch, is_behind, shared
 from toeplens.engine.stacks import Room, stacks_of, train_stack
 from toeplens.engine.store import Store
-from toeplens.ground import EnvironmentFailure, InputError, choose
+from toeplens.ground import EnvironmentFailure, choose
 from toeplens.ground.machine import cores, within
 from toeplens.training.environment import CompileMode
 from toeplens.training.followers import LOG, heard, made_ready, must_be_installed
-from toeplens.training.ranks import is_one_of_many
 from toeplens.training.run import Run, Status
 
 Workers = int | Cluster | None  # processes on this machine (None: one a core), or a cluster
@@ -72,11 +71,6 @@ def plan_workers(jobs: int, device: str, workers: int | None) -> tuple[int, int]
 
     Threads are as many as there are cores for each process, and no more than ``OMP_NUM_THREADS`` where that is set.
     """
-    if is_one_of_many():
-        raise InputError(
-            "torchrun: it shares one run among processes ('toeplens train'); many runs are spread by --workers or "
-            "--engine ray."
-        )
     count = workers if workers is not None else (1 if _on_gpu(device) else cores())
     within("workers", count, 1, max(_ALWAYS_ALLOWED, 4 * cores()))
     count = max(1, min(count, jobs))

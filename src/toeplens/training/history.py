@@ -19,7 +19,7 @@ from toeplens.version import __version__
 class Setup(Record):
     """What decides the arithmetic of a run beside its spec: with the same, and on a CPU, it is bit-identical.
 
-    device, gpu        ``cpu``, ``cuda``, ``cuda:1``, of several processes ``8 x cuda``; and what GPU, None on a CPU
+    device, gpu        ``cpu``, ``cuda`` or ``cuda:1``; and what GPU, None on a CPU
     precision          ``float32`` or ``bfloat16`` (matrix products)
     compiled           whether the training step was compiled
     threads            of the process
@@ -54,10 +54,10 @@ class Segment(Record):
     setup: Setup
 
 
-def setup_of(execution: Execution, *, stacked: bool = False, processes: int = 1) -> Setup:
+def setup_of(execution: Execution, *, stacked: bool = False) -> Setup:
     """This process's set-up."""
     return Setup(
-        device=str(execution.device) if processes == 1 else f"{processes} x {execution.device.type}",
+        device=str(execution.device),
         gpu=torch.cuda.get_device_name(execution.device) if execution.device.type == "cuda" else None,
         precision="bfloat16" if execution.bf16 else "float32",
         compiled=execution.compiled,

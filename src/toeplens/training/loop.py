@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from toeplens.ground.errors import first_line
 from toeplens.training import run as store
 from toeplens.training.environment import CompileMode, plan_execution
 from toeplens.training.followers import Follower, RunEnd
-from toeplens.training.ranks import ALONE, LeaderFailed, Ranks, ranks
 from toeplens.training.run import Run
 from toeplens.training.session import Session, initial_model
 from toeplens.training.spec import RunSpec
@@ -59,49 +58,24 @@ def train(
 
     On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
     the same machine, thread count and versions; elsewhere it goes on too, and `Run.history` tells from step to step
-    on what. Started by ``torchrun``, its processes share each batch (`toeplens.training.ranks`); the first of them
-    reads and writes ``out``, evaluates and looks. A watcher is no part of the spec and changes nothing but the time:
-    the weights are those of the run without it. A finished run is returned as it is, watched or not; moments that were
-    passed without a watcher stay missing. If a look raises, a checkpoint is written first.
+    on what. A watcher is no part of the spec and changes nothing but the time: the weights are those of the run without
+    it. A finished run is returned as it is, watched or not; moments that were passed without a watcher stay missing. If
+    a look raises, a checkpoint is written first.
     """
     tell = None if on_progress is None else lambda index, *told: on_progress(*told)
-    with ranks(device) as among:
-
-        def lead() -> Run:
-            try:
-                (run,) = train_as_one(
-                    [spec],
-                    out,
-                    device=device if among.size == 1 else among.device,
-                    compile=compile,
-                    checkpoint_seconds=checkpoint_seconds,
-                    deadline=deadline,
-                    should_stop=should_stop,
-                    on_progress=tell,
-                    watchers=[watcher],
-                    followers=[followers],
-                    among=among,
-                )
-            finally:
-                among.agreed(False)
-            return run
-
-        if not among.leads:
-            _follow(spec, Path(out) / spec.name, among)
-        return among.told(lead)
-
-
-def _follow(spec: RunSpec, directory: Path, among: Ranks) -> None:
-    """Take part in each step of the leader's until it says that there are no more; of its files none is read."""
-    if among.agreed(False):
-        execution = plan_execution(among.device, "off", spec.precision, spec.model.d_model)
-        with torch.random.fork_rng(devices=[execution.device] if execution.device.type == "cuda" else []):
-            with suppress(LeaderFailed):  # what it says last tells
-                session = Session(spec, directory, execution, None, ranks=among)
-                while among.agreed(False):
-                    session.take_step()
-                return
-            among.agreed(False)
+    (run,) = train_as_one(
+        [spec],
+        out,
+        device=device,
+        compile=compile,
+        checkpoint_seconds=checkpoint_seconds,
+        deadline=deadline,
+        should_stop=should_stop,
+        on_progress=tell,
+        watchers=[watcher],
+        followers=[followers],
+    )
+    return run
 
 
 def train_as_one(
@@ -116,7 +90,6 @@ def train_as_one(
     on_progress: ProgressOf | None = None,
     watchers: Sequence[Watcher | None] | None = None,
     followers: Sequence[Sequence[Follower]] | None = None,
-    among: Ranks = ALONE,
 ) -> list[Run]:
     """Carry out several specs of equal shape, their models trained as one stacked model; see `train`.
 
@@ -124,8 +97,8 @@ def train_as_one(
     it has alone, up to rounding: it can be begun alone and gone on with in a stack, or the other way round. Runs that
     are further on wait for the others; one that ends leaves the stack. A run's seconds are its share.
 
-    ``on_progress`` is called with the run's place first; ``among``, of one run alone: who shares its batches. Raises
-    `InputError` unless the specs can be stacked (`toeplens.training.stack.must_stack`).
+    ``on_progress`` is called with the run's place first. Raises `InputError` unless the specs can be stacked
+    (`toeplens.training.stack.must_stack`).
     """
     watching = list(watchers) if watchers is not None else [None] * len(specs)
     following = list(followers) if followers is not None else [()] * len(specs)
@@ -143,9 +116,6 @@ def train_as_one(
             stacked = len(places) > 1
             if stacked:
                 execution = replace(execution, compiled=False, why="one of several models trained as one")
-            elif among.size > 1:
-                execution = replace(execution, compiled=False, why=f"{among.size} processes")
-                among.agreed(True)
             elif compile == "auto" and pays_alone(first, execution.device):
                 stacked, execution = True, replace(execution, compiled=False, why="a stack of one: a CUDA graph")
             devices = [execution.device] if execution.device.type == "cuda" else []
@@ -159,7 +129,6 @@ def train_as_one(
                         watching[place],
                         followers=following[place],
                         stacked=stacked,
-                        ranks=among,
                     )
                     for place in places
                 ]
@@ -230,7 +199,6 @@ def _fit(
             at_work = [session for session in left if session.step == first]
             compiling = at_work[0].is_compiling
             if not at_work[0].stacked:
-                at_work[0].ranks.agreed(True)
                 at_work[0].take_step()
             else:
                 if stack is None or stack.sessions != at_work:

@@ -19,8 +19,7 @@ from toeplens.training.average import Average
 from toeplens.training.batches import IGNORED, Batches, answer, correct, loss_of, precise
 from toeplens.training.environment import Execution, environment
 from toeplens.training.followers import Followed, Follower, RunEnd, RunFacts
-from toeplens.training.history import Segment, Setup, ended, gone_on, read_history, setup_of
-from toeplens.training.ranks import ALONE, Ranks
+from toeplens.training.history import Segment, ended, gone_on, read_history, setup_of
 from toeplens.training.schedule import learning_rate
 from toeplens.training.spec import RunSpec
 from toeplens.training.watcher import Watch, Watcher
@@ -58,10 +57,8 @@ class Session:
         *,
         followers: Sequence[Follower] = (),
         stacked: bool = False,
-        ranks: Ranks = ALONE,
     ) -> None:
         self.spec, self.directory, self.execution, self.stacked = spec, directory, execution, stacked
-        self.ranks = ranks
         self.watch = Watch(watcher, spec.total_steps)
         task, device = spec.build_task(), execution.device
         self.train = Batches.of(task.dataset("train", spec.train_examples, spec.data_seed), device, spec.ignore_label)
@@ -87,20 +84,13 @@ class Session:
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.test_sums, self.fit_sums = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
         self.diverged = self.stepped = False
-        self.history = gone_on([], 0, self._setup())
+        self.history = gone_on([], 0, setup_of(execution, stacked=stacked))
         self.cuda_rng: Tensor | None = None  # a run that goes on on a CPU keeps it for when it is back on a GPU
         self._resume()
         safe = self.rows[-1]["step"] if self.rows else 0
         self.followed = Followed(followers, RunFacts(spec.name, directory, spec, safe), device, len(self.rows))
         self.rng = torch.get_rng_state()  # which nothing changes while models are trained as one
-        self.network = ranks.parallel(self.model)
-        if ranks.leads:
-            self._write_environment(self.history)
-        else:  # dropout of its own
-            torch.manual_seed(hash((spec.seed, ranks.rank, self.step)) % 2**63)
-
-    def _setup(self) -> Setup:
-        return setup_of(self.execution, stacked=self.stacked, processes=self.ranks.size)
+        self._write_environment(self.history)
 
     @property
     def told(self) -> Decoder:
@@ -114,7 +104,7 @@ class Session:
     def _loss(self, tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sum of the losses, and right answers."""
         with self.amp():
-            logits = self.network(tokens, lengths)
+            logits = self.model(tokens, lengths)
         logits = precise(logits)
         return loss_of(logits, labels), correct(logits.detach(), labels).sum()
 
@@ -150,26 +140,21 @@ class Session:
     def take_step(self) -> None:
         """One training step."""
         rows = self.rows_of_step()
-        own = self.ranks.part(rows)
-        tokens, labels, lengths = self.train.take(own if len(own) else rows[:1])
-        if not len(own):  # all processes take part in every step
-            labels = torch.full_like(labels, IGNORED)
+        tokens, labels, lengths = self.train.take(rows)
         missing = self.spec.batch_size - len(rows)
         if missing and self.execution.compiled:  # one shape for the compiler; the added rows count nowhere
             tokens, lengths = _pad_rows(tokens, missing), None if lengths is None else _pad_rows(lengths, missing)
             labels = torch.cat((labels, labels.new_full((missing, *labels.shape[1:]), IGNORED)))
         self.model.train()
         self.optimizer.zero_grad()
-        counted = self.ranks.added((labels != IGNORED).sum())
+        counted = (labels != IGNORED).sum()
         told = torch.zeros_like(self.sums[:2])
         size = texts_at_once(self.spec, tokens.shape[1], self.execution.device)
-        parts = list(Batches(tokens, labels, lengths).split(size))  # gradients add up to those of the whole batch
-        for number, part in enumerate(parts, 1):
-            with self.ranks.gathering(self.network, number == len(parts)):
-                loss, right = self.loss(*part)
-                (loss / counted.clamp(min=1) * self.ranks.size).backward()
+        for part in Batches(tokens, labels, lengths).split(size):  # gradients add up to those of the whole batch
+            loss, right = self.loss(*part)
+            (loss / counted.clamp(min=1)).backward()
             told += torch.stack((loss.detach().double(), right.double()))
-        self.sums[:2] += self.ranks.added(told)
+        self.sums[:2] += told
         self.sums[2] += counted
         self.optimizer.param_groups[0]["lr"] = self.learning_rate(self.step)
         self.optimizer.step()
@@ -259,7 +244,7 @@ class Session:
         write_json(self.directory / store.PROGRESS, {"step": self.step, "of": self.spec.total_steps})
 
     def _resume(self) -> None:
-        state = self.ranks.told(lambda: store.load_checkpoint(self.directory, self.spec))
+        state = store.load_checkpoint(self.directory, self.spec)
         if state is None:
             return
         if "watched" in state:  # older checkpoints know of no watching
@@ -284,7 +269,7 @@ class Session:
         if self.cuda_rng is not None and self.execution.device.type == "cuda":
             torch.cuda.set_rng_state(self.cuda_rng, self.execution.device)
         had = read_history(state, self.directory / store.CHECKPOINT)  # none if an earlier version wrote it
-        self.history = gone_on(had, self.step, self._setup())
+        self.history = gone_on(had, self.step, setup_of(self.execution, stacked=self.stacked))
 
     def finish(self, status: store.Status) -> None:
         """Write the weights, then the result; the checkpoint is not needed any more."""
