@@ -58,7 +58,7 @@ def train_run(
         from toeplens.engine import HeadWatch, Limits
         from toeplens.model import scale_left_open
         from toeplens.training import Run, run_spec, starting_spec, told, train
-        from toeplens.training.followers import followers_named, must_be_installed
+        from toeplens.training.loggers import loggers_named, must_be_installed
         from toeplens.training.run import WATCHED
 
     if spec is not None:
@@ -95,7 +95,7 @@ def train_run(
             should_stop=limits.should_stop,
             on_progress=progress,
             watcher=HeadWatch(wanted) if watch else None,
-            followers=followers_named(limits.follow),
+            loggers=loggers_named(limits.follow),
         )
 
     def show(run: Run) -> None:

@@ -5,8 +5,8 @@ Here goes what one run needs from its spec to its weights; sizes that studies sh
 
 from toeplens.training.batches import Batches, answer, correct, evaluate
 from toeplens.training.environment import Execution, environment, plan_execution
-from toeplens.training.followers import Follower, RunEnd, RunFacts
 from toeplens.training.history import Segment, Setup, told
+from toeplens.training.loggers import Logger, RunInfo
 from toeplens.training.loop import train, train_as_one
 from toeplens.training.plateau import Plateau
 from toeplens.training.presets import PRESETS, Preset, starting_spec
@@ -20,12 +20,11 @@ __all__ = [
     "PRESETS",
     "Batches",
     "Execution",
-    "Follower",
+    "Logger",
     "Plateau",
     "Preset",
     "Run",
-    "RunEnd",
-    "RunFacts",
+    "RunInfo",
     "RunSpec",
     "Segment",
     "Setup",

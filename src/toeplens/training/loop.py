@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from toeplens.ground.errors import first_line
 from toeplens.training import run as store
 from toeplens.training.environment import CompileMode, plan_execution
-from toeplens.training.followers import Follower, RunEnd
+from toeplens.training.loggers import OpenLogger
 from toeplens.training.run import Run
 from toeplens.training.session import Session, initial_model
 from toeplens.training.spec import RunSpec
@@ -38,7 +37,7 @@ def train(
     should_stop: Callable[[], bool] | None = None,
     on_progress: Progress | None = None,
     watcher: Watcher | None = None,
-    followers: Sequence[Follower] = (),
+    loggers: Sequence[OpenLogger] = (),
 ) -> Run:
     """Carry out ``spec`` in ``out``/``spec.name``: start it, go on with it, or return it if it is done.
 
@@ -53,8 +52,9 @@ def train(
                             times a second
         watcher             looks at the model at some moments; `Run.watched` has what it saw, and in each row the
                             seconds it took, which are not counted in the run's own
-        followers           told of the evaluations of this session, see `toeplens.training.Follower`; their time is not
-                            counted, and what they raise is said on the log ``toeplens.followers`` and stops nothing
+        loggers             called with the run's `RunInfo` when training begins; each returns a `Logger` for the
+                            evaluations of this session. Their time is not counted; one that raises is dropped with a
+                            warning
 
     On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
     the same machine, thread count and versions; elsewhere it goes on too, and `Run.history` tells from step to step
@@ -73,7 +73,7 @@ def train(
         should_stop=should_stop,
         on_progress=tell,
         watchers=[watcher],
-        followers=[followers],
+        loggers=[loggers],
     )
     return run
 
@@ -89,7 +89,7 @@ def train_as_one(
     should_stop: Callable[[], bool] | None = None,
     on_progress: ProgressOf | None = None,
     watchers: Sequence[Watcher | None] | None = None,
-    followers: Sequence[Sequence[Follower]] | None = None,
+    loggers: Sequence[Sequence[OpenLogger]] | None = None,
 ) -> list[Run]:
     """Carry out several specs of equal shape, their models trained as one stacked model; see `train`.
 
@@ -101,7 +101,7 @@ def train_as_one(
     (`toeplens.training.stack.must_stack`).
     """
     watching = list(watchers) if watchers is not None else [None] * len(specs)
-    following = list(followers) if followers is not None else [()] * len(specs)
+    logging = list(loggers) if loggers is not None else [()] * len(specs)
     directories = [Path(out) / spec.name for spec in specs]
     with ExitStack() as held:
         for directory, spec in sorted(zip(directories, specs, strict=True), key=lambda each: each[0]):
@@ -127,32 +127,21 @@ def train_as_one(
                         directories[place],
                         execution,
                         watching[place],
-                        followers=following[place],
+                        loggers=logging[place],
                         stacked=stacked,
                     )
                     for place in places
                 ]
                 for place, session in zip(places, sessions, strict=True):
                     tell(place, session.step, session.spec.total_steps, session.rows[-1] if session.rows else None)
-                with _followed(sessions):
+                try:
+                    for session in sessions:
+                        session.loggers.begin()
                     _fit(sessions, places, checkpoint_seconds, deadline, should_stop or (lambda: False), tell)
+                finally:  # those of finished runs are closed already
+                    for session in sessions:
+                        session.loggers.close("stopped")
         return [Run.open(directory) for directory in directories]
-
-
-@contextmanager
-def _followed(sessions: Sequence[Session]) -> Iterator[None]:
-    """Who follows them hears that training begins and, of those that are not finished within, that it was stopped."""
-    why = None
-    try:
-        for session in sessions:
-            session.followed.begin()
-        yield
-    except BaseException as error:
-        why = first_line(error)
-        raise
-    finally:
-        for session in sessions:
-            session.followed.end(RunEnd("stopped", session.step, reason=why))
 
 
 def _fit(
@@ -209,7 +198,7 @@ def _fit(
         took, begun = now - begun, now
         for session in at_work:
             session.seconds += (took - looked) / len(at_work)
-        if max([session.followed.look(session.rows) for session in at_work]):
+        if max([session.loggers.log(session.rows) for session in at_work]):
             begun = time.monotonic()
         if not compiling:  # a compiled run's first step is mostly the compiler's
             slowest = max(slowest, took)

@@ -18,8 +18,8 @@ from toeplens.training import run as store
 from toeplens.training.average import Average
 from toeplens.training.batches import IGNORED, Batches, answer, correct, loss_of, precise
 from toeplens.training.environment import Execution, environment
-from toeplens.training.followers import Followed, Follower, RunEnd, RunFacts
 from toeplens.training.history import Segment, ended, gone_on, read_history, setup_of
+from toeplens.training.loggers import Loggers, OpenLogger, RunInfo
 from toeplens.training.schedule import learning_rate
 from toeplens.training.spec import RunSpec
 from toeplens.training.watcher import Watch, Watcher
@@ -55,7 +55,7 @@ class Session:
         execution: Execution,
         watcher: Watcher | None,
         *,
-        followers: Sequence[Follower] = (),
+        loggers: Sequence[OpenLogger] = (),
         stacked: bool = False,
     ) -> None:
         self.spec, self.directory, self.execution, self.stacked = spec, directory, execution, stacked
@@ -88,7 +88,7 @@ class Session:
         self.cuda_rng: Tensor | None = None  # a run that goes on on a CPU keeps it for when it is back on a GPU
         self._resume()
         safe = self.rows[-1]["step"] if self.rows else 0
-        self.followed = Followed(followers, RunFacts(spec.name, directory, spec, safe), device, len(self.rows))
+        self.loggers = Loggers(loggers, RunInfo(spec.name, directory, spec, safe), device, len(self.rows))
         self.rng = torch.get_rng_state()  # which nothing changes while models are trained as one
         self._write_environment(self.history)
 
@@ -294,8 +294,7 @@ class Session:
         write_json(self.directory / store.RESULT, result)
         (self.directory / store.CHECKPOINT).unlink(missing_ok=True)
         (self.directory / store.PROGRESS).unlink(missing_ok=True)
-        reason = f"the loss is not finite after step {self.step}" if status == "diverged" else None
-        self.followed.end(RunEnd(status, self.step, result, reason))
+        self.loggers.close(status)
 
 
 def _pad_rows(x: Tensor, count: int) -> Tensor:
