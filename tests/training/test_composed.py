@@ -43,24 +43,20 @@ def test_facts_reach_the_configuration() -> None:
     ("model", "words"),
     [
         ({"encoding": []}, "model.encoding: [] was given; it must be a name or a list of names"),
-        ({"encoding": ["rope", 3]}, "must be a name or a list of names"),
         ({"encoding": "rope+ropee"}, "model.encoding: there is no 'ropee'"),
         ({"encoding": "rope+drope"}, "'rope' and 'drope' both act through rotate"),
         ({"encoding": "mla+fox"}, "'mla'"),
         ({"encoding": BOTH, "encoding_options": {"base": 3}}, "there is no 'base'"),
-        ({"encoding": BOTH, "encoding_options": {"rope": {"base": 0}}}, "rope.base: 0 was given"),
         ({"encoding": "rope", "input_encoding": "sinusoidal+fox"}, "input_encoding"),
         ({"encoding": "partial-rope+nope", "encoding_options": {"partial-rope": {"layers": [5]}}}, "layer 5"),
-        ({"encoding": "partial-rope+fox", "encoding_options": {"partial-rope": {"layers": [5]}}}, "layer 5"),
     ],
 )
 def test_wrong_input_is_refused(model: dict[str, Any], words: str) -> None:
     assert words in refusal(lambda: tiny(model=model))
 
 
-@pytest.mark.parametrize("name", ["rope+alibi", "t5+fox+scalable-softmax"])
-def test_stopped_it_ends_as_if_it_had_not(tmp_path: Path, name: str) -> None:
-    spec = tiny(name)
+def test_stopped_it_ends_as_if_it_had_not(tmp_path: Path) -> None:
+    spec = tiny("t5+fox+scalable-softmax")
     whole = train(spec, tmp_path / "whole")
     stopped = train(spec, tmp_path / "parts", should_stop=After(2))
     assert stopped.status == "stopped"

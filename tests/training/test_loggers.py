@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from toeplens.training.loggers import loggers_named, must_be_installed, prepare
 pytestmark = pytest.mark.usefixtures("no_disk", "warnings_anew")
 STEPS = [3, 6, 9]  # of the evaluations
 STOP = 9  # units of work, after which there is one evaluation
+LABEL = "paper · RoPE/1 · seed 0"
 FIGURES = {f"{split}/{what}" for split in ("train", "test", "fit") for what in ("loss", "accuracy")}
 
 
@@ -169,7 +171,7 @@ def test_the_time_of_loggers_is_not_the_runs(tmp_path: Path, monkeypatch: pytest
 
 def resumed(name: str, out: Path) -> Run:
     """A run that is logged, stopped after an evaluation, and resumed."""
-    named = loggers_named([name], "paper · RoPE/1 · seed 0", "laptop")
+    named = loggers_named([name], LABEL, "laptop")
     assert len(train(tiny(), out, loggers=named, should_stop=After(STOP)).metrics) == 1
     return train(tiny(), out, loggers=named)
 
@@ -203,7 +205,7 @@ def test_tensorboard_shows_each_evaluation_once(tmp_path: Path, plain: Run):
 
 def test_tensorboard_forgets_what_a_kill_has_lost(tmp_path: Path):
     """Rows of step 3 and 6 were logged, and no checkpoint was written."""
-    fake, named = Fake(), loggers_named(["tensorboard"], "paper · RoPE/1 · seed 0")
+    fake, named = Fake(), loggers_named(["tensorboard"], LABEL)
 
     def killed() -> bool:
         if len(fake.rows) == 2:
@@ -219,88 +221,45 @@ def test_tensorboard_forgets_what_a_kill_has_lost(tmp_path: Path):
 
 def test_wandb_continues_the_same_run(tmp_path: Path, plain: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    opened: list[dict[str, Any]] = []
-    done: list[Any] = []
-
-    def init(**given: Any) -> SimpleNamespace:
-        opened.append(given)
-        return SimpleNamespace(
-            log=lambda row, step: done.append((step, set(row))),
-            summary={},
-            mark_preempting=lambda: done.append("preempting"),
-            finish=lambda exit_code: done.append(exit_code),
-        )
-
-    module = SimpleNamespace(Settings=dict, setup=lambda settings: None, init=init)
-    monkeypatch.setitem(sys.modules, "wandb", module)
+    wandb = MagicMock(spec_set=["Settings", "setup", "init"], Settings=dict)
+    opened = wandb.init.return_value = MagicMock(spec_set=["log", "summary", "mark_preempting", "finish"])
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     run = resumed("wandb", tmp_path)
     assert outcome(run) == outcome(plain)
-    for given in opened:
-        assert given == {
-            "project": "toeplens",
-            "id": run.directory.name,
-            "name": "paper · RoPE/1 · seed 0",
-            "group": "laptop",
-            "config": run.spec.content,
-            "resume": "allow",
-            "reinit": "create_new",
-            "settings": {"silent": True, "console": "off"},
-        }
-    row = {*FIGURES, "epoch", "lr", "seconds"}
-    assert done == [(3, row), "preempting", 1, (6, row), (9, row), 0]
-
-
-class Client:
-    """An MLflow server and its client, as far as they are used."""
-
-    def __init__(self) -> None:
-        self.experiments: dict[str, str] = {}
-        self.tags: dict[str, str] = {}
-        self.params: dict[str, str] = {}
-        self.metrics: list[tuple[Any, ...]] = []
-        self.status: list[str] = []
-
-    def get_experiment_by_name(self, name: str) -> SimpleNamespace | None:
-        return SimpleNamespace(experiment_id=self.experiments[name]) if name in self.experiments else None
-
-    def create_experiment(self, name: str) -> str:
-        return self.experiments.setdefault(name, f"experiment {len(self.experiments)}")
-
-    def search_runs(self, experiments: list[str], filter_string: str) -> list[SimpleNamespace]:
-        found = filter_string == f"tags.`toeplens.run` = '{self.tags.get('toeplens.run')}'"
-        return [SimpleNamespace(info=SimpleNamespace(run_id="a run"))] if found else []
-
-    def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> SimpleNamespace:
-        assert not self.tags, "there is one already"
-        self.tags = tags | {"name": run_name, "experiment": experiment}
-        return SimpleNamespace(info=SimpleNamespace(run_id="a run"))
-
-    def update_run(self, key: str, status: str) -> None:
-        self.status.append(status)
-
-    set_terminated = update_run
-
-    def log_batch(self, key: str, metrics: list[tuple[Any, ...]]) -> None:
-        self.metrics += metrics
-
-    def log_param(self, key: str, name: str, value: str) -> None:
-        self.params[name] = value
+    given = {"project": "toeplens", "id": run.directory.name, "name": LABEL, "group": "laptop"}
+    given |= {"config": run.spec.content, "resume": "allow", "reinit": "create_new"}
+    settings = {"silent": True, "console": "off"}
+    assert wandb.init.call_args_list == [call(**given, settings=settings)] * 2
+    names = [name for name, *_ in opened.method_calls if name != "summary.__setitem__"]
+    assert names == ["log", "mark_preempting", "finish", "log", "log", "finish"]
+    assert [each.kwargs["step"] for each in opened.log.call_args_list] == STEPS
+    assert opened.log.call_args.args[0].keys() == {*FIGURES, "epoch", "lr", "seconds"}
+    assert opened.finish.call_args_list == [call(exit_code=1), call(exit_code=0)]
 
 
 def test_mlflow_continues_the_same_run(tmp_path: Path, plain: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
-    server, entities = Client(), SimpleNamespace(Metric=lambda *given: given)
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: server, entities=entities))
+    calls = "get_experiment_by_name create_experiment search_runs create_run update_run set_terminated log_batch"
+    client = MagicMock(spec_set=[*calls.split(), "log_param"])
+    client.get_experiment_by_name.side_effect = [None, *[SimpleNamespace(experiment_id="7")] * 2]
+    found = SimpleNamespace(info=SimpleNamespace(run_id="a run"))
+    client.create_run.return_value, client.search_runs.side_effect = found, [[], [found]]
+    entities = SimpleNamespace(Metric=lambda *given: given)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: client, entities=entities))
     prepare(("mlflow", "tensorboard"), "laptop")
-    assert server.experiments == {"toeplens/laptop": "experiment 0"}
+    client.create_experiment.assert_called_once_with("toeplens/laptop")
     run = resumed("mlflow", tmp_path)
     assert outcome(run) == outcome(plain)
-    assert list(server.experiments) == ["toeplens/laptop"]
-    name = {"toeplens.run": run.directory.name, "name": "paper · RoPE/1 · seed 0", "experiment": "experiment 0"}
-    assert server.tags == name
-    assert server.status == ["KILLED", "RUNNING", "FINISHED"]
-    assert (server.params["model.d_model"], server.params["lr"]) == ("8", "0.01")
-    losses = [(step, value) for name, value, _, step in server.metrics if name == "test/loss"]
+    tag = f"tags.`toeplens.run` = '{run.directory.name}'"
+    assert client.search_runs.call_args_list == [call(["7"], filter_string=tag)] * 2
+    client.create_run.assert_called_once_with("7", run_name=LABEL, tags={"toeplens.run": run.directory.name})
+    client.update_run.assert_called_once_with("a run", status="RUNNING")
+    ends = [call("a run", status=status) for status in ("KILLED", "FINISHED")]
+    assert client.set_terminated.call_args_list == ends
+    params = {each.args[1]: each.args[2] for each in client.log_param.call_args_list}
+    assert (params["model.d_model"], params["lr"]) == ("8", "0.01")
+    sent = [metric for each in client.log_batch.call_args_list for metric in each.kwargs["metrics"]]
+    losses = [(step, value) for name, value, _, step in sent if name == "test/loss"]
     assert losses == [(row["step"], row["test_loss"]) for row in run.metrics]
 
 

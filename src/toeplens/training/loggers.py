@@ -38,7 +38,6 @@ class RunInfo:
 
     @property
     def title(self) -> str:
-        """For people."""
         return f"{self.spec.task} · {self.spec.model.encoding} · seed {self.spec.seed}"
 
 
@@ -62,14 +61,11 @@ class Loggers:
 
     def __init__(self, loggers: Sequence[OpenLogger], run: RunInfo, device: torch.device, logged: int) -> None:
         """``logged`` is the number of rows that earlier sessions have logged."""
-        self.to_open, self.run, self.logged = loggers, run, logged
+        self.run, self.logged = run, logged
         self.devices = [device] if device.type == "cuda" else []
         self.open: list[Logger] = []
-
-    def begin(self) -> None:
-        """Open the loggers."""
-        for each in self.to_open:
-            self._call(each, lambda each=each: self.open.append(each(self.run)))
+        for each in loggers:
+            self._call(each, lambda each=each: self.open.append(each(run)))
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Log those of the run's rows that are new; whether there were any."""
@@ -92,8 +88,7 @@ class Loggers:
                 call()
         except (Exception, SystemExit) as error:
             kind = getattr(logger, "func", logger)
-            kind = kind if isinstance(kind, type) else type(kind)
-            _warn(kind.__name__, first_line(error).replace(self.run.name, "the run"))
+            _warn(getattr(kind, "__name__", type(kind).__name__), first_line(error).replace(self.run.name, "the run"))
             return False
         return True
 
@@ -112,7 +107,7 @@ def _grouped(row: Mapping[str, float]) -> dict[str, float]:
 class TensorBoard:
     """Writes scalars to ``tensorboard/LABEL`` in the run's directory.
 
-    A resumed run gets a further event file, which tells TensorBoard to forget what came after the checkpoint.
+    A resumed run adds an event file, which tells TensorBoard to forget what came after the checkpoint.
     """
 
     def __init__(self, run: RunInfo, label: str | None = None, group: str | None = None) -> None:

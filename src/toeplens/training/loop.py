@@ -15,15 +15,13 @@ from toeplens.training import run as store
 from toeplens.training.environment import CompileMode, plan_execution
 from toeplens.training.loggers import OpenLogger
 from toeplens.training.run import Run
-from toeplens.training.session import Session, initial_model
+from toeplens.training.session import Session
 from toeplens.training.spec import RunSpec
 from toeplens.training.stack import Stack, must_stack, pays_alone
 from toeplens.training.watcher import Watcher
 
 Progress = Callable[[int, int, dict[str, Any] | None], None]
 ProgressOf = Callable[[int, int, int, dict[str, Any] | None], None]
-
-__all__ = ["Progress", "ProgressOf", "initial_model", "train", "train_as_one"]
 
 
 def train(
@@ -122,21 +120,12 @@ def train_as_one(
             tell = on_progress or (lambda *told: None)
             with torch.random.fork_rng(devices=devices):
                 sessions = [
-                    Session(
-                        specs[place],
-                        directories[place],
-                        execution,
-                        watching[place],
-                        loggers=logging[place],
-                        stacked=stacked,
-                    )
-                    for place in places
+                    Session(specs[i], directories[i], execution, watching[i], loggers=logging[i], stacked=stacked)
+                    for i in places
                 ]
                 for place, session in zip(places, sessions, strict=True):
                     tell(place, session.step, session.spec.total_steps, session.rows[-1] if session.rows else None)
                 try:
-                    for session in sessions:
-                        session.loggers.begin()
                     _fit(sessions, places, checkpoint_seconds, deadline, should_stop or (lambda: False), tell)
                 finally:  # those of finished runs are closed already
                     for session in sessions:

@@ -12,15 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toeplens.ground import write_json
+from toeplens.ground import InputError, write_json
 from toeplens.model import Decoder
 from toeplens.training import run as store
-from toeplens.training.average import Average
 from toeplens.training.batches import IGNORED, Batches, answer, correct, loss_of, precise
-from toeplens.training.environment import Execution, environment
-from toeplens.training.history import Segment, ended, gone_on, read_history, setup_of
+from toeplens.training.ema import EMA
+from toeplens.training.environment import Execution, Segment, ended, environment, gone_on, setup_of
 from toeplens.training.loggers import Loggers, OpenLogger, RunInfo
-from toeplens.training.schedule import learning_rate
 from toeplens.training.spec import RunSpec
 from toeplens.training.watcher import Watch, Watcher
 
@@ -65,12 +63,12 @@ class Session:
         watched = task.dataset(task.watched, spec.test_examples, spec.data_seed)
         self.test = Batches.of(watched, device, spec.ignore_label)
         self.model = initial_model(spec).to(device)
-        self.average = None if spec.average is None else Average(self.model, spec.average)
+        self.average = None if spec.average is None else EMA(self.model, spec.average)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
         )
         self.optimizer.param_groups[0]["initial_lr"] = spec.lr
-        self.learning_rate = learning_rate(spec)
+        self.learning_rate = spec.learning_rate()
         self.loss = torch.compile(self._loss, dynamic=False) if execution.compiled else self._loss
         self.tested_at_once = spec.batch_size
         if device.type == "cuda":  # where small batches leave most of it idle
@@ -93,8 +91,8 @@ class Session:
         self._write_environment(self.history)
 
     @property
-    def told(self) -> Decoder:
-        """The model that is tested, looked at and kept."""
+    def eval_model(self) -> Decoder:
+        """The model that is tested, looked at and kept: the averaged one, if there is one."""
         return self.model if self.average is None else self.average.model
 
     def amp(self) -> Any:
@@ -161,12 +159,12 @@ class Session:
         self.step += 1
         self.stepped = True
         if self.average is not None:
-            self.average.follow(self.model, self.step)
+            self.average.update(self.model, self.step)
 
     def look(self) -> float:
         """Have the watcher look at the model; the seconds it took."""
         try:
-            return self.watch.look(self.told, self.step, self.rows)
+            return self.watch.look(self.eval_model, self.step, self.rows)
         except Exception:
             self.save()
             raise
@@ -182,7 +180,7 @@ class Session:
         stop = min(start + self.tested_at_once, end)
         size = texts_at_once(self.spec, data.tokens.shape[1], data.tokens.device)
         for part in Batches(*data.take(slice(start, stop))).split(size if self.spec.model.readout == "each" else stop):
-            sums += answer(self.told, part, self.amp)
+            sums += answer(self.eval_model, part, self.amp)
         self.tested += stop - start
         if self.tested == len(self.test) + self.spec.fit_examples:
             self._end_evaluation()
@@ -247,14 +245,11 @@ class Session:
         state = store.load_checkpoint(self.directory, self.spec)
         if state is None:
             return
-        if "watched" in state:  # older checkpoints know of no watching
-            self.watch.resume(state["watched"])
-        with torch.no_grad():
-            for name, tensor in store.own_state(self.model).items():
-                tensor.copy_(state["model"][name])
-            if self.average is not None:
-                for name, tensor in store.own_state(self.average.model).items():
-                    tensor.copy_(state["average"][name])
+        self.watch.resume(state.get("watched", {"by": None, "rows": []}))  # older checkpoints know of no watching
+        models = {"model": self.model} | ({} if self.average is None else {"average": self.average.model})
+        if not all(store.load_weights(model, state[name]) for name, model in models.items()):
+            path = self.directory / store.CHECKPOINT
+            raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")
         self.optimizer.load_state_dict(state["optimizer"])
         for own in self.optimizer.state.values():  # of a stack's models all parameters share one count of steps
             own["step"] = own["step"].clone()
@@ -268,12 +263,12 @@ class Session:
         self.cuda_rng = state["cuda_rng"]
         if self.cuda_rng is not None and self.execution.device.type == "cuda":
             torch.cuda.set_rng_state(self.cuda_rng, self.execution.device)
-        had = read_history(state, self.directory / store.CHECKPOINT)  # none if an earlier version wrote it
+        had = Segment.from_list(state.get("history", []), self.directory / store.CHECKPOINT)  # older ones have none
         self.history = gone_on(had, self.step, setup_of(self.execution, stacked=self.stacked))
 
     def finish(self, status: store.Status) -> None:
         """Write the weights, then the result; the checkpoint is not needed any more."""
-        store.save_weights(self.directory, self.told)
+        store.save_weights(self.directory, self.eval_model)
         self._write_rows()
         last, spec = self.rows[-1], self.spec
         epochs, steps = divmod(self.step, spec.steps_per_epoch)
