@@ -40,7 +40,6 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     ),
     "retrieval-bare": ("retrieval", {"length": 7, "keys": 7, "values": 4, "pairs": 5, "distractors": 0}, 8),
     "mix": ("mix", {"length": 10, "min_length": 9, "words": 6, "keys": 4, "placed": 3, "min_offset": -2}, 18),
-    "mix-fixed": ("mix", {"length": 8, "words": 6, "keys": 3, "placed": 3, "max_offset": 1}, 15),
     "recall": ("recall", {"length": 13, "keys": 5, "values": 4, "pairs": 3, "queries": 2, "distractors": 3}, 21),
     "recall-bare": ("recall", {"length": 14, "keys": 8, "values": 4, "pairs": 4, "queries": 3, "distractors": 0}, 21),
     "region": ("contextual-count", {"length": 15, "min_length": 13, "regions": 2, "max_count": 3, "words": 3}, 24),
@@ -48,12 +47,10 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "member": ("dyck", {"length": 14, "min_length": 9, "kinds": 3, "max_depth": 4}, 20),
     "depth": ("dyck", {"length": 14, "min_length": 3, "max_depth": 5, "ask": "depth"}, 20),
     "copy": ("copy", {"length": 13, "min_items": 4, "words": 5}, 20),
-    "copy-unique": ("copy", {"length": 12, "min_items": 4, "words": 12, "repeats": False}, 20),
     "reverse": ("reverse", {"length": 12, "min_items": 5, "words": 5}, 20),
     "sort": ("sort", {"length": 12, "min_items": 4, "words": 5}, 20),
     "sort-unique": ("sort", {"length": 12, "min_items": 4, "words": 11, "repeats": False}, 20),
     "addition": ("addition", {"length": 15, "min_digits": 2, "base": 6}, 24),
-    "addition-least": ("addition", {"length": 16, "base": 5, "order": "least-first"}, 24),
     "addition-padded": ("addition", {"length": 14, "min_digits": 2, "base": 7, "padded": True}, 24),
 }
 each_case = pytest.mark.parametrize("which", CASES)

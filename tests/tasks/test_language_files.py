@@ -111,14 +111,6 @@ def test_a_single_document_is_cut_at_ends_of_lines(kind: str, tmp_path: Path):
     assert made.about["cut"] is True
 
 
-def test_a_document_that_holds_most_is_cut_too(plain: Path):
-    (plain / "large.txt").write_text("".join(f"{number}\n" for number in range(9000)), encoding="utf-8")
-    made = corpus(plain)
-    assert made.about["cut"] is True
-    assert max(int(made.bytes_of(split).max()) for split in SPLITS) < 0.02 * sum(made.about["bytes"].values())
-    assert corpus(*plain.glob("0*")).about["cut"] is False
-
-
 documents_of_lines = st.lists(st.binary(max_size=12), max_size=40).map(b"\n".join)
 
 

@@ -159,58 +159,6 @@ def test_each_text_is_written_as_often_as_the_rules_say(which: str):
     assert stats.chisquare(counted, wanted * counted.sum() / wanted.sum()).pvalue > SAFE
 
 
-def test_a_chain_costs_its_entropy_by_its_own_table():
-    task = build("markov-language", words=20, order=2, branches=4, copy_rate=0.0, document=300)
-    assert isinstance(task, MarkovLanguage)
-    texts = task.write()(np.random.Generator(np.random.Philox(1)), 300) - 1
-    table = task._followers()
-    assert table.shape == (400, 4)
-    assert all(len(set(row)) == 4 for row in table.tolist())
-    loss = np.full(texts.shape, math.log(20))
-    for step in range(2, 300):
-        ranks = table[texts[:, step - 2] * 20 + texts[:, step - 1]] == texts[:, step, None]
-        assert (ranks.sum(axis=1) == 1).all()
-        loss[:, step] = -np.log(np.array(falling(4))[ranks.argmax(axis=1)])
-    found = loss.mean(axis=1)
-    assert found.mean() == pytest.approx(task.entropy(), abs=5 * found.std() / math.sqrt(300))
-
-
-def test_copies_are_found_in_text_with_copies_alone():
-    def repeated(rate: float) -> float:
-        """The share of places at which twelve tokens stand that stood before."""
-        task = build("markov-language", words=40, copy_rate=rate, span=12, documents=40, document=400)
-        assert isinstance(task, MarkovLanguage)
-        texts = task.write()(np.random.Generator(np.random.Philox(2)), 40).tolist()
-        spans = [[tuple(text[at : at + 12]) for at in range(389)] for text in texts]
-        return float(np.mean([1 - len(set(each)) / len(each) for each in spans]))
-
-    assert repeated(0.0) < 0.01
-    assert repeated(0.02) > 0.02
-
-
-def test_a_bracket_closes_the_innermost_kind_and_words_tell_it():
-    task = build("nested-language", kinds=3, max_depth=4, words=10, document=500)
-    assert isinstance(task, NestedLanguage)
-    texts = task.write()(np.random.Generator(np.random.Philox(3)), 40)
-    words: dict[int, Counter[int]] = {}
-    deepest = 0
-    for text in texts.tolist():
-        stack: list[int] = []
-        for token in text:
-            if token <= 3:
-                stack.append(token)
-            elif token <= 6:
-                assert stack.pop() == token - 3
-            else:
-                words.setdefault(stack[-1] if stack else 0, Counter())[token] += 1
-            deepest = max(deepest, len(stack))
-    assert deepest == 4
-    for kind, counted in words.items():
-        order = _orders(task)[kind - 1 if kind else 3]
-        common = [word - 7 for word, _ in counted.most_common(3)]
-        assert common == order[:3].tolist()
-
-
 def all_documents(task: SyntheticLanguage) -> set[bytes]:
     corpus = task.corpus()
     return {row.tobytes() for split in SPLITS for row in corpus.stream(split).reshape(-1, task.document + 1)}

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from tests.tasks.reading import SAFE, assert_well_formed, draw, same
+from tests.tasks.reading import SAFE, assert_well_formed, draw
 
-from toeplens import tasks
 from toeplens.ground import InputError
 from toeplens.tasks import PAD, Task, build, fingerprint, in_test
 
@@ -92,39 +91,7 @@ def released_readings(row: list[int], length: int, pair: tuple[int, int], task: 
 # ---- the same for the same seed -----------------------------------------------------------------------------------
 
 
-@given(
-    which=st.sampled_from(sorted(SMALL)),
-    split=st.sampled_from(["train", "test"]),
-    sizes=st.tuples(st.integers(1, 6000), st.integers(1, 6000)),
-)
-def test_a_smaller_data_set_is_the_beginning_of_a_larger_one(which: str, split: tasks.Split, sizes: tuple[int, int]):
-    few, many = sorted(sizes)
-    task = small(which)
-    assert same(task.dataset(split, many, seed=1)[:few], task.dataset(split, few, seed=1))
-
-
-def test_the_global_random_states_are_neither_read_nor_moved():
-    task = small("distance-paper")
-    np.random.seed(0)
-    before = np.random.get_state()[1].copy()
-    once = task.dataset("train", 50, seed=0)
-    assert np.array_equal(before, np.random.get_state()[1])
-    np.random.seed(1)
-    assert same(once, task.dataset("train", 50, seed=0))
-
-
 # ---- train and test -----------------------------------------------------------------------------------------------
-
-
-@given(length=st.integers(2, 6), vocab_size=st.integers(4, 6), seed=st.integers(0, 5))
-@settings(max_examples=12)
-def test_train_and_test_are_disjoint_even_where_both_are_exhausted(length: int, vocab_size: int, seed: int):
-    task = build("trigger-distance", length=length, vocab_size=vocab_size)
-    parts = {split: list(itertools.islice(task.stream(split, seed), 3)) for split in ("train", "test")}
-    train, test = ([tuple(r) for part in parts[split] for r in part.tokens.tolist()] for split in ("train", "test"))
-    assert len(set(train)) == len(train)
-    assert len(set(test)) == len(test)
-    assert not set(train) & set(test)
 
 
 def test_the_split_of_random_sequences_is_seventy_to_thirty():
@@ -324,14 +291,6 @@ def test_the_released_fillers_come_from_the_whole_vocabulary_triggers_included()
         assert abs(counts[word] - len(examples) - expected) < 5 * expected**0.5
 
 
-def test_the_released_form_cuts_at_its_length_if_that_is_shorter():
-    options = {"form": "released", "vocab_size": 40, "max_between": 6, "max_side": 4}
-    long, short = (draw(build("trigger-distance", **options, length=n, cut=99), 500) for n in (30, 13))
-    assert np.array_equal(long.tokens[:, :13], short.tokens)
-    assert np.array_equal(np.minimum(long.lengths, 13), short.lengths)
-    assert long.lengths.max() == 16
-
-
 @pytest.mark.parametrize(("form", "words", "num_triggers"), [("paper", 128, 20), ("released", 120, 30)])
 def test_the_papers_counts(form: str, words: int, num_triggers: int):
     task: Any = build("trigger-count", form=form)
@@ -370,14 +329,6 @@ def test_length_chance_is_the_count_over_all_cases(max_between: int, max_side: i
     assert task.length_chance() == pytest.approx(float(best_guess_from_length(**sizes)), rel=1e-12)
     if max_between > 1:
         assert task.length_chance(2) == pytest.approx(float(best_guess_from_length(**sizes, ignored=2)), rel=1e-12)
-
-
-@pytest.mark.parametrize("which", ["distance-paper", "count-paper", "count-released"])
-def test_length_tells_nothing_where_it_never_changes(which: str):
-    task = small(which)
-    assert len(np.unique(draw(task, 500).lengths)) == 1
-    assert task.length_chance() == task.chance()
-    assert task.length_chance(1) == task.chance(1) > task.chance()
 
 
 # ---- options ------------------------------------------------------------------------------------------------------

@@ -155,23 +155,6 @@ def test_nothing_to_count_is_zero_and_not_a_division_by_it():
 # ---- an epoch -----------------------------------------------------------------------------------------------------
 
 
-@each_task
-def test_an_epoch_at_a_learning_rate_of_next_to_nothing_reports_the_initial_model(
-    fields: dict[str, Any], tmp_path: Path
-):
-    spec = tiny(fields, lr=1e-20, weight_decay=0.0)
-    run = train(spec, tmp_path)
-    model = initial_model(spec)
-    loss, accuracy = by_hand(model, examples(spec, "train"))
-    test_loss, test_accuracy = by_hand(model, examples(spec, "test"))
-    assert len(run.metrics) == 2
-    for row in run.metrics:
-        assert row["train_loss"] == pytest.approx(loss, rel=1e-5)
-        assert row["train_accuracy"] == pytest.approx(accuracy)
-        assert row["test_loss"] == pytest.approx(test_loss, rel=1e-5)
-        assert row["test_accuracy"] == pytest.approx(test_accuracy)
-
-
 @pytest.mark.parametrize("label", [0])
 def test_an_ignored_label_counts_nowhere_in_training(tmp_path: Path, label: int):
     spec = tiny(COUNT, lr=1e-20, weight_decay=0.0, ignore_label=label)
@@ -321,17 +304,6 @@ def test_what_a_machine_has_is_used_as_asked_or_said_to_be_missing(
 )
 def test_an_execution_that_does_not_exist_is_refused(given: tuple[Any, Any, Any], message: str):
     assert message in refusal(lambda: plan_execution(*given))
-
-
-def test_the_environment_says_what_a_run_was_carried_out_with(tmp_path: Path):
-    here = environment(plan_execution("cpu", "auto", "auto"))
-    assert here["torch"] == torch.__version__
-    assert here["numpy"] == np.__version__
-    assert here["threads"] == torch.get_num_threads()
-    assert here["execution"].startswith("cpu, float32, eager")
-    assert environment()["execution"] is None
-    run = train(tiny(), tmp_path)
-    assert (run.directory / "environment.json").is_file()
 
 
 def test_the_environment_names_the_gpu_that_is_worked_on(monkeypatch: pytest.MonkeyPatch):
