@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from toeplens.engine.pool import Upcoming
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.training import Run, train
 from toeplens.training import run as store
-from toeplens.training.followers import LOG, heard
 
 
 def jobs(*epochs: int, **sizes: int) -> list[Job]:
@@ -130,46 +128,7 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
     assert run.step > 1
 
 
-# ---- who follows ----------------------------------------------------------------------------------------------------
-
-
-def fails(piece: str, limits: Limits, tell: Callable[[Any], None]) -> str:
-    for step in range(2):
-        tell((step, piece))
-        LOG.warning("it follows no more")
-    return "done"
-
-
-def lossy(work: Any, pieces: Any, limits: Limits, *, on_done: Any, on_told: Any, **means: Any) -> None:
-    """In this process, and of what a piece tells only the last is heard, as on a cluster."""
-    for index, piece in enumerate(pieces):
-        told: list[Any] = []
-        result = work(piece, limits, told.append)
-        on_told(index, told[-1])
-        on_done(index, result)
-
-
-def test_what_followers_fail_by_in_workers_is_said_once_here(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(many, "in_processes", lossy)
-    said, told, done = [], [], []
-    with heard(said.append):
-        many.spread(
-            fails, "ab", Limits(), 1, on_done=lambda *what: done.append(what), on_told=lambda *_: told.append(_)
-        )
-    assert said == ["it follows no more"]
-    assert done == [(0, "done"), (1, "done")]
-    assert told == []  # the last was the failure alone
-
-
-def test_what_is_told_beside_it_is_heard_as_it_is(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(many, "in_processes", lossy)
-    told: list[Any] = []
-    work = lambda piece, limits, tell: tell(piece)  # noqa: E731
-    many.spread(work, "ab", Limits(), 1, on_done=lambda *what: None, on_told=lambda *what: told.append(what))
-    assert told == [(0, "a"), (1, "b")]
-
-
-def test_followers_are_known_by_name_each_once():
+def test_loggers_are_known_by_name_each_once():
     assert Limits(follow=("wandb", "tensorboard", "wandb")).follow == ("wandb", "tensorboard")
     with pytest.raises(InputError, match=r"^follow: there is no 'tensorbord'; did you mean 'tensorboard'\?"):
         Limits(follow=("tensorbord",))

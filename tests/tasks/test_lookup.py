@@ -69,11 +69,6 @@ def test_index_reads_as_labelled(data: st.DataObject):
             assert read_index(text, words, positions, from_end) == label
 
 
-def test_the_reader_of_indices_tells_one_end_from_the_other():
-    examples = texts(draw(build("index", length=12), 300))
-    assert sum(read_index(text, 32, 11, True) == label for text, label in examples) < 60
-
-
 def test_index_asks_for_each_of_its_places_as_often_at_any_length():
     task = build("index", length=9, words=4)
     for each in (task, task.at_length(30)):

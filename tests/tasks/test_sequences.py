@@ -57,16 +57,6 @@ def test_the_answer_goes_on_as_labelled(name: str, data: st.DataObject):
             assert answer[len(given_)] == label
 
 
-@pytest.mark.parametrize(("name", "other"), list(itertools.permutations(NAMES, 2)))
-def test_the_three_tasks_differ(name: str, other: str):
-    examples = texts(draw(build(name, length=16), 200))
-    hits = 0
-    for text, label in examples:
-        items, given_ = divided(text, 32)
-        hits += written(other, items)[len(given_)] == label
-    assert hits < 120
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_of_items_and_every_step_is_as_likely(name: str):
     sizes, steps = Counter(), Counter()

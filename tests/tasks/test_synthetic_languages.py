@@ -16,7 +16,7 @@ from tests.tasks.reading import SAFE
 from toeplens.ground import InputError
 from toeplens.tasks import build
 from toeplens.tasks.language import MarkovLanguage, NestedLanguage
-from toeplens.tasks.language.splits import SPLITS
+from toeplens.tasks.language.corpus import SPLITS
 from toeplens.tasks.language.synthetic import SyntheticLanguage
 
 Text = tuple[int, ...]
@@ -24,7 +24,6 @@ Told = tuple[Any, ...]  # what only the writer knows: where copies begin and of 
 
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "markov": ("markov-language", {"words": 3, "order": 1, "branches": 2, "copy_rate": 0.0, "document": 5}),
-    "markov of two": ("markov-language", {"words": 2, "order": 2, "branches": 2, "copy_rate": 0.0, "document": 6}),
     "copies": ("markov-language", {"words": 3, "order": 1, "branches": 2, "copy_rate": 0.4, "span": 2, "document": 5}),
     "short copies": (
         "markov-language",
@@ -35,10 +34,6 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {"words": 2, "order": 1, "branches": 1, "copy_rate": 0.5, "span": 3, "document": 8},
     ),
     "nested": ("nested-language", {"kinds": 2, "max_depth": 2, "words": 2, "opens": 0.4, "closes": 0.3, "document": 4}),
-    "shallow": (
-        "nested-language",
-        {"kinds": 3, "max_depth": 1, "words": 2, "opens": 0.5, "closes": 0.5, "document": 3},
-    ),
     "deep": ("nested-language", {"kinds": 1, "max_depth": 9, "words": 2, "opens": 0.6, "closes": 0.1, "document": 4}),
 }
 each_tiny = pytest.mark.parametrize("which", TINY)
@@ -164,58 +159,6 @@ def test_each_text_is_written_as_often_as_the_rules_say(which: str):
     assert stats.chisquare(counted, wanted * counted.sum() / wanted.sum()).pvalue > SAFE
 
 
-def test_a_chain_costs_its_entropy_by_its_own_table():
-    task = build("markov-language", words=20, order=2, branches=4, copy_rate=0.0, document=300)
-    assert isinstance(task, MarkovLanguage)
-    texts = task.write()(np.random.Generator(np.random.Philox(1)), 300) - 1
-    table = task._followers()
-    assert table.shape == (400, 4)
-    assert all(len(set(row)) == 4 for row in table.tolist())
-    loss = np.full(texts.shape, math.log(20))
-    for step in range(2, 300):
-        ranks = table[texts[:, step - 2] * 20 + texts[:, step - 1]] == texts[:, step, None]
-        assert (ranks.sum(axis=1) == 1).all()
-        loss[:, step] = -np.log(np.array(falling(4))[ranks.argmax(axis=1)])
-    found = loss.mean(axis=1)
-    assert found.mean() == pytest.approx(task.entropy(), abs=5 * found.std() / math.sqrt(300))
-
-
-def test_copies_are_found_in_text_with_copies_alone():
-    def repeated(rate: float) -> float:
-        """The share of places at which twelve tokens stand that stood before."""
-        task = build("markov-language", words=40, copy_rate=rate, span=12, documents=40, document=400)
-        assert isinstance(task, MarkovLanguage)
-        texts = task.write()(np.random.Generator(np.random.Philox(2)), 40).tolist()
-        spans = [[tuple(text[at : at + 12]) for at in range(389)] for text in texts]
-        return float(np.mean([1 - len(set(each)) / len(each) for each in spans]))
-
-    assert repeated(0.0) < 0.01
-    assert repeated(0.02) > 0.02
-
-
-def test_a_bracket_closes_the_innermost_kind_and_words_tell_it():
-    task = build("nested-language", kinds=3, max_depth=4, words=10, document=500)
-    assert isinstance(task, NestedLanguage)
-    texts = task.write()(np.random.Generator(np.random.Philox(3)), 40)
-    words: dict[int, Counter[int]] = {}
-    deepest = 0
-    for text in texts.tolist():
-        stack: list[int] = []
-        for token in text:
-            if token <= 3:
-                stack.append(token)
-            elif token <= 6:
-                assert stack.pop() == token - 3
-            else:
-                words.setdefault(stack[-1] if stack else 0, Counter())[token] += 1
-            deepest = max(deepest, len(stack))
-    assert deepest == 4
-    for kind, counted in words.items():
-        order = _orders(task)[kind - 1 if kind else 3]
-        common = [word - 7 for word, _ in counted.most_common(3)]
-        assert common == order[:3].tolist()
-
-
 def all_documents(task: SyntheticLanguage) -> set[bytes]:
     corpus = task.corpus()
     return {row.tobytes() for split in SPLITS for row in corpus.stream(split).reshape(-1, task.document + 1)}
@@ -245,35 +188,15 @@ def test_documents_that_are_alike_count_once():
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "markov-language": [
         ({"words": 1}, "words: 1 was given; it must be from 2 to 8192."),
-        ({"words": 10**12}, "words: 1000000000000 was given; it must be from 2 to 8192."),
-        ({"words": 4.5}, "words: 4.5 was given; it must be a whole number."),
-        ({"order": 0}, "order: 0 was given; it must be a whole number of at least 1."),
         ({"order": 4}, "order: 4 was given; with 64 words it must be at most 3."),
-        (
-            {"order": 10**12, "words": 2, "branches": 2},
-            "order: 1000000000000 was given; with 2 words it must be at most 25.",
-        ),
-        ({"words": 8192}, "order: 2 was given; with 8192 words it must be at most 1."),
         ({"branches": 65}, "branches: 65 was given; there are only 64 words."),
-        ({"branches": 0}, "branches: 0 was given"),
-        ({"copy_rate": 1.5}, "copy_rate: 1.5 was given; it must be from 0 to 1."),
         ({"copy_rate": math.nan}, "copy_rate: nan was given; it must be from 0 to 1."),
-        ({"copy_rate": "often"}, "copy_rate: 'often' was given; it must be a number."),
-        ({"span": 0}, "span: 0 was given"),
         ({"span": 1024}, "document: 1024 was given; it must be a whole number of at least 1025."),
-        ({"length": 0}, "length: 0 was given; it must be a whole number of at least 1."),
-        ({"documents": 0}, "documents: 0 was given"),
         ({"documents": 10**14}, "documents: they need at least"),
-        ({"text_seed": -1}, "text_seed: -1 was given; it must be a whole number of at least 0."),
     ],
     "nested-language": [
-        ({"kinds": 0}, "kinds: 0 was given"),
         ({"kinds": 10**9}, "kinds: 1000000000 was given; it must be from 1 to 1024."),
-        ({"max_depth": 0}, "max_depth: 0 was given"),
-        ({"words": 1}, "words: 1 was given; it must be from 2 to 8192."),
-        ({"opens": -0.1}, "opens: -0.1 was given; it must be from 0 to 1."),
         ({"closes": 0.9}, "closes: 0.9 was given; with opens (0.12) it must be at most 1."),
-        ({"document": 0}, "document: 0 was given"),
         ({"document": 10**15}, "documents: they need at least"),
     ],
 }
@@ -287,11 +210,3 @@ def test_options_that_do_not_fit_are_refused_in_one_sentence(name: str, options:
         build(name, **options)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-
-def test_a_depth_beyond_the_document_takes_no_memory():
-    plain, deep = (build("nested-language", max_depth=depth, documents=9, document=20) for depth in (20, 10**12))
-    assert isinstance(plain, NestedLanguage)
-    assert isinstance(deep, NestedLanguage)
-    assert plain.corpus().sha256 == deep.corpus().sha256
-    assert plain.entropy() == pytest.approx(deep.entropy(), rel=1e-12)

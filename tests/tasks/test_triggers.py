@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from tests.tasks.reading import SAFE, assert_well_formed, draw, same
+from tests.tasks.reading import SAFE, assert_well_formed, draw
 
-from toeplens import tasks
 from toeplens.ground import InputError
-from toeplens.tasks import PAD, Examples, Task, build, fingerprint, in_test
+from toeplens.tasks import PAD, Task, build, fingerprint, in_test
 
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "distance-paper": ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}),
@@ -92,39 +91,7 @@ def released_readings(row: list[int], length: int, pair: tuple[int, int], task: 
 # ---- the same for the same seed -----------------------------------------------------------------------------------
 
 
-@given(
-    which=st.sampled_from(sorted(SMALL)),
-    split=st.sampled_from(["train", "test"]),
-    sizes=st.tuples(st.integers(1, 6000), st.integers(1, 6000)),
-)
-def test_a_smaller_data_set_is_the_beginning_of_a_larger_one(which: str, split: tasks.Split, sizes: tuple[int, int]):
-    few, many = sorted(sizes)
-    task = small(which)
-    assert same(task.dataset(split, many, seed=1)[:few], task.dataset(split, few, seed=1))
-
-
-def test_the_global_random_states_are_neither_read_nor_moved():
-    task = small("distance-paper")
-    np.random.seed(0)
-    before = np.random.get_state()[1].copy()
-    once = task.dataset("train", 50, seed=0)
-    assert np.array_equal(before, np.random.get_state()[1])
-    np.random.seed(1)
-    assert same(once, task.dataset("train", 50, seed=0))
-
-
 # ---- train and test -----------------------------------------------------------------------------------------------
-
-
-@given(length=st.integers(2, 6), vocab_size=st.integers(4, 6), seed=st.integers(0, 5))
-@settings(max_examples=12)
-def test_train_and_test_are_disjoint_even_where_both_are_exhausted(length: int, vocab_size: int, seed: int):
-    task = build("trigger-distance", length=length, vocab_size=vocab_size)
-    parts = {split: list(itertools.islice(task.stream(split, seed), 3)) for split in ("train", "test")}
-    train, test = ([tuple(r) for part in parts[split] for r in part.tokens.tolist()] for split in ("train", "test"))
-    assert len(set(train)) == len(train)
-    assert len(set(test)) == len(test)
-    assert not set(train) & set(test)
 
 
 def test_the_split_of_random_sequences_is_seventy_to_thirty():
@@ -137,12 +104,6 @@ def test_every_sequence_of_a_small_space_has_a_fingerprint_of_its_own():
     assert len(np.unique(fingerprint(tokens))) == 7**6
 
 
-def test_the_fingerprint_of_a_sequence_does_not_depend_on_its_neighbours():
-    tokens = draw(small("count-paper"), 50).tokens
-    assert np.array_equal(fingerprint(tokens)[::-1], fingerprint(tokens[::-1]))
-    assert np.array_equal(fingerprint(tokens)[7:8], fingerprint(tokens[7:8]))
-
-
 def test_the_split_of_a_known_sequence_never_changes():
     """A split that moved between versions would leak test examples into the training of a resumed study."""
     known = fingerprint(np.array([[1, 2, 3], [3, 2, 1]]))
@@ -150,24 +111,21 @@ def test_the_split_of_a_known_sequence_never_changes():
     assert in_test(known).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("spare", [1, 50])
-def test_asking_for_more_examples_than_there_are_is_refused(spare: int):
+def test_asking_for_more_examples_than_there_are_is_refused():
     task = build("trigger-distance", length=2, vocab_size=4)  # two sequences: the two triggers in either order
     have = {split: sum(len(part) for part in task.stream(split, 0)) for split in ("train", "test")}
     assert sum(have.values()) == 2
     for split, count in have.items():
         with pytest.raises(
             InputError,
-            match=rf"^{split}_examples: {count + spare} was given, but trigger-distance .* {count} different",
+            match=rf"^{split}_examples: {count + 1} was given, but trigger-distance .* {count} different",
         ):
-            task.dataset(split, count + spare, seed=0)
+            task.dataset(split, count + 1, seed=0)
 
 
-@pytest.mark.parametrize("size", [0, -1])
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_an_empty_data_set_is_refused(split: tasks.Split, size: int):
-    with pytest.raises(InputError, match=f"^{split}_examples: {size} was given; it must be at least 1"):
-        small("distance-paper").dataset(split, size, seed=0)
+def test_an_empty_data_set_is_refused():
+    with pytest.raises(InputError, match=r"^test_examples: 0 was given; it must be at least 1"):
+        small("distance-paper").dataset("test", 0, seed=0)
 
 
 # ---- shapes and ids -----------------------------------------------------------------------------------------------
@@ -188,15 +146,16 @@ def test_paper_distance_reads_as_labelled_at_any_size(data: st.DataObject):
     task = build("trigger-distance", **options)
     words = distance_words(seed, **options)
     assert len(words) == num_triggers
-    examples = draw(task, 60, seed)
-    assert_well_formed(task, examples)
-    assert (examples.lengths == length).all()
     assert task.labels == range(1, (options["max_distance"] or length - 1) + 1)
-    for row, label in zip(examples.tokens.tolist(), examples.labels.tolist(), strict=True):
-        at = [place for place, word in enumerate(row) if word in words]
-        assert len(at) == 2
-        assert row[at[0]] != row[at[1]]
-        assert at[1] - at[0] == label
+    for each in (task, task.at_length(length + 5)):
+        examples = draw(each, 60, seed)
+        assert_well_formed(each, examples)
+        assert (examples.lengths == each.length).all()
+        for row, label in zip(examples.tokens.tolist(), examples.labels.tolist(), strict=True):
+            at = [place for place, word in enumerate(row) if word in words]
+            assert len(at) == 2
+            assert row[at[0]] != row[at[1]]
+            assert at[1] - at[0] == label
 
 
 @given(data=st.data())
@@ -218,12 +177,13 @@ def test_count_reads_as_labelled_at_any_size(data: st.DataObject):
     seed = data.draw(st.integers(0, 10))
     triggers = count_words(task, seed)
     assert len(triggers) == num_triggers
-    examples = draw(task, 60, seed)
-    assert_well_formed(task, examples)
-    assert (examples.lengths == (words or length)).all()
     assert task.labels == range((max_count or words or length) + 1)
-    for row, label in zip(examples.tokens.tolist(), examples.labels.tolist(), strict=True):
-        assert sum(row.count(word) for word in triggers) == label
+    for each, longer in ((task, 0), (task.at_length(length + 5), 5)):
+        examples = draw(each, 60, seed)
+        assert_well_formed(each, examples)
+        assert (examples.lengths == (words or length) + longer).all()
+        for row, label in zip(examples.tokens.tolist(), examples.labels.tolist(), strict=True):
+            assert sum(row.count(word) for word in triggers) == label
 
 
 @given(data=st.data())
@@ -242,13 +202,13 @@ def test_released_distance_reads_as_labelled_at_any_size(data: st.DataObject):
     )
     seed = data.draw(st.integers(0, 10))
     pair = released_pair(task, seed)
-    examples = draw(task, 40, seed)
-    assert_well_formed(task, examples)
-    assert examples.lengths.max() <= min(cut, length)
-    for row, label, length in zip(
-        examples.tokens.tolist(), examples.labels.tolist(), examples.lengths.tolist(), strict=True
-    ):
-        assert label in {between + 1 for _, between in released_readings(row, length, pair, task)}
+    wider = [task.at_length(length + 10)] if max_side + 5 < task.vocab_size else []
+    for each in (task, *wider):
+        examples = draw(each, 40, seed)
+        assert_well_formed(each, examples)
+        assert examples.lengths.max() <= min(each.cut, each.length)
+        for row, label, size in zip(examples.tokens.tolist(), examples.labels.tolist(), examples.lengths, strict=True):
+            assert label in {between + 1 for _, between in released_readings(row, size, pair, each)}
 
 
 # ---- the papers' facts --------------------------------------------------------------------------------------------
@@ -284,19 +244,6 @@ def test_either_order_of_the_triggers_is_as_likely_unless_ordered(num_triggers: 
     assert stats.chisquare(list(Counter(pairs).values())).pvalue > SAFE
     assert len(set(ordered)) == num_triggers * (num_triggers - 1) // 2
     assert not set(ordered) & {(b, a) for a, b in ordered}
-
-
-def test_the_trigger_words_are_fixed_for_a_data_set_and_chosen_by_its_seed():
-    task = build("trigger-count", length=9, vocab_size=20, num_triggers=5)
-    assert count_words(task, 0) == count_words(task, 0)
-    assert len({tuple(count_words(task, seed)) for seed in range(5)}) > 1
-
-
-def test_train_and_test_have_the_same_trigger_words():
-    task = small("distance-paper")
-    words = distance_words(0, vocab_size=20, num_triggers=3)
-    for split in ("train", "test"):
-        assert (np.isin(task.dataset(split, 500, seed=0).tokens, words).sum(axis=1) == 2).all()
 
 
 def test_the_released_distance_is_as_the_program_draws_it():
@@ -344,26 +291,6 @@ def test_the_released_fillers_come_from_the_whole_vocabulary_triggers_included()
         assert abs(counts[word] - len(examples) - expected) < 5 * expected**0.5
 
 
-def test_the_released_pair_is_ordered():
-    task: Any = small("distance-released")
-    first, second = released_pair(task, 0)
-    assert first != second
-    assert released_pair(task, 0) == (first, second)
-
-
-def test_a_word_may_recur_in_another_segment_of_the_released_form():
-    examples = draw(small("distance-released"), 500)
-    assert any(len(set(r[:n])) < n for r, n in zip(examples.tokens.tolist(), examples.lengths.tolist(), strict=True))
-
-
-def test_the_released_form_cuts_at_its_length_if_that_is_shorter():
-    options = {"form": "released", "vocab_size": 40, "max_between": 6, "max_side": 4}
-    long, short = (draw(build("trigger-distance", **options, length=n, cut=99), 500) for n in (30, 13))
-    assert np.array_equal(long.tokens[:, :13], short.tokens)
-    assert np.array_equal(np.minimum(long.lengths, 13), short.lengths)
-    assert long.lengths.max() == 16
-
-
 @pytest.mark.parametrize(("form", "words", "num_triggers"), [("paper", 128, 20), ("released", 120, 30)])
 def test_the_papers_counts(form: str, words: int, num_triggers: int):
     task: Any = build("trigger-count", form=form)
@@ -382,17 +309,6 @@ def test_the_papers_counts(form: str, words: int, num_triggers: int):
 
 
 # ---- chance -------------------------------------------------------------------------------------------------------
-
-
-@each_small
-def test_a_label_that_does_not_count_is_no_part_of_chance(which: str):
-    task = small(which)
-    assert task.chance(ignore_label=max(task.labels)) == 1 / (len(task.labels) - 1)
-    assert task.chance(ignore_label=-1) == 1 / len(task.labels)
-
-
-def test_chance_of_the_papers_first_task_as_released_is_one_in_seventy():
-    assert build("trigger-distance", form="released").chance() == pytest.approx(1 / 70)
 
 
 def best_guess_from_length(max_between: int, max_side: int, cut: int, ignored: int | None = None) -> Fraction:
@@ -415,67 +331,10 @@ def test_length_chance_is_the_count_over_all_cases(max_between: int, max_side: i
         assert task.length_chance(2) == pytest.approx(float(best_guess_from_length(**sizes, ignored=2)), rel=1e-12)
 
 
-def test_length_alone_tells_a_little_in_the_released_form():
-    task = build("trigger-distance", form="released")
-    assert task.length_chance() == pytest.approx(float(best_guess_from_length(70, 25, 120)), rel=1e-12)
-    assert task.chance() < task.length_chance() < 0.06
-
-
-@pytest.mark.parametrize("which", ["distance-paper", "count-paper", "count-released"])
-def test_length_tells_nothing_where_it_never_changes(which: str):
-    task = small(which)
-    assert len(np.unique(draw(task, 500).lengths)) == 1
-    assert task.length_chance() == task.chance()
-    assert task.length_chance(1) == task.chance(1) > task.chance()
-
-
 # ---- options ------------------------------------------------------------------------------------------------------
 
 
-def test_the_least_that_fits_is_accepted():
-    assert_well_formed(task := build("trigger-distance", length=2, vocab_size=4), draw(task, 10))
-    assert_well_formed(task := build("trigger-count", length=1, vocab_size=3, num_triggers=1), draw(task, 10))
-    least = {"form": "released", "length": 97, "vocab_size": 71}
-    assert_well_formed(task := build("trigger-distance", **least), draw(task, 10))
-
-
 # ---- other lengths ------------------------------------------------------------------------------------------------
-
-
-def test_longer_texts_of_the_paper_have_the_same_triggers_and_distances():
-    task: Any = build("trigger-distance", length=9, vocab_size=20, num_triggers=3, max_distance=5, ordered=True)
-    longer = task.at_length(25)
-    assert (longer.length, longer.labels, longer.ordered) == (25, task.labels, True)
-    for each in (task, longer):
-        examples = draw(each, 2000)
-        is_trigger = np.isin(examples.tokens, distance_words(0, vocab_size=20, num_triggers=3))
-        assert (is_trigger.sum(axis=1) == 2).all()
-        places = np.nonzero(is_trigger)[1].reshape(-1, 2)
-        assert np.array_equal(places[:, 1] - places[:, 0], examples.labels)
-        assert places.max() == each.length - 1
-
-
-def test_longer_texts_of_the_released_distance_have_wider_sides():
-    task: Any = small("distance-released")
-    longer: Any = task.at_length(30)
-    assert (longer.max_side, longer.max_between, longer.cut, longer.labels) == (9, 6, 25, task.labels)
-    pair = released_pair(task, 0)
-    assert released_pair(longer, 0) == pair
-    examples = draw(longer, 200)
-    assert_well_formed(longer, examples)
-    for row, label, length in zip(
-        examples.tokens.tolist(), examples.labels.tolist(), examples.lengths.tolist(), strict=True
-    ):
-        assert label in {between + 1 for _, between in released_readings(row, length, pair, longer)}
-
-
-@pytest.mark.parametrize("which", ["count-paper", "count-released"])
-def test_longer_texts_have_the_same_counts_of_the_same_triggers(which: str):
-    task: Any = small(which)
-    longer: Any = task.at_length(30)
-    assert (longer.words - task.words, longer.labels) == (30 - task.length, task.labels)
-    examples = draw(longer, 2000)
-    assert np.array_equal(np.isin(examples.tokens, count_words(task, 0)).sum(axis=1), examples.labels)
 
 
 def test_what_the_answer_depends_on_is_said():
@@ -484,12 +343,3 @@ def test_what_the_answer_depends_on_is_said():
 
 
 # ---- sets of examples ---------------------------------------------------------------------------------------------
-
-
-def test_examples_are_joined_and_cut_together():
-    whole = draw(small("distance-released"), 30)
-    assert len(whole) == 30
-    assert same(Examples.join([whole[:10], whole[10:]]), whole)
-    chosen = np.array([4, 2])
-    assert np.array_equal(whole[chosen].labels, whole.labels[chosen])
-    assert np.array_equal(whole[chosen].tokens, whole.tokens[chosen])

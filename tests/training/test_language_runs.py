@@ -73,14 +73,6 @@ def test_models_trained_as_one_end_as_they_do_alone(tmp_path: Path):
         assert run.result["test_loss"] == pytest.approx(alone.result["test_loss"], rel=1e-4)
 
 
-def test_gradients_in_parts_are_those_of_the_whole_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    spec = spec_of(epochs=1)
-    whole = train(spec, tmp_path / "whole")
-    monkeypatch.setattr("toeplens.training.session.TOKENS_AT_ONCE", {"cpu": 5 * 16})
-    parts = train(spec, tmp_path / "parts")
-    assert parts.result["test_loss"] == pytest.approx(whole.result["test_loss"], rel=1e-4)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.builders import After, outcome, refusal, tiny
 
 from toeplens.training import Run, train
-from toeplens.training.plateau import Plateau
-from toeplens.training.schedule import constant_with_warmup
+from toeplens.training.spec import Plateau, constant_with_warmup
 
 pytestmark = pytest.mark.usefixtures("no_disk")
 SHORT = {"gain": 10.0, "patience": 1, "skill": 0.0}  # reached at the second evaluation, whatever is learned
@@ -53,12 +52,6 @@ def test_a_model_that_guesses_has_only_not_begun_unless_it_is_the_end() -> None:
     assert rule.reached(rows(3.0, None, 3.0, 3.0), 0.1, 9) is None, "nothing is known of a run that diverged"
 
 
-def test_training_ends_beyond_times_the_plateaus_steps() -> None:
-    rule = Plateau(patience=1, beyond=2.0)
-    found = [rule.ends(rows(*[1.0] * n), 0.1, 99) for n in range(6)]
-    assert found == [False, False, False, False, True, True]
-
-
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -90,28 +83,12 @@ def test_one_that_is_still_learning_at_the_end_says_so(tmp_path: Path) -> None:
     assert "plateau" not in train(tiny(epochs=2), tmp_path).result
 
 
-def test_what_comes_before_the_plateau_is_that_of_a_run_without_a_rule(tmp_path: Path) -> None:
-    """With a constant rate; a cosine knows the most epochs alone."""
-    plain = train(tiny(epochs=4, schedule="constant", warmup=0.0), tmp_path)
-    ended = train(tiny(epochs=9, schedule="constant", warmup=0.0, plateau=SHORT | {"beyond": 2.0}), tmp_path)
-    assert [row["test_loss"] for row in ended.metrics] == [row["test_loss"] for row in plain.metrics]
-    assert all((a == b).all() for a, b in zip(ended.model().parameters(), plain.model().parameters(), strict=True))
-
-
-@pytest.mark.parametrize("units", range(18))
+@pytest.mark.parametrize("units", [1, 4, 7, 11, 17])
 def test_stopped_anywhere_it_ends_as_if_it_had_not(tmp_path: Path, units: int) -> None:
     spec = tiny(epochs=9, evaluations=2, schedule="constant", plateau=SHORT | {"beyond": 2.0})
     whole = train(spec, tmp_path / "whole")
     assert train(spec, tmp_path / "stopped", should_stop=After(units)).status == "stopped"
     assert outcome(train(spec, tmp_path / "stopped")) == outcome(whole)
-
-
-def test_an_evaluation_looks_at_the_training_set_again(tmp_path: Path) -> None:
-    """With dropout off, after the step: a model of rate 0 that never changes has the same figures each time."""
-    run = train(tiny(lr=1e-30, model={"dropout": 0.5}), tmp_path)
-    assert len({row["fit_loss"] for row in run.metrics}) == 1
-    assert len({row["train_loss"] for row in run.metrics}) > 1
-    assert run.result["fit_accuracy"] == run.metrics[-1]["fit_accuracy"]
 
 
 def test_a_constant_rate_follows_its_warm_up(tmp_path: Path) -> None:
@@ -126,11 +103,6 @@ def test_an_epoch_has_no_more_evaluations_than_steps() -> None:
     assert refusal(lambda: tiny(evaluations=4)) == (
         "evaluations: 4 was given; an epoch has 3 steps, and an evaluation comes after a step."
     )
-
-
-@pytest.mark.parametrize(("field", "value"), [("gain", 0), ("patience", 0), ("skill", 1.5), ("beyond", 0.5), ("x", 1)])
-def test_a_rule_that_cannot_be_names_its_field(field: str, value: float) -> None:
-    assert refusal(lambda: tiny(epochs=9, plateau={field: value})).startswith(f"plateau.{field}: ")
 
 
 def test_fields_that_came_later_leave_older_names_alone() -> None:
@@ -154,12 +126,10 @@ def test_where_the_length_alone_tells_the_label_nothing_is_learned_beyond_it() -
     assert Plateau(patience=1).reached(rows(1.0, 1.0, accuracy=0.9), 1.0, 9) is None
 
 
-def test_the_epoch_and_the_tokens_are_those_of_the_steps(tmp_path: Path) -> None:
+def test_the_epoch_is_that_of_the_steps(tmp_path: Path) -> None:
     """3 steps an epoch of 16, 16 and 8 examples; an evaluation after two of them and after all."""
     run = train(tiny(epochs=9, evaluations=2, plateau=SHORT | {"skill": 0.0}), tmp_path)
     assert [(row["step"], row["epoch"]) for row in run.metrics] == [(2, pytest.approx(2 / 3)), (3, 1.0)]
-    tokens = run.result["tokens_per_second"] * run.result["seconds"]
-    assert tokens == pytest.approx(40 * 8, rel=0.1)  # seconds are told in thousandths
 
 
 class Ends:
@@ -178,7 +148,7 @@ def test_a_watcher_of_the_last_step_sees_the_one_where_training_ended(tmp_path: 
     spec = tiny(epochs=9, plateau=SHORT)
     run = train(spec, tmp_path / "whole", watcher=Ends())
     assert [row["step"] for row in run.watched] == [0, 6]
-    for units in range(12):
+    for units in (1, 4, 9):
         out = tmp_path / str(units)
         train(spec, out, watcher=Ends(), should_stop=After(units))
         assert [row["step"] for row in train(spec, out, watcher=Ends()).watched] == [0, 6]

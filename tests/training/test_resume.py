@@ -20,21 +20,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from tests import builders
-from tests.builders import After, Crash, fault_at, files, full, held, noted_writes, outcome, refusal
+from tests.builders import After, Crash, fault_at, files, held, noted_writes, outcome, refusal
 from tests.training.forked import started
 
-from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.model import Decoder
+from toeplens.ground import EnvironmentFailure, InputError, read_json, write_json
 from toeplens.training import Run, RunSpec, loop, train
 from toeplens.training import run as store
 
 LAST_STEP = 9  # 3 epochs of 3 steps, the third one partial
 UNITS = 21  # and of 4 batches of evaluation, every second one partial: a run can be stopped between any two of them
 ENCODINGS = ["rope", "relative-table", "mla"]
-each_encoding = pytest.mark.parametrize("encoding", ENCODINGS)
 
 
 def tiny(encoding: str = "rope", **changes: Any) -> RunSpec:
@@ -71,8 +68,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 # ---- stopped and started again ------------------------------------------------------------------------------------
 
 
-STOPS = [("rope", units) for units in range(UNITS)]
-STOPS += [(encoding, units) for encoding in ENCODINGS[1:] for units in (2, 4, 6, 8, 11, 20)]
+STOPS = [("rope", units) for units in (0, 2, 3, 5, 9, 13, 20)]
+STOPS += [(encoding, units) for encoding in ENCODINGS[1:] for units in (4, 11)]
 
 
 @pytest.mark.parametrize(("encoding", "units"), STOPS)
@@ -85,9 +82,8 @@ def test_stopped_anywhere_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, e
     assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
 
 
-@each_encoding
-def test_stopped_everywhere_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, encoding: str):
-    spec = tiny(encoding)
+def test_stopped_everywhere_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any):
+    spec = tiny()
     for _ in range(UNITS - 1):
         assert train(spec, tmp_path, deadline=0.0).status == "stopped"
     assert outcome(train(spec, tmp_path, deadline=0.0)) == outcome(whole(spec))
@@ -99,8 +95,6 @@ def test_stopped_everywhere_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any,
         {"model": {"encoding": "t5", "protocol": "released"}},
         {"model": {"encoding": "learned", "dropout_on": ("ffn-hidden",)}},
         {"model": {"encoding": "random-fixed"}},
-        {"ignore_label": 1},
-        {"train_examples": 5},
         {"warmup": 0.5, "betas": (0.0, 0.0), "weight_decay": 0.1},
         {"precision": "bf16"},
     ],
@@ -130,9 +124,8 @@ def test_these_runs_depend_on_dropout_and_on_the_order_of_the_examples(whole: An
     assert outcome(whole(tiny(seed=43)))[2] != outcome(whole())[2]
 
 
-@each_encoding
-def test_the_callers_random_states_are_untouched(tmp_path: Path, encoding: str):
-    spec = tiny(encoding)
+def test_the_callers_random_states_are_untouched(tmp_path: Path):
+    spec = tiny("mla")
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     stopped(tmp_path, spec)
     train(spec, tmp_path).model()
@@ -140,13 +133,6 @@ def test_the_callers_random_states_are_untouched(tmp_path: Path, encoding: str):
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     assert np.array_equal(before[2], np.random.get_state()[1])
-
-
-def test_a_deadline_in_the_past_leaves_a_checkpoint_after_one_step(tmp_path: Path):
-    run = train(tiny(), tmp_path, deadline=time.time() - 60)
-    assert run.status == "stopped"
-    assert saved_step(run) == run.step == 1
-    assert (run.metrics, run.result) == ([], {})
 
 
 @pytest.mark.parametrize("set_back", [False, True])
@@ -167,12 +153,6 @@ def test_a_deadline_is_kept_by_not_beginning_what_would_pass_it_whatever_the_clo
     assert steady[0] <= 25
 
 
-def test_should_stop_is_asked_once_before_each_unit_of_work(tmp_path: Path):
-    asked = After()
-    train(tiny(), tmp_path, should_stop=asked)
-    assert asked.asked == UNITS
-
-
 def test_a_complete_run_is_whole_and_holds_no_checkpoint(tmp_path: Path):
     run = train(tiny(), tmp_path, checkpoint_seconds=0)
     names = {"spec.json", "metrics.jsonl", "model.safetensors", "result.json", "environment.json", ".lock"}
@@ -184,27 +164,18 @@ def test_a_complete_run_is_whole_and_holds_no_checkpoint(tmp_path: Path):
     assert run.result["steps"] == run.step == LAST_STEP
 
 
-def test_a_stopped_run_has_no_model_yet(tmp_path: Path):
-    assert "is not finished; run the same command again" in refusal(stopped(tmp_path).model)
-
-
 def test_progress_is_told_about_five_times_a_second_and_only_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ticks = iter(range(10**6))
     clock = SimpleNamespace(monotonic=lambda: next(ticks) * 0.07, time=lambda: 0.0)
     monkeypatch.setattr(loop, "time", clock)
     told: list[tuple[int, int, Any]] = []
-    spec = tiny(epochs=10)
-    run = train(spec, tmp_path, checkpoint_seconds=math.inf, on_progress=lambda *given: told.append(given))
+    run = train(tiny(), tmp_path, checkpoint_seconds=math.inf, on_progress=lambda *given: told.append(given))
     steps = [step for step, _, _ in told]
     assert steps == sorted(steps)
-    assert steps[0] == 0 < steps[1]  # when all is set up, then with the work
-    assert steps[-1] <= spec.total_steps
-    assert {total for _, total, _ in told} == {spec.total_steps}
+    assert steps[0] == 0 < steps[1] <= steps[-1] <= LAST_STEP  # when all is set up, then with the work
+    assert {total for _, total, _ in told} == {LAST_STEP}
     assert 5 <= len(told) <= 5 * next(ticks) * 0.07
-    epochs = [row["epoch"] if row else 0 for _, _, row in told]
-    assert epochs == sorted(epochs)
     assert all(row is None or row == run.metrics[row["epoch"] - 1] for _, _, row in told)
-    assert all(0 <= step - 3 * epoch <= 3 for step, epoch in zip(steps, epochs, strict=True))
 
 
 def test_checkpoints_are_as_far_apart_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -236,6 +207,7 @@ def wait_for_checkpoints(process: BaseProcess, path: Path, count: int) -> None:
         time.sleep(0.001 if seen else 0.02)
 
 
+@pytest.mark.heavy
 def test_killed_at_any_moment_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any):
     spec = tiny(epochs=30)
     directory = tmp_path / spec.name
@@ -257,8 +229,7 @@ def test_killed_at_any_moment_it_ends_as_if_it_had_not(tmp_path: Path, whole: An
     assert not list(directory.glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("name", ["spec.json", "checkpoint.pt", "progress.json", "watched.jsonl", "result.json"])
-@pytest.mark.parametrize("began", [False, True])
+@pytest.mark.parametrize(("name", "began"), [("spec.json", False), ("checkpoint.pt", True)])
 def test_what_a_kill_left_half_written_is_swept_away(tmp_path: Path, whole: Any, name: str, began: bool):
     if began:
         stopped(tmp_path)
@@ -308,28 +279,7 @@ def test_a_crash_or_a_full_disk_at_any_write_costs_nothing_but_time(
 # ---- a full disk --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_disk_that_fills_keeps_the_last_checkpoint(
-    tmp_path: Path, whole: Any, call: str, monkeypatch: pytest.MonkeyPatch
-):
-    spec = tiny()
-    directory = stopped(tmp_path, spec, 1).directory
-    before = files(directory)
-
-    def fill() -> bool:
-        monkeypatch.setattr(os, call, full)
-        return False
-
-    with pytest.raises(EnvironmentFailure) as caught:
-        train(spec, tmp_path, checkpoint_seconds=0, should_stop=fill)
-    assert str(caught.value).startswith(f"cannot write {directory / store.CHECKPOINT}: the disk is full;")
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 3
-    assert files(directory) == before
-    monkeypatch.undo()
-    assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
-
-
+@pytest.mark.heavy
 def test_a_file_larger_than_the_system_allows_is_the_machines_fault(tmp_path: Path, whole: Any):
     """A real refusal by the kernel (RLIMIT_FSIZE), half-way through a checkpoint."""
     spec = tiny()
@@ -350,9 +300,8 @@ def test_a_file_larger_than_the_system_allows_is_the_machines_fault(tmp_path: Pa
 # ---- diverged -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lr", [1e20, 1e38])
-def test_a_run_that_diverges_is_recorded_and_not_continued(tmp_path: Path, lr: float, monkeypatch: pytest.MonkeyPatch):
-    run = train(tiny(lr=lr, epochs=50), tmp_path)
+def test_a_run_that_diverges_is_recorded_and_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = train(tiny(lr=1e38, epochs=50), tmp_path)
     assert run.status == run.result["status"] == "diverged"
     assert run.result["steps"] < run.spec.total_steps
     assert len(run.metrics) < 50
@@ -362,16 +311,9 @@ def test_a_run_that_diverges_is_recorded_and_not_continued(tmp_path: Path, lr: f
     assert "NaN" not in text
     assert "Infinity" not in text
     assert not (run.directory / store.CHECKPOINT).exists()
+    assert refusal(run.model) == f"run: {run.directory} diverged; there are no finite weights to look at."
     monkeypatch.setattr(loop, "Session", None)
     assert train(run.spec, tmp_path) == run
-
-
-def test_a_diverging_run_diverges_the_same_when_resumed(tmp_path: Path):
-    spec = tiny(lr=1e38, epochs=50)
-    once = train(spec, tmp_path / "once")
-    stopped(tmp_path / "twice", spec, 1)
-    again = train(spec, tmp_path / "twice")
-    assert (again.status, len(again.metrics)) == (once.status, len(once.metrics))
 
 
 # ---- damaged ------------------------------------------------------------------------------------------------------
@@ -399,18 +341,11 @@ def noise(size: int) -> bytes:
 
 CHECKPOINTS: dict[str, Callable[[bytes, Path], bytes]] = {
     "truncated": lambda old, _: old[: len(old) // 2],
-    "a byte short": lambda old, _: old[:-1],
-    "random bytes": lambda old, _: noise(len(old)),
     "random bytes in the middle": lambda old, _: old[:2000] + noise(len(old) - 4000) + old[-2000:],
     "empty": lambda old, _: b"",
-    "zeros": lambda old, _: bytes(len(old)),
-    "a foreign pickle": lambda old, _: pickle.dumps({"format": 1}),
     "a hostile pickle": lambda old, path: pickle.dumps(Hostile(path)),
     "a hostile archive": lambda old, path: archive({"format": 1, "run": tiny().name, "model": Hostile(path)}),
-    "a foreign archive": lambda old, _: archive([1, 2, 3]),
     "another version": lambda old, _: archive({"format": 99}),
-    "no run's": lambda old, _: archive({"format": 1}),
-    "text": lambda old, _: b"not a checkpoint\nat all\n",
 }
 
 
@@ -449,65 +384,10 @@ def test_one_wrong_byte_anywhere_in_a_checkpoints_content_is_seen(tmp_path: Path
             store.load_checkpoint(run.directory, run.spec)
 
 
-@pytest.mark.parametrize("other", [{"seed": 1}, {"encoding": "mla"}, {"batch_size": 8}], ids=str)
-def test_another_runs_checkpoint_is_refused(tmp_path: Path, other: dict[str, Any]):
-    run, foreign = stopped(tmp_path / "a"), stopped(tmp_path / "b", tiny(**other))
+def test_another_runs_checkpoint_is_refused(tmp_path: Path):
+    run, foreign = stopped(tmp_path / "a"), stopped(tmp_path / "b", tiny(seed=1))
     shutil.copy(foreign.directory / store.CHECKPOINT, run.directory)
     assert "belongs to another run" in refused_and_untouched(tmp_path / "a")
-
-
-def test_a_directory_in_the_checkpoints_place_is_refused(tmp_path: Path):
-    run = stopped(tmp_path)
-    (run.directory / store.CHECKPOINT).unlink()
-    (run.directory / store.CHECKPOINT).mkdir()
-    assert "checkpoint: " in refused_and_untouched(tmp_path)
-
-
-def weights(tensors: dict[str, torch.Tensor]) -> bytes:
-    return safetensors.torch.save(tensors)
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda old: old[:-1], "is damaged"),
-        (lambda old: noise(len(old)), "is damaged"),
-        (lambda old: weights({"readout.weight": torch.zeros(2)}), "does not hold the weights of this spec"),
-        (lambda old: weights(store.own_state(Decoder(tiny("mla").model))), "does not hold the weights of this spec"),
-    ],
-    ids=["a byte short", "random", "other weights", "another model's"],
-)
-def test_damaged_weights_are_refused_in_one_line(tmp_path: Path, damage: Callable[[bytes], bytes], words: str):
-    run = train(tiny(), tmp_path)
-    path = run.directory / store.WEIGHTS
-    path.write_bytes(damage(path.read_bytes()))
-    assert refusal(run.model).startswith(f"run: {path} {words}")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("spec.json", b""),
-        ("spec.json", b"{}"),
-        ("spec.json", b"[1]"),
-        ("spec.json", b"null"),
-        ("spec.json", b"\xff\xfe"),
-        ("spec.json", b'{"task": "trigger-dist", "model": {}}'),
-        ("metrics.jsonl", b'{"epoch": 1, "st'),
-        ("metrics.jsonl", b"\xff\xfe\n"),
-        ("metrics.jsonl", b"3\n"),
-        ("metrics.jsonl", b"[]\n"),
-        ("result.json", b""),
-        ("result.json", b"[1]"),
-        ("result.json", b'{"status": "compl'),
-        ("result.json", b'{"status": "fine"}'),
-    ],
-)
-def test_damaged_records_are_refused_in_one_line(tmp_path: Path, name: str, content: bytes):
-    run = train(tiny(), tmp_path)
-    (run.directory / name).write_bytes(content)
-    refused_and_untouched(tmp_path)
-    assert str(run.directory / name) in refusal(lambda: Run.open(run.directory))
 
 
 # ---- directories that are no run's --------------------------------------------------------------------------------
@@ -525,7 +405,7 @@ def test_what_is_no_run_cannot_be_opened(tmp_path: Path):
         assert words in refusal(lambda place=place: Run.open(tmp_path / place))
 
 
-@pytest.mark.parametrize("name", ["notes.txt", ".hidden.tmp", "checkpoint.pt", "deeper/notes.txt"])
+@pytest.mark.parametrize("name", [".hidden.tmp", "deeper/notes.txt"])
 def test_a_directory_that_holds_something_else_is_refused_and_untouched(tmp_path: Path, name: str):
     foreign = tmp_path / tiny().name / name
     foreign.parent.mkdir(parents=True)
@@ -553,10 +433,18 @@ def test_a_run_that_is_being_worked_on_is_refused(tmp_path: Path, whole: Any):
     assert outcome(train(tiny(), tmp_path)) == outcome(whole())
 
 
-def test_the_lock_is_given_back_when_training_fails(tmp_path: Path, whole: Any):
-    def fail(*_: object) -> bool:
-        raise ZeroDivisionError
+def test_what_another_process_began_while_this_one_waited_is_not_replaced(tmp_path: Path):
+    other = tiny(seed=1).model_dump(mode="json")
+    with held(tmp_path) as stream:
 
-    with pytest.raises(ZeroDivisionError):
-        train(tiny(), tmp_path, should_stop=fail)
-    assert outcome(train(tiny(), tmp_path)) == outcome(whole())
+        def began() -> bool:
+            write_json(tmp_path / store.SPEC, other, record=False)
+            stream.close()
+            return False
+
+        def enter() -> None:
+            with store.entered(tmp_path, tiny(), until=began):
+                pass
+
+        assert "holds another run; give another directory" in refusal(enter)
+    assert read_json(tmp_path / store.SPEC) == other

@@ -18,7 +18,6 @@ from toeplens.engine.stacks import train_stack
 from toeplens.model import attention
 from toeplens.training import Run, RunSpec, loop, train, train_as_one
 from toeplens.training import run as store
-from toeplens.training.session import Session
 from toeplens.training.stack import must_stack, pays_alone
 
 PLATEAU = {"gain": 0.5, "patience": 1}  # which these models reach soon, each in its own time
@@ -61,16 +60,13 @@ def apart(ours: Sequence[Run], theirs: Sequence[Run]) -> float:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("encoding", ["rope", "nope", "alibi", "shaw", "learned", "mla", "t5", "fire", "cope"])
-@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize(
+    ("encoding", "protocol"),
+    [("rope", "released"), *((name, "paper") for name in ("alibi", "shaw", "mla", "fire", "cope"))],
+)
 def test_in_float64_each_ends_as_it_does_alone(tmp_path: Path, encoding: str, protocol: str):
     specs = three(encoding, protocol=protocol)
     assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
-
-
-def test_in_float32_to_rounding(tmp_path: Path):
-    specs = three()
-    assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-4
 
 
 @pytest.mark.usefixtures("double")
@@ -104,9 +100,8 @@ def test_texts_too_long_for_all_their_weights_at_once(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("encoding", ["rope", "shaw"])
-def test_one_alone_ends_as_a_stack_of_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str):
-    spec = tiny(0, encoding, average=0.9)
+def test_one_alone_ends_as_a_stack_of_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = tiny(0, "shaw", average=0.9)
     alone = train(spec, tmp_path / "alone")
     monkeypatch.setattr(loop, "pays_alone", lambda *_: True)
     stack = train(spec, tmp_path / "one")
@@ -131,7 +126,7 @@ def test_one_alone_is_a_stack_of_one_on_a_gpu_that_it_leaves_empty(changes: dict
 # ---- stopped and gone on with ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("units", [1, 4, 9, 13])
+@pytest.mark.parametrize("units", [4, 9])
 def test_stopped_and_gone_on_with_in_the_stack_it_ends_bit_identical(tmp_path: Path, units: int):
     specs = three(average=0.9)
     whole = train_as_one(specs, tmp_path / "whole")
@@ -186,25 +181,6 @@ def test_one_that_diverges_leaves_the_others_as_they_are(tmp_path: Path):
     assert apart(kept, [train(specs[0], tmp_path / "alone"), train(specs[2], tmp_path / "alone")]) < 1e-4
 
 
-def test_one_that_diverged_is_not_gone_on_with_wherever_the_others_are_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    specs = [tiny(0), tiny(1, lr=1e30), tiny(2)]
-    finish = Session.finish
-
-    def killed(session: Session, status: Any) -> None:
-        if session.spec == specs[1]:
-            raise KeyboardInterrupt
-        finish(session, status)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "finish", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train_as_one(specs, tmp_path, checkpoint_seconds=0.0)
-    run = train(specs[1], tmp_path)
-    assert (run.status, len(run.metrics)) == ("diverged", 1)
-
-
 def test_a_look_that_fails_costs_none_of_them_anything(tmp_path: Path):
     class Fails:
         name = "fails"
@@ -241,21 +217,22 @@ def test_a_refusal_says_why(specs: list[RunSpec], why: str):
 # ---- many jobs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_jobs_are_trained_as_one_where_they_can_be_and_each_is_then_done_as_alone(tmp_path: Path):
-    specs = [*three(), tiny(3, "alibi"), tiny(4, "rope", model={"dropout": 0.1})]
+    small = {"epochs": 1, "model": {"num_layers": 1}}
+    specs = [tiny(0, **small), tiny(1, **small), tiny(2, "alibi", **small)]
     jobs = [Job(spec, spec.name, examples=16) for spec in specs]
     told: list[int] = []
-    stacked, plain = tmp_path / "stacked", tmp_path / "plain"
-    heard = run_jobs(jobs, stacked, Limits(stack=8), workers=1, on_event=lambda event: told.append(event.job))
-    assert heard == run_jobs(jobs, plain, Limits(), workers=1) == ["complete"] * 5
-    assert set(told) == set(range(5))
+    heard = run_jobs(jobs, tmp_path, Limits(stack=8), workers=1, on_event=lambda event: told.append(event.job))
+    assert heard == ["complete"] * 3
+    assert set(told) == set(range(3))
     for spec in specs:
-        assert (stacked / spec.name / "ablation.json").exists()
-        (segment,) = Run.open(stacked / spec.name).history
-        assert segment.setup.stacked == (spec in specs[:3])
-    assert "stack" in refusal(lambda: run_jobs(jobs, tmp_path / "none", Limits(stack=0), workers=1))
+        assert (tmp_path / spec.name / "ablation.json").exists()
+        (segment,) = Run.open(tmp_path / spec.name).history
+        assert segment.setup.stacked == (spec in specs[:2])
 
 
+@pytest.mark.heavy
 def test_jobs_stopped_in_a_stack_are_gone_on_with(tmp_path: Path):
     jobs = [Job(spec, spec.name) for spec in three()]
     assert run_jobs(jobs, tmp_path, Limits(stack=8, deadline=0.0), workers=1) == ["stopped"] * 3

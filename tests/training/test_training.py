@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import shutil
@@ -27,7 +26,6 @@ from toeplens.tasks import Examples
 from toeplens.training import (
     Batches,
     RunSpec,
-    correct,
     cosine_with_warmup,
     environment,
     evaluate,
@@ -114,18 +112,9 @@ def test_a_run_follows_the_schedule(tmp_path: Path):
 # ---- batches ------------------------------------------------------------------------------------------------------
 
 
-def test_lengths_are_kept_only_where_something_is_padded():
-    assert Batches.of(examples(tiny(), "train"), CPU).lengths is None
-    padded = examples(tiny(PADDED), "train")
-    kept = Batches.of(padded, CPU).lengths
-    assert kept is not None
-    assert kept.tolist() == padded.lengths.tolist()
-
-
-@pytest.mark.parametrize("fields", [DISTANCE, PADDED], ids=["distance", "padded"])
-@pytest.mark.parametrize("size", [1, 7, 16, 19, 100])
-def test_a_split_is_all_examples_in_order_the_last_batch_partial(fields: dict[str, Any], size: int):
-    data = Batches.of(examples(tiny(fields), "test"), CPU)
+@pytest.mark.parametrize("size", [7, 19, 100])
+def test_a_split_is_all_examples_in_order_the_last_batch_partial(size: int):
+    data = Batches.of(examples(tiny(PADDED), "test"), CPU)
     parts = list(data.split(size))
     assert [len(tokens) for tokens, _, _ in parts] == [size] * (19 // size) + [19 % size] * (19 % size > 0)
     assert torch.equal(torch.cat([tokens for tokens, _, _ in parts]), data.tokens)
@@ -134,33 +123,18 @@ def test_a_split_is_all_examples_in_order_the_last_batch_partial(fields: dict[st
         assert torch.equal(torch.cat([lengths for _, _, lengths in parts]), data.lengths)  # type: ignore[arg-type]
 
 
-def test_rows_are_taken_together():
-    data = Batches.of(examples(tiny(PADDED), "train"), CPU)
-    tokens, labels, lengths = data.take(torch.tensor([5, 0, 5]))
-    assert lengths is not None
-    assert data.lengths is not None
-    for place, row in enumerate([5, 0, 5]):
-        assert torch.equal(tokens[place], data.tokens[row])
-        assert (labels[place], lengths[place]) == (data.labels[row], data.lengths[row])
-
-
-def test_correct_is_the_largest_logit_and_never_an_ignored_example():
-    logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
-    assert correct(logits, torch.tensor([1, 1, -100])).tolist() == [True, False, False]
-
-
 # ---- evaluation ---------------------------------------------------------------------------------------------------
 
 
 @each_task
-@pytest.mark.parametrize("size", [1, 7, 19, 64])
+@pytest.mark.parametrize("size", [7, 64])
 def test_evaluation_is_the_mean_over_examples_whatever_the_batches(fields: dict[str, Any], size: int):
     spec = tiny(fields)
     model, data = initial_model(spec), examples(spec, "test")
     assert evaluate(model, Batches.of(data, CPU), size) == pytest.approx(by_hand(model, data), rel=1e-5)
 
 
-@pytest.mark.parametrize("label", [0, 3])
+@pytest.mark.parametrize("label", [3])
 def test_an_ignored_label_counts_neither_in_loss_nor_in_accuracy(label: int):
     spec = tiny(COUNT)
     model, data = initial_model(spec), examples(spec, "train")
@@ -171,17 +145,6 @@ def test_an_ignored_label_counts_neither_in_loss_nor_in_accuracy(label: int):
     assert ignoring == pytest.approx(evaluate(model, Batches.of(kept, CPU), 16), rel=1e-5)
 
 
-def test_a_model_that_always_answers_the_ignored_label_has_accuracy_zero():
-    spec = tiny(COUNT)
-    model = initial_model(spec)
-    with torch.no_grad():
-        model.readout.weight.zero_()
-        model.readout.bias.copy_(F.one_hot(torch.tensor(0), 12) * 10.0)
-    data = examples(spec, "train")
-    assert evaluate(model, Batches.of(data, CPU), 16)[1] == np.mean(data.labels == 0) > 0
-    assert evaluate(model, Batches.of(data, CPU, ignore_label=0), 16)[1] == 0
-
-
 def test_nothing_to_count_is_zero_and_not_a_division_by_it():
     spec = tiny(COUNT)
     data = examples(spec, "train")
@@ -189,36 +152,10 @@ def test_nothing_to_count_is_zero_and_not_a_division_by_it():
     assert evaluate(initial_model(spec), only, 16) == (0, 0)
 
 
-def test_evaluation_uses_no_dropout_and_leaves_nothing_behind():
-    spec = tiny(model={"dropout": 0.9})
-    model, data = initial_model(spec).train(), Batches.of(examples(spec, "test"), CPU)
-    before = copy.deepcopy(model.state_dict())
-    assert evaluate(model, data, 16) == evaluate(model, data, 16)
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
 # ---- an epoch -----------------------------------------------------------------------------------------------------
 
 
-@each_task
-def test_an_epoch_at_a_learning_rate_of_next_to_nothing_reports_the_initial_model(
-    fields: dict[str, Any], tmp_path: Path
-):
-    spec = tiny(fields, lr=1e-20, weight_decay=0.0)
-    run = train(spec, tmp_path)
-    model = initial_model(spec)
-    loss, accuracy = by_hand(model, examples(spec, "train"))
-    test_loss, test_accuracy = by_hand(model, examples(spec, "test"))
-    assert len(run.metrics) == 2
-    for row in run.metrics:
-        assert row["train_loss"] == pytest.approx(loss, rel=1e-5)
-        assert row["train_accuracy"] == pytest.approx(accuracy)
-        assert row["test_loss"] == pytest.approx(test_loss, rel=1e-5)
-        assert row["test_accuracy"] == pytest.approx(test_accuracy)
-
-
-@pytest.mark.parametrize("label", [0, 3])
+@pytest.mark.parametrize("label", [0])
 def test_an_ignored_label_counts_nowhere_in_training(tmp_path: Path, label: int):
     spec = tiny(COUNT, lr=1e-20, weight_decay=0.0, ignore_label=label)
     row = train(spec, tmp_path).metrics[0]
@@ -281,7 +218,7 @@ def test_a_run_is_adamw_on_the_mean_loss_of_each_batch_the_partial_last_one_incl
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("tokens_at_once", [1, 40, 64])
+@pytest.mark.parametrize("tokens_at_once", [1, 40])
 def test_parts_of_a_batch_that_is_too_large_to_be_held_at_once_give_the_same_run(
     tokens_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -296,18 +233,6 @@ def test_parts_of_a_batch_that_is_too_large_to_be_held_at_once_give_the_same_run
     for ours, theirs in zip(parts.metrics, whole.metrics, strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-5)
         assert ours["train_accuracy"] == theirs["train_accuracy"]
-
-
-def test_a_batch_larger_than_the_data_set_is_the_data_set(tmp_path: Path):
-    whole, larger = (train(tiny(batch_size=size), tmp_path) for size in (40, 1000))
-    assert [row["train_loss"] for row in whole.metrics] == [row["train_loss"] for row in larger.metrics]
-    assert larger.spec.steps_per_epoch == 1
-
-
-def test_the_order_of_the_examples_changes_every_epoch_and_with_the_seed(tmp_path: Path):
-    rows = train(tiny(epochs=2), tmp_path).metrics
-    others = train(tiny(epochs=2, seed=43), tmp_path).metrics
-    assert rows[0]["train_loss"] != rows[1]["train_loss"] != others[1]["train_loss"]
 
 
 def test_the_data_seed_changes_the_data_and_not_the_weights(tmp_path: Path):
@@ -372,7 +297,6 @@ def test_what_a_machine_has_is_used_as_asked_or_said_to_be_missing(
     ("given", "message"),
     [
         (("gpu", "auto", "auto"), "device: 'gpu' was given; it must be auto, cpu, cuda or cuda:N"),
-        (("", "auto", "auto"), "device: '' was given"),
         (("meta", "auto", "auto"), "device: there is no 'meta'; known: cpu, cuda"),
         (("cpu", "of", "auto"), "compile: there is no 'of'; did you mean 'off'"),
         (("cpu", "auto", "fp16"), "precision: there is no 'fp16'"),
@@ -380,22 +304,6 @@ def test_what_a_machine_has_is_used_as_asked_or_said_to_be_missing(
 )
 def test_an_execution_that_does_not_exist_is_refused(given: tuple[Any, Any, Any], message: str):
     assert message in refusal(lambda: plan_execution(*given))
-
-
-def test_a_refused_execution_leaves_a_run_that_can_be_started(tmp_path: Path):
-    refusal(lambda: train(tiny(), tmp_path, device="gpu"))
-    assert train(tiny(), tmp_path).status == "complete"
-
-
-def test_the_environment_says_what_a_run_was_carried_out_with(tmp_path: Path):
-    here = environment(plan_execution("cpu", "auto", "auto"))
-    assert here["torch"] == torch.__version__
-    assert here["numpy"] == np.__version__
-    assert here["threads"] == torch.get_num_threads()
-    assert here["execution"].startswith("cpu, float32, eager")
-    assert environment()["execution"] is None
-    run = train(tiny(), tmp_path)
-    assert (run.directory / "environment.json").is_file()
 
 
 def test_the_environment_names_the_gpu_that_is_worked_on(monkeypatch: pytest.MonkeyPatch):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import builders
-from tests.builders import After, Crash, fault_at, files, noted_writes, outcome, refusal, timeless
+from tests.builders import After, Crash, files, outcome, refusal, timeless
 
-from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.ground import InputError
 from toeplens.model import Decoder
 from toeplens.training import Run, RunSpec, loop, train, watcher
 from toeplens.training import run as store
-from toeplens.training.watcher import Watcher, moments
+from toeplens.training.watcher import moments
 
 pytestmark = pytest.mark.usefixtures("no_disk")
 LAST_STEP = 6  # 2 epochs of 3 steps, the third one partial
@@ -82,26 +80,16 @@ def test_the_usual_moments_go_from_the_initialisation_to_the_end_and_are_closer_
     assert len(steps) <= 10
 
 
-def test_the_usual_moments_of_a_run_at_laptop_scale():
-    assert moments(480) == [0, 15, 30, 60, 90, 120, 180, 240, 360, 480]
-
-
-@pytest.mark.parametrize("wrong", [-1, LAST_STEP + 1, 2.5])
+@pytest.mark.parametrize("wrong", [-1, LAST_STEP + 1])
 def test_moments_that_are_no_steps_of_the_run_are_refused(tmp_path: Path, wrong: Any):
     said = f"moments: {wrong} was given; each must be a step from 0 to {LAST_STEP}."
     assert refusal(lambda: train(tiny(), tmp_path, watcher=Digests((0, wrong)))) == said
 
 
-def test_what_only_looks_is_a_watcher():
-    assert isinstance(Digests(), Watcher)
-    assert not isinstance(object(), Watcher)
-
-
 # ---- a look changes nothing -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["paper", "released"])
-@pytest.mark.parametrize("encoding", ["rope", "relative-table"])
+@pytest.mark.parametrize(("protocol", "encoding"), [("paper", "relative-table"), ("released", "rope")])
 def test_the_weights_are_those_of_the_run_without_a_watcher(tmp_path: Path, protocol: str, encoding: str):
     spec = tiny(protocol, encoding)
     alone = train(spec, tmp_path / "alone")
@@ -109,12 +97,6 @@ def test_the_weights_are_those_of_the_run_without_a_watcher(tmp_path: Path, prot
     assert outcome(seen) == outcome(alone)
     assert seen.directory.name == alone.directory.name
     assert [row["step"] for row in seen.watched] == list(range(LAST_STEP + 1))
-
-
-def test_these_runs_depend_on_dropout(tmp_path: Path, plain: Run):
-    """Else the tests here could not see a random state that was moved."""
-    calm = train(tiny(model={"dropout": 0.0}), tmp_path)
-    assert timeless(calm.metrics) != timeless(plain.metrics)
 
 
 @torch.no_grad()
@@ -131,13 +113,9 @@ def leave_gradients(model: Decoder) -> None:
 DISTURBANCES: dict[str, Callable[[Decoder], object]] = {
     "draws": lambda model: torch.rand(100),
     "seeds": lambda model: torch.manual_seed(0),
-    "other generators": lambda model: (random.random(), np.random.random()),
     "weights": spoil,
     "gradients": leave_gradients,
-    "training mode": lambda model: model.train(),
-    "frozen": lambda model: model.requires_grad_(False),
     "hooks": lambda model: model.readout.register_forward_hook(lambda *given: torch.zeros(1)),
-    "precision": lambda model: model.double(),
 }
 
 
@@ -146,13 +124,6 @@ def test_a_look_that_disturbs_is_harmless(tmp_path: Path, plain: Run, watched: R
     run = train(tiny(), tmp_path, watcher=Digests(disturb=DISTURBANCES[disturb]))
     assert outcome(run) == outcome(plain)
     assert timeless(run.watched) == timeless(watched.watched)
-
-
-def test_without_the_protection_a_disturbance_would_be_seen(
-    tmp_path: Path, plain: Run, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(watcher.copy, "deepcopy", lambda model: model)
-    assert outcome(train(tiny(), tmp_path, watcher=Digests(disturb=spoil))) != outcome(plain)
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
@@ -170,17 +141,6 @@ def test_rows_are_of_the_model_after_so_many_steps(tmp_path: Path, watched: Run)
     assert timeless(watched.watched)[3] == {"step": 6, "training": False, **digest(store.own_state(watched.model()))}
 
 
-def test_rows_are_written_each_epoch(tmp_path: Path, watched: Run):
-    run = train(tiny(), tmp_path, watcher=Digests(), should_stop=After(9))  # 2 looks, 3 steps, 4 batches of evaluation
-    assert (run.status, len(run.metrics)) == ("stopped", 1)
-    assert timeless(run.watched) == timeless(watched.watched)[:2]
-
-
-def test_a_run_that_was_not_watched_has_no_rows_and_no_file(plain: Run):
-    assert plain.watched == []
-    assert not (plain.directory / store.WATCHED).exists()
-
-
 def test_what_is_no_finite_number_is_null(tmp_path: Path):
     class Odd(Digests):
         def look(self, model: Decoder, step: int) -> dict[str, Any]:
@@ -191,21 +151,13 @@ def test_what_is_no_finite_number_is_null(tmp_path: Path):
     assert "NaN" not in (run.directory / store.WATCHED).read_text()
 
 
-def test_a_run_that_diverges_has_the_rows_up_to_there(tmp_path: Path):
-    run = train(tiny(lr=1e38, epochs=50), tmp_path, watcher=Digests(range(151)))
-    assert run.status == "diverged"
-    assert [row["step"] for row in run.watched] == list(range(run.step))
-    assert run.step < 150
-
-
 @pytest.mark.parametrize(
     ("seen", "message"),
     [
         ({"step": 1}, "watcher: 'digests' gives 'step', which each row has already."),
-        ({"seconds": 1}, "watcher: 'digests' gives 'seconds', which each row has already."),
         ({"a": torch.ones(2)}, "watcher: 'digests' gives what JSON cannot hold; it must give plain lists and numbers."),
     ],
-    ids=["step", "seconds", "tensor"],
+    ids=["step", "tensor"],
 )
 def test_what_cannot_be_a_row_is_refused(tmp_path: Path, seen: dict[str, Any], message: str):
     class Bad(Digests):
@@ -218,9 +170,7 @@ def test_what_cannot_be_a_row_is_refused(tmp_path: Path, seen: dict[str, Any], m
 # ---- stopped and started again --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "units", [0, 1, 3, 4, 5, 6, 8, 9, 10, 16, 17]
-)  # before and after each look, and in an evaluation
+@pytest.mark.parametrize("units", [0, 1, 4, 8, 17])  # before and after each look, and in an evaluation
 def test_stopped_anywhere_the_rows_are_the_same(tmp_path: Path, plain: Run, watched: Run, units: int):
     assert train(tiny(), tmp_path, watcher=Digests(), should_stop=After(units)).status == "stopped"
     run = train(tiny(), tmp_path, watcher=Digests())
@@ -238,38 +188,10 @@ def test_stopped_everywhere_the_rows_are_the_same_and_no_look_is_made_twice(tmp_
     assert outcome(run) == outcome(plain)
 
 
-def test_a_crash_before_any_write_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    spec = tiny(train_examples=16, test_examples=16, epochs=1)
-    at = (0, 1)
-    with monkeypatch.context() as patch:
-        names = noted_writes(patch)
-        whole = train(spec, tmp_path / "whole", watcher=Digests(at), checkpoint_seconds=0)
-    assert names.count("checkpoint.pt") == 3  # after every unit but the last: look, step, look, evaluation
-    last = ["model.safetensors", "metrics.jsonl", "watched.jsonl", "environment.json", "result.json"]
-    assert names[-5:] == last
-    for crash_at in range(len(names)):
-        out = tmp_path / str(crash_at)
-        with monkeypatch.context() as patch:
-            fault_at(patch, crash_at, "before")
-            with pytest.raises(Crash):
-                train(spec, out, watcher=Digests(at), checkpoint_seconds=0)
-        run = train(spec, out, watcher=Digests(at))
-        assert timeless(run.watched) == timeless(whole.watched)
-        assert outcome(run) == outcome(whole)
-
-
 def test_moments_passed_without_a_watcher_are_missing(tmp_path: Path, plain: Run, watched: Run):
     train(tiny(), tmp_path, should_stop=After(3))  # three steps, no evaluation yet
     run = train(tiny(), tmp_path, watcher=Digests())
     assert timeless(run.watched) == timeless(watched.watched)[2:]
-    assert outcome(run) == outcome(plain)
-
-
-def test_rows_stay_if_the_run_goes_on_without_its_watcher(tmp_path: Path, plain: Run, watched: Run):
-    train(tiny(), tmp_path, watcher=Digests(), should_stop=After(4))  # 2 looks, 2 steps
-    train(tiny(), tmp_path, should_stop=After(2))
-    run = train(tiny(), tmp_path)
-    assert timeless(run.watched) == timeless(watched.watched)[:2]
     assert outcome(run) == outcome(plain)
 
 
@@ -300,16 +222,6 @@ def test_two_watchers_rows_are_not_mixed(tmp_path: Path, watched: Run):
     assert timeless(train(tiny(), tmp_path, watcher=Digests()).watched) == timeless(watched.watched)
 
 
-def test_a_finished_run_is_returned_and_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = train(tiny(), tmp_path)
-    before = files(run.directory)
-    monkeypatch.setattr(loop, "Session", None)
-    again = train(tiny(), tmp_path, watcher=Digests())
-    assert again == run
-    assert again.watched == []
-    assert files(run.directory) == before
-
-
 def test_a_checkpoint_from_before_runs_could_be_watched_is_gone_on_with(tmp_path: Path, plain: Run, watched: Run):
     run = train(tiny(), tmp_path, should_stop=After(1))
     state = store.load_checkpoint(run.directory, tiny())
@@ -323,9 +235,7 @@ def test_a_checkpoint_from_before_runs_could_be_watched_is_gone_on_with(tmp_path
 # ---- a look that fails ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("at", "error"), [(0, ZeroDivisionError), (2, InputError), (3, EnvironmentFailure), (6, MemoryError)]
-)
+@pytest.mark.parametrize(("at", "error"), [(2, InputError), (3, ZeroDivisionError)])
 def test_a_look_that_raises_loses_nothing(tmp_path: Path, plain: Run, watched: Run, at: int, error: type[Exception]):
     class Fails(Digests):
         def look(self, model: Decoder, step: int) -> dict[str, Any]:
@@ -388,19 +298,3 @@ def test_a_look_is_a_unit_of_work_to_a_deadline(tmp_path: Path, monkeypatch: pyt
     assert (run.status, run.step, clock.now) == ("stopped", 2, 12.0)
     run = train(tiny(), tmp_path, watcher=clock.watcher(MOMENTS), deadline=12.5)
     assert (run.step, clock.now) == (2, 22.0)  # the look, once, because a unit is always done
-
-
-def test_should_stop_is_asked_once_before_each_look_too(tmp_path: Path):
-    asked = After()
-    train(tiny(), tmp_path, watcher=Digests(), should_stop=asked)
-    assert asked.asked == UNITS
-
-
-def test_what_the_compiler_takes_after_a_look_does_not_count_to_a_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    clock = Clock(monkeypatch, first=100.0)
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(shutil, "which", lambda name: name)
-    run = train(tiny(), tmp_path, compile="on", device="cpu", watcher=clock.watcher([0]), deadline=10 + 100 + 11.5)
-    assert (run.status, run.step, clock.now) == ("stopped", 3, 10 + 100 + 2)

@@ -47,8 +47,7 @@ Workers = Annotated[int | None, typer.Option(help="Processes; one a core unless 
 Follow = Annotated[
     list[str] | None,
     typer.Option(
-        help="Tell each run's evaluations to tensorboard, wandb or mlflow too; give it again for more. See "
-        "docs/tracking.md."
+        help="Log each run's evaluations to tensorboard, wandb or mlflow, too; may be repeated. See docs/tracking.md."
     ),
 ]
 Budget = Annotated[str | None, typer.Option(help="Stop within this time, e.g. 90s, 9m, 2h; the same command goes on.")]

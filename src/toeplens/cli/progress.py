@@ -26,7 +26,6 @@ from toeplens.ground.machine import size
 from toeplens.ground.stops import EXIT_CODE
 from toeplens.studies import limits_for
 from toeplens.training import RunSpec, plan_execution
-from toeplens.training.followers import heard
 
 State = TypeVar("State")
 
@@ -68,20 +67,12 @@ class _Opening:
             say(self._about, aside=True)
         self._about = ""
 
-    def say(self, text: str) -> None:
-        """Say a line of its own on standard error."""
-        self.begin()
-        say(text, aside=True)
-
     def __enter__(self) -> Self:
-        self._hearing = heard(self.say)
-        self._hearing.__enter__()
         self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
-        self._hearing.__exit__(None, None, None)
 
 
 def carry_out(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -59,8 +58,7 @@ def train_run(
         from toeplens.engine import HeadWatch, Limits
         from toeplens.model import scale_left_open
         from toeplens.training import Run, run_spec, starting_spec, told, train
-        from toeplens.training.followers import followers_named, must_be_installed
-        from toeplens.training.ranks import follows
+        from toeplens.training.loggers import loggers_named, must_be_installed
         from toeplens.training.run import WATCHED
 
     if spec is not None:
@@ -85,11 +83,6 @@ def train_run(
         _agree(spec, wanted, encoding=several, protocol=protocol, task=task, seed=seed)
     limits = limits_of(time_budget, device, compile, follow=follow)
     must_be_installed(limits.follow)
-    if follows():  # it stops when the leader does, and the leader tells
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        train(wanted, out, device=device)
-        return
     progress = RunProgress(wanted, limits)
 
     def work(limits: Limits) -> Run:
@@ -102,7 +95,7 @@ def train_run(
             should_stop=limits.should_stop,
             on_progress=progress,
             watcher=HeadWatch(wanted) if watch else None,
-            followers=followers_named(limits.follow),
+            loggers=loggers_named(limits.follow),
         )
 
     def show(run: Run) -> None:

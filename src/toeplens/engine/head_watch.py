@@ -21,7 +21,7 @@ from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
 from toeplens.training import Batches, RunSpec
-from toeplens.training.plateau import Plateau
+from toeplens.training.spec import Plateau
 from toeplens.training.watcher import moments
 
 TOGETHER: tuple[Metric, ...] = ("accuracy", "loss")  # what the same passes of a study are counted by

@@ -29,8 +29,8 @@ from toeplens.ground.locks import Busy, locked
 from toeplens.lens import HeadAblation
 from toeplens.lens.ablation.ablate import Method, ablate_by
 from toeplens.lens.kit.interventions import Intervention, Metric
-from toeplens.training import Follower, Run, RunSpec, plan_execution, train
-from toeplens.training.followers import followers_named
+from toeplens.training import Run, RunSpec, plan_execution, train
+from toeplens.training.loggers import OpenLogger, loggers_named
 from toeplens.training.loop import Progress
 from toeplens.training.run import RESULT, WEIGHTS, entered
 
@@ -107,7 +107,7 @@ def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | No
             should_stop=limits.should_stop,
             on_progress=on_progress,
             watcher=watcher_of(job),
-            followers=followers_of(job, limits),
+            loggers=loggers_of(job, limits),
         )
     if run.status != "complete" or not job.examples:
         return run
@@ -127,9 +127,9 @@ def watcher_of(job: Job) -> HeadWatch | None:
     return HeadWatch(job.spec, whole=job.examples, split=job.split) if job.watch else None
 
 
-def followers_of(job: Job, limits: Limits) -> list[Follower]:
-    """Who follows the job's training."""
-    return followers_named(limits.follow, job.label, limits.group)
+def loggers_of(job: Job, limits: Limits) -> list[OpenLogger]:
+    """The loggers of the job's training."""
+    return loggers_named(limits.follow, job.label, limits.group)
 
 
 def is_done(job: Job, directory: Path) -> bool:

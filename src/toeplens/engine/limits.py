@@ -10,7 +10,7 @@ from toeplens.engine.store import located
 from toeplens.ground import choose
 from toeplens.ground.machine import within
 from toeplens.training.environment import CompileMode
-from toeplens.training.followers import FOLLOWERS
+from toeplens.training.loggers import LOGGERS
 
 MOST_STACKED = 256  # models as one: each holds a file open
 
@@ -34,10 +34,10 @@ class Limits:
                         as fill a GPU, and on a CPU, where it does not pay, 1
     machines            in words, those that carry the work out, where that is not this one: then what devices this one
                         has says nothing
-    follow              names of those that are told of each run's evaluations: ``tensorboard``, ``wandb``, ``mlflow``
-    group               what they call all runs together: a study gives its directory's name
+    follow              names of the loggers of each run's evaluations: ``tensorboard``, ``wandb``, ``mlflow``
+    group               what these call all runs together: a study gives its directory's name
 
-    Raises `InputError` for a ``stack`` that cannot be, or a follower that there is not.
+    Raises `InputError` for a ``stack`` that cannot be, or an unknown logger.
     """
 
     device: str = "auto"
@@ -55,7 +55,7 @@ class Limits:
     def __post_init__(self) -> None:
         within("stack", self.stack, 1, MOST_STACKED)
         object.__setattr__(
-            self, "follow", tuple(dict.fromkeys(choose("follow", each, FOLLOWERS) for each in self.follow))
+            self, "follow", tuple(dict.fromkeys(choose("follow", each, LOGGERS) for each in self.follow))
         )
         if self.store is not None:
             object.__setattr__(self, "store", located(self.store))

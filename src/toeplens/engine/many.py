@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,11 +24,10 @@ from toeplens.engine.scratch import scratch
 from toeplens.engine.sharing import fetch, is_behind, shared
 from toeplens.engine.stacks import Room, stacks_of, train_stack
 from toeplens.engine.store import Store
-from toeplens.ground import EnvironmentFailure, InputError, choose
+from toeplens.ground import EnvironmentFailure, choose
 from toeplens.ground.machine import cores, within
 from toeplens.training.environment import CompileMode
-from toeplens.training.followers import LOG, heard, made_ready, must_be_installed
-from toeplens.training.ranks import is_one_of_many
+from toeplens.training.loggers import must_be_installed, prepare
 from toeplens.training.run import Run, Status
 
 Workers = int | Cluster | None  # processes on this machine (None: one a core), or a cluster
@@ -72,11 +70,6 @@ def plan_workers(jobs: int, device: str, workers: int | None) -> tuple[int, int]
 
     Threads are as many as there are cores for each process, and no more than ``OMP_NUM_THREADS`` where that is set.
     """
-    if is_one_of_many():
-        raise InputError(
-            "torchrun: it shares one run among processes ('toeplens train'); many runs are spread by --workers or "
-            "--engine ray."
-        )
     count = workers if workers is not None else (1 if _on_gpu(device) else cores())
     within("workers", count, 1, max(_ALWAYS_ALLOWED, 4 * cores()))
     count = max(1, min(count, jobs))
@@ -108,37 +101,12 @@ def spread(
     on_told: Told = lambda index, what: None,
     after: Mapping[int, int] | None = None,
 ) -> None:
-    """Do ``work`` for each piece, in order, several at a time; see `toeplens.engine.pool.in_processes`.
-
-    What followers fail by there is said here, once.
-    """
-    said: set[str] = set()
-
-    def hear(index: int, told: tuple[tuple[str, ...], Any]) -> None:
-        for text in dict.fromkeys(told[0]):
-            if text not in said:
-                said.add(text)
-                LOG.warning("%s", text)
-        if told[1] is not None:
-            on_told(index, told[1])
-
-    heeded = partial(_heeded, work)
+    """Do ``work`` for each piece, in order, several at a time; see `toeplens.engine.pool.in_processes`."""
     if isinstance(workers, Cluster):
-        in_cluster(heeded, pieces, limits, workers, on_done=on_done, on_told=hear, after=after)
+        in_cluster(work, pieces, limits, workers, on_done=on_done, on_told=on_told, after=after)
         return
     count, threads = plan_workers(len(pieces), limits.device, workers)
-    in_processes(heeded, pieces, limits, count=count, threads=threads, on_done=on_done, on_told=hear, after=after)
-
-
-def _heeded(work: Work[Piece], piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Any:
-    """Do a piece; with each thing told go what followers have said so far, for only the last may be heard."""
-    said: list[str] = []
-    with heard(said.append):
-        try:
-            return work(piece, limits, lambda what: tell((tuple(said), what)))
-        finally:
-            if said:
-                tell((tuple(said), None))
+    in_processes(work, pieces, limits, count=count, threads=threads, on_done=on_done, on_told=on_told, after=after)
 
 
 def run_jobs(
@@ -160,7 +128,7 @@ def run_jobs(
     if limits.store is not None:
         Store(limits.store).must_outlive_a_process()
     store = Store(limits.store) if limits.store is not None and isinstance(workers, Cluster) else None
-    limits = replace(limits, follow=made_ready(limits.follow, limits.group))
+    prepare(limits.follow, limits.group)
     left = list(range(len(jobs)))
 
     def ended(index: int, status: Status) -> None:

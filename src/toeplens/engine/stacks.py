@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from toeplens.engine.jobs import Job, followers_of, watcher_of
+from toeplens.engine.jobs import Job, loggers_of, watcher_of
 from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import MOST_STACKED, Limits
 from toeplens.engine.pool import keeping_time
@@ -160,6 +160,6 @@ def _trained(members: Sequence[_Member], where: Path, limits: Limits, tell: Call
             should_stop=lambda: max([member.stops(limits) for member in members]),  # each publishes what is new
             on_progress=report,
             watchers=[watcher_of(member.job) for member in members],
-            followers=[followers_of(member.job, limits) for member in members],
+            loggers=[loggers_of(member.job, limits) for member in members],
         )
     return all(run.status != "stopped" for run in runs)

@@ -4,28 +4,24 @@ Here goes what one run needs from its spec to its weights; sizes that studies sh
 """
 
 from toeplens.training.batches import Batches, answer, correct, evaluate
-from toeplens.training.environment import Execution, environment, plan_execution
-from toeplens.training.followers import Follower, RunEnd, RunFacts
-from toeplens.training.history import Segment, Setup, told
+from toeplens.training.environment import Execution, Segment, Setup, environment, plan_execution, told
+from toeplens.training.loggers import Logger, RunInfo
 from toeplens.training.loop import train, train_as_one
-from toeplens.training.plateau import Plateau
 from toeplens.training.presets import PRESETS, Preset, starting_spec
 from toeplens.training.run import Run
-from toeplens.training.schedule import cosine_with_warmup
 from toeplens.training.session import initial_model
-from toeplens.training.spec import RunSpec, run_spec
+from toeplens.training.spec import Plateau, RunSpec, cosine_with_warmup, run_spec
 from toeplens.training.watcher import Watcher
 
 __all__ = [
     "PRESETS",
     "Batches",
     "Execution",
-    "Follower",
+    "Logger",
     "Plateau",
     "Preset",
     "Run",
-    "RunEnd",
-    "RunFacts",
+    "RunInfo",
     "RunSpec",
     "Segment",
     "Setup",

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from toeplens.ground.errors import first_line
 from toeplens.training import run as store
 from toeplens.training.environment import CompileMode, plan_execution
-from toeplens.training.followers import Follower, RunEnd
-from toeplens.training.ranks import ALONE, LeaderFailed, Ranks, ranks
+from toeplens.training.loggers import OpenLogger
 from toeplens.training.run import Run
-from toeplens.training.session import Session, initial_model
+from toeplens.training.session import Session
 from toeplens.training.spec import RunSpec
 from toeplens.training.stack import Stack, must_stack, pays_alone
 from toeplens.training.watcher import Watcher
 
 Progress = Callable[[int, int, dict[str, Any] | None], None]
 ProgressOf = Callable[[int, int, int, dict[str, Any] | None], None]
-
-__all__ = ["Progress", "ProgressOf", "initial_model", "train", "train_as_one"]
 
 
 def train(
@@ -39,7 +35,7 @@ def train(
     should_stop: Callable[[], bool] | None = None,
     on_progress: Progress | None = None,
     watcher: Watcher | None = None,
-    followers: Sequence[Follower] = (),
+    loggers: Sequence[OpenLogger] = (),
 ) -> Run:
     """Carry out ``spec`` in ``out``/``spec.name``: start it, go on with it, or return it if it is done.
 
@@ -54,54 +50,30 @@ def train(
                             times a second
         watcher             looks at the model at some moments; `Run.watched` has what it saw, and in each row the
                             seconds it took, which are not counted in the run's own
-        followers           told of the evaluations of this session, see `toeplens.training.Follower`; their time is not
-                            counted, and what they raise is said on the log ``toeplens.followers`` and stops nothing
+        loggers             called with the run's `RunInfo` when training begins; each returns a `Logger` for the
+                            evaluations of this session. Their time is not counted; one that raises is dropped with a
+                            warning
 
     On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
     the same machine, thread count and versions; elsewhere it goes on too, and `Run.history` tells from step to step
-    on what. Started by ``torchrun``, its processes share each batch (`toeplens.training.ranks`); the first of them
-    reads and writes ``out``, evaluates and looks. A watcher is no part of the spec and changes nothing but the time:
-    the weights are those of the run without it. A finished run is returned as it is, watched or not; moments that were
-    passed without a watcher stay missing. If a look raises, a checkpoint is written first.
+    on what. A watcher is no part of the spec and changes nothing but the time: the weights are those of the run without
+    it. A finished run is returned as it is, watched or not; moments that were passed without a watcher stay missing. If
+    a look raises, a checkpoint is written first.
     """
     tell = None if on_progress is None else lambda index, *told: on_progress(*told)
-    with ranks(device) as among:
-
-        def lead() -> Run:
-            try:
-                (run,) = train_as_one(
-                    [spec],
-                    out,
-                    device=device if among.size == 1 else among.device,
-                    compile=compile,
-                    checkpoint_seconds=checkpoint_seconds,
-                    deadline=deadline,
-                    should_stop=should_stop,
-                    on_progress=tell,
-                    watchers=[watcher],
-                    followers=[followers],
-                    among=among,
-                )
-            finally:
-                among.agreed(False)
-            return run
-
-        if not among.leads:
-            _follow(spec, Path(out) / spec.name, among)
-        return among.told(lead)
-
-
-def _follow(spec: RunSpec, directory: Path, among: Ranks) -> None:
-    """Take part in each step of the leader's until it says that there are no more; of its files none is read."""
-    if among.agreed(False):
-        execution = plan_execution(among.device, "off", spec.precision, spec.model.d_model)
-        with torch.random.fork_rng(devices=[execution.device] if execution.device.type == "cuda" else []):
-            with suppress(LeaderFailed):  # what it says last tells
-                session = Session(spec, directory, execution, None, ranks=among)
-                while among.agreed(False):
-                    session.take_step()
-                return
-            among.agreed(False)
+    (run,) = train_as_one(
+        [spec],
+        out,
+        device=device,
+        compile=compile,
+        checkpoint_seconds=checkpoint_seconds,
+        deadline=deadline,
+        should_stop=should_stop,
+        on_progress=tell,
+        watchers=[watcher],
+        loggers=[loggers],
+    )
+    return run
 
 
 def train_as_one(
@@ -115,8 +87,7 @@ def train_as_one(
     should_stop: Callable[[], bool] | None = None,
     on_progress: ProgressOf | None = None,
     watchers: Sequence[Watcher | None] | None = None,
-    followers: Sequence[Sequence[Follower]] | None = None,
-    among: Ranks = ALONE,
+    loggers: Sequence[Sequence[OpenLogger]] | None = None,
 ) -> list[Run]:
     """Carry out several specs of equal shape, their models trained as one stacked model; see `train`.
 
@@ -124,11 +95,11 @@ def train_as_one(
     it has alone, up to rounding: it can be begun alone and gone on with in a stack, or the other way round. Runs that
     are further on wait for the others; one that ends leaves the stack. A run's seconds are its share.
 
-    ``on_progress`` is called with the run's place first; ``among``, of one run alone: who shares its batches. Raises
-    `InputError` unless the specs can be stacked (`toeplens.training.stack.must_stack`).
+    ``on_progress`` is called with the run's place first. Raises `InputError` unless the specs can be stacked
+    (`toeplens.training.stack.must_stack`).
     """
     watching = list(watchers) if watchers is not None else [None] * len(specs)
-    following = list(followers) if followers is not None else [()] * len(specs)
+    logging = list(loggers) if loggers is not None else [()] * len(specs)
     directories = [Path(out) / spec.name for spec in specs]
     with ExitStack() as held:
         for directory, spec in sorted(zip(directories, specs, strict=True), key=lambda each: each[0]):
@@ -143,47 +114,23 @@ def train_as_one(
             stacked = len(places) > 1
             if stacked:
                 execution = replace(execution, compiled=False, why="one of several models trained as one")
-            elif among.size > 1:
-                execution = replace(execution, compiled=False, why=f"{among.size} processes")
-                among.agreed(True)
             elif compile == "auto" and pays_alone(first, execution.device):
                 stacked, execution = True, replace(execution, compiled=False, why="a stack of one: a CUDA graph")
             devices = [execution.device] if execution.device.type == "cuda" else []
             tell = on_progress or (lambda *told: None)
             with torch.random.fork_rng(devices=devices):
                 sessions = [
-                    Session(
-                        specs[place],
-                        directories[place],
-                        execution,
-                        watching[place],
-                        followers=following[place],
-                        stacked=stacked,
-                        ranks=among,
-                    )
-                    for place in places
+                    Session(specs[i], directories[i], execution, watching[i], loggers=logging[i], stacked=stacked)
+                    for i in places
                 ]
                 for place, session in zip(places, sessions, strict=True):
                     tell(place, session.step, session.spec.total_steps, session.rows[-1] if session.rows else None)
-                with _followed(sessions):
+                try:
                     _fit(sessions, places, checkpoint_seconds, deadline, should_stop or (lambda: False), tell)
+                finally:  # those of finished runs are closed already
+                    for session in sessions:
+                        session.loggers.close("stopped")
         return [Run.open(directory) for directory in directories]
-
-
-@contextmanager
-def _followed(sessions: Sequence[Session]) -> Iterator[None]:
-    """Who follows them hears that training begins and, of those that are not finished within, that it was stopped."""
-    why = None
-    try:
-        for session in sessions:
-            session.followed.begin()
-        yield
-    except BaseException as error:
-        why = first_line(error)
-        raise
-    finally:
-        for session in sessions:
-            session.followed.end(RunEnd("stopped", session.step, reason=why))
 
 
 def _fit(
@@ -230,7 +177,6 @@ def _fit(
             at_work = [session for session in left if session.step == first]
             compiling = at_work[0].is_compiling
             if not at_work[0].stacked:
-                at_work[0].ranks.agreed(True)
                 at_work[0].take_step()
             else:
                 if stack is None or stack.sessions != at_work:
@@ -241,7 +187,7 @@ def _fit(
         took, begun = now - begun, now
         for session in at_work:
             session.seconds += (took - looked) / len(at_work)
-        if max([session.followed.look(session.rows) for session in at_work]):
+        if max([session.loggers.log(session.rows) for session in at_work]):
             begun = time.monotonic()
         if not compiling:  # a compiled run's first step is mostly the compiler's
             slowest = max(slowest, took)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import safetensors
 import safetensors.torch
@@ -20,9 +20,10 @@ from toeplens.ground import InputError, read_json, read_rows, write_bytes, write
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import make_directory, refuse_pipe
 from toeplens.ground.locks import locked, names_in
+from toeplens.ground.reading import Count, Number, Positive, Share
+from toeplens.ground.records import AtLeast1, Record
 from toeplens.model import Decoder
-from toeplens.training.history import Segment, read_history
-from toeplens.training.records import Epoch, Moment, Progress, Result, checkpoint_fault
+from toeplens.training.environment import Segment
 from toeplens.training.spec import RunSpec, run_spec
 
 SPEC, METRICS, WEIGHTS, CHECKPOINT = "spec.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"
@@ -31,6 +32,63 @@ WATCHED = "watched.jsonl"
 _FORMAT = 1
 
 Status = Literal["complete", "diverged", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures(Record):
+    """What a run reached: losses in nats, accuracies as shares; None where it diverged or no example counts.
+
+    train  mean over the steps since the last evaluation, each before its update and with dropout
+    fit    of training examples after the evaluation's step, without dropout, as many as the test set has or fewer where
+           there are fewer; missing in what earlier versions wrote
+    """
+
+    LATER: ClassVar = ("fit_loss", "fit_accuracy")
+
+    train_loss: Number | None
+    train_accuracy: Share | None
+    test_loss: Number | None
+    test_accuracy: Share | None
+    fit_loss: Number | None = None
+    fit_accuracy: Share | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch(Figures):
+    """A line of metrics.jsonl: the epochs and steps done, the learning rate after them, seconds from the beginning."""
+
+    epoch: Positive
+    step: AtLeast1
+    lr: Positive
+    seconds: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Figures):
+    """result.json.
+
+    plateau  the step at which the model stopped learning, by the spec's rule; None where it was still learning when
+             training ended, or the spec has no rule
+    chance, guess  of the spec, where it takes text to know them, which may be gone later; missing otherwise
+    """
+
+    LATER: ClassVar = (*Figures.LATER, "plateau", "chance", "guess")
+
+    status: Literal["complete", "diverged"]
+    steps: Count
+    seconds: Positive
+    tokens_per_second: Positive
+    plateau: AtLeast1 | None = None
+    chance: Share | None = None
+    guess: Share | None = None
+
+
+@dataclass(frozen=True)
+class Moment(Record):
+    """A line of watched.jsonl; the rest of it is the watcher's."""
+
+    step: Count
+    seconds: Positive
 
 
 @dataclass(frozen=True)
@@ -92,7 +150,8 @@ class Run:
     def history(self) -> list[Segment]:
         """What the run was carried out on, from step to step; empty where an earlier version did not write it down."""
         path = self.directory / ENVIRONMENT
-        return read_history(read_json(path), path) if path.exists() else []
+        content = read_json(path) if path.exists() else {}
+        return Segment.from_list(content.get("history", []) if isinstance(content, dict) else content, path)
 
     @property
     def step(self) -> int:
@@ -100,9 +159,10 @@ class Run:
         if self.result:
             return int(self.result["steps"])
         path = self.directory / PROGRESS
-        step = Progress.from_dict(read_json(path), path).step if path.exists() else 0
-        if step > self.spec.total_steps:
-            raise InputError(f"{path} is damaged: step: {step} is more than this run has.")
+        content = read_json(path) if path.exists() else {"step": 0}
+        step = content.get("step") if isinstance(content, dict) else None
+        if type(step) is not int or not 0 <= step <= self.spec.total_steps:
+            raise InputError(f"{path} is damaged: its step must be from 0 to {self.spec.total_steps}.")
         return step
 
     def must_be_complete(self) -> None:
@@ -131,14 +191,11 @@ class Run:
             ) from None
         except safetensors.SafetensorError as error:
             raise InputError(f"run: {path} is damaged ({error}); {again}.") from None
-        own = own_state(model)
-        if saved.keys() != own.keys() or any(saved[name].shape != own[name].shape for name in own):
+        if not load_weights(model, saved):
             raise InputError(f"run: {path} does not hold the weights of this spec; {again}.")
-        for name, tensor in own.items():
-            if not torch.isfinite(saved[name]).all():
+        for name, tensor in saved.items():
+            if not torch.isfinite(tensor).all():
                 raise InputError(f"run: {path} is damaged: {name} is not finite; {again}.")
-            with torch.no_grad():
-                tensor.copy_(saved[name])
         return model.eval()
 
 
@@ -152,6 +209,17 @@ def own_state(model: nn.Module) -> dict[str, Tensor]:
             seen.add(tensor.data_ptr())
             unique[name] = tensor
     return unique
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, saved: dict[str, Tensor]) -> bool:
+    """Copy what `own_state` gave into a model; False, and no change, where names or shapes are not the model's."""
+    own = own_state(model)
+    if saved.keys() != own.keys() or any(saved[name].shape != own[name].shape for name in own):
+        return False
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
+    return True
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -229,9 +297,4 @@ def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
         raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")
     if state.get("run") != spec.name:
         raise InputError(f"checkpoint: {path} belongs to another run; delete it to start this run over.")
-    with torch.random.fork_rng(devices=[]):
-        model = Decoder(spec.model)
-    own = {name: (tensor.shape, tensor.dtype) for name, tensor in own_state(model).items()}
-    if fault := checkpoint_fault(state, spec, own, [parameter.shape for parameter in model.parameters()]):
-        raise InputError(f"checkpoint: {path} is damaged ({fault.rstrip('.')}); delete it to start this run over.")
     return state

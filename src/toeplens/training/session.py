@@ -12,16 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toeplens.ground import write_json
+from toeplens.ground import InputError, write_json
 from toeplens.model import Decoder
 from toeplens.training import run as store
-from toeplens.training.average import Average
 from toeplens.training.batches import IGNORED, Batches, answer, correct, loss_of, precise
-from toeplens.training.environment import Execution, environment
-from toeplens.training.followers import Followed, Follower, RunEnd, RunFacts
-from toeplens.training.history import Segment, Setup, ended, gone_on, read_history, setup_of
-from toeplens.training.ranks import ALONE, Ranks
-from toeplens.training.schedule import learning_rate
+from toeplens.training.ema import EMA
+from toeplens.training.environment import Execution, Segment, ended, environment, gone_on, setup_of
+from toeplens.training.loggers import Loggers, OpenLogger, RunInfo
 from toeplens.training.spec import RunSpec
 from toeplens.training.watcher import Watch, Watcher
 
@@ -56,24 +53,22 @@ class Session:
         execution: Execution,
         watcher: Watcher | None,
         *,
-        followers: Sequence[Follower] = (),
+        loggers: Sequence[OpenLogger] = (),
         stacked: bool = False,
-        ranks: Ranks = ALONE,
     ) -> None:
         self.spec, self.directory, self.execution, self.stacked = spec, directory, execution, stacked
-        self.ranks = ranks
         self.watch = Watch(watcher, spec.total_steps)
         task, device = spec.build_task(), execution.device
         self.train = Batches.of(task.dataset("train", spec.train_examples, spec.data_seed), device, spec.ignore_label)
         watched = task.dataset(task.watched, spec.test_examples, spec.data_seed)
         self.test = Batches.of(watched, device, spec.ignore_label)
         self.model = initial_model(spec).to(device)
-        self.average = None if spec.average is None else Average(self.model, spec.average)
+        self.average = None if spec.average is None else EMA(self.model, spec.average)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
         )
         self.optimizer.param_groups[0]["initial_lr"] = spec.lr
-        self.learning_rate = learning_rate(spec)
+        self.learning_rate = spec.learning_rate()
         self.loss = torch.compile(self._loss, dynamic=False) if execution.compiled else self._loss
         self.tested_at_once = spec.batch_size
         if device.type == "cuda":  # where small batches leave most of it idle
@@ -87,24 +82,17 @@ class Session:
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.test_sums, self.fit_sums = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
         self.diverged = self.stepped = False
-        self.history = gone_on([], 0, self._setup())
+        self.history = gone_on([], 0, setup_of(execution, stacked=stacked))
         self.cuda_rng: Tensor | None = None  # a run that goes on on a CPU keeps it for when it is back on a GPU
         self._resume()
         safe = self.rows[-1]["step"] if self.rows else 0
-        self.followed = Followed(followers, RunFacts(spec.name, directory, spec, safe), device, len(self.rows))
+        self.loggers = Loggers(loggers, RunInfo(spec.name, directory, spec, safe), device, len(self.rows))
         self.rng = torch.get_rng_state()  # which nothing changes while models are trained as one
-        self.network = ranks.parallel(self.model)
-        if ranks.leads:
-            self._write_environment(self.history)
-        else:  # dropout of its own
-            torch.manual_seed(hash((spec.seed, ranks.rank, self.step)) % 2**63)
-
-    def _setup(self) -> Setup:
-        return setup_of(self.execution, stacked=self.stacked, processes=self.ranks.size)
+        self._write_environment(self.history)
 
     @property
-    def told(self) -> Decoder:
-        """The model that is tested, looked at and kept."""
+    def eval_model(self) -> Decoder:
+        """The model that is tested, looked at and kept: the averaged one, if there is one."""
         return self.model if self.average is None else self.average.model
 
     def amp(self) -> Any:
@@ -114,7 +102,7 @@ class Session:
     def _loss(self, tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sum of the losses, and right answers."""
         with self.amp():
-            logits = self.network(tokens, lengths)
+            logits = self.model(tokens, lengths)
         logits = precise(logits)
         return loss_of(logits, labels), correct(logits.detach(), labels).sum()
 
@@ -150,38 +138,33 @@ class Session:
     def take_step(self) -> None:
         """One training step."""
         rows = self.rows_of_step()
-        own = self.ranks.part(rows)
-        tokens, labels, lengths = self.train.take(own if len(own) else rows[:1])
-        if not len(own):  # all processes take part in every step
-            labels = torch.full_like(labels, IGNORED)
+        tokens, labels, lengths = self.train.take(rows)
         missing = self.spec.batch_size - len(rows)
         if missing and self.execution.compiled:  # one shape for the compiler; the added rows count nowhere
             tokens, lengths = _pad_rows(tokens, missing), None if lengths is None else _pad_rows(lengths, missing)
             labels = torch.cat((labels, labels.new_full((missing, *labels.shape[1:]), IGNORED)))
         self.model.train()
         self.optimizer.zero_grad()
-        counted = self.ranks.added((labels != IGNORED).sum())
+        counted = (labels != IGNORED).sum()
         told = torch.zeros_like(self.sums[:2])
         size = texts_at_once(self.spec, tokens.shape[1], self.execution.device)
-        parts = list(Batches(tokens, labels, lengths).split(size))  # gradients add up to those of the whole batch
-        for number, part in enumerate(parts, 1):
-            with self.ranks.gathering(self.network, number == len(parts)):
-                loss, right = self.loss(*part)
-                (loss / counted.clamp(min=1) * self.ranks.size).backward()
+        for part in Batches(tokens, labels, lengths).split(size):  # gradients add up to those of the whole batch
+            loss, right = self.loss(*part)
+            (loss / counted.clamp(min=1)).backward()
             told += torch.stack((loss.detach().double(), right.double()))
-        self.sums[:2] += self.ranks.added(told)
+        self.sums[:2] += told
         self.sums[2] += counted
         self.optimizer.param_groups[0]["lr"] = self.learning_rate(self.step)
         self.optimizer.step()
         self.step += 1
         self.stepped = True
         if self.average is not None:
-            self.average.follow(self.model, self.step)
+            self.average.update(self.model, self.step)
 
     def look(self) -> float:
         """Have the watcher look at the model; the seconds it took."""
         try:
-            return self.watch.look(self.told, self.step, self.rows)
+            return self.watch.look(self.eval_model, self.step, self.rows)
         except Exception:
             self.save()
             raise
@@ -197,7 +180,7 @@ class Session:
         stop = min(start + self.tested_at_once, end)
         size = texts_at_once(self.spec, data.tokens.shape[1], data.tokens.device)
         for part in Batches(*data.take(slice(start, stop))).split(size if self.spec.model.readout == "each" else stop):
-            sums += answer(self.told, part, self.amp)
+            sums += answer(self.eval_model, part, self.amp)
         self.tested += stop - start
         if self.tested == len(self.test) + self.spec.fit_examples:
             self._end_evaluation()
@@ -259,17 +242,14 @@ class Session:
         write_json(self.directory / store.PROGRESS, {"step": self.step, "of": self.spec.total_steps})
 
     def _resume(self) -> None:
-        state = self.ranks.told(lambda: store.load_checkpoint(self.directory, self.spec))
+        state = store.load_checkpoint(self.directory, self.spec)
         if state is None:
             return
-        if "watched" in state:  # older checkpoints know of no watching
-            self.watch.resume(state["watched"])
-        with torch.no_grad():
-            for name, tensor in store.own_state(self.model).items():
-                tensor.copy_(state["model"][name])
-            if self.average is not None:
-                for name, tensor in store.own_state(self.average.model).items():
-                    tensor.copy_(state["average"][name])
+        self.watch.resume(state.get("watched", {"by": None, "rows": []}))  # older checkpoints know of no watching
+        models = {"model": self.model} | ({} if self.average is None else {"average": self.average.model})
+        if not all(store.load_weights(model, state[name]) for name, model in models.items()):
+            path = self.directory / store.CHECKPOINT
+            raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")
         self.optimizer.load_state_dict(state["optimizer"])
         for own in self.optimizer.state.values():  # of a stack's models all parameters share one count of steps
             own["step"] = own["step"].clone()
@@ -283,12 +263,12 @@ class Session:
         self.cuda_rng = state["cuda_rng"]
         if self.cuda_rng is not None and self.execution.device.type == "cuda":
             torch.cuda.set_rng_state(self.cuda_rng, self.execution.device)
-        had = read_history(state, self.directory / store.CHECKPOINT)  # none if an earlier version wrote it
-        self.history = gone_on(had, self.step, self._setup())
+        had = Segment.from_list(state.get("history", []), self.directory / store.CHECKPOINT)  # older ones have none
+        self.history = gone_on(had, self.step, setup_of(self.execution, stacked=self.stacked))
 
     def finish(self, status: store.Status) -> None:
         """Write the weights, then the result; the checkpoint is not needed any more."""
-        store.save_weights(self.directory, self.told)
+        store.save_weights(self.directory, self.eval_model)
         self._write_rows()
         last, spec = self.rows[-1], self.spec
         epochs, steps = divmod(self.step, spec.steps_per_epoch)
@@ -309,8 +289,7 @@ class Session:
         write_json(self.directory / store.RESULT, result)
         (self.directory / store.CHECKPOINT).unlink(missing_ok=True)
         (self.directory / store.PROGRESS).unlink(missing_ok=True)
-        reason = f"the loss is not finite after step {self.step}" if status == "diverged" else None
-        self.followed.end(RunEnd(status, self.step, result, reason))
+        self.loggers.close(status)
 
 
 def _pad_rows(x: Tensor, count: int) -> Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -14,13 +16,74 @@ from toeplens.ground import InputError, plain, sentence, shown
 from toeplens.ground.machine import must_fit
 from toeplens.ground.reading import refuse_truths
 from toeplens.model import DecoderConfig
-from toeplens.training.plateau import Plateau
 
 Precision = Literal["auto", "float32", "bf16"]
 Schedule = Literal["cosine", "constant"]
 _SEEDS = 2**64 - 1  # torch takes no others
 _SIZES = 10**9
 _LATER = ("schedule", "average", "evaluations", "plateau")
+
+
+class Plateau(BaseModel):
+    """The rule by which a model has stopped learning, and the share of training that may follow.
+
+    The plateau is the first evaluation at which the least test loss of the last ``patience`` evaluations is not lower,
+    by at least ``gain``, than the least before them. Until the last evaluation this counts only in a model whose skill
+    is at least ``skill``: one that is still guessing may only not have begun.
+
+    Arguments
+        gain      in nats
+        patience  evaluations
+        skill     test accuracy over the best guess from the text's length, as a share of what there is to learn
+        beyond    times the plateau's steps: training goes on to there, but not past the spec's epochs
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    gain: Annotated[float, Field(gt=0)] = 0.01
+    patience: Annotated[int, Field(ge=1, le=10**9)] = 4
+    skill: Annotated[float, Field(ge=0, le=1)] = 0.1
+    beyond: Annotated[float, Field(ge=1)] = 1.0
+
+    def reached(self, rows: Sequence[Mapping[str, Any]], guess: float, evaluations: int) -> int | None:
+        """The step of the plateau; None where there is none yet.
+
+        Arguments
+            rows         the run's metrics so far, one an evaluation
+            guess        accuracy of the best guess from the text's length
+            evaluations  how many the run has at the most
+        """
+        losses = [row["test_loss"] for row in rows]
+        if None in losses:
+            return None
+        least = list(accumulate(losses, min))
+        for count in range(self.patience + 1, len(rows) + 1):
+            now, row = count - self.patience, rows[count - 1]
+            able = row["test_accuracy"] - guess >= self.skill * (1 - guess)
+            if least[now - 1] - min(losses[now:count]) < self.gain and (able or count == evaluations):
+                return int(row["step"])
+        return None
+
+    def ends(self, rows: Sequence[Mapping[str, Any]], guess: float, evaluations: int) -> bool:
+        """Whether training is over after these rows: ``beyond`` times the plateau's steps are done."""
+        step = self.reached(rows, guess, evaluations)
+        return step is not None and rows[-1]["step"] >= self.beyond * step
+
+
+def cosine_with_warmup(warmup_steps: int, total_steps: int) -> Callable[[int], float]:
+    """Learning-rate factor by step: linear from 0 over the warm-up, then a half cosine to 0."""
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return step / warmup_steps
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, total_steps - warmup_steps)))
+
+    return factor
+
+
+def constant_with_warmup(warmup_steps: int) -> Callable[[int], float]:
+    """Learning-rate factor by step: linear from 0 over the warm-up, then 1."""
+    return lambda step: step / warmup_steps if step < warmup_steps else 1.0
 
 
 class RunSpec(BaseModel):
@@ -159,6 +222,13 @@ class RunSpec(BaseModel):
     @property
     def total_steps(self) -> int:
         return self.epochs * self.steps_per_epoch
+
+    def learning_rate(self) -> Callable[[int], float]:
+        """The learning rate by the number of steps done."""
+        warmup = int(self.warmup * self.total_steps)
+        constant = self.schedule == "constant"
+        factor = constant_with_warmup(warmup) if constant else cosine_with_warmup(warmup, self.total_steps)
+        return lambda step: self.lr * factor(step)
 
     @property
     def fit_examples(self) -> int:

@@ -13,7 +13,6 @@ from toeplens.ground import InputError, plain
 from toeplens.ground.files import finite
 from toeplens.model import Decoder
 
-_OURS = ("step", "seconds")
 _SHARES = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)  # of 32; closer together early, where heads take their parts
 
 
@@ -80,10 +79,9 @@ class Watch:
         return step in self.moments or last or bool(self._events(step, metrics))
 
     def _events(self, step: int, metrics: Sequence[dict[str, Any]]) -> Sequence[str]:
-        evaluated = bool(metrics) and metrics[-1]["step"] == step
-        return (
-            self.watcher.events(copy.deepcopy(metrics)) if evaluated and isinstance(self.watcher, EventWatcher) else ()
-        )
+        if not metrics or metrics[-1]["step"] != step or not isinstance(self.watcher, EventWatcher):
+            return ()
+        return self.watcher.events(copy.deepcopy(metrics))
 
     def look(self, model: Decoder, step: int, metrics: Sequence[dict[str, Any]]) -> float:
         """Look at a copy of ``model`` and keep the row; returns the seconds it took.
@@ -110,9 +108,8 @@ class Watch:
 
     def _plain(self, seen: dict[str, Any]) -> dict[str, Any]:
         """What was seen as JSON gives it back, None for what is no finite number."""
-        for name in _OURS:
-            if name in seen:
-                raise InputError(f"watcher: {self.by!r} gives {name!r}, which each row has already.")
+        if taken := [name for name in ("step", "seconds") if name in seen]:
+            raise InputError(f"watcher: {self.by!r} gives {taken[0]!r}, which each row has already.")
         try:
             return plain(finite(seen))
         except InputError:

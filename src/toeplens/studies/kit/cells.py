@@ -25,7 +25,7 @@ from toeplens.training.run import ENVIRONMENT, WATCHED
 
 @dataclass(frozen=True)
 class Executed(Record):
-    """environment.json of a run, as far as a study tells it; its history is `toeplens.training.history`'s."""
+    """environment.json of a run, as far as a study tells it; its history is `toeplens.training.Run.history`."""
 
     LATER = ("execution",)
 

@@ -105,7 +105,7 @@ class CellResult(Record):
     def settled(self) -> bool:
         """Whether the model has stopped learning, so that its final accuracy says something of its encoding.
 
-        By its run's own rule (`toeplens.training.plateau`); a run without one by `UNRULED`.
+        By its run's own rule (`toeplens.training.Plateau`); a run without one by `UNRULED`.
         """
         if self.status == "diverged":
             return False

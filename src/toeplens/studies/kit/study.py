@@ -310,7 +310,7 @@ def _timed(directory: Path) -> Iterator[None]:
 
 
 def of_study(limits: Limits | None, out: Path) -> Limits:
-    """The limits of a study in ``out``, by whose name those who follow its runs call them together."""
+    """The limits of a study in ``out``, by whose name loggers group its runs."""
     limits = limits or Limits()
     return limits if limits.group is not None else replace(limits, group=out.absolute().name)
 

@@ -13,9 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from toeplens.ground import InputError
-from toeplens.tasks.language.corpus import dtype_of
+from toeplens.tasks.language.corpus import SPLITS, assign, dtype_of, piece_size, pieces
 from toeplens.tasks.language.documents import Source
-from toeplens.tasks.language.splits import SPLITS, assign, piece_size, pieces
 from toeplens.tasks.language.tokens import AT_ONCE, Tokens
 
 

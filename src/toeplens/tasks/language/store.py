@@ -29,10 +29,9 @@ from toeplens.ground import EnvironmentFailure, InputError, checked, read_json, 
 from toeplens.ground.files import environment_failure, is_leftover, read_bytes
 from toeplens.ground.reading import Count, Text, Truth
 from toeplens.tasks.base import Split
-from toeplens.tasks.language.corpus import Corpus, Part, dtype_of
+from toeplens.tasks.language.corpus import SPLITS, Corpus, Part, dtype_of
 from toeplens.tasks.language.documents import Source, looked_at
 from toeplens.tasks.language.make import Scan, scan, write
-from toeplens.tasks.language.splits import SPLITS
 from toeplens.tasks.language.tokens import Tokens, tokens_of
 
 _FORM = 1  # of the files, and of the rules that cut and split: one more when any of these changes

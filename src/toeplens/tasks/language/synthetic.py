@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from toeplens.ground import InputError
 from toeplens.ground.machine import must_fit
 from toeplens.tasks.base import Split, Texts, at_least, whole
-from toeplens.tasks.language.corpus import Corpus, Part, dtype_of
-from toeplens.tasks.language.splits import SPLITS, assign
+from toeplens.tasks.language.corpus import SPLITS, Corpus, Part, assign, dtype_of
 from toeplens.tasks.language.task import LanguageTask
 
 SEPARATOR = 0

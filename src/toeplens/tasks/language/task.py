@@ -12,8 +12,7 @@ from jaxtyping import Int
 
 from toeplens.ground import InputError
 from toeplens.tasks.base import Each, Examples, Shares, Split, Task
-from toeplens.tasks.language.corpus import Corpus
-from toeplens.tasks.language.splits import SPLITS
+from toeplens.tasks.language.corpus import SPLITS, Corpus
 
 _BLOCK = 4096
 

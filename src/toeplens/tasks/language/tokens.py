@@ -17,7 +17,7 @@ from jaxtyping import Shaped
 from toeplens.ground import EnvironmentFailure, InputError, shown
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import read_bytes
-from toeplens.tasks.language.splits import pieces
+from toeplens.tasks.language.corpus import pieces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.builders import MODEL
+from tests.builders import MODEL, After, outcome
 
 from toeplens.model import Decoder
-from toeplens.training import Run, initial_model, run_spec, train
-from toeplens.training.average import Average
+from toeplens.training import initial_model, run_spec, train
+from toeplens.training.ema import EMA
 from toeplens.training.session import Session
 
 
@@ -43,26 +43,17 @@ def steps(model: Decoder) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("decay", [0.2, 0.9, 0.998])
 def test_it_is_the_recursion_written_out(decay: float) -> None:
     model = initial_model(spec())
-    average = Average(model, decay)
+    average = EMA(model, decay)
     expected = {name: p.detach().double().clone() for name, p in model.named_parameters()}
     for step, weights in enumerate(steps(model), start=1):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
-        average.follow(model, step)
+        average.update(model, step)
         keep = min(decay, (1 + step) / (10 + step))
         expected = {name: keep * mean + (1 - keep) * weights[name].double() for name, mean in expected.items()}
     for name, parameter in average.model.named_parameters():
         torch.testing.assert_close(parameter.double(), expected[name], rtol=1e-5, atol=1e-5)
-
-
-def test_weights_that_do_not_move_are_their_own_mean() -> None:
-    model = initial_model(spec())
-    average = Average(model, 0.9)
-    for step in range(1, 20):
-        average.follow(model, step)
-    for mean, weight in zip(average.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(mean, weight)
 
 
 def test_the_mean_is_what_is_tested_and_kept_and_training_is_as_without_it(
@@ -87,19 +78,8 @@ def test_the_mean_is_what_is_tested_and_kept_and_training_is_as_without_it(
     assert [row["test_loss"] for row in run.metrics] != [row["test_loss"] for row in plain.metrics]
 
 
-def test_a_run_that_was_stopped_anywhere_ends_as_one_that_was_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("units", [4, 9])
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, units: int) -> None:
     whole = train(spec(), tmp_path / "whole")
-    for stop in (1, 4, 7, 9):
-        asked = 0
-
-        def enough(stop: int = stop) -> bool:
-            nonlocal asked
-            asked += 1
-            return asked > stop
-
-        out = tmp_path / str(stop)
-        train(spec(), out, should_stop=enough)
-        again: Run = train(spec(), out)
-        assert [{**row, "seconds": 0} for row in again.metrics] == [{**row, "seconds": 0} for row in whole.metrics]
-        for one, other in zip(again.model().parameters(), whole.model().parameters(), strict=True):
-            assert torch.equal(one, other)
+    train(spec(), tmp_path / "parts", should_stop=After(units))
+    assert outcome(train(spec(), tmp_path / "parts")) == outcome(whole)

@@ -1,4 +1,4 @@
-"""The running mean of a model's weights: what they would settle to if the learning rate fell."""
+"""The exponential moving average of a model's weights: what they would settle to if the learning rate fell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from toeplens.model import Decoder
 
 
-class Average:
+class EMA:
     """A model whose weights are the exponential moving average of another's.
 
     ``model`` is the averaged one. Its decay at step t is min(decay, (1 + t) / (10 + t)), so that the weights of the
@@ -24,7 +24,7 @@ class Average:
         return 1 - min(self.decay, (1 + step) / (10 + step))
 
     @torch.no_grad()
-    def follow(self, of: Decoder, step: int) -> None:
+    def update(self, of: Decoder, step: int) -> None:
         """Take up the weights after a step, the first being 1."""
         share = self.share(step)
         for mean, weight in zip(self.model.parameters(), of.parameters(), strict=True):

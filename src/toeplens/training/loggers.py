@@ -1,0 +1,233 @@
+"""Loggers: a run's evaluations in TensorBoard, Weights & Biases or MLflow, or in something of your own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from toeplens.ground import EnvironmentFailure
+from toeplens.ground.errors import first_line
+from toeplens.training.run import Status
+from toeplens.training.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """The run that a logger is opened for.
+
+    name  of its directory; a resumed run has the same
+    step  of the last evaluation in the checkpoint (0 at the beginning): rows of later steps are logged, some of them
+          for a second time if the process was killed
+    """
+
+    name: str
+    directory: Path
+    spec: RunSpec
+    step: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.task} · {self.spec.model.encoding} · seed {self.spec.seed}"
+
+
+class Logger(Protocol):
+    """What `train` calls between two units of training, which wait for it."""
+
+    def log(self, row: Mapping[str, float]) -> None:
+        """Log an evaluation: a row of metrics.jsonl without the figures that are not finite."""
+        ...
+
+    def close(self, status: Status) -> None:
+        """The session is over; a run that was ``stopped`` may be resumed."""
+        ...
+
+
+OpenLogger = Callable[[RunInfo], Logger]  # a class, usually
+
+
+class Loggers:
+    """A run's loggers. One that raises is dropped with a warning; the run goes on and is not changed by it."""
+
+    def __init__(self, loggers: Sequence[OpenLogger], run: RunInfo, device: torch.device, logged: int) -> None:
+        """``logged`` is the number of rows that earlier sessions have logged."""
+        self.run, self.logged = run, logged
+        self.devices = [device] if device.type == "cuda" else []
+        self.open: list[Logger] = []
+        for each in loggers:
+            self._call(each, lambda each=each: self.open.append(each(run)))
+
+    def log(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Log those of the run's rows that are new; whether there were any."""
+        new, self.logged = rows[self.logged :], len(rows)
+        for row in new:
+            finite = {name: value for name, value in row.items() if value is not None}
+            self.open = [each for each in self.open if self._call(each, lambda each=each: each.log(dict(finite)))]  # noqa: B023
+        return bool(new)
+
+    def close(self, status: Status) -> None:
+        """Close the loggers that are open."""
+        for each in self.open:
+            self._call(each, lambda each=each: each.close(status))
+        self.open = []
+
+    def _call(self, logger: Any, call: Callable[[], None]) -> bool:
+        """Whether ``call`` succeeds; torch's random states are the same afterwards."""
+        try:
+            with torch.random.fork_rng(devices=self.devices):
+                call()
+        except (Exception, SystemExit) as error:
+            kind = getattr(logger, "func", logger)
+            _warn(getattr(kind, "__name__", type(kind).__name__), first_line(error).replace(self.run.name, "the run"))
+            return False
+        return True
+
+
+@cache
+def _warn(name: str, reason: str) -> None:
+    """Once per process: all runs of a study may fail alike."""
+    logging.getLogger(__name__).warning("%s logs no more: %s; training goes on.", name, reason)
+
+
+def _grouped(row: Mapping[str, float]) -> dict[str, float]:
+    """Figures by the names that trackers group: ``train/loss`` for ``train_loss``."""
+    return {re.sub("^(train|test|fit)_", r"\1/", name): value for name, value in row.items() if name != "step"}
+
+
+class TensorBoard:
+    """Writes scalars to ``tensorboard/LABEL`` in the run's directory.
+
+    A resumed run adds an event file, which tells TensorBoard to forget what came after the checkpoint.
+    """
+
+    def __init__(self, run: RunInfo, label: str | None = None, group: str | None = None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        name = re.sub(r"[^\w.+=-]+", "-", label or run.title).strip("-.")[:100] or "run"
+        earlier = sorted(run.directory.glob("tensorboard/*/"))
+        directory = earlier[0] if earlier else run.directory / "tensorboard" / name
+        self.writer = SummaryWriter(str(directory), purge_step=run.step + 1)
+        if not earlier:
+            self.writer.add_text("spec", f"```json\n{json.dumps(run.spec.content, indent=2)}\n```")
+
+    def log(self, row: Mapping[str, float]) -> None:
+        for name, value in _grouped(row).items():
+            self.writer.add_scalar(name, value, int(row["step"]))
+        self.writer.flush()
+
+    def close(self, status: Status) -> None:
+        self.writer.close()
+
+
+class WandB:
+    """Logs to the project ``WANDB_PROJECT`` (default: toeplens); W&B's other variables hold.
+
+    The run's id is the name of its directory, so that a resumed run continues the same W&B run, which ignores rows that
+    it already has.
+    """
+
+    def __init__(self, run: RunInfo, label: str | None = None, group: str | None = None) -> None:
+        import wandb  # type: ignore[import-not-found]
+
+        wandb.setup(settings=wandb.Settings(silent=True))  # otherwise it prompts for a missing key
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "toeplens"),
+            id=run.name,
+            name=label or run.title,
+            group=group,
+            config=run.spec.content,
+            resume="allow",
+            reinit="create_new",  # models trained as one have a run each
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def log(self, row: Mapping[str, float]) -> None:
+        self.run.log(_grouped(row), step=int(row["step"]))
+
+    def close(self, status: Status) -> None:
+        self.run.summary["status"] = status
+        if status == "stopped":
+            self.run.mark_preempting()
+        self.run.finish(exit_code=0 if status == "complete" else 1)
+
+
+class MLflow:
+    """Logs to ``MLFLOW_TRACKING_URI`` (default: MLflow's own).
+
+    The experiment is ``MLFLOW_EXPERIMENT_NAME`` (default: toeplens/STUDY). A resumed run continues the MLflow run that
+    has its name as the tag ``toeplens.run``.
+    """
+
+    def __init__(self, run: RunInfo, label: str | None = None, group: str | None = None) -> None:
+        import mlflow  # type: ignore[import-not-found]
+
+        self.metric, self.client, experiment = mlflow.entities.Metric, mlflow.MlflowClient(), mlflow_experiment(group)
+        found = self.client.search_runs([experiment], filter_string=f"tags.`toeplens.run` = '{run.name}'")
+        if found:
+            self.id = found[0].info.run_id
+            self.client.update_run(self.id, status="RUNNING")
+            return
+        tags = {"toeplens.run": run.name}
+        self.id = self.client.create_run(experiment, run_name=label or run.title, tags=tags).info.run_id
+        for name, value in _flat(run.spec.content):
+            self.client.log_param(self.id, name, str(value)[:500])  # what every server takes
+
+    def log(self, row: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self.metric(name, value, now, int(row["step"])) for name, value in _grouped(row).items()]
+        self.client.log_batch(self.id, metrics=metrics)
+
+    def close(self, status: Status) -> None:
+        ends = {"complete": "FINISHED", "diverged": "FAILED", "stopped": "KILLED"}
+        self.client.set_terminated(self.id, status=ends[status])
+
+
+def mlflow_experiment(group: str | None) -> str:
+    """The id of MLflow's experiment, created if it does not exist."""
+    import mlflow  # type: ignore[import-not-found]
+
+    client = mlflow.MlflowClient()
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or ("toeplens" if group is None else f"toeplens/{group}")
+    found = client.get_experiment_by_name(name)
+    return client.create_experiment(name) if found is None else found.experiment_id
+
+
+def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields by their paths, ``model.d_model``."""
+    for name, value in content.items():
+        yield from _flat(value, f"{above}{name}.") if isinstance(value, dict) else [(f"{above}{name}", value)]
+
+
+# by the name of the package, and of the extra that installs it
+LOGGERS: dict[str, Callable[..., Logger]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+def loggers_named(names: Sequence[str], label: str | None = None, group: str | None = None) -> list[OpenLogger]:
+    """Loggers for a run called ``label``, of the study ``group``."""
+    return [partial(LOGGERS[name], label=label, group=group) for name in names]
+
+
+def must_be_installed(names: Sequence[str]) -> None:
+    """Raise an `EnvironmentFailure` that says how to get a logger's package."""
+    for name in names:
+        if find_spec(name) is None:
+            raise EnvironmentFailure(f"follow: {name} is not installed; pip install 'toeplens[{name}]'.")
+
+
+def prepare(names: Sequence[str], group: str | None) -> None:
+    """Create MLflow's database and experiment before several processes would do so at once, which it cannot take."""
+    if "mlflow" in names:
+        try:
+            mlflow_experiment(group)
+        except Exception as error:
+            _warn("MLflow", first_line(error))
