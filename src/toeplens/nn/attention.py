@@ -15,7 +15,7 @@ from toeplens.encodings import MLA, PositionalEncoding, Positions, attend, atten
 from toeplens.encodings.kit import require_count, require_number, require_tensor
 from toeplens.ground import InputError
 from toeplens.ground.options import must_be
-from toeplens.model.latent import LatentProjections
+from toeplens.model.attention import LatentProjections
 from toeplens.nn.cache import Cache
 from toeplens.nn.positions import TokenPositions, token_positions
 
