@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, Positions
-from toeplens.encodings.asked import check_positions
+from toeplens.encodings.attention import check_positions
 from toeplens.encodings.kit import require_tensor
 from toeplens.ground import InputError
 from toeplens.nn.cache import Cache

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from toeplens.encodings import attend, blocked, build
-from toeplens.encodings.blocked import attend_blocked, is_faster
+from toeplens.encodings.cpu_attention import attend_blocked, is_faster
 
 
 @pytest.fixture(autouse=True)
