@@ -197,29 +197,6 @@ def test_what_stands_for_no_place_is_as_near_to_all(relative: bool) -> None:
     assert (bias[:, 0, 0] - bias[:, 1, 0]).abs().min() > 1e-6
 
 
-def test_tupe_is_one_bias_for_all_layers_within_its_table() -> None:
-    encoding = tupe()
-    assert encoding.fixed_bias
-    assert encoding.for_layer(5) is encoding
-    with pytest.raises(InputError, match=r"^max_len: position 64 was asked for"):
-        encoding.bias(torch.tensor([64]), torch.tensor([0]))
-
-
-def test_tupes_relative_buckets_tell_sides_apart() -> None:
-    encoding = tupe(relative=True)
-    assert encoding.relative.bidirectional
-    assert not torch.equal(*encoding.relative.kernel(torch.tensor([5, -5])).T)
-
-
-def test_tupe_starts_anew_when_told_to() -> None:
-    encoding = encodings.build("tupe", **SIZES, untied_first=True, relative=True)
-    before = {name: value.clone() for name, value in encoding.state_dict().items()}
-    encoding.reset_parameters()
-    changed = {name for name, value in encoding.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed >= {"weight", "to_q.weight", "to_k.weight"}
-    assert not encoding.first.any()
-
-
 def test_weights_of_the_bias_as_it_was_before_do_not_load() -> None:
     """Position 0's row used to vary with the other token; a run saved so is refused, not taken for this one."""
     encoding = tupe(relative=True, untied_first=True)

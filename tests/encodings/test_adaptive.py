@@ -90,16 +90,6 @@ def test_learned_frequencies_are_rotary_embedding_torchs_and_receive_its_gradien
     torch.testing.assert_close(gradient[0], wanted, rtol=1e-4, atol=1e-2)
 
 
-def test_a_start_in_half_precision_is_exact() -> None:
-    ours = build("rope-learned").to(torch.bfloat16)
-    assert ours.offset.dtype == torch.bfloat16
-    assert torch.equal(ours.frequencies_at(PLACES), build("rope").frequencies)
-    far = torch.tensor([0, 1_048_576])
-    q, k, _ = vectors(length=2)
-    for a, b in zip(ours.rotate(q, k, far, far), build("rope").rotate(q, k, far, far), strict=True):
-        assert torch.equal(a, b)
-
-
 @PAIRINGS
 @pytest.mark.parametrize("name", ["rope-learned", "harope", "carope"])
 def test_it_starts_as_rope(name: str, pairing: str) -> None:
@@ -107,13 +97,6 @@ def test_it_starts_as_rope(name: str, pairing: str) -> None:
     places = torch.arange(N) + 3
     ours = logits(build(name, pairing=pairing), q, k, x, places)
     assert float((ours - logits(build("rope", pairing=pairing), q, k, x, places)).abs().max()) < 1e-9
-
-
-@pytest.mark.parametrize("head_dim", [2, 4, 6, 64, 128])
-def test_carope_starts_with_exactly_ropes_steps(head_dim: int) -> None:
-    sizes = {**SIZES, "head_dim": head_dim}
-    notes = encodings.build("carope", **sizes).note(torch.zeros(1, 1, 24))[0, 0, 0].detach()
-    torch.testing.assert_close(notes, encodings.build("rope", **sizes).frequencies[0], rtol=1e-12, atol=0)
 
 
 @PAIRINGS
@@ -164,33 +147,7 @@ def test_caropes_logits_are_the_formulas(start: str, pairing: str) -> None:
     assert float((ours - by_hand(q, k, angle, pairing)).abs().max()) < 1e-10
 
 
-def test_carope_goes_on_from_cached_notes_and_keeps_float64() -> None:
-    encoding = build("carope", random=True).to(torch.bfloat16)
-    x = vectors(torch.bfloat16, 50)[2]
-    whole = encoding.note(x).detach()
-    assert whole.dtype == torch.float64
-    first = encoding.note(x[:, :20])
-    rest = encoding.note(x[:, 20:], first)
-    torch.testing.assert_close(torch.cat((first, rest), dim=2).detach(), whole, rtol=1e-14, atol=0)
-    assert torch.equal(whole[..., 0], torch.arange(1.0, 51).double().expand(2, H, -1))  # f^0 counts the tokens
-
-
 def test_carope_takes_no_notice_of_the_numbers_of_positions() -> None:
     encoding = build("carope", random=True)
     q, k, x = vectors()
     assert torch.equal(logits(encoding, q, k, x), logits(encoding, q, k, x, PLACES * 2 + 7))
-
-
-def test_layers_have_their_own_parameters_where_published_so() -> None:
-    for name, options, own in (
-        ("harope", {}, True),
-        ("carope", {}, True),
-        ("rope-learned", {}, False),
-        ("rope-learned", {"shared": False}, True),
-    ):
-        encoding = build(name, random=True, **options)
-        other = encoding.for_layer(1)
-        assert (other is not encoding) == own
-        if own:
-            fresh = build(name, **options)
-            assert all(torch.equal(a, b) for a, b in zip(other.parameters(), fresh.parameters(), strict=True))

@@ -167,17 +167,6 @@ def test_a_bias_in_factors_is_as_exact_far_out_as_near(name: str) -> None:
     assert torch.allclose(half, exact, rtol=0, atol=6e-2)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_query_that_sees_no_key_has_weights_and_an_output_of_zero(name: str) -> None:
-    given = inputs(build(name))
-    mask = (torch.arange(N) >= torch.tensor([[0], [3]]))[:, None, None, :]
-    weights = attention_weights(mask=mask, **given)
-    assert not weights[1, :, :3].any()
-    assert weights.isfinite().all()
-    for fused in (True, False):
-        assert not attend(v=values(), mask=mask, fused=fused, **given)[1, :, :3].any()
-
-
 def test_the_fused_alibi_is_as_exact_far_out_as_near() -> None:
     """Its factors are places relative to the first query: a million times a slope leaves float32 no hundredth."""
     encoding, p = encodings.build("alibi", **SIZES), torch.arange(20) + 1_048_000

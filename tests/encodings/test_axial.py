@@ -20,7 +20,7 @@ from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionCon
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding, attend
+from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
 
 H, D = 2, 12
@@ -112,30 +112,6 @@ def test_running_numbers_are_raster_positions_of_the_grid(grid: list[int], data:
     assert torch.equal(beyond, placed - torch.tensor([grid[0], *[0] * (len(grid) - 1)]))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("axial-rope", {"grid": [2, 3]}), ("axial-rope", {}), ("rope-mixed", {"grid": [2, 3]}), ("mrope", {})],
-)
-def test_hooks_take_running_numbers_too(name: str, options: dict) -> None:
-    encoding = build(name, **options)
-    q, k = vectors(6)
-    numbers = torch.arange(6)
-    placed = encoding.place(numbers)
-    assert placed.shape == (6, encoding.axes)
-    assert torch.equal(logits(encoding, q, k, numbers), logits(encoding, q, k, placed))
-    each = placed.expand(2, -1, -1)
-    assert encoding.by_sequence(each)
-    assert not encoding.by_sequence(placed)
-    assert not encoding.by_sequence(numbers)
-    runs = [
-        attend(q, k, k, encoding=encoding, q_positions=p, k_positions=p, scale=1.0, at_once=size)
-        for p in (numbers, placed, each)
-        for size in (1, 1 << 20)
-    ]
-    for run in runs[1:]:
-        torch.testing.assert_close(run, runs[0], rtol=1e-12, atol=1e-12)
-
-
 def test_the_kernel_is_the_rotation() -> None:
     offsets = torch.tensor([[0, 0], [3, -2], [7, 100]])
     axial = build("axial-rope", base=50.0)
@@ -148,16 +124,6 @@ def test_the_kernel_is_the_rotation() -> None:
     assert torch.equal(axial.kernel(torch.tensor([4])), axial.kernel(torch.tensor([[4, 4]])))
     assert build("axial-rope", grid=[4, 4]).kernel(torch.tensor([4])) is None
     assert build("rope-mixed").kernel(offsets).shape == (H, D // 2, 3)
-
-
-@PAIRINGS
-def test_m_rope_of_text_is_rope(pairing: str) -> None:
-    q, k = vectors(5, 16)
-    for interleaved in (False, True):
-        ours = build("mrope", 16, base=10000.0, pairing=pairing, interleaved_sections=interleaved)
-        rope = build("rope", 16, pairing=pairing)
-        places = torch.arange(5) + 77
-        torch.testing.assert_close(logits(ours, q, k, places), logits(rope, q, k, places), rtol=1e-12, atol=1e-12)
 
 
 # ---- public implementations -----------------------------------------------------------------------------------------

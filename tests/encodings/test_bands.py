@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.encodings.samples import SIZES
 from torch import Tensor
 from transformers import LlamaConfig
@@ -17,7 +15,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
-from toeplens.encodings.absolute import NoPE
 
 H, D, N = 3, 8, 6
 PAIRS = D // 2
@@ -120,41 +117,6 @@ def test_all_on_is_rope_bit_for_bit_and_all_off_is_nothing(pairing: str) -> None
     assert not logits(build("rope-bands", keep=[], off="pair", pairing=pairing), q, k).any()
 
 
-@PAIRINGS
-def test_keeping_some_pairs_is_zero_and_one_gains(pairing: str) -> None:
-    q, k = vectors()
-    for off in ("rotation", "pair"):
-        kept = logits(build("rope-bands", keep=[0, 2], off=off, pairing=pairing), q, k)
-        gains = logits(build("rope-bands", gains=[1, 0, 1, 0], off=off, pairing=pairing), q, k)
-        assert torch.equal(kept, gains)
-
-
-def test_only_damped_pairs_are_copied() -> None:
-    q, k = vectors()
-    for gains, width in (([1, 0, 0.5, 1], D + 2), ([0.1] * 4, 2 * D), ([0, 1, 1, 0], D), (BY_HEAD, D + 6)):
-        turned_q, turned_k = build("rope-bands", gains=gains).rotate(q, k, PLACES, PLACES)
-        assert turned_q.shape[-1] == turned_k.shape[-1] == width
-        if width > D:
-            same = (turned_q**2).sum(-1), (q**2).sum(-1)
-            torch.testing.assert_close(*same, rtol=1e-12, atol=0)  # sqrt(g) and sqrt(1-g): norms are kept
-
-
-@given(st.lists(st.floats(0, 1), min_size=PAIRS, max_size=PAIRS), st.integers(-(10**6), 10**6))
-def test_a_damped_kernel_is_one_at_offset_zero_and_never_longer(gains: list[float], offset: int) -> None:
-    kernel = build("rope-bands", gains=gains).kernel(torch.tensor([0, offset]))
-    assert float((kernel[..., 0] - 1).abs().max()) < 1e-12
-    assert float(kernel[..., 1].abs().max()) < 1 + 1e-12
-    pair = build("rope-bands", gains=gains, off="pair").kernel(torch.tensor([offset]))
-    torch.testing.assert_close(pair[0, :, 0].abs(), torch.tensor(gains, dtype=torch.float64))
-
-
-def test_other_layers_have_no_encoding() -> None:
-    encoding = build("rope-bands", keep=[0], layers=[0, 2])
-    assert encoding.for_layer(2) is encoding
-    assert isinstance(encoding.for_layer(1), NoPE)
-    assert encoding.layers == {0, 2}
-
-
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
 def test_p_rope_is_the_proportional_rope_of_transformers(p: float) -> None:
     config = LlamaConfig(
@@ -166,13 +128,3 @@ def test_p_rope_is_the_proportional_rope_of_transformers(p: float) -> None:
     ours = build("p-rope", p=p).frequencies[0]
     assert float((ours - theirs).abs().max()) < 1e-7
     assert torch.equal(ours == 0, theirs == 0)
-
-
-@PAIRINGS
-def test_p_rope_keeps_the_highest_frequencies(pairing: str) -> None:
-    q, k = vectors()
-    ours = build("p-rope", pairing=pairing).rotate(q, k, PLACES, PLACES)
-    bands = build("rope-bands", keep=[0, 1, 2], pairing=pairing).rotate(q, k, PLACES, PLACES)
-    assert all(torch.equal(a, b) for a, b in zip(ours, bands, strict=True))
-    assert torch.equal(build("p-rope", p=0.0).rotate(q, k, PLACES, PLACES)[0], q)
-    assert torch.equal(build("p-rope", p=1.0).frequencies, build("rope").frequencies)

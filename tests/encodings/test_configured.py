@@ -34,9 +34,8 @@ from transformers.models.ministral3 import modeling_ministral3 as ministral3
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from toeplens import encodings
-from toeplens.encodings import Rotary, attention_logits, conformance
+from toeplens.encodings import Rotary, conformance
 from toeplens.ground import InputError
-from toeplens.model import Decoder, decoder_config
 
 D = 16
 TYPES = {"near": {"rope_theta": 100.0}, "far": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}}
@@ -72,17 +71,6 @@ def test_a_type_without_parameters_is_not_turned() -> None:
     assert encoding.layers == {1}
 
 
-def test_a_decoder_has_layers_of_several_types() -> None:
-    sizes = {"vocab_size": 7, "d_model": 32, "d_ff": 8, "num_heads": 2, "num_layers": 2, "max_len": 16}
-    config = decoder_config(encoding="scaled-rope", encoding_options={"layer_types": ["near", "far"], **TYPES}, **sizes)
-    assert decoder_config(**config.model_dump(mode="json")) == config
-    model = Decoder(config).eval()
-    near, far = (model.block(layer).attention.encoding for layer in (0, 1))
-    assert not torch.equal(near.frequencies, far.frequencies)
-    tokens = torch.randint(7, (2, 9))
-    assert torch.allclose(model(tokens), model(tokens, fused=False), atol=1e-6)
-
-
 def test_gemma_3s_layers_turn_as_transformers_turns_them() -> None:
     config = Gemma3TextConfig()
     encoding = build(config.head_dim, 1000, layer_types=config.layer_types, **config.rope_parameters)
@@ -111,12 +99,6 @@ def test_sections_are_those_of_mrope(interleaved: bool) -> None:
     assert torch.equal(encoding.kernel(scattered), mrope.kernel(scattered))
 
 
-def test_sections_go_with_a_type_that_depends_on_the_length() -> None:
-    encoding = build(rope_type="dynamic", factor=2.0, mrope_section=[4, 2, 2])
-    far = torch.tensor([[0, 0, 0], [1, 300, 2]])
-    assert torch.equal(encoding.frequencies_at(far), build(rope_type="dynamic", factor=2.0).frequencies_at(far[:, 1]))
-
-
 def test_ministrals_queries_grow_by_the_logarithm_of_their_place() -> None:
     config = Ministral3Config()
     encoding = build(config.head_dim, config.max_position_embeddings, **config.rope_parameters)
@@ -132,6 +114,7 @@ def test_ministrals_queries_grow_by_the_logarithm_of_their_place() -> None:
     assert encoding.kernel(p) is None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "options",
     [
@@ -359,12 +342,3 @@ def test_what_is_wrong_is_said_in_a_sentence(options: dict[str, Any], words: str
         build(**options)
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
-
-
-def test_logits_with_layer_types_are_those_of_the_first() -> None:
-    """Used without a model, the encoding is that of the first type that is turned."""
-    q, k = heads(6)
-    p = torch.arange(6)
-    common = {"q_positions": p, "k_positions": p, "scale": 0.25}
-    ours = attention_logits(q, k, encoding=build(layer_types=["far", "near"], **TYPES), **common)
-    assert torch.equal(ours, attention_logits(q, k, encoding=build(**TYPES["far"]), **common))

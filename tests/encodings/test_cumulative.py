@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.encodings.samples import SIZES, agree, randomised
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -85,15 +83,6 @@ def test_the_bias_is_the_sum_over_the_tokens_between(name: str, options: dict[st
     agree(picked, torch.stack([wanted[b, :, some[b]] for b in range(B)]), 1e-10)
 
 
-@every_case
-@given(cut=st.integers(1, N - 1), seed=st.integers(0, 5))
-def test_notes_go_on_from_those_of_earlier_tokens(name: str, options: dict[str, Any], cut: int, seed: int) -> None:
-    encoding, x = build(name, **options), content(seed=seed)
-    whole, first = encoding.note(x), encoding.note(x[:, :cut])
-    assert whole.dtype == torch.float64
-    agree(torch.cat((first, encoding.note(x[:, cut:], first)), dim=2), whole, 1e-12)
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("name", "options"), [*CASES[:2], *(pytest.param(*case, marks=pytest.mark.heavy) for case in CASES[2:])]
@@ -140,14 +129,6 @@ def test_the_forgetting_gate_is_x_transformers() -> None:
     theirs.to_forget_gates[0].load_state_dict(ours.gate.state_dict())
     x, p = content(), torch.arange(N)
     agree(ours.bias(p, p, seeing(ours, x)).tril(), theirs(x).tril(), 1e-12)
-
-
-def test_softplus_steps_are_the_forgetting_gates_with_the_other_sign() -> None:
-    fox, cable = build("fox"), build("cable", step="softplus", weighted=False)
-    with torch.no_grad():
-        cable.stride.weight.copy_(-fox.gate.weight)
-        cable.stride.bias.copy_(-fox.gate.bias)
-    agree(fox.note(content()), cable.note(content()), 1e-12)
 
 
 def test_they_start_as_published_and_each_layer_on_its_own() -> None:

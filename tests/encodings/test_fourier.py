@@ -74,16 +74,6 @@ def test_the_noise_is_xaviers() -> None:
     assert not torch.equal(encoding.sines, encoding.cosines)
 
 
-def test_it_is_no_function_of_the_offset_and_keeps_no_norm() -> None:
-    encoding, (q, k) = build(), vectors()
-    q, k = (x[:, :, :1].expand(-1, -1, 64, -1) for x in (q, k))
-    turned_q, turned_k = encoding.rotate(q, k, torch.arange(64), torch.arange(64))
-    matrix = turned_q @ turned_k.mT
-    assert float((matrix[..., 1:, 1:] - matrix[..., :-1, :-1]).abs().max()) > 0.1
-    assert float(turned_q.norm(dim=-1).std(-1).min()) > 0.01
-    assert encoding.kernel(torch.arange(3)) is None
-
-
 def test_matrices_are_fixed_unless_learnable_and_saved_either_way() -> None:
     fixed, learned = build(), build(learnable=True)
     assert not list(fixed.parameters())

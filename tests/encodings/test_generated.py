@@ -8,15 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.encodings.samples import SIZES, agree, draw, randomised
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
-from toeplens.encodings.conformance import check
-from toeplens.ground import InputError
 
 H, D, N = 3, 8, 5
 PLANE = torch.tensor([[0, 0], [1, 0], [2, 5], [7, 3], [-4, 60]])
@@ -91,17 +87,6 @@ def test_lieres_start_is_uniform_over_a_turn_for_coordinates_up_to_one() -> None
     assert 0 <= float(values.min()) < 0.2
     assert 6.0 < float(values.max()) <= 2 * math.pi
     assert not torch.equal(encoding.for_layer(1).weight, encoding.weight)
-
-
-def test_lieres_axes_do_not_commute() -> None:
-    encoding = build("liere")
-    q, k = draw(1, H, N, D), draw(1, H, N, D, seed=2)
-    moved = logits(encoding, q, k, PLANE + torch.tensor([20, 40]))
-    assert float((moved - logits(encoding, q, k, PLANE)).abs().max()) > 0.1
-    assert not encoding.toeplitz
-    assert encoding.kernel(PLANE) is None
-    pairs = build("liere", block=2)
-    agree(logits(pairs, q, k, PLANE + 40), logits(pairs, q, k, PLANE), 1e-10)
 
 
 @pytest.mark.parametrize("variant", ["ld", "ap"])
@@ -201,18 +186,6 @@ COMMUTING: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), COMMUTING)
-@given(shift=st.tuples(st.floats(-50, 50), st.floats(-50, 50)))
-def test_where_generators_commute_the_offset_is_all_that_counts(
-    name: str, options: dict[str, Any], shift: tuple[float, float]
-) -> None:
-    """Coordinates that are no integers too."""
-    encoding = build(name, **options)
-    q, k = draw(1, H, N, D), draw(1, H, N, D, seed=2)
-    places = PLANE.double() + 0.25
-    agree(logits(encoding, q, k, places + torch.tensor(shift)), logits(encoding, q, k, places), 1e-10)
-
-
 @pytest.mark.parametrize(("name", "options"), [*COMMUTING, ("liere", {"axes": 1}), ("comrope", {"axes": 1})])
 def test_the_kernel_has_the_angles_of_the_rotation(name: str, options: dict[str, Any]) -> None:
     """The trace of a rotation is the sum of 2 cos of its planes' angles, and 1 for what stays."""
@@ -223,57 +196,3 @@ def test_the_kernel_has_the_angles_of_the_rotation(name: str, options: dict[str,
     moved, still = encoding.rotate(unit_vectors, unit_vectors, places, torch.zeros_like(places))
     traces = (moved * still).sum(-1).sum(0)
     agree(traces, 2 * kernel.real.sum(1), 1e-9)  # the circulant form's 1 stands for two components
-
-
-@pytest.mark.parametrize("options", [{"form": "circulant"}, {"form": "cayley"}])
-@given(first=st.integers(-(10**6), 10**6), second=st.integers(-(10**6), 10**6))
-def test_a_rotation_is_a_group_that_keeps_norms(options: dict[str, Any], first: int, second: int) -> None:
-    encoding = build("string", axes=1, **options)
-    x = draw(1, H, 1, D)
-    both, start, end = (torch.tensor([i]) for i in (first + second, 0, second))
-    one = encoding.rotate(x, x, both, end)
-    other = encoding.rotate(x, x, torch.tensor([first]), start)
-    agree((one[0] * one[1]).sum(-1), (other[0] * other[1]).sum(-1), 1e-7)
-    torch.testing.assert_close(one[0].norm(dim=-1), x.norm(dim=-1), rtol=1e-10, atol=0)
-
-
-@pytest.mark.parametrize("name", ["liere", "comrope", "string"])
-def test_running_numbers_are_raster_positions_on_a_grid(name: str) -> None:
-    encoding = build(name, grid=[4, 5])
-    numbers = torch.tensor([0, 4, 5, 13, 21])
-    raster = torch.tensor([[0, 0], [0, 4], [1, 0], [2, 3], [4, 1]])
-    x = draw(2, H, N, D)
-    agree(turned(encoding, x, numbers), turned(encoding, x, raster), 0)
-    assert torch.equal(encoding.place(numbers), raster)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("liere", {"axes": 1, "block": 4}),
-        ("comrope", {"variant": "ap", "block": 2}),
-        ("comrope", {"axes": 1}),
-        ("string", {"form": "circulant", "axes": 1}),
-        ("string", {"axes": 1}),
-    ],
-)
-def test_variants_conform(name: str, options: dict[str, Any]) -> None:
-    check(name, skip=["compile"], **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("liere", {"block": 3}, "^block: 3 was given; it must be at least 2 and divide head_dim, which is 8"),
-        ("liere", {"axes": 0}, "^axes: 0 was given; it must be at least 1"),
-        ("liere", {"grid": [4]}, r"^grid: \[4\] was given; it must be 2 positive sizes"),
-        ("liere", {"extent": [1.0, -1.0]}, "^extent: .* it must be 2 positive numbers"),
-        ("comrope", {"variant": "dl"}, "^variant: there is no 'dl'"),
-        ("comrope", {"variant": "ap", "block": 8}, "^block: 8 was given; 1 blocks of it cannot be shared out among 2"),
-        ("string", {"form": "circular"}, "^form: there is no 'circular'"),
-        ("string", {"base": 0.0}, "^base: 0.0 was given"),
-    ],
-)
-def test_bad_options_are_refused_in_a_sentence(name: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        encodings.build(name, **SIZES, **options)

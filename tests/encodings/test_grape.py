@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.encodings.samples import SIZES, agree, draw, randomised
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attention_logits
-from toeplens.encodings.conformance import check
-from toeplens.ground import InputError
 
 B, H, D, N, W = 2, 3, 8, 6, 24
 PLACES = torch.tensor([-5, 0, 1, 9, 30, 12])
@@ -101,19 +97,6 @@ def test_free_planes_start_orthonormal_with_ropes_angles() -> None:
     torch.testing.assert_close(angles, wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"planes": "orthogonal"}, {"planes": "free", "count": 1}, {"planes": "free"}])
-@given(first=st.integers(-1000, 1000), second=st.integers(-1000, 1000))
-def test_rotations_are_a_group_that_keeps_norms(options: dict[str, Any], first: int, second: int) -> None:
-    encoding = build("grape", **options)
-    x = draw(1, H, 1, D)
-
-    def turn(y: Tensor, by: int) -> Tensor:
-        return encoding.rotate(y, y, torch.tensor([by]), torch.tensor([0]))[0]
-
-    agree(turn(turn(x, first), second), turn(x, first + second), 1e-8)
-    agree(turn(x, first).norm(dim=-1), x.norm(dim=-1), 1e-9)
-
-
 # ---- biases ---------------------------------------------------------------------------------------------------------
 
 
@@ -167,35 +150,3 @@ def test_edges_of_tokens_are_the_forgetting_transformer() -> None:
     fox.gate.load_state_dict(ours.probe.state_dict())
     q, k, x = draw(B, H, N, D), draw(B, H, N, D, seed=2), draw(B, N, W)
     agree(added(ours, q, k, x, PLACES).tril(), added(fox, q, k, x, PLACES).tril(), 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("grape", {"planes": "orthogonal", "per_head": True}),
-        ("grape", {"planes": "free", "count": 1}),
-        ("grape", {"planes": "free", "count": 2, "per_head": True}),
-        ("grape-additive", {"rate": "constant"}),
-        ("grape-additive", {"rate": "key"}),
-        ("grape-path", {"edges": "token"}),
-    ],
-)
-def test_variants_conform(name: str, options: dict[str, Any]) -> None:
-    check(name, skip=["compile"], **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("grape", {"planes": "flat"}, "^planes: there is no 'flat'"),
-        ("grape", {"count": 2}, "^count: 2 was given; it is for free planes and must be from 1 to 4"),
-        ("grape", {"planes": "free", "count": 5}, "^count: 5 was given"),
-        ("grape", {"base": -1.0}, "^base: -1.0 was given"),
-        ("grape-additive", {"rate": "both"}, "^rate: there is no 'both'"),
-        ("grape-path", {"width": 3}, "^width: 3 was given; a rotation takes dimensions in pairs"),
-        ("grape-path", {"edges": "key"}, "^edges: there is no 'key'"),
-    ],
-)
-def test_bad_options_are_refused_in_a_sentence(name: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        encodings.build(name, **SIZES, **options)

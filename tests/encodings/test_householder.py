@@ -230,15 +230,3 @@ def test_gates_are_x_transformers() -> None:
     difference = float((bias - theirs(x)).detach().tril().abs().max())
     assert difference < 1e-4
     print(f"path-fox gates: {difference:.1e}")
-
-
-# ---- options --------------------------------------------------------------------------------------------------------
-
-
-@every_case
-def test_each_layer_has_its_own(name: str, options: dict[str, Any]) -> None:
-    first = build(name, **options)
-    second = first.for_layer(1)
-    assert first.for_layer(0) is first
-    for (label, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
-        assert not torch.equal(a, b), label

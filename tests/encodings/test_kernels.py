@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.encodings.samples import SIZES, agree, randomised
 from torch import Tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
@@ -19,7 +17,6 @@ from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 
 H = SIZES["num_heads"]
-KERNELS = ["kerple-log", "kerple-power", "sandwich", "dynamic-bias"]
 
 
 @pytest.fixture
@@ -77,37 +74,6 @@ def test_kerple_starts_where_the_published_program_draws() -> None:
         assert low * 0.99 < float(values.min()) < low + 0.01 * high
         assert high * 0.99 < float(values.max()) < high
         assert abs(float(values.mean()) - (low + high) / 2) < 0.03 * high
-
-
-@pytest.mark.parametrize("name", ["kerple-log", "kerple-power"])
-@given(near=st.integers(0, 10**6), further=st.integers(1, 10**6), seed=st.integers(0, 100))
-def test_kerple_is_a_penalty_that_grows_with_the_distance(name: str, near: int, further: int, seed: int) -> None:
-    encoding = build(name)
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.normal_(generator=torch.Generator().manual_seed(seed))
-    at_zero, one, other, mirrored = encoding.kernel(torch.tensor([0, near, near + further, -near])).T
-    assert not at_zero.any()
-    assert bool((one <= 0).all())
-    assert bool((other < one).all())
-    assert torch.equal(one, mirrored)
-
-
-@pytest.mark.parametrize("name", ["kerple-log", "kerple-power", "dynamic-bias", "fire"])
-def test_gradients_are_finite_at_the_distance_zero(name: str) -> None:
-    encoding = build(name)
-    encoding.bias(torch.arange(1), torch.arange(1)).sum().backward()
-    assert all(bool(p.grad.isfinite().all()) for p in encoding.parameters() if p.grad is not None)
-
-
-@pytest.mark.parametrize("name", ["kerple-log", "kerple-power", "fire"])
-def test_each_layer_has_parameters_of_its_own_unless_they_are_shared(name: str) -> None:
-    own, shared = encodings.build(name, **SIZES), encodings.build(name, **SIZES, shared=True)
-    assert shared.for_layer(2) is shared
-    second = own.for_layer(1)
-    assert own.for_layer(0) is own
-    assert second is not own
-    assert any(not torch.equal(a, b) for a, b in zip(own.parameters(), second.parameters(), strict=True))
 
 
 @pytest.mark.usefixtures("_double")

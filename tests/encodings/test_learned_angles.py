@@ -13,10 +13,6 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, Seen, attention_logits
-from toeplens.encodings.conformance import SIZES as SMALL
-from toeplens.encodings.conformance import Specimen, check, measure
-from toeplens.encodings.learned_angles import TAPA
-from toeplens.ground import InputError
 
 B, H, D, N, W = 2, 3, 8, 6, 24
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12])
@@ -106,22 +102,6 @@ def test_selective_rope_turns_by_the_sum_of_the_tokens_steps(options: dict[str, 
                     assert abs(float(ours[b, h, i, j]) - wanted) < 1e-10
 
 
-def test_without_a_convolution_or_gate_the_angle_is_the_tokens_own() -> None:
-    """Differences add up to what the last token says: the order of the others does not count."""
-    encoding = build("selective-rope", conv_size=None, gate=False)
-    q, k, x = content()
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    shuffled = logits(encoding, q[:, :, order], k[:, :, order], x[:, order])
-    agree(shuffled, logits(encoding, q, k, x)[:, :, order][..., order], 1e-12)
-
-
-def test_the_numbers_of_positions_do_not_count() -> None:
-    for name in ("selective-rope", "repo"):
-        encoding = build(name)
-        q, k, x = content()
-        agree(logits(encoding, q, k, x), logits(encoding, q, k, x, torch.arange(N)), 0)
-
-
 @pytest.mark.parametrize("options", [{}, {"conv_size": None}])
 def test_a_convolution_keeps_to_its_text(options: dict[str, Any]) -> None:
     encoding = build("selective-rope", **options)
@@ -156,16 +136,6 @@ def test_repo_turns_each_token_by_the_place_that_it_takes(options: dict[str, Any
                 assert abs(float(ours[1, h, i, j]) - wanted) < 1e-10
 
 
-def test_repo_knows_no_order() -> None:
-    encoding = build("repo")
-    q, k, x = content()
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    shuffled = logits(encoding, q[:, :, order], k[:, :, order], x[:, order])
-    agree(shuffled, logits(encoding, q, k, x)[:, :, order][..., order], 1e-12)
-    same = x[:, :1].expand(-1, N, -1)
-    agree(logits(encoding, q, k, same), q @ k.mT * SCALE, 1e-12)
-
-
 def test_repo_is_an_eighth_as_wide_as_the_model() -> None:
     assert encodings.build("repo", **SIZES).gate.weight.shape == (3, W)
     assert encodings.build("repo", **SIZES | {"d_model": 6}).gate.weight.shape == (1, 6)
@@ -191,58 +161,3 @@ def test_tapas_logits_are_the_formulas(alpha: float, share: float, phase: str) -
                 angle *= 2 * math.pi * abs(i - j) ** alpha / math.sqrt(D - first)
                 wanted = float(a[:first] @ b[:first]) / math.sqrt(first) * math.cos(angle)
                 assert abs(float(ours[1, h, row, column]) - wanted) < 1e-10
-
-
-def test_tapa_is_an_inner_product_where_nothing_says_a_phase() -> None:
-    encoding = build("tapa")
-    q, k, x = content()
-    q[..., 4:] = 0
-    agree(logits(encoding, q, k, x), q[..., :4] @ k[..., :4].mT / 2, 1e-12)
-
-
-def test_tapa_depends_on_the_offset_between_the_same_contents() -> None:
-    encoding = build("tapa")
-    q, k, x = content()
-    agree(logits(encoding, q, k, x, PLACES + 100_000), logits(encoding, q, k, x), 1e-12)
-
-
-def test_tapas_functions_of_the_distance_are_no_fixed_set() -> None:
-    """With larger contents their number grows; with small ones the suite's rank does not tell."""
-    specimen = Specimen(lambda: TAPA(**SMALL))
-    plain = specimen.content
-    specimen.content = lambda *size: 8 * plain(*size)
-    assert measure(specimen).data_dependent
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("selective-rope", {"conv_size": None, "gate": False, "bias": True}),
-        ("selective-rope", {"conv_size": 1, "activation": "none", "pairing": "interleaved"}),
-        ("repo", {"width": 5, "pairing": "interleaved"}),
-        ("tapa", {"alpha": 1.0, "share": 0.25}),
-        ("tapa", {"alpha": 0.7, "phase": "linear"}),
-    ],
-)
-def test_variants_conform(name: str, options: dict[str, Any]) -> None:
-    check(name, skip=["compile"], **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("selective-rope", {"rank": 0}, "^rank: 0 was given; it must be at least 1"),
-        ("selective-rope", {"conv_size": 0}, "^conv_size: 0 was given; it must be at least 1"),
-        ("selective-rope", {"activation": "relu"}, "^activation: there is no 'relu'"),
-        ("selective-rope", {"d_model": 25}, "^d_model: 25 was given; it must be a multiple of num_heads, which is 3"),
-        ("selective-rope", {"head_dim": 7}, "^head_dim: 7 was given"),
-        ("repo", {"width": 0}, "^width: 0 was given; it must be at least 1"),
-        ("repo", {"pairing": "odd"}, "^pairing: there is no 'odd'"),
-        ("tapa", {"alpha": 0.0}, "^alpha: 0.0 was given; it must be finite and over 0"),
-        ("tapa", {"share": 1.0}, "^share: 1.0 was given; it must leave amplitude and phase a dimension each"),
-        ("tapa", {"phase": "cubic"}, "^phase: there is no 'cubic'"),
-    ],
-)
-def test_bad_options_are_refused_in_a_sentence(name: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        encodings.build(name, **SIZES | options)

@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.encodings.samples import SIZES, agree, draw
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import BandControl, PositionalEncoding, controlled
-from toeplens.encodings.conformance import check
-from toeplens.ground import InputError
 
 B, H, D, N = 2, 3, 8, 6
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
@@ -61,14 +57,6 @@ def test_resonance_ropes_wavelengths_are_whole_numbers(pairing: str, factor: flo
     assert encoding.wavelengths.tolist() == [wavelengths]
     assert wavelengths == ([6, 63, 628, 6283] if factor == 1 else [25, 251, 2513, 25133])
     check_logits(encoding, [2 * math.pi / length for length in wavelengths], pairing)
-
-
-@given(st.integers(-(10**6), 10**6), st.integers(-100, 100))
-def test_a_pair_shows_the_same_angle_a_wavelength_later(offset: int, times: int) -> None:
-    encoding = build("resonance-rope")
-    for t, length in enumerate(encoding.wavelengths[0].long().tolist()):
-        here, later = encoding.kernel(torch.tensor([offset, offset + times * length]))[0, t]
-        assert abs(complex(here) - complex(later)) < 1e-8
 
 
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
@@ -131,30 +119,3 @@ def test_bands_under_control_stop_in_imaginary_heads_too() -> None:
     imaginary = torch.complex(a[..., 0, :], a[..., 1, :]) @ torch.complex(b[..., 0, :], b[..., 1, :]).mH
     agree(ours[:, 1], imaginary.imag, 1e-12)
     agree(ours[:, 0], (q @ k.mT)[:, 0], 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("resonance-rope", {"factor": 3.0, "pairing": "half"}),
-        ("hope", {"train_length": 10}),
-        ("rope-plus-plus", {"heads": "own", "pairing": "interleaved"}),
-    ],
-)
-def test_variants_conform(name: str, options: dict[str, Any]) -> None:
-    check(name, skip=["compile"], **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("resonance-rope", {"factor": 0.5}, "^factor: 0.5 was given; it must be finite and at least 1"),
-        ("hope", {"train_length": 6}, "^train_length: 6 was given; it must be at least 7"),
-        ("hope", {"max_len": 5}, "^max_len: 5 was given; it must be at least 7"),
-        ("rope-plus-plus", {"heads": "half"}, "^heads: there is no 'half'"),
-        ("rope-plus-plus", {"num_heads": 1}, "^num_heads: 1 was given; a real and an imaginary head are at least 2"),
-    ],
-)
-def test_bad_options_are_refused_in_a_sentence(name: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        encodings.build(name, **SIZES | options)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.encodings.samples import SIZES, agree, draw, randomised
 from torch import Tensor
 from transformers import Swinv2Config
@@ -17,7 +15,6 @@ from transformers.models.swinv2 import modeling_swinv2 as swinv2
 
 from toeplens import encodings
 from toeplens.encodings import attend
-from toeplens.encodings.conformance import check
 from toeplens.encodings.planes import PlaneBias
 from toeplens.ground import InputError
 
@@ -111,23 +108,6 @@ def test_scattered_places_take_the_same_values_as_a_full_grid(name: str, grid: t
     agree(by_row[1], encoding.bias(each[1], each[1]), 1e-12)
 
 
-@given(
-    st.sampled_from(["swin", "swin-v2"]),
-    st.lists(st.tuples(st.integers(-99, 99), st.integers(-99, 99)), min_size=1, max_size=5),
-    st.integers(-(10**6), 10**6),
-    st.integers(-(10**6), 10**6),
-)
-def test_only_the_offsets_of_rows_and_columns_count(
-    name: str, places: list[tuple[int, int]], rows: int, columns: int
-) -> None:
-    encoding, here = build(name), torch.tensor(places)
-    there = here + torch.tensor([rows, columns])
-    agree(encoding.bias(here, here), encoding.bias(there, there), 1e-12)
-    kernel = encoding.kernel((here.unsqueeze(1) - here).flatten(0, 1))
-    assert kernel is not None
-    agree(encoding.bias(here, here).flatten(1), kernel, 1e-12)
-
-
 @pytest.mark.parametrize("name", ["swin", "swin-v2"])
 def test_rows_are_no_columns(name: str) -> None:
     encoding = build(name)
@@ -142,11 +122,6 @@ def test_beyond_swins_window_the_outermost_value_goes_on() -> None:
     kernel = encoding.kernel(torch.tensor([[2, -3], [7, -3], [2, -100], [9, -9]]))
     assert kernel is not None
     agree(kernel, kernel[:, :1].expand(-1, 4), 0.0)
-
-
-def test_running_numbers_are_a_raster_of_the_grid() -> None:
-    places = build("swin", window=(2, 2), grid=(3, 5)).place(torch.tensor([0, 4, 5, 14, 15]))
-    assert places.tolist() == [[0, 0], [0, 4], [1, 0], [2, 4], [3, 0]]
 
 
 def test_swin_v2_takes_fractions_and_swin_refuses_them() -> None:
@@ -170,38 +145,3 @@ def test_cosine_attention_is_off_by_default() -> None:
     turned_q, turned_k = fresh.rotate(q, k, torch.arange(4), torch.arange(4))
     torch.testing.assert_close(turned_q.norm(dim=-1), torch.full((1, H, 4), 10.0).double(), rtol=1e-6, atol=0)
     torch.testing.assert_close(turned_k.norm(dim=-1), torch.ones(1, H, 4).double(), rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("swin", {"window": [3, 4], "grid": [4, 6]}),
-        ("swin-v2", {"window": [3, 4], "hidden": 8, "cosine": True}),
-        ("swin-v2", {"pretrained_window": [4, 4], "hidden": 16}),
-    ],
-)
-def test_they_conform(name: str, options: dict[str, Any]) -> None:
-    check(name, skip=["compile"], **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "field"),
-    [
-        ("swin", {"window": [7]}, "window"),
-        ("swin", {"window": [7, 0]}, "window"),
-        ("swin", {"grid": [4, 4, 4]}, "grid"),
-        ("swin", {"init_std": -1.0}, "init_std"),
-        ("swin-v2", {"window": [0, 8]}, "window"),
-        ("swin-v2", {"pretrained_window": [8]}, "pretrained_window"),
-        ("swin-v2", {"hidden": 0}, "hidden"),
-    ],
-)
-def test_bad_options_are_refused(name: str, options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
-        encodings.build(name, **SIZES, **options)
-
-
-def test_layers_have_tables_of_their_own() -> None:
-    first = build("swin")
-    assert not torch.equal(first.for_layer(1).get_parameter("weight"), first.get_parameter("weight"))
-    assert not encodings.build("swin", **SIZES, init_std=0.0).get_parameter("weight").any()

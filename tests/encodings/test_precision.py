@@ -11,7 +11,7 @@ from tests.encodings.samples import randomised
 from torch import Tensor
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding, attend, blocked, fixed_bias
+from toeplens.encodings import PositionalEncoding, attend, cpu_attention, fixed_bias
 from toeplens.ground import InputError
 
 SIZES = {"d_model": 64, "num_heads": 4, "head_dim": 16, "max_len": 512}
@@ -75,7 +75,7 @@ def test_under_autocast_queries_of_float32_are_rounded_once(
     """On either path of a CPU. Products of q and k carry errors of eps |q| |k|; a bias b below a row's largest carries
     one of eps |b| at a weight of about e^b: at most eps / e. Some encodings form another product or two. Positions
     folded into q and k would be off by one part in 2^8: 100 times as much."""
-    monkeypatch.setattr(blocked, "_WIDE", wide)
+    monkeypatch.setattr(cpu_attention, "_WIDE", wide)
     plain = error("nope", under_autocast)
     scale = 4 if name == "t5" else 1  # of the logits, which it publishes
     assert (error(name, under_autocast) <= 3 * scale * plain).all()

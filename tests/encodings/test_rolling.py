@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from toeplens import encodings
@@ -72,25 +70,6 @@ def test_it_is_rope_with_linear_frequencies_in_the_fourier_basis(head_dim: int) 
     assert float((rolled_q @ rolled_k.mT - total).abs().max()) < 1e-9
 
 
-@given(st.floats(0.01, 9.0), st.integers(3, 10), st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6))
-def test_it_is_a_group_that_keeps_norms(speed: float, head_dim: int, first: int, second: int) -> None:
-    encoding = build("rollpe", head_dim, speed=speed)
-    x = vectors(head_dim)[0]
-
-    def roll(y: Tensor, by: int) -> Tensor:
-        return encoding.rotate(y, y, torch.full((N,), by), torch.arange(N))[0]
-
-    torch.testing.assert_close(roll(roll(x, first), second), roll(x, first + second), rtol=0, atol=1e-6)
-    torch.testing.assert_close(roll(x, first).norm(dim=-1), x.norm(dim=-1), rtol=1e-10, atol=0)
-
-
-def test_the_roll_repeats_after_the_head_dimension() -> None:
-    kernel = build("rollpe").kernel(torch.arange(-8, 9))
-    assert kernel.shape == (1, 5, 17)
-    torch.testing.assert_close(kernel[..., :8], kernel[..., 8:16], rtol=0, atol=1e-12)
-    assert kernel[0, :, 9].imag.abs().max() > 0.5
-
-
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
 def test_headings_turn_every_pair_alike(pairing: str) -> None:
     q, k = vectors(8)
@@ -105,14 +84,3 @@ def test_headings_turn_every_pair_alike(pairing: str) -> None:
                 x, y = complex(q[0, 1, row, a], q[0, 1, row, b]), complex(k[0, 1, column, a], k[0, 1, column, b])
                 total += (x * y.conjugate() * cmath.exp(0.1j * (i - j))).real
             assert abs(float(ours[0, 1, row, column]) - total) < 1e-9
-
-
-@given(st.integers(-(10**6), 10**6), st.integers(-1000, 1000))
-def test_a_heading_is_the_same_a_turn_later(heading: int, turns: int) -> None:
-    encoding = build("drope")
-    x = vectors(8)[0]
-    places = torch.full((N,), heading)
-    here, again = (encoding.rotate(x, x, p, p)[0] for p in (places, places + 360 * turns))
-    torch.testing.assert_close(here, again, rtol=0, atol=1e-8)
-    opposite = encoding.rotate(x, x, places + 180, places)
-    torch.testing.assert_close(opposite[0], -opposite[1], rtol=0, atol=1e-8)

@@ -21,7 +21,7 @@ from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding, Rotary, attend, attention_logits
+from toeplens.encodings import Rotary, attention_logits
 from toeplens.encodings.scaled import ENCODINGS, ScaledRoPE
 from toeplens.ground import InputError
 
@@ -141,8 +141,7 @@ def test_the_frequencies_are_the_published_ones(parameters: dict[str, Any]) -> N
         assert encoding.magnitude == pytest.approx(magnitude, rel=1e-14)
 
 
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
-@pytest.mark.parametrize("places", [[0, 1, 5, 11], [0, 3, 40, 99], [-7, 64, 2]])
+@pytest.mark.parametrize(("pairing", "places"), [("half", [0, 3, 40, 99]), ("interleaved", [-7, 64, 2])])
 @every_case
 def test_queries_and_keys_are_turned_pair_by_pair(parameters: dict[str, Any], places: list[int], pairing: str) -> None:
     encoding, positions = build(pairing=pairing, **parameters), torch.tensor(places)
@@ -215,7 +214,7 @@ def drawn_parameters(draw: st.DrawFn) -> tuple[int, int, int, dict[str, Any]]:
     return head_dim, longest, draw(st.integers(1, 3 * longest)), p
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(drawn_parameters())
 def test_inverse_frequencies_and_attention_factor_are_transformers(
     drawn: tuple[int, int, int, dict[str, Any]],
@@ -232,29 +231,6 @@ def test_inverse_frequencies_and_attention_factor_are_transformers(
     assert frequencies.shape == theirs.shape
     assert torch.allclose(frequencies, theirs.double(), rtol=1e-5, atol=0)
     assert ours.magnitude == pytest.approx(factor, rel=1e-12)
-
-
-def turned_by_llama(config: LlamaConfig, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    cos, sin = llama.LlamaRotaryEmbedding(config)(q, positions.unsqueeze(0))
-    width = cos.shape[-1]
-    turned = llama.apply_rotary_pos_emb(q[..., :width], k[..., :width], cos, sin)
-    whole = [torch.cat((part, x[..., width:]), -1) for part, x in zip(turned, (q, k), strict=True)]
-    return whole[0], whole[1]
-
-
-@pytest.mark.parametrize("length", [10, 16, 17, 64, 65, 200])
-@every_case
-def test_queries_and_keys_are_turned_as_by_llama(parameters: dict[str, Any], length: int) -> None:
-    """Below, at and beyond both the original length and the longest text; float32, whose phases are off by i 2^-23."""
-    if parameters["rope_type"] == "default" and "partial_rotary_factor" in parameters:
-        return  # Llama leaves the share out; GPT-NeoX, below, has it
-    encoding, positions = build(**parameters), torch.arange(length)
-    q, k = random_heads(length, dtype=torch.float32)
-    given_factor = {"factor": None, **parameters} if parameters["rope_type"] == "yarn" else parameters
-    theirs = turned_by_llama(llama_config(D, LONGEST, given_factor), q, k, positions)
-    for a, b in zip(encoding.rotate(q, k, positions, positions), theirs, strict=True):
-        assert a.dtype == b.dtype == torch.float32
-        assert apart(a, b) <= 5e-5
 
 
 def phi3_config() -> Phi3Config:
@@ -349,27 +325,10 @@ def test_a_models_config_is_taken_as_it_is(model: str, start: int) -> None:
         assert apart(a[..., :width], b) <= (2e-5 if start == 0 else 5e-3)
 
 
-def test_phi_3_changes_its_frequencies_between_4096_and_4097_tokens() -> None:
-    encoding = build(head_dim=96, max_len=131072, **phi3_config().rope_parameters)
-    assert not torch.equal(at_length(encoding, 4096), at_length(encoding, 4097))
-    assert encoding.magnitude == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
-
-
 # ---- lengths --------------------------------------------------------------------------------------------------------
 
 DEPENDENT = [case for case in CASES if case["rope_type"] in ("dynamic", "longrope")]
 dependent_case = pytest.mark.parametrize("parameters", DEPENDENT, ids=[case["rope_type"] for case in DEPENDENT])
-
-
-@every_case
-def test_which_types_depend_on_the_length(parameters: dict[str, Any]) -> None:
-    encoding = build(**parameters)
-    assert encoding.length_dependent == (parameters["rope_type"] in ("dynamic", "longrope"))
-    changes = not torch.equal(at_length(encoding, 1), at_length(encoding, 1000))
-    assert changes == encoding.length_dependent
-    assert torch.equal(at_length(encoding, 16), at_length(encoding, 1))
-    assert encodings.get("rope-dynamic").length_dependent
-    assert encodings.get("rope-longrope").length_dependent
 
 
 @dependent_case
@@ -388,37 +347,6 @@ def test_a_sequence_is_as_long_as_its_own_keys_say(parameters: dict[str, Any]) -
 
 
 @dependent_case
-def test_nothing_is_remembered_where_transformers_remembers(parameters: dict[str, Any]) -> None:
-    encoding, theirs = build(**parameters), llama.LlamaRotaryEmbedding(llama_config(D, LONGEST, parameters))
-    x = torch.zeros(1)
-    fresh = at_length(encoding, 100)
-    at_length(encoding, 400)
-    assert torch.equal(at_length(encoding, 100), fresh)
-    for length in (100, 400, 100):
-        theirs(x, torch.arange(length).unsqueeze(0))
-    same = torch.allclose(theirs.inv_freq.double(), fresh, rtol=5e-6, atol=0)
-    assert same == (parameters["rope_type"] == "longrope")
-
-
-@dependent_case
-def test_decoding_with_cached_keys_is_the_pass_over_the_text_so_far(parameters: dict[str, Any]) -> None:
-    encoding = build(**parameters)
-    length = 90
-    q, k = random_heads(length)
-    v = torch.randn(B, H, length, D, dtype=torch.float64)
-    for n in (3, 15, 16, 63, 64, 89):
-        positions = torch.arange(n + 1)
-        past = (k[:, :, : n + 1], v[:, :, : n + 1])
-        whole = attend(
-            q[:, :, : n + 1], *past, encoding=encoding, q_positions=positions, k_positions=positions, scale=0.25
-        )
-        one = attend(
-            q[:, :, n : n + 1], *past, encoding=encoding, q_positions=positions[n:], k_positions=positions, scale=0.25
-        )
-        assert apart(one, whole[:, :, n:]) <= 1e-12
-
-
-@dependent_case
 def test_a_query_turns_by_the_frequencies_of_the_text_it_stands_in(parameters: dict[str, Any]) -> None:
     """Not by those of a text that ends with it: it meets later keys, and other queries meet its key."""
     encoding, length = build(**parameters), 90
@@ -430,7 +358,7 @@ def test_a_query_turns_by_the_frequencies_of_the_text_it_stands_in(parameters: d
         assert apart(one, whole[:, :, n : n + 1]) <= 1e-12
 
 
-@every_case
+@pytest.mark.parametrize("parameters", [CASES[3], CASES[5], CASES[10], CASES[13]])
 def test_the_kernel_is_that_of_the_longest_text_and_carries_the_squared_factor(parameters: dict[str, Any]) -> None:
     encoding = build(**parameters)
     positions = torch.arange(LONGEST)
@@ -445,28 +373,6 @@ def test_the_kernel_is_that_of_the_longest_text_and_carries_the_squared_factor(p
     )
     assert apart(ours, expected) <= 1e-10
     assert encoding.kernel(torch.tensor([0])).real == pytest.approx(encoding.magnitude**2)
-
-
-@given(shift=st.integers(-(10**6), 10**6))
-def test_logits_of_a_type_without_length_depend_on_offsets_alone(shift: int) -> None:
-    positions = torch.arange(0, 480, 40)
-    q, k = random_heads(len(positions))
-    for parameters in (CASES[6], CASES[15], CASES[17]):
-        encoding = build(**parameters)
-        here, there = (
-            attention_logits(q, k, encoding=encoding, q_positions=p, k_positions=p, scale=1.0, causal=False)
-            for p in (positions, positions + shift)
-        )
-        assert apart(here, there) <= 1e-7  # a phase of 10^6 is known to 10^6 2^-53 = 1e-10
-
-
-@dependent_case
-def test_casts_touch_neither_list_of_frequencies(parameters: dict[str, Any]) -> None:
-    encoding = build(**parameters)
-    for cast in (copy.deepcopy(encoding).half(), copy.deepcopy(encoding).to(torch.bfloat16)):
-        for length in (4, 500):
-            assert torch.equal(at_length(cast, length), at_length(encoding, length))
-    assert not encoding.state_dict()
 
 
 # ---- names, keywords, refusals --------------------------------------------------------------------------------------
@@ -518,11 +424,6 @@ def test_of_factor_and_original_length_one_follows_from_the_other(name: str) -> 
         assert torch.allclose(at_length(one, 9), at_length(both, 9), rtol=1e-14, atol=0)
 
 
-def test_a_keyword_of_another_type_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^factor: rope type 'default' does not take it; it takes rope_type"):
-        ScaledRoPE(d_model=D, num_heads=1, head_dim=D, max_len=LONGEST, factor=2.0)
-
-
 def test_none_is_the_same_as_not_given() -> None:
     parameters = {"rope_type": "linear", "factor": 4.0, "beta_fast": None, "short_factor": None, "rope_theta": None}
     assert torch.equal(build(**parameters).frequencies, build(rope_type="linear", factor=4.0).frequencies)
@@ -534,27 +435,17 @@ LONG = {"rope_type": "longrope", "original_max_position_embeddings": 16, **LISTS
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("scaled-rope", {"rope_type": "stretched"}, "rope_type: there is no 'stretched'"),
     ("rope-linear", {"rope_type": "linear", "type": "yarn", "factor": 2.0}, "type: 'yarn' was given beside rope_type"),
-    ("scaled-rope", {"rope_type": "linear"}, "factor: rope type 'linear' needs it"),
     ("scaled-rope", {**LONG, "long_factor": None}, "long_factor: rope type 'longrope' needs it"),
     ("scaled-rope", {**LONG, "short_factor": [1.0]}, "short_factor: [1.0] (1 numbers) was given; it must be 8"),
-    ("scaled-rope", {**LONG, "long_factor": [0.0] * 8}, "long_factor: [0.0, 0.0, 0.0, 0.0] (8 numbers) was given"),
     ("scaled-rope", {**LONG, "original_max_position_embeddings": 1}, "original_max_position_embeddings: 1 was given"),
     ("scaled-rope", {"rope_type": "linear", "factor": 0.0}, "factor: 0.0 was given"),
-    ("scaled-rope", {**YARN, "attention_factor": -1.0}, "attention_factor: -1.0 was given"),
     ("scaled-rope", {**YARN, "beta_fast": 0.5}, "beta_fast: 0.5 was given"),
-    ("scaled-rope", {**YARN, "rope_theta": 1.0}, "rope_theta: 1.0 was given"),
     ("scaled-rope", {"rope_theta": -1.0}, "rope_theta: -1.0 was given"),
     ("scaled-rope", {"partial_rotary_factor": 1.5}, "partial_rotary_factor: 1.5 was given"),
     ("scaled-rope", {"partial_rotary_factor": 0.2}, "partial_rotary_factor: 3 was given"),
-    ("scaled-rope", {"max_position_embeddings": 0}, "max_position_embeddings: 0 was given"),
-    ("scaled-rope", {"pairing": "thirds"}, "pairing: there is no 'thirds'"),
     ("rope-llama3", {"high_freq_factor": 1.0}, "high_freq_factor: 1.0 was given"),
     ("rope-yarn", {"rope_type": "linear"}, "rope_type: 'linear' was given; this encoding is of type 'yarn'"),
     ("rope-yarn", {"low_freq_factor": 1.0}, "option of encoding 'rope-yarn': there is no 'low_freq_factor'"),
-    ("rope-yarn", {"factor": 0.0}, "factor: 0.0 was given"),
-    ("rope-longrope", {"factor": float("nan")}, "factor: nan was given"),
-    ("rope-linear", {"head_dim": 7}, "head_dim: 7 was given"),
-    *((name, {"max_len": 0}, "max_len: 0 was given") for name in ENCODINGS),
 ]
 
 
@@ -567,8 +458,6 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(name: str, options: dic
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", list(ENCODINGS))
-def test_a_shortest_text_is_enough_for_the_defaults(name: str) -> None:
-    encoding = build(name, max_len=1)
-    assert isinstance(encoding, PositionalEncoding)
-    assert bool(at_length(encoding, 40).isfinite().all())
+def test_a_shortest_text_is_enough_for_the_defaults() -> None:
+    for name in ENCODINGS:
+        assert bool(at_length(build(name, max_len=1), 40).isfinite().all())

@@ -18,11 +18,9 @@ B, H, N, D = 2, 3, 9, 8
 DAPES: list[tuple[str, dict[str, Any]]] = [
     ("dape-v2", {}),
     ("dape-v2", {"base": "kerple-log", "kernel_size": 5}),
-    ("dape-v2", {"base": "fire", "width": 7}),
     ("dape-v2", {"base": "none"}),
     ("dape", {}),
     ("dape", {"base": "rope"}),
-    ("dape-v2", {"base": "rope"}),
 ]
 every_dape = pytest.mark.parametrize(("name", "options"), DAPES)
 PAST = torch.ones(N, N, dtype=torch.bool).tril()
@@ -170,13 +168,6 @@ def test_masks_may_differ_by_head() -> None:
     assert float((ours - wanted)[mask.expand_as(ours)].abs().max()) < 1e-12
 
 
-def test_each_layer_has_its_own_network_and_base() -> None:
-    first = build("dape-v2", base="kerple-log")
-    second = first.for_layer(1)
-    for (label, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
-        assert not torch.equal(a, b), label
-
-
 # ---- URPE -----------------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +212,3 @@ def test_without_a_base_it_couples_to_the_weights_alone() -> None:
     assert torch.equal(with_base.kernel(offsets), with_base.base.kernel(offsets))
     assert without.kernel(offsets) is None
     assert without.bias(offsets, offsets) is None
-
-
-# ---- both -----------------------------------------------------------------------------------------------------------

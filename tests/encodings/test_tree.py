@@ -13,7 +13,7 @@ from tests.encodings.samples import SIZES, randomised
 from torch import Tensor
 
 from toeplens import encodings
-from toeplens.encodings.tree import Syntactic, SyntacticBias, tree_distances, turned_round
+from toeplens.encodings.tree import Syntactic, SyntacticBias, tree_distances
 from toeplens.ground import InputError
 
 DEPTH = 5
@@ -82,13 +82,6 @@ def test_by_default_the_tree_holds_max_len_nodes_and_no_level_more() -> None:
     assert build("syntactic-bias", branching=3, sizes={"max_len": 41}).axes == 4
 
 
-@given(PATHS)
-def test_turning_a_path_round_twice_gives_it_back(path: list[int]) -> None:
-    there = turned_round(tensor(path))
-    assert torch.equal(there, tensor(path[::-1]))
-    assert torch.equal(turned_round(there), tensor(path))
-
-
 # ---- the input vectors ----------------------------------------------------------------------------------------------
 
 
@@ -103,20 +96,6 @@ def test_vectors_are_the_published_stacks(paths: list[list[int]]) -> None:
     for positions in (tensor(*paths), tensor(*paths).expand(2, -1, -1)):
         added = encoding.embed(x, positions).detach() - x
         assert float((added - wanted).abs().max()) < 1e-12
-
-
-@given(st.lists(st.integers(1, 2), max_size=DEPTH - 1), st.integers(1, 2))
-@settings(max_examples=20, deadline=None)
-def test_a_step_down_is_one_linear_map(path: list[int], branch: int) -> None:
-    """The child's vector is a fixed matrix times the parent's, plus the branch's own first step."""
-    encoding = build("syntactic", max_depth=DEPTH, sizes={"d_model": 10})
-    table = encoding.table(tensor(path, [*path, branch], [], [branch])).detach()
-    parent, child, root, first = table
-    p = float(encoding.raw_decay.detach().tanh())
-    down = torch.zeros(10, 10, dtype=torch.float64)
-    down[2:, :-2] = p * torch.eye(8, dtype=torch.float64)
-    assert not root.any()
-    assert float((child - (down @ parent + first)).abs().max()) < 1e-12
 
 
 def test_vectors_stay_finite_where_a_decay_saturates() -> None:
@@ -181,16 +160,6 @@ def test_without_a_cap_each_distance_has_its_value() -> None:
     assert torch.equal(by_depth.bias(deepest[:1], deepest[:1] * 0)[:, 0, 0], by_depth.weight[8])
     assert isinstance(by_path.for_layer(2), SyntacticBias)
     assert by_path.for_layer(2) is by_path
-
-
-def test_running_numbers_stand_for_their_paths() -> None:
-    numbers = torch.tensor([0, 3, 17, 62])
-    for name in ("syntactic", "syntactic-bias"):
-        encoding = build(name)
-        x, placed = torch.zeros(1, 4, 24, dtype=torch.float64), encoding.place(numbers)
-        assert torch.equal(encoding.embed(x, numbers), encoding.embed(x, placed))
-        if name == "syntactic-bias":
-            assert torch.equal(encoding.bias(numbers, placed), encoding.bias(placed, placed))
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------

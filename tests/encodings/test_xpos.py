@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from rotary_embedding_torch import RotaryEmbedding
 from torch import Tensor
 from x_transformers import x_transformers
@@ -79,21 +77,6 @@ def test_it_is_rotary_embedding_torchs(length: int) -> None:
         assert float(difference) <= tolerance  # its tables are made in float32 in both
 
 
-@given(st.integers(-(10**7), 10**7))
-def test_a_window_anywhere_is_the_window_at_zero(start: int) -> None:
-    q, k = vectors(16, torch.float32)
-    here, there = (logits(build(), q, k, torch.arange(16) + s) for s in (0, start))
-    assert float((here - there).abs().max()) < 1e-4
-
-
-def test_by_sequence_each_window_has_its_own_centre() -> None:
-    q, k = vectors(4)
-    rows = torch.stack((torch.arange(4), torch.arange(4) + 1_000_000))
-    both = logits(build(), q, k, rows)
-    for b in range(2):
-        torch.testing.assert_close(both[b], logits(build(), q, k, rows[b])[b], rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("dtype", "limit"),
     [(torch.float16, 2000), (torch.bfloat16, 18_000), (torch.float32, 18_000), (torch.float64, 140_000)],
@@ -111,15 +94,6 @@ def test_the_widest_span_is_finite_and_a_wider_one_refused(dtype: torch.dtype, l
             assert all(bool(x.isfinite().all()) for x in (out, *grads))
         with pytest.raises(InputError, match=r"^positions: .*fit .* up to \d+\.$"):
             encoding.rotate(q, k, places * 2, places * 2)
-
-
-def test_decoding_and_few_queries_use_the_same_centre_for_both_sides() -> None:
-    q, k = vectors(10)
-    places = torch.tensor([0, 3, 4, 5, 90, 91, 200, 201, 202, 500])
-    full = logits(build(), q, k, places)
-    for n in range(10):
-        turned_q, turned_k = build().rotate(q[:, :, n : n + 1], k[:, :, : n + 1], places[n : n + 1], places[: n + 1])
-        torch.testing.assert_close((turned_q @ turned_k.mT)[:, :, 0], full[:, :, n, : n + 1], rtol=1e-12, atol=1e-12)
 
 
 def test_the_kernel_decays() -> None:

@@ -58,6 +58,7 @@ def test_the_commands_know_it(installed: dict[str, str]) -> None:
     assert rows["gaussian-window"]["options"] == {"widest": 32.0}
 
 
+@pytest.mark.heavy
 def test_it_trains(installed: dict[str, str], tmp_path: Path) -> None:
     common = ["--scale", "smoke", "--out", str(tmp_path), "--json"]
     changes = ["epochs=1", "train_examples=64", "test_examples=32", "model.encoding_options.widest=8"]

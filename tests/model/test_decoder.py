@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import cache
-from importlib.metadata import EntryPoint
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.builders import REPRESENTATIVES
 from torch import Tensor, nn
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding, attention_weights, registry
 from toeplens.ground import InputError
-from toeplens.model import Attention, Decoder, DecoderConfig, Protocol, decoder_config, scale_left_open
+from toeplens.model import Decoder, DecoderConfig, Protocol, decoder_config, scale_left_open
 from toeplens.model import protocol_switches as switches_of
 
 SMALL = {
@@ -35,25 +35,13 @@ B, N = 3, 9
 LENGTHS = torch.tensor([4, 9, 6])
 PROTOCOLS = get_args(Protocol)
 
-# one of each kind: what they do is tested with the encodings, here that the decoder carries it
-NAMES = (
-    "nope",
-    "learned",
-    "t5",
-    "relative-table",
-    "alibi",
-    "rope",
-    "rope-absolute",
-    "mla",
-    "fox",
-    "cope",
-    "shaw",
-    "urpe",
-    "dape-v2",
-    "path",
-    "carope",
-)
+NAMES = ("learned", *(name for name in REPRESENTATIVES if name != "stick-breaking"))  # which never sees later keys
 every_encoding = pytest.mark.parametrize("encoding", NAMES)
+every_case = pytest.mark.parametrize(
+    ("encoding", "protocol"),
+    [(name, "paper") for name in NAMES]
+    + [(name, "released") for name in ("nope", "learned", "rope", "mla", "alibi", "fox")],
+)
 both_protocols = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
@@ -96,30 +84,28 @@ def latent(encoding: str) -> bool:
 # ---- the two paths --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("protocol", "dtype", "tolerance"),
-    [
-        ("paper", torch.float32, 1e-5),
-        ("paper", torch.float64, 1e-10),
-        pytest.param("released", torch.float32, 1e-5, marks=pytest.mark.heavy),
-        ("released", torch.float64, 1e-10),
-    ],
-)
-@every_encoding
-def test_fused_and_explicit_attention_are_the_same_function(
-    encoding: str, protocol: str, dtype: torch.dtype, tolerance: float
-) -> None:
+@pytest.mark.parametrize("encoding", REPRESENTATIVES)
+def test_fused_and_explicit_attention_are_the_same_function(encoding: str) -> None:
     tokens = tokens_like()
-    switches = [*itertools.product(("last", "mean"), (True, False), (True, False)), ("masked-mean", False, True)]
-    for readout, causal, pad_mask in switches:
-        decoder = model(encoding, protocol, dtype=dtype, readout=readout, causal=causal, pad_mask=pad_mask)
-        for lengths in (None, LENGTHS):
+    for readout, causal, pad_mask in itertools.product(("last", "masked-mean"), (True, False), (True, False)):
+        for protocol, dtype, tolerance in (("paper", torch.float32, 1e-5), ("released", torch.float64, 1e-10)):
+            decoder = model(encoding, protocol, dtype=dtype, readout=readout, causal=causal, pad_mask=pad_mask)
             with torch.no_grad():
-                fused, explicit = decoder(tokens, lengths), decoder(tokens, lengths, fused=False)
+                fused, explicit = decoder(tokens, LENGTHS), decoder(tokens, LENGTHS, fused=False)
             assert fused.shape == (B, SMALL["num_classes"])
             assert fused.dtype == dtype
             assert bool(fused.isfinite().all())
             assert differ(fused, explicit) <= tolerance * max(1.0, float(explicit.abs().max()))
+
+
+@pytest.mark.parametrize("encoding", ["shaw", "cope", "path", "urpe", "rope", "t5"])
+def test_padding_before_a_text_leaves_no_nan(encoding: str) -> None:
+    """Queries in it see no key, and what they leave would spread as 0 x NaN from the second layer on."""
+    decoder = model(encoding)
+    x, context = decoder.begin(tokens_like())
+    mask = (torch.arange(N) >= torch.tensor([[0], [4], [2]]))[:, None, None, :]
+    for fused in (True, False):
+        assert decoder.replay(0, x, replace(context, key_mask=mask, added=None), fused=fused).isfinite().all()
 
 
 def compute_everywhere(decoder: Decoder, tokens: Tensor, lengths: Tensor | None, positions: Tensor | None) -> Tensor:
@@ -130,8 +116,7 @@ def compute_everywhere(decoder: Decoder, tokens: Tensor, lengths: Tensor | None,
     return decoder.final_norm(x)
 
 
-@both_protocols
-@every_encoding
+@every_case
 def test_the_one_position_that_is_read_is_what_a_pass_over_all_positions_gives_there(
     encoding: str, protocol: str
 ) -> None:
@@ -148,8 +133,7 @@ def test_the_one_position_that_is_read_is_what_a_pass_over_all_positions_gives_t
                 assert differ(decoder(tokens, lengths, positions, fused=fused), expected) <= 1e-10
 
 
-@both_protocols
-@every_encoding
+@every_case
 def test_the_mean_readouts_are_means(encoding: str, protocol: str) -> None:
     tokens = tokens_like()
     decoder = model(encoding, protocol, readout="mean")
@@ -162,8 +146,7 @@ def test_the_mean_readouts_are_means(encoding: str, protocol: str) -> None:
     assert differ(decoder(tokens), model(encoding, protocol, readout="mean")(tokens)) <= 1e-10
 
 
-@both_protocols
-@every_encoding
+@every_case
 def test_a_pass_can_be_taken_up_at_any_layer(encoding: str, protocol: str) -> None:
     tokens = tokens_like()
     decoder = model(encoding, protocol, num_layers=3)
@@ -210,8 +193,7 @@ def test_a_causal_decoder_does_not_see_later_tokens(encoding: str, source: str) 
         assert (differ(states[:, :6], after[:, :6]) == 0.0) == causal
 
 
-@both_protocols
-@every_encoding
+@every_case
 def test_what_stands_in_the_padding_matters_only_without_a_pad_mask(encoding: str, protocol: str) -> None:
     tokens = tokens_like()
     padding = torch.arange(N) >= LENGTHS.unsqueeze(1)
@@ -241,49 +223,17 @@ def test_the_released_nope_is_a_function_of_the_multiset_of_tokens_and_the_causa
         assert differ(causal(tokens), causal(tokens[:, order])) > 1e-3
 
 
-@both_protocols
-@pytest.mark.parametrize("encoding", [name for name in NAMES if name != "nope"])
-def test_every_encoding_lets_the_order_of_the_tokens_matter(encoding: str, protocol: str) -> None:
-    decoder, tokens = model(encoding, protocol), tokens_like()
-    assert differ(decoder(tokens), decoder(tokens.roll(3, 1))) > 1e-3
-
-
-def test_a_symmetric_bias_without_a_mask_does_not_tell_a_sequence_from_its_reverse() -> None:
-    tokens = tokens_like()
-    released, causal = model("alibi", "released"), model("alibi", "paper", readout="mean")
-    assert differ(released(tokens), released(tokens.flip(1))) <= 1e-12
-    assert differ(causal(tokens), causal(tokens.flip(1))) > 1e-3
-
-
 # ---- symmetries -----------------------------------------------------------------------------------------------------
 
-few_examples = settings(max_examples=8)
 shared_model = cache(model)
 
 
 @both_protocols
-@every_encoding
-@few_examples
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "fox", "path"])
 @given(order=st.permutations(range(B)), seed=st.integers(0, 99))
 def test_sequences_of_a_batch_do_not_see_each_other(encoding: str, protocol: str, order: list[int], seed: int) -> None:
     decoder, tokens = shared_model(encoding, protocol), tokens_like(seed=seed)
     assert differ(decoder(tokens, LENGTHS)[order], decoder(tokens[order], LENGTHS[order])) <= 1e-12
-
-
-@pytest.mark.parametrize(
-    ("encoding", "protocol"),
-    [
-        *itertools.product(["nope", "rope", "partial-rope", "mla", "alibi", "t5", "relative-table"], ["paper"]),
-        *itertools.product(["nope", "partial-rope", "alibi", "t5", "relative-table"], ["released"]),
-    ],
-)
-@few_examples
-@given(shift=st.integers(-2000, 5000), seed=st.integers(0, 99))
-def test_a_relative_encoding_does_not_see_where_the_sequence_starts(
-    encoding: str, protocol: str, shift: int, seed: int
-) -> None:
-    decoder, tokens, positions = shared_model(encoding, protocol), tokens_like(seed=seed), torch.arange(N)
-    assert differ(decoder(tokens, LENGTHS), decoder(tokens, LENGTHS, positions + shift)) <= 1e-9
 
 
 @pytest.mark.parametrize(
@@ -369,105 +319,10 @@ def test_the_decoder_is_its_definition(protocol: str, fused: bool) -> None:
     assert np.abs(ours - reference(decoder, tokens, LENGTHS, released=protocol == "released")).max() <= 1e-10
 
 
-# ---- encodings that take the explicit path --------------------------------------------------------------------------
-
-
-class Steep(PositionalEncoding):
-    """An ALiBi written as a change of the logits, which fused attention cannot carry."""
-
-    coupling = "logits"
-    citation = "this test"
-
-    def transform_logits(self, logits: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        slopes = 2.0 ** (-8 * torch.arange(1, self.num_heads + 1, dtype=logits.dtype) / self.num_heads)
-        distances = encodings.offsets_between(q_positions, k_positions).abs().to(logits.dtype)
-        distances = distances.unsqueeze(-3)
-        return logits - slopes[:, None, None] * distances
-
-
-class Mute(PositionalEncoding):
-    """Weights times a number a head: 0 for the first head, 1 for the others."""
-
-    coupling = "weights"
-    citation = "this test"
-
-    def transform_weights(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        return weights * (torch.arange(self.num_heads) > 0).to(weights.dtype)[:, None, None]
-
-
-@pytest.fixture
-def with_toys(monkeypatch: pytest.MonkeyPatch) -> Any:
-    found = [
-        EntryPoint(name=kind.__name__.lower(), value=f"{__name__}:{kind.__name__}", group="toeplens.encodings")
-        for kind in (Steep, Mute)
-    ]
-    monkeypatch.setattr(registry, "entry_points", lambda group: found)
-    registry._found.cache_clear()
-    yield
-    monkeypatch.undo()
-    registry._found.cache_clear()
-
-
-@both_protocols
-@pytest.mark.usefixtures("with_toys")
-def test_an_encoding_that_changes_logits_is_honoured_on_either_path(protocol: str) -> None:
-    steep, alibi, tokens = model("steep", protocol), model("alibi", protocol), tokens_like()
-    assert not steep.encoding.fusable
-    assert alibi.encoding.fusable
-    assert steep.load_state_dict(alibi.state_dict())
-    for lengths, positions in itertools.product((None, LENGTHS), (None, torch.arange(B * N).reshape(B, N) % 7)):
-        expected = alibi(tokens, lengths, positions)
-        for fused in (True, False):
-            assert differ(steep(tokens, lengths, positions, fused=fused), expected) <= 1e-10
-
-
-@both_protocols
-@pytest.mark.usefixtures("with_toys")
-def test_an_encoding_that_changes_weights_is_honoured_on_either_path(protocol: str) -> None:
-    decoder, tokens = model("mute", protocol), tokens_like()
-    plain = model("nope", protocol)
-    plain.load_state_dict(decoder.state_dict())
-    with torch.no_grad():
-        for block in plain.blocks:  # a head with weights of zero is a head whose output is not read
-            block.attention.out.weight[:, : decoder.config.head_dim] = 0.0
-    for lengths, fused in itertools.product((None, LENGTHS), (True, False)):
-        assert differ(decoder(tokens, lengths, fused=fused), plain(tokens, lengths)) <= 1e-12
-    x, context = decoder.begin(tokens)
-    _, z = decoder.layer_heads(0, x, context)
-    assert not z[:, :, 0].any()
-    assert z[:, :, 1].all()
-
-
-@pytest.mark.parametrize("encoding", [name for name in NAMES if not latent(name)])
-def test_explicit_weights_are_a_distribution_over_the_visible_keys(encoding: str) -> None:
-    attention = model(encoding).blocks[0].attention
-    assert isinstance(attention, Attention)
-    x, positions = torch.randn(B, N, SMALL["d_model"], dtype=torch.float64), torch.arange(N)
-    q, k, _ = attention.project(x, x)
-    mask = (positions < LENGTHS.unsqueeze(1))[:, None, None, :]
-    weights = attention_weights(
-        q,
-        k,
-        encoding=attention.encoding,
-        q_positions=positions,
-        k_positions=positions,
-        notes=attention.encoding.note(x),
-        mask=mask,
-        causal=True,
-        scale=attention.scale,
-    )
-    visible = (mask & torch.ones(N, N, dtype=torch.bool).tril()).expand_as(weights)
-    assert not weights[~visible].any()
-    assert bool((weights[visible] != 0).all())
-    if not attention.encoding.overrides("transform_weights"):  # which need not keep the sum
-        assert differ(weights.sum(-1), torch.ones(B, SMALL["num_heads"], N, dtype=torch.float64)) <= 1e-12
-
-
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-@both_protocols
-@every_encoding
+@every_case
 def test_every_parameter_receives_a_finite_gradient_that_is_not_zero(encoding: str, protocol: str) -> None:
     decoder = model(encoding, protocol)
     nn.functional.cross_entropy(decoder(tokens_like(), LENGTHS), torch.tensor([0, 3, 4])).backward()
@@ -477,10 +332,9 @@ def test_every_parameter_receives_a_finite_gradient_that_is_not_zero(encoding: s
         assert bool(parameter.grad.any()), name
 
 
-@both_protocols
-@every_encoding
-def test_the_seed_decides_the_model(encoding: str, protocol: str) -> None:
-    chosen = config(encoding, protocol)
+@pytest.mark.parametrize("encoding", ["rope", "learned"])
+def test_the_seed_decides_the_model(encoding: str) -> None:
+    chosen = config(encoding)
     states = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -546,20 +400,9 @@ RELEASED_MLA = {
     "activation": "gelu",
     "dropout_on": ("ffn-hidden", "ffn"),
 }
-OTHER_VALUES: dict[str, list[Any]] = {
-    "causal": [True, False],
-    "pad_mask": [True, False],
-    "key_value_source": ["layer"],
-    "input_encoding": [None, "learned", "sinusoidal", "random-fixed"],
-    "input_encoding_options": [{}],
-    "readout": ["last", "mean", "masked-mean"],
-    "final_norm": [True, False],
-    "activation": ["relu", "gelu"],
-    "dropout_on": [(), ("weights",), ("attention", "ffn"), ("ffn-hidden",)],
-}
 
 
-@every_encoding
+@pytest.mark.parametrize("encoding", ["rope", "mla", "alibi"])
 def test_the_protocols_set_the_switches_of_their_table(encoding: str) -> None:
     assert switches_of("paper", encoding) == PAPER
     released = {"rope": RELEASED_ROPE, "mla": RELEASED_MLA}.get(encoding, RELEASED)
@@ -570,23 +413,7 @@ def test_the_protocols_set_the_switches_of_their_table(encoding: str) -> None:
 
 
 @both_protocols
-@every_encoding
-def test_every_switch_can_be_set_against_the_protocol(encoding: str, protocol: str) -> None:
-    preset = switches_of(protocol, encoding)
-    assert set(OTHER_VALUES) == set(preset)
-    for switch, values in OTHER_VALUES.items():
-        for value in values:
-            given_ = {switch: value}
-            if switch == "input_encoding":
-                given_["input_encoding_options"] = {}
-            chosen = config(encoding, protocol, **given_)
-            assert {name: getattr(chosen, name) for name in preset} == {**preset, **given_}
-    if not latent(encoding):
-        assert config(encoding, protocol, key_value_source="embeddings").key_value_source == "embeddings"
-
-
-@both_protocols
-@every_encoding
+@pytest.mark.parametrize("encoding", ["rope", "mla"])
 def test_a_configuration_survives_json_and_cannot_be_changed(encoding: str, protocol: str) -> None:
     chosen = config(encoding, protocol)
     assert DecoderConfig(**chosen.model_dump(mode="json")) == chosen
@@ -606,7 +433,7 @@ def test_the_published_sizes_are_the_defaults() -> None:
     assert DecoderConfig(protocol="released", encoding="mla").encoding_is_latent
 
 
-@every_encoding
+@pytest.mark.parametrize("encoding", ["rope", "mla", "t5"])
 def test_the_scale_of_the_logits_is_the_published_one_unless_it_is_given(encoding: str) -> None:
     decoder, tokens = model(encoding), tokens_like()
     head_dim = decoder.config.head_dim + (decoder.encoding.rotary_dim if latent(encoding) else 0)
@@ -648,21 +475,6 @@ def test_a_configuration_says_the_scale_that_its_encoding_publishes(
     assert [block.attention.scale for block in decoder.blocks] == [decoder.encoding.scale] * 2
 
 
-def test_a_configuration_looks_at_its_encoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    built, build = [], encodings.build
-    monkeypatch.setattr(encodings, "build", lambda name, **given: built.append(name) or build(name, **given))
-    for _ in range(2):
-        decoder_config(encoding="t5", encoding_options={"max_distance": 123}, d_model=32, num_heads=2)
-    assert built == ["t5"]
-
-
-def test_none_is_one_over_the_root_of_the_dimensions_as_in_what_was_written_before() -> None:
-    written = config("t5", attention_scale=None)
-    assert written.model_dump()["attention_scale"] is None
-    assert DecoderConfig(**written.model_dump(mode="json")) == written
-    assert Decoder(written).block(0).attention.scale == 8**-0.5
-
-
 def test_the_scale_of_another_encoding_is_not_carried_over() -> None:
     t5, rope = (config(name).model_dump() for name in ("t5", "rope"))
     assert decoder_config(**scale_left_open(t5) | {"encoding": "rope"}) == config("rope")
@@ -701,23 +513,16 @@ def test_layers_have_encodings_of_their_own_where_the_encoding_says_so() -> None
 REFUSED = [
     ({"d_model": 18, "num_heads": 4}, "d_model: 18 was given; it must be divisible by num_heads (4)."),
     ({"d_model": 6, "num_heads": 2}, "head_dim: 3 was given; "),
-    ({"d_model": 0}, "d_model: "),
     ({"num_layers": 0}, "num_layers: "),
-    ({"vocab_size": 1}, "vocab_size: "),
     ({"dropout": 1.0}, "dropout: "),
     ({"dropout_on": ("everywhere",)}, "dropout_on.0: "),
     ({"attention_scale": 0.0}, "attention_scale: "),
     ({"readout": "first"}, "readout: "),
-    ({"activation": "tanh"}, "activation: "),
-    ({"protocol": "published"}, "protocol: "),
     ({"encoding": "roep"}, "encoding: there is no 'roep'; did you mean 'rope'"),
     ({"encoding_options": {"bass": 2.0}}, "option of encoding 'rope': there is no 'bass'; did you mean 'base'"),
     ({"encoding_options": {"base": -1.0}}, "base: -1.0 was given; "),
     ({"layers": 3}, "layers: no such field"),
     ({"input_encoding": "alibi"}, "input_encoding: 'alibi' acts by bias; "),
-    ({"input_encoding": "rope-absolute"}, "input_encoding: 'rope-absolute' acts by rotation; "),
-    ({"input_encoding": "nope"}, "input_encoding: 'nope' acts by none; "),
-    ({"input_encoding": "sinusoid"}, "encoding: there is no 'sinusoid'; did you mean 'sinusoidal'"),
     ({"input_encoding": "learned", "input_encoding_options": {"layout": "halves"}}, "option of encoding 'learned': "),
     ({"encoding": "mla", "key_value_source": "embeddings"}, "key_value_source: 'embeddings' was given; "),
 ]
@@ -733,7 +538,7 @@ def test_a_wrong_configuration_is_refused_in_one_sentence(fields: dict, start: s
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("encoding", ["rope", "alibi", "nope", "sinusoidal", "t5"])
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal"])
 def test_a_sequence_may_be_longer_than_max_len_where_there_is_no_table(encoding: str) -> None:
     decoder, tokens = model(encoding), tokens_like((2, 24))
     assert decoder(tokens).shape == (2, 5)

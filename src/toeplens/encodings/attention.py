@@ -13,12 +13,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from toeplens.encodings.asked import check_asked
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.blocked import attend_blocked, is_faster
-from toeplens.encodings.kit import PRECISE, is_mapped, product_dtype, widened, without_autocast
+from toeplens.encodings.cpu_attention import attend_blocked, is_faster
+from toeplens.encodings.kit import (
+    PRECISE,
+    is_mapped,
+    product_dtype,
+    require_number,
+    require_tensor,
+    widened,
+    without_autocast,
+)
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
+from toeplens.ground import InputError
 
 AT_ONCE = 1 << 22  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
 KEPT = 4 * AT_ONCE  # numbers of a bias that a pass keeps for all layers that share it
@@ -49,6 +57,73 @@ class Told(Places):
     softcap: NotRequired[float | None]
     sinks: NotRequired[Float[Tensor, "H"] | None]
     turned: NotRequired[bool]
+
+
+def check_inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    *,
+    encoding: PositionalEncoding,
+    q_positions: Positions,
+    k_positions: Positions,
+    rows: Tensor | None = None,
+    mask: Tensor | None = None,
+    notes: Tensor | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    texts: Tensor | None = None,
+    padding: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    **_: Any,
+) -> None:
+    """Raise `InputError` for shapes that do not go together; reads no numbers. See `attend`."""
+    require_tensor("q", q, "float", ("B", encoding.num_heads, "Nq", "d"))
+    batch, heads, queries, width = q.shape
+    require_tensor("k", k, "float", (batch, "G", "Nk", width))
+    groups, keys = k.shape[1:3]
+    if groups < 1 or heads % groups:
+        raise InputError(f"k: {groups} heads were given for {heads} of q; their number must divide it.")
+    if v is not None:
+        require_tensor("v", v, "float", (batch, groups, keys, "dv"))
+    check_positions("q_positions", q_positions, encoding, batch, queries)
+    check_positions("k_positions", k_positions, encoding, batch, keys)
+    if rows is not None:
+        require_tensor("rows", rows, "integer", (queries,) if rows.ndim == 1 else (batch, queries))
+    if mask is not None:
+        require_tensor("mask", mask, "bool")
+        square = (batch, heads, queries, keys)
+        fits = 1 <= mask.ndim <= 4 and mask.shape[-1] == keys
+        if not fits or any(a not in (1, b) for a, b in zip(reversed(mask.shape), reversed(square), strict=False)):
+            raise InputError(
+                f"mask: a shape of {tuple(mask.shape)} was given; it must go with [{batch}, {heads}, {queries}, "
+                f"{keys}] (batch, heads, queries, keys), each 1 or the same, and hold every key."
+            )
+    for name, x, shape in (("notes", notes, (batch, "H", keys, "c")), ("texts", texts, (batch, keys))):
+        if x is not None:
+            require_tensor(name, x, "real", shape)
+    if padding is not None:
+        require_tensor("padding", padding, "bool", (batch, keys))
+    if window is not None and (window < 1 or not causal):
+        raise InputError(f"window: {window} was given; it must be at least 1, and attention causal.")
+    if softcap is not None:
+        require_number("softcap", softcap, over=0)
+    if sinks is not None:
+        require_tensor("sinks", sinks, "float", (heads,))
+
+
+def check_positions(name: str, positions: Positions, encoding: PositionalEncoding, batch: int, length: int) -> None:
+    """A position for each, with its coordinates last or, where hooks make them of running numbers, without."""
+    require_tensor(name, positions, "real")
+    shape, axes = positions.shape, encoding.axes
+    whole = ((length,), (batch, length), (1, length))
+    if shape in whole or (axes > 1 and shape[-1:] == (axes,) and shape[:-1] in whole):
+        return
+    raise InputError(
+        f"{name}: a shape of {tuple(shape)} was given; it must be [{length}] or [{batch}, {length}]"
+        f"{f', with {axes} coordinates in a last dimension' if axes > 1 else ''}: a position for each."
+    )
 
 
 def attend(
@@ -89,7 +164,7 @@ def attend(
                   encoding leaves logits and weights alone; else form the weights. Both give the same numbers.
         at_once   query-key pairs worked at once where they must be formed: memory is linear in the number of keys
     """
-    check_asked(q, k, v, **told)
+    check_inputs(q, k, v, **told)
     groups = told["encoding"].turns_alike and not told["encoding"].looks_at_keys and q.device.type == "cpu"
     whole = after_rotation(q, k, groups=groups and fused, **told)
     encoding, q_positions, k_positions, seen = whole.encoding, whole.q_positions, whole.k_positions, whole.seen
@@ -140,14 +215,75 @@ def attend(
 
 def attention_logits(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The logits before the softmax, formed explicitly; minus infinity where a key is not visible."""
-    check_asked(q, k, None, **told)
+    check_inputs(q, k, None, **told)
     return after_rotation(q, k, **told).logits()
 
 
 def attention_weights(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The attention weights, formed explicitly: what `attend` weighs values with, 0 where a query sees no key."""
-    check_asked(q, k, None, **told)
+    check_inputs(q, k, None, **told)
     return after_rotation(q, k, **told).weights()
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """Weights = factor softmax(softcap(scale q . k) + bias) over the visible keys and a sink.
+
+    q, k       [B, H, Nq, d], [B, G, Nk, d] as they enter the product, after `PositionalEncoding.rotate`
+    bias       what is added to the scaled product, whichever hooks make it: 0 where no key is visible; None if nothing
+    visible    True where a query sees a key; None if every query sees every key
+    factor     what the weights are multiplied by after the softmax; None if they are not
+    values     [B, H, Nq, dv] what is added to the heads' outputs; None if nothing is
+    """
+
+    q: Float[Tensor, "B H Nq d"]
+    k: Float[Tensor, "B G Nk d"]
+    bias: Float[Tensor, "_B _H Nq Nk"] | None
+    visible: Bool[Tensor, "_B _H _Nq Nk"] | None
+    factor: Float[Tensor, "B H Nq Nk"] | None
+    values: Float[Tensor, "B H Nq dv"] | None
+
+
+@torch.no_grad()
+def attention_parts(q: Queries, k: Keys, **told: Unpack[Told]) -> AttentionParts:
+    """The parts of the attention that `toeplens.encodings.attend` computes of these queries and keys.
+
+    Where an encoding forms its logits otherwise (``score``, ``transform_logits``), the bias is the difference of these
+    logits and the scaled product. It is formed for all queries and keys: memory grows with their product.
+
+    Arguments are those of `toeplens.encodings.attend`.
+    """
+    encoding = told["encoding"]
+    rotated = after_rotation(q, k, groups=encoding.turns_alike, **told)
+    whole = rotated.ungrouped()
+    seen, positions = whole.seen, (whole.q_positions, whole.k_positions)
+    visible, logits = seen.visible(), None
+    visible = None if visible is None else _four(visible)
+    bias = factor = values = None
+    if encoding.overrides("score") or encoding.overrides("transform_logits"):
+        logits = whole.logits()
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        product = (seen.q.to(wide) @ seen.k.to(wide).transpose(-2, -1)) * seen.scale
+        if whole.softcap is not None:
+            product = whole.softcap * (product / whole.softcap).tanh()
+        hidden = logits.isneginf()
+        if visible is not None:
+            hidden = hidden & visible
+        if bool(hidden.any()):
+            visible = ~logits.isneginf()
+        bias = (logits.to(wide) - product).masked_fill(logits.isneginf(), 0.0)
+    elif encoding.overrides("bias"):
+        bias = encoding.hook("bias", *positions, seen=seen)
+        bias = None if bias is None else _four(bias)
+        if bias is not None and visible is not None and len(visible) == 1:
+            bias = bias.masked_fill(~visible, 0.0)
+    if encoding.overrides("transform_weights") or encoding.overrides("add_values"):
+        weights = whole.softmax(whole.logits() if logits is None else logits)
+        changed = encoding.hook("transform_weights", weights, *positions, seen=seen)
+        if encoding.overrides("transform_weights"):
+            factor = torch.where(weights == 0, 0.0, changed / weights)
+        values = encoding.hook("add_values", changed, *positions, seen=seen)
+    return AttentionParts(rotated.seen.q, rotated.seen.k, bias, visible, factor, values)
 
 
 def fixed_bias(

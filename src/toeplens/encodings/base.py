@@ -47,6 +47,7 @@ class PositionalEncoding(nn.Module):
         toeplitz          whether the position part is a function of the offset i - j alone; never, if data-dependent
         bounded           whether positions must stay under ``max_len``
         length_dependent  whether the largest position seen changes what is done at all of them (dynamic scaling)
+        forms_logits      whether `transform_logits` forms logits anew from queries and keys, leaving a bias out
         factorable        whether its bias has the form of `bias_product`
         scale_terms       products of vectors by whose number the published logit is divided: the factor of q . k is
                           `scale`, 1/sqrt(scale_terms * d), d the dimensions of q; 0 where it is 1
@@ -64,6 +65,7 @@ class PositionalEncoding(nn.Module):
     toeplitz: bool = True
     bounded: bool = False
     length_dependent: bool = False
+    forms_logits: bool = False
     factorable: bool = False
     scale_terms: int = 1
     pair_width: int = 1

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, combinations, permutations
 from typing import Any, cast
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.accord import check, citation, couplings, formula, is_toeplitz, layers_of
-from toeplens.encodings.base import HOOKS, PositionalEncoding
+from toeplens.encodings.absolute import Sinusoidal
+from toeplens.encodings.bands import XPos
+from toeplens.encodings.base import HOOKS, Coupling, PositionalEncoding
+from toeplens.encodings.relative import DeBERTa, Shaw, TransformerXL
+from toeplens.encodings.rotations import PoPE
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.encodings.tempered import Tempered
-from toeplens.encodings.trial import Trial
 from toeplens.ground import InputError, shown
+
+ALONE = ("rotate", "score", "transform_logits", "transform_weights", "add_values")  # hooks with room for one
+LINEAR = (Shaw, TransformerXL, DeBERTa)  # which read queries and keys in the logits, and add products with them
+Part = PositionalEncoding | type[PositionalEncoding]
 
 
 def compose(*encodings: PositionalEncoding, names: Sequence[str] = ()) -> Composed:
-    """These encodings as one: input vectors and biases add, every other hook is that of the one that has it.
+    """These encodings as one, called by their classes' names unless ``names`` are given; see `Composed`.
 
-    They are built for the same sizes, and one instance of each is used. Raises an `InputError` of one sentence for what
-    cannot act together; see `Composed`.
-
-    Arguments
-        names  what sentences call them; their classes' names unless given
+    Raises an `InputError` of one sentence for what cannot act together.
     """
     return Composed(*encodings, names=names)
 
@@ -44,15 +46,15 @@ class Composed(PositionalEncoding):
     The factor of q . k is 1/sqrt(d) unless one of them publishes another (`t5`: 1), which is then that of all.
 
     Refused: two that act through the same hook, but for input vectors, biases and temperatures; a rotation beside a
-    `score`; a bias beside what forms logits anew; what reads a query beside a rotation that scales it by the text's
-    middle (`xpos`); vectors of the same waves twice; sizes, coordinates, widths of queries, and factors of their own
-    that differ.
+    `score`; a bias or `score` beside what forms logits anew; what reads queries in the logits beside `pope` and `xpos`,
+    whose queries are wider or scaled by the text's middle; the same waves twice; sizes, coordinates, widths of queries,
+    and factors of their own that differ.
     """
 
     def __init__(self, *encodings: PositionalEncoding, names: Sequence[str] = ()) -> None:
         parts = _names(encodings, names)
-        check(parts)
         each = list(parts.values())
+        _check(parts)
         super().__init__(**each[0].sizes)
         self.names = tuple(parts)
         self.parts = nn.ModuleList(each)
@@ -61,24 +63,22 @@ class Composed(PositionalEncoding):
         self._seeing = frozenset(
             hook for hook, acting in self._acting.items() if any(hook in each[i]._seeing for i in acting)
         )
-        self.coupling, self.also_couples = couplings(each)
-        self.data_dependent = any(part.data_dependent for part in each)
-        self.toeplitz = is_toeplitz(each)
-        self.bounded = any(part.bounded for part in each)
+        for fact, value in joint_facts(each).items():
+            setattr(self, fact, value)
+        reading = [part for part in each if _reads(part)]
+        if any(_turns(part) for part in each) and not all(isinstance(part, LINEAR) for part in reading):
+            self.data_dependent = True  # a function of a turned query, another one at every position
+        self.toeplitz = not self.data_dependent and _is_toeplitz(each)
         self.length_dependent = any(part.length_dependent for part in each)
         self.factorable = bool(self._acting["bias"]) and all(part.factorable for part in self._biased())
         self.scale_terms = next((part.scale_terms for part in each if part.scale_terms != 1), 1)
         self.pair_width = max(1, sum(part.pair_width for part in each if any(map(part.overrides, HOOKS[2:]))))
         self._first = next((i for i, part in enumerate(each) if part.coupling != "none"), 0)  # says where tokens are
         self.axes = each[self._first].axes
-        self.shared = all(part.shared for part in each)
-        self.citation, self.formula = citation(each), formula(each)
-        self.layers = layers_of(each)
+        acting = [part for part in each if part.coupling != "none" or part.layers]
+        if acting and all(part.layers is not None for part in acting):
+            self.layers = frozenset().union(*(part.layers or () for part in acting))
         self._noted = self._layout()
-        device = _device(self)
-        if device.type != "meta":
-            with torch.no_grad():
-                self.data_dependent |= Trial(self, parts, device).run()
 
     # ---- the hooks ------------------------------------------------------------------------------------------------
 
@@ -317,3 +317,95 @@ def _device(module: nn.Module) -> torch.device:
     for tensor in chain(module.parameters(), module.buffers()):
         return tensor.device
     return torch.zeros(()).device
+
+
+# ---- what several are as one, and what keeps them from it -----------------------------------------------------------
+
+
+def joint_facts(parts: Sequence[Part]) -> dict[str, Any]:
+    """The class facts of several encodings that follow from theirs; where position enters, input vectors come last."""
+    every: list[Coupling] = [coupling for part in parts for coupling in (part.coupling, *part.also_couples)]
+    found = sorted(dict.fromkeys(each for each in every if each != "none"), key=lambda coupling: coupling == "input")
+    return {
+        "coupling": found[0] if found else "none",
+        "also_couples": tuple(found[1:]),
+        "data_dependent": any(part.data_dependent for part in parts),
+        "bounded": any(part.bounded for part in parts),
+        "shared": all(part.shared for part in parts),
+        "citation": "; ".join(dict.fromkeys(part.citation for part in parts if part.citation)),
+        "formula": r",\qquad ".join(part.formula for part in parts if part.formula),
+    }
+
+
+def _turns(part: PositionalEncoding) -> bool:
+    return part.overrides("rotate") and not isinstance(part, Tempered)
+
+
+def _reads(part: PositionalEncoding) -> bool:
+    """Whether it looks at queries and keys where it changes the logits."""
+    return "transform_logits" in part._seeing and part.overrides("transform_logits")
+
+
+def _is_toeplitz(parts: Iterable[PositionalEncoding]) -> bool:
+    """Whether the offset still is all that counts.
+
+    Not for input vectors beside anything, as queries and keys then hold positions; nor for a rotation beside what
+    reads queries and keys in the logits, as these then are those of a turned query.
+    """
+    acting = [part for part in parts if part.coupling != "none"]
+    if len(acting) < 2:
+        return all(part.toeplitz for part in acting)
+    added = any("input" in (part.coupling, *part.also_couples) for part in acting)
+    turned = any(part.overrides("rotate") for part in acting) and any(map(_reads, acting))
+    return all(part.toeplitz for part in acting) and not added and not turned
+
+
+def _check(parts: Mapping[str, PositionalEncoding]) -> None:
+    """Refuse, in a sentence that names two of them, what cannot act together."""
+    for (a, one), (b, other) in combinations(parts.items(), 2):
+        if one is other:
+            raise InputError(f"encoding: {a!r} and {b!r} are one and the same; each is to be given once.")
+        for size, value in one.sizes.items():
+            if value != other.sizes[size]:
+                raise InputError(f"{size}: {a!r} was built with {value} and {b!r} with {other.sizes[size]}.")
+        acting = "none" not in (one.coupling, other.coupling)
+        scaled = one.scale_terms != 1 and other.scale_terms != 1
+        for what, first, second in (
+            ("dimensions of a query", one.query_dim, other.query_dim),
+            ("coordinates of a position", *((one.axes, other.axes) if acting else (1, 1))),
+            ("terms in the published factor of q . k", *((one.scale_terms, other.scale_terms) if scaled else (1, 1))),
+        ):
+            if first != second:
+                raise InputError(
+                    f"encoding: {a!r} has {first} {what} and {b!r} {second}; they must be the same number."
+                )
+        for hook in ALONE:
+            if one.overrides(hook) and other.overrides(hook) and (hook != "rotate" or (_turns(one) and _turns(other))):
+                raise InputError(f"encoding: {a!r} and {b!r} both act through {hook}, where there is room for one.")
+        if one.axes == other.axes > 1 and not _same(one, other, lambda part: part.place(torch.arange(part.max_len))):
+            raise InputError(f"encoding: {a!r} and {b!r} place running numbers otherwise (place); give both one grid.")
+        waves = isinstance(one, Sinusoidal) and isinstance(other, Sinusoidal) and one.layout == other.layout
+        if waves and _same(one, other, lambda part: part.frequencies):
+            raise InputError(f"encoding: {a!r} and {b!r} both add the same waves at the input (embed).")
+    for (a, one), (b, other) in permutations(parts.items(), 2):
+        hook = next((hook for hook in ("score", "bias") if other.overrides(hook)), None)
+        if hook == "score" and _turns(one):
+            raise InputError(
+                f"encoding: {a!r} acts through rotate and {b!r} through score, each its own way from queries and keys "
+                f"to their product; there is room for one."
+            )
+        if hook and one.forms_logits:
+            raise InputError(
+                f"encoding: {a!r} forms logits anew from queries and keys (transform_logits), so that the {hook} of "
+                f"{b!r} would be lost."
+            )
+        if _reads(one) and isinstance(other, (PoPE, XPos)):
+            raise InputError(
+                f"encoding: {a!r} reads queries and keys themselves (transform_logits), which {b!r} makes wider "
+                f"or scales by where the text begins and ends (rotate)."
+            )
+
+
+def _same(one: PositionalEncoding, other: PositionalEncoding, made: Callable[[Any], Tensor]) -> bool:
+    a, b = made(one), made(other)
+    return a.shape == b.shape and (a.is_meta or b.is_meta or torch.equal(a.cpu(), b.cpu()))

@@ -207,6 +207,7 @@ class TAPA(PositionalEncoding):
     coupling = "logits"
     data_dependent = True
     toeplitz = False
+    forms_logits = True
     pair_width = 6
     citation = "Wang et al. 2025, arXiv 2509.12635"
     formula = (

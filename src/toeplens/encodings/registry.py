@@ -10,9 +10,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from toeplens.encodings.accord import citation, couplings, formula
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.composed import Composed, compose
+from toeplens.encodings.composed import Composed, compose, joint_facts
 from toeplens.ground import InputError, choose, shown
 from toeplens.ground.errors import first_line
 from toeplens.ground.options import must_be
@@ -40,7 +39,7 @@ FAMILIES = (
     "remapped",
     "planes",
     "tempered",
-    "breaking",
+    "stick_breaking",
     "segments",
 )  # the modules of this package, each with its ENCODINGS: name -> class
 
@@ -143,19 +142,12 @@ def _together(parts: tuple[str, ...], kinds: tuple[type[PositionalEncoding], ...
                 raise InputError(f"{part}: {shown(options_given)} was given; it must be options of {part!r}, by name.")
         return compose(*(_part(part, sizes, given.get(part, {})) for part in parts), names=parts)
 
-    first, more = couplings(kinds)
     about = [
         f"{part}: {(inspect.getdoc(kind) or '').partition(chr(10))[0]}" for part, kind in zip(parts, kinds, strict=True)
     ]
     facts = {
-        "coupling": first,
-        "also_couples": more,
-        "data_dependent": any(kind.data_dependent for kind in kinds),
+        **joint_facts(kinds),
         "toeplitz": False,  # which depends on the options: ask one that was built
-        "bounded": any(kind.bounded for kind in kinds),
-        "shared": all(kind.shared for kind in kinds),
-        "citation": citation(kinds),
-        "formula": formula(kinds),
         "options": classmethod(lambda cls: _options_of(parts)),
         "__doc__": "\n\n".join(("Several encodings that act together, each through its own hooks.", *about)),
         "__new__": new,

@@ -14,10 +14,9 @@ from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions
 from toeplens.encodings.kit import is_mapped
 from toeplens.ground import InputError
-from toeplens.model.attention import Attention, LatentAttention
+from toeplens.model.attention import Attention, LatentAttention, frozen
 from toeplens.model.config import DecoderConfig
-from toeplens.model.norms import frozen
-from toeplens.model.steps import Turn, finished, read_at, row_at, takes_steps
+from toeplens.model.fused_cpu import Turn, finished, read_at, row_at, takes_steps
 
 
 @dataclass(frozen=True)

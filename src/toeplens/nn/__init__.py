@@ -1,8 +1,6 @@
-"""Any encoding in a model of your own: an attention layer with a key cache, and a small decoder made of it."""
+"""Any encoding in a model of your own: an attention layer with a key cache (a model of it: examples/tiny_llama.py)."""
 
 from toeplens.nn.attention import Attention
 from toeplens.nn.cache import Cache
-from toeplens.nn.generation import generate
-from toeplens.nn.transformer import Transformer
 
-__all__ = ["Attention", "Cache", "Transformer", "generate"]
+__all__ = ["Attention", "Cache"]

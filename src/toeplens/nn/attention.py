@@ -15,9 +15,9 @@ from toeplens.encodings import MLA, PositionalEncoding, Positions, attend, atten
 from toeplens.encodings.kit import require_count, require_number, require_tensor
 from toeplens.ground import InputError
 from toeplens.ground.options import must_be
-from toeplens.model.latent import LatentProjections
+from toeplens.model.attention import LatentProjections
 from toeplens.nn.cache import Cache
-from toeplens.nn.places import Places, places
+from toeplens.nn.positions import TokenPositions, token_positions
 
 
 class Attention(nn.Module):
@@ -109,11 +109,6 @@ class Attention(nn.Module):
         """An empty key cache for ``batch`` sequences of up to ``length`` tokens."""
         return Cache(batch, length)
 
-    def places(self, x: Float[Tensor, "B N d_model"], **given: Any) -> Places:
-        """Where the tokens stand, from what forward is given of it."""
-        require_tensor("x", x, "float", ("B", "N", self.d_model))
-        return places(self.encoding, x.shape[0], x.shape[1], x.device, **given)
-
     def forward(
         self,
         x: Float[Tensor, "B N d_model"],
@@ -139,15 +134,10 @@ class Attention(nn.Module):
             raise InputError(
                 f"x: must be the only input, as queries, keys and values are made of it (got {len(others) + 1})."
             )
-        found = self.places(x, positions=positions, key_padding_mask=key_padding_mask, segments=segments, cache=cache)
-        return self.attend(x, found, mask=mask, cache=cache)
-
-    def attend(
-        self, x: Float[Tensor, "B N d_model"], found: Places, *, mask: Tensor | None = None, cache: Cache | None = None
-    ) -> Float[Tensor, "B N d_model"]:
-        """The layer's output for tokens whose places are known, as layers of one model share them."""
+        given = {"positions": positions, "key_padding_mask": key_padding_mask, "segments": segments, "cache": cache}
+        found = self._positions(x, **given)
         with nullcontext() if cache is None else cache.kept_whole():
-            q, k, v, told = self._asked(x, found, mask, cache)
+            q, k, v, told = self._inputs(x, found, mask, cache)
             z = attend(q, k, v, dropout=self.dropout if self.training else 0.0, **told)
         return self.out(z.transpose(1, 2).flatten(-2))
 
@@ -155,13 +145,17 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "B N d_model"], *, mask: Tensor | None = None, **given: Any
     ) -> Float[Tensor, "B H N N"]:
         """The attention weights, formed explicitly; takes what `forward` takes, and leaves a cache as it is."""
-        found, cache = self.places(x, **given), given.get("cache")
+        found, cache = self._positions(x, **given), given.get("cache")
         with nullcontext() if cache is None else cache.kept_whole(only_looked_at=True):
-            q, k, _, told = self._asked(x, found, mask, cache)
+            q, k, _, told = self._inputs(x, found, mask, cache)
             return attention_weights(q, k, **told)
 
-    def _asked(
-        self, x: Tensor, found: Places, mask: Tensor | None, cache: Cache | None
+    def _positions(self, x: Tensor, **given: Any) -> TokenPositions:
+        require_tensor("x", x, "float", ("B", "N", self.d_model))
+        return token_positions(self.encoding, x.shape[0], x.shape[1], x.device, **given)
+
+    def _inputs(
+        self, x: Tensor, found: TokenPositions, mask: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """q, k, v and what attention is told beside them."""
         here = found.positions

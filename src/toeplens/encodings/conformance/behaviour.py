@@ -11,7 +11,7 @@ from torch import Tensor
 
 from toeplens.encodings.attention import attend
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.conformance.facts import LENGTH, declared, logits_of, measure
+from toeplens.encodings.conformance.facts import LENGTH, declared, logits_of, loses_bias, measure
 from toeplens.encodings.conformance.specimen import Specimen, apart
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Positions, Stream
@@ -78,6 +78,7 @@ def facts(specimen: Specimen) -> str:
         said, found = getattr(stated, name), getattr(measured, name)
         said, found = (sorted(x) if isinstance(x, frozenset) else x for x in (said, found))
         demand(said == found, f"{name}: {said} is declared, {found} was measured")
+    demand(encoding.forms_logits or not loses_bias(specimen), "forms_logits: False is declared, but a bias is lost")
     wanted = (encoding.scale_terms * encoding.query_dim) ** -0.5 if encoding.scale_terms else 1.0
     demand(encoding.scale == wanted, f"scale: it is {encoding.scale}; by scale_terms {encoding.scale_terms}, {wanted}")
     demand(bool(encoding.citation.strip()), "citation: none is given")

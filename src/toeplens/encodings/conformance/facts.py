@@ -78,6 +78,15 @@ def _couplings(specimen: Specimen) -> frozenset[str]:
     return frozenset(found or {"none"})
 
 
+def loses_bias(specimen: Specimen) -> bool:
+    """Whether `transform_logits` gives the same for logits with a bias and without."""
+    seen, p = _seen(specimen)
+    logits = seen.q @ seen.k.transpose(-2, -1) * specimen.scale
+    hook = specimen.encoding.hook
+    made = [hook("transform_logits", logits + bias, p, p, seen=seen) for bias in (0.0, torch.rand_like(logits))]
+    return apart(*made) <= NOTHING
+
+
 def logits_of(specimen: Specimen, q: Tensor, k: Tensor, x: Tensor, *, causal: bool = True) -> Tensor:
     """The logits of given queries and keys at positions 0, 1, 2, ..., with the notes of content ``x``."""
     return attention_logits(q, k, **specimen.layer(x, specimen.positions(q.shape[-2])), causal=causal)
@@ -112,10 +121,15 @@ def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
     most = 4 * encoding.query_dim + 4  # sums of products of a query, a key and fixed functions stay well under this
     length = 2 * most  # more distances than that
     length = min(length, encoding.max_len) if encoding.bounded else length
+    positions = specimen.positions(length)
     for size in (1, 8):  # a phase that content makes shows itself at large ones alone
-        contents = (size * specimen.content(1, 1).expand(1, length, -1) for _ in range(3 * most))
-        rows = [logits_of(specimen, *specimen.project(x)[:2], x)[0, 0, -1] for x in contents]
-        logits = torch.stack(rows).detach()
+        rows = []
+        for x in (size * specimen.content(3 * most, 1)).split(32):
+            x = x.expand(-1, length, -1)
+            q, k, _ = specimen.project(x)
+            told = {**specimen.layer(x, positions), "q_positions": positions[-1:]}
+            rows.append(attention_logits(q[..., -1:, :], k, **told)[:, 0, 0])
+        logits = torch.cat(rows).detach()
         singular = torch.linalg.svdvals(logits[:, logits.isfinite().all(0)])  # keys that are hidden tell nothing
         if int((singular > NOTHING * singular[0]).sum()) > most:
             return True

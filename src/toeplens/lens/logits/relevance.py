@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from toeplens.ground.records import Record
 from toeplens.lens.kit.toeplitz import diagonal_sums
-from toeplens.model.norms import frozen
+from toeplens.model.attention import frozen
 
 
 @dataclass(frozen=True)

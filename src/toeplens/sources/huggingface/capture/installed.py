@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from toeplens.encodings import PositionalEncoding
-from toeplens.encodings.parts import AttentionParts
+from toeplens.encodings.attention import AttentionParts
 from toeplens.lens.kit.pieces import NoForm
 from toeplens.sources.huggingface.capture.attention import Attention
 from toeplens.sources.huggingface.capture.equal_tokens import stays

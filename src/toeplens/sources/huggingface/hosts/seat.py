@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import PositionalEncoding, attend, attention_weights
-from toeplens.encodings.attention import Told
-from toeplens.encodings.parts import AttentionParts, attention_parts
+from toeplens.encodings.attention import AttentionParts, Told, attention_parts
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.hosts.families import forward_of
 from toeplens.sources.huggingface.hosts.passes import PASS, Pass

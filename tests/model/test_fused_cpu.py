@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from itertools import product
+from dataclasses import replace
 
 import pytest
 import torch
+from tests.builders import REPRESENTATIVES
 from torch import Tensor, nn
 
-from toeplens import encodings
 from toeplens.encodings.control import BandControl
 from toeplens.encodings.rotary import controlled
-from toeplens.model import Decoder, decoder, decoder_config, steps
+from toeplens.model import Decoder, decoder, decoder_config, fused_cpu
 from toeplens.model.decoder import Block
 
 SIZES = {"vocab_size": 11, "d_model": 8, "num_layers": 2, "num_heads": 2, "d_ff": 12, "max_len": 6, "dropout": 0.0}
@@ -46,7 +46,7 @@ def given(*shape: int) -> Tensor:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the steps that are taken as one."""
     names: list[str] = []
-    for step in (steps._Projected, steps._Read, steps._Finished):
+    for step in (fused_cpu._Projected, fused_cpu._Read, fused_cpu._Finished):
 
         def apply(*given: object, step: type = step, own: Callable[..., object] = step.apply) -> object:
             names.append(step.__name__)
@@ -62,7 +62,7 @@ def test_the_end_of_a_layer_is_that_of_its_modules(bias: bool, taken: list[str])
     x, z = given(2, 3, 6), given(2, 3, 4)
     leaves = [x, z, *(parameter for part in parts for parameter in part.parameters())]
     weighed = torch.randn(2, 3, 6, dtype=torch.float64)
-    one, many = steps.finished(x, z, *parts), by_modules(x, z, *parts)
+    one, many = fused_cpu.finished(x, z, *parts), by_modules(x, z, *parts)
     assert taken == ["_Finished"]
     torch.testing.assert_close(one, many, rtol=1e-12, atol=1e-12)
     for own, wanted in zip(*(torch.autograd.grad((y * weighed).sum(), leaves) for y in (one, many)), strict=True):
@@ -72,19 +72,19 @@ def test_the_end_of_a_layer_is_that_of_its_modules(bias: bool, taken: list[str])
 def test_its_gradients_have_gradients():
     parts = modules()
     x, z = given(2, 2, 6), given(2, 2, 4)
-    assert torch.autograd.gradcheck(lambda x, z: steps.finished(x, z, *parts), (x, z))
-    assert torch.autograd.gradgradcheck(lambda x, z: steps.finished(x, z, *parts), (x, z))
+    assert torch.autograd.gradcheck(lambda x, z: fused_cpu.finished(x, z, *parts), (x, z))
+    assert torch.autograd.gradgradcheck(lambda x, z: fused_cpu.finished(x, z, *parts), (x, z))
 
 
 @pytest.mark.parametrize("asks", ["all", "some", "others"])
 @pytest.mark.parametrize("turns", [True, False])
 def test_queries_keys_and_values_are_those_of_the_modules_and_turned(asks: str, turns: bool, taken: list[str]):
     torch.manual_seed(1)
-    qkv = nn.Linear(6, 3 * 8).double()
-    x = given(2, 5, 6)
-    asking = {"all": x, "some": given(2, 1, 6), "others": given(2, 5, 6)}[asks]
-    angles = [torch.rand(n, 1, 1, 2, dtype=torch.float64) for n in (asking.shape[1], 5)]
-    angles[0] = angles[1] if asking.shape[1] == 5 else angles[0]
+    qkv = nn.Linear(3, 3 * 8).double()
+    x = given(2, 3, 3)
+    asking = {"all": x, "some": given(2, 1, 3), "others": given(2, 3, 3)}[asks]
+    angles = [torch.rand(n, 1, 1, 2, dtype=torch.float64) for n in (asking.shape[1], 3)]
+    angles[0] = angles[1] if asking.shape[1] == 3 else angles[0]
     of_each = tuple(torch.polar(1 + angle, angle) for angle in angles) if turns else None
 
     def plain(x: Tensor, asking: Tensor) -> list[Tensor]:
@@ -97,7 +97,7 @@ def test_queries_keys_and_values_are_those_of_the_modules_and_turned(asks: str, 
             found[place] = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
         return found
 
-    one = steps.projected(x, asking, qkv, 2, of_each)
+    one = fused_cpu.projected(x, asking, qkv, 2, of_each)
     assert taken == ["_Projected"]
     many = plain(x, asking)
     weighed = [torch.randn_like(part) for part in many]
@@ -109,7 +109,7 @@ def test_queries_keys_and_values_are_those_of_the_modules_and_turned(asks: str, 
         torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-12)
 
     def step(x: Tensor, other: Tensor) -> tuple[Tensor, ...]:
-        return steps.projected(x, x if asks == "all" else other, qkv, 2, of_each)
+        return fused_cpu.projected(x, x if asks == "all" else other, qkv, 2, of_each)
 
     assert torch.autograd.gradcheck(step, (x, asking if asks != "all" else given(1)))
     assert torch.autograd.gradgradcheck(step, (x, asking if asks != "all" else given(1)))
@@ -129,7 +129,7 @@ def test_what_is_read_at_one_position_is_that_of_the_modules(frozen: str, taken:
     if frozen != "nothing":
         leaves.pop(frozen).requires_grad_(False)
     weighed = [torch.randn(3, n, 6, dtype=torch.float64) for n in (4, 1, 1)]
-    one, many = steps.read_at(x, norm, read), read_by_modules(x, norm, read)
+    one, many = fused_cpu.read_at(x, norm, read), read_by_modules(x, norm, read)
     assert taken == ["_Read"]
     for own, wanted in zip(one, many, strict=True):
         torch.testing.assert_close(own, wanted, rtol=1e-12, atol=1e-12)
@@ -145,24 +145,24 @@ def test_each_of_it_has_its_gradients_alone_and_these_have_gradients(part: int):
     x = given(2, 2, 6)
     leaves = [x, norm.weight, norm.bias] if part < 2 else [x]
     own, wanted = (
-        torch.autograd.grad(f(x, norm, read)[part].square().sum(), leaves) for f in (steps.read_at, read_by_modules)
+        torch.autograd.grad(f(x, norm, read)[part].square().sum(), leaves) for f in (fused_cpu.read_at, read_by_modules)
     )
     for one, other in zip(own, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
-    assert torch.autograd.gradcheck(lambda x: steps.read_at(x, norm, read)[part], (x,))
-    assert torch.autograd.gradgradcheck(lambda x: steps.read_at(x, norm, read), (x,))
+    assert torch.autograd.gradcheck(lambda x: fused_cpu.read_at(x, norm, read)[part], (x,))
+    assert torch.autograd.gradgradcheck(lambda x: fused_cpu.read_at(x, norm, read), (x,))
 
 
-@pytest.mark.parametrize("frozen", range(10))
-def test_what_is_frozen_gets_no_gradient_and_the_rest_what_it_had(frozen: int):
-    parts = modules()
-    x, z = given(2, 3, 6), given(2, 3, 4)
-    leaves = [x, z, *(parameter for part in parts for parameter in part.parameters())]
-    leaves[frozen].requires_grad_(False)
-    rest = [leaf for leaf in leaves if leaf.requires_grad]
-    one, many = (torch.autograd.grad(f(x, z, *parts).sum(), rest) for f in (steps.finished, by_modules))
-    for own, wanted in zip(one, many, strict=True):
-        torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-12)
+def test_what_is_frozen_gets_no_gradient_and_the_rest_what_it_had():
+    for frozen in range(10):
+        parts = modules()
+        x, z = given(2, 3, 6), given(2, 3, 4)
+        leaves = [x, z, *(parameter for part in parts for parameter in part.parameters())]
+        leaves[frozen].requires_grad_(False)
+        rest = [leaf for leaf in leaves if leaf.requires_grad]
+        one, many = (torch.autograd.grad(f(x, z, *parts).sum(), rest) for f in (fused_cpu.finished, by_modules))
+        for own, wanted in zip(one, many, strict=True):
+            torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_only_the_last_layer_learns_where_only_it_may():
@@ -172,7 +172,7 @@ def test_only_the_last_layer_learns_where_only_it_may():
         part.requires_grad_(False)
     last = parts[3].get_submodule("3")
     last.requires_grad_(True)
-    (own,) = torch.autograd.grad(steps.finished(x, z, *parts).sum(), [last.weight])
+    (own,) = torch.autograd.grad(fused_cpu.finished(x, z, *parts).sum(), [last.weight])
     (wanted,) = torch.autograd.grad(by_modules(x, z, *parts).sum(), [last.weight])
     torch.testing.assert_close(own, wanted)
 
@@ -198,12 +198,12 @@ def test_dropout_at_work_is_the_modules_own(taken: list[str]):
     assert taken.count("_Finished") == 2
 
 
-PLACES = ["ffn", "ffn.0", "ffn.1", "ffn.3", "norm_ffn", "attention.out", "norm_attention"]
-
-
 @pytest.mark.parametrize(
-    ("layer", "place"),  # where one place is read, queries and keys are of different rows: products with qkv's weights
-    [*product((0, 1), PLACES), (0, "attention.qkv")],
+    ("layer", "place"),  # where one position is read, queries and keys are of different rows: products with the weights
+    [
+        *((0, place) for place in ("ffn", "ffn.0", "ffn.1", "ffn.3", "norm_ffn", "attention.out", "attention.qkv")),
+        *((1, place) for place in ("ffn.3", "norm_attention")),
+    ],
 )
 def test_who_listens_to_a_module_hears_it(layer: int, place: str):
     heard, listened = [], model()
@@ -260,12 +260,12 @@ def test_a_rotation_under_control_is_the_encodings_own():
     torch.testing.assert_close(other(TOKENS), other(TOKENS, fused=False))
 
 
-@pytest.mark.parametrize("encoding", sorted(encodings.names()))
+@pytest.mark.parametrize("encoding", REPRESENTATIVES)
 @pytest.mark.parametrize("protocol", ["paper", pytest.param("released", marks=pytest.mark.heavy)])
 def test_every_parameter_learns_as_it_does_by_the_modules(
     encoding: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Of all encodings, whose own parameters are away from where they begin; float64, to 1e-9."""
+    """Of encodings whose own parameters are away from where they begin; float64, to 1e-9."""
     torch.manual_seed(0)
     sizes = SIZES | {"d_model": 16, "d_ff": 12, "max_len": 8}
     model = Decoder(decoder_config(encoding=encoding, protocol=protocol, **sizes)).double().train()
@@ -280,7 +280,7 @@ def test_every_parameter_learns_as_it_does_by_the_modules(
         return dict(zip(dict(model.named_parameters()), found, strict=True))
 
     one = gradients()
-    for place in (steps, decoder):
+    for place in (fused_cpu, decoder):
         monkeypatch.setattr(place, "takes_steps", lambda x: False)
     for name, wanted in gradients().items():
         own = one[name]
@@ -303,10 +303,48 @@ def test_gradients_have_gradients_where_some_parameters_are_frozen(frozen: str):
 
     own = second()
     with pytest.MonkeyPatch.context() as patch:
-        for place in (steps, decoder):
+        for place in (fused_cpu, decoder):
             patch.setattr(place, "takes_steps", lambda x: False)
         wanted = second()
     for one, other in zip(own, wanted, strict=True):
         torch.testing.assert_close(
             torch.zeros(()) if one is None else one, torch.zeros(()) if other is None else other, rtol=1e-9, atol=1e-9
         )
+
+
+@pytest.mark.parametrize("encoding", ["rope", "partial-rope", "rope-absolute", "rope-dynamic", "rope-yarn"])
+def test_rotations_of_whole_heads_are_done_where_vectors_are_made(encoding: str) -> None:
+    """As the encoding turns them, in float64 to 1e-12, also where each sequence has its own positions."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"d_model": 16, "max_len": 16}
+    for pairing, there in (("interleaved", True), ("half", False)):
+        config = decoder_config(encoding=encoding, encoding_options={"pairing": pairing}, **sizes)
+        assert (Decoder(config).begin(TOKENS)[1].turn is not None) == there
+    model = Decoder(decoder_config(encoding=encoding, **sizes)).double().eval()
+    tokens, lengths = torch.randint(11, (3, 8)), torch.tensor([8, 5, 7])
+    for positions in (None, torch.arange(8) + torch.tensor([[0], [3], [6]])):
+        x, context = model.begin(tokens, lengths, positions)
+        found, wanted = (model.replay(0, x, each) for each in (context, replace(context, turn=None, turned_by=None)))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        for part in (slice(1, 3), slice(0, 1)):
+            torch.testing.assert_close(model.replay(0, x[part], context.part(part)), found[part], rtol=0, atol=1e-12)
+
+
+def by_split(x: Tensor, heads: int) -> list[Tensor]:
+    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in x.chunk(3, dim=-1)]
+
+
+def test_the_parts_of_a_projection_are_those_of_a_split() -> None:
+    """Without memory of their own, with gradients that have gradients, and under transforms."""
+    x = torch.randn(2, 3, 3 * 2 * 2, dtype=torch.float64, requires_grad=True)
+    for part, other in zip(fused_cpu.in_parts(x, 2), by_split(x, 2), strict=True):
+        assert torch.equal(part, other)
+        assert part.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert torch.autograd.gradcheck(lambda x: fused_cpu.in_parts(x, 2), x)
+    assert torch.autograd.gradgradcheck(lambda x: fused_cpu.in_parts(x, 2), x)
+    found, wanted = (  # none of the keys
+        torch.autograd.grad((q**2).sum() + v.sum(), x)[0] for q, _, v in (fused_cpu.in_parts(x, 2), by_split(x, 2))
+    )
+    assert torch.equal(found, wanted)
+    mapped = torch.func.vmap(lambda each: fused_cpu.in_parts(each[None], 2)[1][0])(x)
+    assert torch.equal(mapped, by_split(x, 2)[1])

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import attend, attention_weights
-from toeplens.encodings.conformance import check
-from toeplens.ground import InputError
 
 H, D, N = SIZES["num_heads"], SIZES["head_dim"], 9
 EVERY = [{"own": own, "remainder": remainder} for own in (False, True) for remainder in ("dropped", "own")]
@@ -66,19 +64,6 @@ def test_weights_are_the_pieces_of_a_stick(options: dict[str, Any]) -> None:
 
 
 @OPTIONS
-def test_the_papers_sums_of_logarithms_give_the_same(options: dict[str, Any]) -> None:
-    """Its equation for a stable form, with a matrix of ones under the diagonal, written once more."""
-    q, k = draw(2, H, N, D), draw(2, H, N, D, seed=2)
-    z = q @ k.mT / math.sqrt(D)
-    hidden = torch.ones(N, N, dtype=torch.bool).triu(1 if options["own"] else 0)
-    left = torch.nn.functional.logsigmoid(-z).masked_fill(hidden, 0) @ torch.ones(N, N).double().tril(-1)
-    weights = (torch.nn.functional.logsigmoid(z) + left).exp().masked_fill(hidden, 0)
-    if options["remainder"] == "own":
-        weights = weights + torch.diag_embed(1 - weights.sum(-1))
-    agree(weights_of(q, k, options), weights, 1e-14)
-
-
-@OPTIONS
 @given(data=st.data())
 def test_hidden_keys_take_nothing_of_the_stick(options: dict[str, Any], data: st.DataObject) -> None:
     bits = st.lists(st.booleans(), min_size=2 * 25, max_size=2 * 25)
@@ -87,20 +72,6 @@ def test_hidden_keys_take_nothing_of_the_stick(options: dict[str, Any], data: st
     wanted = broken(q, k, options, mask[:, 0])
     agree(weights_of(q, k, options, mask=mask), wanted, 1e-13)
     agree(attend(q, k, v, mask=mask, **told(options, 5, 5)), wanted @ v, 1e-12)
-
-
-@OPTIONS
-def test_padding_and_packing_change_nothing(options: dict[str, Any]) -> None:
-    q, k, v = (draw(1, H, N, D, seed=seed) for seed in range(3))
-    text = torch.tensor([0] * 4 + [1] * 5)
-    packed = attend(q, k, v, mask=(text[:, None] == text)[None, None], **told(options, N, N))
-    padded = attend(q, k, v, mask=(text == 1)[None, None, None], **told(options, N, N))
-    for part, runs in ((slice(0, 4), [packed]), (slice(4, 9), [packed, padded])):
-        alone = attend(
-            *(x[:, :, part] for x in (q, k, v)), **told(options, part.stop - part.start, part.stop - part.start)
-        )
-        for run in runs:
-            agree(run[:, :, part], alone, 1e-13)
 
 
 @OPTIONS
@@ -121,22 +92,3 @@ def test_gradients_are_those_of_the_pieces(options: dict[str, Any]) -> None:
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[2, 1] = mask[3, 3] = False
     assert torch.autograd.gradcheck(lambda q, k: weights_of(q, k, options, mask=mask[None, None]), (q, k))
-
-
-@given(st.integers(-(10**6), 10**6))
-def test_positions_are_not_used(moved: int) -> None:
-    q, k = draw(1, H, N, D), draw(1, H, N, D, seed=2)
-    known = told({}, N, N)
-    agree(
-        attention_weights(q, k, **{**known, "k_positions": known["k_positions"] * 3 + moved}), weights_of(q, k, {}), 0
-    )
-
-
-@pytest.mark.parametrize("options", EVERY[1:], ids=lambda o: f"own-{o['own']}-{o['remainder']}")
-def test_variants_conform(options: dict[str, Any]) -> None:
-    check("stick-breaking", skip=["compile"], **options)
-
-
-def test_a_bad_option_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^remainder: .*\.$"):
-        encodings.build("stick-breaking", **SIZES, remainder="lost")

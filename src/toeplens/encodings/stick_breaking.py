@@ -39,6 +39,7 @@ class StickBreaking(PositionalEncoding):
     also_couples = ("weights",)
     data_dependent = True
     toeplitz = False
+    forms_logits = True
     pair_width = 4
     citation = "Tan et al. 2024, arXiv 2410.17980"
     formula = (

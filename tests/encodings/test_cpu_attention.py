@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from toeplens.encodings import attend, blocked, build
-from toeplens.encodings.blocked import attend_blocked, is_faster
+from toeplens.encodings import attend, build, cpu_attention
+from toeplens.encodings.cpu_attention import attend_blocked, is_faster
 
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor where blocks are the faster ones, whatever this one is."""
-    monkeypatch.setattr(blocked, "_WIDE", False)
+    monkeypatch.setattr(cpu_attention, "_WIDE", False)
 
 
 def whole(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, causal: bool) -> Tensor:
@@ -62,8 +62,8 @@ def test_it_is_attention_formed_whole(
         added = torch.randn(bias[0] or texts, bias[1] or heads, length, length, **options)  # type: ignore[call-overload]
     each = [x if x is None else x.requires_grad_() for x in (q, k, v, added)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(blocked, "_BLOCK", block)
-        patched.setattr(blocked, "_ROWS", rows)
+        patched.setattr(cpu_attention, "_BLOCK", block)
+        patched.setattr(cpu_attention, "_ROWS", rows)
         found = with_gradients(attend_blocked(q, k, v, added, 0.0, 0.3, causal=causal), *each)
     for one, other in zip(found, with_gradients(whole(q, k, v, added, 0.3, causal), *each), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -152,7 +152,7 @@ def test_where_it_is_not_faster_it_is_left_to_torch():
 
 @pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "fire"])
 def test_with_avx_512_torchs_own_kernel_gives_the_same(monkeypatch: pytest.MonkeyPatch, name: str):
-    monkeypatch.setattr(blocked, "_WIDE", True)
+    monkeypatch.setattr(cpu_attention, "_WIDE", True)
     q, k, v = (torch.randn(2, 2, 40, 8, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in range(3))
     learned = torch.zeros(1, 2, 40, 40, requires_grad=True)
     assert not is_faster(q, k)

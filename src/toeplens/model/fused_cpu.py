@@ -20,7 +20,6 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from toeplens.encodings.kit import PRECISE, gradients_again, is_mapped
 from toeplens.encodings.shapes import Keys, Queries
-from toeplens.model.parts import in_parts
 
 Turn = Complex[Tensor, "*_B _N 1 #H n"]  # what each pair of dimensions is multiplied by, at each place
 
@@ -61,6 +60,41 @@ def projected(
     else:
         q, k, v = _apart(x, asking, qkv.weight, qkv.bias, heads)
     return (q, k, v) if turns is None else (_turned(q, of_q), _turned(k, of_k), v)
+
+
+def in_parts(
+    x: Float[Tensor, "B N width"], heads: int
+) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N d"], Float[Tensor, "B H N d"]]:
+    """``x``, whose last dimension is queries, keys and values after one another, each head after head.
+
+    torch's own `split` brings the three gradients back in three steps (each into the order of ``x``, side by side, and
+    in one piece); here each is written once, where it belongs.
+    """
+    if torch.compiler.is_compiling() or is_mapped():
+        return _views(x, heads)
+    found: Any = _Parts.apply(x, heads)
+    return found
+
+
+def _views(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    parts = x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return parts[0], parts[1], parts[2]
+
+
+class _Parts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.shape, ctx.heads = x.shape, heads
+        return _views(x, heads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():  # the gradients are to have gradients
+            return torch.stack([grad.transpose(1, 2) for grad in grads], dim=2).flatten(2), None
+        whole = grads[0].new_empty(ctx.shape)
+        for place, grad in zip(_views(whole, ctx.heads), grads, strict=True):
+            place.copy_(grad)
+        return whole, None
 
 
 def read_at(
