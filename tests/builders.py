@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from toeplens import encodings
 from toeplens.engine.leases import take
 from toeplens.engine.store import Store
 from toeplens.ground import InputError
@@ -45,6 +46,20 @@ COUNTING: dict[str, Any] = {  # with a label that counts nowhere
     "task_options": {"length": 8, "vocab_size": 12, "num_triggers": 3},
     "ignore_label": 0,
 }
+
+
+def _kind(name: str) -> tuple[str, bool]:
+    kind = encodings.get(name)
+    return kind.coupling, kind.data_dependent
+
+
+TYPICAL = ("nope", "sinusoidal", "rope", "partial-rope", "mla", "alibi", "t5", "shaw", "fox", "cope", "stick-breaking")
+REPRESENTATIVES = (  # one encoding per kind at least; a new kind is represented by its first encoding
+    *TYPICAL,
+    *{
+        _kind(name): name for name in reversed(encodings.names()) if _kind(name) not in set(map(_kind, TYPICAL))
+    }.values(),
+)
 
 
 def tiny(encoding: str = "rope", *, model: dict[str, Any] | None = None, **changes: Any) -> RunSpec:

@@ -90,23 +90,6 @@ def test_what_is_lost_is_what_hooks_lose(model: Decoder, batch: tuple[Tensor, Te
     assert found.baseline == pytest.approx(baselines[metric], abs=1e-6)
 
 
-@pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
-def test_other_interventions_count_the_same_examples(
-    model: Decoder, batch: tuple[Tensor, Tensor, None], intervention: str
-):
-    found = ablate_heads(DecoderSource(model), [batch], metric="loss", intervention=intervention, bootstrap=0)
-    assert found.examples == 5
-    assert np.isfinite(found.drops).all()
-
-
-def test_batches_may_be_cut_anywhere(model: Decoder, batch: tuple[Tensor, Tensor, None]):
-    tokens, labels, _ = batch
-    whole = ablate_heads(DecoderSource(model), [batch], metric="loss", bootstrap=0)
-    parts = [(tokens[some], labels[some], None) for some in (slice(0, 2), slice(2, 5), slice(5, 6))]
-    cut = ablate_heads(DecoderSource(model), parts, metric="loss", bootstrap=0)
-    np.testing.assert_allclose(cut.drops, whole.drops, atol=1e-12)
-
-
 def test_attribution_is_the_slope_of_the_same_loss(model: Decoder, batch: tuple[Tensor, Tensor, None]):
     found = ablate_heads(DecoderSource(model), [batch], metric="loss", method="attribution", bootstrap=0)
     exact = ablate_heads(DecoderSource(model), [batch], metric="loss", bootstrap=0)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +16,6 @@ from hypothesis import strategies as st
 from tests.lens.models import decoder
 from torch import Tensor
 
-from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError
@@ -36,7 +33,6 @@ from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
-ROOT = Path(__file__).parents[3]
 FREQUENCIES = (0.0, math.pi, 2 * math.pi, -math.pi, 1e-9, 1e-4, 0.01, 0.3, 1.0, 1.0, 2.5, -0.7)
 SIZES = {"vocab_size": 20, "d_model": 24, "d_ff": 16, "num_layers": 2, "num_heads": 3, "max_len": 16}
 LENGTHS = torch.tensor([8, 5, 1, 7])
@@ -222,42 +218,6 @@ def variances(case: dict[str, Any], **others: Any) -> Tensor:
     return torch.stack((found.positional, found.symbolic, found.interaction))
 
 
-@pytest.mark.parametrize("window", [2, 3, 4, 5, 7, 11, 12, 30])
-def test_a_window_sees_nothing_of_what_is_before_it(window: int) -> None:
-    """Each query as the last one of its window's keys alone; float64, 1e-9, though key 0 is a million times larger."""
-    case = random_case(23, bias=torch.linspace(0, 5, 23).double().sin())
-    case["k"][..., 0, :] *= 1e6
-    case["k_position"] = case["q"].roll(1, 0)
-    with patch.object(two_way, "CHUNK", 4):
-        found = variances(case, window=window)
-        for i in range(1, 23):
-            first = max(0, i + 1 - window)
-            own = {name: case[name][..., first : i + 1, :] for name in ("q", "k", "k_position")}
-            alone = variances(case | own, bias=case["bias"][: i + 1 - first], window=None)[..., -1]
-            torch.testing.assert_close(found[..., i], alone, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("measure", [behaviour, permutation_scores, frequency_use])
-def test_pairing_and_layout_are_never_guessed_for_a_rotation(measure: Any) -> None:
-    case = random_case(3, k_position=torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(5)).double())
-    if measure is frequency_use:
-        case.pop("k_position")
-    expected = measure(**case).to_dict()
-    turned = case | {name: case[name].transpose(-3, -2) for name in ("q", "k", "k_position") if name in case}
-    assert measure(**turned, layout="bnhd").to_dict() == expected
-    assert measure(**case, layout="bhnd").to_dict() == expected
-    with pytest.raises(InputError, match=r"layout: q has more heads than tokens \(3 and 2\)"):
-        measure(**turned)
-    with pytest.raises(InputError, match=r"pairing: it must be 'half' .* or 'interleaved' .*\(got None\)"):
-        measure(**case | {"pairing": None})
-
-
-def test_a_window_of_all_keys_is_none() -> None:
-    case = random_case()
-    np.testing.assert_array_equal(shares(behaviour(**case, window=12)), shares(behaviour(**case)))
-    assert abs(shares(behaviour(**case, window=11)) - shares(behaviour(**case))).max() > 1e-4
-
-
 def test_windows_on_both_sides_and_chunks_see_nothing_beyond() -> None:
     """Each query among the keys that it sees alone; float64, 1e-8, though keys beyond are a thousand times larger."""
     case = random_case(23, bias=torch.linspace(0, 5, 45).double().sin(), causal=False)
@@ -289,28 +249,6 @@ def test_contents_change_places_within_the_window() -> None:
         torch.testing.assert_close(near.logits(1, query, order), expected, rtol=1e-12, atol=1e-12)
     found = permutation_scores(**case, window=1 + 1, queries=99, permutations=2)
     assert found.queries == 2 * 11
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("change", ["heads", "sequences", "scale", "constant", "turn"])
-def test_what_does_not_change_the_shares(change: str, causal: bool) -> None:
-    """float64, 1e-9."""
-    case = random_case(causal=causal)
-    before = shares(behaviour(**case))
-    after = dict(case)
-    if change == "heads":
-        after["q"], after["k"] = case["q"].flip(1), case["k"].flip(1)
-        before = before[:, ::-1]
-    elif change == "sequences":
-        after["q"], after["k"] = case["q"].flip(0), case["k"].flip(0)
-    elif change == "scale":
-        after["scale"] = 7.0
-    elif change == "constant":
-        after["bias"] = torch.full((12 if causal else 23,), 1e3, dtype=torch.float64)
-    else:  # the same turn of all queries and keys cancels
-        angle = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
-        after["q"], after["k"] = (torch.cat((x[..., :2] @ angle, x[..., 2:]), dim=-1) for x in (case["q"], case["k"]))
-    np.testing.assert_allclose(shares(behaviour(**after)), before, rtol=0, atol=1e-9)
 
 
 def test_planted_heads_land_where_they_should() -> None:
@@ -350,14 +288,6 @@ def test_heads_that_do_not_vary_are_flat() -> None:
     assert alone.flat
     assert alone.queries == 0
     assert np.isnan(alone.variance)
-
-
-def test_queries_and_keys_of_one_head_stand_alone() -> None:
-    case = random_case()
-    one = behaviour(case["q"][0, 1], case["k"][0, 1], rotation=case["rotation"], pairing="half")
-    assert one.positional.shape == ()
-    several = behaviour(case["q"][:1], case["k"][:1], rotation=case["rotation"], pairing="half")
-    np.testing.assert_allclose(shares(one), shares(several)[:, 1], rtol=1e-12)
 
 
 ENCODINGS: dict[str, dict[str, Any]] = {
@@ -444,13 +374,6 @@ def test_of_the_last_layer_the_query_that_is_read_can_count_alone(encoding: str)
     np.testing.assert_array_equal(shares(mean), shares(behaviour(trace_of(encoding, "released"))))
 
 
-def test_a_rotation_knows_offsets_alone() -> None:
-    """The same layer 1000 places later; float64, 1e-9."""
-    layer = trace_of("rope")[0]
-    later = behaviour(replace(layer, positions=layer.positions + 1000))
-    np.testing.assert_allclose(shares(later), shares(behaviour(layer)), rtol=0, atol=1e-9)
-
-
 def test_known_position_parts_are_those_of_the_input() -> None:
     assert behaviour(trace_of("sinusoidal")).splits == ("input", "none")
     assert behaviour(trace_of("sinusoidal", "released")).splits == ("input", "input")
@@ -462,15 +385,6 @@ def test_known_position_parts_are_those_of_the_input() -> None:
     np.testing.assert_array_equal(given.positional, whole.positional[:1])
     ablated = behaviour(trace_of("sinusoidal", layers=[0]), split="ablate")
     np.testing.assert_allclose(ablated.positional, whole.positional[:1], rtol=1e-8)
-
-
-@cache
-def shares_or_reason(encoding: str) -> Behaviour | str:
-    with patch.dict(ENCODINGS, {encoding: {"encoding": encoding}}):
-        try:
-            return behaviour(trace_of(encoding, layers=[0]))
-        except InputError as error:
-            return str(error)
 
 
 @pytest.mark.parametrize("encoding", ["fox", "cable", "grape-path", "relative-projection", "tupe", "fire", "shaw"])
@@ -520,24 +434,6 @@ def test_a_slope_that_the_query_sets_has_shares_and_no_frequencies() -> None:
     for measure in (frequency_use, lambda x: contraction(x)):
         with pytest.raises(InputError, match=r"^encoding: "):
             measure(gated)
-
-
-def test_the_page_says_of_every_encoding_without_shares_why() -> None:
-    kinds = {name: encodings.get(name) for name in encodings.names()}
-    doubtful = [
-        name
-        for name, kind in kinds.items()
-        if kind.data_dependent or kind.transform_weights is not PositionalEncoding.transform_weights
-    ]
-    reasons = {name: found for name in doubtful if isinstance(found := shares_or_reason(name), str)}
-    page = (ROOT / "docs" / "behaviour.md").read_text("utf-8")
-    section = page.partition("## Which encodings have shares")[2].partition("## ")[0]
-    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \|$", section, re.M)
-    assert dict(rows).keys() == reasons.keys()
-    words = {"weights": "attention weights after the softmax", "keys": "content of other keys"}
-    for name, why in rows:
-        [kind] = [each for each in words.values() if each in why]
-        assert kind in reasons[name]
 
 
 def test_some_positions_are_analysed_by_themselves() -> None:
@@ -618,10 +514,3 @@ def test_a_trace_takes_no_tensors() -> None:
         behaviour(trace_of("rope"), window=3)
     with pytest.raises(InputError, match=r"^split: "):
         behaviour(trace_of("rope")[0], split="mean")
-
-
-def test_a_layer_by_itself_knows_the_vectors_that_its_keys_carry() -> None:
-    trace = trace_of("sinusoidal", "released")
-    alone = behaviour(trace[1])
-    assert alone.splits == ("input",)
-    np.testing.assert_array_equal(shares(alone), shares(behaviour(trace))[:, 1])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.lens.models import decoder
 from torch import Tensor
 
@@ -146,29 +142,6 @@ def test_the_share_is_of_what_the_queries_own_logits_vary_by(encoding: str) -> N
         np.testing.assert_allclose(found.share[number, head], found.variance[number, head] / total, rtol=1e-12)
 
 
-def test_under_a_rotation_the_mean_key_is_turned_to_where_it_stands() -> None:
-    """By complex numbers: Re sum_t q_t conj(k_t) e^(i (i - j) theta_t) / sqrt(d), first layer, first head."""
-    trace = trace_of(lengths=None)
-    layer = trace[0]
-    width = layer.q.shape[-1]
-    q = torch.view_as_complex(layer.q[:, 0].unflatten(-1, (-1, 2)))
-    k = torch.view_as_complex(layer.k[:, 0].unflatten(-1, (-1, 2)))
-    angles = 10000.0 ** (-2 * torch.arange(width // 2) / width)
-    values = []
-    for b in range(COUNT):
-        means = [k[(b + shift) % 3 :: 3].mean((0, 1)) for shift in (1, 2)]
-        for i in range(1, LENGTH):
-            effects = [
-                [
-                    float((q[b, i] * m.conj() * torch.exp(1j * (i - j) * angles)).sum().real) / math.sqrt(width)
-                    for j in range(i + 1)
-                ]
-                for m in means
-            ]
-            values.append(covariance(*effects))
-    assert position_effect(trace).variance[0, 0] == pytest.approx(np.mean(values), abs=1e-6)  # angles are float32 here
-
-
 # ---- what is known beforehand ---------------------------------------------------------------------------------------
 
 
@@ -229,28 +202,7 @@ def test_content_leaves_nothing_in_the_mean() -> None:
     assert np.mean([one_mean_key(layer) for layer in layers[:20]]) > 20 * error
 
 
-def test_a_planted_position_is_found_in_its_size() -> None:
-    """P_i(j) = q_i . p_j / 2, and E q q^T = I: the mean of Var_j is a sum over the positions alone."""
-    draw = torch.Generator().manual_seed(9)
-    p = 0.7 * torch.randn(5, 4, generator=draw, dtype=torch.float64)
-    expected = np.mean([0.25 * float(p[: i + 1].var(0, correction=0).sum()) for i in range(1, 5)])
-    found = [position_effect([noise(seed, count=30, position=p)]).variance.mean() for seed in range(60)]
-    assert np.mean(found) == pytest.approx(expected, abs=3 * float(np.std(found)) / 60**0.5)
-
-
 # ---- what must not matter -------------------------------------------------------------------------------------------
-
-
-@given(st.permutations(range(HEADS)), st.permutations(range(3)), st.floats(0.1, 10))
-def test_heads_have_no_order_nor_have_the_sequences_of_a_fold_and_squared_logits_are_the_unit(
-    heads: list[int], order: list[int], factor: float
-) -> None:
-    layer = noise(4, count=9)
-    within = torch.tensor([3 * place + fold for place in order for fold in range(3)])
-    other = replace(layer, q=factor * layer.q[within][:, heads], k=layer.k[within][:, heads])
-    found, expected = position_effect([other]), position_effect([layer])
-    np.testing.assert_allclose(found.variance, factor**2 * expected.variance[:, heads], rtol=1e-10)
-    np.testing.assert_allclose(found.share, expected.share[:, heads], rtol=1e-10)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "cope", "fox", "shaw"])
@@ -276,25 +228,6 @@ def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch
         assert max(sizes) <= most
         for name in ("variance", "total", "share"):
             np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=0, atol=1e-12)
-
-
-def test_hidden_padding_does_not_matter() -> None:
-    changed = tokens()
-    changed[torch.arange(LENGTH) >= LENGTHS.unsqueeze(1)] = 0
-    found = position_effect(AttentionTrace(DecoderSource(model_of("sinusoidal")), changed, LENGTHS))
-    expected = position_effect(trace_of("sinusoidal"))
-    np.testing.assert_allclose(found.variance, expected.variance, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("encoding", [name for name in encodings.names() if not name.startswith("rope-")])
-def test_every_encoding_has_one(encoding: str) -> None:
-    """In float32 models too; what is worked in is float64."""
-    model = model_of(encoding)
-    double = position_effect(AttentionTrace(DecoderSource(model), tokens()))
-    single = position_effect(AttentionTrace(DecoderSource(copy.deepcopy(model).float()), tokens()))
-    assert np.isfinite(double.variance).all()
-    assert (double.total > 0).all()
-    np.testing.assert_allclose(single.variance, double.variance, rtol=0, atol=1e-4 * double.total.max())
 
 
 def test_grouped_queries_share_a_mean_key() -> None:

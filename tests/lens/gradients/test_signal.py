@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.lens.models import decoder, split
-from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace
 from toeplens.lens.ablation.ablate import Batch
 from toeplens.lens.following.position_effect import position_effect
-from toeplens.lens.gradients.descent import LayerGradient
 from toeplens.lens.gradients.drift import positional_drift
 from toeplens.lens.gradients.signal import diagonal_means, directions, margins, seed_strength
 from toeplens.lens.gradients.statistics import Pool, Strength, batch_sizes
@@ -85,15 +81,6 @@ def test_the_strength_is_the_root_mean_square_over_all_batches_of_the_pool(mean:
     )
 
 
-def test_disjoint_batches_of_the_pool_estimate_the_same() -> None:
-    vectors = np.random.default_rng(1).normal(0.1, 1, size=(4096, 1, 5))
-    found = strength_of(vectors)
-    energy = np.square(vectors).sum(2).mean()
-    for n, strength in zip(batch_sizes(4096), found.strength[0], strict=True):
-        groups = vectors[:, 0].reshape(-1, n, 5).mean(1)
-        assert strength**2 == pytest.approx(np.square(groups).sum(1).mean() / energy, rel=4 * (n / 4096) ** 0.5)
-
-
 def test_the_share_is_unbiased() -> None:
     """Known mean and noise: the mean over 400 pools of 16 is the true share within its error."""
     rng = np.random.default_rng(2)
@@ -133,31 +120,6 @@ def test_a_fixed_part_is_seen_and_covered() -> None:
     assert (found.share_low > 0).all()
     assert np.sqrt(found.share).mean() == pytest.approx(0.1**0.5, abs=0.02)
     assert (found.strength[:, -1] > 3 * 512**-0.5).all()
-
-
-def test_the_same_vector_in_every_example_has_the_exponent_0() -> None:
-    vectors = np.repeat(np.random.default_rng(5).normal(size=(1, 3, 4)), 64, axis=0)
-    found = strength_of(vectors, bootstrap=50)
-    for value in (found.exponent, found.exponent_low, found.exponent_high):
-        np.testing.assert_allclose(value, 0, atol=1e-12)
-    for value in (found.share, found.share_low, found.share_high, found.strength[:, 2]):
-        np.testing.assert_allclose(value, 1, atol=1e-12)
-
-
-@given(st.permutations(range(32)), st.floats(1e-3, 1e3), st.integers(1, 9))
-def test_order_scale_and_pieces_do_not_matter(order: list[int], factor: float, pieces: int) -> None:
-    vectors = np.random.default_rng(6).normal(0.2, 1, size=(32, 3, 4))
-    found, expected = strength_of(factor * vectors[order], pieces=pieces), strength_of(vectors)
-    for name in ("strength", "exponent", "share"):
-        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-12)
-
-
-def test_heads_together_are_one_vector() -> None:
-    vectors = np.random.default_rng(7).normal(0.2, 1, size=(40, 2, 3, 4))
-    found = strength_of(vectors, together=True, bootstrap=20)
-    expected = strength_of(vectors.reshape(40, 2, 12), bootstrap=20)
-    for name, value in vars(found).items():
-        np.testing.assert_allclose(value, getattr(expected, name), rtol=1e-10)
 
 
 def test_nothing_is_said_of_nothing() -> None:
@@ -265,14 +227,6 @@ def test_where_the_first_layers_weights_cannot_move_p_there_is_no_number(encodin
     assert np.isfinite(found.levels["logits"].mean).all()
 
 
-@pytest.mark.parametrize("encoding", [*NEVER, *CAN])
-def test_under_raw_keys_a_bias_keeps_the_weights_from_p_in_every_layer(encoding: str) -> None:
-    found = seed_strength(DecoderGradients(model_of(encoding, "released")), [examples()], bootstrap=0)
-    number = found.levels["parameters"].mean[..., 0]
-    assert np.isnan(number).all() == (encoding in NEVER)
-    assert np.isfinite(number).all() == (encoding not in NEVER)
-
-
 # ---- seed strength ---------------------------------------------------------------------------------------------------
 
 
@@ -293,62 +247,6 @@ def test_it_is_the_strength_of_the_examples_diagonal_means_and_numbers() -> None
             expected = strength_of(values, bootstrap=30, **options)
             for key, value in vars(strength).items():
                 np.testing.assert_allclose(value, getattr(expected, key), rtol=1e-6, atol=1e-9)
-
-
-def permuted(model: Decoder) -> Decoder:
-    """The same function with its two heads exchanged."""
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for layer in range(LAYERS):
-            attention = twin.block(layer).attention
-            for x in (attention.qkv.weight, attention.qkv.bias):
-                x.copy_(x.unflatten(0, (3, HEADS, -1)).flip(1).flatten(0, 2))
-            attention.out.weight.copy_(attention.out.weight.unflatten(1, (HEADS, -1)).flip(1).flatten(1))
-    return twin
-
-
-class Scaled(DecoderGradients):
-    """A loss in other units."""
-
-    factor = 1.0
-
-    def gradients(self, *given: Any, **options: Any) -> tuple[Tensor, list[LayerGradient]]:
-        losses, layers = super().gradients(*given, **options)
-        for layer in layers:
-            for x in (layer.logits, layer.q, layer.k):
-                if x is not None:
-                    x.mul_(self.factor)
-        return losses * self.factor, layers
-
-
-@settings(max_examples=3)
-@given(order=st.permutations(range(COUNT)), factor=st.floats(0.01, 100), size=st.integers(3, COUNT))
-def test_the_order_of_heads_and_examples_and_the_unit_of_the_loss_do_not_matter(
-    order: list[int], factor: float, size: int
-) -> None:
-    """At the logits; the direction of the other level is made from the first examples, in three folds."""
-    batch = examples()
-    source = Scaled(permuted(model_of()))
-    source.factor = factor
-    expected = seed_strength(DecoderGradients(model_of()), [batch], bootstrap=0)
-    moved = split(tuple(part[order] for part in batch), size)
-    found = seed_strength(source, moved, levels=("logits",), bootstrap=0).levels["logits"]
-    other = seed_strength(source, [batch], levels=("parameters",), bootstrap=0).levels["parameters"]
-    for one, two in ((found, expected.levels["logits"]), (other, expected.levels["parameters"])):
-        for key in ("strength", "exponent", "share"):
-            np.testing.assert_allclose(getattr(one.heads, key), getattr(two.heads, key)[:, ::-1], rtol=1e-8, atol=1e-10)
-            np.testing.assert_allclose(getattr(one.layers, key), getattr(two.layers, key), rtol=1e-8, atol=1e-10)
-        np.testing.assert_allclose(one.signal, factor * two.signal[:, ::-1], rtol=1e-8)
-
-
-def test_intervals_have_a_seed_of_their_own() -> None:
-    source, batch, state = DecoderGradients(model_of()), examples(), torch.get_rng_state()
-    first, again, other = (
-        seed_strength(source, [batch], levels=("logits",), bootstrap=20, seed=seed).to_dict() for seed in (1, 1, 2)
-    )
-    assert first == again
-    assert first != other
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 # ---- positional drift ------------------------------------------------------------------------------------------------
@@ -426,16 +324,6 @@ def test_heads_without_a_signal_have_no_margin() -> None:
     assert np.isnan(still.ratio).all()
     with pytest.raises(InputError, match="signal: -1 was given"):
         margins(np.array([[-1.0, 2.0]]))
-
-
-@given(
-    st.lists(st.lists(st.floats(0.1, 10), min_size=3, max_size=3), min_size=2, max_size=5), st.permutations(range(3))
-)
-def test_margins_do_not_ask_for_the_heads_names(signal: list[list[float]], order: list[int]) -> None:
-    found, moved = margins(np.array(signal)), margins(np.array(signal)[:, order])
-    np.testing.assert_array_equal(found.ratio, moved.ratio)
-    np.testing.assert_allclose(found.gamma.prod(), found.ratio[0] / found.ratio[-1])
-    assert (found.ratio >= 1).all()
 
 
 # ---- records and refusals -------------------------------------------------------------------------------------------

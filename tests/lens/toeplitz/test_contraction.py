@@ -95,19 +95,6 @@ def test_a_sequence_of_one_token_has_no_spectrum_and_spoils_none() -> None:
         contraction(replace(layer, lengths=torch.ones(3, dtype=torch.long)))
 
 
-def test_without_position_nothing_changes() -> None:
-    found = contraction(layer_of("nope"))
-    torch.testing.assert_close(found.width, torch.ones(4, dtype=torch.float64))
-    torch.testing.assert_close(found.norm, torch.ones(4, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("base", [1.5, 10.0, 10000.0])
-def test_no_rotation_beats_the_sum_of_its_frequencies(base: float) -> None:
-    found = contraction(layer_of("rope", base=base))
-    assert (found.bound <= 1 + 1e-12).all()
-    assert (found.bound > 0.1).all()
-
-
 def test_what_has_no_spectrum_without_position_is_refused() -> None:
     for encoding in ("fox", "shaw", "cope"):
         with pytest.raises(InputError, match=r"encoding: .* weighs position by content"):

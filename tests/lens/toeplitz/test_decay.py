@@ -69,14 +69,6 @@ def test_a_planted_form_is_recovered(form: Form, size: int) -> None:
 
 
 @each_form
-def test_a_planted_form_is_found_in_noise(form: Form) -> None:
-    offsets, counts = causal(2048)
-    fits = fit_decay(offsets, planted(form, offsets) + noise(counts, 0.001), counts=counts)
-    assert fits[0].form == form
-    assert fits[0].parameters == pytest.approx(PLANTED[form], rel=2e-2)
-
-
-@each_form
 def test_no_parameters_nearby_are_better(form: Form) -> None:
     """The weighted squares, written out, grow whichever parameter moves."""
     offsets, counts = causal(200)
@@ -152,17 +144,6 @@ def test_units_do_not_matter(form: Form, scale: float, sign: int, shift: float, 
     assert [fit.bic for fit in before] == sorted(fit.bic for fit in before)
 
 
-@settings(max_examples=10)
-@given(seed=st.integers(0, 99), factor=st.floats(0.01, 1000))
-def test_order_and_unit_of_the_counts_do_not_matter(seed: int, factor: float) -> None:
-    offsets, counts = causal(60)
-    means = planted("exponential", offsets) + noise(counts, 0.05, seed)
-    shuffled = np.random.default_rng(seed).permutation(60)
-    one = fit_decay(offsets, means, counts=counts)[0]
-    other = fit_decay(offsets[shuffled], means[shuffled], counts=factor * counts[shuffled])[0]
-    assert other.parameters == pytest.approx(dict(one.parameters), rel=1e-5)
-
-
 def test_what_has_no_mean_or_no_count_is_left_out() -> None:
     offsets, counts = causal(100)
     means = planted("power", offsets) + noise(counts, 0.05)
@@ -193,13 +174,6 @@ def test_blocks_change_little(form: Form, monkeypatch: pytest.MonkeyPatch) -> No
     whole = named(fit_decay(offsets, means, counts=counts), form)
     assert thinned.parameters == pytest.approx(dict(whole.parameters), rel=1e-4)
     assert thinned.r2 == pytest.approx(whole.r2, abs=1e-6)
-
-
-def test_offsets_far_from_zero_do_not_overflow() -> None:
-    offsets = 10**6 + np.arange(30)
-    fits = fit_decay(offsets, np.exp(-np.arange(30) / 5.0))
-    for fit in fits:
-        assert np.isfinite(list(fit.parameters.values())).all()
 
 
 ONES = np.ones(5)
