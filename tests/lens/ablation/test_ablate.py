@@ -32,20 +32,7 @@ SIZES = {
 }
 READOUTS = ("last", "mean", "masked-mean")
 # the released phase table is no rotation and the shared query is another projection
-NAMES = (
-    "nope",
-    "sinusoidal",
-    "learned",
-    "t5",
-    "relative-table",
-    "alibi",
-    "rope",
-    "rope-absolute",
-    "mla",
-    "fox",
-    "urpe",
-    "path",
-)
+NAMES = ("nope", "sinusoidal", "t5", "rope", "mla", "fox", "urpe", "path")
 VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAMES} | {
     "mla-released": {
         "encoding": "mla",
@@ -53,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAME
     },
     "partial-rope-2": {"encoding": "partial-rope", "encoding_options": {"heads": 2}},
 }
-RELEASED = ("nope", "rope", "mla", "mla-released", "path")  # in the released protocol; the others in CI's heavy run
+RELEASED = ("rope", "mla-released")  # in the released protocol too
 
 
 def decoder(variant: str = "rope", protocol: str = "paper", seed: int = 0, **fields: Any) -> Decoder:
@@ -115,23 +102,12 @@ def check(model: Decoder, batch: Batch) -> HeadAblation:
 
 @pytest.mark.parametrize(
     ("variant", "protocol"),
-    [(variant, "paper") for variant in VARIANTS]
-    + [
-        pytest.param(variant, "released", marks=() if variant in RELEASED else pytest.mark.heavy)
-        for variant in VARIANTS
-    ],
+    [(variant, "paper") for variant in VARIANTS] + [(variant, "released") for variant in RELEASED],
 )
 def test_drops_and_logits_are_what_running_the_whole_model_anew_gives(variant: str, protocol: str):
     model = decoder(variant, protocol)
     found = check(model, examples(model))
     assert len(np.unique(found.drops)) > 3  # else the test could not see anything
-
-
-@pytest.mark.parametrize("readout", READOUTS)
-@pytest.mark.parametrize(("encoding", "padded"), [("rope", True), ("rope", False), ("mla", True)])
-def test_so_they_are_with_every_readout(readout: str, encoding: str, padded: bool):
-    model = decoder(encoding, readout=readout, num_layers=2)
-    check(model, examples(model, padded=padded))
 
 
 @pytest.mark.parametrize("readout", READOUTS)
@@ -185,7 +161,7 @@ def test_ignored_labels_count_nowhere():
     assert ablate_heads(DecoderSource(model), [renamed]).to_dict() == with_ignored.to_dict()
 
 
-@pytest.mark.parametrize("size", [1, 7, 16, 1000])
+@pytest.mark.parametrize("size", [1, 7])
 @pytest.mark.parametrize("variant", ["rope", "mla"])
 def test_how_the_examples_are_split_does_not_matter(size: int, variant: str):
     model, batch = standing(variant)
@@ -198,9 +174,7 @@ def test_how_the_examples_are_split_does_not_matter(size: int, variant: str):
 # ---- what is known beforehand ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layer", range(LAYERS))
-@pytest.mark.parametrize("head", [0, HEADS - 1])
-@pytest.mark.parametrize("variant", ["rope", "mla"])
+@pytest.mark.parametrize(("layer", "head", "variant"), [(0, HEADS - 1, "rope"), (LAYERS - 1, 0, "mla")])
 def test_a_planted_head_is_found_and_is_a_single_head_deposit(layer: int, head: int, variant: str):
     """All output projections but one head's are nothing, and that head's is loud."""
     model = decoder(variant, readout="mean")

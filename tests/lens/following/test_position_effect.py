@@ -145,24 +145,6 @@ def test_the_share_is_of_what_the_queries_own_logits_vary_by(encoding: str) -> N
 # ---- what is known beforehand ---------------------------------------------------------------------------------------
 
 
-def test_a_fixed_bias_is_all_there_is_in_the_first_layer() -> None:
-    found = position_effect(trace_of("alibi", lengths=None))
-    for head, slope in enumerate((2**-4, 2**-8)):
-        expected = np.mean([np.var(slope * np.arange(i + 1)) for i in range(1, LENGTH)])
-        assert found.variance[0, head] == pytest.approx(expected, abs=1e-14)
-    assert (found.share[0] > 0).all()
-    assert (found.share[0] < 1).all()
-
-
-def test_without_positions_there_is_none_in_the_first_layer_and_some_later() -> None:
-    """A causal mask lets the residual stream carry position, on average over sequences."""
-    found = position_effect(trace_of("nope"))
-    assert np.abs(found.variance[0]).max() < 1e-28
-    assert np.abs(found.variance[1]).min() > 1e-8
-    raw = position_effect(trace_of("nope", "released"))
-    assert np.abs(raw.variance).max() < 1e-28  # keys from the raw embeddings, in every layer
-
-
 def noise(seed: int, *, count: int, position: Tensor | float = 0.0, length: int = 5) -> LayerTrace:
     """A deeper layer without an encoding whose keys are content and, perhaps, a vector for each position."""
     draw = torch.Generator().manual_seed(seed)

@@ -239,34 +239,6 @@ def test_use_of_tensors_by_hand(case: dict[str, Any], at_once: int) -> None:
         torch.testing.assert_close(energy, total / total.sum(-1, keepdim=True), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "alibi"])
-def test_tensors_and_traces_agree(encoding: str) -> None:
-    """float64, 1e-9; one layer's queries and keys, given as they are."""
-    trace = trace_of(model_of(encoding))
-    layer, found = trace[1], frequency_use(trace)
-    rotation = layer.encoding.frequencies if isinstance(layer.encoding, Rotary) else None
-    bias = None if rotation is not None else layer.encoding.kernel(torch.arange(7))
-    pairing = None if rotation is None else "interleaved"
-    given_: dict[str, Any] = {
-        "rotation": rotation,
-        "pairing": pairing,
-        "bias": bias,
-        "scale": layer.scale,
-        "lengths": LENGTHS,
-    }
-    alone = frequency_use(layer.q, layer.k, **given_)
-    for name in ("frequencies", "norms", "variance", "q_energy", "k_energy"):
-        torch.testing.assert_close(getattr(alone, name), getattr(found, name)[1], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(alone.shares.logits, found.shares.logits[1], rtol=0, atol=1e-9)
-    torch.testing.assert_close(alone.shares.softmax, found.shares.softmax[1], rtol=0, atol=1e-9)
-    assert alone.to_dict()["centre"] == pytest.approx(found.to_dict()["centre"][1], nan_ok=True) or rotation is None
-    head = frequency_use(layer.q[0, 2], layer.k[0, 2], **{**given_, "bias": None, "lengths": None})
-    several = frequency_use(layer.q[:1], layer.k[:1], **{**given_, "bias": None, "lengths": None})
-    torch.testing.assert_close(head.norms, several.norms[2])
-    torch.testing.assert_close(head.shares.logits, several.shares.logits[2])
-    assert head.variance.shape == head.centre().shape == ()
-
-
 def test_a_layer_without_a_rotation_is_in_the_first_column() -> None:
     found = frequency_use(trace_of(model_of("partial-rope", encoding_options={"layers": [1]})))
     assert found.frequencies[0].isnan().all()
@@ -402,16 +374,6 @@ def test_layers_without_a_rotation_have_no_bands() -> None:
         source.controlled(BandControl(), [0])
     with pytest.raises(InputError, match=r"^layers: .0. were given; the layers with a rotation are \[1\]"):
         ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], layers=[0])
-
-
-def test_bands_of_chosen_layers_are_those_of_all() -> None:
-    source = DecoderSource(model_of("rope"))
-    everywhere, there = (
-        ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], layers=layers, bootstrap=10) for layers in (None, [1])
-    )
-    assert np.isnan(there.drops[0]).all()
-    for name in ("drops", "low", "high"):
-        np.testing.assert_array_equal(getattr(there, name)[1], getattr(everywhere, name)[1])
 
 
 def test_bands_exchange_their_frequencies() -> None:

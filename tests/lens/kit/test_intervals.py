@@ -12,7 +12,7 @@ from scipy import stats
 
 from toeplens.ground import InputError
 from toeplens.lens import Estimate, bootstrap_means, over_seeds
-from toeplens.lens.kit.intervals import newcombe, over_clusters, ranks_of, spearman, wilson
+from toeplens.lens.kit.intervals import newcombe, over_clusters
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 KNOWN: dict[str, tuple[float, Draw]] = {
@@ -150,33 +150,6 @@ def test_over_unequal_clusters_is_the_formula_written_out(sizes: tuple[int, ...]
 
 
 # ---- shares and ranks -----------------------------------------------------------------------------------------------
-
-
-@given(count=st.integers(1, 400), share=st.floats(0, 1))
-def test_wilson_is_that_of_scipy(count: int, share: float):
-    right = round(share * count)
-    theirs = stats.binomtest(right, count).proportion_ci(method="wilson")
-    assert wilson(right, count) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
-
-
-@given(
-    values=st.lists(st.sampled_from([-1.5, 0.0, 0.25, 2.0, 7.0, float("inf")]), min_size=1, max_size=12),
-    samples=st.integers(1, 3),
-    seed=st.integers(0, 9),
-)
-def test_ranks_are_those_of_scipy_with_ties(values: list[float], samples: int, seed: int):
-    rng = np.random.default_rng(seed)
-    many = np.stack([rng.permutation(np.array(values)) for _ in range(samples)])
-    np.testing.assert_array_equal(ranks_of(many), stats.rankdata(many, axis=-1))
-    many[0, 0] = np.nan
-    np.testing.assert_array_equal(ranks_of(many), stats.rankdata(many, axis=-1))
-
-
-@given(seed=st.integers(0, 99), count=st.integers(3, 40))
-def test_spearman_is_that_of_scipy(seed: int, count: int):
-    x, y = np.random.default_rng(seed).integers(0, 9, (2, count)).astype(float)
-    x[:2], y[:2] = (0, 1), (2, 5)  # neither is constant
-    assert float(spearman(np.stack((x, y)))) == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
 
 
 def test_the_interval_of_a_paired_difference_covers_it_and_leaves_room_at_0_of_n():

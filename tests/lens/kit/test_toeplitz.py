@@ -131,16 +131,6 @@ def test_it_is_that_of_the_matrix(
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("size", [63, 64, 65, 129])
-def test_borders_of_chunks(size: int, causal: bool) -> None:
-    """With the pieces as they come: float32 input against float64 of its values, 1e-9."""
-    q, k = draw(0, 3, size, 8, dtype=torch.float32), draw(1, 3, size, 8, dtype=torch.float32)
-    profile = toeplitz_profile(q, k, causal=causal)
-    for h, logits in enumerate(logits_of(q, k, 1.0, 0.0)):
-        equal(profile, by_hand([logits], size, causal), h, tolerance=1e-9)
-
-
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rows", [1, 3, 16, 17])
 def test_a_full_bias_some_rows_at_a_time(causal: bool, rows: int) -> None:
     q, k, bias = draw(0, 2, 17, 3), draw(1, 1, 17, 3), draw(2, 2, 17, 17)
@@ -214,29 +204,6 @@ def test_pooling_dimensions_in_any_order() -> None:
         profile.pooled().pooled().pooled()
 
 
-def turned(vector: Tensor, size: int, rates: Tensor) -> Tensor:
-    """The vector at each position, its pairs turned by position times rate."""
-    angles = torch.arange(size, dtype=torch.float64)[:, None] * rates
-    pair = torch.view_as_complex(vector.reshape(-1, 2)) * torch.exp(1j * angles)
-    return torch.view_as_real(pair).flatten(-2)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_planted_toeplitz_heads_have_share_one(causal: bool) -> None:
-    """Rotary with the same query and the same key everywhere; ALiBi alone."""
-    size, rates = 200, 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
-    q, k = turned(draw(0, 8), size, rates), turned(draw(1, 8), size, rates)
-    rotary = toeplitz_profile(q, k, causal=causal)
-    slopes = -0.5 * torch.arange(0 if causal else 1 - size, size, dtype=torch.float64).abs()
-    alibi = toeplitz_profile(torch.zeros(size, 3), torch.zeros(size, 3), bias=slopes, causal=causal)
-    for profile in (rotary, alibi):
-        assert abs(profile.share - 1) < 1e-12
-        assert abs(profile.variance_explained - 1) < 1e-11
-        assert profile.residual < 2e-6
-    q[100] *= 2  # a row twice as large is no Toeplitz matrix
-    assert toeplitz_profile(q, k, causal=causal).share < 0.999
-
-
 def test_what_is_undefined_is_nan() -> None:
     nothing = toeplitz_profile(torch.zeros(5, 2), torch.zeros(5, 2))
     assert torch.stack((nothing.share, nothing.residual, nothing.variance_explained)).isnan().all()
@@ -300,19 +267,13 @@ Q = torch.zeros(2, 4, 5, 3)
     ("change", "words"),
     [
         ({"k": Q[:, :3]}, "the 4 heads are no multiple of the 3 key heads"),
-        ({"k": Q[:1]}, "q, k: their shapes are"),
         ({"k": Q[:, :, :4]}, "q, k: their shapes are"),
         ({"q": Q[:, :, :0], "k": Q[:, :, :0]}, "no dimension 0"),
-        ({"q": Q[0, 0, :0], "k": Q[0, 0, :0]}, "no dimension 0"),
         ({"q": Q.log()}, "^q: it holds infinite"),
-        ({"k": Q.log()}, "^k: it holds infinite"),
-        ({"q": Q.log(), "bias": torch.zeros(5, 5)}, "^q: it holds infinite"),
         ({"bias": torch.zeros(6)}, r"bias: its shape is \[6\]; \[..., 5\] by offset or \[..., 5, 5\]"),
-        ({"bias": torch.zeros(5), "causal": False}, r"\[..., 9\] by offset"),
         ({"bias": torch.zeros(3, 5)}, r"broadcast to \[2, 4\]"),
         ({"bias": torch.full((5,), torch.nan)}, "^bias: it holds infinite"),
         ({"lengths": torch.tensor([1, 6])}, r"lengths: \[1, 6\] were given; 0 to 5"),
-        ({"lengths": torch.tensor([-1, 5])}, "0 to 5 are allowed"),
         ({"lengths": torch.tensor([5])}, r"lengths: their shape is \[1\]"),
         ({"q": Q[0], "k": Q[0], "lengths": torch.tensor([5, 5, 5, 5])}, r"\[B\] for q \[B, H, N, d\]"),
     ],

@@ -16,10 +16,7 @@ from torch import Tensor
 from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
-from toeplens.lens.kit.splits import position_means
 from toeplens.lens.stream.representation import PENALTIES, Representation, representation
-from toeplens.model import Decoder, decoder_config
-from toeplens.sources import DecoderSource
 
 BATCH, SIZE, WIDTH = 40, 6, 8
 ARRAYS = [name for name, kind in Representation.__annotations__.items() if "np.ndarray" in kind and "tuple" not in kind]
@@ -247,29 +244,6 @@ def test_without_position_nothing_is_found() -> None:
 # ---- few sequences ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_few_sequences_make_no_position_out_of_noise(padded: bool) -> None:
-    """Unbiased within four standard errors at 8 sequences; the means as they are would be far off."""
-    tries, batch = 80, 8
-    lengths = [5, 6, 6, 4, 6, 6, 6, 6] if padded else [SIZE] * batch
-    weights = np.array([sum(length > i for length in lengths) for i in range(SIZE)]) / sum(lengths)
-    p0 = 0.3 * line(SIZE, WIDTH, 2)
-    truth = weights @ np.sum((p0 - weights @ p0) ** 2, axis=1)
-    ours, naive, totals = [], [], []
-    for seed in range(tries):
-        each = drawn(1000 + seed, batch, 1, WIDTH)  # content that a sequence's tokens have in common
-        x = p0 + each + drawn(seed, batch, SIZE, WIDTH)
-        found = representation(traced(x, lengths=lengths), least=5, bootstrap=2)
-        ours.append(found.variance[0])
-        totals.append(found.variance[0] / found.variance_share[0])
-        p = position_means(torch.from_numpy(x), torch.tensor(lengths))[1].numpy()
-        naive.append(weights @ np.sum(p**2, axis=1))
-    error = np.std(ours) / np.sqrt(tries)
-    assert abs(np.mean(ours) - truth) < 4 * error
-    assert np.mean(naive) - truth > 15 * error  # the plain means are caught
-    assert abs(np.mean(totals) - (truth + 2 * WIDTH)) < 4 * np.std(totals) / np.sqrt(tries)
-
-
 def test_the_intervals_are_those_of_leaving_each_sequence_out() -> None:
     p0 = line(SIZE, WIDTH, 2)
     x = p0 + 0.5 * np.roll(p0, 3, axis=1) + drawn(16, BATCH, SIZE, WIDTH)
@@ -353,13 +327,6 @@ def test_without_a_reference_only_directions_are_unknown(vectors: np.ndarray | N
     assert np.isnan(found.chance)
 
 
-def test_single_precision_is_enough_and_a_large_mean_does_not_drown_it() -> None:
-    found = representation(traced(X + 100.0, vectors=P0, dtype=torch.float32), bootstrap=50)
-    want = representation(traced(X, vectors=P0), bootstrap=50)
-    for name in ("variance_share", "alignment", "coefficient", "cosine", "decodability"):
-        np.testing.assert_allclose(getattr(found, name), getattr(want, name), atol=1e-4)
-
-
 @pytest.mark.parametrize("x", [np.full((BATCH, SIZE, WIDTH), 0.1), drawn(0, BATCH, 1, WIDTH) * np.ones((1, SIZE, 1))])
 def test_equal_tokens_have_no_position(x: np.ndarray) -> None:
     found = representation(traced(x, vectors=P0), bootstrap=50)
@@ -368,35 +335,6 @@ def test_equal_tokens_have_no_position(x: np.ndarray) -> None:
     assert np.isnan(found.alignment).all()
     assert not found.decodability[0] > 0.05
     assert found.rank.tolist() == [0]
-
-
-# ---- models ----------------------------------------------------------------------------------------------------------
-
-SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 3, "num_heads": 4, "max_len": 16}
-
-
-def of_model(encoding: str, protocol: str = "paper") -> Representation:
-    torch.manual_seed(1)
-    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol))
-    with torch.no_grad():
-        model.embedding.weight.mul_(0.3)
-    tokens = torch.randint(0, 20, (120, 12), generator=torch.Generator().manual_seed(2))
-    state = torch.get_rng_state()
-    found = representation(AttentionTrace(DecoderSource(model), tokens), bootstrap=100)
-    assert torch.equal(state, torch.get_rng_state())
-    return found
-
-
-@pytest.mark.parametrize(
-    ("encoding", "protocol"), [("rope-absolute", "paper"), ("sinusoidal", "paper"), ("rope", "released")]
-)
-def test_an_input_sinusoid_is_found_at_the_input(encoding: str, protocol: str) -> None:
-    found = of_model(encoding, protocol)
-    assert found.alignment[0] > 0.98
-    assert found.low[0] > 0.5
-    assert abs(found.coefficient[0] - 1) < 0.05
-    assert found.decodability[0] > 0.9
-    assert found.angles[0].max() < 20
 
 
 # ---- records and refusals --------------------------------------------------------------------------------------------

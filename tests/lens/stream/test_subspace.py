@@ -43,14 +43,6 @@ def test_means_are_those_of_loops(seed: int, batch: int, size: int, padded: bool
     np.testing.assert_allclose(c.numpy(), x - wanted, atol=1e-12)
 
 
-def test_planted_positions_are_found() -> None:
-    """Words that are the same at every position: the split is exact, up to the mean that no data can divide."""
-    words, p = drawn(0, 5, 1, 4), drawn(1, 7, 4)
-    c, found = position_means(torch.from_numpy(words + p))
-    np.testing.assert_allclose(found.numpy(), p - p.mean(0), atol=1e-14)
-    np.testing.assert_allclose(c.numpy(), np.broadcast_to(words + p.mean(0), (5, 7, 4)), atol=1e-14)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_parts_keep_the_dtype_and_padding_is_not_counted(dtype: torch.dtype) -> None:
     x = torch.from_numpy(drawn(2, 3, 5, 2)).to(dtype)
@@ -62,13 +54,6 @@ def test_parts_keep_the_dtype_and_padding_is_not_counted(dtype: torch.dtype) -> 
     assert p[3:].isnan().all()
     assert torch.equal(c[:, :3], x[:, :3] - p[:3])
     assert torch.equal(position_means(beyond, lengths)[1][:3], p[:3])
-
-
-def test_large_means_do_not_drown_small_positions() -> None:
-    p = torch.from_numpy(drawn(3, 4, 2)).float() * 1e-3
-    x = (p.double() + 4096).float().expand(100_000, 4, 2)
-    wanted = (x[0].double() - x[0].double().mean(0)).float()
-    assert torch.allclose(position_means(x)[1], wanted, rtol=1e-5, atol=0)
 
 
 def test_a_length_beyond_the_positions_is_refused() -> None:
@@ -161,20 +146,6 @@ def test_wrong_input_is_one_sentence() -> None:
 # ---- the curve -------------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_curve_is_locally_straight_and_points_in_no_order_are_not() -> None:
-    """Ten slow circles: 16 dimensions with the energy of all, 1 in each window; shuffled, they fill every window."""
-    phases = np.arange(400.0)[:, None] * np.linspace(0.02, 0.12, 10)
-    circles = np.concatenate((np.cos(phases), np.sin(phases)), axis=1)
-    found = curve_dimension(circles, window=6)
-    assert found.rank >= 15
-    assert found.local_rank < 1.5
-    assert found.arc_chord < 1.05
-    shuffled = curve_dimension(circles[np.random.Generator(np.random.Philox(20)).permutation(400)], window=6)
-    assert shuffled.rank == found.rank
-    assert shuffled.local_rank > 4.5
-    assert shuffled.arc_chord > 4
-
-
 def test_arc_and_chord_are_those_of_a_loop() -> None:
     p = drawn(21, 9, 3)
     ratios = [
@@ -197,14 +168,3 @@ def test_the_neighbours_error_is_that_of_a_loop() -> None:
     whole = sum((p[i][d] - mean[d]) ** 2 for i in range(1, 8) for d in range(4))
     assert neighbour_error(p) == pytest.approx((rest / whole) ** 0.5, rel=1e-12)
     assert neighbour_error(torch.from_numpy(p)) == neighbour_error(p)
-
-
-def test_neighbours_tell_a_line_but_not_points_in_no_order() -> None:
-    """A circle turned by t a place: the middle of two neighbours is cos t of the point, so the error is 1 - cos t."""
-    assert neighbour_error(np.arange(20.0)[:, None] * drawn(19, 6)) < 1e-14
-    angles = 2 * np.pi / 40 * np.arange(4000)
-    circle = np.stack((np.cos(angles), np.sin(angles)), axis=1)
-    assert neighbour_error(circle) == pytest.approx(1 - np.cos(angles[1]), rel=1e-9)
-    assert neighbour_error(drawn(31, 2000, 8)) == pytest.approx(1.5**0.5, rel=0.05)
-    with pytest.raises(InputError, match="p: 2 rows were given"):
-        neighbour_error(circle[:2])

@@ -101,39 +101,6 @@ def test_the_phases_are_those_of_the_least_error() -> None:
         assert best <= min(fit(logits, gram, math.radians(half / 2)) for half in range(720)) + 1e-12
 
 
-def test_a_single_frequency_is_a_single_phase() -> None:
-    q, k = drawn(5, 2, 40, 1), drawn(6, 2, 40, 1)
-    found = single_phase(q, k, np.array([0.7]))
-    for values, wanted in (
-        (found.coherence, 1),
-        (found.modulus, 1),
-        (found.concentration, 1),
-        (found.error, 0),
-        (found.complex_error, 0),
-        (found.own_error, 0),
-    ):
-        np.testing.assert_allclose(values, wanted, atol=1e-12)
-    assert (found.chance < 0.3).all()
-
-
-def test_constant_content_gives_a_toeplitz_factor_that_is_no_phase() -> None:
-    """Two frequencies with z = 1: U / W = e^(i delta mean) cos(delta gap / 2); its real part still fits one phase."""
-    ones = np.ones((30, 2), dtype=complex)
-    thetas = np.array([1.0, 0.25])
-    found = single_phase(ones, ones, thetas)
-    offsets = np.array([i - j for i in range(30) for j in range(i + 1)])
-    moduli = np.abs(np.cos(offsets * 0.375))
-    np.testing.assert_allclose(found.modulus, np.quantile(moduli, QUARTILES, method="inverted_cdf"), atol=1e-12)
-    np.testing.assert_allclose(found.coherence, moduli.mean(), atol=1e-12)
-    np.testing.assert_allclose(found.concentration, 1, atol=1e-12)
-    np.testing.assert_allclose(
-        found.complex_error, math.sqrt(((1 - moduli) ** 2).sum() / (moduli**2).sum()), atol=1e-12
-    )
-    assert found.complex_error > 0.3
-    assert found.error < 1e-12
-    assert found.own_error > 0.1
-
-
 def test_it_measures_the_logits_of_the_encoding() -> None:
     """The logits it fits are those of `rope`: with a phase that fits nothing the error is read off directly."""
     size, n = 16, 4

@@ -25,11 +25,7 @@ class Scalable(Protocol):
     """What attribution needs of a source: one pass with gains on all heads, differentiable in them."""
 
     def scaled(
-        self,
-        tokens: Tensor,
-        lengths: Tensor | None,
-        gains: Float[Tensor, "L b H"],
-        replacement: Replacement = None,
+        self, tokens: Tensor, lengths: Tensor | None, gains: Float[Tensor, "L b H"], replacement: Replacement = None
     ) -> Float[Tensor, "b *N C"]:
         """Class logits with each sequence's own gains on the head outputs: gain * z + (1 - gain) * replacement."""
         ...

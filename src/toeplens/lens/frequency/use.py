@@ -348,11 +348,7 @@ def _fixed(keys: MovableKeys, bias: Float[Tensor, "_H D"], heads: slice, count: 
 
 
 def _norms(
-    keys: MovableKeys,
-    q: Float[Tensor, "B h N d"],
-    k: Float[Tensor, "B m N d"],
-    each: Int[Tensor, "h"],
-    pairs: float,
+    keys: MovableKeys, q: Float[Tensor, "B h N d"], k: Float[Tensor, "B m N d"], each: Int[Tensor, "h"], pairs: float
 ) -> Float[Tensor, "h g"]:
     """The mean over the visible pairs of the product of norms, group by group; ``each`` is the key of each query's
     head."""
