@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,14 +115,6 @@ def test_its_own_position_put_in_again_is_the_model(name: str, kind: str) -> Non
     assert apart(logits(model, inputs), plain) <= TOLERANCE
 
 
-def test_the_table_of_families_on_the_page_is_of_these() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
-    rows = re.findall(r"^\| ([^|]+) \| `(\w+)` \|.*\| ([\de.+-]+) \| ([^|]+) \|$", page, re.M)
-    assert [row[:2] for row in rows] == [(name, kind) for name, (kind, _) in FAMILIES.items()]
-    assert all(float(off) <= TOLERANCE for _, _, off, _ in rows)
-    assert all(again == "not tried" or float(again) <= TOLERANCE for _, _, _, again in rows)
-
-
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "BLOOM"])
 def test_padding_on_the_left_changes_nothing(name: str) -> None:
     """Places are counted from the first token, which GPT-2 by itself does not do."""
@@ -134,35 +124,6 @@ def test_padding_on_the_left_changes_nothing(name: str) -> None:
     tokens = inputs["input_ids"][1:, inputs["attention_mask"][1].bool()]
     padded = model(**inputs)[0][1, inputs["attention_mask"][1].bool()].detach()
     assert apart(padded, model(input_ids=tokens)[0][0].detach()) <= TOLERANCE
-
-
-def test_some_layers_alone() -> None:
-    model = tiny(FAMILIES["Llama"][0], **FAMILIES["Llama"][1])
-    plain, inputs = logits(model, INPUTS), INPUTS
-    host = hosts.install(model, "rope", layers=[1], base=float(model.config.rope_parameters["rope_theta"]))
-    assert apart(logits(model, inputs), plain) <= TOLERANCE
-    assert len(host.encodings) == 1
-    hosts.uninstall(model)
-    hosts.install(model, "nope", layers=[0])
-    with intervened_one(model) as wanted:
-        assert apart(logits(model, inputs), wanted) <= TOLERANCE
-
-
-class intervened_one:  # noqa: N801
-    """The logits of a model whose first layer's rotation is stopped, its host out of the way."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def __enter__(self) -> Tensor:
-        hosts.uninstall(self.model)
-        with intervened(self.model, Change(layer=0, speed=0.0)):
-            wanted = logits(self.model, INPUTS)
-        hosts.install(self.model, "nope", layers=[0])
-        return wanted
-
-    def __exit__(self, *_: object) -> None:
-        hosts.uninstall(self.model)
 
 
 @pytest.mark.parametrize(

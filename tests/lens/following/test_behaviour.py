@@ -18,13 +18,12 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
-from toeplens.lens.following import two_way, two_way_products
+from toeplens.lens.following import two_way
 from toeplens.lens.following.behaviour import Behaviour, behaviour
 from toeplens.lens.following.permutation import permutation_scores
 from toeplens.lens.kit import movable, pairwise
-from toeplens.lens.kit.given import Given, KeySplit
-from toeplens.lens.kit.movable import MovableKeys, movable_from
-from toeplens.lens.kit.splits import position_parts
+from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, movable_from
+from toeplens.lens.kit.position import position_parts
 from toeplens.lens.kit.trace import Counted
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
@@ -170,7 +169,7 @@ def test_the_closed_form_is_the_table_written_out(case: dict[str, Any], chunk: i
     alone = max(counts) < 2
     assert movable_of(case).seen().flatten().tolist() == counts
     expected = by_hand(case) if not alone else np.empty(0)
-    with patch.multiple(two_way, CHUNK=chunk, BLOCK=block), patch.object(two_way_products, "STEP", step):
+    with patch.multiple(two_way, CHUNK=chunk, BLOCK=block, STEP=step):
         found = behaviour(**case)
     assert found.queries == sum(count > 1 for count in counts)
     assert (found.flat == alone).all()

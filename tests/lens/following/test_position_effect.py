@@ -17,8 +17,8 @@ from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.following.position_effect import position_effect
-from toeplens.lens.kit import main_effect
-from toeplens.lens.kit.main_effect import effect_variance
+from toeplens.lens.kit import position as module
+from toeplens.lens.kit.position import effect_variance
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
@@ -193,19 +193,19 @@ def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch
     """Never more than is asked for, down to one query of one sequence; the numbers are the same (1e-12)."""
     layer = trace_of(encoding)[1]
     rows = {1: LENGTHS.unsqueeze(1) - 1} if read else None
-    sizes, form = [], main_effect.attention_logits
+    sizes, form = [], module.attention_logits
 
     def counted(*given: Any, **options: Any) -> Tensor:
         sizes.append((made := form(*given, **options)).numel())
         return made
 
-    monkeypatch.setattr(main_effect, "attention_logits", counted)
+    monkeypatch.setattr(module, "attention_logits", counted)
     monkeypatch.setattr(LayerTrace, "logits", None)  # all of them at once
     whole = position_effect([layer], queries=rows)
     heads, length = layer.q.shape[1:3]
     for most in (heads * length * length, 3 * heads * length, heads * length):
         sizes.clear()
-        monkeypatch.setattr(main_effect, "AT_ONCE", most)
+        monkeypatch.setattr(module, "AT_ONCE", most)
         found = position_effect([layer], queries=rows)
         assert max(sizes) <= most
         for name in ("variance", "total", "share"):

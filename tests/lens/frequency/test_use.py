@@ -23,7 +23,7 @@ from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.frequency import use
 from toeplens.lens.frequency.bands import ablate_bands
 from toeplens.lens.frequency.use import frequency_use, layer_use
-from toeplens.lens.kit.pieces import NoForm
+from toeplens.lens.kit.terms import NoForm
 from toeplens.lens.kit.trace import Counted
 from toeplens.model import Attention, Decoder
 from toeplens.sources import DecoderSource

@@ -17,8 +17,7 @@ from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, decompose
-from toeplens.lens.kit.pieces import written_out_profile
-from toeplens.lens.kit.terms import shares_of
+from toeplens.lens.kit.terms import shares_of, written_out_profile
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toeplens.ground import InputError
-from toeplens.lens.kit.splits import position_means
+from toeplens.lens.kit.position import position_means
 from toeplens.lens.stream.subspace import curve_dimension, linear_error, neighbour_error, position_subspace
 
 

@@ -14,7 +14,7 @@ from toeplens.ground.reading import Positive
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.gradients.descent import Differentiable, LayerView
 from toeplens.lens.kit.interventions import Batch, counts
-from toeplens.lens.kit.main_effect import effect_variance, known_key_part
+from toeplens.lens.kit.position import effect_variance, known_key_part
 
 
 @dataclass(frozen=True)

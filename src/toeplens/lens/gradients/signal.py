@@ -17,7 +17,7 @@ from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.gradients.descent import Differentiable, LayerGradient, LayerView
 from toeplens.lens.gradients.statistics import Pool, Strength, batch_sizes
 from toeplens.lens.kit.interventions import Batch, counts
-from toeplens.lens.kit.main_effect import FOLDS, effect_variance, in_float64, known_key_part
+from toeplens.lens.kit.position import FOLDS, effect_variance, in_float64, known_key_part
 
 Level = Literal["logits", "parameters"]
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -30,12 +30,7 @@ class LayerState:
 
 
 def replaced_heads(
-    model: Decoder,
-    bare: Decoder,
-    layer: int,
-    x: Float[Tensor, "B N d_model"],
-    context: Context,
-    given: Tensor | None,
+    model: Decoder, bare: Decoder, layer: int, x: Float[Tensor, "B N d_model"], context: Context, given: Tensor | None
 ) -> Float[Tensor, "B1 Nq H head_dim"]:
     """What takes the place of the head outputs of ``layer``, at the positions where the layer is needed.
 

@@ -155,7 +155,7 @@ def test_calls_are_the_models_own(name: str) -> None:
         assert call.proof.queries == call.q.shape[2]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["Llama", "Gemma2", "Bloom", "T5", "GptOss", "DebertaV2"])
 def test_logits_as_large_as_those_of_trained_models_are_proved(name: str) -> None:
     """Thousands in float32 and hundreds in bfloat16 (fewer behind a norm or a cap): rounding is within its bound."""
     kind, sizes = MODELS[name]

@@ -30,7 +30,6 @@ from toeplens.sources.huggingface.capture import masks
 from toeplens.sources.huggingface.capture.attention import Attention
 from toeplens.sources.huggingface.capture.masks import bias_and_mask, hides_from, low
 from toeplens.sources.huggingface.capture.proof import prove
-from toeplens.sources.huggingface.capture.rotation import line
 from toeplens.sources.huggingface.effects.outcome import outcome_of
 from toeplens.sources.huggingface.model import precision
 
@@ -231,18 +230,6 @@ def test_queries_that_are_proved_are_proved_in_their_own_places() -> None:
     shifted = (q[:, :, rows] @ k.transpose(-1, -2)).masked_fill(torch.arange(2)[:, None] < PLACES, -torch.inf)
     with pytest.raises(InputError, match="the attention of x was not understood"):
         prove("x", parts, rows, shifted.softmax(-1), heads)
-
-
-def test_a_slope_is_that_of_least_squares() -> None:
-    """Over all positions, not between neighbours: there the first and the last angle would decide."""
-    random = np.random.default_rng(4)
-    angles = 0.01 * np.arange(200) + 0.05 * random.standard_normal(200)
-    slope, start = line(
-        torch.polar(torch.ones(1, 200, 1, dtype=torch.float64), torch.tensor(angles)[None, :, None]),
-        torch.arange(200)[None],
-    )
-    wanted = np.polyfit(np.arange(200), angles, 1)
-    np.testing.assert_allclose([float(slope), float(start)], wanted, atol=1e-9)
 
 
 def test_masked_tokens_are_drawn_by_the_seed() -> None:

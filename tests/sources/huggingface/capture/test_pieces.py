@@ -100,31 +100,6 @@ def test_models_that_take_several_products(kind: str, sizes: dict[str, Any], val
     assert compared(model, INPUTS, lambda call: None) < 1e-5
 
 
-@pytest.mark.parametrize("change", [{"output": "zero"}, {"output": "mean"}, {"output": "resample", "seed": 1}])
-def test_changes_are_of_all_products(change: dict[str, Any]) -> None:
-    """Of the second layer's first head; as in the model that takes one product."""
-    found = []
-    for kind in (SoftAttention, TwiceAttention):
-        model = Hand(kind(), kind())
-        with intervened(model, Change(layer=1, heads=(0,), **change)):
-            found.append(model(**INPUTS)[0])
-    plain = Hand(SoftAttention(), SoftAttention())(**INPUTS)[0]
-    assert float((found[0] - plain).abs().max().detach()) > 0.1
-    torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
-
-
-def test_a_changed_rotation_is_of_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Differential attention, stopped everywhere: as the model without a rotation."""
-    from transformers.models.diffllama import modeling_diffllama
-
-    model = differential()
-    with intervened(model, [Change(layer=layer, speed=0.0) for layer in range(2)]):
-        still = model(**INPUTS).logits
-    monkeypatch.setattr(modeling_diffllama, "apply_rotary_pos_emb", lambda q, k, *rest: (q, k))
-    with torch.no_grad():
-        torch.testing.assert_close(still, model(**INPUTS).logits, atol=1e-4, rtol=1e-4)
-
-
 def test_heads_that_put_out_several_products_have_no_effects() -> None:
     """Silenced, each would lose one product of them: refused, whichever layers are asked for."""
     for model, words in (
@@ -158,17 +133,6 @@ def test_a_sink_a_query_is_read() -> None:
             call.softmax(logits[:, :, :3])
         some = torch.tensor([2, 5])
         torch.testing.assert_close(call.softmax(logits[:, :, some], some), call.softmax(logits)[:, :, some])
-
-
-def test_a_sink_a_query_goes_with_its_query_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model("inkling2_text")
-    inputs = small_inputs(model, padded=False)
-    whole = calls_in(model, inputs)
-    monkeypatch.setattr(masks, "AT_ONCE", 5 * 2 * 4 * TOKENS)  # five queries
-    parts = calls_in(model, inputs)
-    for one, other in zip(whole, parts, strict=True):
-        torch.testing.assert_close(one.heads, other.heads, atol=1e-5, rtol=1e-5)
-        assert other.proof.outputs < 1e-5
 
 
 def test_a_bias_is_taken_away_beside_a_sink_a_query(monkeypatch: pytest.MonkeyPatch) -> None:

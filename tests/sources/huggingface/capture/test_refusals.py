@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from typing import Any
 
 import pytest
@@ -118,24 +117,6 @@ class Windows(nn.Module):
         return self.attention(x.reshape(4, TOKENS // 2, WIDTH)).reshape(x.shape)
 
 
-class LeanAttention(SoftAttention):
-    """Lets go of its logits; ``held`` says whether they were kept alive all the same."""
-
-    held: bool | None = None
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        logits = q @ k.transpose(-1, -2)
-        scaled = logits * 0.5
-        refs = [weakref.ref(logits), weakref.ref(scaled)]
-        weights = scaled.softmax(-1)
-        refs.append(weakref.ref(weights))
-        del logits, scaled
-        out = weights @ v
-        del weights
-        type(self).held = any(ref() is not None for ref in refs[:2])
-        return out
-
-
 def calls_of(*parts: nn.Module) -> list[AttentionCall]:
     return calls_in(Hand(*parts))
 
@@ -201,11 +182,6 @@ def test_fewer_queries_than_keys_have_no_form() -> None:
     assert len(pooled) == 1
     with pytest.raises(NoForm, match=r"queries for 12 keys"):
         pooled[0].placed()
-
-
-def test_tables_of_logits_are_not_kept_alive() -> None:
-    assert len(calls_of(LeanAttention())) == 1
-    assert LeanAttention.held is False
 
 
 def test_what_is_not_understood_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ GEMMA4 = {name: GEMMA3N[name] for name in GEMMA3N if not name.startswith(("laure
 }
 
 
-@pytest.mark.parametrize("zeros", [[0], [1], [7], [11], [0, 6, 11], list(range(12))], ids=str)
+@pytest.mark.parametrize("zeros", [[0], [0, 6, 11], list(range(12))], ids=str)
 @pytest.mark.parametrize(("kind", "sizes"), [("LlamaModel", SIZES), ("Gemma3TextModel", NARROW)])
 def test_tokens_without_a_vector_hide_no_rotation(kind: str, sizes: dict[str, Any], zeros: list[int]) -> None:
     """Their queries and keys are 0, before the rotation and after, and say nothing of its angles."""
@@ -103,7 +103,7 @@ def test_what_was_read_before_changes_nothing(kind: str, sizes: dict[str, Any], 
         assert torch.equal(model(long[:, :20]).logits, own)
 
 
-@pytest.mark.parametrize(("heads", "tokens"), [(4, 16), (4, 300), (32, 16)])
+@pytest.mark.parametrize(("heads", "tokens"), [(4, 300), (32, 16)])
 def test_a_bias_made_in_16_bits_is_by_offset_to_their_rounding(heads: int, tokens: int) -> None:
     """Falcon makes ALiBi's bias in bfloat16, whatever the model's own dtype."""
     sizes = {"vocab_size": 31, "hidden_size": 8 * heads, "num_hidden_layers": 1, "num_attention_heads": heads}

@@ -188,23 +188,6 @@ def test_a_linear_head_s_gradients_are_autograd_s(bias: bool, dtype: torch.dtype
     torch.testing.assert_close(found.double(), torch.autograd.grad(loss, at)[0], rtol=10 * eps, atol=20 * eps)
 
 
-def test_the_same_seed_gives_the_same_and_pieces_do_not_matter_to_the_first_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, calls = model_of("Llama"), calls_of("Llama")
-
-    def effects(seed: int = 0) -> np.ndarray:
-        return np.stack(head_estimates(model, inputs_of(model), calls, seed=seed).effects)
-
-    first = effects()
-    np.testing.assert_array_equal(first, effects())
-    assert not np.array_equal(first, effects(1))
-    monkeypatch.setattr(attribution, "_DRAWS", 0)
-    whole = effects()
-    monkeypatch.setattr(attribution, "_LOGITS", 1)
-    np.testing.assert_allclose(effects(), whole, rtol=1e-4, atol=1e-6)
-
-
 def position_outputs(name: str) -> list[Tensor | None]:
     """What heads put out without position, but of the second layer nothing is known."""
     model = model_of(name, torch.float64)
@@ -243,16 +226,6 @@ def test_estimates_of_taking_position_are_derivatives_on_the_way_there(monkeypat
                 np.testing.assert_allclose(
                     found.effects[call][:, head], (moved(step) - moved(-step)) / (2 * step), rtol=2e-3, atol=5e-5
                 )
-
-
-def test_without_position_put_to_nothing_it_is_silencing(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, calls = model_of("Llama", torch.float64), calls_of("Llama")
-    nothing = [torch.zeros_like(each) if each is not None else None for each in position_outputs("Llama")]
-    monkeypatch.setattr(head_effects, "_without_position", lambda *_: nothing)
-    found, silent = (head_estimates(model, inputs_of(model), calls, of=of) for of in ("position", "exact"))
-    for number, (ours, theirs) in enumerate(zip(found.parts, silent.parts, strict=True)):
-        if number != 1:
-            np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
 def test_what_cannot_be_estimated_is_refused() -> None:

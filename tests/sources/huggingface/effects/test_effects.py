@@ -53,22 +53,14 @@ SHARED = NARROW | {
 MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, output projection, calls replayed
     "Llama": ("LlamaForCausalLM", GROUPED | {"num_hidden_layers": 3}, "self_attn.o_proj", 2),
     "Gemma2": ("Gemma2ForCausalLM", NARROW | {"final_logit_softcapping": 2.0}, "self_attn.o_proj", 1),
-    "OPT": ("OPTForCausalLM", SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 16}, "self_attn.out_proj", 1),
     "GPT2": ("GPT2LMHeadModel", GPT, "attn.c_proj", 1),
     "GPTJ": ("GPTJForCausalLM", GPT | {"rotary_dim": 4}, "attn.out_proj", 1),
-    "Cohere": ("CohereForCausalLM", GROUPED, "self_attn.o_proj", 1),
     "Bloom": ("BloomForCausalLM", BLOOM, "self_attention.dense", 1),
     "Bert": ("BertModel", SIZES, "attention.output.dense", 1),
     "Bert-masked": ("BertForMaskedLM", SIZES, "attention.output.dense", 1),
     "Albert": ("AlbertModel", SIZES | {"embedding_size": 16}, "attention.dense", 1),
-    "Albert-masked": ("AlbertForMaskedLM", SIZES | {"embedding_size": 16}, "attention.dense", 1),  # a narrower head
     "T5": ("T5ForConditionalGeneration", T5, "Attention.o", 5),
-    "GptOss": (
-        "GptOssForCausalLM",
-        NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1},
-        "self_attn.o_proj",
-        1,
-    ),
+    "GptOss": ("GptOssForCausalLM", NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1}, "self_attn.o_proj", 1),
     "DeepseekV3": ("DeepseekV3ForCausalLM", LATENT, "self_attn.o_proj", 1),
     "Gemma3n-text": ("Gemma3nForCausalLM", SHARED, "self_attn.o_proj", 0),
     # layers hand on [altup, B, N, D], of which neither the first nor the last part is a copy of the batch
@@ -240,19 +232,12 @@ def test_exact_effects_are_those_of_plain_passes(name: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["GPT2", "GPTJ", "Bert"])
+@pytest.mark.parametrize("name", ["GPT2", "Bert"])
 def test_exact_effects_in_float64(name: str) -> None:
     found = effects_of(name, torch.float64)
     assert found.replayed == MODELS[name][3]
     for ours, theirs in zip(found.effects, plain_effects(name, torch.float64), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-def test_exact_effects_in_half_precision() -> None:
-    found, single = effects_of("Llama", torch.bfloat16), effects_of("Llama")
-    assert found.replayed == 2
-    for ours, theirs in zip(found.effects, single.effects, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=0.1)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Bloom", "T5"])
@@ -323,9 +308,7 @@ def test_few_heads_of_neighbouring_layers_go_through_the_same_passes(monkeypatch
         assert np.isnan(np.delete(ours, head, 1)).all()
 
 
-def test_of_long_sequences_it_is_asked_of_their_first_tokens_what_replays_give(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_long_sequences_it_is_asked_of_their_first_tokens_what_replays_give(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls, chosen = model_of("Llama"), calls_of("Llama"), [[1], [0], [2]]
     inputs = {name: x[:1] for name, x in inputs_of(model).items()}
     assert inputs["attention_mask"].all()
@@ -581,7 +564,7 @@ HEADS: dict[str, dict[str, Any]] = {  # what each does with its logits
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", HEADS)
 def test_losses_are_those_of_the_models_own_logits(kind: str, dtype: torch.dtype) -> None:
     """Of logits to about 20, to 1e-6: what a head does after its product is not lost in the rounding of its dtype."""

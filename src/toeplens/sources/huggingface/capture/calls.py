@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from toeplens.lens.kit.pieces import NoForm
+from toeplens.lens.kit.terms import NoForm
 from toeplens.sources.huggingface.capture.attention import Attention
 from toeplens.sources.huggingface.capture.masks import Reach, blocks, padded_lengths, reach_of, table_by_offset
 from toeplens.sources.huggingface.capture.proof import Proof

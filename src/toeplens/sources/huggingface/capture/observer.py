@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
-from toeplens.lens.kit.pieces import NoForm
+from toeplens.lens.kit.terms import NoForm
 from toeplens.sources.huggingface.capture.attention import Attention
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Side, joined
 from toeplens.sources.huggingface.capture.eager import Eager, run_eager
@@ -347,13 +347,7 @@ class PassObserver(Observer):
         return parts.q.shape[2] != parts.k.shape[2] if frame is None else frame.cross
 
     def _add_proved(
-        self,
-        module: nn.Module,
-        parts: Attention,
-        made: Eager,
-        proof: Proof,
-        rotation: RotationParts,
-        positions: Tensor,
+        self, module: nn.Module, parts: Attention, made: Eager, proof: Proof, rotation: RotationParts, positions: Tensor
     ) -> Tensor | None:
         """Hand a call over; what is to take its outputs' place, if anything."""
         frame = self._frame(module)

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings.rotary import Pairing
-from toeplens.lens.kit.pieces import NoForm
 from toeplens.lens.kit.rotation import index_of
+from toeplens.lens.kit.terms import NoForm
 
 _TRIED = 32  # positions on which the pairs of dimensions are tried out
 _GLANCED = 3  # positions on which most are ruled out

@@ -143,10 +143,7 @@ class Exponentials(TorchDispatchMode):
     """
 
     def __init__(
-        self,
-        watching: Callable[[], bool],
-        found: Callable[[str, tuple[int, ...]], None],
-        weights: Iterable[Tensor],
+        self, watching: Callable[[], bool], found: Callable[[str, tuple[int, ...]], None], weights: Iterable[Tensor]
     ) -> None:
         super().__init__()
         self._watching, self._found = watching, found

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings.rotary import Pairing
-from toeplens.lens.kit.pieces import NoForm
+from toeplens.lens.kit.terms import NoForm
 from toeplens.sources.huggingface.capture.pairing import Both, Layout, as_complex, layouts_of, ratio
 from toeplens.sources.huggingface.model import tolerance
 
