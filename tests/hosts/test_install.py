@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 import torch
 from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import GROUPED, INPUTS, LATENT, NARROW, SIZES, state, tiny, transformers
+from tests.sources.huggingface.models import INPUTS, state, tiny
 from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.hosts.seat import Seat
 
-MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 IDS = INPUTS["input_ids"]
 
 
@@ -74,20 +72,6 @@ def test_layers_worked_again_find_their_own_pass(family: str, name: str) -> None
     assert all(p.grad is not None and bool(p.grad.any()) for p in model.toeplens_encodings.parameters()) or name == "t5"
 
 
-def test_it_learns() -> None:
-    """A tiny Llama with FIRE in the place of RoPE learns a text by heart."""
-    model = installed("fire").train()
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(20):
-        loss = model(IDS, labels=IDS).loss
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-
-
 @pytest.mark.parametrize(("name", "options"), [("fire", {}), ("rope", {"base": 500.0}), ("t5", {"num_buckets": 8})])
 def test_it_is_saved_and_opened_again_by_one_call(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = installed(name, **options)
@@ -98,19 +82,6 @@ def test_it_is_saved_and_opened_again_by_one_call(name: str, options: dict[str, 
     again.save_pretrained(tmp_path / "plain")
     with pytest.raises(InputError, match="has no encoding of ours; open it with from_pretrained"):
         hosts.load(tmp_path / "plain")
-
-
-def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"^path: .*nothing was given; it must be a directory that save_pretrained wrote"
-    ):
-        hosts.load(tmp_path / "nothing")
-    model = installed("fire")
-    model.save_pretrained(tmp_path)
-    model.toeplens_encodings = torch.nn.ModuleList()
-    model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"weights are not those of the encoding 'fire'"):
-        hosts.load(tmp_path)
 
 
 def test_it_is_given_back_bit_for_bit() -> None:
@@ -127,30 +98,6 @@ def test_it_is_given_back_bit_for_bit() -> None:
         assert state(model) == kept
         assert list(model.state_dict()) == names
         assert model(**inputs)[0].equal(before)
-
-
-@pytest.mark.parametrize("name", ["t5", "path", "rope+fox"])
-def test_under_autocast_it_is_as_near_as_plain_attention(name: str) -> None:
-    """Its queries are float32 there, and products are not. The bound is that of tests/encodings/test_precision.py."""
-
-    def error(model: Any) -> Tensor:
-        ids = torch.randint(31, (1, 300), generator=torch.Generator().manual_seed(0))
-        found = []
-        for each, on in ((model, True), (copy.deepcopy(model).double(), False)):
-            each.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=on):
-                out = each(ids, labels=ids)
-            out.loss.backward()
-            grads = {name: p.grad for name, p in each.named_parameters() if name.startswith(("model.", "lm_head."))}
-            found.append(torch.cat([x.double().flatten() for x in (out.logits.detach(), *grads.values())]))
-        return (found[0] - found[1]).norm() / found[1].norm()
-
-    more = {"max_position_embeddings": 512, "gain": 0.3}
-    model = tiny(FAMILIES["Llama"][0], **{**FAMILIES["Llama"][1], **more})
-    plain = error(model)
-    with torch.autocast("cpu", torch.bfloat16):  # the proof is not rounded either
-        hosts.install(model, name)
-    assert error(model) <= 3 * plain
 
 
 @pytest.mark.heavy
@@ -231,18 +178,6 @@ def test_a_rotation_of_ours_is_turned_by_the_model_s_own_hand(monkeypatch: pytes
         assert asked == ([] if by_host else [0, 1]), name
 
 
-def test_a_layer_that_does_not_rotate_takes_a_rotation_too() -> None:
-    """SmolLM3's layers without position; and HunYuan's, which norms what it has rotated."""
-    sizes = GROUPED | {"num_hidden_layers": 2, "no_rope_layers": [1, 0]}
-    model = tiny("SmolLM3ForCausalLM", **sizes)
-    plain = logits(model)
-    hosts.install(model, "rope", layers=[1], base=50.0)
-    assert float((logits(model) - plain).abs().max()) > 1e-3
-    hunyuan = tiny("HunYuanDenseV1ForCausalLM", **GROUPED, head_dim=8)
-    host = hosts.install(hunyuan, "rope")
-    assert [seat.turns for _, seat in host.seats] == [None, None]
-
-
 def test_attention_that_is_set_to_another_afterwards_is_refused() -> None:
     model = installed("alibi")
     model.set_attn_implementation("eager")
@@ -309,82 +244,3 @@ def test_a_configuration_that_two_models_share_takes_one_encoding() -> None:
     hosts.install(first, "alibi")
     with pytest.raises(InputError, match=r"^model: its configuration is another model's too"):
         hosts.install(second, "alibi")
-
-
-def test_a_cache_belongs_to_its_host_and_can_be_emptied_and_pickled() -> None:
-    model = installed("fox").double()
-    with torch.no_grad():
-        whole = model(IDS).logits
-        cache = model(IDS[:, :5], use_cache=True).past_key_values
-        again = pickle.loads(pickle.dumps(cache))
-        assert torch.allclose(model(IDS[:, 5:], past_key_values=again).logits, whole[:, 5:], atol=1e-9)
-        cache.crop(-5)
-        assert torch.allclose(model(IDS, past_key_values=cache).logits, whole, atol=1e-9)
-        kept = model(IDS[:, :5], use_cache=True).past_key_values
-        hosts.uninstall(model)
-        hosts.install(model, "alibi")
-        with pytest.raises(InputError, match="was not filled by this model since its encoding was installed"):
-            model(IDS[:, 5:], past_key_values=kept)
-
-
-def test_a_cache_of_another_batch_and_a_mask_of_another_shape_are_refused() -> None:
-    model = installed("alibi")
-    cache = model(IDS[:, :5], use_cache=True).past_key_values
-    with pytest.raises(InputError, match=r"^past_key_values: a cache of 2 sequences was given; 1 are read"):
-        model(IDS[:1, 5:], past_key_values=cache)
-    for shape in ((2, 5), (1, 12)):
-        with pytest.raises(InputError, match=r"^attention_mask: a shape of .* it must be \[2, 12\]"):
-            model(IDS, attention_mask=torch.ones(shape, dtype=torch.long))
-
-
-@pytest.mark.parametrize(
-    ("kind", "sizes", "sentence"),
-    [
-        ("DeepseekV2ForCausalLM", LATENT, "is given its rotation in a form that is not known"),
-        ("Qwen2VLTextModel", GROUPED | {"rope_parameters": MROPE}, "have several coordinates"),
-    ],
-)
-def test_rotations_of_another_form_are_refused(kind: str, sizes: dict[str, Any], sentence: str) -> None:
-    cls = getattr(transformers, kind)
-    with pytest.raises(InputError, match=sentence):
-        hosts.install(cls(cls.config_class(**sizes)), "alibi")
-
-
-@pytest.mark.parametrize("kind", ["Esm", "Gemma3n"])
-def test_what_a_model_makes_of_its_tokens_beside_their_vectors_stays(kind: str) -> None:
-    """Vectors of 0 at the input add nothing: masked tokens are scaled for, and layers have embeddings of their own."""
-    sizes = {
-        "Esm": SIZES | {"mask_token_id": 30, "token_dropout": True, "position_embedding_type": "rotary"},
-        "Gemma3n": NARROW
-        | {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 31, "laurel_rank": 4, "altup_num_inputs": 2}
-        | {"num_kv_shared_layers": 0, "layer_types": ["full_attention"] * 2, "intermediate_size": [48] * 2}
-        | {"activation_sparsity_pattern": [0.0] * 2},
-    }
-    model = tiny(f"{kind}For{'MaskedLM' if kind == 'Esm' else 'CausalLM'}", **sizes[kind])
-    tokens = IDS.clone()
-    tokens[0, 3] = 30
-    found = []
-    for name, options in (("nope", {}), ("learned", {"init_std": 0.0})):
-        hosts.install(model, name, **options)
-        with torch.no_grad():
-            found.append(model(tokens).logits)
-        hosts.uninstall(model)
-    assert found[0].equal(found[1])
-
-
-def test_layers_whose_heads_are_of_one_size_take_an_encoding_where_others_have_another() -> None:
-    """Gemma 4's layers with full attention have wider heads than those with windows."""
-    sizes = GROUPED | {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": 6, "hidden_size_per_layer_input": 8}
-    sizes |= {"vocab_size_per_layer_input": 31, "layer_types": ["sliding_attention", "full_attention"] * 2}
-    wide = {f"{layer:02d}": {"head_dim": 16} for layer in (1, 3)}
-    model = tiny("Gemma4ForCausalLM", **sizes, per_layer_config=wide)
-    for layers in ([0, 2], [1, 3]):
-        with torch.no_grad(), intervened(model, [Change(layer=layer, speed=0.0) for layer in layers]):
-            stopped = model(IDS).logits
-        hosts.install(model, "nope", layers=layers)
-        assert torch.allclose(logits(model), stopped, atol=1e-5)
-        hosts.uninstall(model)
-        assert not torch.allclose(logits(model), stopped, atol=1e-2)
-    for wrong in (None, [0, 1]):
-        with pytest.raises(InputError, match=r"^layers: heads of \w+ are of several sizes .* in layers \[0, 2\]"):
-            hosts.install(model, "nope", layers=wrong)

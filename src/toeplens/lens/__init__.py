@@ -15,8 +15,7 @@ from toeplens.lens.following.retrieval import Retrieval, retrieval
 from toeplens.lens.frequency.bands import BandAblation, ablate_bands
 from toeplens.lens.frequency.offsets import RotaryOffsets, rotary_offsets
 from toeplens.lens.frequency.use import FrequencyRecord, FrequencyUse, frequency_use
-from toeplens.lens.gradients.descent import Differentiable
-from toeplens.lens.gradients.drift import PositionalDrift, positional_drift
+from toeplens.lens.gradients.descent import Differentiable, PositionalDrift, positional_drift
 from toeplens.lens.gradients.signal import Margins, SeedStrength, margins, seed_strength
 from toeplens.lens.kit.intervals import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.kit.interventions import Batch, Memory, Replayable

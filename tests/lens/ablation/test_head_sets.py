@@ -133,18 +133,6 @@ def test_steps_leave_points_out_and_say_so(order: Any, monkeypatch: pytest.Monke
     assert found.curves[0, 3] == pytest.approx(value(model, batch, heads), abs=1e-12)
 
 
-@pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
-def test_heads_may_be_replaced_instead(intervention: Any) -> None:
-    """The first point after the intact one is what `ablate_heads` finds for that head alone."""
-    model, batch = standing()
-    options: dict[str, Any] = {"metric": "loss", "intervention": intervention}
-    single = ablate_heads(DecoderSource(model), [batch], cumulative=False, bootstrap=2, **options)
-    found = cumulative_ablation(DecoderSource(model), split(batch, 17), **options)
-    first = tuple(found.orders[0, 0])
-    assert found.curves[0, 1] == pytest.approx(single.baseline + single.drops[first], abs=1e-10)
-    assert abs(single.drops[first]) > 1e-3
-
-
 # ---- sufficient sets ------------------------------------------------------------------------------------------------
 
 

@@ -227,13 +227,6 @@ def test_a_token_is_no_copy_of_itself() -> None:
     assert (found.eligible[0], found.induction[0]) == (2, 0.25)  # queries 0 and 2 of the second
 
 
-def test_nothing_added_is_nothing_known() -> None:
-    found = PatternSums(heads=2, queries=3, keys=3).result()
-    for name in NUMBERS:
-        values = getattr(found, name)
-        assert (values == 0).all() if name == "eligible" else np.isnan(values).all()
-
-
 @pytest.mark.parametrize(
     ("made", "added", "field"),
     [

@@ -21,7 +21,7 @@ from toeplens.lens.kit.interventions import Batch, Intervention, donors, mean_ou
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
-replaying = importlib.import_module("toeplens.sources.decoder.replay")
+replaying = importlib.import_module("toeplens.sources.decoder.source")
 
 LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 6, 5, 9
 SIZES = {

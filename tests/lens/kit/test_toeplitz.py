@@ -140,16 +140,6 @@ def test_a_full_bias_some_rows_at_a_time(causal: bool, rows: int) -> None:
         equal(profile, by_hand([logits], 17, causal), h)
 
 
-def test_a_single_head_without_dimensions_for_it() -> None:
-    q, k = draw(0, 9, 3).requires_grad_(), draw(1, 9, 3)
-    plain, headed = toeplitz_profile(q, k), toeplitz_profile(q[None], k[None])
-    assert plain.share.shape == plain.residual.shape == ()
-    assert not plain.share.requires_grad
-    assert plain.diagonal_means.shape == plain.counts.shape == (9,)
-    for name, value in vars(headed).items():
-        torch.testing.assert_close(getattr(plain, name), value.reshape(getattr(plain, name).shape), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("kind", ["none", "offset", "matrix"])
 def test_positions_past_a_sequence_are_not_there(causal: bool, kind: str) -> None:
@@ -178,18 +168,6 @@ def test_positions_past_a_sequence_are_not_there(causal: bool, kind: str) -> Non
             equal(profile, by_hand([logits], size, causal), b, h)
         equal(pooled, by_hand(cut, size, causal), h)
     assert profile.diagonal_means[2, 0].isnan().sum() == width - len(offsets_of(6, causal))
-
-
-def test_a_sequence_without_positions_has_no_profile_and_counts_nothing() -> None:
-    q, k = draw(0, 3, 2, 7, 2), draw(1, 3, 2, 7, 2)
-    profile = toeplitz_profile(q, k, lengths=torch.tensor([5, 0, 7]))
-    for name in ("diagonal_means", "mean", "variance", "share", "variance_explained"):
-        assert getattr(profile, name)[1].isnan().all()
-    assert not profile.counts[1].any()
-    assert not profile.total_energy[1].any()
-    without = toeplitz_profile(q[[0, 2]], k[[0, 2]], lengths=torch.tensor([5, 7])).pooled()
-    for name, value in vars(without).items():
-        torch.testing.assert_close(getattr(profile.pooled(), name), value, rtol=1e-14, atol=0)
 
 
 def test_pooling_dimensions_in_any_order() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -156,16 +155,6 @@ def test_numbers_are_those_of_loops(padded: bool, energy: float) -> None:
     np.testing.assert_allclose(found.cosine, cosine, rtol=1e-10)
 
 
-def test_with_one_length_it_is_the_mean_over_all_splits_into_halves() -> None:
-    x = drawn(5, 6, 4, 3)
-    products = []
-    for half in itertools.combinations(range(6), 3):
-        first, second = (x[list(part)].mean(0) for part in (half, sorted(set(range(6)) - set(half))))
-        products.append(np.mean(np.sum((first - first.mean(0)) * (second - second.mean(0)), axis=1)))
-    found = representation(traced(x), least=5, bootstrap=2)
-    np.testing.assert_allclose(found.variance, np.mean(products), rtol=1e-11)
-
-
 def test_the_probe_is_ridge_regression_by_normal_equations() -> None:
     """Three fifths of the sequences fit it, the fourth chooses its penalty, the fifth tests it."""
     x = line(SIZE, WIDTH, 3) + drawn(6, BATCH, SIZE, WIDTH)
@@ -193,21 +182,6 @@ def test_the_probe_is_ridge_regression_by_normal_equations() -> None:
 
 
 # ---- planted ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("alpha", [1.0, 0.4, -2.0])
-def test_vectors_that_are_carried_on_stay_aligned(alpha: float) -> None:
-    p0 = line(SIZE, WIDTH, 2)
-    content = drawn(8, 300, 1, WIDTH) * np.ones((1, SIZE, 1))  # the same at all positions: no noise in p
-    found = representation(traced(content + p0, content + alpha * p0, vectors=p0), bootstrap=20)
-    np.testing.assert_allclose(found.alignment, 1, atol=1e-12)
-    np.testing.assert_allclose(found.displaced, 0, atol=1e-12)
-    np.testing.assert_allclose(found.coefficient, [1, alpha], rtol=1e-12)
-    np.testing.assert_allclose(found.cosine, [1, np.sign(alpha)], rtol=1e-12)
-    np.testing.assert_allclose(found.variance, np.array([1, alpha**2]) * (p0**2).sum() / SIZE, rtol=1e-12)
-    np.testing.assert_allclose(np.concatenate(found.angles), 0, atol=1e-5)
-    assert found.rank.tolist() == [2, 2]
-    assert found.chance == 0.25
 
 
 def test_vectors_that_are_moved_to_other_directions_are_displaced() -> None:
@@ -304,15 +278,6 @@ def test_chosen_positions_and_layers() -> None:
     assert np.isnan(later.displaced).all()  # the input was not looked at
 
 
-def test_a_given_reference_is_as_good_as_the_inputs_own() -> None:
-    for reference in (P0 + 3.0, torch.from_numpy(P0).float()):
-        found = representation(traced(X, 2 * X, lengths=LENGTHS), reference=reference, least=8, bootstrap=50)
-        for name in ("alignment", "coefficient", "cosine"):
-            np.testing.assert_allclose(getattr(found, name), getattr(base(), name), rtol=1e-5)
-    each = P0 + np.zeros_like(X)  # a vector for each sequence and position
-    same(representation(traced(X, 2 * X, vectors=each, lengths=LENGTHS), least=8, bootstrap=50), base())
-
-
 @pytest.mark.parametrize("vectors", [None, np.zeros((SIZE, WIDTH)), np.ones((SIZE, WIDTH))])
 def test_without_a_reference_only_directions_are_unknown(vectors: np.ndarray | None) -> None:
     found, want = (
@@ -325,16 +290,6 @@ def test_without_a_reference_only_directions_are_unknown(vectors: np.ndarray | N
         assert np.isnan(getattr(found, name)).all()
     assert found.reference_rank == 0
     assert np.isnan(found.chance)
-
-
-@pytest.mark.parametrize("x", [np.full((BATCH, SIZE, WIDTH), 0.1), drawn(0, BATCH, 1, WIDTH) * np.ones((1, SIZE, 1))])
-def test_equal_tokens_have_no_position(x: np.ndarray) -> None:
-    found = representation(traced(x, vectors=P0), bootstrap=50)
-    np.testing.assert_allclose(found.variance, 0, atol=1e-12)
-    np.testing.assert_allclose(found.coefficient, 0, atol=1e-12)
-    assert np.isnan(found.alignment).all()
-    assert not found.decodability[0] > 0.05
-    assert found.rank.tolist() == [0]
 
 
 # ---- records and refusals --------------------------------------------------------------------------------------------

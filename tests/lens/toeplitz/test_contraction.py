@@ -73,15 +73,6 @@ def test_matrices_too_large_to_look_at_are_refused(monkeypatch: pytest.MonkeyPat
         contraction(layer_of("rope"))
 
 
-@pytest.mark.parametrize("encoding", ["rope", "alibi"])
-def test_grouped_queries_are_heads_with_the_same_keys(encoding: str) -> None:
-    layer = layer_of(encoding)
-    grouped = replace(layer, k=layer.k[:, :2])
-    spread = replace(layer, k=layer.k[:, :2].repeat_interleave(2, 1))
-    for found, expected in zip(vars(contraction(grouped)).values(), vars(contraction(spread)).values(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0, equal_nan=True)
-
-
 def test_a_sequence_of_one_token_has_no_spectrum_and_spoils_none() -> None:
     layer = layer_of("rope")
     short = replace(layer, lengths=torch.tensor([1, 6, 10]))

@@ -107,18 +107,6 @@ def test_half_distances_are_where_half_is_left() -> None:
         assert np.isnan(fit.half_distance) == (fit.form not in limits)
 
 
-@pytest.mark.parametrize("level", [0.0, 0.7, -3e5])
-def test_constant_means_are_constant(level: float) -> None:
-    """Every form fits them; the one with the fewest parameters is first, and there is no variance to explain."""
-    fits = fit_decay(np.arange(64), np.full(64, level))
-    assert fits[0].form == "constant"
-    assert fits[0].parameters == pytest.approx({"a": level}, rel=1e-14)
-    for fit in fits:
-        assert np.isnan(fit.r2)
-        assert np.isnan(fit.half_distance)
-        np.testing.assert_allclose(fit.at(np.arange(64)), level, rtol=1e-9)
-
-
 def test_what_has_no_mean_or_no_count_is_left_out() -> None:
     offsets, counts = causal(100)
     means = planted("power", offsets) + noise(counts, 0.05)

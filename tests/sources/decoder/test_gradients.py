@@ -209,25 +209,6 @@ def test_the_model_is_left_as_it_is() -> None:
     assert isinstance(source, Differentiable)
 
 
-@both_protocols
-def test_frozen_parameters_have_the_same_gradients(protocol: str) -> None:
-    model = copy.deepcopy(model_of("rope", protocol)).requires_grad_(False)
-    with torch.no_grad():
-        _, found = gradients(model, examples())
-    _, expected = gradients(model_of("rope", protocol), examples())
-    for one, other in zip(found, expected, strict=True):
-        for name in ("logits", "q", "k"):
-            assert torch.equal(getattr(one, name), getattr(other, name))
-
-
-def test_only_the_logits_if_only_they_are_wanted() -> None:
-    _, expected = gradients(model_of(), examples())
-    _, found = DecoderGradients(model_of()).gradients(*examples(), projections=False)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.logits, other.logits)
-        assert (one.q, one.k, one.projections) == (None, None, None)
-
-
 # ---- along the mean gradient -----------------------------------------------------------------------------------------
 
 

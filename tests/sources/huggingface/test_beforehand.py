@@ -81,15 +81,6 @@ def test_tables_of_images_and_sounds_are_none_of_the_tokens(
     assert len(made.layers) == words["num_hidden_layers"]
 
 
-def test_the_tables_of_a_model_that_reads_images_alone_are_its_own() -> None:
-    clip = {"vocab_size": 31, "max_position_embeddings": 20, "bos_token_id": 1, "eos_token_id": 2}
-    git = transformers.GitConfig(**_WORDS, vision_config=_EYE)
-    assert Loaded(transformers.GitForCausalLM(git)).longest == 64  # a table beside the words, and one of patches
-    both = transformers.CLIPConfig(text_config=_WORDS | clip, vision_config=_EYE, projection_dim=16)
-    assert Loaded(transformers.CLIPModel(both)).longest == 20
-    assert Loaded(transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**_EYE))).longest == 5
-
-
 def test_layers_of_each_kind_of_attention_keep_their_own_scaling() -> None:
     ropes = {"sliding_attention": ROPE | {"rope_type": "default"}} | {
         "full_attention": ROPE | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}

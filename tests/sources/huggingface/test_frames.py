@@ -14,8 +14,7 @@ from toeplens import audit
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import NoPosition, as_tokens, captured, compared
-from toeplens.sources.huggingface.capture.refusals import offset_share, turned_before
-from toeplens.studies.auditing import open_audit, save
+from toeplens.sources.huggingface.capture.observer import offset_share, turned_before
 
 WIDTH, HEADS, RATE, SAMPLES, FRAMES = 32, 4, 16000, 640, 30
 CONFORMER = {name: SIZES[name] for name in SIZES if name != "max_position_embeddings"} | {
@@ -140,34 +139,6 @@ def test_the_relative_form_is_a_query_by_offset_and_has_no_shares() -> None:
         assert call.rotation is None
         with pytest.raises(NoForm, match=r"self_attn .* its bias is no function of the offset alone"):
             call.placed()
-
-
-@pytest.mark.parametrize(("kind", "cls"), list(zip(KINDS, CLASSES, strict=True)))
-def test_an_audit_runs_to_its_end_and_says_what_it_is_of(kind: str, cls: str, tmp_path: Any) -> None:
-    model = conformer(kind, cls)
-    before = state(model)
-    found = audit(model, waves())
-    assert state(model) == before
-    assert (found.about["class"], found.about["sequences"], found.about["tokens"]) == (cls, 9, FRAMES)
-    assert found.whole < 1e-5
-    assert (found.effect, found.method, len(found.heads)) == ("states", "exact", 2 * HEADS)
-    why, position = {
-        "rotary": ("its rotation is of the states, before their projection", "a rotation that is not understood"),
-        "relative": ("its bias is no function of the offset alone.", "bias"),
-    }[kind]
-    for layer in found.layers:
-        assert layer.unknown is not None
-        assert why in layer.unknown
-        assert "Wav2Vec2ConformerSelfAttention" in layer.module
-        assert layer.position == position
-        assert layer.weights is not None
-        assert max(layer.weights, layer.outputs) < 1e-4
-    for head in found.heads:
-        assert head.positional is head.symbolic is head.interaction is head.induction is None
-        assert None not in (head.toeplitz, head.toeplitz_variance, head.entropy, head.previous, head.decay)
-        assert head.effect is not None
-        assert head.effect > 0
-    assert open_audit(save(found, tmp_path / "audit")) == found
 
 
 def test_position_is_taken_from_the_relative_form_alone() -> None:

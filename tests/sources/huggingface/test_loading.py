@@ -146,15 +146,6 @@ def test_sizes_beyond_the_memory_are_refused_before_anything_is_filled(
         audited(place)
 
 
-def test_weights_that_the_free_memory_does_not_hold_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
-    monkeypatch.setattr(loading, "free_memory", lambda: 1000)
-    with pytest.raises(EnvironmentFailure, match=r"weights of .* need .* of memory, and .* are free; a smaller dtype"):
-        audited(place)
-
-
 @pytest.mark.parametrize("content", ["null", "{", "[" * 100_000])
 def test_damaged_configurations_are_one_sentence(tmp_path: Path, content: str) -> None:
     saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
@@ -208,14 +199,6 @@ def test_models_that_cannot_run_are_one_sentence() -> None:
         audit(afar, TOKENS)
     with pytest.raises(InputError, match=r"does not run on this input by itself: .*dtype"):
         audit(mixed, TOKENS)
-
-
-def test_a_caller_s_own_error_stays_what_it_is() -> None:
-    def stop(*_: Any) -> None:
-        raise LookupError("mine")
-
-    with pytest.raises(LookupError, match="mine"):
-        audit(built("LlamaForCausalLM", **LLAMA), TOKENS, on_progress=stop)
 
 
 def test_the_hub_is_asked_once_with_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -55,13 +55,6 @@ def test_weights_outside_the_directory_are_not_read(file: str, tmp_path: Path) -
             load_model(str(place), device="cpu", pickled=allowed)
 
 
-def test_an_index_of_brackets_is_one_sentence(tmp_path: Path) -> None:
-    place = pieces(tmp_path, WHOLE)
-    (place / INDEX).write_text("[" * 100_000)
-    with pytest.raises(InputError, match=r"index\.json is damaged: it is not JSON"):
-        load_model(str(place), device="cpu")
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.complex64])
 def test_weights_of_whole_or_complex_numbers_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     model = built("LlamaForCausalLM", **LLAMA)

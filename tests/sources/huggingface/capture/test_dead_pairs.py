@@ -74,21 +74,6 @@ def test_dead_pairs_are_told_apart(pairing: str, start: int, still: int) -> None
         assert found.tabled.nonzero().flatten().tolist() == dead
 
 
-def test_tables_in_any_layout_are_believed_only_if_they_fit() -> None:
-    q, k = queries_and_keys([1], "half", 0, 0)
-    cos, sin = ANGLES.cos(), ANGLES.sin()
-    wide = [torch.cat((x, x), -1)[None, :, None] for x in (cos, sin)]
-    every = [x.repeat_interleave(2, -1).expand(2, -1, -1) for x in (sin, cos)]
-    for given in (wide, every, [torch.cat((sin, cos), -1)], [torch.polar(torch.ones_like(ANGLES), -ANGLES)]):
-        found = find_rotation(q, k, PLACES, tables=tables_of(given, LENGTH))
-        assert found.tabled.tolist() == [False, True, False, False]
-        torch.testing.assert_close(found.frequencies, TURNS, atol=1e-6, rtol=0)
-    others = [[(1.1 * ANGLES).cos(), (1.1 * ANGLES).sin()], [2 * cos, 2 * sin], [cos[:, :3], sin[:, :3]], [cos[:5]]]
-    for given in others:
-        found = find_rotation(q, k, PLACES, tables=tables_of(given, LENGTH))
-        torch.testing.assert_close(found.frequencies, TURNS[[0, 2, 3]], atol=1e-9, rtol=0)
-
-
 def call_of(model: Any) -> AttentionCall:
     (call,) = calls_in(model, INPUTS)
     return call

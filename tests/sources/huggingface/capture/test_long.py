@@ -23,7 +23,7 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import compared
-from toeplens.sources.huggingface.capture import eager, plain_pass, proof, rotation
+from toeplens.sources.huggingface.capture import eager, passes, proof, rotation
 from toeplens.sources.huggingface.capture.rotation import find_rotation
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, table
 
@@ -128,8 +128,8 @@ def test_the_plain_pass_of_a_long_sequence_is_of_its_first_tokens_unless_later_o
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twelve tokens, of which six are the first; logits of the last four are formed."""
-    monkeypatch.setattr(plain_pass, "_FIRST", 6)
-    monkeypatch.setattr(plain_pass, "_LAST", 4)
+    monkeypatch.setattr(passes, "_FIRST", 6)
+    monkeypatch.setattr(passes, "_LAST", 4)
     sizes = {"GPT2LMHeadModel": GPT, "T5Model": T5}.get(name, SIZES)
     model, lengths = tiny(name, **sizes), list[int]()
     inputs = {"input_ids": INPUTS["input_ids"][:1]}
@@ -157,7 +157,7 @@ def test_a_pass_that_is_otherwise_at_the_first_or_the_last_tokens_is_noticed(
     place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all outputs are compared, as later tokens matter to the first ones; and of the first ones anyway."""
-    monkeypatch.setattr(plain_pass, "_FIRST", 6)
+    monkeypatch.setattr(passes, "_FIRST", 6)
     model = tiny("BertModel" if place == 9 else "LlamaModel", **SIZES)
     inputs = {"input_ids": INPUTS["input_ids"][:1]}
     last = model.encoder.layer[-1] if place == 9 else model.layers[-1]
@@ -189,19 +189,3 @@ def test_attention_by_hand_that_goes_by_the_length_is_not_changed_by_a_short_pas
     with pytest.raises(InputError, match="was not understood"):
         compared(model, tokens_of(768), lambda call: None)
     assert model.attention_type == "block_sparse"
-
-
-def test_somebody_else_s_attention_has_a_plain_pass_of_all_tokens() -> None:
-    def windowed(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **more: Any) -> Any:
-        away = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
-        near = (away >= 0) & (away < 256)
-        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=near, scale=scaling)
-        return found.transpose(1, 2).contiguous(), None
-
-    import transformers
-
-    transformers.AttentionInterface.register("windowed", windowed)
-    model = tiny("LlamaForCausalLM", **SIZES | {"max_position_embeddings": 1024})
-    model.set_attn_implementation("windowed")
-    with pytest.raises(InputError, match="taken apart, its outputs differ"):
-        compared(model, tokens_of(500), lambda call: None)

@@ -13,11 +13,9 @@ from tests.sources.huggingface.models import (
     SIZES,
     TOKENS,
     WIDTH,
-    XLNET,
     Hand,
     SoftAttention,
     calls_in,
-    fsmt,
     tiny,
 )
 from torch import Tensor, nn
@@ -159,19 +157,6 @@ def test_layouts_of_other_orders_are_read() -> None:
         torch.testing.assert_close(call.heads, own.heads, atol=1e-5, rtol=1e-5)
     assert [call.module for call in calls_of(LatentMLA())] == ["parts.0 (LatentMLA)"]
     assert len(attention_modules(Hand(Mixer()))) == 0
-
-
-def test_models_of_other_layouts() -> None:
-    """XLNet and FSMT have the tokens first, SqueezeBERT the channels."""
-    for kind, sizes, kinds in (
-        ("XLNetModel", XLNET | {"n_layer": 1}, ["self"]),
-        ("FSMTModel", fsmt(1), ["self", "self", "cross"]),
-        ("SqueezeBertModel", ONE | {"embedding_size": 32}, ["self"]),
-    ):
-        more = {"decoder_input_ids": INPUTS["input_ids"][:, :7]} if len(kinds) > 1 else {}
-        calls = calls_in(tiny(kind, **sizes), INPUTS | more)
-        assert [call.kind for call in calls] == kinds
-        assert calls[0].q.shape == (2, 4, TOKENS, 8)
 
 
 def test_fewer_queries_than_keys_have_no_form() -> None:

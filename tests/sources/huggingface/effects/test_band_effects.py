@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from tests.builders import tiny as run_spec_of
 from tests.sources.huggingface.effects.test_position import MODELS, inputs_of, loss, named
-from tests.sources.huggingface.models import BLOOM, GROUPED, INPUTS, calls_in, tiny
+from tests.sources.huggingface.models import BLOOM, INPUTS, calls_in, tiny
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, NoPosition, band_effects, intervened
 from toeplens.studies import audit
-from toeplens.studies.auditing import Audit
 from toeplens.training import train
 
 TURNING = ["LlamaForCausalLM", "Gemma3ForCausalLM", "GPTNeoXForCausalLM", "GPTJForCausalLM", "SmolLM3ForCausalLM"]
@@ -52,23 +51,6 @@ def test_what_has_no_bands_is_refused() -> None:
         band_effects(model, INPUTS, calls)
     with pytest.raises(InputError, match=r"^bands: 0 was given; it must be at least 1"):
         band_effects(model, INPUTS, calls, bands=0)
-
-
-def test_an_audit_has_the_bands(tmp_path: Path) -> None:
-    model = tiny("LlamaForCausalLM", **GROUPED)
-    found = audit(model, INPUTS["input_ids"], effects="bands", keep=tmp_path)
-    calls = [named(call) for call in calls_in(model)]
-    wanted = band_effects(model, INPUTS, calls)
-    assert found.method == "bands"
-    assert [(band.layer, band.first, band.last) for band in found.bands] == [
-        (layer, bands[0], bands[-1]) for layer, each in enumerate(wanted.bands) for bands in each
-    ]
-    shown = [band.effect for band in found.bands]
-    np.testing.assert_allclose(shown, np.concatenate([each.mean(0) for each in wanted.effects]), atol=1e-9)
-    assert all(band.effect_low <= band.effect <= band.effect_high for band in found.bands)
-    assert [band.fastest for band in found.bands[:4]] == pytest.approx([1, 0.1, 0.01, 0.001], rel=1e-4)
-    assert all(head.effect is None for head in found.heads)
-    assert Audit.from_dict(found.to_dict()) == found
 
 
 def test_runs_have_another_way(tmp_path: Path) -> None:

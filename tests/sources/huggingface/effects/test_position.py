@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,13 +81,3 @@ def test_heads_without_any_are_refused_all_together() -> None:
         head_effects(model, INPUTS, calls, method="position")
     with pytest.raises(InputError, match=r"^effects: position was given"):
         audit(model, INPUTS["input_ids"], effects="position")
-
-
-def test_an_audit_has_what_taking_position_does(tmp_path: Path) -> None:
-    model = tiny("LlamaForCausalLM", **GROUPED)
-    found = audit(model, INPUTS["input_ids"], effects="position", keep=tmp_path)
-    calls = [named(call) for call in calls_in(model)]
-    wanted = head_effects(model, INPUTS, calls, method="position")
-    shown = np.array([head.effect for head in found.heads])
-    np.testing.assert_allclose(shown, np.concatenate([each.mean(0) for each in wanted.effects]), atol=1e-9)
-    assert found.method == "position"

@@ -13,7 +13,6 @@ from tests.sources.huggingface.models import BLOOM, INPUTS, T5, calls_in, padded
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened
-from toeplens.sources.huggingface.interventions.outputs import changed_outputs
 
 PLACE = ROTARY["LlamaForCausalLM"][1]
 SEVERAL = [
@@ -38,16 +37,6 @@ def test_one_head_of_a_group_and_a_whole_group() -> None:
         for head in range(4):
             wanted = (still if head in heads else plain)[:, :, head]
             torch.testing.assert_close(found[:, :, head], wanted, atol=1e-5, rtol=1e-5)
-
-
-def test_several_changes_in_one_pass_are_those_of_each() -> None:
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    (first,) = (call for call in calls_in(model) if call.layer == 0)
-    joint = changed_outputs(first, SEVERAL[0])
-    joint[:, :, 2:] = changed_outputs(first, SEVERAL[1])[:, :, 2:]
-    with intervened(model, SEVERAL):
-        found = heads_in(model, PLACE, 0)
-    torch.testing.assert_close(found, joint)
 
 
 # ---- one in another --------------------------------------------------------------------------------------------------

@@ -55,13 +55,6 @@ def test_what_is_not_there_is_one_sentence(kind: str, change: Change, sentence: 
     assert state(model) == before
 
 
-def test_one_sequence_has_no_other_to_draw_from() -> None:
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    change = Change(layer=0, output="resample")
-    with intervened(model, change), pytest.raises(InputError, match=r"^output: resample was given for a batch of one"):
-        logits(model, {"input_ids": INPUTS["input_ids"][:1]})
-
-
 def test_a_head_is_changed_once_and_a_side_is_named_where_there_are_two() -> None:
     model = tiny("LlamaForCausalLM", **LLAMA)
     twice = [Change(layer=0, heads=(1, 2), output="zero"), Change(layer=0, heads=(2,), speed=0.0)]
@@ -127,13 +120,3 @@ def test_more_tokens_than_a_table_of_positions_has_are_one_sentence(kind: str, s
             logits(model, {"input_ids": torch.full((1, 65), 5)})
         assert logits(model, {"input_ids": torch.full((1, 64), 5)}).isfinite().all()
     assert state(model) == before
-
-
-def test_tokens_that_the_model_has_no_vectors_for_are_one_sentence() -> None:
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    with (
-        intervened(model, ()),
-        pytest.raises(InputError, match=r"^inputs: the model has no vector for a token or a pl"),
-    ):
-        logits(model, {"input_ids": torch.full((1, 8), 31)})
-    assert logits(model).isfinite().all()

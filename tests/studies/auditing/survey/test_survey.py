@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.capture.masks import low
+from toeplens.sources.huggingface.capture.attention import low
 from toeplens.sources.huggingface.capture.products import Products
 from toeplens.studies.auditing.survey import check as checking
 from toeplens.studies.auditing.survey import run as surveying

@@ -12,8 +12,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from toeplens.lens.kit.terms import NoForm
-from toeplens.sources.huggingface.capture.attention import Attention
-from toeplens.sources.huggingface.capture.masks import Reach, blocks, padded_lengths, reach_of, table_by_offset
+from toeplens.sources.huggingface.capture.attention import (
+    Attention,
+    Reach,
+    blocks,
+    padded_lengths,
+    reach_of,
+    table_by_offset,
+)
 from toeplens.sources.huggingface.capture.proof import Proof
 from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.model import tolerance
