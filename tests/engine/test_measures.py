@@ -37,7 +37,7 @@ from toeplens.lens import (
     head_sets,
     seed_strength,
 )
-from toeplens.lens.kit.pieces import written_out_profile
+from toeplens.lens.kit.terms import written_out_profile
 from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.training import Batches, Run, RunSpec, initial_model, train

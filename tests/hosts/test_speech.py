@@ -82,23 +82,6 @@ def test_without_position_it_is_the_model_with_its_own_stopped(kind: str, monkey
     assert logits(model).equal(plain)
 
 
-@pytest.mark.parametrize("name", ["rope", "t5", "alibi", "sinusoidal", "fox", "shaw"])
-def test_an_encoding_acts_and_learns(name: str) -> None:
-    model = speech("rotary")
-    hosts.install(model, "nope")
-    without = logits(model)
-    hosts.uninstall(model)
-    host = hosts.install(model, name)
-    with torch.no_grad():
-        for parameter in host.encodings.parameters():
-            parameter.normal_(std=0.3)
-    assert float((logits(model) - without).abs().max()) > 1e-5
-    model.train()
-    labels = torch.randint(1, 12, (2, 4), generator=torch.Generator().manual_seed(2))
-    model(waves(), labels=labels).loss.backward()
-    assert all(parameter.grad is not None for parameter in host.encodings.parameters())
-
-
 def test_other_models_without_tokens_are_refused() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     model = transformers.ViTModel(transformers.ViTConfig(image_size=32, **sizes))

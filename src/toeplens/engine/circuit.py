@@ -16,7 +16,7 @@ from toeplens.ground.reading import Count, Number, Text
 from toeplens.ground.records import AtLeast1, Dims, Record
 from toeplens.lens import Batch, ablate_bands, ablate_heads, bootstrap_means
 from toeplens.lens.kit.interventions import examples_answers
-from toeplens.lens.kit.pieces import written_out_profile
+from toeplens.lens.kit.terms import written_out_profile
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.paths import each_path, paths_from
 from toeplens.tasks import Task

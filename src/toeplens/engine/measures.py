@@ -33,7 +33,7 @@ from toeplens.lens import (
     representation,
     seed_strength,
 )
-from toeplens.lens.kit.pieces import written_out_profile
+from toeplens.lens.kit.terms import written_out_profile
 from toeplens.lens.toeplitz.bias_spread import bias_spread
 from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.model import Decoder

@@ -4,9 +4,8 @@ A new measure is a file in the room of the question it answers and a line here; 
 """
 
 from toeplens.lens.ablation.ablate import HeadAblation, ablate_by, ablate_heads, rank_correlation
-from toeplens.lens.ablation.attribution import Scalable
+from toeplens.lens.ablation.attribution import EstimateCheck, Scalable, check_estimates, sample_heads
 from toeplens.lens.ablation.deposit import THRESHOLDS, LayerDeposit, deposit, gini
-from toeplens.lens.ablation.estimate_check import EstimateCheck, check_estimates, sample_heads
 from toeplens.lens.ablation.head_sets import HeadSets, cumulative_ablation, head_sets, sufficient_set
 from toeplens.lens.following.behaviour import Behaviour, behaviour
 from toeplens.lens.following.patterns import Patterns, PatternSums
@@ -16,14 +15,12 @@ from toeplens.lens.following.retrieval import Retrieval, retrieval
 from toeplens.lens.frequency.bands import BandAblation, ablate_bands
 from toeplens.lens.frequency.offsets import RotaryOffsets, rotary_offsets
 from toeplens.lens.frequency.use import FrequencyRecord, FrequencyUse, frequency_use
-from toeplens.lens.gradients.descent import Differentiable
-from toeplens.lens.gradients.drift import PositionalDrift, positional_drift
+from toeplens.lens.gradients.descent import Differentiable, PositionalDrift, positional_drift
 from toeplens.lens.gradients.signal import Margins, SeedStrength, margins, seed_strength
 from toeplens.lens.kit.intervals import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.kit.interventions import Batch, Memory, Replayable
-from toeplens.lens.kit.pieces import NoForm
-from toeplens.lens.kit.splits import Split, position_means, position_parts
-from toeplens.lens.kit.terms import Shares
+from toeplens.lens.kit.position import Split, position_means, position_parts
+from toeplens.lens.kit.terms import NoForm, Shares
 from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_profile
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace, Traceable
 from toeplens.lens.logits.decompose import KINDS, LogitParts, decompose

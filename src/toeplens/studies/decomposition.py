@@ -13,7 +13,7 @@ from toeplens.engine import examples_of
 from toeplens.ground import InputError
 from toeplens.ground.records import MaybeNaN, Record
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, Split, ToeplitzProfile, decompose, symbol
-from toeplens.lens.kit.pieces import written_out_profile
+from toeplens.lens.kit.terms import written_out_profile
 from toeplens.sources import DecoderSource, relevance
 from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
 from toeplens.training import Batches, Run, plan_execution

@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.lens.models import logits_without, loud_decoder, split
 from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens import Batch, HeadAblation, ablate_heads, bootstrap_means, deposit
-from toeplens.model import Decoder, LatentAttention
+from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
 LAYERS, HEADS, LENGTH, CLASSES = 3, 4, 9, 5
@@ -34,20 +32,7 @@ SIZES = {
 }
 READOUTS = ("last", "mean", "masked-mean")
 # the released phase table is no rotation and the shared query is another projection
-NAMES = (
-    "nope",
-    "sinusoidal",
-    "learned",
-    "t5",
-    "relative-table",
-    "alibi",
-    "rope",
-    "rope-absolute",
-    "mla",
-    "fox",
-    "urpe",
-    "path",
-)
+NAMES = ("nope", "sinusoidal", "t5", "rope", "mla", "fox", "urpe", "path")
 VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAMES} | {
     "mla-released": {
         "encoding": "mla",
@@ -55,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAME
     },
     "partial-rope-2": {"encoding": "partial-rope", "encoding_options": {"heads": 2}},
 }
-RELEASED = ("nope", "rope", "mla", "mla-released", "path")  # in the released protocol; the others in CI's heavy run
+RELEASED = ("rope", "mla-released")  # in the released protocol too
 
 
 def decoder(variant: str = "rope", protocol: str = "paper", seed: int = 0, **fields: Any) -> Decoder:
@@ -117,32 +102,12 @@ def check(model: Decoder, batch: Batch) -> HeadAblation:
 
 @pytest.mark.parametrize(
     ("variant", "protocol"),
-    [(variant, "paper") for variant in VARIANTS]
-    + [
-        pytest.param(variant, "released", marks=() if variant in RELEASED else pytest.mark.heavy)
-        for variant in VARIANTS
-    ],
+    [(variant, "paper") for variant in VARIANTS] + [(variant, "released") for variant in RELEASED],
 )
 def test_drops_and_logits_are_what_running_the_whole_model_anew_gives(variant: str, protocol: str):
     model = decoder(variant, protocol)
     found = check(model, examples(model))
     assert len(np.unique(found.drops)) > 3  # else the test could not see anything
-
-
-@pytest.mark.parametrize("readout", READOUTS)
-@pytest.mark.parametrize(("encoding", "padded"), [("rope", True), ("rope", False), ("mla", True)])
-def test_so_they_are_with_every_readout(readout: str, encoding: str, padded: bool):
-    model = decoder(encoding, readout=readout, num_layers=2)
-    check(model, examples(model, padded=padded))
-
-
-@pytest.mark.parametrize("heads", [1, 2, 8])
-@pytest.mark.parametrize("layers", [1, 2])
-def test_so_they_are_with_other_numbers_of_heads_and_layers(heads: int, layers: int):
-    model = decoder(num_heads=heads, num_layers=layers)
-    found = check(model, examples(model))
-    assert found.drops.shape == found.low.shape == found.high.shape == (layers, heads)
-    assert found.cumulative.shape == (layers, heads + 1)
 
 
 @pytest.mark.parametrize("readout", READOUTS)
@@ -184,11 +149,6 @@ def standing(variant: str = "rope") -> tuple[Decoder, Batch]:
     return model, examples(model)
 
 
-def facts(ablation: HeadAblation) -> dict[str, Any]:
-    """What does not come from resampling examples in their order."""
-    return {key: value for key, value in ablation.to_dict().items() if key not in ("low", "high")}
-
-
 def test_ignored_labels_count_nowhere():
     model, (tokens, labels, lengths) = standing()
     counted = labels >= 0
@@ -201,15 +161,7 @@ def test_ignored_labels_count_nowhere():
     assert ablate_heads(DecoderSource(model), [renamed]).to_dict() == with_ignored.to_dict()
 
 
-def test_a_batch_of_ignored_examples_adds_nothing():
-    model, batch = standing()
-    tokens, labels, lengths = batch
-    empty = (tokens, torch.full_like(labels, -100), lengths)
-    whole = ablate_heads(DecoderSource(model), [batch]).to_dict()
-    assert ablate_heads(DecoderSource(model), [empty, batch, empty]).to_dict() == whole
-
-
-@pytest.mark.parametrize("size", [1, 7, 16, 1000])
+@pytest.mark.parametrize("size", [1, 7])
 @pytest.mark.parametrize("variant", ["rope", "mla"])
 def test_how_the_examples_are_split_does_not_matter(size: int, variant: str):
     model, batch = standing(variant)
@@ -219,75 +171,10 @@ def test_how_the_examples_are_split_does_not_matter(size: int, variant: str):
     assert found.to_dict() == whole.to_dict()
 
 
-@settings(max_examples=5)
-@given(st.permutations(range(COUNT)))
-def test_the_order_of_the_examples_does_not_matter(order: list[int]):
-    model, batch = standing()
-    moved = tuple(None if part is None else part[order] for part in batch)
-    found, whole = (ablate_heads(DecoderSource(model), [b], bootstrap=5) for b in (moved, batch))
-    assert facts(found) == facts(whole)
-
-
-# ---- heads have no names --------------------------------------------------------------------------------------------
-
-NAMELESS = ("rope", "nope", "sinusoidal", "mla", "relative-table")  # ALiBi's slopes, say, belong to numbered heads
-
-
-def permuted(model: Decoder, order: list[int]) -> Decoder:
-    """The same function with its heads in another order: new head h is old head order[h]."""
-    twin = decoder_of(model)
-    heads = len(order)
-
-    def rows(x: Tensor, parts: int = 1) -> Tensor:
-        return x.unflatten(0, (parts, heads, -1))[:, order].flatten(0, 2)
-
-    with torch.no_grad():
-        for index in range(model.config.num_layers):
-            old, new = model.block(index).attention, twin.block(index).attention
-            new.out.weight.copy_(old.out.weight.unflatten(1, (heads, -1))[:, order].flatten(1))
-            if isinstance(old, LatentAttention):
-                new.up_q.weight.copy_(rows(old.up_q.weight))
-                new.up_kv.weight.copy_(rows(old.up_kv.weight, 2))
-                new.rotary_q.weight.copy_(rows(old.rotary_q.weight))
-            else:
-                new.qkv.weight.copy_(rows(old.qkv.weight, 3))
-                new.qkv.bias.copy_(rows(old.qkv.bias, 3))
-            if model.config.encoding == "relative-table":
-                new.encoding.weight.copy_(old.encoding.weight[:, order])
-    return twin
-
-
-def decoder_of(model: Decoder) -> Decoder:
-    twin = Decoder(model.config).double().eval()
-    twin.load_state_dict(model.state_dict())
-    return twin
-
-
-@pytest.mark.parametrize("variant", NAMELESS)
-@settings(max_examples=3)
-@given(order=st.permutations(range(HEADS)).filter(lambda order: order != sorted(order)))
-def test_permuting_the_heads_permutes_the_drops(variant: str, order: list[int]):
-    model, batch = standing(variant)
-    twin = permuted(model, order)
-    with torch.no_grad():
-        torch.testing.assert_close(twin(batch[0], batch[2]), model(batch[0], batch[2]), rtol=0, atol=1e-10)
-        found, moved = (ablate_heads(DecoderSource(m), [batch], bootstrap=50) for m in (model, twin))
-    assert np.array_equal(moved.drops, found.drops[:, order])
-    np.testing.assert_allclose(moved.low, found.low[:, order], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(moved.high, found.high[:, order], rtol=0, atol=1e-12)
-    assert moved.baseline == found.baseline
-    assert np.array_equal(moved.cumulative[:, [0, 1, -1]], found.cumulative[:, [0, 1, -1]])
-    for layer in range(LAYERS):
-        if len(np.unique(found.drops[layer])) == HEADS:  # equal drops may be silenced in either order
-            assert np.array_equal(moved.cumulative[layer], found.cumulative[layer])
-
-
 # ---- what is known beforehand ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layer", range(LAYERS))
-@pytest.mark.parametrize("head", [0, HEADS - 1])
-@pytest.mark.parametrize("variant", ["rope", "mla"])
+@pytest.mark.parametrize(("layer", "head", "variant"), [(0, HEADS - 1, "rope"), (LAYERS - 1, 0, "mla")])
 def test_a_planted_head_is_found_and_is_a_single_head_deposit(layer: int, head: int, variant: str):
     """All output projections but one head's are nothing, and that head's is loud."""
     model = decoder(variant, readout="mean")
@@ -318,16 +205,6 @@ def test_a_planted_head_is_found_and_is_a_single_head_deposit(layer: int, head: 
     assert layers[layer].top_share == layers[layer].effective_heads == 1.0
 
 
-def test_heads_that_do_nothing_drop_nothing():
-    model = decoder()
-    with torch.no_grad():
-        for layer in range(LAYERS):
-            model.block(layer).attention.out.weight.zero_()
-    found = ablate_heads(DecoderSource(model), [examples(model)])
-    for nothing in (found.drops, found.low, found.high, found.cumulative - found.baseline):
-        assert not np.any(nothing)
-
-
 def test_intervals_are_the_paired_bootstrap_of_the_answers():
     model, batch = standing()
     found = ablate_heads(DecoderSource(model), split(batch, 13), bootstrap=300)
@@ -347,15 +224,6 @@ def test_without_resamples_the_rest_is_the_same():
     assert np.isnan(found.low).all()
     assert np.isnan(found.high).all()
     assert found.to_dict()["low"] == [[None] * 4] * 3
-
-
-def test_without_the_cumulative_part_the_rest_is_the_same():
-    model, batch = standing()
-    short, whole = (ablate_heads(DecoderSource(model), [batch], cumulative=c) for c in (False, True))
-    assert np.isnan(short.cumulative).all()
-    assert short.cumulative.shape == whole.cumulative.shape
-    assert np.array_equal(short.drops, whole.drops)
-    assert short.baseline == whole.baseline
 
 
 # ---- stopped and gone on with ---------------------------------------------------------------------------------------

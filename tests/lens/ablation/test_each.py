@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from jaxtyping import Float
+from tests.lens.models import logits_without
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,20 +35,6 @@ def batch() -> tuple[Tensor, Tensor, None]:
     return torch.randint(0, 11, (6, 9), generator=rng), labels, None
 
 
-def _without(model: Decoder, layer: int, head: int, tokens: Tensor) -> Float[Tensor, "b N C"]:
-    def silent(module: object, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        changed = given[0].clone()
-        changed.unflatten(-1, (2, -1))[..., head, :] = 0
-        return (changed,)
-
-    hook = model.block(layer).attention.out.register_forward_pre_hook(silent)
-    try:
-        with torch.no_grad():
-            return model(tokens)
-    finally:
-        hook.remove()
-
-
 def _mean_losses(logits: Tensor, labels: Tensor) -> list[float]:
     each = []
     for row, own in zip(logits, labels, strict=True):
@@ -69,7 +55,7 @@ def test_what_is_lost_is_what_hooks_lose(model: Decoder, batch: tuple[Tensor, Te
     rows = some.any(1)
     for layer in range(3):
         for head in range(2):
-            changed = _without(model, layer, head, tokens)
+            changed = logits_without(model, batch, [(layer, head)])
             if metric == "loss":
                 wanted = np.mean(_mean_losses(changed, labels)) - np.mean(_mean_losses(intact, labels))
             else:
@@ -88,23 +74,6 @@ def test_what_is_lost_is_what_hooks_lose(model: Decoder, batch: tuple[Tensor, Te
         "kl": 0.0,
     }
     assert found.baseline == pytest.approx(baselines[metric], abs=1e-6)
-
-
-@pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
-def test_other_interventions_count_the_same_examples(
-    model: Decoder, batch: tuple[Tensor, Tensor, None], intervention: str
-):
-    found = ablate_heads(DecoderSource(model), [batch], metric="loss", intervention=intervention, bootstrap=0)
-    assert found.examples == 5
-    assert np.isfinite(found.drops).all()
-
-
-def test_batches_may_be_cut_anywhere(model: Decoder, batch: tuple[Tensor, Tensor, None]):
-    tokens, labels, _ = batch
-    whole = ablate_heads(DecoderSource(model), [batch], metric="loss", bootstrap=0)
-    parts = [(tokens[some], labels[some], None) for some in (slice(0, 2), slice(2, 5), slice(5, 6))]
-    cut = ablate_heads(DecoderSource(model), parts, metric="loss", bootstrap=0)
-    np.testing.assert_allclose(cut.drops, whole.drops, atol=1e-12)
 
 
 def test_attribution_is_the_slope_of_the_same_loss(model: Decoder, batch: tuple[Tensor, Tensor, None]):

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import linregress, spearmanr
 
 from toeplens.ground import InputError
-from toeplens.lens.ablation.estimate_check import BAR, SAMPLE, EstimateCheck, check_estimates, sample_heads
+from toeplens.lens.ablation.attribution import BAR, SAMPLE, EstimateCheck, check_estimates, sample_heads
 
 RNG = np.random.default_rng(0)
 

@@ -133,18 +133,6 @@ def test_steps_leave_points_out_and_say_so(order: Any, monkeypatch: pytest.Monke
     assert found.curves[0, 3] == pytest.approx(value(model, batch, heads), abs=1e-12)
 
 
-@pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
-def test_heads_may_be_replaced_instead(intervention: Any) -> None:
-    """The first point after the intact one is what `ablate_heads` finds for that head alone."""
-    model, batch = standing()
-    options: dict[str, Any] = {"metric": "loss", "intervention": intervention}
-    single = ablate_heads(DecoderSource(model), [batch], cumulative=False, bootstrap=2, **options)
-    found = cumulative_ablation(DecoderSource(model), split(batch, 17), **options)
-    first = tuple(found.orders[0, 0])
-    assert found.curves[0, 1] == pytest.approx(single.baseline + single.drops[first], abs=1e-10)
-    assert abs(single.drops[first]) > 1e-3
-
-
 # ---- sufficient sets ------------------------------------------------------------------------------------------------
 
 
@@ -165,52 +153,6 @@ def test_a_sufficient_set_is_enough_and_none_of_it_can_go(
     assert table[heads] >= need
     assert all(table[heads - {head}] < need for head in heads)
     assert len(heads) >= min(len(kept) for kept, accuracy in table.items() if accuracy >= need)
-
-
-def test_some_sets_are_small_and_some_are_not_the_smallest() -> None:
-    """So the bound is met in places, and is no more than a bound."""
-    gaps = []
-    for seed, keep in itertools.product(range(2), (0.5, 0.8)):
-        model, batch = standing(seed=seed)
-        table = by_set(seed=seed)
-        found = sufficient_set(DecoderSource(model), [batch], chance=0.25, keep=keep)
-        gaps.append(len(found.heads) - min(len(kept) for kept, x in table.items() if x >= found.needed - 1e-9))
-    assert 0 in gaps
-    assert min(gaps) >= 0
-
-
-@pytest.mark.parametrize("points", [3, 1])
-def test_going_in_larger_steps_ends_as_small_in_the_same_sense(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = standing()
-    monkeypatch.setattr(sets, "POINTS", points)
-    monkeypatch.setattr(sets, "SCORED", 5)
-    found = sufficient_set(DecoderSource(model), [batch], chance=0.25, keep=0.8)
-    table = by_set()
-    heads = frozenset((int(layer), int(head)) for layer, head in found.heads)
-    assert table[heads] >= found.needed - 1e-9
-    assert all(table[heads - {head}] < found.needed - 1e-9 for head in heads)
-
-
-def test_a_planted_pair_of_heads_is_the_set() -> None:
-    """All output projections but two heads' are nothing."""
-    model, (tokens, _, lengths) = standing()
-    planted = Decoder(model.config).double().eval()
-    planted.load_state_dict(model.state_dict())
-    width, pair = model.config.head_dim, [(0, 1), (1, 2)]
-    with torch.no_grad():
-        for layer in range(LAYERS):
-            out = planted.block(layer).attention.out
-            kept = torch.zeros_like(out.weight)
-            for head in (h for at, h in pair if at == layer):
-                own = slice(head * width, (head + 1) * width)
-                kept[:, own] = 20 * out.weight[:, own]
-            out.weight.copy_(kept)
-        labels = planted(tokens, lengths).argmax(-1)
-    found = sufficient_set(DecoderSource(planted), [(tokens, labels, lengths)], keep=1.0)
-    assert [tuple(head) for head in found.heads] == pair
-    assert found.accuracy == found.baseline == 1.0
-    order = cumulative_ablation(DecoderSource(planted), [(tokens, labels, lengths)]).orders[0]
-    assert tuple(order[0]) in pair
 
 
 # ---- all together ---------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from toeplens.ground import InputError
 from toeplens.lens.following.behaviour import behaviour
 from toeplens.lens.following.permutation import permutation_scores
 from toeplens.lens.frequency.use import frequency_use
-from toeplens.lens.kit import movable
 
 ENCODED = [
     ("rope", {}),
@@ -105,15 +103,3 @@ def test_an_encoding_that_does_not_fit_is_refused() -> None:
         behaviour(q, k, rotation=encoding_of("fox"))
     with pytest.raises(InputError, match="logits of Shaw are no sum over pairs of dimensions"):
         frequency_use(q, k, rotation=encoding_of("shaw"))
-
-
-@pytest.mark.parametrize("around", [{"window": 3}, {"chunk": 3}, {"causal": False, "window": 2}, {}])
-def test_a_window_hides_the_same_keys_of_any_encoding(around: dict[str, Any]) -> None:
-    """A bias by offset in closed form, and the same from tables; float64, 1e-9."""
-    q, k = torch.randn(2, 2, 2, 7, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    encoding = encoding_of("alibi")
-    closed = behaviour(q, k, rotation=encoding, **around)
-    with patch.object(movable, "_closed_form", return_value=None):
-        tabled = behaviour(q, k, rotation=encoding, **around)
-    np.testing.assert_allclose(shares(tabled), shares(closed), rtol=0, atol=1e-9)
-    assert tabled.queries == closed.queries

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.lens.models import decoder
 from torch import Tensor
 
@@ -21,8 +17,7 @@ from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.following.position_effect import position_effect
-from toeplens.lens.kit import main_effect
-from toeplens.lens.kit.main_effect import effect_variance
+from toeplens.lens.kit import position as module
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
@@ -146,48 +141,7 @@ def test_the_share_is_of_what_the_queries_own_logits_vary_by(encoding: str) -> N
         np.testing.assert_allclose(found.share[number, head], found.variance[number, head] / total, rtol=1e-12)
 
 
-def test_under_a_rotation_the_mean_key_is_turned_to_where_it_stands() -> None:
-    """By complex numbers: Re sum_t q_t conj(k_t) e^(i (i - j) theta_t) / sqrt(d), first layer, first head."""
-    trace = trace_of(lengths=None)
-    layer = trace[0]
-    width = layer.q.shape[-1]
-    q = torch.view_as_complex(layer.q[:, 0].unflatten(-1, (-1, 2)))
-    k = torch.view_as_complex(layer.k[:, 0].unflatten(-1, (-1, 2)))
-    angles = 10000.0 ** (-2 * torch.arange(width // 2) / width)
-    values = []
-    for b in range(COUNT):
-        means = [k[(b + shift) % 3 :: 3].mean((0, 1)) for shift in (1, 2)]
-        for i in range(1, LENGTH):
-            effects = [
-                [
-                    float((q[b, i] * m.conj() * torch.exp(1j * (i - j) * angles)).sum().real) / math.sqrt(width)
-                    for j in range(i + 1)
-                ]
-                for m in means
-            ]
-            values.append(covariance(*effects))
-    assert position_effect(trace).variance[0, 0] == pytest.approx(np.mean(values), abs=1e-6)  # angles are float32 here
-
-
 # ---- what is known beforehand ---------------------------------------------------------------------------------------
-
-
-def test_a_fixed_bias_is_all_there_is_in_the_first_layer() -> None:
-    found = position_effect(trace_of("alibi", lengths=None))
-    for head, slope in enumerate((2**-4, 2**-8)):
-        expected = np.mean([np.var(slope * np.arange(i + 1)) for i in range(1, LENGTH)])
-        assert found.variance[0, head] == pytest.approx(expected, abs=1e-14)
-    assert (found.share[0] > 0).all()
-    assert (found.share[0] < 1).all()
-
-
-def test_without_positions_there_is_none_in_the_first_layer_and_some_later() -> None:
-    """A causal mask lets the residual stream carry position, on average over sequences."""
-    found = position_effect(trace_of("nope"))
-    assert np.abs(found.variance[0]).max() < 1e-28
-    assert np.abs(found.variance[1]).min() > 1e-8
-    raw = position_effect(trace_of("nope", "released"))
-    assert np.abs(raw.variance).max() < 1e-28  # keys from the raw embeddings, in every layer
 
 
 def noise(seed: int, *, count: int, position: Tensor | float = 0.0, length: int = 5) -> LayerTrace:
@@ -229,28 +183,7 @@ def test_content_leaves_nothing_in_the_mean() -> None:
     assert np.mean([one_mean_key(layer) for layer in layers[:20]]) > 20 * error
 
 
-def test_a_planted_position_is_found_in_its_size() -> None:
-    """P_i(j) = q_i . p_j / 2, and E q q^T = I: the mean of Var_j is a sum over the positions alone."""
-    draw = torch.Generator().manual_seed(9)
-    p = 0.7 * torch.randn(5, 4, generator=draw, dtype=torch.float64)
-    expected = np.mean([0.25 * float(p[: i + 1].var(0, correction=0).sum()) for i in range(1, 5)])
-    found = [position_effect([noise(seed, count=30, position=p)]).variance.mean() for seed in range(60)]
-    assert np.mean(found) == pytest.approx(expected, abs=3 * float(np.std(found)) / 60**0.5)
-
-
 # ---- what must not matter -------------------------------------------------------------------------------------------
-
-
-@given(st.permutations(range(HEADS)), st.permutations(range(3)), st.floats(0.1, 10))
-def test_heads_have_no_order_nor_have_the_sequences_of_a_fold_and_squared_logits_are_the_unit(
-    heads: list[int], order: list[int], factor: float
-) -> None:
-    layer = noise(4, count=9)
-    within = torch.tensor([3 * place + fold for place in order for fold in range(3)])
-    other = replace(layer, q=factor * layer.q[within][:, heads], k=layer.k[within][:, heads])
-    found, expected = position_effect([other]), position_effect([layer])
-    np.testing.assert_allclose(found.variance, factor**2 * expected.variance[:, heads], rtol=1e-10)
-    np.testing.assert_allclose(found.share, expected.share[:, heads], rtol=1e-10)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "cope", "fox", "shaw"])
@@ -259,42 +192,23 @@ def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch
     """Never more than is asked for, down to one query of one sequence; the numbers are the same (1e-12)."""
     layer = trace_of(encoding)[1]
     rows = {1: LENGTHS.unsqueeze(1) - 1} if read else None
-    sizes, form = [], main_effect.attention_logits
+    sizes, form = [], module.attention_logits
 
     def counted(*given: Any, **options: Any) -> Tensor:
         sizes.append((made := form(*given, **options)).numel())
         return made
 
-    monkeypatch.setattr(main_effect, "attention_logits", counted)
+    monkeypatch.setattr(module, "attention_logits", counted)
     monkeypatch.setattr(LayerTrace, "logits", None)  # all of them at once
     whole = position_effect([layer], queries=rows)
     heads, length = layer.q.shape[1:3]
     for most in (heads * length * length, 3 * heads * length, heads * length):
         sizes.clear()
-        monkeypatch.setattr(main_effect, "AT_ONCE", most)
+        monkeypatch.setattr(module, "AT_ONCE", most)
         found = position_effect([layer], queries=rows)
         assert max(sizes) <= most
         for name in ("variance", "total", "share"):
             np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=0, atol=1e-12)
-
-
-def test_hidden_padding_does_not_matter() -> None:
-    changed = tokens()
-    changed[torch.arange(LENGTH) >= LENGTHS.unsqueeze(1)] = 0
-    found = position_effect(AttentionTrace(DecoderSource(model_of("sinusoidal")), changed, LENGTHS))
-    expected = position_effect(trace_of("sinusoidal"))
-    np.testing.assert_allclose(found.variance, expected.variance, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("encoding", [name for name in encodings.names() if not name.startswith("rope-")])
-def test_every_encoding_has_one(encoding: str) -> None:
-    """In float32 models too; what is worked in is float64."""
-    model = model_of(encoding)
-    double = position_effect(AttentionTrace(DecoderSource(model), tokens()))
-    single = position_effect(AttentionTrace(DecoderSource(copy.deepcopy(model).float()), tokens()))
-    assert np.isfinite(double.variance).all()
-    assert (double.total > 0).all()
-    np.testing.assert_allclose(single.variance, double.variance, rtol=0, atol=1e-4 * double.total.max())
 
 
 def test_grouped_queries_share_a_mean_key() -> None:
@@ -302,29 +216,6 @@ def test_grouped_queries_share_a_mean_key() -> None:
     shared = replace(layer, k=layer.k[:, :1], v=layer.v[:, :1])
     twice = replace(layer, k=layer.k[:, :1].repeat(1, HEADS, 1, 1))
     np.testing.assert_array_equal(position_effect([shared]).variance, position_effect([twice]).variance)
-
-
-# ---- as a function of queries and keys ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("encoding", ["rope", "t5", "sinusoidal", "cope"])
-def test_it_is_differentiable_in_queries_keys_and_their_position_part(encoding: str) -> None:
-    """Against central differences along a random change (float64, 1e-7)."""
-    trace = trace_of(encoding)
-    layer = trace[0]
-    part = position_part(layer, layer)
-    draw = torch.Generator().manual_seed(0)
-    given_ = [x.clone().requires_grad_() for x in (layer.q, layer.k, part)]
-    change = [torch.randn(x.shape, generator=draw, dtype=x.dtype) for x in given_]
-    found = torch.autograd.grad(effect_variance(layer, *given_, None)[0], given_)
-    slope = sum(float((g * c).sum()) for g, c in zip(found, change, strict=True))
-    with torch.no_grad():
-        up, down = (
-            effect_variance(layer, *[x + sign * 1e-5 * c for x, c in zip(given_, change, strict=True)], None)[0]
-            for sign in (1, -1)
-        )
-    assert slope == pytest.approx(float(up - down) / 2e-5, abs=1e-7)
-    assert abs(slope) > 1e-4
 
 
 # ---- records and refusals -------------------------------------------------------------------------------------------

@@ -47,19 +47,6 @@ def test_they_are_what_a_loop_finds(seed: int, length: int) -> None:
     assert ((found.strength >= 0) & (found.strength <= 1 + 1e-12)).all()
 
 
-@given(st.integers(0, 10_000), st.floats(-3, 3), st.floats(0.1, 10))
-def test_a_common_turn_and_another_size_change_nothing(seed: int, turn: float, size: float) -> None:
-    q, k = drawn(seed)
-    by = torch.tensor([[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]])
-    turned = [(x.unflatten(-1, (3, 2)) @ by).flatten(-2) for x in (q, k)]
-    found, other = (
-        rotary_offsets(q, k, 3, pairing="interleaved"),
-        rotary_offsets(turned[0] * size, turned[1], 3, pairing="interleaved"),
-    )
-    torch.testing.assert_close(other.strength, found.strength, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(other.angle.cos(), found.angle.cos(), rtol=1e-3, atol=2e-3)
-
-
 def test_a_planted_angle_is_found_and_what_points_anywhere_has_none() -> None:
     size = torch.rand(3, 1, 500, 1) + 0.5
     q = torch.cat((size * math.cos(0.7), size * math.sin(0.7)), -1)

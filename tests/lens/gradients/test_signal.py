@@ -10,20 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.lens.models import decoder, split
-from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace
 from toeplens.lens.ablation.ablate import Batch
 from toeplens.lens.following.position_effect import position_effect
-from toeplens.lens.gradients.descent import LayerGradient
-from toeplens.lens.gradients.drift import positional_drift
-from toeplens.lens.gradients.signal import diagonal_means, directions, margins, seed_strength
-from toeplens.lens.gradients.statistics import Pool, Strength, batch_sizes
+from toeplens.lens.gradients.descent import positional_drift
+from toeplens.lens.gradients.signal import (
+    Pool,
+    Strength,
+    batch_sizes,
+    diagonal_means,
+    directions,
+    margins,
+    seed_strength,
+)
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
@@ -85,29 +88,6 @@ def test_the_strength_is_the_root_mean_square_over_all_batches_of_the_pool(mean:
     )
 
 
-def test_disjoint_batches_of_the_pool_estimate_the_same() -> None:
-    vectors = np.random.default_rng(1).normal(0.1, 1, size=(4096, 1, 5))
-    found = strength_of(vectors)
-    energy = np.square(vectors).sum(2).mean()
-    for n, strength in zip(batch_sizes(4096), found.strength[0], strict=True):
-        groups = vectors[:, 0].reshape(-1, n, 5).mean(1)
-        assert strength**2 == pytest.approx(np.square(groups).sum(1).mean() / energy, rel=4 * (n / 4096) ** 0.5)
-
-
-def test_the_share_is_unbiased() -> None:
-    """Known mean and noise: the mean over 400 pools of 16 is the true share within its error."""
-    rng = np.random.default_rng(2)
-    for size in (0.0, 0.3):
-        mean = size * np.array([0.6, 0.8, 0.0])
-        vectors = rng.normal(size=(16, 400, 3)) + mean
-        found = strength_of(vectors).share
-        energy = 3 + size**2
-        # the energy in the denominator is a mean over the same 16 examples: a bias of order 1/16 of the share
-        assert found.mean() == pytest.approx(size**2 / energy, abs=3 * found.std() / 20 + size**2 / energy / 16)
-        naive = np.square(vectors.mean(0)).sum(-1) / np.square(vectors).sum(-1).mean(0)
-        assert naive.mean() > found.mean() + 10 * found.std() / 20
-
-
 @pytest.mark.parametrize("width", [1, 20])
 def test_noise_has_the_exponent_of_cancellation_within_its_interval(width: int) -> None:
     """60 pools of 512: -1/2 lies in nearly all intervals, and a share of 0; the point does in its own."""
@@ -120,44 +100,6 @@ def test_noise_has_the_exponent_of_cancellation_within_its_interval(width: int) 
     few = width == 1  # of few numbers the last sizes tell little, and noise in them pulls the point below -1/2
     assert abs(np.median(found.exponent) + 0.5) < (0.1 if few else 0.02)
     assert (found.exponent_high < (-0.1 if few else -0.3)).all()
-
-
-def test_a_fixed_part_is_seen_and_covered() -> None:
-    """A tenth of the energy: the intervals hold it in nearly all of 60 pools and never hold pure cancellation."""
-    rng = np.random.default_rng(4)
-    vectors = rng.normal(size=(512, 60, 4))
-    vectors[..., 0] += (4 / 9) ** 0.5
-    found = strength_of(vectors, bootstrap=200)
-    assert ((found.share_low <= 0.1) & (found.share_high >= 0.1)).mean() > 0.9
-    assert (found.exponent_low > -0.5).all()
-    assert (found.share_low > 0).all()
-    assert np.sqrt(found.share).mean() == pytest.approx(0.1**0.5, abs=0.02)
-    assert (found.strength[:, -1] > 3 * 512**-0.5).all()
-
-
-def test_the_same_vector_in_every_example_has_the_exponent_0() -> None:
-    vectors = np.repeat(np.random.default_rng(5).normal(size=(1, 3, 4)), 64, axis=0)
-    found = strength_of(vectors, bootstrap=50)
-    for value in (found.exponent, found.exponent_low, found.exponent_high):
-        np.testing.assert_allclose(value, 0, atol=1e-12)
-    for value in (found.share, found.share_low, found.share_high, found.strength[:, 2]):
-        np.testing.assert_allclose(value, 1, atol=1e-12)
-
-
-@given(st.permutations(range(32)), st.floats(1e-3, 1e3), st.integers(1, 9))
-def test_order_scale_and_pieces_do_not_matter(order: list[int], factor: float, pieces: int) -> None:
-    vectors = np.random.default_rng(6).normal(0.2, 1, size=(32, 3, 4))
-    found, expected = strength_of(factor * vectors[order], pieces=pieces), strength_of(vectors)
-    for name in ("strength", "exponent", "share"):
-        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-12)
-
-
-def test_heads_together_are_one_vector() -> None:
-    vectors = np.random.default_rng(7).normal(0.2, 1, size=(40, 2, 3, 4))
-    found = strength_of(vectors, together=True, bootstrap=20)
-    expected = strength_of(vectors.reshape(40, 2, 12), bootstrap=20)
-    for name, value in vars(found).items():
-        np.testing.assert_allclose(value, getattr(expected, name), rtol=1e-10)
 
 
 def test_nothing_is_said_of_nothing() -> None:
@@ -265,14 +207,6 @@ def test_where_the_first_layers_weights_cannot_move_p_there_is_no_number(encodin
     assert np.isfinite(found.levels["logits"].mean).all()
 
 
-@pytest.mark.parametrize("encoding", [*NEVER, *CAN])
-def test_under_raw_keys_a_bias_keeps_the_weights_from_p_in_every_layer(encoding: str) -> None:
-    found = seed_strength(DecoderGradients(model_of(encoding, "released")), [examples()], bootstrap=0)
-    number = found.levels["parameters"].mean[..., 0]
-    assert np.isnan(number).all() == (encoding in NEVER)
-    assert np.isfinite(number).all() == (encoding not in NEVER)
-
-
 # ---- seed strength ---------------------------------------------------------------------------------------------------
 
 
@@ -293,62 +227,6 @@ def test_it_is_the_strength_of_the_examples_diagonal_means_and_numbers() -> None
             expected = strength_of(values, bootstrap=30, **options)
             for key, value in vars(strength).items():
                 np.testing.assert_allclose(value, getattr(expected, key), rtol=1e-6, atol=1e-9)
-
-
-def permuted(model: Decoder) -> Decoder:
-    """The same function with its two heads exchanged."""
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for layer in range(LAYERS):
-            attention = twin.block(layer).attention
-            for x in (attention.qkv.weight, attention.qkv.bias):
-                x.copy_(x.unflatten(0, (3, HEADS, -1)).flip(1).flatten(0, 2))
-            attention.out.weight.copy_(attention.out.weight.unflatten(1, (HEADS, -1)).flip(1).flatten(1))
-    return twin
-
-
-class Scaled(DecoderGradients):
-    """A loss in other units."""
-
-    factor = 1.0
-
-    def gradients(self, *given: Any, **options: Any) -> tuple[Tensor, list[LayerGradient]]:
-        losses, layers = super().gradients(*given, **options)
-        for layer in layers:
-            for x in (layer.logits, layer.q, layer.k):
-                if x is not None:
-                    x.mul_(self.factor)
-        return losses * self.factor, layers
-
-
-@settings(max_examples=3)
-@given(order=st.permutations(range(COUNT)), factor=st.floats(0.01, 100), size=st.integers(3, COUNT))
-def test_the_order_of_heads_and_examples_and_the_unit_of_the_loss_do_not_matter(
-    order: list[int], factor: float, size: int
-) -> None:
-    """At the logits; the direction of the other level is made from the first examples, in three folds."""
-    batch = examples()
-    source = Scaled(permuted(model_of()))
-    source.factor = factor
-    expected = seed_strength(DecoderGradients(model_of()), [batch], bootstrap=0)
-    moved = split(tuple(part[order] for part in batch), size)
-    found = seed_strength(source, moved, levels=("logits",), bootstrap=0).levels["logits"]
-    other = seed_strength(source, [batch], levels=("parameters",), bootstrap=0).levels["parameters"]
-    for one, two in ((found, expected.levels["logits"]), (other, expected.levels["parameters"])):
-        for key in ("strength", "exponent", "share"):
-            np.testing.assert_allclose(getattr(one.heads, key), getattr(two.heads, key)[:, ::-1], rtol=1e-8, atol=1e-10)
-            np.testing.assert_allclose(getattr(one.layers, key), getattr(two.layers, key), rtol=1e-8, atol=1e-10)
-        np.testing.assert_allclose(one.signal, factor * two.signal[:, ::-1], rtol=1e-8)
-
-
-def test_intervals_have_a_seed_of_their_own() -> None:
-    source, batch, state = DecoderGradients(model_of()), examples(), torch.get_rng_state()
-    first, again, other = (
-        seed_strength(source, [batch], levels=("logits",), bootstrap=20, seed=seed).to_dict() for seed in (1, 1, 2)
-    )
-    assert first == again
-    assert first != other
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 # ---- positional drift ------------------------------------------------------------------------------------------------
@@ -381,32 +259,6 @@ def test_the_drift_is_the_change_over_a_small_step_against_the_gradient(encoding
     assert found.examples == COUNT - 3
 
 
-@pytest.mark.parametrize("protocol", ["paper", "released"])
-@pytest.mark.parametrize("encoding", ["nope", "alibi", "t5", "rope", "sinusoidal"])
-def test_what_can_move_and_what_cannot(encoding: str, protocol: str) -> None:
-    """First layer (every layer, where keys come from the raw embeddings): P of NoPE is nothing and stays so, that of
-    ALiBi is its bias and stays so, that of T5 moves, by its table, and that of RoPE and of a sinusoid moves."""
-    found = positional_drift(DecoderGradients(model_of(encoding, protocol)), examples())
-    for layer in range(LAYERS):
-        still = layer == 0 or protocol == "released"
-        moves = np.abs(found.drift[layer]).min() > 1e-7
-        there = np.abs(found.effect[layer]).min() > 1e-6  # deeper an unbiased estimate, which may be negative
-        assert there == (not still or encoding != "nope")
-        assert moves == (not still or encoding not in ("nope", "alibi"))
-        if not moves:
-            assert np.abs(found.drift[layer]).max() < 1e-14
-
-
-def test_p_may_be_measured_on_other_examples() -> None:
-    source, batch = DecoderGradients(model_of()), examples()
-    probe = tuple(part[:9] for part in examples(padded=True, count=COUNT))
-    here, there = positional_drift(source, batch), positional_drift(source, batch, probe=probe)
-    again = positional_drift(source, probe)
-    assert here.gradient_norm == there.gradient_norm
-    np.testing.assert_allclose(there.effect, again.effect)
-    assert not np.allclose(here.effect, there.effect)
-
-
 # ---- margins ---------------------------------------------------------------------------------------------------------
 
 
@@ -426,16 +278,6 @@ def test_heads_without_a_signal_have_no_margin() -> None:
     assert np.isnan(still.ratio).all()
     with pytest.raises(InputError, match="signal: -1 was given"):
         margins(np.array([[-1.0, 2.0]]))
-
-
-@given(
-    st.lists(st.lists(st.floats(0.1, 10), min_size=3, max_size=3), min_size=2, max_size=5), st.permutations(range(3))
-)
-def test_margins_do_not_ask_for_the_heads_names(signal: list[list[float]], order: list[int]) -> None:
-    found, moved = margins(np.array(signal)), margins(np.array(signal)[:, order])
-    np.testing.assert_array_equal(found.ratio, moved.ratio)
-    np.testing.assert_allclose(found.gamma.prod(), found.ratio[0] / found.ratio[-1])
-    assert (found.ratio >= 1).all()
 
 
 # ---- records and refusals -------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import HeadAblation, ablate_heads
 from toeplens.lens.kit.interventions import Batch, Intervention, donors, mean_outputs, replacements
-from toeplens.model import Decoder, decoder_config
+from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
-replaying = importlib.import_module("toeplens.sources.decoder.replay")
+replaying = importlib.import_module("toeplens.sources.decoder.source")
 
 LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 6, 5, 9
 SIZES = {
@@ -37,7 +37,6 @@ NAMES = ("nope", "sinusoidal", "t5", "alibi", "rope", "rope-absolute", "mla", "f
 VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAMES} | {
     "partial-rope": {"encoding": "partial-rope", "encoding_options": {"heads": 1}}
 }
-every_variant = pytest.mark.parametrize("variant", VARIANTS)
 both_protocols = pytest.mark.parametrize("protocol", ["paper", "released"])
 replacing = pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
 every_intervention = pytest.mark.parametrize("intervention", ["zero", "mean", "resample", "position"])
@@ -178,8 +177,9 @@ def check(model: Decoder, batch: Batch, intervention: Intervention, metric: Any,
         assert (found.metric, found.intervention, found.method) == ("accuracy", intervention, "exact")
 
 
-@every_variant
-@both_protocols
+@pytest.mark.parametrize(
+    ("variant", "protocol"), [*((name, "paper") for name in VARIANTS), ("rope", "released"), ("mla", "released")]
+)
 def test_drops_without_position_are_what_running_the_whole_model_anew_gives(variant: str, protocol: str) -> None:
     check(decoder(variant, protocol), examples(), "position", "loss", cumulative=False)
 
@@ -201,19 +201,6 @@ def test_so_they_are_with_every_metric_and_together(intervention: Intervention, 
 @pytest.mark.parametrize("readout", ["mean", "masked-mean"])
 def test_so_they_are_with_every_readout_and_without_padding(intervention: Intervention, readout: str) -> None:
     check(decoder("alibi", readout=readout), examples(padded=False), intervention, "loss")
-
-
-@every_intervention
-def test_drops_are_positive_for_harm(intervention: Intervention) -> None:
-    """The model's own answers as labels: it can only lose."""
-    model, (tokens, labels, lengths) = decoder(), examples()
-    with torch.no_grad():
-        own = model(tokens, lengths).argmax(-1).masked_fill(labels < 0, -100)
-    for metric in ("accuracy", "kl"):
-        found = ablate_heads(DecoderSource(model), [(tokens, own, lengths)], metric=metric, intervention=intervention)
-        assert (found.drops >= 0).all()
-        assert found.drops.max() > 0
-        assert found.baseline == (1.0 if metric == "accuracy" else 0.0)
 
 
 @every_intervention
@@ -246,58 +233,6 @@ def test_heads_of_several_layers_change_as_in_one_pass_with_gains(intervention: 
         torch.testing.assert_close(logits, plain, rtol=0, atol=1e-10)
 
 
-def test_in_float32_logits_are_those_of_the_hook_loop() -> None:
-    """The model as it is initialised, float32: logits within 1e-6, drops equal."""
-    torch.manual_seed(0)
-    model = Decoder(decoder_config(d_model=64, d_ff=128, num_heads=8, num_layers=4, max_len=32, vocab_size=50)).eval()
-    tokens = torch.randint(1, 50, (8, 32))
-    with torch.no_grad():
-        labels = model(tokens).argmax(-1)
-    source, width = DecoderSource(model), model.config.head_dim
-    drops = ablate_heads(source, [(tokens, labels, None)], bootstrap=2, cumulative=False).drops
-    for layer, state in enumerate(source.states(tokens, None)):
-        for head, logits in enumerate(source.replay(state, 1 - torch.eye(8))):
-
-            def silence(_: Any, args: tuple[Tensor], start: int = head * width) -> tuple[Tensor]:
-                z = args[0].clone()
-                z[..., start : start + width] = 0
-                return (z,)
-
-            handle = model.block(layer).attention.out.register_forward_pre_hook(silence)
-            with torch.no_grad():
-                plain = model(tokens)
-            handle.remove()
-            torch.testing.assert_close(logits, plain, rtol=0, atol=1e-6)
-            assert drops[layer, head] == (plain.argmax(-1) != labels).double().mean().item()
-
-
-# ---- position -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", ["nope", "sinusoidal"])
-def test_what_acts_at_the_input_alone_is_no_part_of_a_head(variant: str) -> None:
-    found = ablate_heads(DecoderSource(decoder(variant)), [examples()], metric="loss", intervention="position")
-    np.testing.assert_allclose(found.drops, 0, atol=1e-12)
-
-
-def test_heads_that_are_not_rotated_lose_no_position() -> None:
-    found = ablate_heads(DecoderSource(decoder("partial-rope")), [examples()], metric="loss", intervention="position")
-    np.testing.assert_allclose(found.drops[:, 1:], 0, atol=1e-12)
-    assert (np.abs(found.drops[:, 0]) > 1e-3).all()
-
-
-def test_taking_position_from_all_heads_is_the_model_without_its_encoding() -> None:
-    model, (tokens, _, lengths) = decoder("alibi"), examples()
-    bare = Decoder(model.config.model_copy(update={"encoding": "nope"})).double().eval()
-    bare.load_state_dict(model.state_dict())
-    source = DecoderSource(model)
-    state = next(iter(source.states(tokens, lengths)))
-    with torch.no_grad():
-        plain = bare(tokens, lengths)
-    found = source.replay(state, torch.zeros(1, LAYERS, HEADS), "position")[0]
-    torch.testing.assert_close(found, plain, rtol=0, atol=1e-10)
-
-
 # ---- means ----------------------------------------------------------------------------------------------------------
 
 
@@ -315,32 +250,6 @@ def test_means_leave_padding_and_ignored_examples_out() -> None:
         assert torch.equal(layer, other)
         assert not layer[-1].any()
         assert layer[int(lengths[labels >= 0].max()) - 1].any()
-
-
-def test_texts_of_several_widths_share_their_means() -> None:
-    model, (tokens, labels, lengths) = decoder(), examples()
-    assert lengths is not None
-    narrow = lengths <= 4
-    batches = [
-        (tokens[narrow][:, :4], labels[narrow], lengths[narrow]),
-        (tokens[~narrow], labels[~narrow], lengths[~narrow]),
-    ]
-    several = ablate_heads(DecoderSource(model), batches, metric="loss", intervention="mean")
-    one = ablate_heads(DecoderSource(model), [(tokens, labels, lengths)], metric="loss", intervention="mean")
-    np.testing.assert_allclose(several.drops, one.drops, rtol=0, atol=1e-12)
-    with pytest.raises(InputError, match=r"widths \[4, 6\] were given; resampling needs sequences of one width"):
-        ablate_heads(DecoderSource(model), batches, intervention="resample")
-
-
-@replacing
-def test_how_the_examples_are_split_does_not_matter(intervention: Intervention) -> None:
-    source, batch = DecoderSource(decoder()), examples()
-    whole, parts = (
-        ablate_heads(source, batches, metric="loss", intervention=intervention)
-        for batches in ([batch], iter(split(batch, 3)))
-    )
-    for name in ("drops", "low", "high", "cumulative"):
-        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=0, atol=1e-12)
 
 
 # ---- donors ---------------------------------------------------------------------------------------------------------
@@ -363,16 +272,6 @@ def test_everyone_has_a_donor_of_the_same_length_where_there_is_one(lengths: lis
     assert np.array_equal(found, donors(np.array(lengths), seed))
 
 
-def test_another_seed_gives_other_donors_and_other_drops() -> None:
-    model, batch = decoder(), examples(padded=False)
-    first, second, again = (
-        ablate_heads(DecoderSource(model), [batch], metric="loss", intervention="resample", seed=seed).drops
-        for seed in (0, 1, 0)
-    )
-    assert not np.allclose(first, second)
-    assert np.array_equal(first, again)
-
-
 def test_one_example_has_no_donor() -> None:
     tokens, labels, lengths = examples(ignored=COUNT - 1)
     with pytest.raises(InputError, match="resampling needs at least 2"):
@@ -387,9 +286,3 @@ def test_a_record_of_an_older_version_is_exact() -> None:
     content = found.to_dict()
     assert content.pop("method") == "exact"
     assert HeadAblation.from_dict(content).to_dict() == found.to_dict()
-
-
-def test_what_was_not_run_is_none_in_a_record() -> None:
-    found = ablate_heads(DecoderSource(decoder()), [examples()], cumulative=False, bootstrap=5)
-    assert found.to_dict()["cumulative"] == [[None] * (HEADS + 1)] * LAYERS
-    assert np.isnan(HeadAblation.from_dict(found.to_dict()).cumulative).all()

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
-from toeplens.lens.kit.splits import position_means
 from toeplens.lens.stream.representation import PENALTIES, Representation, representation
-from toeplens.model import Decoder, decoder_config
-from toeplens.sources import DecoderSource
 
 BATCH, SIZE, WIDTH = 40, 6, 8
 ARRAYS = [name for name, kind in Representation.__annotations__.items() if "np.ndarray" in kind and "tuple" not in kind]
 NOPE = encodings.build("nope", d_model=8, num_heads=4, head_dim=2, max_len=64)
-RESAMPLED = ("low", "high", "alignment_low", "alignment_high")
 
 
 class Planted:
@@ -163,16 +155,6 @@ def test_numbers_are_those_of_loops(padded: bool, energy: float) -> None:
     np.testing.assert_allclose(found.cosine, cosine, rtol=1e-10)
 
 
-def test_with_one_length_it_is_the_mean_over_all_splits_into_halves() -> None:
-    x = drawn(5, 6, 4, 3)
-    products = []
-    for half in itertools.combinations(range(6), 3):
-        first, second = (x[list(part)].mean(0) for part in (half, sorted(set(range(6)) - set(half))))
-        products.append(np.mean(np.sum((first - first.mean(0)) * (second - second.mean(0)), axis=1)))
-    found = representation(traced(x), least=5, bootstrap=2)
-    np.testing.assert_allclose(found.variance, np.mean(products), rtol=1e-11)
-
-
 def test_the_probe_is_ridge_regression_by_normal_equations() -> None:
     """Three fifths of the sequences fit it, the fourth chooses its penalty, the fifth tests it."""
     x = line(SIZE, WIDTH, 3) + drawn(6, BATCH, SIZE, WIDTH)
@@ -200,21 +182,6 @@ def test_the_probe_is_ridge_regression_by_normal_equations() -> None:
 
 
 # ---- planted ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("alpha", [1.0, 0.4, -2.0])
-def test_vectors_that_are_carried_on_stay_aligned(alpha: float) -> None:
-    p0 = line(SIZE, WIDTH, 2)
-    content = drawn(8, 300, 1, WIDTH) * np.ones((1, SIZE, 1))  # the same at all positions: no noise in p
-    found = representation(traced(content + p0, content + alpha * p0, vectors=p0), bootstrap=20)
-    np.testing.assert_allclose(found.alignment, 1, atol=1e-12)
-    np.testing.assert_allclose(found.displaced, 0, atol=1e-12)
-    np.testing.assert_allclose(found.coefficient, [1, alpha], rtol=1e-12)
-    np.testing.assert_allclose(found.cosine, [1, np.sign(alpha)], rtol=1e-12)
-    np.testing.assert_allclose(found.variance, np.array([1, alpha**2]) * (p0**2).sum() / SIZE, rtol=1e-12)
-    np.testing.assert_allclose(np.concatenate(found.angles), 0, atol=1e-5)
-    assert found.rank.tolist() == [2, 2]
-    assert found.chance == 0.25
 
 
 def test_vectors_that_are_moved_to_other_directions_are_displaced() -> None:
@@ -248,57 +215,7 @@ def test_without_position_nothing_is_found() -> None:
     assert (found.rank.tolist(), len(found.angles[0])) == ([0], 0)
 
 
-def test_a_position_that_can_be_read_is_read() -> None:
-    p = np.outer(np.arange(SIZE), drawn(12, WIDTH))
-    found = representation(traced(p + 1e-3 * drawn(13, 50, SIZE, WIDTH)), bootstrap=2)
-    assert found.decodability[0] > 0.9999
-
-
-def test_directions_without_preference_come_out_at_chance() -> None:
-    p0 = line(SIZE, 40, 4)
-    x = drawn(14, 1, SIZE, 40) * 3 + drawn(15, 100, SIZE, 40)
-    streams = [x @ rotation(seed, 40) for seed in range(60)]
-    found = representation(traced(*streams, vectors=p0), energy=1, bootstrap=2)
-    assert found.chance == 0.1
-    assert abs(np.mean(found.alignment) - 0.1) < 0.02
-
-
 # ---- few sequences ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_few_sequences_make_no_position_out_of_noise(padded: bool) -> None:
-    """Unbiased within four standard errors at 8 sequences; the means as they are would be far off."""
-    tries, batch = 80, 8
-    lengths = [5, 6, 6, 4, 6, 6, 6, 6] if padded else [SIZE] * batch
-    weights = np.array([sum(length > i for length in lengths) for i in range(SIZE)]) / sum(lengths)
-    p0 = 0.3 * line(SIZE, WIDTH, 2)
-    truth = weights @ np.sum((p0 - weights @ p0) ** 2, axis=1)
-    ours, naive, totals = [], [], []
-    for seed in range(tries):
-        each = drawn(1000 + seed, batch, 1, WIDTH)  # content that a sequence's tokens have in common
-        x = p0 + each + drawn(seed, batch, SIZE, WIDTH)
-        found = representation(traced(x, lengths=lengths), least=5, bootstrap=2)
-        ours.append(found.variance[0])
-        totals.append(found.variance[0] / found.variance_share[0])
-        p = position_means(torch.from_numpy(x), torch.tensor(lengths))[1].numpy()
-        naive.append(weights @ np.sum(p**2, axis=1))
-    error = np.std(ours) / np.sqrt(tries)
-    assert abs(np.mean(ours) - truth) < 4 * error
-    assert np.mean(naive) - truth > 15 * error  # the plain means are caught
-    assert abs(np.mean(totals) - (truth + 2 * WIDTH)) < 4 * np.std(totals) / np.sqrt(tries)
-
-
-@pytest.mark.parametrize("strength", [0.0, 0.2])
-def test_the_interval_holds_the_truth_as_often_as_it_says(strength: float) -> None:
-    p0 = strength * line(SIZE, WIDTH, 2)
-    truth = np.sum(p0**2) / SIZE
-    inside = 0
-    for seed in range(60):
-        x = p0 + drawn(seed, 30, SIZE, WIDTH)
-        found = representation(traced(x), bootstrap=200, seed=seed)
-        inside += found.low[0] <= truth / (truth + WIDTH) <= found.high[0]
-    assert inside >= 54
 
 
 def test_the_intervals_are_those_of_leaving_each_sequence_out() -> None:
@@ -335,36 +252,6 @@ def base() -> Representation:
     return representation(traced(X, 2 * X, vectors=P0, lengths=LENGTHS), least=8, bootstrap=50)
 
 
-@settings(max_examples=8)
-@given(order=st.permutations(range(BATCH)))
-def test_the_order_of_the_batch_does_not_matter(order: list[int]) -> None:
-    """But for which sequences the resamples and the probe take."""
-    lengths = [LENGTHS[b] for b in order]
-    found = representation(traced(X[order], 2 * X[order], vectors=P0, lengths=lengths), least=8, bootstrap=50)
-    same(found, base(), but=(*RESAMPLED, "decodability"))
-
-
-@settings(max_examples=12)
-@given(seed=st.integers(0, 999), scale=st.floats(1e-3, 1e3), shift=st.floats(-10, 10))
-def test_turned_scaled_and_shifted_streams_are_the_same(seed: int, scale: float, shift: float) -> None:
-    turn = rotation(seed)
-    x, p0 = scale * X @ turn + shift, P0 @ turn
-    found = representation(traced(x, 2 * x, vectors=p0, lengths=LENGTHS), least=8, bootstrap=50)
-    want = base()
-    same(
-        found,
-        replace(want, variance=want.variance * scale**2, coefficient=want.coefficient * scale),
-        but=("variance", "coefficient"),
-    )
-    np.testing.assert_allclose(found.variance, want.variance * scale**2, rtol=1e-8)
-    np.testing.assert_allclose(found.coefficient, want.coefficient * scale, rtol=1e-8)
-
-
-def test_a_reference_that_is_turned_alone_does_matter() -> None:
-    turned = representation(traced(X, vectors=P0 @ rotation(5)), least=8, bootstrap=2)
-    assert abs(turned.alignment - base().alignment)[0] > 0.1
-
-
 def test_what_lies_in_the_padding_does_not_matter() -> None:
     beyond = np.arange(SIZE) >= np.array(LENGTHS)[:, None]
     x = np.where(beyond[..., None], np.nan, X)
@@ -391,15 +278,6 @@ def test_chosen_positions_and_layers() -> None:
     assert np.isnan(later.displaced).all()  # the input was not looked at
 
 
-def test_a_given_reference_is_as_good_as_the_inputs_own() -> None:
-    for reference in (P0 + 3.0, torch.from_numpy(P0).float()):
-        found = representation(traced(X, 2 * X, lengths=LENGTHS), reference=reference, least=8, bootstrap=50)
-        for name in ("alignment", "coefficient", "cosine"):
-            np.testing.assert_allclose(getattr(found, name), getattr(base(), name), rtol=1e-5)
-    each = P0 + np.zeros_like(X)  # a vector for each sequence and position
-    same(representation(traced(X, 2 * X, vectors=each, lengths=LENGTHS), least=8, bootstrap=50), base())
-
-
 @pytest.mark.parametrize("vectors", [None, np.zeros((SIZE, WIDTH)), np.ones((SIZE, WIDTH))])
 def test_without_a_reference_only_directions_are_unknown(vectors: np.ndarray | None) -> None:
     found, want = (
@@ -412,58 +290,6 @@ def test_without_a_reference_only_directions_are_unknown(vectors: np.ndarray | N
         assert np.isnan(getattr(found, name)).all()
     assert found.reference_rank == 0
     assert np.isnan(found.chance)
-
-
-def test_single_precision_is_enough_and_a_large_mean_does_not_drown_it() -> None:
-    found = representation(traced(X + 100.0, vectors=P0, dtype=torch.float32), bootstrap=50)
-    want = representation(traced(X, vectors=P0), bootstrap=50)
-    for name in ("variance_share", "alignment", "coefficient", "cosine", "decodability"):
-        np.testing.assert_allclose(getattr(found, name), getattr(want, name), atol=1e-4)
-
-
-@pytest.mark.parametrize("x", [np.full((BATCH, SIZE, WIDTH), 0.1), drawn(0, BATCH, 1, WIDTH) * np.ones((1, SIZE, 1))])
-def test_equal_tokens_have_no_position(x: np.ndarray) -> None:
-    found = representation(traced(x, vectors=P0), bootstrap=50)
-    np.testing.assert_allclose(found.variance, 0, atol=1e-12)
-    np.testing.assert_allclose(found.coefficient, 0, atol=1e-12)
-    assert np.isnan(found.alignment).all()
-    assert not found.decodability[0] > 0.05
-    assert found.rank.tolist() == [0]
-
-
-# ---- models ----------------------------------------------------------------------------------------------------------
-
-SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 3, "num_heads": 4, "max_len": 16}
-
-
-def of_model(encoding: str, protocol: str = "paper") -> Representation:
-    torch.manual_seed(1)
-    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol))
-    with torch.no_grad():
-        model.embedding.weight.mul_(0.3)
-    tokens = torch.randint(0, 20, (120, 12), generator=torch.Generator().manual_seed(2))
-    state = torch.get_rng_state()
-    found = representation(AttentionTrace(DecoderSource(model), tokens), bootstrap=100)
-    assert torch.equal(state, torch.get_rng_state())
-    return found
-
-
-@pytest.mark.parametrize(
-    ("encoding", "protocol"), [("rope-absolute", "paper"), ("sinusoidal", "paper"), ("rope", "released")]
-)
-def test_an_input_sinusoid_is_found_at_the_input(encoding: str, protocol: str) -> None:
-    found = of_model(encoding, protocol)
-    assert found.alignment[0] > 0.98
-    assert found.low[0] > 0.5
-    assert abs(found.coefficient[0] - 1) < 0.05
-    assert found.decodability[0] > 0.9
-    assert found.angles[0].max() < 20
-
-
-def test_a_model_without_position_has_none_at_the_input() -> None:
-    found = of_model("nope")
-    assert found.low[0] < 0 < found.high[0]
-    assert found.reference_rank == 0
 
 
 # ---- records and refusals --------------------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toeplens.encodings import build
 from toeplens.ground import InputError
-from toeplens.lens.kit.splits import position_means
+from toeplens.lens.kit.position import position_means
 from toeplens.lens.stream.subspace import curve_dimension, linear_error, neighbour_error, position_subspace
 
 
@@ -44,14 +43,6 @@ def test_means_are_those_of_loops(seed: int, batch: int, size: int, padded: bool
     np.testing.assert_allclose(c.numpy(), x - wanted, atol=1e-12)
 
 
-def test_planted_positions_are_found() -> None:
-    """Words that are the same at every position: the split is exact, up to the mean that no data can divide."""
-    words, p = drawn(0, 5, 1, 4), drawn(1, 7, 4)
-    c, found = position_means(torch.from_numpy(words + p))
-    np.testing.assert_allclose(found.numpy(), p - p.mean(0), atol=1e-14)
-    np.testing.assert_allclose(c.numpy(), np.broadcast_to(words + p.mean(0), (5, 7, 4)), atol=1e-14)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_parts_keep_the_dtype_and_padding_is_not_counted(dtype: torch.dtype) -> None:
     x = torch.from_numpy(drawn(2, 3, 5, 2)).to(dtype)
@@ -63,13 +54,6 @@ def test_parts_keep_the_dtype_and_padding_is_not_counted(dtype: torch.dtype) -> 
     assert p[3:].isnan().all()
     assert torch.equal(c[:, :3], x[:, :3] - p[:3])
     assert torch.equal(position_means(beyond, lengths)[1][:3], p[:3])
-
-
-def test_large_means_do_not_drown_small_positions() -> None:
-    p = torch.from_numpy(drawn(3, 4, 2)).float() * 1e-3
-    x = (p.double() + 4096).float().expand(100_000, 4, 2)
-    wanted = (x[0].double() - x[0].double().mean(0)).float()
-    assert torch.allclose(position_means(x)[1], wanted, rtol=1e-5, atol=0)
 
 
 def test_a_length_beyond_the_positions_is_refused() -> None:
@@ -97,18 +81,6 @@ def test_a_planted_angle_is_found_and_sums_are_taken_apart(degrees: float) -> No
     np.testing.assert_allclose(parts[0], position, atol=1e-11)
 
 
-def test_noise_grows_by_at_most_the_amplification() -> None:
-    axes = np.eye(3)
-    tilt = math.cos(0.2) * axes[0] + math.sin(0.2) * axes[1]
-    p, words = in_plane(4, 9, axes[:1]), in_plane(6, 9, tilt[None])
-    found = position_subspace(p, words, energy=1)
-    noise = drawn(8, 500, 3)
-    grown = found.separate(p[0] + words[0] + noise)[0] - p[0]
-    ratios = np.linalg.norm(grown, axis=1) / np.linalg.norm(noise, axis=1)
-    assert ratios.max() <= found.amplification + 1e-9
-    assert ratios.max() > 0.9 * found.amplification
-
-
 def test_numbers_are_those_of_the_covariance() -> None:
     p, words = drawn(9, 30, 5) * np.array([5.0, 3, 1, 0.2, 0.1]), drawn(10, 40, 5)
     found = position_subspace(torch.from_numpy(p), torch.from_numpy(words), energy=0.9)
@@ -124,12 +96,6 @@ def test_numbers_are_those_of_the_covariance() -> None:
     assert found.chance == rank / 5
 
 
-def test_random_words_overlap_at_chance() -> None:
-    found = position_subspace(drawn(11, 20, 64), drawn(12, 4000, 64), energy=1)
-    assert found.rank == 19
-    np.testing.assert_allclose(found.overlap, found.chance, rtol=0.02)
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_spans_that_meet_are_not_separable(shared: bool) -> None:
     """One common direction among few, or more directions than the space has."""
@@ -143,13 +109,6 @@ def test_spans_that_meet_are_not_separable(shared: bool) -> None:
         found.separate(p)
 
 
-def test_a_shared_direction_of_little_energy_is_seen_at_full_energy_only() -> None:
-    p = drawn(15, 40, 2) @ (np.eye(4)[[0, 1]] * [[1.0], [1e-3]])
-    words = drawn(16, 40, 2) @ np.eye(4)[[1, 2]]
-    assert position_subspace(p, words).separable
-    assert not position_subspace(p, words, energy=1).separable
-
-
 @given(seed=st.integers(0, 99), count=st.integers(2, 5), words=st.integers(2, 7))
 def test_the_best_linear_map_is_that_of_all_pairs(seed: int, count: int, words: int) -> None:
     """Ordinary least squares on every sum w_v + p_i; no error just where the spans share 0 alone."""
@@ -161,17 +120,6 @@ def test_the_best_linear_map_is_that_of_all_pairs(seed: int, count: int, words: 
     found = linear_error(p, w)
     np.testing.assert_allclose(found, np.linalg.norm(rest) / np.linalg.norm(wanted), atol=1e-9)
     assert (found < 1e-9) == position_subspace(p, w, energy=1).separable
-
-
-@given(seed=st.integers(0, 99), scale=st.floats(0.01, 100))
-def test_turns_shifts_and_sizes_do_not_matter(seed: int, scale: float) -> None:
-    p, words = drawn(seed, 6, 9), drawn(seed + 1, 4, 9)
-    turn = np.linalg.qr(drawn(seed + 2, 9, 9))[0]
-    found = position_subspace(p, words)
-    moved = position_subspace(scale * p @ turn + drawn(seed + 3, 9), words @ turn - drawn(seed + 4, 9))
-    assert (moved.rank, moved.word_rank, moved.separable) == (found.rank, found.word_rank, found.separable)
-    for name in ("spectrum", "participation", "angles", "overlap"):
-        np.testing.assert_allclose(getattr(moved, name), getattr(found, name), atol=1e-8, err_msg=name)
 
 
 def test_one_vector_spans_nothing() -> None:
@@ -198,26 +146,6 @@ def test_wrong_input_is_one_sentence() -> None:
 # ---- the curve -------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_has_one_dimension_everywhere() -> None:
-    found = curve_dimension(np.arange(20.0)[:, None] * drawn(19, 6))
-    assert (found.rank, found.local_rank) == (1, 1)
-    assert found.arc_chord == pytest.approx(1, abs=1e-12)
-
-
-def test_a_slow_curve_is_locally_straight_and_points_in_no_order_are_not() -> None:
-    """Ten slow circles: 16 dimensions with the energy of all, 1 in each window; shuffled, they fill every window."""
-    phases = np.arange(400.0)[:, None] * np.linspace(0.02, 0.12, 10)
-    circles = np.concatenate((np.cos(phases), np.sin(phases)), axis=1)
-    found = curve_dimension(circles, window=6)
-    assert found.rank >= 15
-    assert found.local_rank < 1.5
-    assert found.arc_chord < 1.05
-    shuffled = curve_dimension(circles[np.random.Generator(np.random.Philox(20)).permutation(400)], window=6)
-    assert shuffled.rank == found.rank
-    assert shuffled.local_rank > 4.5
-    assert shuffled.arc_chord > 4
-
-
 def test_arc_and_chord_are_those_of_a_loop() -> None:
     p = drawn(21, 9, 3)
     ratios = [
@@ -233,15 +161,6 @@ def test_arc_and_chord_are_those_of_a_loop() -> None:
     assert found.local_rank == pytest.approx(float(np.mean(ranks)))
 
 
-def test_sinusoids_bend_where_they_turn_fast() -> None:
-    """The table of `sinusoidal` is a thin curve only in its slow pairs: the fast ones fill a window."""
-    table = build("sinusoidal", d_model=64, num_heads=1, head_dim=64, max_len=128)
-    p = table.embed(torch.zeros(1, 128, 64, dtype=torch.float64), torch.arange(128))[0]
-    fast, slow = curve_dimension(p[:, :16]), curve_dimension(p[:, 32:])
-    assert fast.local_rank >= 3
-    assert slow.local_rank == 1
-
-
 def test_the_neighbours_error_is_that_of_a_loop() -> None:
     p = drawn(30, 9, 4)
     mean = [sum(row[d] for row in p) / 9 for d in range(4)]
@@ -249,14 +168,3 @@ def test_the_neighbours_error_is_that_of_a_loop() -> None:
     whole = sum((p[i][d] - mean[d]) ** 2 for i in range(1, 8) for d in range(4))
     assert neighbour_error(p) == pytest.approx((rest / whole) ** 0.5, rel=1e-12)
     assert neighbour_error(torch.from_numpy(p)) == neighbour_error(p)
-
-
-def test_neighbours_tell_a_line_but_not_points_in_no_order() -> None:
-    """A circle turned by t a place: the middle of two neighbours is cos t of the point, so the error is 1 - cos t."""
-    assert neighbour_error(np.arange(20.0)[:, None] * drawn(19, 6)) < 1e-14
-    angles = 2 * np.pi / 40 * np.arange(4000)
-    circle = np.stack((np.cos(angles), np.sin(angles)), axis=1)
-    assert neighbour_error(circle) == pytest.approx(1 - np.cos(angles[1]), rel=1e-9)
-    assert neighbour_error(drawn(31, 2000, 8)) == pytest.approx(1.5**0.5, rel=0.05)
-    with pytest.raises(InputError, match="p: 2 rows were given"):
-        neighbour_error(circle[:2])

@@ -73,15 +73,6 @@ def test_matrices_too_large_to_look_at_are_refused(monkeypatch: pytest.MonkeyPat
         contraction(layer_of("rope"))
 
 
-@pytest.mark.parametrize("encoding", ["rope", "alibi"])
-def test_grouped_queries_are_heads_with_the_same_keys(encoding: str) -> None:
-    layer = layer_of(encoding)
-    grouped = replace(layer, k=layer.k[:, :2])
-    spread = replace(layer, k=layer.k[:, :2].repeat_interleave(2, 1))
-    for found, expected in zip(vars(contraction(grouped)).values(), vars(contraction(spread)).values(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0, equal_nan=True)
-
-
 def test_a_sequence_of_one_token_has_no_spectrum_and_spoils_none() -> None:
     layer = layer_of("rope")
     short = replace(layer, lengths=torch.tensor([1, 6, 10]))
@@ -93,19 +84,6 @@ def test_a_sequence_of_one_token_has_no_spectrum_and_spoils_none() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     with pytest.raises(InputError, match="lengths: no sequence of two tokens or more"):
         contraction(replace(layer, lengths=torch.ones(3, dtype=torch.long)))
-
-
-def test_without_position_nothing_changes() -> None:
-    found = contraction(layer_of("nope"))
-    torch.testing.assert_close(found.width, torch.ones(4, dtype=torch.float64))
-    torch.testing.assert_close(found.norm, torch.ones(4, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("base", [1.5, 10.0, 10000.0])
-def test_no_rotation_beats_the_sum_of_its_frequencies(base: float) -> None:
-    found = contraction(layer_of("rope", base=base))
-    assert (found.bound <= 1 + 1e-12).all()
-    assert (found.bound > 0.1).all()
 
 
 def test_what_has_no_spectrum_without_position_is_refused() -> None:

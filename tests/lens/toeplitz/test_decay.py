@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from toeplens.ground import InputError
 from toeplens.lens.toeplitz import decay
@@ -69,14 +67,6 @@ def test_a_planted_form_is_recovered(form: Form, size: int) -> None:
 
 
 @each_form
-def test_a_planted_form_is_found_in_noise(form: Form) -> None:
-    offsets, counts = causal(2048)
-    fits = fit_decay(offsets, planted(form, offsets) + noise(counts, 0.001), counts=counts)
-    assert fits[0].form == form
-    assert fits[0].parameters == pytest.approx(PLANTED[form], rel=2e-2)
-
-
-@each_form
 def test_no_parameters_nearby_are_better(form: Form) -> None:
     """The weighted squares, written out, grow whichever parameter moves."""
     offsets, counts = causal(200)
@@ -117,52 +107,6 @@ def test_half_distances_are_where_half_is_left() -> None:
         assert np.isnan(fit.half_distance) == (fit.form not in limits)
 
 
-@pytest.mark.parametrize("level", [0.0, 0.7, -3e5])
-def test_constant_means_are_constant(level: float) -> None:
-    """Every form fits them; the one with the fewest parameters is first, and there is no variance to explain."""
-    fits = fit_decay(np.arange(64), np.full(64, level))
-    assert fits[0].form == "constant"
-    assert fits[0].parameters == pytest.approx({"a": level}, rel=1e-14)
-    for fit in fits:
-        assert np.isnan(fit.r2)
-        assert np.isnan(fit.half_distance)
-        np.testing.assert_allclose(fit.at(np.arange(64)), level, rtol=1e-9)
-
-
-@settings(max_examples=15)
-@given(
-    form=st.sampled_from(list(PLANTED)),
-    scale=st.floats(0.01, 100),
-    sign=st.sampled_from([-1, 1]),
-    shift=st.floats(-50, 50),
-    seed=st.integers(0, 99),
-)
-def test_units_do_not_matter(form: Form, scale: float, sign: int, shift: float, seed: int) -> None:
-    """Fits of s y + t are s (fits of y) + t, ranked the same, with the same tau, p, r2 and half distances."""
-    offsets, counts = causal(60)
-    means = planted(form, offsets) + noise(counts, 0.05, seed)
-    before = fit_decay(offsets, means, counts=counts)
-    after = fit_decay(offsets, sign * scale * means + shift, counts=counts)
-    for one in before:
-        other = named(after, one.form)
-        wanted = sign * scale * one.at(offsets) + shift
-        np.testing.assert_allclose(other.at(offsets), wanted, atol=1e-5 * scale)
-        assert other.r2 == pytest.approx(one.r2, abs=1e-6)
-        assert other.bic == pytest.approx(one.bic + 60 * np.log(scale**2), abs=1e-3)
-    assert [fit.bic for fit in before] == sorted(fit.bic for fit in before)
-
-
-@settings(max_examples=10)
-@given(seed=st.integers(0, 99), factor=st.floats(0.01, 1000))
-def test_order_and_unit_of_the_counts_do_not_matter(seed: int, factor: float) -> None:
-    offsets, counts = causal(60)
-    means = planted("exponential", offsets) + noise(counts, 0.05, seed)
-    shuffled = np.random.default_rng(seed).permutation(60)
-    one = fit_decay(offsets, means, counts=counts)[0]
-    other = fit_decay(offsets[shuffled], means[shuffled], counts=factor * counts[shuffled])[0]
-    assert other.parameters == pytest.approx(dict(one.parameters), rel=1e-5)
-
-
 def test_what_has_no_mean_or_no_count_is_left_out() -> None:
     offsets, counts = causal(100)
     means = planted("power", offsets) + noise(counts, 0.05)
@@ -170,18 +114,6 @@ def test_what_has_no_mean_or_no_count_is_left_out() -> None:
     wanted = fit_decay(offsets[kept], means[kept], counts=counts[kept])
     assert fit_decay(offsets, np.where(kept, means, np.nan), counts=counts) == wanted
     assert fit_decay(offsets, np.where(kept, means, 1e9), counts=np.where(kept, counts, 0)) == wanted
-
-
-def test_weights_are_the_counts() -> None:
-    """A mean of two entries weighs as two means of one; an outlier of little weight changes little."""
-    offsets, counts = causal(100)
-    means = planted("linear", offsets)
-    means[50] += 1
-    counts = np.where(offsets == 50, 1e-9, counts)
-    assert named(fit_decay(offsets, means, counts=counts), "linear").parameters == pytest.approx(
-        PLANTED["linear"], rel=1e-6
-    )
-    assert named(fit_decay(offsets, means), "linear").parameters != pytest.approx(PLANTED["linear"], rel=1e-4)
 
 
 @each_form
@@ -193,13 +125,6 @@ def test_blocks_change_little(form: Form, monkeypatch: pytest.MonkeyPatch) -> No
     whole = named(fit_decay(offsets, means, counts=counts), form)
     assert thinned.parameters == pytest.approx(dict(whole.parameters), rel=1e-4)
     assert thinned.r2 == pytest.approx(whole.r2, abs=1e-6)
-
-
-def test_offsets_far_from_zero_do_not_overflow() -> None:
-    offsets = 10**6 + np.arange(30)
-    fits = fit_decay(offsets, np.exp(-np.arange(30) / 5.0))
-    for fit in fits:
-        assert np.isfinite(list(fit.parameters.values())).all()
 
 
 ONES = np.ones(5)

@@ -11,8 +11,7 @@ from tests.studies.measures import extrapolation, longer
 
 from toeplens.engine.kinds import Spectra
 from toeplens.lens import FrequencyRecord, HeadAblation, HeadSets, PositionalDrift, Representation, SeedStrength
-from toeplens.lens.gradients.signal import LevelSignal
-from toeplens.lens.gradients.statistics import Strength
+from toeplens.lens.gradients.signal import LevelSignal, Strength
 from toeplens.lens.toeplitz.bias_spread import BiasSpread
 
 LAYERS, HEADS, PAIRS, CHANCE = 4, 4, 4, 0.1

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders import REPRESENTATIVES
 from tests.lens.models import decoder
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import Batch
 from toeplens.lens.gradients.descent import Differentiable, LayerGradient, LayerView
@@ -29,24 +29,9 @@ SIZES = {
     "num_heads": HEADS,
     "max_len": 8,
 }
-# input, bias, factored bias, rotation of all and of some, both, latent, what reads content, what acts on the logits
-CHOSEN = (
-    "nope",
-    "sinusoidal",
-    "alibi",
-    "t5",
-    "relative-table",
-    "rope",
-    "partial-rope",
-    "rope-absolute",
-    "mla",
-    "fox",
-    "shaw",
-    "cope",
-    "urpe",
-)
-EVERY = [(name, "paper") for name in encodings.names()] + [(name, "released") for name in CHOSEN]
-chosen = pytest.mark.parametrize("encoding", CHOSEN)
+RELEASED = ("rope", "mla")  # in the released protocol too
+CASES = [(name, "paper") for name in REPRESENTATIVES] + [(name, "released") for name in RELEASED]
+cases = pytest.mark.parametrize(("encoding", "protocol"), CASES)
 both_protocols = pytest.mark.parametrize("protocol", ["paper", "released"])
 
 
@@ -77,7 +62,7 @@ def gradients(model: Decoder, batch: Batch) -> tuple[Tensor, list[LayerGradient]
 # ---- the same model -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("encoding", "protocol"), EVERY)
+@cases
 def test_the_losses_are_those_of_the_fused_path(encoding: str, protocol: str) -> None:
     """float64, 1e-10; an example that does not count has a loss of 0."""
     model = model_of(encoding, protocol)
@@ -120,8 +105,7 @@ def moved_projection(project: Any, q_change: Tensor, k_change: Tensor) -> Any:
     return other
 
 
-@chosen
-@both_protocols
+@cases
 def test_they_are_central_differences_of_each_examples_loss(encoding: str, protocol: str) -> None:
     """float64, 1e-6: at the largest entry and at two others, in every layer, at logits, queries and keys.
 
@@ -167,16 +151,6 @@ def test_the_last_layer_has_the_queries_that_it_computes(readout: str, padded: b
         assert layer.logits[~unseen].any()
 
 
-def test_row_b_is_example_bs_own() -> None:
-    model, (tokens, labels, lengths) = model_of(), examples()
-    _, together = gradients(model, (tokens, labels, lengths))
-    for b in range(COUNT):
-        _, alone = gradients(model, (tokens[b : b + 1], labels[b : b + 1], lengths[b : b + 1]))
-        for whole, one in zip(together, alone, strict=True):
-            for name in ("logits", "q", "k"):
-                torch.testing.assert_close(getattr(whole, name)[b], getattr(one, name)[0], rtol=0, atol=1e-12)
-
-
 # ---- what q and k are made from -------------------------------------------------------------------------------------
 
 
@@ -199,8 +173,7 @@ def test_parameter_gradients_of_every_example_follow(encoding: str, protocol: st
                 to_q, to_k, _ = weight.unflatten(0, (3, HEADS, -1))
             else:
                 up_q, turn_q, up_kv, turn_k = torch.autograd.grad(
-                    loss,
-                    [x.weight for x in (attention.up_q, attention.rotary_q, attention.up_kv, attention.rotary_k)],
+                    loss, [x.weight for x in (attention.up_q, attention.rotary_q, attention.up_kv, attention.rotary_k)]
                 )
                 to_q = torch.cat([x.unflatten(0, (HEADS, -1)) for x in (up_q, turn_q)], dim=1)
                 content, latent = attention.head_dim, attention.down_kv.out_features
@@ -213,36 +186,6 @@ def test_parameter_gradients_of_every_example_follow(encoding: str, protocol: st
                 by_k = by_k[:, :content, :latent]
             torch.testing.assert_close(by_q, to_q, rtol=0, atol=1e-10)
             torch.testing.assert_close(by_k, to_k, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("encoding", ["sinusoidal", "learned", "rope-absolute", "rope", "mla"])
-@both_protocols
-def test_the_known_part_of_the_keys_inputs_makes_the_known_part_of_the_keys(encoding: str, protocol: str) -> None:
-    model, (tokens, _, lengths) = model_of(encoding, protocol), examples()
-    views = DecoderGradients(model).layers(tokens, lengths)
-    vectors = views[0].trace.vectors
-    for view in views:
-        known, attention = view.projections.key_part, model.block(view.trace.layer).attention
-        raw = model.config.key_value_source == "embeddings"
-        assert (known is None) == (view.trace.layer > 0 and not raw)
-        if known is None:
-            continue
-        p = vectors.expand_as(view.trace.key_inputs)
-        expected = view.trace.part(p, p)[1]
-        if isinstance(attention, LatentAttention):
-            content, latent = attention.head_dim, attention.down_kv.out_features
-            up = attention.up_kv.weight[: HEADS * content].unflatten(0, (HEADS, -1))
-            ours = torch.cat(
-                (
-                    torch.einsum("bnf,hdf->bhnd", known[..., :latent], up),
-                    (known[..., latent:] @ attention.rotary_k.weight.T).unsqueeze(1).expand(-1, HEADS, -1, -1),
-                ),
-                dim=-1,
-            )
-        else:
-            to_k = attention.qkv.weight.unflatten(0, (3, HEADS, -1))[1]
-            ours = torch.einsum("bnf,hdf->bhnd", known, to_k)
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-10)
 
 
 # ---- nothing stays ---------------------------------------------------------------------------------------------------
@@ -266,25 +209,6 @@ def test_the_model_is_left_as_it_is() -> None:
     assert isinstance(source, Differentiable)
 
 
-@both_protocols
-def test_frozen_parameters_have_the_same_gradients(protocol: str) -> None:
-    model = copy.deepcopy(model_of("rope", protocol)).requires_grad_(False)
-    with torch.no_grad():
-        _, found = gradients(model, examples())
-    _, expected = gradients(model_of("rope", protocol), examples())
-    for one, other in zip(found, expected, strict=True):
-        for name in ("logits", "q", "k"):
-            assert torch.equal(getattr(one, name), getattr(other, name))
-
-
-def test_only_the_logits_if_only_they_are_wanted() -> None:
-    _, expected = gradients(model_of(), examples())
-    _, found = DecoderGradients(model_of()).gradients(*examples(), projections=False)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.logits, other.logits)
-        assert (one.q, one.k, one.projections) == (None, None, None)
-
-
 # ---- along the mean gradient -----------------------------------------------------------------------------------------
 
 
@@ -293,9 +217,7 @@ def total(layers: list[LayerView]) -> Tensor:
     return torch.stack([(view.trace.q.square().sum() + view.trace.k.sin().sum()) for view in layers])
 
 
-@pytest.mark.parametrize(
-    ("encoding", "protocol"), [*((name, "paper") for name in CHOSEN), ("rope", "released"), ("mla", "released")]
-)
+@cases
 def test_the_slope_is_that_of_a_small_step_against_the_gradient(encoding: str, protocol: str) -> None:
     """Central difference in float64 (1e-6 of the largest)."""
     model, batch = model_of(encoding, protocol), examples()

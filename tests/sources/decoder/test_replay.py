@@ -8,7 +8,6 @@ import torch
 from toeplens.lens import Batch, ablate_heads
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
-from toeplens.sources.decoder import replay
 
 SIZES = {"vocab_size": 9, "num_classes": 5, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 8}
 
@@ -47,10 +46,3 @@ def test_gains_that_differ_in_float64_alone_are_different_copies() -> None:
     gains[1, 2] += 1e-9
     one, other = source.replay(state, gains)
     assert 0 < float((one - other).abs().max()) < 1e-8
-
-
-def test_other_devices_have_a_size_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this were one: the processor's own entry is taken away."""
-    expected = ablate_heads(DecoderSource(model()), [batch()], metric="loss").drops
-    monkeypatch.delitem(replay.AT_ONCE, "cpu")
-    assert (ablate_heads(DecoderSource(model()), [batch()], metric="loss").drops == expected).all()

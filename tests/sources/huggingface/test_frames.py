@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GROUPED, INPUTS, SIZES, T5, calls_in, state, tiny
+from tests.sources.huggingface.models import SIZES, T5, calls_in, state, tiny
 from torch import Tensor
 
 from toeplens import audit
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import NoPosition, as_tokens, captured, compared
-from toeplens.sources.huggingface.capture.refusals import offset_share, turned_before
-from toeplens.studies.auditing import Audit, open_audit, save
+from toeplens.sources.huggingface.capture.observer import offset_share, turned_before
 
 WIDTH, HEADS, RATE, SAMPLES, FRAMES = 32, 4, 16000, 640, 30
 CONFORMER = {name: SIZES[name] for name in SIZES if name != "max_position_embeddings"} | {
@@ -60,10 +59,6 @@ def given_to_attention(model: Any, inputs: dict[str, Tensor]) -> list[tuple[Any,
 
 def in_heads(x: Tensor) -> Tensor:
     return x.double().unflatten(-1, (HEADS, -1)).transpose(1, 2)
-
-
-def numbers(found: Audit, *without: str) -> list[dict[str, Any]]:
-    return [{name: value for name, value in vars(head).items() if name not in without} for head in found.heads]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -146,35 +141,6 @@ def test_the_relative_form_is_a_query_by_offset_and_has_no_shares() -> None:
             call.placed()
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_audit_runs_to_its_end_and_says_what_it_is_of(kind: str, cls: str, tmp_path: Any) -> None:
-    model = conformer(kind, cls)
-    before = state(model)
-    found = audit(model, waves())
-    assert state(model) == before
-    assert (found.about["class"], found.about["sequences"], found.about["tokens"]) == (cls, 9, FRAMES)
-    assert found.whole < 1e-5
-    assert (found.effect, found.method, len(found.heads)) == ("states", "exact", 2 * HEADS)
-    why, position = {
-        "rotary": ("its rotation is of the states, before their projection", "a rotation that is not understood"),
-        "relative": ("its bias is no function of the offset alone.", "bias"),
-    }[kind]
-    for layer in found.layers:
-        assert layer.unknown is not None
-        assert why in layer.unknown
-        assert "Wav2Vec2ConformerSelfAttention" in layer.module
-        assert layer.position == position
-        assert layer.weights is not None
-        assert max(layer.weights, layer.outputs) < 1e-4
-    for head in found.heads:
-        assert head.positional is head.symbolic is head.interaction is head.induction is None
-        assert None not in (head.toeplitz, head.toeplitz_variance, head.entropy, head.previous, head.decay)
-        assert head.effect is not None
-        assert head.effect > 0
-    assert open_audit(save(found, tmp_path / "audit")) == found
-
-
 def test_position_is_taken_from_the_relative_form_alone() -> None:
     found = audit(conformer("relative"), waves(), effects="position")
     assert all(head.effect is not None and head.effect > 0 for head in found.heads)
@@ -182,47 +148,10 @@ def test_position_is_taken_from_the_relative_form_alone() -> None:
         audit(conformer("rotary"), waves(), effects="position")
 
 
-def test_some_sequences_are_those_alone() -> None:
-    model = conformer("relative")
-    some = audit(model, waves(), sequences=3, effects="none")
-    alone = audit(model, {name: x[:3] for name, x in waves().items()}, effects="none")
-    assert some.about["sequences"] == 3
-    for one, other in zip(some.heads, alone.heads, strict=True):
-        assert one.entropy == pytest.approx(other.entropy, abs=1e-6)
-
-
-def test_vectors_of_tokens_are_measured_as_the_tokens_are() -> None:
-    """But for induction, as no place is another's copy, and effects, which of vectors are of the last states."""
-    ids = INPUTS["input_ids"].repeat(4, 1) + torch.arange(8)[:, None] % 3
-    for cls, sizes in (("LlamaForCausalLM", GROUPED), ("BertModel", SIZES)):
-        model = tiny(cls, **sizes)
-        vectors = model.get_input_embeddings()(ids % 31).detach()
-        mine, own = (
-            audit(*given, effects="none") for given in (as_tokens(model, {"inputs_embeds": vectors}), (model, ids % 31))
-        )
-        for one, other in zip(numbers(mine, "induction"), numbers(own, "induction"), strict=True):
-            assert one["positional"] == pytest.approx(other["positional"], abs=1e-5)
-            assert one["entropy"] == pytest.approx(other["entropy"], abs=1e-5)
-        assert audit(model, {"inputs_embeds": vectors}).effect == "states"
-
-
-def test_other_inputs_have_other_numbers_and_the_same_ones_the_same() -> None:
-    """What is kept of an audit goes by them."""
-    model = conformer("rotary")
-    first, again, other = (
-        as_tokens(model, x)[1] for x in (waves(), waves(), {"input_values": 2 * waves()["input_values"]})
-    )
-    assert torch.equal(first, again)
-    assert first.shape == (9, FRAMES)
-    assert len(first.unique()) == first.numel()
-    assert not torch.equal(first, other)
-
-
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
         ({}, "inputs: none were given"),
-        ({"input_values": [1.0, 2.0]}, "input_values is list; it must be a tensor"),
         ({"input_values": torch.zeros(4)}, r"input_values is \[4\]; it must be a tensor with the sequences first"),
         (
             {"waves": torch.zeros(2, 640)},
@@ -231,7 +160,6 @@ def test_other_inputs_have_other_numbers_and_the_same_ones_the_same() -> None:
         ({**waves(2), "attention_mask": torch.ones(3, SAMPLES)}, "2 of input_values, 3 of attention_mask were given"),
         ({**waves(2), "attention_mask": torch.ones(2, SAMPLES).tril(600)}, "their mask hides some of them"),
         ({"input_values": torch.zeros(2, 45)}, "a single frame of each; at least 2"),
-        ({"input_values": torch.zeros(2, 5)}, "Wav2Vec2ConformerModel does not run on this input: "),
     ],
 )
 def test_inputs_that_cannot_be_read_are_refused(inputs: dict[str, Any], said: str) -> None:

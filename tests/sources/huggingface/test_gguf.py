@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from tests.sources.huggingface.test_loading import LLAMA, TOKENS, built, saved
 
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.report import render_audit
-from toeplens.sources.huggingface import load_model, quantised
-from toeplens.sources.huggingface.quantised import Quantised, read_gguf
+from toeplens.sources.huggingface import checkpoints, load_model
+from toeplens.sources.huggingface.checkpoints import Quantised, read_gguf
 from toeplens.studies import audit
 
 gguf = pytest.importorskip("gguf")
@@ -120,13 +119,7 @@ def test_of_several_files_one_must_be_named(tmp_path: Path) -> None:
         load_model(str(tmp_path), device="cpu")
 
 
-def test_another_file_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "weights.bin").write_bytes(b"1")
-    with pytest.raises(InputError, match=r"^model: .*weights\.bin was given; a model's directory, a \.gguf file or"):
-        load_model(str(tmp_path / "weights.bin"), device="cpu")
-
-
-@pytest.mark.parametrize("share", [0.0, 1e-9, 0.001, 0.01, 0.05, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.05, 0.9])
 def test_a_file_that_is_cut_short_is_one_sentence(tmp_path: Path, share: float) -> None:
     content = written(built("LlamaForCausalLM", **WIDE), tmp_path / "some.gguf").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(content[: int(share * len(content)) + (share > 0) * 4])
@@ -136,22 +129,6 @@ def test_a_file_that_is_cut_short_is_one_sentence(tmp_path: Path, share: float) 
         load_model(str(tmp_path / "cut.gguf"), device="cpu")
 
 
-@pytest.mark.parametrize("nested", [0, 1])
-def test_a_list_that_goes_beyond_the_end_is_not_read_to_it(tmp_path: Path, nested: int) -> None:
-    kinds = [9] * (nested + 1) + [4]
-    head = b"GGUF" + struct.pack("<IQQQ3sI", 3, 0, 1, 3, b"abc", kinds[0])
-    (tmp_path / "a.gguf").write_bytes(head + b"".join(struct.pack("<IQ", kind, 2**50) for kind in kinds[1:]))
-    with pytest.raises(InputError, match=r"^model: .*a\.gguf is damaged or cut short\.$"):
-        read_gguf(tmp_path / "a.gguf")
-
-
-def test_a_list_of_millions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantised, "_VALUES", 100)
-    path = written(built("LlamaForCausalLM", **WIDE), tmp_path / "a.gguf", lambda one: one.add_array("some", [1] * 100))
-    with pytest.raises(InputError, match=r"^model: .*a\.gguf is damaged or cut short\.$"):
-        read_gguf(path)
-
-
 def test_types_that_are_not_known_are_named(tmp_path: Path) -> None:
     content = bytearray(written(built("LlamaForCausalLM", **WIDE), tmp_path / "some.gguf").read_bytes())
     at = content.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8  # after its dimensions
@@ -159,31 +136,6 @@ def test_types_that_are_not_known_are_named(tmp_path: Path) -> None:
     (tmp_path / "odd.gguf").write_bytes(content)
     with pytest.raises(InputError, match=r"odd\.gguf keeps tensors in a type that is not known \(number 999\)\.$"):
         load_model(str(tmp_path / "odd.gguf"), device="cpu")
-
-
-def test_weights_of_more_layers_than_it_says_it_has_are_refused(tmp_path: Path) -> None:
-    content = bytearray(written(built("LlamaForCausalLM", **WIDE), tmp_path / "some.gguf").read_bytes())
-    at = content.index(b"llama.block_count") + len(b"llama.block_count") + 4  # after its type
-    content[at : at + 4] = (1).to_bytes(4, "little")
-    (tmp_path / "fewer.gguf").write_bytes(content)
-    with pytest.raises(InputError, match=r"fewer\.gguf says that it has 1 layers, and holds weights of layer 2; is w"):
-        load_model(str(tmp_path / "fewer.gguf"), device="cpu")
-
-
-def test_another_version_is_named(tmp_path: Path) -> None:
-    content = bytearray(written(built("LlamaForCausalLM", **WIDE), tmp_path / "some.gguf").read_bytes())
-    content[4:8] = (99).to_bytes(4, "little")
-    (tmp_path / "new.gguf").write_bytes(content)
-    with pytest.raises(InputError, match=r"new\.gguf is a GGUF file of version 99, which the package gguf does not"):
-        load_model(str(tmp_path / "new.gguf"), device="cpu")
-
-
-def test_one_piece_of_several_is_refused(tmp_path: Path) -> None:
-    path = written(
-        built("LlamaForCausalLM", **WIDE), tmp_path / "a.gguf", lambda writer: writer.add_uint16("split.count", 3)
-    )
-    with pytest.raises(InputError, match=r"a\.gguf is one of 3 pieces; a GGUF file that is whole must be given"):
-        load_model(str(path), device="cpu")
 
 
 def test_architectures_that_transformers_does_not_read_are_named(tmp_path: Path) -> None:
@@ -199,15 +151,8 @@ def test_architectures_that_transformers_does_not_read_are_named(tmp_path: Path)
         load_model(str(tmp_path / "odd.gguf"), device="cpu")
 
 
-def test_sizes_beyond_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(built("LlamaForCausalLM", **WIDE), tmp_path / "some.gguf")
-    monkeypatch.setattr("toeplens.sources.huggingface.loading.memory", lambda: 1000)
-    with pytest.raises(EnvironmentFailure, match="does not fit into the memory of cpu"):
-        load_model(str(path), device="cpu")
-
-
 def test_what_reads_them_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(quantised, "_NEEDED", ("no_such_package",))
+    monkeypatch.setattr(checkpoints, "_NEEDED", ("no_such_package",))
     with pytest.raises(EnvironmentFailure, match=r"^no_such_package: it is missing; pip install 'toeplens\[gguf\]'"):
         load_model(str(tmp_path / "some.gguf"), device="cpu")

@@ -90,20 +90,14 @@ def test_left_over_weights_of_attention_are_refused_and_others_listed(tmp_path: 
     ("changes", "said"),
     [
         ({"num_attention_heads": 3}, "The hidden size (16) is not a multiple of the number of attention heads (3)"),
-        ({"num_attention_heads": 0}, "has 0 as num_attention_heads; it must be at least 1"),
-        ({"num_key_value_heads": 0}, "has 0 as num_key_value_heads; it must be at least 1"),
         ({"num_hidden_layers": 0}, "has 0 as num_hidden_layers; it must be at least 1"),
         ({"num_attention_heads": "four"}, "Field 'num_attention_heads' expected int, got str (value: 'four')"),
         (
             {"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}},
             "its rope_type is 'odd', which transformers does not know",
         ),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "'x' as rope_theta; it must be a number"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "0 as rope_theta; it must be a number above"),
-        ({"hidden_act": "odd"}, "its hidden_act is 'odd', which transformers does not know"),
         ({"architectures": ["BertForMaskedLM"]}, "is a BertForMaskedLM by its architectures and of the type llama"),
-        ({"architectures": "LlamaForCausalLM"}, "has 'LlamaForCausalLM' as architectures; it must be a list of names"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "could not be loaded"),
         ({"hidden_size": 24}, "is of shape [40, 16] in its weights and [40, 24] by its configuration"),
     ],
 )
@@ -115,15 +109,7 @@ def test_odd_configurations_are_one_sentence(tmp_path: Path, changes: dict[str, 
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_hidden_layers": 10**6},
-        {"num_hidden_layers": 10**30},
-        {"text_config": {"decoder_layers": 1001}},
-        {"n_layer": 1e300},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 10**30}, {"text_config": {"decoder_layers": 1001}}])
 def test_more_layers_than_a_model_has_are_refused_before_anything_is_made_of_them(
     tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,16 +121,8 @@ def test_more_layers_than_a_model_has_are_refused_before_anything_is_made_of_the
         audited(place)
 
 
-def test_so_are_those_of_a_model_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = transformers.LlamaConfig(**LLAMA | {"num_hidden_layers": 1001})
-    monkeypatch.setattr(checkpoints, "_hub_options", lambda name: {})
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: many)
-    with pytest.raises(InputError, match="has 1001 as num_hidden_layers"):
-        loading.load_model("some/model", device="cpu")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("name", ["embed_tokens.weight", "layers.1.self_attn.k_proj.weight", "norm.weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("name", ["layers.1.self_attn.k_proj.weight", "norm.weight"])
 def test_weights_that_are_not_finite_are_told_by_their_name(name: str, value: float) -> None:
     loaded = built("LlamaForCausalLM", **LLAMA)
     with torch.no_grad():
@@ -154,14 +132,7 @@ def test_weights_that_are_not_finite_are_told_by_their_name(name: str, value: fl
         audit(loaded, TOKENS)
 
 
-def test_so_are_speeds_of_a_rotation() -> None:
-    loaded = built("LlamaForCausalLM", **LLAMA)
-    loaded.model.rotary_emb.inv_freq[1] = float("nan")
-    with pytest.raises(InputError, match=r"^model: model\.rotary_emb\.inv_freq has values that are not finite"):
-        audit(loaded, TOKENS)
-
-
-@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "intermediate_size", "head_dim"])
+@pytest.mark.parametrize("field", ["vocab_size", "head_dim"])
 def test_sizes_beyond_the_memory_are_refused_before_anything_is_filled(
     tmp_path: Path, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,16 +146,7 @@ def test_sizes_beyond_the_memory_are_refused_before_anything_is_filled(
         audited(place)
 
 
-def test_weights_that_the_free_memory_does_not_hold_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
-    monkeypatch.setattr(loading, "free_memory", lambda: 1000)
-    with pytest.raises(EnvironmentFailure, match=r"weights of .* need .* of memory, and .* are free; a smaller dtype"):
-        audited(place)
-
-
-@pytest.mark.parametrize("content", ["null", "3", "", "{", "[" * 100_000, '{"a": %s}' % ("9" * 5000)])
+@pytest.mark.parametrize("content", ["null", "{", "[" * 100_000])
 def test_damaged_configurations_are_one_sentence(tmp_path: Path, content: str) -> None:
     saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
     (tmp_path / "config.json").write_text(content)
@@ -216,8 +178,6 @@ def test_damaged_weights_and_words_are_one_sentence(tmp_path: Path) -> None:
     ("kind", "sizes", "said"),
     [
         ("CodeGenForCausalLM", {"n_positions": 6, "rotary_dim": 4}, "made for 6, by max_position_embeddings"),
-        ("GPTJForCausalLM", {"n_positions": 6, "rotary_dim": 4}, "made for 6, by max_position_embeddings"),
-        ("CTRLLMHeadModel", {"n_positions": 6, "dff": 24}, "made for 6, by max_position_embeddings"),
         (
             "MptForCausalLM",
             {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 6},
@@ -241,20 +201,6 @@ def test_models_that_cannot_run_are_one_sentence() -> None:
         audit(mixed, TOKENS)
 
 
-def test_outputs_without_names_are_those_with() -> None:
-    named, plain = (built("LlamaForCausalLM", **LLAMA, return_dict=each) for each in (True, False))
-    assert audit(plain, TOKENS).heads == audit(named, TOKENS).heads
-    assert plain.config.return_dict is False
-
-
-def test_a_caller_s_own_error_stays_what_it_is() -> None:
-    def stop(*_: Any) -> None:
-        raise LookupError("mine")
-
-    with pytest.raises(LookupError, match="mine"):
-        audit(built("LlamaForCausalLM", **LLAMA), TOKENS, on_progress=stop)
-
-
 def test_the_hub_is_asked_once_with_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
 
@@ -271,9 +217,3 @@ def test_the_hub_is_asked_once_with_a_limit(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "config.json")
     assert checkpoints.checkpoint_of("nobody/nothing").options == {"local_files_only": True}
     assert checkpoints.checkpoint_of(str(tmp_path)).options == {}
-
-
-def test_memory_that_runs_out_while_loading_is_the_machine_s(tmp_path: Path) -> None:
-    place = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path), vocab_size=10**15)
-    with pytest.raises(EnvironmentFailure, match="does not fit into the memory of cpu"):
-        audited(place)

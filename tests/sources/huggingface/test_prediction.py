@@ -95,15 +95,6 @@ def test_choices_are_all_that_can_be(tokens: Tensor) -> None:
         prediction.predictions(model, tokens, [10], choices=torch.full((2, 1), 30))
 
 
-def test_a_model_in_training_is_asked_in_evaluation_mode_and_left_as_it_was(tokens: Tensor) -> None:
-    model = made("GPT2")
-    wanted = prediction.predictions(model, tokens, PLACES)
-    model.train()
-    found = prediction.predictions(model, tokens, PLACES)
-    torch.testing.assert_close(found.nats, wanted.nats, rtol=0, atol=0)
-    assert all(module.training for module in model.modules())
-
-
 def test_changes_are_those_of_the_changed_pass(tokens: Tensor) -> None:
     model, changes = made("Llama"), [Change(layer=0, speed=0.0), Change(layer=1, heads=(2,), output="zero")]
     found = prediction.predictions(model, tokens, PLACES, changes=changes)

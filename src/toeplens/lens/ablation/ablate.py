@@ -15,8 +15,7 @@ from torch import Tensor
 from toeplens.ground import InputError, choose
 from toeplens.ground.reading import Share
 from toeplens.ground.records import AtLeast1, Record
-from toeplens.lens.ablation.attribution import first_order
-from toeplens.lens.ablation.estimate_check import EstimateCheck, Sample, check_estimates
+from toeplens.lens.ablation.attribution import EstimateCheck, Sample, check_estimates, first_order
 from toeplens.lens.kit.intervals import TAILS, Estimate, bootstrap_means, spearman
 from toeplens.lens.kit.interventions import (
     Batch,

@@ -32,8 +32,7 @@ from torch import Tensor
 from toeplens.ground.reading import Count, Positive
 from toeplens.ground.records import Each, NearlyShare, Record
 from toeplens.lens.following.two_way import two_way
-from toeplens.lens.kit.given import Around, Given
-from toeplens.lens.kit.movable import Keys, by_layer, looked_at, movable_from
+from toeplens.lens.kit.movable import Around, Given, Keys, by_layer, looked_at, movable_from
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 _NOTHING = 1e-12  # of what products and bias could add up to: a variance below it is rounding

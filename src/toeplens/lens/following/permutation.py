@@ -14,8 +14,7 @@ from toeplens.ground import InputError
 from toeplens.ground.reading import Count
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.following.behaviour import one_a_layer
-from toeplens.lens.kit.given import Around, Given
-from toeplens.lens.kit.movable import Keys, by_layer, looked_at, movable_from
+from toeplens.lens.kit.movable import Around, Given, Keys, by_layer, looked_at, movable_from
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 _NOTHING = 1e-12  # of the mean square of the sequences: a variance below it is rounding

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.lens.kit.main_effect import (
+from toeplens.lens.kit.position import (
     centred,
     effect_variance,
     evenly,

@@ -25,10 +25,7 @@ class Retrieval(NamedTuple):
 
 
 def retrieval(
-    weights: Float[Tensor, "B H n K"],
-    tokens: Int[Tensor, "B N"],
-    places: Int[Tensor, "n"],
-    needle: Int[Tensor, "B 2"],
+    weights: Float[Tensor, "B H n K"], tokens: Int[Tensor, "B N"], places: Int[Tensor, "n"], needle: Int[Tensor, "B 2"]
 ) -> Retrieval:
     """Retrieval scores of heads, from their weights at the queries that predict an answer.
 

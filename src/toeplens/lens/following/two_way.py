@@ -16,7 +16,7 @@ common with the former is a convolution (FFT). Var(I) needs, of each query, an n
 
     Var(I) = 1/2 Re sum_ts [ w_t conj(w_s) Cov(e_t, e_s) conj(Cov(c_t, c_s)) + w_t w_s Cov'(e_t, e_s) conj(Cov'(..)) ],
 
-Cov' without the conjugate (`two_way_products`). The sums over j of e^(-iota j (theta_t +- theta_s)) are run along with
+Cov' without the conjugate (`summed_squares`). The sums over j of e^(-iota j (theta_t +- theta_s)) are run along with
 those of the keys and not taken in closed form: no frequency, 0 and multiples of 2 pi included, then has a denominator
 near 0, and e_j may be any factors (xPos's, which decay). All covariances are kept about the running mean (Chan, Golub,
 LeVeque 1983), so that little cancels. O(N d^2) a head, in chunks.
@@ -29,20 +29,241 @@ is taken off another, so nothing cancels there either (van Herk 1992).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
-from toeplens.lens.following.two_way_products import STEP, Rows, squares_of_all, summed_squares
-from toeplens.lens.following.two_way_sums import Met, Moments, Sums, from_each, with_far
 from toeplens.lens.kit import sums as moments
-from toeplens.lens.kit.movable import Keys, MovableKeys, complex_pairs, joined, turned_by
-from toeplens.lens.kit.one_sided import parts_of
+from toeplens.lens.kit.movable import Keys, MovableKeys, complex_pairs, joined, parts_of, turned_by
 from toeplens.lens.kit.pairwise import PairwiseLogits, table_variances
 from toeplens.lens.kit.terms import Offsets
+
+
+@dataclass(frozen=True)
+class Met:
+    """Rows that a chunk's queries meet one by one, about the mean of those that all of its queries see.
+
+    own   [..., C, F] the chunk's own, which query r sees up to row r
+    far   [..., C - 1, F] with a window, those of the block before, which query r sees from row r on; else None
+    """
+
+    own: Tensor
+    far: Tensor | None
+
+    def of(self, change: Callable[[Tensor], Tensor]) -> Met:
+        """With both changed alike."""
+        return Met(change(self.own), None if self.far is None else change(self.far))
+
+    def summed(self) -> Float[Tensor, "*B C F"]:
+        """Over the rows that each query sees."""
+        return with_far(self.own.cumsum(-2), None if self.far is None else from_each(self.far, -2), -2)
+
+    def along(self, weights: Float[Tensor, "*_B C F"]) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"]]:
+        """The sums of the squares of weights . row and of weights . row, over the rows that each query sees."""
+        own = times(weights, self.own.mT).tril()
+        square, total = own.square().sum(-1), own.sum(-1)
+        if self.far is None:
+            return square, total
+        far = times(weights, self.far.mT).triu()
+        return square + far.square().sum(-1), total + far.sum(-1)
+
+
+class Moments:
+    """Mean and sums of squares and products about it, of some rows; of none, about any mean."""
+
+    def __init__(self, mean: Float[Tensor, "*B 1 F"], products: Float[Tensor, "*B F F"] | None = None) -> None:
+        self.mean = mean
+        self.products = mean.new_zeros(*mean.shape[:-2], mean.shape[-1], mean.shape[-1])
+        self.products = self.products if products is None else products
+
+    def added(self, rows: Float[Tensor, "*B C F"], count: int) -> Moments:
+        """With more rows, given about the mean; ``count`` is how many there are then."""
+        shift = rows.sum(-2, keepdim=True) / count
+        return Moments(self.mean + shift, self.products + rows.mT @ rows - count * (shift.mT @ shift))
+
+    def joined(self, count: int, other: Moments, others: int) -> Moments:
+        """With the rows of another; ``count`` and ``others`` are how many each has."""
+        shift = other.mean - self.mean
+        products = self.products + other.products + count * others / (count + others) * (shift.mT @ shift)
+        return Moments(self.mean + others / (count + others) * shift, products)
+
+    def of(
+        self, weights: Float[Tensor, "*_B C F"], met: Met | None, seen: Float[Tensor, "_"]
+    ) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"] | float]:
+        """Mean square and mean of weights . row about the mean here, over the rows here and those met one by one."""
+        square, total = (times(weights, self.products) * weights).sum(-1), 0.0
+        if met is not None:
+            squares, sums = met.along(weights)
+            square, total = square + squares, sums / seen
+        return square / seen, total
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What is kept of some rows of keys and positions.
+
+    count                how many rows
+    contents, positions  their moments
+    squares              [b, k, 1] the sum of squared lengths of content and position part, not about a mean
+    """
+
+    count: int
+    contents: Moments
+    positions: Moments
+    squares: Tensor
+
+    def added(self, contents: Tensor, positions: Tensor, squares: Tensor) -> Sums:
+        """With more rows, given about the means here, and their squared lengths."""
+        count = self.count + contents.shape[-2]
+        moments = self.contents.added(contents, count), self.positions.added(positions, count)
+        return Sums(count, *moments, self.squares + squares.sum(-1))
+
+    def joined(self, other: Sums) -> Sums:
+        """With the rows of another."""
+        if not self.count or not other.count:
+            return self if self.count else other
+        contents, positions = (
+            mine.joined(self.count, its, other.count)
+            for mine, its in ((self.contents, other.contents), (self.positions, other.positions))
+        )
+        return Sums(self.count + other.count, contents, positions, self.squares + other.squares)
+
+
+def times(x: Float[Tensor, "*B C F"], shared: Float[Tensor, "*_B F e"]) -> Float[Tensor, "*B C e"]:
+    """x @ shared, all rows that are multiplied by the same matrix as one product of matrices."""
+    rows = x
+    while shared.ndim > 2 and shared.shape[-3] == 1:
+        shared, rows = shared.squeeze(-3), rows.flatten(-3, -2)
+    return (rows @ shared).reshape(*x.shape[:-1], shared.shape[-1])
+
+
+def from_each(x: Tensor, dim: int) -> Tensor:
+    """Sums over the rows from each one on."""
+    return x.flip(dim).cumsum(dim).flip(dim)
+
+
+def with_far(sums: Tensor, far: Tensor | None, dim: int) -> Tensor:
+    """Sums of each query of a chunk, in their place with those of ``far``, of all queries of a whole chunk but one."""
+    if far is not None:
+        count = min(sums.shape[dim], far.shape[dim])
+        sums.narrow(dim, 0, count).add_(far.narrow(dim, 0, count))
+    return sums
+
+
+STEP = 8  # queries: so many meet each other's rows one by one
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Contents, or positions, that a chunk of queries sees: what all see, and what query r sees from or up to row r.
+
+    Numbers are real parts and after them imaginary parts, as they are given; next to each other, as they are stepped.
+
+    products  [*B, 2n, 2n] sums over what all see, of the products of real and imaginary parts
+    own       [*B, C, 2n] row r is seen by query r and those after it
+    far       [*B, F, 2n] row r is seen by query r and those before it; None if there are none
+    """
+
+    products: Float[Tensor, "*B two_n two_n"]
+    own: Float[Tensor, "*B C two_n"]
+    far: Float[Tensor, "*B F two_n"] | None = None
+
+    def stepped(self) -> tuple[Float[Tensor, "*B U two_n two_n"], Float[Tensor, "*B U P two_n"]]:
+        """Of each step of queries, the products of what all of it sees, and the rows that only some of it do."""
+        own = _steps(_paired(self.own))
+        steps = own.shape[-3]
+        known = _paired(_paired(self.products).mT).unsqueeze(-3) + _before(own.mT @ own)
+        if self.far is None:
+            return known, own
+        far = _paired(self.far)
+        far, others = far[..., : steps * STEP, :], far[..., steps * STEP :, :]
+        far = _steps(F.pad(far, (0, 0, 0, max(0, steps * STEP - far.shape[-2]))))
+        after = _before((far.mT @ far).flip(-3)).flip(-3)
+        return known + after + (others.mT @ others).unsqueeze(-3), torch.cat((own, far), dim=-2)
+
+
+def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: Rows) -> Float[Tensor, "b k g C"]:
+    """The sum over j and m of A_jm^2, of each query over what it sees.
+
+    Arguments
+        w         of each query, of the g heads that share contents and positions
+        contents  [b, k, ..]
+        positions [1, k or 1, ..]
+    """
+    seen, near_contents = contents.stepped()
+    placed, near_positions = positions.stepped()
+    count, group = w.shape[-2], w.shape[-3]
+    queries = _steps(w).transpose(-4, -3).flatten(-3, -2)  # [b, k, U, g STEP, n]
+    total = _formed(queries, placed, seen)
+    allowed = _allowed(near_contents.shape[-2], w.device).repeat(group, 1)
+    query, row = allowed.nonzero().unbind(-1)
+    chosen = queries[..., query, :]
+    put = _real(_complex(near_positions)[..., row, :] * chosen)
+    taken = _real(_complex(near_contents)[..., row, :] * chosen.conj())
+    each = ((put @ seen) * put).sum(-1) + ((taken @ placed) * taken).sum(-1)
+    each = each + ((put @ near_contents.mT).square() * allowed[query]).sum(-1)
+    total = total.index_add_(-1, query, each).unflatten(-1, (group, -1))
+    return total.transpose(-3, -2).flatten(-2)[..., :count]
+
+
+def squares_of_all(
+    w: Complex[Tensor, "b k g C n"],
+    contents: Float[Tensor, "b k two_n two_n"],
+    positions: Float[Tensor, "_b _k two_n _m"],
+) -> Float[Tensor, "b k g C"]:
+    """`summed_squares` where every query sees all: given the products of contents and of positions."""
+    total = _formed(w.flatten(-3, -2), *(_paired(_paired(x).mT) for x in (positions, contents)))
+    return total.unflatten(-1, w.shape[-3:-1])
+
+
+def _formed(
+    w: Complex[Tensor, "*B C n"], positions: Float[Tensor, "*_B two_n two_n"], contents: Float[Tensor, "*B two_n two_n"]
+) -> Float[Tensor, "*B C"]:
+    """Of queries that see the same."""
+    both = zip(_products(positions), _products(contents), strict=True)
+    plain, turned = (w @ (a * b.conj()) for a, b in both)
+    return ((plain * w.conj()).real + (turned * w).real).sum(-1) / 2
+
+
+def _products(x: Float[Tensor, "*B two_n two_n"]) -> tuple[Complex[Tensor, "*B n n"], Complex[Tensor, "*B n n"]]:
+    """sum of x x^H, and of x x^T, from the products of real and imaginary parts."""
+    real, imaginary = _complex(x[..., 0::2, :]), _complex(x[..., 1::2, :])  # [t, s] of Re x_t, Im x_t and x_s
+    return real.conj() + 1j * imaginary.conj(), real + 1j * imaginary
+
+
+def _paired(x: Float[Tensor, "*B two_n"]) -> Float[Tensor, "*B two_n"]:
+    """Real and imaginary parts next to each other, where they came one after the other."""
+    return x.unflatten(-1, (2, -1)).mT.flatten(-2).contiguous()
+
+
+def _complex(x: Float[Tensor, "*B two_n"]) -> Complex[Tensor, "*B n"]:
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+
+
+def _real(x: Complex[Tensor, "*B n"]) -> Float[Tensor, "*B two_n"]:
+    return torch.view_as_real(x).flatten(-2)
+
+
+def _steps(x: Tensor) -> Tensor:
+    """[*B, U, STEP, F] of [*B, C, F], zeros after the last."""
+    more = -x.shape[-2] % STEP
+    return F.pad(x, (0, 0, 0, more)).unflatten(-2, (-1, STEP))
+
+
+def _before(x: Float[Tensor, "*B U n n"]) -> Float[Tensor, "*B U n n"]:
+    """The sums over the steps before each."""
+    return F.pad(x[..., :-1, :, :].cumsum(-3), (0, 0, 0, 0, 1, 0))
+
+
+def _allowed(rows: int, device: torch.device) -> Bool[Tensor, "S P"]:
+    """Which of a step's rows, its own and then the far ones, its queries see."""
+    own = torch.ones(STEP, STEP, dtype=torch.bool, device=device)
+    return torch.cat((own.tril(), own.triu()), dim=-1)[:, :rows]
+
 
 CHUNK = 32  # queries at once; in their own chunk they meet the keys one by one
 BLOCK = 2**21  # numbers of one working array, as far as one head and a chunk allow

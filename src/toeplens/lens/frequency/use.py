@@ -21,12 +21,21 @@ from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count
 from toeplens.ground.records import Record
-from toeplens.lens.kit.given import Given
-from toeplens.lens.kit.movable import MovableKeys, in_bhnd, movable_from, turned_pairs
-from toeplens.lens.kit.one_sided import parts_of
-from toeplens.lens.kit.pieces import NoForm, Pieces, checked, where_present
+from toeplens.lens.kit.movable import Given, MovableKeys, in_bhnd, movable_from, parts_of, turned_pairs
 from toeplens.lens.kit.sums import over_keys
-from toeplens.lens.kit.terms import Offsets, Shares, Whole, by_column, grouped, shares_of, spread
+from toeplens.lens.kit.terms import (
+    NoForm,
+    Offsets,
+    Pieces,
+    Shares,
+    Whole,
+    by_column,
+    checked,
+    grouped,
+    shares_of,
+    spread,
+    where_present,
+)
 from toeplens.lens.kit.toeplitz import Layout
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
@@ -348,11 +357,7 @@ def _fixed(keys: MovableKeys, bias: Float[Tensor, "_H D"], heads: slice, count: 
 
 
 def _norms(
-    keys: MovableKeys,
-    q: Float[Tensor, "B h N d"],
-    k: Float[Tensor, "B m N d"],
-    each: Int[Tensor, "h"],
-    pairs: float,
+    keys: MovableKeys, q: Float[Tensor, "B h N d"], k: Float[Tensor, "B m N d"], each: Int[Tensor, "h"], pairs: float
 ) -> Float[Tensor, "h g"]:
     """The mean over the visible pairs of the product of norms, group by group; ``each`` is the key of each query's
     head."""

@@ -1,6 +1,6 @@
 """Intervals: a paired bootstrap over examples, Student's t over seeds, Wilson's of a share; correlations of ranks.
 
-`scipy.stats` has the last two as well, and takes half a second to import, which every command would pay.
+`scipy.stats` takes half a second to import, so it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 from toeplens.ground import InputError
 
@@ -95,12 +95,10 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
     E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927.
     """
-    z = float(ndtri(TAILS[1]))
-    share, worth = right / count, count + z**2
-    centre = (right + z**2 / 2) / worth
-    half = z * np.sqrt(count * share * (1 - share) + z**2 / 4) / worth
-    low, high = float(centre - half), float(centre + half)
-    return (0.0 if right == 0 else low), (1.0 if right == count else high)
+    from scipy.stats import binomtest
+
+    low, high = binomtest(right, count).proportion_ci(method="wilson")
+    return float(low), float(high)
 
 
 def newcombe(first: Float[np.ndarray, "n"], second: Float[np.ndarray, "n"]) -> tuple[float, float]:
@@ -125,17 +123,9 @@ def newcombe(first: Float[np.ndarray, "n"], second: Float[np.ndarray, "n"]) -> t
 
 def ranks_of(values: Float[np.ndarray, "*samples n"]) -> Float[np.ndarray, "*samples n"]:
     """Ranks from 1 within each sample, ties at their mean rank; nan throughout a sample that holds one."""
-    order = np.argsort(values, axis=-1)
-    ordered = np.take_along_axis(values, order, -1)
-    places, begins = np.arange(values.shape[-1]), np.ones(values.shape, dtype=bool)
-    begins[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    ends = np.roll(begins, -1, axis=-1)  # the first begins, so the last ends
-    first = np.maximum.accumulate(np.where(begins, places, 0), axis=-1)
-    last = np.minimum.accumulate(np.where(ends, places, places.size)[..., ::-1], axis=-1)[..., ::-1]
-    ranks = np.empty(values.shape)
-    np.put_along_axis(ranks, order, (first + last) / 2 + 1, -1)
-    ranks[np.isnan(values).any(-1)] = np.nan
-    return ranks
+    from scipy.stats import rankdata
+
+    return rankdata(values, axis=-1)
 
 
 def spearman(values: Float[np.ndarray, "2 *samples n"]) -> Float[np.ndarray, "*samples"]:

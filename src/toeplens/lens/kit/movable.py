@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -13,16 +13,58 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
-from toeplens.encodings.rotary import Rotary
+from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.ground import InputError, choose
-from toeplens.lens.kit.given import Given, KeySplit
-from toeplens.lens.kit.main_effect import known_key_part
 from toeplens.lens.kit.pairwise import PairwiseLogits, visible_keys
-from toeplens.lens.kit.pieces import bias_by_offset
+from toeplens.lens.kit.position import known_key_part, position_parts
 from toeplens.lens.kit.rotation import groups_of, index_of, pair_numbers, pairing_of
-from toeplens.lens.kit.splits import position_parts
-from toeplens.lens.kit.toeplitz import as_bhnd, broadcasts, ends_of, heads_of
+from toeplens.lens.kit.terms import bias_by_offset
+from toeplens.lens.kit.toeplitz import Layout, as_bhnd, broadcasts, ends_of, heads_of
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
+
+KeySplit = Literal["known", "none", "input", "mean", "ablate"]
+
+
+class Around(TypedDict, total=False):
+    """What may be given beside queries and keys: the fields of `Given`, whose defaults hold where one is not."""
+
+    rotation: Tensor | PositionalEncoding | None
+    pairing: Pairing | None
+    layout: Layout | None
+    bias: Tensor | None
+    k_position: Tensor | None
+    causal: bool
+    scale: float
+    lengths: Tensor | None
+    split: KeySplit
+    counted: Counted
+    window: int | None
+    chunk: int | None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is given beside queries and keys; each is told of at `toeplens.lens.following.behaviour.behaviour`."""
+
+    rotation: Tensor | PositionalEncoding | None = None
+    pairing: Pairing | None = None
+    layout: Layout | None = None
+    bias: Tensor | None = None
+    k_position: Tensor | None = None
+    causal: bool = True
+    scale: float = 1.0
+    lengths: Tensor | None = None
+    split: KeySplit = "known"
+    counted: Counted = "all"
+    window: int | None = None
+    chunk: int | None = None
+
+    def require_trace_alone(self, k: Tensor | None) -> None:
+        """Refuse what a trace has of its own."""
+        for name, value in {"k": k, **vars(self)}.items():
+            if name not in ("causal", "scale", "split", "counted") and value is not None:
+                raise InputError(f"{name}: it was given beside a trace; a trace has its own.")
+
 
 # a process's first cosines in several threads were met up to 7e-9 off the later ones, which 1e-9 would refuse at random
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
@@ -415,3 +457,111 @@ def joined(z: Complex[Tensor, "*B n"]) -> Float[Tensor, "*B two_n"]:
 def turned_by(z: Complex[Tensor, "*B n"], x: Float[Tensor, "*_B d"]) -> Float[Tensor, "*_B2 d"]:
     """`MovableKeys.ordered` dimensions with other rotated pairs."""
     return torch.cat((z.real, z.imag, x[..., 2 * z.shape[-1] :].expand(*z.shape[:-1], -1)), dim=-1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some queries of some sequences, with the keys that any of them sees.
+
+    keys       without chunks, and with a window of causal attention alone
+    sequences  [b] of the whole, which are the part's 0, 1, ..
+    queries    [n] of the whole
+    rows       [n] where those are in the part; its other queries do not count
+    """
+
+    keys: MovableKeys
+    sequences: Int[Tensor, "b"]
+    queries: Int[Tensor, "n"]
+    rows: Int[Tensor, "n"]
+
+    def put(self, whole: Float[Tensor, "k B H N"], found: Float[Tensor, "k b H n2"]) -> None:
+        """Write what was found of the part's rows in its place."""
+        some = whole[:, self.sequences]
+        some[..., self.queries] = found[..., self.rows]
+        whole[:, self.sequences] = some
+
+
+def parts_of(keys: MovableKeys) -> Iterator[Part]:
+    """Parts in which each query stands once, with the keys that it sees; none for those that see none."""
+    length, device = keys.q.shape[2], keys.q.device
+    every, size = torch.arange(len(keys.q), device=device), keys.chunk or length
+    for start in range(0, length, size):
+        chunk = _cut(keys, every, start, min(start + size, length))
+        if keys.causal or keys.window is None:
+            rows = torch.arange(chunk.q.shape[2], device=device)
+            yield Part(chunk, every, start + rows, rows)
+            continue
+        for end in chunk.ends.unique().tolist():
+            some = every[chunk.ends == end]
+            for part in _on_both_sides(_cut(chunk, some, 0, end), keys.window - 1):
+                yield replace(part, sequences=some, queries=start + part.queries)
+
+
+def _on_both_sides(keys: MovableKeys, reach: int) -> Iterator[Part]:
+    """Of sequences without padding, whose queries see ``reach`` keys on either side beside their own."""
+    count, device = keys.q.shape[2], keys.q.device
+    every, places = torch.arange(len(keys.q), device=device), torch.arange(count, device=device)
+    whole = places[max(0, count - reach) : reach]
+    if len(whole):
+        asked = ((places >= count - reach) & (places < reach)).expand(len(every), -1)
+        yield Part(replace(keys, window=None, asked=_both(asked, keys.asked)), every, whole, whole)
+    if reach < count:
+        yield Part(_later(keys, reach), every, places[: count - reach], places[reach:])
+    last = min(2 * reach, count)
+    if last > reach:
+        back = _later(_backwards(_cut(keys, every, count - last, count)), reach)
+        yield Part(back, every, places[max(count - reach, reach) :], places[reach:last].flip(0))
+
+
+def _later(keys: MovableKeys, by: int) -> MovableKeys:
+    """Causal, with each query so many places later; the first of them have none, and the last are left out."""
+    count = keys.q.shape[2]
+    q = torch.zeros_like(keys.q)
+    q[:, :, by:] = keys.q[:, :, : count - by]
+    asked = (torch.arange(count, device=q.device) >= by).expand(len(q), -1)
+    if keys.asked is not None:
+        asked = asked & keys.asked.roll(by, 1)
+    bias = None if keys.bias is None else keys.bias[:, count - 1 - by : 2 * count - 1 - by]
+    window = 2 * by + 1
+    return replace(keys, q=q, causal=True, asked=asked, bias=bias, window=window if window < count else None)
+
+
+def _backwards(keys: MovableKeys) -> MovableKeys:
+    """Sequences without padding, and what is by offset on both sides, read from the end."""
+    return replace(
+        keys,
+        q=keys.q.flip(2),
+        content=keys.content.flip(2),
+        places=None if keys.places is None else keys.places.flip(2),
+        turns=keys.turns.flip(1),
+        bias=None if keys.bias is None else keys.bias.flip(1),
+        asked=None if keys.asked is None else keys.asked.flip(1),
+    )
+
+
+def _cut(keys: MovableKeys, some: Int[Tensor, "b"], start: int, stop: int) -> MovableKeys:
+    """Some sequences from one place up to another, without chunks."""
+    length, count = keys.q.shape[2], stop - start
+    if len(some) == len(keys.q) and count == length:
+        return replace(keys, chunk=None)
+    rows, places, bias = slice(start, stop), keys.places, keys.bias
+    if places is not None:
+        places = (places[some] if len(places) > 1 else places)[:, :, rows]
+    if bias is not None:
+        bias = bias[:, :count] if keys.causal else bias[:, length - count : length - 1 + count]
+    return replace(
+        keys,
+        q=keys.q[some][:, :, rows],
+        content=keys.content[some][:, :, rows],
+        places=places,
+        turns=keys.turns[:, rows],
+        bias=bias,
+        ends=(keys.ends[some] - start).clamp(0, count),
+        asked=None if keys.asked is None else keys.asked[some][:, rows],
+        window=None if keys.window is None or keys.window >= count else keys.window,
+        chunk=None,
+    )
+
+
+def _both(x: Tensor, y: Tensor | None) -> Tensor:
+    return x if y is None else x & y

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from toeplens.encodings import attention_logits
 from toeplens.ground import InputError
-from toeplens.lens.kit.main_effect import in_float64
+from toeplens.lens.kit.position import in_float64
 from toeplens.lens.kit.trace import LayerTrace
 
 WORK = 1 << 31  # logits of all tables; of more than that the first sequences count alone

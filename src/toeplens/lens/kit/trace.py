@@ -261,11 +261,7 @@ class AttentionTrace:
             return self._current
         if self._current is None or layer < self._current.layer:
             self._running = self.source.attention(
-                self.tokens,
-                self.lengths,
-                layers=self.layers,
-                positions=self.positions,
-                positional=self._positional,
+                self.tokens, self.lengths, layers=self.layers, positions=self.positions, positional=self._positional
             )
         self._current = None
         for found in self._running:

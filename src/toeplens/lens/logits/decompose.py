@@ -15,9 +15,24 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
-from toeplens.lens.kit.pieces import BIAS, PRODUCTS, Batch, NoForm, Pieces, checked, rest
-from toeplens.lens.kit.splits import Split, position_parts
-from toeplens.lens.kit.terms import CovarianceSums, Shares, Whole, Written, by_column, grouped, shares_of, spread
+from toeplens.lens.kit.position import Split, position_parts
+from toeplens.lens.kit.terms import (
+    BIAS,
+    PRODUCTS,
+    Batch,
+    CovarianceSums,
+    NoForm,
+    Pieces,
+    Shares,
+    Whole,
+    Written,
+    by_column,
+    checked,
+    grouped,
+    rest,
+    shares_of,
+    spread,
+)
 from toeplens.lens.kit.toeplitz import ToeplitzProfile
 from toeplens.lens.kit.trace import AttentionTrace
 

@@ -16,7 +16,7 @@ from toeplens.ground import InputError
 from toeplens.ground.reading import Count, Share
 from toeplens.ground.records import AtLeast1, Dims, Each, MaybeNaN, Record
 from toeplens.lens.kit.intervals import bootstrap_means
-from toeplens.lens.kit.splits import position_means
+from toeplens.lens.kit.position import position_means
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 PENALTIES = 10.0 ** np.arange(-8, 3)  # of the ridge regression, relative to the mean eigenvalue of its Gram matrix

@@ -4,21 +4,261 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from toeplens import encodings
-from toeplens.encodings import BandControl, Rotary, controlled
+from toeplens.encodings import BandControl, Rotary, attention_weights, controlled
 from toeplens.ground import InputError
 from toeplens.lens.kit.interventions import Replacement
 from toeplens.lens.kit.trace import LayerTrace
-from toeplens.model import Context, Decoder
-from toeplens.sources.decoder.replay import LayerState, replaced_heads, replay
+from toeplens.model import Attention, Block, Context, Decoder
+
+AT_ONCE = {"cpu": 2**19, "cuda": 2**28}  # numbers in the residual stream; on a CPU they then stay in the cache
+AT_ONCE_ELSEWHERE = 2**24  # on devices whose memory is not known
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """A pass stopped inside a layer: its input, and the residual stream and head outputs where the layer is needed."""
+
+    layer: int
+    inputs: Float[Tensor, "b N d_model"]
+    residual: Float[Tensor, "b Nq d_model"]
+    heads: Float[Tensor, "b Nq H head_dim"]
+    context: Context
+
+
+def replaced_heads(
+    model: Decoder, bare: Decoder, layer: int, x: Float[Tensor, "B N d_model"], context: Context, given: Tensor | None
+) -> Float[Tensor, "B1 Nq H head_dim"]:
+    """What takes the place of the head outputs of ``layer``, at the positions where the layer is needed.
+
+    Arguments
+        bare   the same weights without any encoding
+        x      the layer's input
+        given  outputs at all positions, [1 or B, N, H, head_dim]; None for those of ``bare`` on the same input
+    """
+    if given is None:
+        return bare.layer_heads(layer, x, context)[1]
+    read = model.read_position(layer, x.shape[:2], context)
+    if read is None:
+        return given.to(x)
+    return given.to(x).expand(len(x), -1, -1, -1)[torch.arange(len(x), device=x.device), read].unsqueeze(1)
+
+
+def replay(
+    model: Decoder, bare: Decoder, state: LayerState, gains: Float[Tensor, "V K H"], replacement: Replacement
+) -> Float[Tensor, "V b *N C"]:
+    """Class logits of V copies of a pass that go on from ``state``; see `DecoderSource.replay`."""
+    gains = gains.to("cpu", state.heads.dtype)
+    batch, length = state.inputs.shape[:2]
+    size = max(1, AT_ONCE.get(state.inputs.device.type, AT_ONCE_ELSEWHERE) // (length * model.config.d_model))
+    parts = []
+    for start in range(0, batch, size):
+        some = slice(start, min(start + size, batch))
+        there = replacement
+        if isinstance(there, list):
+            there = [outputs if len(outputs) == 1 else outputs[some] for outputs in there]
+        tree = _Tree(model, bare, gains, there, state.layer, state.context.part(some), some.stop - start, size)
+        parts.append(tree.run(state.inputs[some], state.residual[some], state.heads[some]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+class _Tree:
+    """Copies of a pass over b sequences. Those that agree up to a layer are one node there.
+
+    The tree is walked depth first, so that memory is that of a few nodes a layer, however many copies there are.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        bare: Decoder,
+        gains: Tensor,
+        replacement: Replacement,
+        first: int,
+        context: Context,
+        batch: int,
+        sequences: int,
+    ) -> None:
+        self.model, self.bare, self.gains, self.replacement, self.first = model, bare, gains, replacement, first
+        self.keys = [[row.tobytes() for row in rows] for rows in gains.double().numpy()]  # numpy has no bfloat16
+        self.batch, self.nodes = batch, max(1, sequences // batch)
+        self.contexts = {1: context}
+        self.logits: dict[int, Tensor] = {}
+
+    def run(self, inputs: Tensor, residual: Tensor, heads: Tensor) -> Float[Tensor, "V b *N C"]:
+        """Class logits of every copy, from the first layer's input, residual stream and head outputs."""
+        self._descend(self.first, inputs, residual, heads, [list(range(len(self.keys)))])
+        return torch.stack([self.logits[copy] for copy in range(len(self.keys))])
+
+    def _context(self, nodes: int) -> Context:
+        if nodes not in self.contexts:
+            self.contexts[nodes] = self.contexts[1].repeat(nodes)
+        return self.contexts[nodes]
+
+    def _descend(self, layer: int, inputs: Tensor, residual: Tensor, heads: Tensor, members: list[list[int]]) -> None:
+        """Go on from nodes of ``layer``, [nodes * b, ...], each with the copies it stands for."""
+        children = self._children(layer, members)
+        changed = _Changed(self, layer, inputs, residual, heads)
+        for start in range(0, len(children), self.nodes):
+            some = children[start : start + self.nodes]
+            x = changed.finish([node for node, _ in some], self._gains(layer, [copies[0] for _, copies in some]))
+            context = self._context(len(some))
+            if layer + 1 < self.first + self.gains.shape[1]:
+                after = _layer_heads(self.model, layer + 1, x, context)
+                self._descend(layer + 1, x, *after, [copies for _, copies in some])
+                continue
+            for index in range(layer + 1, self.model.config.num_layers):
+                x = _finish(self.model.block(index), *_layer_heads(self.model, index, x, context))
+            for logits, (_, copies) in zip(self.model.end(x, context).split(self.batch), some, strict=True):
+                self.logits.update(dict.fromkeys(copies, logits))
+
+    def _children(self, layer: int, members: list[list[int]]) -> list[tuple[int, list[int]]]:
+        """The nodes after ``layer``: from which node each comes, and the copies it stands for."""
+        index = layer - self.first
+        found: dict[tuple[int, bytes], list[int]] = {}
+        for node, copies in enumerate(members):
+            for each in copies:
+                found.setdefault((node, self.keys[each][index]), []).append(each)
+        return [(node, copies) for (node, _), copies in found.items()]
+
+    def _gains(self, layer: int, copies: list[int]) -> Float[Tensor, "n H"] | None:
+        """The copies' gains in ``layer``; None where all are 1."""
+        gains = self.gains[copies, layer - self.first]
+        return None if bool((gains == 1).all()) else gains
+
+
+class _Changed:
+    """A layer's nodes, whose head outputs are changed in several ways before the layer is finished."""
+
+    def __init__(self, tree: _Tree, layer: int, inputs: Tensor, residual: Tensor, heads: Tensor) -> None:
+        self.tree, self.layer, self.inputs = tree, layer, inputs
+        self.block = tree.model.block(layer)
+        self.residual, self.heads = (part.unflatten(0, (-1, tree.batch)) for part in (residual, heads))
+        self.other: Tensor | None = None
+        self.without_one: _WithoutOne | None = None
+
+    def finish(self, nodes: list[int], gains: Float[Tensor, "n H"] | None) -> Float[Tensor, "n_b Nq d_model"]:
+        """The layer's output for each of ``nodes`` (which may be repeated) with its row of ``gains``."""
+        if gains is not None and len(self.heads) == 1 and int((gains != 1).sum(1).max()) == 1:
+            if self.without_one is None:
+                other = self._other()
+                self.without_one = _WithoutOne(
+                    self.block, self.residual[0], self.heads[0], None if other is None else other[0]
+                )
+            return self.without_one.finish(gains)
+        same = len(self.heads) == 1 or nodes == list(range(len(self.heads)))
+        residual, heads = (part if same else part[nodes] for part in (self.residual, self.heads))
+        if gains is not None:
+            gains, other = gains.to(heads.device)[:, None, None, :, None], self._other()
+            if other is None:
+                heads = heads * gains
+            else:
+                heads = torch.lerp(other if same or len(other) == 1 else other[nodes], heads, gains)
+        return _finish(self.block, residual, heads.flatten(0, 1))
+
+    def _other(self) -> Float[Tensor, "u1 b1 Nq H head_dim"] | None:
+        """What replaces the nodes' head outputs; None for nothing."""
+        tree = self.tree
+        if tree.replacement is None or self.other is not None:
+            return self.other
+        if isinstance(tree.replacement, list):
+            inputs, context = self.inputs[: tree.batch], tree.contexts[1]
+            given = tree.replacement[self.layer - tree.first]
+            self.other = replaced_heads(tree.model, tree.bare, self.layer, inputs, context, given).unsqueeze(0)
+        else:
+            context = tree._context(len(self.heads))
+            found = replaced_heads(tree.model, tree.bare, self.layer, self.inputs, context, None)
+            self.other = found.unflatten(0, (-1, tree.batch))
+        return self.other
+
+
+class _WithoutOne:
+    """A layer finished many times over, each time with one head changed.
+
+    All that is linear is done once: what head h loses, (1 - g) (z_h - replacement), is taken off the residual stream
+    through W_O[:, h], and off the FFN's hidden layer, before its norm's scale, through W_1 W_O[:, h].
+    """
+
+    def __init__(self, block: Block, residual: Tensor, z: Tensor, other: Tensor | None) -> None:
+        self.block, self.shape = block, residual.shape
+        norm, first = block.norm_ffn, cast(nn.Linear, block.ffn[0])
+        inner = first.weight * norm.weight
+        inner = inner - inner.mean(1, keepdim=True)
+        self.shift = F.linear(norm.bias, first.weight, first.bias)
+        self.x = (residual + block.attention.merge(z)).flatten(0, 1)
+        self.hidden = F.linear(self.x, inner)
+        self.lost = (z if other is None else z - other).flatten(0, 1).transpose(0, 1).contiguous()
+        self.out = block.attention.out.weight.t().unflatten(0, (len(self.lost), -1))
+        self.inner = self.out @ inner.t()
+        self.buffer: Tensor | None = None  # new memory for each chunk costs more than the sums in it
+
+    def finish(self, gains: Float[Tensor, "n H"]) -> Float[Tensor, "n_b Nq d_model"]:
+        """The layer's output for each row of ``gains``, of which at most one in a row is not 1."""
+        which = (gains != 1).int().argmax(1)
+        share = (1 - gains.gather(1, which.unsqueeze(1)).unsqueeze(2)).to(self.x.device)
+        which = which.to(self.x.device)
+        lost = self.lost[which]
+        x = torch.baddbmm(self.x.expand(len(which), -1, -1), lost, self.out[which] * share, alpha=-1)
+        if self.buffer is None:
+            self.buffer = self.hidden.new_empty(len(which), *self.hidden.shape)
+        hidden, inner = self.buffer[: len(which)], self.inner[which] * share
+        torch.baddbmm(self.hidden.expand_as(hidden), lost, inner, alpha=-1, out=hidden)
+        norm = self.block.norm_ffn
+        scale = torch.native_layer_norm(x, norm.normalized_shape, None, None, norm.eps)[2]
+        hidden.mul_(scale).add_(self.shift)
+        return x.add_(_activated(self.block, hidden)).view(-1, *self.shape[1:])
+
+
+def _finish(block: Block, residual: Tensor, z: Tensor) -> Float[Tensor, "n_b Nq d_model"]:
+    """`Block.finish` without new memory where it can be spared; ``residual`` may serve several nodes, [1, b, ...]."""
+    x = block.attention.merge(z)
+    x.view(-1, *residual.shape[-3:]).add_(residual)
+    return _activated(block, block.ffn[0](block.norm_ffn(x))).add_(x)
+
+
+def _activated(block: Block, hidden: Tensor) -> Tensor:
+    """What the FFN makes of its hidden layer before the activation, which is changed in place where that can be."""
+    activation = block.ffn[1]
+    return block.ffn[2:](hidden.relu_() if isinstance(activation, nn.ReLU) else activation(hidden))
+
+
+def _layer_heads(model: Decoder, layer: int, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    """`Decoder.layer_heads`; where one position is read, what attention weighs is weighed before W_V, not after."""
+    block = model.block(layer)
+    attention, read = block.attention, model.read_position(layer, x.shape[:2], context)
+    if read is None or not isinstance(attention, Attention) or attention.encoding.overrides("add_values"):
+        return model.layer_heads(layer, x, context)
+    normed = block.norm_attention(x)
+    keys = normed if context.embeddings is None else context.embeddings
+    batch, positions = torch.arange(len(x), device=x.device), context.positions
+    to_q, to_k, to_v = (part.unflatten(0, (attention.num_heads, -1)) for part in attention.qkv.weight.chunk(3))
+    b_q, b_k, b_v = (part.unflatten(0, (attention.num_heads, -1)) for part in attention.qkv.bias.chunk(3))
+    q = F.linear(normed[batch, read], to_q.flatten(0, 1), b_q.flatten()).unflatten(-1, b_q.shape).unsqueeze(2)
+    k = F.linear(keys, to_k.flatten(0, 1), b_k.flatten()).unflatten(-1, b_k.shape).transpose(1, 2).contiguous()
+    weights = attention_weights(
+        q,
+        k,
+        encoding=attention.encoding,
+        q_positions=(positions[batch, read] if context.by_sequence else positions[read]).unsqueeze(1),
+        k_positions=positions,
+        scale=attention.scale,
+        rows=read.unsqueeze(1),
+        notes=attention.encoding.note(keys),
+        mask=context.key_mask,
+        causal=attention.causal,
+    ).squeeze(2)
+    z = torch.einsum("bhm,hdm->bhd", weights @ keys, to_v) + weights.sum(-1, keepdim=True) * b_v
+    return x[batch, read].unsqueeze(1), z.unsqueeze(1)
+
 
 Module = TypeVar("Module", bound=nn.Module)
 

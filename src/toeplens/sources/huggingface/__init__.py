@@ -1,8 +1,7 @@
 """Attention of Hugging Face models: every call of a pass, taken apart and proved on its own input."""
 
 from toeplens.sources.huggingface.capture.calls import AttentionCall
-from toeplens.sources.huggingface.capture.observed_pass import captured
-from toeplens.sources.huggingface.capture.plain_pass import compared
+from toeplens.sources.huggingface.capture.passes import captured, compared
 from toeplens.sources.huggingface.capture.proof import Proof
 from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.effects.band_effects import BandEffects, band_effects

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.calls import AttentionCall
-from toeplens.sources.huggingface.capture.observed_pass import captured
+from toeplens.sources.huggingface.capture.passes import captured
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Loaded, open_model
 

@@ -11,10 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.ground import InputError
+from toeplens.sources.huggingface.interface import patched
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.passes import intervened
 from toeplens.sources.huggingface.model import SEAT, checked_model, configs_of
-from toeplens.sources.huggingface.patches import patched
 
 _AT_ONCE = 1 << 27  # logits that a block of tokens may have, over its sequences
 _SHORTEST, _LONGEST = 64, 1024  # tokens of a block

@@ -11,8 +11,7 @@ import pytest
 
 from toeplens.lens import HeadAblation, PositionalDrift
 from toeplens.lens.ablation.head_sets import HeadSets
-from toeplens.lens.gradients.signal import LevelSignal, SeedStrength
-from toeplens.lens.gradients.statistics import Strength
+from toeplens.lens.gradients.signal import LevelSignal, SeedStrength, Strength
 from toeplens.lens.stream.representation import Representation
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, chosen_parts, claims_of

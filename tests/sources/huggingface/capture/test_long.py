@@ -23,8 +23,8 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import compared
-from toeplens.sources.huggingface.capture import eager, plain_pass, proof, rotation
-from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, line, turn
+from toeplens.sources.huggingface.capture import eager, passes, proof, rotation
+from toeplens.sources.huggingface.capture.rotation import find_rotation
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, table
 
 KINDS = {"LlamaModel": SIZES, "Gemma3TextModel": NARROW, "GPT2Model": GPT, "BertModel": SIZES, "Qwen2Model": GROUPED}
@@ -84,18 +84,6 @@ def rotated(
     return both[0], both[1], positions.unsqueeze(0)
 
 
-def test_a_rotation_is_read_off_some_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, positions = rotated(60)
-    whole = find_rotation(q, k, positions)
-    monkeypatch.setattr(rotation, "_READ", 10)
-    some = find_rotation(q, k, positions)
-    torch.testing.assert_close(some.frequencies, whole.frequencies, atol=1e-6, rtol=0)
-    for name in ("pairing", "pairs", "dead", "tabled"):
-        a, b = (getattr(each, name) for each in (some, whole))
-        assert a == b if isinstance(a, str) else torch.equal(a, b)
-    assert max(some.error, whole.error) < 1e-5
-
-
 @pytest.mark.parametrize("rounding", [torch.float32, torch.bfloat16])
 def test_frequencies_of_long_inputs_are_read_from_near_to_far(rounding: torch.dtype) -> None:
     """Neighbours alone would leave the slope off by turns at the end."""
@@ -106,15 +94,6 @@ def test_frequencies_of_long_inputs_are_read_from_near_to_far(rounding: torch.dt
     assert float(wrong.max()) * tokens < 0.02
 
 
-@pytest.mark.parametrize("step", [2, 5])
-def test_sequences_at_other_distances_are_read_too(step: int) -> None:
-    """One whose tokens follow each other, and one whose do not."""
-    positions = torch.stack((torch.arange(40), step * torch.arange(40)))
-    frequencies = torch.tensor([0.3, 0.02], dtype=torch.float64)
-    slope, _ = line(turn(positions.unsqueeze(-1) * frequencies), positions)
-    torch.testing.assert_close(slope, frequencies, atol=1e-9, rtol=0)
-
-
 @pytest.mark.parametrize("token", [0, 20, 33, 59])
 def test_a_token_that_is_turned_otherwise_is_noticed(token: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is read or not."""
@@ -123,19 +102,6 @@ def test_a_token_that_is_turned_otherwise_is_noticed(token: int, monkeypatch: py
     k[1][:, :, token] *= -1
     with pytest.raises(NoForm, match="rotation: it"):
         find_rotation(q, k, positions)
-
-
-def test_a_pair_that_holds_something_in_one_token_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found() -> Rotation:
-        q, k, positions = rotated(60)
-        for before, after in (q, k):
-            before[0, 0, 7, 2], after[0, 0, 7, 2] = 1e-6, 1e-6
-        tables = [torch.polar(torch.ones(1, 60, 3), positions[..., None] * torch.tensor([1.0, 0.1, 0.003]))]
-        return find_rotation(q, k, positions, tables=[table.to(torch.complex128) for table in tables])
-
-    assert found().dead.tolist() == [False, False, False]
-    monkeypatch.setattr(rotation, "_READ", 10)
-    assert found().dead.tolist() == [False, False, False]
 
 
 def test_the_plain_pass_is_of_the_first_sequence_unless_they_have_to_do_with_each_other(
@@ -162,8 +128,8 @@ def test_the_plain_pass_of_a_long_sequence_is_of_its_first_tokens_unless_later_o
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twelve tokens, of which six are the first; logits of the last four are formed."""
-    monkeypatch.setattr(plain_pass, "_FIRST", 6)
-    monkeypatch.setattr(plain_pass, "_LAST", 4)
+    monkeypatch.setattr(passes, "_FIRST", 6)
+    monkeypatch.setattr(passes, "_LAST", 4)
     sizes = {"GPT2LMHeadModel": GPT, "T5Model": T5}.get(name, SIZES)
     model, lengths = tiny(name, **sizes), list[int]()
     inputs = {"input_ids": INPUTS["input_ids"][:1]}
@@ -191,7 +157,7 @@ def test_a_pass_that_is_otherwise_at_the_first_or_the_last_tokens_is_noticed(
     place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all outputs are compared, as later tokens matter to the first ones; and of the first ones anyway."""
-    monkeypatch.setattr(plain_pass, "_FIRST", 6)
+    monkeypatch.setattr(passes, "_FIRST", 6)
     model = tiny("BertModel" if place == 9 else "LlamaModel", **SIZES)
     inputs = {"input_ids": INPUTS["input_ids"][:1]}
     last = model.encoder.layer[-1] if place == 9 else model.layers[-1]
@@ -223,41 +189,3 @@ def test_attention_by_hand_that_goes_by_the_length_is_not_changed_by_a_short_pas
     with pytest.raises(InputError, match="was not understood"):
         compared(model, tokens_of(768), lambda call: None)
     assert model.attention_type == "block_sparse"
-
-
-def test_somebody_else_s_attention_has_a_plain_pass_of_all_tokens() -> None:
-    def windowed(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **more: Any) -> Any:
-        away = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
-        near = (away >= 0) & (away < 256)
-        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=near, scale=scaling)
-        return found.transpose(1, 2).contiguous(), None
-
-    import transformers
-
-    transformers.AttentionInterface.register("windowed", windowed)
-    model = tiny("LlamaForCausalLM", **SIZES | {"max_position_embeddings": 1024})
-    model.set_attn_implementation("windowed")
-    with pytest.raises(InputError, match="taken apart, its outputs differ"):
-        compared(model, tokens_of(500), lambda call: None)
-
-
-BART = {
-    "vocab_size": 31,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
-
-
-def test_tokens_that_do_not_go_alone_are_compared_with_all() -> None:
-    """A head that reads off the last token, which has to be there."""
-    model = tiny("BartForSequenceClassification", **BART)
-    assert compared(model, tokens_of(300, last=2), lambda call: None) < 1e-5

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.sources.huggingface.models import (
-    BLOOM,
     GPT,
-    INPUTS,
     NARROW,
     PADDED,
     SIZES,
@@ -20,19 +17,12 @@ from tests.sources.huggingface.models import (
     tiny,
 )
 from torch import Tensor
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import captured, compared
+from toeplens.sources.huggingface.capture import attention as masks
 from toeplens.sources.huggingface.capture import calls as calls_module
-from toeplens.sources.huggingface.capture import masks
-from toeplens.sources.huggingface.capture.attention import Attention
-from toeplens.sources.huggingface.capture.masks import bias_and_mask, hides_from, low
+from toeplens.sources.huggingface.capture.attention import Attention, bias_and_mask, hides_from, low
 from toeplens.sources.huggingface.capture.proof import prove
-from toeplens.sources.huggingface.capture.rotation import line
-from toeplens.sources.huggingface.effects.outcome import outcome_of
-from toeplens.sources.huggingface.model import precision
 
 PLACES = torch.arange(TOKENS)
 CAUSAL = PLACES[:, None] >= PLACES
@@ -98,24 +88,6 @@ def test_what_leaves_a_weight_hides_nothing() -> None:
     scaled[..., 3:, :] = 1 / TOKENS
     bias, visible = bias_and_mask([term], [hides], TOKENS, PLACES, lambda bias, visible: scaled)
     assert bias is None
-
-
-def test_rounding_is_that_of_the_models_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that gives logits in float32 has the rounding of what it was given all the same."""
-    model = tiny("GPTNeoForCausalLM", **NEO).to(torch.bfloat16)
-    assert precision(model) == torch.bfloat16
-    own, passes = model.lm_head.forward, []
-
-    def wide(x: Tensor) -> Tensor:
-        passes.append(1)
-        return own(x).float() * (1 + 0.01 * (len(passes) > 1))
-
-    monkeypatch.setattr(model.lm_head, "forward", wide)
-    assert compared(model, INPUTS, lambda call: None) == pytest.approx(0.01, rel=1e-3)
-    model.lm_head.weight.data = model.lm_head.weight.data.double()
-    assert precision(model) == torch.bfloat16
-    assert precision(model.lm_head) == torch.float64
-    assert precision(torch.nn.Identity()) == torch.float32
 
 
 @pytest.fixture(params=[2 * TOKENS, masks.AT_ONCE])
@@ -208,17 +180,6 @@ def test_blocks_of_a_call_are_its_logits_and_weights(kind: str, monkeypatch: pyt
         torch.testing.assert_close(weights, own.weights, atol=1e-6, rtol=0)
 
 
-def test_causal_logits_are_hidden_by_their_own_places() -> None:
-    """Of any queries, and of keys from any place on; two heads a key."""
-    q = torch.randn(1, 4, TOKENS, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    k = torch.randn(1, 2, TOKENS, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    rows, first = torch.tensor([4, 7, 11]), 3
-    made = Attention(q=q, k=k, v=k, scale=0.5, causal=True).logits(rows, slice(first, None))
-    keys = k[:, :, first:].repeat_interleave(2, 1)
-    wanted = (0.5 * q[:, :, rows] @ keys.transpose(-1, -2)).masked_fill(~CAUSAL[rows, first:], -torch.inf)
-    torch.testing.assert_close(made, wanted)
-
-
 def test_queries_that_are_proved_are_proved_in_their_own_places() -> None:
     """Weights of the triangle that begins at the first proved query are not the model's."""
     q, k, v = torch.randn(3, 1, 2, TOKENS, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -231,48 +192,3 @@ def test_queries_that_are_proved_are_proved_in_their_own_places() -> None:
     shifted = (q[:, :, rows] @ k.transpose(-1, -2)).masked_fill(torch.arange(2)[:, None] < PLACES, -torch.inf)
     with pytest.raises(InputError, match="the attention of x was not understood"):
         prove("x", parts, rows, shifted.softmax(-1), heads)
-
-
-def test_a_slope_is_that_of_least_squares() -> None:
-    """Over all positions, not between neighbours: there the first and the last angle would decide."""
-    random = np.random.default_rng(4)
-    angles = 0.01 * np.arange(200) + 0.05 * random.standard_normal(200)
-    slope, start = line(
-        torch.polar(torch.ones(1, 200, 1, dtype=torch.float64), torch.tensor(angles)[None, :, None]),
-        torch.arange(200)[None],
-    )
-    wanted = np.polyfit(np.arange(200), angles, 1)
-    np.testing.assert_allclose([float(slope), float(start)], wanted, atol=1e-9)
-
-
-def test_masked_tokens_are_drawn_by_the_seed() -> None:
-    model = tiny("BertForMaskedLM", **SIZES)
-    inputs = {"input_ids": torch.randint(4, 31, (2, 20), generator=torch.Generator().manual_seed(3))}
-    for seed in (0, 1, 7):
-        found = outcome_of(model, inputs, {"encoder"}, 3, seed)
-        random = np.random.Generator(np.random.Philox(seed))
-        places = [sorted(random.choice(20, 3, replace=False).tolist()) for _ in range(2)]
-        assert [(row == 3).nonzero().flatten().tolist() for row in found.inputs["input_ids"]] == places
-        assert found.labels is not None
-        assert [(row >= 0).nonzero().flatten().tolist() for row in found.labels] == places
-
-
-@pytest.mark.parametrize(("kind", "sizes"), [("LlamaModel", SIZES), ("BloomModel", BLOOM)])
-def test_what_is_measured_is_not_under_observation(kind: str, sizes: dict[str, Any]) -> None:
-    """What ``on_layer`` computes does not come to the modes of the pass: of fused attention, and of written-out."""
-    model = tiny(kind, **sizes)
-    inside: list[list[str]] = []
-    norm = next(module for module in model.modules() if "Norm" in type(module).__name__)
-    norm.register_forward_hook(lambda module, args, out: inside.append(modes()))
-    seen: list[list[str]] = []
-    with torch.device("cpu"):  # a mode around the pass stays where it is
-        captured(model, {"input_ids": PLACES[None]}, lambda call: seen.append(modes()))
-    assert inside[0] == ["DeviceContext", "Products", "Exponentials"]
-    assert seen == [["DeviceContext"]] * len(seen)
-    assert seen
-    assert modes() == []
-
-
-def modes() -> list[str]:
-    """The modes that an operation comes to."""
-    return [type(mode).__name__ for mode in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())]

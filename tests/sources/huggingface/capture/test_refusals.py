@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from typing import Any
 
 import pytest
@@ -14,11 +13,9 @@ from tests.sources.huggingface.models import (
     SIZES,
     TOKENS,
     WIDTH,
-    XLNET,
     Hand,
     SoftAttention,
     calls_in,
-    fsmt,
     tiny,
 )
 from torch import Tensor, nn
@@ -118,24 +115,6 @@ class Windows(nn.Module):
         return self.attention(x.reshape(4, TOKENS // 2, WIDTH)).reshape(x.shape)
 
 
-class LeanAttention(SoftAttention):
-    """Lets go of its logits; ``held`` says whether they were kept alive all the same."""
-
-    held: bool | None = None
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        logits = q @ k.transpose(-1, -2)
-        scaled = logits * 0.5
-        refs = [weakref.ref(logits), weakref.ref(scaled)]
-        weights = scaled.softmax(-1)
-        refs.append(weakref.ref(weights))
-        del logits, scaled
-        out = weights @ v
-        del weights
-        type(self).held = any(ref() is not None for ref in refs[:2])
-        return out
-
-
 def calls_of(*parts: nn.Module) -> list[AttentionCall]:
     return calls_in(Hand(*parts))
 
@@ -180,19 +159,6 @@ def test_layouts_of_other_orders_are_read() -> None:
     assert len(attention_modules(Hand(Mixer()))) == 0
 
 
-def test_models_of_other_layouts() -> None:
-    """XLNet and FSMT have the tokens first, SqueezeBERT the channels."""
-    for kind, sizes, kinds in (
-        ("XLNetModel", XLNET | {"n_layer": 1}, ["self"]),
-        ("FSMTModel", fsmt(1), ["self", "self", "cross"]),
-        ("SqueezeBertModel", ONE | {"embedding_size": 32}, ["self"]),
-    ):
-        more = {"decoder_input_ids": INPUTS["input_ids"][:, :7]} if len(kinds) > 1 else {}
-        calls = calls_in(tiny(kind, **sizes), INPUTS | more)
-        assert [call.kind for call in calls] == kinds
-        assert calls[0].q.shape == (2, 4, TOKENS, 8)
-
-
 def test_fewer_queries_than_keys_have_no_form() -> None:
     """Funnel's first layer of a block: queries are pooled."""
     sizes = {"block_sizes": [1, 1], "num_decoder_layers": 1, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48}
@@ -201,11 +167,6 @@ def test_fewer_queries_than_keys_have_no_form() -> None:
     assert len(pooled) == 1
     with pytest.raises(NoForm, match=r"queries for 12 keys"):
         pooled[0].placed()
-
-
-def test_tables_of_logits_are_not_kept_alive() -> None:
-    assert len(calls_of(LeanAttention())) == 1
-    assert LeanAttention.held is False
 
 
 def test_what_is_not_understood_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

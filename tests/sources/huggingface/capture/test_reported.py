@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GROUPED, NARROW, SIZES, T5, calls_in, state, tiny
+from tests.sources.huggingface.models import GROUPED, NARROW, SIZES, calls_in, state, tiny
 
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import Change, compared_changed
@@ -33,7 +33,7 @@ GEMMA4 = {name: GEMMA3N[name] for name in GEMMA3N if not name.startswith(("laure
 }
 
 
-@pytest.mark.parametrize("zeros", [[0], [1], [7], [11], [0, 6, 11], list(range(12))], ids=str)
+@pytest.mark.parametrize("zeros", [[0], [0, 6, 11], list(range(12))], ids=str)
 @pytest.mark.parametrize(("kind", "sizes"), [("LlamaModel", SIZES), ("Gemma3TextModel", NARROW)])
 def test_tokens_without_a_vector_hide_no_rotation(kind: str, sizes: dict[str, Any], zeros: list[int]) -> None:
     """Their queries and keys are 0, before the rotation and after, and say nothing of its angles."""
@@ -66,18 +66,6 @@ def test_layers_with_another_layers_keys_are_read_and_changed(kind: str, sizes: 
     assert compared_changed(model, {"input_ids": TEXT}, lambda call: None, [change]) < 1e-4
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [("LlamaForCausalLM", SIZES), ("T5ForConditionalGeneration", T5)])
-def test_under_autocast_rounding_is_that_of_its_dtype(kind: str, sizes: dict[str, Any]) -> None:
-    model = tiny(kind, **sizes)
-    exact = audit(model, TEXT, effects="none")
-    with torch.autocast("cpu", torch.bfloat16):
-        found = audit(model, TEXT, effects="none")
-    assert found.whole > 100 * exact.whole
-    for layer, plain in zip(found.layers, exact.layers, strict=True):
-        assert layer.unknown == plain.unknown
-        assert layer.tolerance > 1000 * plain.tolerance
-
-
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 LAYERED = {"full_attention": DYNAMIC, "sliding_attention": DYNAMIC}
 
@@ -101,19 +89,6 @@ def test_what_was_read_before_changes_nothing(kind: str, sizes: dict[str, Any], 
     assert found[0].layers[1].frequencies != found[1].layers[1].frequencies
     with torch.no_grad():
         assert torch.equal(model(long[:, :20]).logits, own)
-
-
-@pytest.mark.parametrize(("heads", "tokens"), [(4, 16), (4, 300), (32, 16)])
-def test_a_bias_made_in_16_bits_is_by_offset_to_their_rounding(heads: int, tokens: int) -> None:
-    """Falcon makes ALiBi's bias in bfloat16, whatever the model's own dtype."""
-    sizes = {"vocab_size": 31, "hidden_size": 8 * heads, "num_hidden_layers": 1, "num_attention_heads": heads}
-    model = tiny("FalconModel", **sizes, alibi=True, multi_query=False, new_decoder_architecture=False)
-    text = torch.randint(4, 31, (1, tokens), generator=torch.Generator().manual_seed(5))
-    (call,) = calls_in(model, {"input_ids": text})
-    table = call.placed()["bias"]
-    slopes = 2.0 ** (-8 * torch.arange(1, heads + 1) / heads)
-    wanted = -slopes.unsqueeze(1) * torch.arange(tokens) / 8**0.5
-    assert float((table - wanted).abs().max()) < 0.02 * float(wanted.abs().max())
 
 
 def test_a_bias_of_16_bits_that_is_no_function_of_the_offset_has_no_shares() -> None:

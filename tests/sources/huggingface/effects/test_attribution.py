@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
-from tests.sources.huggingface.effects.test_effects import MASK, calls_of, inputs_of, labels_of, model_of, plain_effects
+from tests.sources.huggingface.effects.test_effects import MASK, calls_of, inputs_of, labels_of, model_of
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,7 +18,7 @@ from toeplens.sources.huggingface.effects import attribution, head_effects, repl
 from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
 from toeplens.sources.huggingface.effects.head_effects import head_estimates
 from toeplens.sources.huggingface.effects.outcome import NONE, outcome_of
-from toeplens.sources.huggingface.effects.readout import Readout
+from toeplens.sources.huggingface.effects.replays import Readout
 
 NAMES = ["Llama", "GPT2", "Bert-masked", "Gemma2"]  # the last has a cap after its head
 
@@ -28,21 +26,6 @@ NAMES = ["Llama", "GPT2", "Bert-masked", "Gemma2"]  # the last has a cap after i
 @pytest.fixture
 def first_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attribution, "_DRAWS", 0)
-
-
-@pytest.mark.usefixtures("first_order")
-@pytest.mark.parametrize("name", ["GPT2", "GPTJ", "Bert-masked", "T5"])
-def test_the_first_order_is_the_derivative(name: str) -> None:
-    """Against central differences: the projection is fed (1 + h) and (1 - h) of a head; T5 rounds to float32 inside."""
-    model, step = model_of(name, torch.float64), 1e-3
-    with torch.no_grad():  # gradients are its own affair
-        found = head_estimates(model, inputs_of(model), calls_of(name), mask_token=MASK)
-    assert (found.method, found.replayed, found.outcome) == ("attribution", 0, "loss")
-    more, less = (plain_effects(name, torch.float64, gain) for gain in (1 + step, 1 - step))
-    for ours, up, down in zip(found.effects, more, less, strict=True):
-        assert np.abs(ours).max() > 1e-3
-        np.testing.assert_allclose(ours, (down - up) / (2 * step), rtol=1e-4, atol=3e-4 if name == "T5" else 1e-5)
-    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
 
 DRAWN = {0: [3, 7, 1, 30, 2, 2, 9, 11, 4, 5, 6, 8], 1: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]}
@@ -155,20 +138,6 @@ def test_labels_are_drawn_as_often_as_the_model_expects_them(monkeypatch: pytest
     assert not torch.equal(found, draw(1))
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.integers(1, 20), st.integers(1, 9), st.integers(0, 1000))
-def test_sums_over_spans_are_those_of_a_loop(count: int, span: int, seed: int) -> None:
-    x = torch.randn(2, count, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    before, attribution._SPAN = attribution._SPAN, span
-    try:
-        found = attribution._over_spans(x)
-    finally:
-        attribution._SPAN = before
-    for i in range(count):
-        near = [j for j in range(count) if j // span == i // span]
-        torch.testing.assert_close(found[:, i], x[:, near].sum(1))
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_linear_head_s_gradients_are_autograd_s(bias: bool, dtype: torch.dtype) -> None:
@@ -186,23 +155,6 @@ def test_a_linear_head_s_gradients_are_autograd_s(bias: bool, dtype: torch.dtype
     found = slopes(labels)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), torch.autograd.grad(loss, at)[0], rtol=10 * eps, atol=20 * eps)
-
-
-def test_the_same_seed_gives_the_same_and_pieces_do_not_matter_to_the_first_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, calls = model_of("Llama"), calls_of("Llama")
-
-    def effects(seed: int = 0) -> np.ndarray:
-        return np.stack(head_estimates(model, inputs_of(model), calls, seed=seed).effects)
-
-    first = effects()
-    np.testing.assert_array_equal(first, effects())
-    assert not np.array_equal(first, effects(1))
-    monkeypatch.setattr(attribution, "_DRAWS", 0)
-    whole = effects()
-    monkeypatch.setattr(attribution, "_LOGITS", 1)
-    np.testing.assert_allclose(effects(), whole, rtol=1e-4, atol=1e-6)
 
 
 def position_outputs(name: str) -> list[Tensor | None]:
@@ -243,16 +195,6 @@ def test_estimates_of_taking_position_are_derivatives_on_the_way_there(monkeypat
                 np.testing.assert_allclose(
                     found.effects[call][:, head], (moved(step) - moved(-step)) / (2 * step), rtol=2e-3, atol=5e-5
                 )
-
-
-def test_without_position_put_to_nothing_it_is_silencing(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, calls = model_of("Llama", torch.float64), calls_of("Llama")
-    nothing = [torch.zeros_like(each) if each is not None else None for each in position_outputs("Llama")]
-    monkeypatch.setattr(head_effects, "_without_position", lambda *_: nothing)
-    found, silent = (head_estimates(model, inputs_of(model), calls, of=of) for of in ("position", "exact"))
-    for number, (ours, theirs) in enumerate(zip(found.parts, silent.parts, strict=True)):
-        if number != 1:
-            np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
 def test_what_cannot_be_estimated_is_refused() -> None:

@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 from tests.builders import tiny as run_spec_of
 from tests.sources.huggingface.effects.test_position import MODELS, inputs_of, loss, named
-from tests.sources.huggingface.models import BLOOM, GROUPED, INPUTS, calls_in, tiny
+from tests.sources.huggingface.models import BLOOM, INPUTS, calls_in, tiny
 
-from toeplens.cli.audit_output import audit_tables
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
-from toeplens.report import render_audit
 from toeplens.sources.huggingface import Change, NoPosition, band_effects, intervened
-from toeplens.sources.huggingface.effects import band_effects as module
 from toeplens.studies import audit
-from toeplens.studies.auditing import Audit
 from toeplens.training import train
 
 TURNING = ["LlamaForCausalLM", "Gemma3ForCausalLM", "GPTNeoXForCausalLM", "GPTJForCausalLM", "SmolLM3ForCausalLM"]
@@ -48,25 +44,6 @@ def test_the_effects_are_those_of_passes_without_the_band(kind: str, off: Any) -
     assert moved, "none of them does anything"
 
 
-def test_layers_may_be_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("LlamaForCausalLM", **GROUPED)
-    calls = [named(call) for call in calls_in(model)]
-    together = band_effects(model, INPUTS, calls, bands=4)
-    monkeypatch.setattr(module, "_HELD", 1)
-    alone = band_effects(model, INPUTS, calls, bands=4)
-    for one, other in zip(together.parts, alone.parts, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_more_bands_than_pairs_are_as_many_as_pairs_and_progress_is_told() -> None:
-    model = tiny("LlamaForCausalLM", **GROUPED)
-    told: list[tuple[int, int]] = []
-    calls = [named(call) for call in calls_in(model)]
-    found = band_effects(model, INPUTS, calls, bands=99, on_progress=lambda done, total: told.append((done, total)))
-    assert [len(bands) for bands in found.bands] == [4, 4]
-    assert told[-1] == (8, 8)
-
-
 def test_what_has_no_bands_is_refused() -> None:
     model = tiny("BloomForCausalLM", **BLOOM)
     calls = [named(call) for call in calls_in(model)]
@@ -74,35 +51,6 @@ def test_what_has_no_bands_is_refused() -> None:
         band_effects(model, INPUTS, calls)
     with pytest.raises(InputError, match=r"^bands: 0 was given; it must be at least 1"):
         band_effects(model, INPUTS, calls, bands=0)
-
-
-def test_an_audit_and_its_page_have_the_bands(tmp_path: Path) -> None:
-    model = tiny("LlamaForCausalLM", **GROUPED)
-    found = audit(model, INPUTS["input_ids"], effects="bands", keep=tmp_path)
-    calls = [named(call) for call in calls_in(model)]
-    wanted = band_effects(model, INPUTS, calls)
-    assert found.method == "bands"
-    assert [(band.layer, band.first, band.last) for band in found.bands] == [
-        (layer, bands[0], bands[-1]) for layer, each in enumerate(wanted.bands) for bands in each
-    ]
-    shown = [band.effect for band in found.bands]
-    np.testing.assert_allclose(shown, np.concatenate([each.mean(0) for each in wanted.effects]), atol=1e-9)
-    assert all(band.effect_low <= band.effect <= band.effect_high for band in found.bands)
-    assert [band.fastest for band in found.bands[:4]] == pytest.approx([1, 0.1, 0.01, 0.001], rel=1e-4)
-    assert all(head.effect is None for head in found.heads)
-    page = render_audit(found)
-    best = max(found.bands, key=lambda band: band.effect)
-    said = f"that matters most is pairs {best.first + 1} to {best.last + 1} of layer {best.layer + 1}"
-    for words in (
-        said,
-        "Bands of frequencies",
-        "What stopping a band of a layer does",
-        "was stopped by itself, in all",
-    ):
-        assert words in page
-    assert Audit.from_dict(found.to_dict()) == found
-    (table,) = [each for each in audit_tables(found) if "band" in str(each.title)]
-    assert table.row_count == 2
 
 
 def test_runs_have_another_way(tmp_path: Path) -> None:

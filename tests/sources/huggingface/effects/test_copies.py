@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from toeplens.sources.huggingface.effects.copies import axes_of, layout, repeated
+from toeplens.sources.huggingface.effects.replays import axes_of, layout, repeated
 
 
 def handed(batch: int, copies: int, tokens: int = 3) -> tuple[Tensor, dict[str, Tensor], Tensor, None, int]:

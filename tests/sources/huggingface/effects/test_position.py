@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from tests.sources.huggingface.models import BLOOM, GPT, GROUPED, INPUTS, NARROW
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.report import render_audit
 from toeplens.sources.huggingface import AttentionCall, Change, NoPosition, head_effects, intervened
 from toeplens.studies import audit
 
@@ -83,21 +81,3 @@ def test_heads_without_any_are_refused_all_together() -> None:
         head_effects(model, INPUTS, calls, method="position")
     with pytest.raises(InputError, match=r"^effects: position was given"):
         audit(model, INPUTS["input_ids"], effects="position")
-
-
-def test_an_audit_and_its_page_say_that_position_was_taken(tmp_path: Path) -> None:
-    model = tiny("LlamaForCausalLM", **GROUPED)
-    found = audit(model, INPUTS["input_ids"], effects="position", keep=tmp_path)
-    calls = [named(call) for call in calls_in(model)]
-    wanted = head_effects(model, INPUTS, calls, method="position")
-    shown = np.array([head.effect for head in found.heads])
-    np.testing.assert_allclose(shown, np.concatenate([each.mean(0) for each in wanted.effects]), atol=1e-9)
-    assert found.method == "position"
-    page = render_audit(found)
-    for words in (
-        "Position was taken from each head by itself",
-        "taking position from it adds",
-        "What taking position",
-    ):
-        assert words in page
-    assert "silencing it" not in page

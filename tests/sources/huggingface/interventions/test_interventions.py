@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from itertools import pairwise
 
 import pytest
 import torch
-from tests.sources.huggingface.interventions.ways import (
-    LLAMA,
-    ROTARY,
-    angles,
-    apart,
-    emptied,
-    heads_in,
-    logits,
-    near,
-    put_out,
-    stopped,
-)
+from tests.sources.huggingface.interventions.ways import LLAMA, ROTARY, angles, apart, heads_in, logits, near, stopped
 from tests.sources.huggingface.models import BLOOM, INPUTS, T5, calls_in, padded_inputs, state, tiny
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened
-from toeplens.sources.huggingface.interventions.outputs import changed_outputs
 
 PLACE = ROTARY["LlamaForCausalLM"][1]
 SEVERAL = [
@@ -52,16 +39,6 @@ def test_one_head_of_a_group_and_a_whole_group() -> None:
             torch.testing.assert_close(found[:, :, head], wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_several_changes_in_one_pass_are_those_of_each() -> None:
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    (first,) = (call for call in calls_in(model) if call.layer == 0)
-    joint = changed_outputs(first, SEVERAL[0])
-    joint[:, :, 2:] = changed_outputs(first, SEVERAL[1])[:, :, 2:]
-    with intervened(model, SEVERAL):
-        found = heads_in(model, PLACE, 0)
-    torch.testing.assert_close(found, joint)
-
-
 # ---- one in another --------------------------------------------------------------------------------------------------
 
 
@@ -86,17 +63,6 @@ def test_one_in_another_is_one_with_the_changes_of_both(order: list[int]) -> Non
             assert torch.equal(logits(model), together[1])
         assert torch.equal(logits(model), together[0])
     assert state(model) == before
-
-
-def test_one_in_another_is_the_same_by_another_way() -> None:
-    """Two heads of a layer, one silent by each: both their places are empty."""
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    with put_out(model, PLACE, 0, 4, emptied(1, 3)):
-        wanted = logits(model)
-    with ExitStack() as stack:
-        for head in (1, 3):
-            stack.enter_context(intervened(model, Change(layer=0, heads=(head,), output="zero")))
-        assert near(logits(model), wanted)
 
 
 def test_one_in_another_may_not_change_the_same_head() -> None:

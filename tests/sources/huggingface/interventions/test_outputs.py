@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +13,6 @@ from tests.sources.huggingface.models import NARROW, T5, TOKENS, XLNET, calls_in
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.lens.kit.interventions import donors
 from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.interventions.outputs import changed_outputs
 
@@ -30,19 +28,6 @@ def text(rows: int, seed: int = 5) -> Tensor:
 def otherwise_padded(tokens: Tensor, mask: Tensor, seed: int) -> Tensor:
     """The same with other tokens in the place of the padding."""
     return torch.where(mask.bool(), tokens, text(len(tokens), seed))
-
-
-def test_means_and_outputs_of_others() -> None:
-    call = calls_in(tiny("LlamaForCausalLM", **LLAMA), {"input_ids": text(3)})[1]
-    mean = changed_outputs(call, Change(layer=1, heads=(0,), output="mean"))
-    other = changed_outputs(call, Change(layer=1, heads=(0,), output="resample", seed=2))
-    giving = donors(np.full(3, TOKENS), 2)
-    for row in range(3):
-        torch.testing.assert_close(mean[row, :, 0], call.heads[:, :, 0].mean(0))
-        torch.testing.assert_close(other[row, :, 0], call.heads[giving[row], :, 0])
-        assert giving[row] != row
-    for made in (mean, other):
-        assert torch.equal(made[:, :, 1:], call.heads[:, :, 1:])
 
 
 # ---- padding ---------------------------------------------------------------------------------------------------------
@@ -98,18 +83,6 @@ def test_of_an_encoder_and_a_decoder_with_padding_each(way: Any, side: Any, kind
         assert near(told(*own), wanted)
         again = told(*(otherwise_padded(tokens, mask, 8) for tokens, mask in zip(own, masks, strict=True)))
         assert near(again, wanted)
-
-
-def test_chunks_without_padding_have_none() -> None:
-    """The last of each chunk is seen by no other query."""
-    sizes = {"attention_chunk_size": 5, "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 2}
-    model, inputs = tiny("Llama4ForCausalLM", **NARROW | sizes), {"input_ids": text(3)}
-    (first, *_) = calls_in(model, inputs)
-    assert first.chunk == 5
-    with put_out(model, PLACE, 0, 4, by_loops("mean", torch.ones(3, TOKENS).bool(), [0, 1, 2, 3])):
-        wanted = logits(model, inputs)
-    with intervened(model, Change(layer=0, output="mean")):
-        assert near(logits(model, inputs), wanted)
 
 
 def test_the_longest_sequence_has_another_to_draw_from_or_is_refused() -> None:

@@ -12,8 +12,6 @@ from tests.sources.huggingface.interventions.ways import (
     brute_force,
     by_loops,
     emptied,
-    exchanged,
-    heads_in,
     logits,
     near,
     of_pairs,
@@ -25,7 +23,6 @@ from tests.sources.huggingface.models import calls_in
 from torch import Tensor
 
 from toeplens.encodings import BandControl
-from toeplens.encodings.control import swapped
 from toeplens.sources.huggingface import Change, intervened, load_model
 from toeplens.sources.huggingface.interventions.outputs import changed_outputs
 
@@ -62,12 +59,7 @@ def plain(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     return logits(model, inputs)
 
 
-def test_with_nothing_changed_it_is_the_plain_pass(model: Any, inputs: dict[str, Tensor], plain: Tensor) -> None:
-    with intervened(model, ()):
-        assert near(logits(model, inputs), plain)
-
-
-@pytest.mark.parametrize("layer", [0, 5, 12])
+@pytest.mark.parametrize("layer", [0, 5])
 def test_stopped_rotations_are_angles_of_0(model: Any, inputs: dict[str, Tensor], plain: Tensor, layer: int) -> None:
     with angles(model, layer, stopped):
         wanted = logits(model, inputs)
@@ -77,49 +69,10 @@ def test_stopped_rotations_are_angles_of_0(model: Any, inputs: dict[str, Tensor]
     assert not near(found, plain, 1e-3)
 
 
-def test_tokens_twice_as_far_apart_are_those_of_twice_the_position(
-    model: Any, inputs: dict[str, Tensor], plain: Tensor
-) -> None:
-    wanted = logits(model, inputs | {"position_ids": 2 * torch.arange(TOKENS).unsqueeze(0)})
-    with intervened(model, [Change(layer=layer, speed=2.0) for layer in range(model.config.num_hidden_layers)]):
-        found = logits(model, inputs)
-    assert near(found, wanted)
-    assert not near(found, plain, 1e-3)
-
-
-def test_bands_are_columns_of_the_table_of_angles(model: Any, inputs: dict[str, Tensor]) -> None:
-    pairs = model.config.head_dim // 2
-    for bands, edited in (
-        (BandControl(still=(4, 20)), of_pairs([4, 20], stopped)),
-        (BandControl(silent=(4,)), of_pairs([4], silenced)),
-        (BandControl(order=swapped(pairs, [4], [20])), exchanged(4, 20)),
-    ):
-        with angles(model, 3, edited):
-            wanted = logits(model, inputs)
-        with intervened(model, Change(layer=3, bands=bands)):
-            assert near(logits(model, inputs), wanted)
-
-
 def test_a_silent_head_is_an_empty_place(model: Any, inputs: dict[str, Tensor]) -> None:
     with put_out(model, PLACE, 7, model.config.num_attention_heads, emptied(1)):
         wanted = logits(model, inputs)
     with intervened(model, Change(layer=7, heads=(1,), output="zero")):
-        assert near(logits(model, inputs), wanted)
-
-
-def test_a_group_is_its_heads_with_their_rotation_stopped(model: Any, inputs: dict[str, Tensor]) -> None:
-    """What they put out where all heads' angles are 0, and the other heads as they are."""
-    heads = model.config.num_attention_heads
-    group = list(range(heads // model.config.num_key_value_heads))
-    with angles(model, 5, stopped):
-        still = heads_in(model, PLACE, 5, inputs, heads)
-
-    def put(x: Tensor) -> None:
-        x[..., group, :] = still[..., group, :]
-
-    with put_out(model, PLACE, 5, heads, put):
-        wanted = logits(model, inputs)
-    with intervened(model, Change(layer=5, groups=(0,), speed=0.0)):
         assert near(logits(model, inputs), wanted)
 
 

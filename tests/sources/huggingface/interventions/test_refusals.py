@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.sources.huggingface.interventions.ways import ALL, LLAMA, apart, logits
-from tests.sources.huggingface.models import GPT, INPUTS, SIZES, T5, state, tiny
+from tests.sources.huggingface.models import GPT, INPUTS, T5, state, tiny
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
@@ -23,17 +23,6 @@ from toeplens.sources.huggingface.interventions.change import NotThere
             Change(layer=2, output="zero"),
             r"layer: 2 was given; there are 2 calls of self attention, co",
         ),
-        (
-            "LlamaForCausalLM",
-            Change(layer=0, kind="cross", output="zero"),
-            "layer: 0 was given; there are 0 calls of cross",
-        ),
-        (
-            "LlamaForCausalLM",
-            Change(layer=0, heads=(4,), output="zero"),
-            r"heads: \[4\] were given; model.* has 4, counted",
-        ),
-        ("LlamaForCausalLM", Change(layer=0, heads=(1, 1), output="zero"), r"heads: \[1, 1\] were given"),
         (
             "LlamaForCausalLM",
             Change(layer=0, groups=(2,), output="zero"),
@@ -54,10 +43,6 @@ from toeplens.sources.huggingface.interventions.change import NotThere
             Change(layer=0, bands=BandControl(order=(1, 0))),
             r"order: \[1, 0\] was given; .* 0 to 3 once \(model.* turns 4 pairs\)",
         ),
-        ("BloomForCausalLM", Change(layer=0, speed=0.0), "speed: .* has no rotation that could be stopped or changed"),
-        ("GPT2LMHeadModel", Change(layer=0, speed=2.0), "speed: .* has no rotation that could be stopped or changed"),
-        ("GPT2LMHeadModel", Change(layer=0, bands=BandControl(silent=(0,))), "silent: .* has no rotation that could"),
-        ("GPT2LMHeadModel", Change(layer=0, bands=BandControl(still=(0,)), speed=0.0), "still: .* has no rotation"),
         ("GPT2LMHeadModel", Change(layer=0, bands=BandControl(order=(0,))), "order: .* has no rotation"),
     ],
 )
@@ -68,13 +53,6 @@ def test_what_is_not_there_is_one_sentence(kind: str, change: Change, sentence: 
     with intervened(model, change), pytest.raises(InputError, match=f"^{sentence}"):
         logits(model)
     assert state(model) == before
-
-
-def test_one_sequence_has_no_other_to_draw_from() -> None:
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    change = Change(layer=0, output="resample")
-    with intervened(model, change), pytest.raises(InputError, match=r"^output: resample was given for a batch of one"):
-        logits(model, {"input_ids": INPUTS["input_ids"][:1]})
 
 
 def test_a_head_is_changed_once_and_a_side_is_named_where_there_are_two() -> None:
@@ -93,13 +71,9 @@ def test_a_head_is_changed_once_and_a_side_is_named_where_there_are_two() -> Non
     [
         ({}, "bands: none were given, nor a speed other than 1, bias, attention or output"),
         ({"speed": 0.0, "output": "zero"}, "output: it was given beside speed"),
-        ({"bands": BandControl(silent=(0,)), "output": "zero"}, "output: it was given beside silent"),
-        ({"attention": "positional", "bias": False}, "attention: it was given beside bias"),
         ({"heads": (0,), "groups": (0,), "speed": 0.0}, "groups: they were given beside heads"),
         ({"bands": BandControl(heads=(0,))}, "bands: heads were given in them"),
         ({"speed": float("nan")}, "speed: nan was given"),
-        ({"seed": -1, "output": "resample"}, "seed: -1 was given; it must be at least 0"),
-        ({"output": "gone"}, "output: there is no 'gone'; known: mean, resample, zero"),
         ({"attention": "both"}, "attention: there is no 'both'; known: positional, symbolic"),
     ],
 )
@@ -124,8 +98,6 @@ def test_a_cache_of_keys_is_refused_and_another_model_is_left_alone() -> None:
     [
         (Change(layer=2, output="zero"), "layers: 3 was given; there are 2 calls of self attention, counted from 1."),
         (Change(layer=0, heads=(1, 4), output="zero"), "heads: 2, 5 were given; {} has 4, counted from 1"),
-        (Change(layer=0, groups=(4,), output="zero"), "groups: 5 was given; {} has 2, counted from 1"),
-        (Change(layer=0, bands=BandControl(still=(39,))), "still: 40 was given; {} turns 4 pairs, counted from 1"),
         (Change(layer=0, bands=BandControl(silent=(0, 0))), "silent: 1 was given; {} turns 4 pairs, counted from 1"),
     ],
 )
@@ -139,10 +111,7 @@ def test_people_count_from_1(change: Change, sentence: str) -> None:
     assert str(told.for_people()) == str(told)
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [("GPT2LMHeadModel", GPT), ("BertForMaskedLM", SIZES), ("OPTForCausalLM", ALL["OPTForCausalLM"][0])],
-)
+@pytest.mark.parametrize(("kind", "sizes"), [("GPT2LMHeadModel", GPT), ("OPTForCausalLM", ALL["OPTForCausalLM"][0])])
 def test_more_tokens_than_a_table_of_positions_has_are_one_sentence(kind: str, sizes: dict[str, Any]) -> None:
     model = tiny(kind, **sizes)
     before = state(model)
@@ -151,13 +120,3 @@ def test_more_tokens_than_a_table_of_positions_has_are_one_sentence(kind: str, s
             logits(model, {"input_ids": torch.full((1, 65), 5)})
         assert logits(model, {"input_ids": torch.full((1, 64), 5)}).isfinite().all()
     assert state(model) == before
-
-
-def test_tokens_that_the_model_has_no_vectors_for_are_one_sentence() -> None:
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    with (
-        intervened(model, ()),
-        pytest.raises(InputError, match=r"^inputs: the model has no vector for a token or a pl"),
-    ):
-        logits(model, {"input_ids": torch.full((1, 8), 31)})
-    assert logits(model).isfinite().all()

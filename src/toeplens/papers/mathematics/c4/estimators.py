@@ -25,7 +25,7 @@ from scipy.linalg import cholesky, orthogonal_procrustes, solve_banded, toeplitz
 
 from toeplens.encodings import build
 from toeplens.ground import InputError
-from toeplens.lens.kit.splits import position_means
+from toeplens.lens.kit.position import position_means
 from toeplens.lens.stream.subspace import linear_error, position_subspace
 from toeplens.lens.toeplitz.levinson import frequencies, predictor
 

@@ -2,14 +2,227 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.capture.masks import at_rows
+
+AT_ONCE = 1 << 24  # numbers of a block
+_HIDES = -1e8
+_FAR = 1e3  # what hides keys is at least so large
+FILLS = -_FAR  # what is put in the place of a logit, and not added to it, may hide the key from here on
+_EMPTY, _STEPS = 2, 8  # octaves without a value, between biases and what hides; and the steps that each is looked at in
+
+
+def blocks(queries: int, numbers: int, at_once: int | None = None) -> Iterator[slice]:
+    """Slices of the queries, as many together as have ``at_once`` numbers (`AT_ONCE`), with ``numbers`` to a query."""
+    step = max(1, (at_once or AT_ONCE) // max(1, numbers))
+    for start in range(0, queries, step):
+        yield slice(start, min(start + step, queries))
+
+
+def low(dtype: torch.dtype) -> float:
+    """What is added to hide a key is below this: models take the least number of their dtype, or -1e9 and less.
+
+    Next to a key that is seen, the weight of such a key is 0 in every precision.
+    """
+    return max(torch.finfo(dtype).min / 4, _HIDES)
+
+
+def hides_from(term: Float[Tensor, "_B _H Nq Nk"]) -> float:
+    """The value from which on down what is added to logits may hide keys, whatever dtype it was made in.
+
+    That is `low`, or further up a value that is large and far below all that is nearer to 0: -65504 or -10000 in
+    float32. A bias that grows with the distance comes to large values step by step.
+    """
+    lowest = low(term.dtype)
+    if not bool(((term <= -_FAR) & (term > lowest)).any()):
+        return lowest
+    steps = torch.zeros(_STEPS * 1024, dtype=torch.bool, device=term.device)
+    for _, part in _parts(term):
+        some = part[(part <= -_FAR / 2**_EMPTY) & (part > lowest)].double()
+        steps[(-some).log2().mul(_STEPS).floor().long()] = True
+    filled = steps.nonzero().flatten().tolist()
+    for step, before in zip(filled, [-torch.inf, *filled], strict=False):
+        if step - before > _EMPTY * _STEPS and 2 ** (step / _STEPS) >= _FAR / 2 ** (1 / _STEPS):
+            return -(2 ** ((step - 1) / _STEPS))
+    return lowest
+
+
+def bias_and_mask(
+    terms: Sequence[Float[Tensor, "_B _H _Nq _Nk"]],
+    hidden: Sequence[Bool[Tensor, "_B _H _Nq _Nk"]],
+    keys: int,
+    rows: Int[Tensor, "R"],
+    weights: Callable[[Tensor | None, Tensor | None], Float[Tensor, "B H R Nk"]],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The sum of what is added where keys are visible, and where they are; None for what does nothing.
+
+    What is added hides a key by making its weight 0: by nothing less is it told from a bias (see `hides_from`). That is
+    looked at in the queries with known weights that see any key.
+
+    Arguments
+        terms    what is added to the logits
+        hidden   where keys are hidden, beside
+        rows     queries whose weights are known
+        weights  gives those, or forms them with a bias and a mask where they are not
+    """
+    levels, lowest = [hides_from(term) for term in terms], [low(term.dtype) for term in terms]
+    for place, term in enumerate(terms):
+        if levels[place] > lowest[place]:
+            own = weights(*_split(terms, hidden, keys, lowest))
+            visible = _split(terms, hidden, keys, levels)[1]
+            if visible is not None:
+                hides = (at_rows(term, rows) <= levels[place]) & at_rows(visible, rows).any(-1, keepdim=True)
+                levels[place] = lowest[place] if bool((own * hides).any()) else levels[place]
+    return _split(terms, hidden, keys, levels)
+
+
+def _split(
+    terms: Sequence[Tensor], hidden: Sequence[Tensor], keys: int, levels: Sequence[float]
+) -> tuple[Tensor | None, Tensor | None]:
+    """`bias_and_mask`, with the value of each term from which on down it hides keys."""
+    masks = [*hidden, *(term <= level for term, level in zip(terms, levels, strict=True))]
+    covered = torch.zeros((1, 1, 1, keys), dtype=torch.bool, device=masks[0].device) if masks else None
+    for mask in masks:
+        covered = mask | covered if covered is not None else mask
+    bias: Tensor | None = None
+    for term, level in zip(terms, levels, strict=True):
+        rest = term.masked_fill(term <= level, 0)
+        if bool(rest.any()):
+            bias = rest if bias is None else bias + rest
+    if bias is not None:
+        bias = bias.expand(*bias.shape[:-1], keys)
+        bias = bias if covered is None else bias.masked_fill(covered, 0)
+    return bias, ~covered if covered is not None and bool(covered.any()) else None
+
+
+def at_rows(x: Float[Tensor, "_B _H _Nq _Nk"] | Bool[Tensor, "_B _H _Nq _Nk"], rows: Int[Tensor, "R"]) -> Tensor:
+    """These queries of a table of queries by keys, which may have one row for all."""
+    return x if x.shape[-2] == 1 else x.index_select(2, rows)
+
+
+def one_way(visible: Bool[Tensor, "_B _H Nq Nk"]) -> bool:
+    """Whether no query sees a key after it."""
+    return not any(bool(part.triu(1 + rows.start).any()) for rows, part in _parts(visible))
+
+
+def just_causal(visible: Bool[Tensor, "_B _H Nq Nk"]) -> bool:
+    """Whether every query sees its own key and those before, and no other."""
+    return all(bool((part == _earlier(rows, part)).all()) for rows, part in _parts(visible))
+
+
+class Reach(NamedTuple):
+    """How far queries see.
+
+    window  how many keys up to its own a query sees at most, on either side if the mask is not causal; None if all
+    chunk   positions are in chunks of so many, whose ends a causal query does not see beyond; None if it does
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"], causal: bool) -> Reach:
+    """The least window, or the chunks, in which a mask's queries see all that they see."""
+    reach, keys, firsts = 0, visible.shape[-1], []
+    for rows, part in _parts(visible):
+        near = part.any(0).any(0)
+        own = torch.arange(rows.start, rows.stop, device=near.device)
+        first = near.to(torch.uint8).argmax(-1)
+        last = keys - 1 - near.flip(-1).to(torch.uint8).argmax(-1)
+        reach = max(reach, int(((torch.maximum(own - first, last - own) + 1) * near.any(-1)).max()))
+        firsts.append(torch.where(near.any(-1), first, own))
+    if reach >= keys:
+        return Reach()
+    first = torch.cat(firsts)
+    chunk = int(first.clamp(max=1).argmax())  # the first query that does not see key 0
+    places = torch.arange(len(first), device=first.device)
+    if causal and chunk > 1 and bool((first == places - places % chunk).all()):
+        return Reach(chunk=chunk)
+    return Reach(window=reach)
+
+
+def padded_lengths(visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, reach: Reach) -> Int[Tensor, "B"] | str | None:
+    """Tokens of each sequence, if nothing but padding after them is hidden, and what ``causal`` and ``reach`` hide.
+
+    None if there is no padding; a word on what is seen where something else is hidden.
+    """
+    keys = visible.shape[-1]
+    seen = torch.zeros(visible.shape[0], keys, dtype=torch.bool, device=visible.device)
+    for _, part in _parts(visible):
+        seen |= part.any(2).any(1)
+    ends = seen.sum(-1)
+    there = torch.arange(keys, device=seen.device) < ends.unsqueeze(-1)
+    for rows, part in _parts(visible):
+        wanted = there[:, None, None, :].expand(-1, 1, rows.stop - rows.start, -1)
+        if causal:
+            wanted = wanted & _earlier(rows, part)
+        if reach.window is not None:
+            wanted = wanted & _earlier(rows, part, 1 - reach.window) & ~_earlier(rows, part, reach.window)
+        if reach.chunk is not None:
+            own, other = (places // reach.chunk for places in _places(rows, part))
+            wanted = wanted & (own == other)
+        if bool(((part != wanted) & there[:, None, rows, None]).any()):
+            return "some of the keys"
+    return None if bool(there.all()) else ends
+
+
+def table_by_offset(
+    bias: Float[Tensor, "B Nq Nk"], seen: Bool[Tensor, "B Nq Nk"] | None, causal: bool, relative: bool, allowed: float
+) -> Float[Tensor, "D"] | None:
+    """One head's bias as a function of the offset, of -(N-1) .. N-1, where keys are seen; None if it is no such thing.
+
+    Arguments
+        relative  whether that of each query's own key is taken off first, of those that see it
+        allowed   largest difference, relative to the largest bias, that rounding explains
+    """
+    length = bias.shape[1]
+    sums, counts = torch.zeros(2, 2 * length - 1, dtype=torch.float64, device=bias.device)
+
+    def each() -> Iterator[tuple[Tensor, Tensor]]:
+        for rows in blocks(length, bias.shape[0] * bias.shape[2]):
+            part = bias[:, rows].double()
+            there = torch.ones_like(part, dtype=torch.bool) if seen is None else seen[:, rows].expand_as(part)
+            there = there & _earlier(rows, part) if causal else there
+            own = torch.arange(rows.start, rows.stop, device=bias.device).unsqueeze(-1)
+            if relative:
+                places = own.expand(len(part), -1, 1)
+                part, there = part - part.gather(2, places), there & there.gather(2, places)
+            at = own - torch.arange(bias.shape[2], device=bias.device) + length - 1
+            yield at.expand_as(part)[there], part[there]
+
+    size = 0.0
+    for at, values in each():
+        sums.index_add_(0, at, values)
+        counts.index_add_(0, at, torch.ones_like(values))
+        size = max(size, float(values.abs().max()) if len(values) else 0.0)
+    table = sums / counts.clamp_min(1)
+    missed = (float((table[at] - values).abs().max()) for at, values in each() if len(at))
+    return table if all(miss <= allowed * size for miss in missed) else None
+
+
+def _parts(visible: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    numbers = visible.shape[0] * visible.shape[1] * visible.shape[3]
+    for rows in blocks(visible.shape[2], numbers):
+        yield rows, visible[:, :, rows]
+
+
+def _earlier(rows: slice, part: Tensor, by: int = 0) -> Bool[Tensor, "R Nk"]:
+    """Whether a key is at least so many places before the query."""
+    own, other = _places(rows, part)
+    return other <= own - by
+
+
+def _places(rows: slice, part: Tensor) -> tuple[Int[Tensor, "R 1"], Int[Tensor, "Nk"]]:
+    """Those of queries and keys."""
+    own = torch.arange(rows.start, rows.stop, device=part.device)
+    return own.unsqueeze(-1), torch.arange(part.shape[-1], device=part.device)
 
 
 @dataclass(frozen=True, kw_only=True)

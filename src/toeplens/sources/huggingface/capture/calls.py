@@ -11,9 +11,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from toeplens.lens.kit.pieces import NoForm
-from toeplens.sources.huggingface.capture.attention import Attention
-from toeplens.sources.huggingface.capture.masks import Reach, blocks, padded_lengths, reach_of, table_by_offset
+from toeplens.lens.kit.terms import NoForm
+from toeplens.sources.huggingface.capture.attention import (
+    Attention,
+    Reach,
+    blocks,
+    padded_lengths,
+    reach_of,
+    table_by_offset,
+)
 from toeplens.sources.huggingface.capture.proof import Proof
 from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.model import tolerance

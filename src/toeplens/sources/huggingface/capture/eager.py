@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.capture.masks import blocks
+from toeplens.sources.huggingface.capture.attention import blocks
 from toeplens.sources.huggingface.capture.proof import proved_rows
 from toeplens.sources.huggingface.model import tolerance
 

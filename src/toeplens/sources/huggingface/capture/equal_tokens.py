@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.capture.pairing import as_complex
 from toeplens.sources.huggingface.capture.products import Followed, Products, four
-from toeplens.sources.huggingface.capture.rotation import Rotation, turn
+from toeplens.sources.huggingface.capture.rotation import Rotation, as_complex, turn
 from toeplens.sources.huggingface.interface import OBSERVER, Observer
 from toeplens.sources.huggingface.model import tolerance
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.attention import AttentionParts
-from toeplens.lens.kit.pieces import NoForm
+from toeplens.lens.kit.terms import NoForm
 from toeplens.sources.huggingface.capture.attention import Attention
 from toeplens.sources.huggingface.capture.equal_tokens import stays
 from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation

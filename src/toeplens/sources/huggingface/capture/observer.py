@@ -8,16 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
-from toeplens.lens.kit.pieces import NoForm
-from toeplens.sources.huggingface.capture.attention import Attention
+from toeplens.lens.kit.terms import NoForm
+from toeplens.sources.huggingface.capture.attention import Attention, bias_and_mask, just_causal, one_way
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Side, joined
 from toeplens.sources.huggingface.capture.eager import Eager, run_eager
 from toeplens.sources.huggingface.capture.equal_tokens import of_equal_tokens, stays
@@ -29,8 +30,6 @@ from toeplens.sources.huggingface.capture.installed import (
     positions_of,
     without_pass,
 )
-from toeplens.sources.huggingface.capture.masks import bias_and_mask, just_causal, one_way
-from toeplens.sources.huggingface.capture.pairing import Turned, before_rotation
 from toeplens.sources.huggingface.capture.products import (
     Exponentials,
     Followed,
@@ -40,12 +39,102 @@ from toeplens.sources.huggingface.capture.products import (
     innermost,
 )
 from toeplens.sources.huggingface.capture.proof import Proof, prove, proved_rows
-from toeplens.sources.huggingface.capture.refusals import Shared, same_numbers, turned_before, without_softmax
-from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, tables_of
-from toeplens.sources.huggingface.capture.sinks import sinks_of, with_sinks
+from toeplens.sources.huggingface.capture.rotation import Rotation, Turned, before_rotation, find_rotation, tables_of
 from toeplens.sources.huggingface.hosts.seat import Here
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, Observer, eager_function
 from toeplens.sources.huggingface.model import attention_modules, functions_of, precision
+
+
+def sinks_of(options: Mapping[str, Any], query: Tensor, key: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Sinks as `Attention` has them; and, where each query has its own, as a table [B, H, Nq, Nk], each key's alike."""
+    sinks = options.get("sinks")
+    if not isinstance(sinks, Tensor) or sinks.shape != (*query.shape[:3], 1):
+        return options.get("s_aux"), None
+    return sinks[..., 0].transpose(0, 1), sinks.expand(-1, -1, -1, key.shape[2])
+
+
+def with_sinks(eager: Callable[..., Any]) -> Callable[..., Any]:
+    """Eager attention that is given sinks as a table, which goes with the queries, and reads one column of it."""
+
+    def attend(*args: Any, sinks: Tensor, **kwargs: Any) -> Any:
+        return eager(*args, sinks=sinks[..., :1], **kwargs)
+
+    return attend
+
+
+_LOOKED_AT = 256  # places whose logits are formed, to see what the offset explains of them
+_ALL = 0.995  # of what varies: less is said in whole percents
+
+
+class Shared(NamedTuple):
+    """An operation that may share weight out among keys, and the shape of what it was given."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def why(self, tokens: int) -> str:
+        """Why it is no attention that was followed, in a module of so many tokens."""
+        *_, rows, columns = (0, 0, *self.shape)
+        if (rows == tokens and columns >= tokens) or not self.shape:
+            return f"its {self.name!r} is no softmax of a product that was followed"
+        return (
+            f"its {self.name!r} is of numbers of shape {list(self.shape)}, bands or blocks of keys in place of one "
+            f"product of all its {tokens} queries and their keys"
+        )
+
+
+def without_softmax(kind: str, passed: Mapping[str, bool]) -> str:
+    """What to say of a model whose pass had no call of attention.
+
+    Arguments
+        kind    its class
+        passed  classes of modules that are named after attention and were called, and whether they gave but 0
+    """
+    if not passed:
+        return f"no attention was called in the pass of {kind}"
+    zeros = [name for name, nothing in passed.items() if nothing]
+    said = f"no attention of {kind} was understood: its {', '.join(passed)} took no softmax of queries and keys"
+    more = ", as where it is left to a kernel that is not there" if zeros else ""
+    return f"{said}{f', and {zeros[0]} gave nothing but 0{more}' if zeros else ''}"
+
+
+def same_numbers(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors of one shape are the same numbers in memory."""
+    return x.shape == y.shape and x.stride() == y.stride() and x.data_ptr() == y.data_ptr()
+
+
+def turned_before(equal: tuple[Float[Tensor, "1 H N d"], Float[Tensor, "1 G N d"]] | None) -> str:
+    """What to say of a rotation R of the states x, from which queries and keys are projected then.
+
+    The product x_i^T R_i^T W_q^T W_k R_j x_j is a function of i - j for all x where W_q^T W_k and R can change places,
+    as they cannot in general: what W_q^T W_k has between pairs that are turned by other angles, or mirrored, stands at
+    both positions.
+
+    Arguments
+        equal  queries and keys of one token in every place; None where they are not known
+    """
+    said = "its rotation is of the states, before their projection to queries and keys"
+    share = 1.0 if equal is None else offset_share(*equal)
+    if not share < _ALL:
+        return f"{said}."
+    return (
+        f"{said}: with the last token in every place, the offset explains at most {100 * share:.0f} % of what varies "
+        "in a head's logits."
+    )
+
+
+def offset_share(q: Float[Tensor, "1 H N d"], k: Float[Tensor, "1 G N d"]) -> float:
+    """Share of the variance of q . k over all pairs of places that their offset explains: the largest of a head's."""
+    q, k = (x[0, :, :_LOOKED_AT].double() for x in (q, k))
+    logits = q @ k.repeat_interleave(len(q) // len(k), 0).transpose(-2, -1)
+    logits = logits - logits.mean((-2, -1), keepdim=True)
+    there = torch.arange(logits.shape[-1], device=logits.device)
+    offset = (there.unsqueeze(-1) - there + len(there) - 1).flatten()
+    sums = logits.new_zeros(len(q), 2 * len(there) - 1).index_add_(1, offset, logits.flatten(1))
+    explained = (sums.square() / offset.bincount()).sum(-1)
+    whole = logits.square().sum((-2, -1))
+    return float(torch.where(whole > 0, explained / whole, torch.ones_like(whole)).max())
+
 
 ROTATIONS = re.compile(r"_?apply_\w*(rot|rope)\w*|rotate_queries_or_keys")
 _SAID = re.compile(r"rotar|rotate|rope(?![a-z])")
@@ -347,13 +436,7 @@ class PassObserver(Observer):
         return parts.q.shape[2] != parts.k.shape[2] if frame is None else frame.cross
 
     def _add_proved(
-        self,
-        module: nn.Module,
-        parts: Attention,
-        made: Eager,
-        proof: Proof,
-        rotation: RotationParts,
-        positions: Tensor,
+        self, module: nn.Module, parts: Attention, made: Eager, proof: Proof, rotation: RotationParts, positions: Tensor
     ) -> Tensor | None:
         """Hand a call over; what is to take its outputs' place, if anything."""
         frame = self._frame(module)

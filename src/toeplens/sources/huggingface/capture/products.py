@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
-from toeplens.sources.huggingface.capture.masks import FILLS, low
+from toeplens.sources.huggingface.capture.attention import FILLS, low
 
 _PRODUCTS = ("matmul", "rmatmul", "bmm", "baddbmm")
 _SAME = ("view", "reshape", "contiguous", "to", "float", "type", "type_as", "dropout", "clone", "detach")
@@ -143,10 +143,7 @@ class Exponentials(TorchDispatchMode):
     """
 
     def __init__(
-        self,
-        watching: Callable[[], bool],
-        found: Callable[[str, tuple[int, ...]], None],
-        weights: Iterable[Tensor],
+        self, watching: Callable[[], bool], found: Callable[[str, tuple[int, ...]], None], weights: Iterable[Tensor]
     ) -> None:
         super().__init__()
         self._watching, self._found = watching, found

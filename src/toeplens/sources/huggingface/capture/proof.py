@@ -33,8 +33,7 @@ from torch import Tensor
 
 from toeplens.encodings.kit import product_dtype
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.capture.attention import Attention
-from toeplens.sources.huggingface.capture.masks import at_rows
+from toeplens.sources.huggingface.capture.attention import Attention, at_rows
 
 _AT_ONCE = 1 << 19  # weights that are formed again, over batch and heads
 _FEWEST = 8  # queries whose weights are, however many that is: the first of causal attention alone would prove nothing

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from toeplens.sources.huggingface.interface import OBSERVER, eager_entries, table, table_entries
+from toeplens.sources.huggingface.interface import OBSERVER, Entry, eager_entries, patched, table, table_entries
 from toeplens.sources.huggingface.model import (
     NAME,
     asks_interface,
@@ -19,7 +19,6 @@ from toeplens.sources.huggingface.model import (
     input_embedding,
     is_host,
 )
-from toeplens.sources.huggingface.patches import Entry, patched
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,12 @@ from toeplens.encodings import BandControl
 from toeplens.ground import InputError, choose
 from toeplens.lens.frequency.bands import Off
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Place
-from toeplens.sources.huggingface.capture.observed_pass import captured
+from toeplens.sources.huggingface.capture.passes import captured
 from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
-from toeplens.sources.huggingface.effects.exact import NOTHING, one_by_one
 from toeplens.sources.huggingface.effects.head_effects import NoPosition, Silenced, intact_loss, place_of
 from toeplens.sources.huggingface.effects.outcome import Effect, outcome_of
+from toeplens.sources.huggingface.effects.replays import NOTHING, Passes, one_by_one
 from toeplens.sources.huggingface.effects.replays import Change as Altered
-from toeplens.sources.huggingface.effects.replays import Passes
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.outputs import changed_outputs
 

@@ -15,10 +15,9 @@ from toeplens.ground import InputError, choose
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.effects.anatomy import Anatomy, anatomy_of, observed
 from toeplens.sources.huggingface.effects.attribution import attributed
-from toeplens.sources.huggingface.effects.exact import intact_from, one_by_one
 from toeplens.sources.huggingface.effects.outcome import Effect, Outcome, outcome_of, shortened
-from toeplens.sources.huggingface.effects.replays import Address, Change, Passes, fits
-from toeplens.sources.huggingface.interventions.position import without_position
+from toeplens.sources.huggingface.effects.replays import Address, Change, Passes, fits, intact_from, one_by_one
+from toeplens.sources.huggingface.interventions.outputs import without_position
 
 Method = Literal["exact", "position", "attribution"]
 Taken = Literal["exact", "position"]

@@ -2,27 +2,176 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.products import Followed, Products, four
 from toeplens.sources.huggingface.effects.anatomy import Anatomy
-from toeplens.sources.huggingface.effects.copies import axes_of, layout, repeated
-from toeplens.sources.huggingface.effects.outcome import Outcome, apart, losses, moved, over_labels, wide
-from toeplens.sources.huggingface.effects.plans import together
-from toeplens.sources.huggingface.effects.readout import Readout
+from toeplens.sources.huggingface.effects.outcome import AT_ONCE, NONE, Outcome, apart, losses, moved, over_labels, wide
 from toeplens.sources.huggingface.interface import OBSERVER, Observer
 from toeplens.sources.huggingface.model import precision, tolerance
+
+_ALONE = -1  # the axis of what is the same for all copies
+
+
+def layout(content: Any) -> str:
+    """What two contents of equal layout have in common: how they are put together, and their tensors' shapes."""
+    return str(tree_map(lambda x: tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__, content))
+
+
+def axes_of(one: Any, two: Any) -> list[int]:
+    """Along which dimension the copies lie in each leaf, from the same of one copy and of two.
+
+    Raises `ValueError` where the two are put together otherwise.
+    """
+    (own, spec), (others, other) = tree_flatten(one), tree_flatten(two)
+    if spec != other:
+        raise ValueError("two copies of a batch are handed over otherwise than one")
+    return [_axis(x, y) for x, y in zip(own, others, strict=True)]
+
+
+def repeated(one: Any, axes: list[int], copies: int) -> Any:
+    """The content of so many copies."""
+    leaves, spec = tree_flatten(one)
+    made = [x if axis == _ALONE else torch.cat([x] * copies, dim=axis) for x, axis in zip(leaves, axes, strict=True)]
+    return tree_unflatten(made, spec)
+
+
+def _axis(one: Any, two: Any) -> int:
+    if not isinstance(one, Tensor) or not isinstance(two, Tensor) or one.ndim != two.ndim:
+        return _ALONE
+    longer = [axis for axis, (x, y) in enumerate(zip(one.shape, two.shape, strict=True)) if y == 2 * x != x]
+    return longer[0] if longer else _ALONE
+
+
+def together(
+    left: Sequence[int], counts: Sequence[int], width: int, alone: float, intact: Sequence[int]
+) -> tuple[float, list[range]]:
+    """What passes of so many copies cost at least, in layers, and which neighbouring calls they are then of.
+
+    Arguments
+        left    layers from each call's on
+        counts  what is changed of each
+        alone   what a pass costs by itself, in copies
+        intact  copies with nothing changed that passes have at least which begin at each call's layer
+    """
+    best, begins = [0.0], list[int]()
+    for stop in range(1, len(left) + 1):
+        cost = {
+            start: best[start] + left[start] * -(-(sum(counts[start:stop]) + intact[start]) // width) * (width + alone)
+            for start in range(stop - 1, -1, -1)
+        }
+        begins.append(min(cost, key=lambda start: cost[start]))
+        best.append(cost[begins[-1]])
+    groups, stop = list[range](), len(left)
+    while stop:
+        groups.append(range(begins[stop - 1], stop))
+        stop = groups[-1].start
+    return best[-1], groups[::-1]
+
+
+_ROWS, _WORDS = 2048, 2048  # tokens and words at once, on a processor; 16 MB of logits
+_ROUNDED, _FEW = 16, 3  # roundings that a logit may differ by from the head's own; of 16 bits, where they are coarse
+_LARGE = 1024.0  # to this size states are scaled, at which a cap would show
+
+
+@dataclass(frozen=True)
+class Readout:
+    """A head whose logits are weight x + bias.
+
+    weight  [V, d]
+    bias    [V]; None without one
+    """
+
+    weight: Float[Tensor, "V d"]
+    bias: Float[Tensor, "V"] | None
+
+    @classmethod
+    def of(
+        cls,
+        embedding: nn.Module | None,
+        states: Float[Tensor, "B n d"],
+        head: Callable[[Float[Tensor, "B n d"]], Float[Tensor, "B n V"]],
+    ) -> Readout | None:
+        """The output embedding as such a head, if the model's own ``head`` makes its product of some states, and of
+        these made larger or smaller, which a cap of the logits would show."""
+        if type(embedding) is not nn.Linear or type(embedding.weight) is not nn.Parameter or embedding.weight.is_meta:
+            return None
+        if states.dtype != embedding.weight.dtype:  # which a model may bring together in its own way
+            return None
+        if states.shape[-1] != embedding.weight.shape[1]:  # something lies between
+            return None
+        eps = torch.finfo(states.dtype).eps
+        allowed = eps * (_ROUNDED if eps <= torch.finfo(torch.float32).eps else _FEW)
+        factor = 1.0
+        for _ in range(2):
+            some = factor * states
+            logits = wide(head(some))
+            made = wide(F.linear(some.to(embedding.weight.device), embedding.weight, embedding.bias)).to(logits.device)
+            size = float(logits.abs().max())
+            if made.shape != logits.shape or not float((made - logits).abs().max()) <= allowed * size:
+                return None
+            largest = max(size, float(wide(states).abs().max()))
+            factor = 2.0 ** math.floor(math.log2(_LARGE / largest)) if largest > 0 else 1.0  # exact in any dtype
+        return cls(embedding.weight, embedding.bias)
+
+    def cross_entropies(self, states: Float[Tensor, "R N d"], labels: Int[Tensor, "R N"]) -> Float[Tensor, "R N"]:
+        """At each position, 0 without a label, in float64; the sums over words are in float32 at least."""
+        there = labels != NONE
+        each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
+        if not there.any():
+            return each
+        rows, wanted = states[there.to(states.device)].split(_ROWS), labels[there].split(_ROWS)
+        device = self.weight.device
+        found = [self._of(x.to(device), y.to(device)) for x, y in zip(rows, wanted, strict=True)]
+        each[there] = torch.cat(found).to(each.device)
+        return each
+
+    def slopes(
+        self, states: Float[Tensor, "B n d"]
+    ) -> tuple[Float[Tensor, "B n V"], Callable[[Int[Tensor, "B n"]], Float[Tensor, "B n d"]]]:
+        """The shares of all words at some positions, and what of labels there gives the gradient of their summed losses
+        at the states, 0 without a label: of all labels the product of shares and weights is the same."""
+        weight = self.weight
+        shares = wide(F.linear(states.to(weight.device), weight, self.bias)).softmax(-1)
+        expected = shares.to(weight.dtype) @ weight
+
+        def slopes(labels: Int[Tensor, "B n"]) -> Float[Tensor, "B n d"]:
+            labels = labels.to(weight.device)
+            there = (labels != NONE).unsqueeze(-1)
+            return torch.where(there, expected - weight[labels.clamp_min(0)], 0)
+
+        return shares, slopes
+
+    def _of(self, x: Float[Tensor, "n d"], labels: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+        words = _WORDS if x.device.type == "cpu" else max(_WORDS, AT_ONCE // len(x))
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        total, own = (torch.zeros(len(x), dtype=dtype, device=x.device) for _ in range(2))
+        top = torch.full_like(total, torch.finfo(dtype).min)
+        for start in range(0, len(self.weight), words):
+            some = slice(start, start + words)
+            logits = wide(F.linear(x, self.weight[some], None if self.bias is None else self.bias[some]))
+            at = labels - start
+            here = (at >= 0) & (at < logits.shape[1])
+            own = torch.where(here, logits.gather(1, at.clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1), own)
+            higher = torch.maximum(top, logits.amax(-1))
+            total = total * (top - higher).exp() + logits.sub_(higher.unsqueeze(-1)).exp_().sum(-1)
+            top = higher
+        return (top + total.log() - own).double()
+
 
 _CACHED, _TOKENS = 4096, 12288  # of a pass at most, over its copies of the batch: on a CPU, whose cache they fill; else
 _CALLS, _WORTH = 256, 10**8  # tokens that a layer's calls by themselves cost as much as, at most and over its weights
@@ -378,3 +527,105 @@ def fits(heads: Tensor, rows: int, count: int) -> None:
             f"calls: {count} heads were given for {rows} sequences; the attention gives {list(heads.shape)} "
             "(sequences, queries, heads, width)."
         )
+
+
+NOTHING = -1  # in place of what is changed
+
+
+@torch.no_grad()
+def one_by_one(
+    passes: Passes,
+    places: Sequence[Address],
+    counts: Sequence[int],
+    chosen: Sequence[Sequence[int]],
+    change: Callable[[int, Sequence[int]], Change],
+    on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None],
+    on_progress: Callable[[int, int], None],
+    known: Collection[int] = (),
+) -> tuple[list[Float[np.ndarray, "B K _H"]], int]:
+    """Each call's effects, NaN for what is not chosen; and how many calls were replayed from their layer.
+
+    What is changed of a call, one head or band after the other, are copies of the batch in a few passes of equally many
+    copies; of neighbouring calls together, where that takes fewer layers in all (`Passes.plan`). Whether copies of the
+    batch are independent is seen in a pass of two with nothing silenced, both of which have to give the intact states
+    (where calls are known to give these, it was seen there); where they are not, passes have one. What the layers
+    before a call's hand over is run once, in one copy with nothing silenced, and repeated where its copies would lie.
+    In the first pass from each layer some copies have nothing silenced and have to give the intact states; where a
+    replay fails in that, whole passes are run from there on. From the layers of calls of which it is known that they
+    give these states (`intact_from`), that is asked of the first pass of all, and else where there are copies to spare.
+    """
+    effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
+    total = sum(map(len, chosen))
+    if not total:
+        return effects, 0
+    order = sorted((i for i, each in enumerate(chosen) if len(each)), key=lambda index: places[index].item)
+    intact = [int(place == 0 or index not in known) for place, index in enumerate(order)]
+    begins, sizes = [places[index].item for index in order], [len(chosen[index]) for index in order]
+    width, groups = passes.plan(begins, sizes, intact, alike=bool(known))
+    ways = [(True, width), (False, width), *([(False, 1)] if width > 1 else [])]
+    held: dict[str, Any] = {}
+    reached = done = replayed = 0
+
+    def run(some: Sequence[tuple[int, int]], **parts: Any) -> Replay:
+        calls = dict.fromkeys(index for index, _ in some)
+        changed = {index: [head if own == index else NOTHING for own, head in some] for index in calls}
+        changes = {places[index]: change(index, heads) for index, heads in changed.items()}
+        return passes.run(len(some), changes=changes, **parts)
+
+    for group in groups:
+        calls = [order[place] for place in group]
+        begin = places[calls[0]].item
+        heads = [(index, head) for index in calls for head in chosen[index]]
+        while True:
+            replays, width = ways[0]
+            first = len(heads) % width  # passes after the first are full
+            try:
+                if replays and reached < begin:
+                    held, reached = passes.before(begin, start=reached, held=held), begin
+                parts = {"start": begin, "held": passes.copied(begin, held, width)} if replays else {}
+                values = list[Float[Tensor, "R K"]]()
+                if first or intact[group.start]:
+                    found = run([*heads[:first], *[(calls[0], NOTHING)] * (width - first)], **parts)
+                    passes.require_same(found, first)
+                    values = [passes.effects(found, first)] if first else []
+                break
+            except Exception as error:
+                if len(ways) == 1 or out_of_memory(error):
+                    raise
+            ways.pop(0)
+        if replays and begin > 0:
+            replayed += len(calls)
+        on_progress(done + first, total)
+        for start in range(first, len(heads), width):
+            found = run(heads[start : start + width], **parts)
+            values.append(passes.effects(found, width))
+            on_progress(done + start + width, total)
+        split = torch.cat(values).unflatten(0, (-1, passes.batch)).permute(1, 2, 0).cpu().numpy()
+        for column, (index, head) in enumerate(heads):
+            effects[index][:, :, head] = split[:, :, column]
+        for index in calls:
+            on_call(index, effects[index])
+        done += len(heads)
+    return effects, replayed
+
+
+@torch.no_grad()
+def intact_from(passes: Passes, places: Sequence[Address]) -> frozenset[int]:
+    """The calls from whose layer on a replay of two copies, in which nothing is changed, gives the intact states; none
+    where one does not."""
+    held: dict[str, Any] = {}
+    found, reached = set[int](), 0
+    for index in sorted(range(len(places)), key=lambda index: places[index].item):
+        begin = places[index].item
+        if begin == 0:
+            continue
+        try:
+            if reached < begin:
+                held, reached = passes.before(begin, start=reached, held=held), begin
+            passes.require_same(passes.run(2, start=begin, held=passes.copied(begin, held, 2)))
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            return frozenset()
+        found.add(index)
+    return frozenset(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -11,13 +11,72 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings import PositionalEncoding, attend, attention_weights
+from toeplens.encodings import PositionalEncoding, Rotary, attend, attention_weights
 from toeplens.encodings.attention import AttentionParts, Told, attention_parts
+from toeplens.encodings.base import HOOKS
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.hosts.families import forward_of
 from toeplens.sources.huggingface.hosts.passes import PASS, Pass
-from toeplens.sources.huggingface.hosts.turning import fits, is_a_turn, neutral, our_table
-from toeplens.sources.huggingface.model import SEAT
+from toeplens.sources.huggingface.interface import table
+from toeplens.sources.huggingface.model import NAME, SEAT
+
+Table = tuple[Tensor, Tensor]  # cosines and sines, as transformers hands them to its layers
+
+
+def is_a_turn(encoding: PositionalEncoding, turns: str | None) -> bool:
+    """Whether a function that turns queries and keys can do all that this encoding does to them.
+
+    Then its keys are cached turned, and each is turned once. The function must pair halves (``turns``); the encoding
+    must turn all heads alike, by angles that the length of a text does not change.
+    """
+    if not (isinstance(encoding, Rotary) and encoding.turns_alike and not encoding.length_dependent):
+        return False
+    if any(encoding.overrides(hook) for hook in HOOKS if hook not in ("embed", "rotate")) or encoding.axes > 1:
+        return False
+    return turns == "half" and encoding.pairing == "half" and not encoding.first
+
+
+def fits(encoding: Any, given: Any) -> bool:
+    """Whether a host's function is given the angles of both halves, as many as the encoding has."""
+    return isinstance(given, tuple) and given[0].shape[-1] == 2 * encoding.frequencies.shape[-1]
+
+
+def our_table(encoding: Any, now: Pass, given: Table) -> Table:
+    """Our cosines and sines of the new tokens, in the form of those ``given``; made once a pass and encoding."""
+    if (known := now.tables.get(id(encoding))) is not None:
+        return known
+    positions = now.positions
+    made = encoding.tables(positions, encoding.frequencies_at(positions), given[0].dtype)
+    cos, sin = (torch.cat((x, x), dim=-1).to(given[0].dtype) for x in made)  # [1, N, d], or [B, 1, N, d]
+    table = (cos, sin) if positions.ndim == 1 else (cos.squeeze(1), sin.squeeze(1))
+    now.tables[id(encoding)] = table
+    return table
+
+
+def neutral(given: Table) -> Table:
+    """A rotation that turns nothing."""
+    return torch.ones_like(given[0]), torch.zeros_like(given[1])
+
+
+def _bloom(module: Any, hidden_states: Tensor, residual: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
+    """BLOOM's, whose linear biases are left out."""
+    q, k, v = module._reshape(module.query_key_value(hidden_states))
+    if (past := given.get("layer_past")) is not None:
+        k, v = past.update(k, v, module.layer_idx)
+    mask = given.get("attention_mask")
+    rate = module.attention_dropout.p if module.training else 0.0
+    how = {"scaling": module.inv_norm_factor, "dropout": rate, "is_causal": True, PASS: given[PASS]}
+    z, weights = table()[NAME](module, q, k, v, mask, **how)
+    out = module.dense(z.flatten(-2))
+    return residual + F.dropout(out, p=module.hidden_dropout, training=module.training), weights
+
+
+_FORWARDS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"BloomAttention": _bloom}
+
+
+def forward_of(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
+    """The forward of a family that needs one of ours; None for all others."""
+    return _FORWARDS.get(type(module).__name__)
+
 
 _HIDDEN = ("hidden_states", "x")
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError, choose
 from toeplens.ground.words import spans
-from toeplens.lens.kit.pieces import NoForm
+from toeplens.lens.kit.terms import NoForm
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
 
 _FASTEST = 1_000_000  # beyond that angles of a few tokens are roundings

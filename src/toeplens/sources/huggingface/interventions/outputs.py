@@ -13,7 +13,9 @@ primed where dimensions are not rotated.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
@@ -21,13 +23,41 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens.kit.interventions import donors
-from toeplens.sources.huggingface.capture.attention import Attention
-from toeplens.sources.huggingface.capture.calls import AttentionCall
-from toeplens.sources.huggingface.capture.masks import at_rows, blocks
-from toeplens.sources.huggingface.capture.pairing import as_complex
-from toeplens.sources.huggingface.capture.rotation import turn
+from toeplens.sources.huggingface.capture.attention import Attention, at_rows, blocks
+from toeplens.sources.huggingface.capture.calls import AttentionCall, Place
+from toeplens.sources.huggingface.capture.passes import captured
+from toeplens.sources.huggingface.capture.rotation import as_complex, turn
 from toeplens.sources.huggingface.interventions.change import Change, Part
-from toeplens.sources.huggingface.interventions.padding import tokens_of
+
+
+def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
+    """Which queries of a self attention are tokens: those whose key some query sees. The others are padding.
+
+    Raises `InputError` where that is not known: of a cross attention, of queries that are not of the same tokens as the
+    keys, and where no key is hidden from all and one is from all but its own query, as XLNet hides padding.
+    """
+    batch, queries, keys = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+    if call.kind == "cross" or (call.visible is not None and queries != keys):
+        raise InputError(f"output: which queries of {call.module} are padding is not known, and none may be drawn on.")
+    if call.visible is None:
+        return torch.ones(batch, queries, dtype=torch.bool, device=call.q.device)
+    place = torch.arange(keys, device=call.q.device)
+    seen, by_others = torch.zeros(2, len(call.visible), keys, dtype=torch.bool, device=place.device)
+    for part in blocks(queries, len(call.visible) * call.visible.shape[1] * keys):
+        later = place - place[part].unsqueeze(-1)
+        visible = at_rows(call.visible, place[part]).any(1)
+        if call.causal:
+            visible = visible & (later <= 0)
+        seen |= visible.any(1)
+        by_others |= (visible & (later != 0)).any(1)
+    if call.causal:  # which the last query of all, or of a chunk, alone can see
+        by_others |= (place == keys - 1) | ((place + 1) % (call.chunk or keys) == 0)
+    if keys > 1 and bool(seen.all()) and not bool(by_others.all()):
+        raise InputError(
+            f"output: a token of {call.module} is seen by no other; whether it is padding is not known, and none may "
+            "be drawn on."
+        )
+    return seen.expand(batch, -1)
 
 
 def changed_outputs(
@@ -207,3 +237,32 @@ def _mean_logits(
         bias = at_rows(parts.bias, rows).to(dtype)
         made = made + (bias if part == "positional" else (share * bias).sum(-1, keepdim=True))
     return made.masked_fill(~seen, -torch.inf)
+
+
+def without_position(
+    model: Any, inputs: Mapping[str, Any], places: Collection[Place]
+) -> dict[Place, Float[Tensor, "B Nq H dv"]]:
+    """All heads' outputs with their rotation stopped (E_t becomes J) and their bias left out, layers before untouched.
+
+    Arguments
+        inputs  what ``forward`` takes
+        places  side, kind and layer of the calls that are wanted
+
+    A call without rotation and bias, or whose rotation is not known, is left out. What is added at the input stays: it
+    belongs to no head. Raises `InputError` as `captured` does.
+    """
+    found: dict[Place, Tensor] = {}
+
+    def keep(call: AttentionCall) -> None:
+        if call.place in places and call.unknown is None and (call.rotation is not None or call.bias is not None):
+            change = Change(
+                layer=call.layer,
+                kind=call.kind,
+                side=call.side,
+                speed=1.0 if call.rotation is None else 0.0,
+                bias=call.bias is None,
+            )
+            found[call.place] = changed_outputs(call, change).to(call.heads.dtype)
+
+    captured(model, inputs, keep)
+    return found

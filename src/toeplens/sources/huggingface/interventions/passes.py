@@ -13,13 +13,11 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
-from toeplens.sources.huggingface.capture.observed_pass import captured
-from toeplens.sources.huggingface.capture.plain_pass import compared
+from toeplens.sources.huggingface.capture.passes import captured, compared
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER
 from toeplens.sources.huggingface.interventions.change import Change
-from toeplens.sources.huggingface.interventions.outputs import changed_outputs
-from toeplens.sources.huggingface.interventions.padding import tokens_of
+from toeplens.sources.huggingface.interventions.outputs import changed_outputs, tokens_of
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.sources.huggingface.model import checked_model
 
