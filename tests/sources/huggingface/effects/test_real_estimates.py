@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def opened(name: str) -> tuple[Any, dict[str, Any], list[tuple[str, str, str, in
 @cache
 def recorded(name: str) -> dict[str, tuple[np.ndarray, float]]:
     """[L H] exact effects of each head, of silencing it and of taking its position; and the intact loss."""
-    content = json.loads(gzip.decompress((ROOT / "results" / name / "results.json.gz").read_bytes()))
+    content = json.loads(lzma.decompress((ROOT / "results" / name / "results.json.xz").read_bytes()))
     audits = {"exact": content["audits"]["silenced"], "position": content["audits"]["position"]}
     assert all((each["about"]["sequences"], each["about"]["tokens"]) == (6, 256) for each in audits.values())
     return {
