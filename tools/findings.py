@@ -1,4 +1,4 @@
-"""Write what docs/real-models.md says of the recorded language models, from results/*/results.json.gz.
+"""Write what docs/real-models.md says of the recorded language models, from results/*/results.json.xz.
 
     python tools/findings.py
 
@@ -30,7 +30,7 @@ _NULLS = {"random": "the same architecture with random weights", "shuffled": "th
 
 def records(names: Mapping[str, str] = NAMES) -> dict[str, Pretrained]:
     """The models that are recorded, by their names for people; language models unless others are named."""
-    paths = {title: ROOT / "results" / name / "results.json.gz" for name, title in names.items()}
+    paths = {title: ROOT / "results" / name / "results.json.xz" for name, title in names.items()}
     return {title: open_record(path) for title, path in paths.items() if path.exists()}
 
 

@@ -23,7 +23,7 @@ def commands() -> dict[str, tuple[str, ...]]:
     there = {
         f"{name}.html": ("report", f"results/{name}")
         for name in RECORDS
-        if any((ROOT / "results" / name / kept).exists() for kept in ("results.json.gz", "audit.json"))
+        if any((ROOT / "results" / name / kept).exists() for kept in ("results.json.xz", "audit.json"))
     }
     return {**there, f"card-{CARD}.html": ("card", CARD, "--out", f"card-{CARD}.html")}
 

@@ -1,4 +1,4 @@
-"""Write what docs/ladder.md says of the recorded ladder, from results/ladder/results.json.gz.
+"""Write what docs/ladder.md says of the recorded ladder, from results/ladder/results.json.xz.
 
     python tools/ladder_findings.py
 
@@ -24,7 +24,7 @@ from toeplens.studies import CellResult
 from toeplens.training.presets import PRESETS, PROTOCOLS, Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RECORD = ROOT / "docs" / "ladder.md", ROOT / "results" / "ladder" / "results.json.gz"
+PAGE, RECORD = ROOT / "docs" / "ladder.md", ROOT / "results" / "ladder" / "results.json.xz"
 SCALE = SCALES["desk"]
 BATCH = SCALE.optimiser["batch_size"]
 FIRST: dict[Protocol, str] = {"paper": "rope", "released": "rope-alone"}  # RoPE and nothing else

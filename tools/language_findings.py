@@ -1,4 +1,4 @@
-"""Write what docs/language.md says of the recorded language models, from results/language/results.json.gz.
+"""Write what docs/language.md says of the recorded language models, from results/language/results.json.xz.
 
     python tools/language_findings.py
 
@@ -21,7 +21,7 @@ from toeplens.studies.grid import Grid, language
 from toeplens.studies.grid.study import KIND
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RECORD = ROOT / "docs" / "language.md", ROOT / "results" / "language" / "results.json.gz"
+PAGE, RECORD = ROOT / "docs" / "language.md", ROOT / "results" / "language" / "results.json.xz"
 TASK = "language"
 FAR = language.LONG
 _METHODS = {

@@ -1,13 +1,10 @@
 """Make the pictures of docs/real-models.md: figures of the two models' pages, as a browser shows them.
 
     python tools/pictures.py
-
-Each picture holds the digest of the record that it is of, which `tests/docs/test_pictures.py` compares.
 """
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -27,11 +24,6 @@ class Picture(NamedTuple):
     part: str
     width: int
 
-    @property
-    def digest(self) -> str:
-        """Of the record."""
-        return hashlib.sha256((ROOT / "results" / self.record / "results.json.gz").read_bytes()).hexdigest()
-
 
 PICTURES = {
     "real-smollm2-frequencies": Picture("smollm2", "#figure-frequencies .panels", 1280),
@@ -44,7 +36,7 @@ PICTURES = {
 
 def main() -> None:
     """Write each page, and each picture of it."""
-    from PIL import Image, PngImagePlugin
+    from PIL import Image
     from playwright.sync_api import sync_playwright
 
     for record in {picture.record for picture in PICTURES.values()}:
@@ -59,10 +51,9 @@ def main() -> None:
             part = page.locator(picture.part)
             part.scroll_into_view_if_needed()
             part.locator(".main-svg").first.wait_for(timeout=_WAIT)  # plots are drawn when they come near
-            about = PngImagePlugin.PngInfo()
-            about.add_text("record", picture.digest)
             shot = part.screenshot(timeout=_WAIT, style=".save { display: none }")
-            Image.open(BytesIO(shot)).convert("RGB").save(PLACE / f"{name}.png", pnginfo=about, optimize=True)
+            drawn = Image.open(BytesIO(shot)).convert("RGB").quantize(128, Image.Quantize.MEDIANCUT)
+            drawn.save(PLACE / f"{name}.png", optimize=True)
             page.close()
             print(name)
         browser.close()

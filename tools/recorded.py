@@ -66,7 +66,7 @@ class Recorded:
 
 def record_of(name: str) -> Recorded | None:
     """A record of results/; None where there is none yet."""
-    results, claims = RESULTS / name / "results.json.gz", RESULTS / name / "claims.json"
+    results, claims = RESULTS / name / "results.json.xz", RESULTS / name / "claims.json"
     if not results.exists() or not claims.exists():
         return None
     return Recorded(name, read_record(results).content, read_json(claims)["claims"])

@@ -1,4 +1,4 @@
-"""Write docs/which-encoding.md from the recorded studies: results/*/results.json.gz and claims.json.
+"""Write docs/which-encoding.md from the recorded studies: results/*/results.json.xz and claims.json.
 
     python tools/which_encoding.py           write the page
     python tools/which_encoding.py --check   write nothing; exit code 1 if the page is not what the records say

@@ -165,15 +165,15 @@ def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monk
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3", "minilm"])
 def test_a_recorded_pretrained_model_has_its_page_and_its_claims(toeplens: Toeplens, tmp_path: Path, name: str):
-    """From results.json.gz and claims.json, which are all that `results/` keeps of it."""
-    for file in ("results.json.gz", "claims.json"):
+    """From results.json.xz and claims.json, which are all that `results/` keeps of it."""
+    for file in ("results.json.xz", "claims.json"):
         (tmp_path / file).write_bytes((RESULTS / name / file).read_bytes())
     page = toeplens("report", tmp_path, "--json").json()["page"]
     assert page == str(tmp_path / "report.html")
     assert "The map of heads" in Path(page).read_text()
     recorded = read_json(tmp_path / "claims.json")["claims"]
     assert toeplens("claims", tmp_path, "--json").json() == recorded
-    assert set(files(tmp_path)) == {"results.json.gz", "claims.json", "report.html"}
+    assert set(files(tmp_path)) == {"results.json.xz", "claims.json", "report.html"}
 
 
 def test_a_record_of_runs_has_its_page_and_ledger_without_them(toeplens: Toeplens, tmp_path: Path):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from tests.builders import script
 
 ROOT = Path(__file__).parents[2]
-RECORD = ROOT / "results" / "ladder" / "results.json.gz"
+RECORD = ROOT / "results" / "ladder" / "results.json.xz"
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def tool() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def cells() -> list[dict[str, Any]]:
-    return json.loads(gzip.decompress(RECORD.read_bytes()))["cells"]
+    return json.loads(lzma.decompress(RECORD.read_bytes()))["cells"]
 
 
 def test_its_numbers_are_the_records(tool: ModuleType) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ BOTH: tuple[Protocol, ...] = ("paper", "released")
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    about = json.loads(gzip.decompress((ROOT / "results" / "laptop" / "results.json.gz").read_bytes()))
+    about = json.loads(lzma.decompress((ROOT / "results" / "laptop" / "results.json.xz").read_bytes()))
     return Results(CellResult.from_dict(cell) for cell in about["cells"])
 
 

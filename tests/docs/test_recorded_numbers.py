@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ OPEN = {
 
 @cache
 def record(name: str) -> dict[str, Any]:
-    return json.loads(gzip.decompress((RECORDS / name / "results.json.gz").read_bytes()))
+    return json.loads(lzma.decompress((RECORDS / name / "results.json.xz").read_bytes()))
 
 
 @cache

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +105,10 @@ def test_a_pipe_in_a_records_place_is_refused_and_not_waited_for(tmp_path: Path)
     os.close(begin)
 
 
-def test_what_gzip_packed_is_unpacked_up_to_a_size():
-    assert unzipped(gzip.compress(b"a" * 10), 10) == b"a" * 10
-    for content in (gzip.compress(b"a" * 11), gzip.compress(b"a" * 5000)[:-9], b"a"):
+@pytest.mark.parametrize("packed", [gzip.compress, lzma.compress])
+def test_what_was_compressed_is_unpacked_up_to_a_size(packed: Callable[[bytes], bytes]):
+    assert unzipped(packed(b"a" * 10), 10) == b"a" * 10
+    for content in (packed(b"a" * 11), packed(b"a" * 5000)[:-9], b"a"):
         with pytest.raises(ValueError, match=r"\w"):
             unzipped(content, 10)
 

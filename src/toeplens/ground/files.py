@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import json
+import lzma
 import math
 import os
 import re
@@ -72,10 +73,12 @@ def refuse_pipe(path: Path | str | int) -> None:
 
 
 def unzipped(content: bytes, most: int) -> bytes:
-    """What gzip packed. Raises `ValueError` for anything else, and for what has more than ``most`` bytes."""
+    """Decompress gzip or xz. Raises `ValueError` for anything else, and for more than ``most`` bytes."""
+    stream = io.BytesIO(content)
     try:
-        found = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most + 1)
-    except (OSError, EOFError, zlib.error) as error:
+        with lzma.LZMAFile(stream) if content.startswith(b"\xfd7zXZ") else gzip.GzipFile(fileobj=stream) as packed:
+            found = packed.read(most + 1)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(str(error)) from None
     if len(found) > most:
         raise ValueError(f"it has more than {most} bytes")

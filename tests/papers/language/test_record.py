@@ -18,7 +18,7 @@ RECORD = Path(__file__).parents[3] / "results" / "language"
 
 @pytest.fixture(scope="module")
 def state() -> Grid:
-    return KIND.open_record(RECORD / "results.json.gz")
+    return KIND.open_record(RECORD / "results.json.xz")
 
 
 def test_the_record_holds_every_cell_of_the_study_as_it_is_now(state: Grid) -> None:

@@ -19,7 +19,7 @@ RECORDS = [name for name in ("smollm2", "gemma3") if (RESULTS / name / "claims.j
 
 @pytest.fixture(scope="module", params=RECORDS)
 def record(request: pytest.FixtureRequest) -> Pretrained:
-    return open_record(RESULTS / request.param / "results.json.gz")
+    return open_record(RESULTS / request.param / "results.json.xz")
 
 
 def test_it_is_whole_and_its_ledger_follows_from_its_pieces(record: Pretrained) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from toeplens.studies import CellResult, Results, grid, judge_all
 from toeplens.studies.grid.measured import matrix
 from toeplens.studies.grid.relations import relations
 from toeplens.studies.grid.spec import spec_from_yaml
+from toeplens.studies.kit.recorded import read_record
 from toeplens.studies.kit.verdicts import ENOUGH, OPEN
 from toeplens.training.watcher import moments
 
@@ -23,16 +23,16 @@ RECORD = Path(__file__).parents[3] / "results" / "canonical"
 
 
 @pytest.fixture(scope="module")
-def about() -> dict[str, Any]:
-    return json.loads(gzip.decompress((RECORD / "results.json.gz").read_bytes()))
+def about() -> Mapping[str, Any]:
+    return read_record(RECORD / "results.json.xz").content
 
 
 @pytest.fixture(scope="module")
-def results(about: dict[str, Any]) -> Results:
+def results(about: Mapping[str, Any]) -> Results:
     return Results(CellResult.from_dict(cell) for cell in about["cells"])
 
 
-def test_the_record_holds_every_cell_of_the_study_as_it_is_now(about: dict[str, Any], results: Results) -> None:
+def test_the_record_holds_every_cell_of_the_study_as_it_is_now(about: Mapping[str, Any], results: Results) -> None:
     spec = spec_from_yaml(about["spec"])
     assert spec == grid.read_spec("canonical")
     cells = grid.cells(spec)
@@ -47,7 +47,9 @@ def test_the_record_holds_every_cell_of_the_study_as_it_is_now(about: dict[str, 
         assert all(row["events"] for row in watched if row["step"] not in expected)
 
 
-def test_the_ledger_the_table_and_the_relations_follow_from_the_cells(about: dict[str, Any], results: Results) -> None:
+def test_the_ledger_the_table_and_the_relations_follow_from_the_cells(
+    about: Mapping[str, Any], results: Results
+) -> None:
     spec = spec_from_yaml(about["spec"])
     related = relations(spec, results)
     assert len(related) == len(about["relations"])

@@ -13,7 +13,7 @@ from toeplens.ground.reading import LARGEST, Count, Number, Text, Truth
 from toeplens.ground.records import Record
 
 STUDY, RESULTS, CLAIMS_FILE = "study.json", "results.json", "claims.json"
-PACKED = f"{RESULTS}.gz"
+PACKED = (f"{RESULTS}.xz", f"{RESULTS}.gz")
 FIRST = "reproduce"  # the first kind of study to be had, whose files did not name it
 
 
@@ -49,7 +49,7 @@ class Kept:
 def record_in(directory: Path) -> tuple[str, Path] | None:
     """Which study's record alone is kept in a directory, and its results beside its claims.json; None where none is."""
     claims = directory / CLAIMS_FILE
-    results = next((path for name in (RESULTS, PACKED) if (path := directory / name).is_file()), None)
+    results = next((path for name in (RESULTS, *PACKED) if (path := directory / name).is_file()), None)
     if results is None or (directory / STUDY).exists() or not claims.is_file():
         return None
     content = read_json(claims)
@@ -57,7 +57,7 @@ def record_in(directory: Path) -> tuple[str, Path] | None:
 
 
 def read_record(path: Path) -> Kept:
-    """A results.json, or one compressed by gzip; what cannot be read, or is no such, raises `InputError`."""
+    """A results.json, or one compressed by gzip or xz; what cannot be read, or is no such, raises `InputError`."""
     content = parse_json(_text(path), path)
     head = _Head.from_dict(content, path)
     return Kept(
@@ -68,6 +68,6 @@ def read_record(path: Path) -> Kept:
 def _text(path: Path) -> str:
     try:
         content = read_bytes(path)
-        return (unzipped(content, LARGEST) if path.suffix == ".gz" else content).decode()
+        return (unzipped(content, LARGEST) if path.suffix in (".gz", ".xz") else content).decode()
     except (OSError, ValueError) as error:
         raise InputError(f"study: {path} could not be read ({str(error).lower().rstrip('.')}).") from None

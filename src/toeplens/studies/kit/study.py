@@ -155,7 +155,7 @@ class Kind(Generic[Plan, Found]):
             raise InputError(f"study: {path} is damaged: {error}") from None
 
     def open_record(self, path: Path | str) -> Found:
-        """A study as its results.json tells it (it may be compressed by gzip), its claims judged as rules are now."""
+        """A study as its results.json tells it (plain, gzip or xz), its claims judged as rules are now."""
         kept = read_record(Path(path))
         content = {_SECONDS: kept.environment.get(_SECONDS, 0.0), **kept.content}  # as study.json has them
         return self.reread(kept, self._planned(self.record.from_dict(content, f"study: {path}"), kept.path))

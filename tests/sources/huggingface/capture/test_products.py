@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from toeplens.sources.huggingface.capture.masks import low
 from torch import Tensor
 
+from toeplens.sources.huggingface.capture.attention import low
 from toeplens.sources.huggingface.capture.products import Products
 
 
