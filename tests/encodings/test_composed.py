@@ -137,6 +137,8 @@ def test_facts_of_a_few() -> None:
         ("rope", "scalable-softmax"): (True, False, False, False, False),
         ("rope", "sinusoidal"): (True, False, False, False, False),
         ("shaw", "alibi"): (False, True, False, True, False),
+        ("rope", "shaw"): (False, False, False, False, False),
+        ("rope", "grape-additive"): (False, False, False, False, True),  # not linear in the turned query
     }
     for names, wanted in facts.items():
         made = build(*names)

@@ -57,7 +57,7 @@ def test_with_a_cache_it_is_the_full_pass(name: str) -> None:
 PADDING = torch.tensor([[1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 1, 0, 0, 0, 1, 1]], dtype=torch.bool)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "cable", "selective-rope", "repo", "dape-v2"])
 def test_padding_changes_nothing(name: str) -> None:
     """On the left, on the right and between tokens; in one pass, and where a prompt ends or goes on in padding."""
     attention, x = layer(name), tokens()
@@ -69,6 +69,14 @@ def test_padding_changes_nothing(name: str) -> None:
         parts = (slice(0, cut), slice(cut, N))
         out = torch.cat([attention(padded[:, at], key_padding_mask=PADDING[:, at], cache=cache) for at in parts], dim=1)
         close(out[~PADDING], torch.cat(alone))
+
+
+def test_padding_is_kept_in_a_cache_where_positions_are_given() -> None:
+    attention, x, given = layer("rope"), tokens(), torch.arange(N)
+    cache = attention.new_cache(2, N)
+    parts = (slice(0, 5), slice(5, N))
+    out = [attention(x[:, at], positions=given[at], key_padding_mask=PADDING[:, at], cache=cache) for at in parts]
+    close(torch.cat(out, dim=1), attention(x, positions=given, key_padding_mask=PADDING))
 
 
 @pytest.mark.parametrize("name", ["alibi", "cope", "stick-breaking", "fox", "cable", "grape-path", "dape-v2"])

@@ -106,13 +106,6 @@ class Composed(PositionalEncoding):
             q, k = self._ask(index, "rotate", q, k, q_positions, k_positions, seen=seen)
         return q, k
 
-    def score(
-        self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
-    ) -> Pairs:
-        for index in self._acting["score"]:
-            return self._ask(index, "score", q, k, q_positions, k_positions, seen=seen)
-        return super().score(q, k, q_positions, k_positions)
-
     def bias(
         self, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
     ) -> Float[Tensor, "*H_Nq_Nk"] | None:
@@ -131,26 +124,23 @@ class Composed(PositionalEncoding):
         pairs = [self._ask(index, "bias_product", q_positions, k_positions, seen=seen) for index in acting]
         return _beside([a for a, _ in pairs]), _beside([b for _, b in pairs])
 
-    def transform_logits(
-        self, logits: Pairs, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
-    ) -> Pairs:
-        for index in self._acting["transform_logits"]:
-            logits = self._ask(index, "transform_logits", logits, q_positions, k_positions, seen=seen)
-        return logits
+    def score(self, *given: Any, seen: Seen | None = None) -> Pairs:
+        return self._alone("score", given, seen)
 
-    def transform_weights(
-        self, weights: Pairs, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
-    ) -> Pairs:
-        for index in self._acting["transform_weights"]:
-            weights = self._ask(index, "transform_weights", weights, q_positions, k_positions, seen=seen)
-        return weights
+    def transform_logits(self, *given: Any, seen: Seen | None = None) -> Pairs:
+        return self._alone("transform_logits", given, seen)
 
-    def add_values(
-        self, weights: Pairs, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
-    ) -> Queries | None:
-        for index in self._acting["add_values"]:
-            return self._ask(index, "add_values", weights, q_positions, k_positions, seen=seen)
-        return None
+    def transform_weights(self, *given: Any, seen: Seen | None = None) -> Pairs:
+        return self._alone("transform_weights", given, seen)
+
+    def add_values(self, *given: Any, seen: Seen | None = None) -> Queries | None:
+        return self._alone("add_values", given, seen)
+
+    def _alone(self, name: str, given: tuple[Any, ...], seen: Seen | None) -> Any:
+        """A hook with room for one, of the part that has it."""
+        for index in self._acting[name]:
+            return self._ask(index, name, *given, seen=seen)
+        return getattr(PositionalEncoding, name)(self, *given)
 
     def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod | None:
         """One after the other, where every bias has one."""
