@@ -13,8 +13,7 @@ from toeplens.lens.following.permutation import PermutationScores, permutation_s
 from toeplens.lens.following.position_effect import PositionEffect, position_effect
 from toeplens.lens.following.retrieval import Retrieval, retrieval
 from toeplens.lens.frequency.bands import BandAblation, ablate_bands
-from toeplens.lens.frequency.offsets import RotaryOffsets, rotary_offsets
-from toeplens.lens.frequency.use import FrequencyRecord, FrequencyUse, frequency_use
+from toeplens.lens.frequency.use import FrequencyRecord, FrequencyUse, RotaryOffsets, frequency_use, rotary_offsets
 from toeplens.lens.gradients.descent import Differentiable, PositionalDrift, positional_drift
 from toeplens.lens.gradients.signal import Margins, SeedStrength, margins, seed_strength
 from toeplens.lens.kit.intervals import Estimate, bootstrap_means, over_seeds

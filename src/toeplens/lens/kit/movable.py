@@ -482,7 +482,12 @@ class Part:
 
 
 def parts_of(keys: MovableKeys) -> Iterator[Part]:
-    """Parts in which each query stands once, with the keys that it sees; none for those that see none."""
+    """Parts in which each query stands once, with the keys that it sees; none for those that see none.
+
+    Put query i in the place i + r: the keys from i - r to i + r are then those of a window of 2 r + 1 that ends there.
+    The last r queries have no such place; in the sequence read backwards they are among the first, and have one. Where
+    a sequence is so short that a query has neither, it sees all keys.
+    """
     length, device = keys.q.shape[2], keys.q.device
     every, size = torch.arange(len(keys.q), device=device), keys.chunk or length
     for start in range(0, length, size):

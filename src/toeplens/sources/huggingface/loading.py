@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
 from toeplens.ground.machine import free_memory, keep_freed_memory, memory, out_of_memory, size
 from toeplens.sources.huggingface.checkpoints import Checkpoint, Quantised, checkpoint_of
-from toeplens.sources.huggingface.failures import words
-from toeplens.sources.huggingface.hosts.host import HOST, MODULES
-from toeplens.sources.huggingface.hosts.saved import reinstall
-from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library
+from toeplens.sources.huggingface.hosts.host import HOST, MODULES, reinstall
+from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library, words
 from toeplens.start import uncollected
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]

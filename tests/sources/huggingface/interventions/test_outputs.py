@@ -14,7 +14,7 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened
-from toeplens.sources.huggingface.interventions.outputs import changed_outputs
+from toeplens.sources.huggingface.interventions.change import changed_outputs
 
 PLACE = ROTARY["LlamaForCausalLM"][1]
 WAYS = ["mean", "resample"]

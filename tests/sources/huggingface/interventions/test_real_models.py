@@ -24,7 +24,7 @@ from torch import Tensor
 
 from toeplens.encodings import BandControl
 from toeplens.sources.huggingface import Change, intervened, load_model
-from toeplens.sources.huggingface.interventions.outputs import changed_outputs
+from toeplens.sources.huggingface.interventions.change import changed_outputs
 
 MODELS = Path(__file__).parents[4] / "models"
 PLACE = "model.layers.{}.self_attn.o_proj"

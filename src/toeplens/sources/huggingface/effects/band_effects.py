@@ -21,8 +21,7 @@ from toeplens.sources.huggingface.effects.head_effects import NoPosition, Silenc
 from toeplens.sources.huggingface.effects.outcome import Effect, outcome_of
 from toeplens.sources.huggingface.effects.replays import NOTHING, Passes, one_by_one
 from toeplens.sources.huggingface.effects.replays import Change as Altered
-from toeplens.sources.huggingface.interventions.change import Change
-from toeplens.sources.huggingface.interventions.outputs import changed_outputs
+from toeplens.sources.huggingface.interventions.change import Change, changed_outputs
 
 _HELD = 1 << 27  # numbers of outputs that are held at once
 

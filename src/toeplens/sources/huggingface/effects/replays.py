@@ -90,7 +90,9 @@ _LARGE = 1024.0  # to this size states are scaled, at which a cap would show
 
 @dataclass(frozen=True)
 class Readout:
-    """A head whose logits are weight x + bias.
+    """A head whose logits are weight x + bias, of which losses are made some words of the vocabulary at a time.
+
+    To go through all logits of a long text again and again takes more than half of the time of the product.
 
     weight  [V, d]
     bias    [V]; None without one

@@ -21,7 +21,7 @@ from toeplens.engine.pool import Put
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError
 from toeplens.ground.locks import Busy
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.failures import words
+from toeplens.sources.huggingface.model import words
 from toeplens.studies.auditing.many.record import Audited, of_audit
 from toeplens.studies.auditing.many.request import Request, Write, audit_in
 
