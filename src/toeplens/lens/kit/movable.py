@@ -509,7 +509,9 @@ def _on_both_sides(keys: MovableKeys, reach: int) -> Iterator[Part]:
     whole = places[max(0, count - reach) : reach]
     if len(whole):
         asked = ((places >= count - reach) & (places < reach)).expand(len(every), -1)
-        yield Part(replace(keys, window=None, asked=_both(asked, keys.asked)), every, whole, whole)
+        yield Part(
+            replace(keys, window=None, asked=(asked if keys.asked is None else asked & keys.asked)), every, whole, whole
+        )
     if reach < count:
         yield Part(_later(keys, reach), every, places[: count - reach], places[reach:])
     last = min(2 * reach, count)
@@ -566,7 +568,3 @@ def _cut(keys: MovableKeys, some: Int[Tensor, "b"], start: int, stop: int) -> Mo
         window=None if keys.window is None or keys.window >= count else keys.window,
         chunk=None,
     )
-
-
-def _both(x: Tensor, y: Tensor | None) -> Tensor:
-    return x if y is None else x & y

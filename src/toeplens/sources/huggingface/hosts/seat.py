@@ -171,7 +171,7 @@ class Seat:
             kwargs["position_embeddings"] = our_table(self.encoding, now, given) if turned else neutral(given)
         if (around := kwargs.get("relative_position_embeddings")) is not None:  # Wav2Vec2-Conformer's
             still = torch.stack((torch.ones_like(around[0]), torch.zeros_like(around[0])))
-            kwargs["relative_position_embeddings"] = still if _rotates(module) else around
+            kwargs["relative_position_embeddings"] = still if (module.position_embeddings_type == "rotary") else around
         kwargs[PASS] = Here(now, self._note(hidden, now), turned)
         return args, kwargs
 
@@ -243,10 +243,6 @@ class Seat:
 def scale_of(q: Tensor, how: Mapping[str, Any]) -> float:
     """The factor of q . k that a module gives the attention interface."""
     return q.shape[-1] ** -0.5 if how.get("scaling") is None else how["scaling"]
-
-
-def _rotates(module: Any) -> bool:
-    return module.position_embeddings_type == "rotary"
 
 
 def _written_on(tensor: Tensor | None, now: Pass | None) -> Pass | None:
