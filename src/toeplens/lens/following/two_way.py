@@ -38,8 +38,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.lens.kit import sums as moments
-from toeplens.lens.kit.movable import Keys, MovableKeys, complex_pairs, joined, parts_of, turned_by
-from toeplens.lens.kit.pairwise import PairwiseLogits, table_variances
+from toeplens.lens.kit.movable import (
+    Keys,
+    MovableKeys,
+    PairwiseLogits,
+    complex_pairs,
+    joined,
+    parts_of,
+    table_variances,
+    turned_by,
+)
 from toeplens.lens.kit.terms import Offsets
 
 

@@ -22,7 +22,6 @@ from toeplens.ground import InputError
 from toeplens.ground.reading import Count
 from toeplens.ground.records import Record
 from toeplens.lens.kit.movable import Given, MovableKeys, in_bhnd, movable_from, parts_of, turned_pairs
-from toeplens.lens.kit.rotation import pair_numbers, pairing_of
 from toeplens.lens.kit.sums import over_keys
 from toeplens.lens.kit.terms import (
     NoForm,
@@ -33,6 +32,8 @@ from toeplens.lens.kit.terms import (
     by_column,
     checked,
     grouped,
+    pair_numbers,
+    pairing_of,
     shares_of,
     spread,
     where_present,

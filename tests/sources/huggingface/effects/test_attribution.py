@@ -15,10 +15,9 @@ from torch.nn import functional as F
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.effects import head_effects, replays
-from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
 from toeplens.sources.huggingface.effects.head_effects import head_estimates
 from toeplens.sources.huggingface.effects.outcome import NONE, outcome_of
-from toeplens.sources.huggingface.effects.replays import Readout
+from toeplens.sources.huggingface.effects.replays import Readout, anatomy_of, observed
 
 NAMES = ["Llama", "GPT2", "Bert-masked", "Gemma2"]  # the last has a cap after its head
 
