@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import calls_in, tiny, transformers
+from tests.sources.huggingface.models import calls_in, tiny
 from torch import Tensor
 
 from toeplens import hosts
@@ -120,13 +120,3 @@ def test_changes_are_of_the_installed_encoding() -> None:
     silent = logits(cope, Change(layer=0, output="zero"))
     cope.model.layers[0].self_attn.o_proj.weight.data.zero_()
     torch.testing.assert_close(silent, logits(cope), atol=1e-5, rtol=1e-5)
-
-
-def test_a_model_that_lost_its_encoding_is_not_audited_as_another(tmp_path: Path) -> None:
-    built("Llama", "alibi").save_pretrained(tmp_path)
-    plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"by its configuration the encoding .*alibi.* is installed in it, and it is"):
-        audit(plain, TOKENS, effects="none")
-    hosts.install(plain, "alibi")
-    hosts.uninstall(plain)
-    assert audit(plain, TOKENS, effects="none").layers[0].position.startswith("rotation")

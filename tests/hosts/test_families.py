@@ -153,8 +153,8 @@ def test_a_model_whose_position_cannot_be_taken_out_is_refused(monkeypatch: pyte
 def test_attention_that_does_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(FAMILIES["Llama"][0], **FAMILIES["Llama"][1])
     scale = "toeplens.sources.huggingface.hosts.host.plain"
-    from toeplens.sources.huggingface.hosts import interface
+    from toeplens.sources.huggingface.hosts import seat
 
-    monkeypatch.setattr(scale, lambda *a, **k: (1.01 * interface.plain(*a, **k)[0], None))
+    monkeypatch.setattr(scale, lambda *a, **k: (1.01 * seat.plain(*a, **k)[0], None))
     with pytest.raises(InputError, match="does more than its queries, keys and mask say"):
         hosts.install(model, "alibi")

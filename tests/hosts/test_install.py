@@ -178,13 +178,6 @@ def test_a_rotation_of_ours_is_turned_by_the_model_s_own_hand(monkeypatch: pytes
         assert asked == ([] if by_host else [0, 1]), name
 
 
-def test_attention_that_is_set_to_another_afterwards_is_refused() -> None:
-    model = installed("alibi")
-    model.set_attn_implementation("eager")
-    with pytest.raises(InputError, match=r"^model: its attention was set to 'eager' since an encoding was installed"):
-        model(IDS)
-
-
 def test_vectors_at_the_input_reach_an_encoder_alone_and_a_new_embedding() -> None:
     model = tiny("T5EncoderModel", **FAMILIES["T5"][1])
     hosts.install(model, "nope")

@@ -217,15 +217,6 @@ def test_intervals_are_the_paired_bootstrap_of_the_answers():
     assert (found.drops <= found.high).all()
 
 
-def test_without_resamples_the_rest_is_the_same():
-    model, batch = standing()
-    found, full = (ablate_heads(DecoderSource(model), [batch], bootstrap=count) for count in (0, 5))
-    assert np.array_equal(found.drops, full.drops)
-    assert np.isnan(found.low).all()
-    assert np.isnan(found.high).all()
-    assert found.to_dict()["low"] == [[None] * 4] * 3
-
-
 # ---- stopped and gone on with ---------------------------------------------------------------------------------------
 
 

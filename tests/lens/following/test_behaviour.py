@@ -21,7 +21,7 @@ from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.following import two_way
 from toeplens.lens.following.behaviour import Behaviour, behaviour
 from toeplens.lens.following.permutation import permutation_scores
-from toeplens.lens.kit import movable, pairwise
+from toeplens.lens.kit import movable
 from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, movable_from
 from toeplens.lens.kit.position import position_parts
 from toeplens.lens.kit.trace import Counted
@@ -391,18 +391,6 @@ def test_a_wrong_reading_of_a_layer_is_caught(field: str) -> None:
     right = next(movable_from(layer, None, Given(split="none")))[2]
     assert movable._is_true(layer, right)
     assert not movable._is_true(layer, replace(right, **{field: getattr(right, field) * 1.01}))
-
-
-def test_of_too_many_logits_the_first_sequences_count_and_a_table_too_large_is_refused() -> None:
-    with patch.dict(ENCODINGS, {"fire": {"encoding": "fire"}}):
-        layer = trace_of("fire")[0]
-    with patch.object(pairwise, "WORK", 8 * 3 * 8**2):  # the first sequence has 8 tokens
-        assert behaviour(layer).queries == 7
-    with (
-        patch.object(pairwise, "_AT_ONCE", 1),
-        pytest.raises(InputError, match="3 heads, sequences must have at most 4 tokens"),
-    ):
-        behaviour(layer)
 
 
 @pytest.mark.parametrize(

@@ -324,20 +324,6 @@ def test_control_by_hand_and_in_the_kernel(name: str, options: dict[str, Any], c
                 assert by_kernel == pytest.approx(total, abs=1e-9)
 
 
-def test_nothing_under_control_changes_nothing() -> None:
-    model = model_of("rope")
-    source = DecoderSource(model)
-    same = source.controlled(BandControl())
-    assert torch.equal(same.model(TOKENS, LENGTHS), model(TOKENS, LENGTHS))
-    assert {id(p) for p in same.model.parameters()} == {id(p) for p in model.parameters()}
-    still = source.controlled(BandControl(still=tuple(range(4))))
-    assert not torch.allclose(still.model(TOKENS, LENGTHS), model(TOKENS, LENGTHS))
-    nope = Decoder(model.config.model_copy(update={"encoding": "nope"})).double().eval()
-    nope.load_state_dict(model.state_dict())
-    torch.testing.assert_close(still.model(TOKENS, LENGTHS), nope(TOKENS, LENGTHS), rtol=0, atol=1e-12)
-    assert model.block(0).attention.encoding.control is None  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("encoding", ["rope", "mla"])
 @pytest.mark.parametrize("off", ["rotation", "pair"])
 def test_band_drops_are_what_running_the_changed_model_anew_gives(encoding: str, off: Any) -> None:

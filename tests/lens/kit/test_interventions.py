@@ -16,7 +16,7 @@ from tests.lens.models import loud_decoder, split
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.lens.ablation.ablate import HeadAblation, ablate_heads
+from toeplens.lens.ablation.ablate import ablate_heads
 from toeplens.lens.kit.interventions import Batch, Intervention, donors, mean_outputs, replacements
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
@@ -276,13 +276,3 @@ def test_one_example_has_no_donor() -> None:
     tokens, labels, lengths = examples(ignored=COUNT - 1)
     with pytest.raises(InputError, match="resampling needs at least 2"):
         ablate_heads(DecoderSource(decoder()), [(tokens, labels, lengths)], intervention="resample")
-
-
-# ---- records --------------------------------------------------------------------------------------------------------
-
-
-def test_a_record_of_an_older_version_is_exact() -> None:
-    found = ablate_heads(DecoderSource(decoder()), [examples()], intervention="mean", bootstrap=5)
-    content = found.to_dict()
-    assert content.pop("method") == "exact"
-    assert HeadAblation.from_dict(content).to_dict() == found.to_dict()

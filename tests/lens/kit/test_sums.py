@@ -110,18 +110,3 @@ def test_what_is_beyond_float64_is_said() -> None:
     large = torch.full((2, 1), 1e200, dtype=torch.float64)
     with pytest.raises(InputError, match=r"^q, k, q2, k2: their products are beyond float64"):
         moments.inner(large, large, large, large)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "words"),
-    [
-        (((5, 2), (4, 2)), "same N and d"),
-        (((5, 2), (5, 3)), "same N and d"),
-        (((0, 2), (0, 2)), "no dimension of 0"),
-        (((3, 5, 2), (2, 5, 2)), "do not broadcast"),
-    ],
-)
-def test_shapes_that_do_not_fit(shapes: tuple[tuple[int, ...], tuple[int, ...]], words: str) -> None:
-    q, k = draw(0, *shapes)
-    with pytest.raises(InputError, match=words):
-        moments.inner(q, k, q, k)

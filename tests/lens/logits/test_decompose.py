@@ -233,15 +233,6 @@ def test_kinds_by_hand(encoding: str, protocol: str, lengths: Tensor | None) -> 
     torch.testing.assert_close(parts.kinds.softmax[:, 1], softmax, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("batch", [2, 4, 16])
-def test_contents_are_no_position_and_not_coupled_however_few_the_sequences(batch: int) -> None:
-    """Independent queries and keys without position: 0, 1, 0 on average; of 4 sequences or more they are named."""
-    made = [planted("content", seed, batch) for seed in range(20)]
-    mean = torch.stack([parts.kinds.logits[0] for parts in made]).mean(0)
-    torch.testing.assert_close(mean, torch.tensor([0.0, 1, 0], dtype=torch.float64), rtol=0, atol=0.02)
-    assert {name for parts in made for name in parts.named()} == {"unknown" if batch < 4 else "content"}
-
-
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal", "fire", "transformer-xl"])
 def test_places_that_no_sequence_reaches_are_in_no_kernel(encoding: str) -> None:
     """Against the written-out logits of mean queries and keys of those that are there (float64, 1e-9)."""

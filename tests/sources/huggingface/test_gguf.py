@@ -129,15 +129,6 @@ def test_a_file_that_is_cut_short_is_one_sentence(tmp_path: Path, share: float) 
         load_model(str(tmp_path / "cut.gguf"), device="cpu")
 
 
-def test_types_that_are_not_known_are_named(tmp_path: Path) -> None:
-    content = bytearray(written(built("LlamaForCausalLM", **WIDE), tmp_path / "some.gguf").read_bytes())
-    at = content.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8  # after its dimensions
-    content[at : at + 4] = (999).to_bytes(4, "little")
-    (tmp_path / "odd.gguf").write_bytes(content)
-    with pytest.raises(InputError, match=r"odd\.gguf keeps tensors in a type that is not known \(number 999\)\.$"):
-        load_model(str(tmp_path / "odd.gguf"), device="cpu")
-
-
 def test_architectures_that_transformers_does_not_read_are_named(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "clip")
     writer.add_block_count(1)

@@ -38,8 +38,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.lens.kit import sums as moments
-from toeplens.lens.kit.movable import Keys, MovableKeys, complex_pairs, joined, parts_of, turned_by
-from toeplens.lens.kit.pairwise import PairwiseLogits, table_variances
+from toeplens.lens.kit.movable import (
+    Keys,
+    MovableKeys,
+    PairwiseLogits,
+    complex_pairs,
+    joined,
+    parts_of,
+    table_variances,
+    turned_by,
+)
 from toeplens.lens.kit.terms import Offsets
 
 
@@ -187,7 +195,12 @@ class Rows:
 
 
 def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: Rows) -> Float[Tensor, "b k g C"]:
-    """The sum over j and m of A_jm^2, of each query over what it sees.
+    """The sum over j and m of A_jm^2, of each query over what it sees, A_jm = Re sum_t w_t e_jt conj(c_mt).
+
+    With S = sum_j e_j e_j^H over the positions, S' = sum_j e_j e_j^T, and Z, Z' likewise of the contents, it is
+    1/2 Re [ w^T (S * conj Z) conj w + w^T (S' * conj Z') w ], * entry by entry: n^2 a query, for what all queries of a
+    step see. Rows that only some see are taken by themselves: with u = w e_j the sum over the contents is the quadratic
+    form of u in the contents' products, and the other way round; where both are such rows, A_jm is formed.
 
     Arguments
         w         of each query, of the g heads that share contents and positions

@@ -41,10 +41,10 @@ def inner(
         causal  key j is visible to query i if j <= i; otherwise every key is
 
     Returns [..., d] in float64; the work is in float64, on converted pieces, whatever the inputs' dtype. Raises
-    `InputError` for shapes that do not fit, no positions, and numbers that are not finite.
+    `InputError` for numbers that are not finite.
     """
-    length, batch = _fit(q=q, k=k, q2=q2, k2=k2)
-    d, d2 = q.shape[-1], q2.shape[-1]
+    length, d, d2 = *q.shape[-2:], q2.shape[-1]
+    batch = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, q2, k2))).numel()
     keys = queries = total = torch.zeros((), dtype=torch.float64, device=q.device)
     for rows in _pieces(length, batch * max(CHUNK, d, d2, d * d2 // CHUNK)):
         a, b, a2, b2 = (_chunks(x, rows) for x in (q, k, q2, k2))
@@ -91,23 +91,6 @@ def over_keys(x: Float[Tensor, "*B N e"], causal: bool, window: int | None = Non
 def _blocks(x: Float[Tensor, "*B N e"], window: int) -> Float[Tensor, "*B b w e"]:
     """Positions in blocks, the last filled up with 0."""
     return F.pad(x, (0, 0, 0, -x.shape[-2] % window)).unflatten(-2, (-1, window))
-
-
-def _fit(**inputs: Tensor) -> tuple[int, int]:
-    """N, and over how many the leading dimensions broadcast; q and k, and q2 and k2, must be of one width."""
-    for name, x in inputs.items():
-        if x.ndim < 2 or 0 in x.shape:
-            raise InputError(f"{name}: its shape is {list(x.shape)}; it must be [..., N, d], with no dimension of 0.")
-    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in inputs.items())
-    lengths = {x.shape[-2] for x in inputs.values()}
-    widths = [x.shape[-1] for x in inputs.values()]
-    if len(lengths) > 1 or widths[::2] != widths[1::2]:
-        raise InputError(f"{', '.join(inputs)}: {shapes}; queries need keys of the same N and d.")
-    try:
-        batch = torch.broadcast_shapes(*(x.shape[:-2] for x in inputs.values()))
-    except RuntimeError:
-        raise InputError(f"{', '.join(inputs)}: {shapes}; the leading dimensions do not broadcast.") from None
-    return lengths.pop(), batch.numel()
 
 
 def _pieces(length: int, size: int) -> Iterator[slice]:

@@ -79,7 +79,7 @@ class Relevance(Record):
     def share(self) -> Float[np.ndarray, "B"]:
         """Position's share of the parts' absolute values, each place counted by itself; NaN where all are 0."""
         position = np.abs(self.position_input).sum(1) + np.abs(self.position_attention).sum(1)
-        return _over(position, self._size)
+        return np.divide(position, self._size, out=np.full_like(position, np.nan), where=self._size > 0)
 
     @property
     def errors(self) -> Float[np.ndarray, "B"]:
@@ -171,7 +171,3 @@ def by_offset(pairs: Float[Tensor, "B H N N"], causal: bool) -> Float[Tensor, "H
     """The relevance of pairs at each of `offsets_of`, summed over the examples."""
     found = diagonal_sums(pairs.sum(0))
     return found[:, pairs.shape[-1] - 1 :] if causal else found
-
-
-def _over(a: Float[np.ndarray, "B"], b: Float[np.ndarray, "B"]) -> Float[np.ndarray, "B"]:
-    return np.divide(a, b, out=np.full_like(a, np.nan), where=b > 0)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.lens.kit.rotation import rotation_of
+from toeplens.lens.kit.terms import rotation_of
 from toeplens.lens.kit.trace import LayerTrace
 
 LARGEST = 1024  # positions of a matrix whose eigenvalues are all computed

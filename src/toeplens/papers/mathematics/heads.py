@@ -12,7 +12,7 @@ from torch import Tensor
 from toeplens.engine import examples_of
 from toeplens.lens import AttentionTrace, LayerTrace, toeplitz_profile
 from toeplens.lens.kit.position import position_parts
-from toeplens.lens.kit.rotation import rotation_of
+from toeplens.lens.kit.terms import rotation_of
 from toeplens.lens.stream.subspace import position_subspace
 from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.lens.toeplitz.single_phase import single_phase

@@ -4,8 +4,14 @@ from toeplens.sources.huggingface.capture.calls import AttentionCall
 from toeplens.sources.huggingface.capture.passes import captured, compared
 from toeplens.sources.huggingface.capture.proof import Proof
 from toeplens.sources.huggingface.capture.rotation import Rotation
-from toeplens.sources.huggingface.effects.band_effects import BandEffects, band_effects
-from toeplens.sources.huggingface.effects.head_effects import HeadEffects, NoGradient, NoPosition, head_effects
+from toeplens.sources.huggingface.effects.head_effects import (
+    BandEffects,
+    HeadEffects,
+    NoGradient,
+    NoPosition,
+    band_effects,
+    head_effects,
+)
 from toeplens.sources.huggingface.frames import as_tokens
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.passes import compared_changed, intervened

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.sources.huggingface.failures import words
+from toeplens.sources.huggingface.model import words
 
 _NEEDED = ("gguf", "accelerate")
 _VERSION = re.compile(r"file appears to be version (\d+)")

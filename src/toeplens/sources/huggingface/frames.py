@@ -18,8 +18,8 @@ from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.calls import AttentionCall
 from toeplens.sources.huggingface.capture.passes import captured
-from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Loaded, open_model
+from toeplens.sources.huggingface.model import of_libraries, words
 
 _MASKS = "attention_mask"
 _FIRST = 6  # bytes of the first number

@@ -18,8 +18,8 @@ from torch import Tensor
 from toeplens.ground import EnvironmentFailure, InputError, shown
 from toeplens.ground.words import listed
 from toeplens.sources.huggingface.beforehand import check_length, longest
-from toeplens.sources.huggingface.failures import token_ids
 from toeplens.sources.huggingface.loading import Loaded
+from toeplens.sources.huggingface.model import token_ids
 from toeplens.tasks.language.documents import documents_in
 
 SEQUENCES, TOKENS = 16, 256  # unless told otherwise

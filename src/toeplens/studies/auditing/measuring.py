@@ -26,7 +26,7 @@ from toeplens.lens import (
     toeplitz_profile,
 )
 from toeplens.sources.huggingface import AttentionCall, Change, compared, compared_changed
-from toeplens.sources.huggingface.interventions.outputs import with_changed_logits
+from toeplens.sources.huggingface.interventions.change import with_changed_logits
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer

@@ -16,9 +16,8 @@ from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.ground.machine import out_of_memory, within
 from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
 from toeplens.sources.huggingface.beforehand import Called, calls_of
-from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
-from toeplens.sources.huggingface.model import library
+from toeplens.sources.huggingface.model import library, of_libraries, words
 from toeplens.studies.auditing.audit import RECORD, Audit, finished, open_audit
 from toeplens.studies.auditing.effects import not_silenced, silence
 from toeplens.studies.auditing.inputs import (

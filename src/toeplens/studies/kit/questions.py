@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from toeplens.ground import InputError, shown
 from toeplens.ground.machine import within
-from toeplens.sources.huggingface.failures import token_ids
+from toeplens.sources.huggingface.model import token_ids
 
 Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # what a language model is asked
 # what each behaviour is, in words

@@ -19,9 +19,8 @@ from toeplens.ground import EnvironmentFailure, InputError, read_json, write_jso
 from toeplens.ground.machine import out_of_memory, within
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.beforehand import calls_of, check_decoder, check_length, check_predicts
-from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
-from toeplens.sources.huggingface.model import library
+from toeplens.sources.huggingface.model import library, of_libraries, words
 from toeplens.sources.huggingface.prediction import Predictions, predictions
 from toeplens.studies.kit.changes import told
 from toeplens.studies.kit.questions import SEEDS, Asked, Item, Writer, batches

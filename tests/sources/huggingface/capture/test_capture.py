@@ -307,14 +307,3 @@ def test_other_passes_are_not_observed() -> None:
         assert len(others) == 4
         for other in others:
             torch.testing.assert_close(other, own, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["encoder-decoder", "seamless_m4t"])
-def test_sides_are_told_by_the_outermost_name(name: str) -> None:
-    """A decoder's layers may lie in a list that is called its encoder, and an encoder be one of text."""
-    model = small_model(name)
-    calls = calls_in(model, small_inputs(model))
-    assert [(call.side, call.kind, call.layer, call.causal, call.q.shape[2]) for call in calls] == [
-        *(("encoder", "self", layer, False, TOKENS) for layer in range(2)),
-        *(("decoder", kind, layer, kind == "self", DECODED) for layer in range(2) for kind in ("self", "cross")),
-    ]

@@ -52,10 +52,6 @@ class DepthAttention(nn.Module):
         return made.cumsum(1).softmax(1) * made if self.softmax else made
 
 
-def differential() -> Any:
-    return tiny("DiffLlamaForCausalLM", **DIFFERENTIAL)
-
-
 def test_products_of_the_same_weights_are_one_call() -> None:
     """With the values of all, as if they had been multiplied at once."""
     own, twice = (calls_in(Hand(kind(), kind())) for kind in (SoftAttention, TwiceAttention))
@@ -88,18 +84,6 @@ def test_models_that_take_several_products(kind: str, sizes: dict[str, Any], val
         v = call.v.double().repeat_interleave(call.q.shape[1] // call.v.shape[1], 1)
         torch.testing.assert_close((weights @ v).transpose(1, 2), call.heads.double(), atol=1e-5, rtol=1e-5)
     assert compared(model, INPUTS, lambda call: None) < 1e-5
-
-
-def test_heads_that_put_out_several_products_have_no_effects() -> None:
-    """Silenced, each would lose one product of them: refused, whichever layers are asked for."""
-    for model, words in (
-        (differential(), "DiffLlamaAttention puts out several products"),
-        (tiny("LiltModel", **LAYOUT), "outputs of the heads of LiltSelfAttention were not seen"),
-    ):
-        call, *_ = calls_in(model)
-        given: Silenced = (call.module, call.side, call.kind, call.layer, call.q.shape[1])
-        with pytest.raises(InputError, match=words):
-            head_effects(model, INPUTS, [given])
 
 
 def test_a_sink_a_query_is_read() -> None:

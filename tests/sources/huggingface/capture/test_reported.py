@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.sources.huggingface.models import GROUPED, NARROW, SIZES, calls_in, state, tiny
 
-from toeplens.lens import NoForm
 from toeplens.sources.huggingface import Change, compared_changed
 from toeplens.studies import audit
 
@@ -89,13 +87,3 @@ def test_what_was_read_before_changes_nothing(kind: str, sizes: dict[str, Any], 
     assert found[0].layers[1].frequencies != found[1].layers[1].frequencies
     with torch.no_grad():
         assert torch.equal(model(long[:, :20]).logits, own)
-
-
-def test_a_bias_of_16_bits_that_is_no_function_of_the_offset_has_no_shares() -> None:
-    model = tiny("FalconModel", vocab_size=31, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=True)
-    (call,) = calls_in(model, {"input_ids": TEXT})
-    assert call.bias is not None
-    other = call.bias.expand(-1, -1, 12, -1).clone()
-    other[..., 5, 2] *= 1.25
-    with pytest.raises(NoForm, match="no function of the offset"):
-        replace(call, bias=other).bias_by_offset()

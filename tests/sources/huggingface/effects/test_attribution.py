@@ -14,18 +14,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.effects import attribution, head_effects, replays
-from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
+from toeplens.sources.huggingface.effects import head_effects, replays
 from toeplens.sources.huggingface.effects.head_effects import head_estimates
 from toeplens.sources.huggingface.effects.outcome import NONE, outcome_of
-from toeplens.sources.huggingface.effects.replays import Readout
+from toeplens.sources.huggingface.effects.replays import Readout, anatomy_of, observed
 
 NAMES = ["Llama", "GPT2", "Bert-masked", "Gemma2"]  # the last has a cap after its head
 
 
 @pytest.fixture
 def first_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attribution, "_DRAWS", 0)
+    monkeypatch.setattr(head_effects, "_DRAWS", 0)
 
 
 DRAWN = {0: [3, 7, 1, 30, 2, 2, 9, 11, 4, 5, 6, 8], 1: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]}
@@ -88,9 +87,9 @@ def test_both_orders_are_those_of_gradients_by_hand(
     name: str, whole_head: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """float64; through the head's own product, and as if it were none; in pieces of a few positions."""
-    monkeypatch.setattr(attribution, "_DRAWS", 3)
-    monkeypatch.setattr(attribution, "_SPAN", 5)
-    monkeypatch.setattr(attribution, "_LOGITS", 2 * 31 * 5)
+    monkeypatch.setattr(head_effects, "_DRAWS", 3)
+    monkeypatch.setattr(head_effects, "_SPAN", 5)
+    monkeypatch.setattr(head_effects, "_LOGITS", 2 * 31 * 5)
     if not whole_head:
         monkeypatch.setattr(Readout, "of", lambda *_: None)
     at = 0
@@ -107,7 +106,7 @@ def test_both_orders_are_those_of_gradients_by_hand(
     _, labels = labels_of(name, inputs_of(model))
     assert labels is not None
     places = (labels >= 0).any(0).nonzero()[:, 0]
-    monkeypatch.setattr(attribution, "_drawn", drawn)
+    monkeypatch.setattr(head_effects, "_drawn", drawn)
     found = head_estimates(model, inputs_of(model), calls_of(name), mask_token=MASK)
     blocks = found.parts[0].shape[1]
     for ours, each in zip(found.parts, by_hand(name, 3, 5), strict=True):
@@ -118,12 +117,12 @@ def test_both_orders_are_those_of_gradients_by_hand(
 
 
 def test_labels_are_drawn_as_often_as_the_model_expects_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attribution, "_DRAWS", 4000)
+    monkeypatch.setattr(head_effects, "_DRAWS", 4000)
     shares = torch.tensor([[[0.5, 0.0, 0.3, 0.2], [0.0, 0.0, 1.0, 0.0]], [[0.1, 0.2, 0.3, 0.4], [0.25] * 4]])
     labels = torch.tensor([[1, 2], [0, NONE]])
 
     def draw(seed: int) -> Tensor:
-        return torch.stack(list(attribution._drawn(shares, labels, torch.Generator().manual_seed(seed))))
+        return torch.stack(list(head_effects._drawn(shares, labels, torch.Generator().manual_seed(seed))))
 
     found = draw(0)
     assert found.shape == (4000, 2, 2)

@@ -13,7 +13,6 @@ from tests.sources.huggingface.models import (
     BLOOM,
     GPT,
     GROUPED,
-    INPUTS,
     LATENT,
     NARROW,
     PADDED,
@@ -421,18 +420,3 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(transform, "forward", lambda x: own(x - x.mean(1, keepdim=True)))
     with pytest.raises(InputError, match="the head of BertForMaskedLM was not understood"):
         head_effects(bert, inputs_of(bert), calls_of("Bert-masked"), mask_token=MASK)
-
-
-def test_a_token_that_the_head_has_no_logit_of_is_named() -> None:
-    sizes = GROUPED | {
-        "cross_attention_layers": [],
-        "pad_token_id": 0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-    }
-    model, tokens = tiny("MllamaForCausalLM", **sizes), INPUTS["input_ids"].clone()
-    calls = places_in(model, {"input_ids": tokens})
-    tokens[0, 3] = 31
-    with pytest.raises(
-        InputError, match=r"inputs: token 31 was given, which the head of MllamaForCausalLM cannot pred"
-    ):
-        head_effects(model, {"input_ids": tokens}, calls)

@@ -47,18 +47,6 @@ def test_losses_are_those_of_all_logits(
     assert (ours[labels == NONE] == 0).all()
 
 
-def test_words_that_cannot_be_and_numbers_that_are_none() -> None:
-    head, states, labels = head_of(6, 4, True), torch.ones(1, 2, 4, dtype=torch.float64), torch.tensor([[3, 5]])
-    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replays, "_WORDS", 2)
-        head.bias[:2] = -torch.inf  # a whole piece of words
-        found = Readout(head.weight, head.bias)
-        wanted = F.cross_entropy(head(states)[0], labels[0], reduction="none")
-        torch.testing.assert_close(found.cross_entropies(states, labels)[0], wanted)
-        states[0, 1] = torch.nan
-        assert found.cross_entropies(states, labels)[0].isnan().tolist() == [False, True]
-
-
 def capped(x: Tensor) -> Tensor:
     return 30 * (x / 30).tanh()
 

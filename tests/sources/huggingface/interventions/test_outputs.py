@@ -14,7 +14,7 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened
-from toeplens.sources.huggingface.interventions.outputs import changed_outputs
+from toeplens.sources.huggingface.interventions.change import changed_outputs
 
 PLACE = ROTARY["LlamaForCausalLM"][1]
 WAYS = ["mean", "resample"]
@@ -59,30 +59,6 @@ def test_other_tokens_in_the_padding_s_place_change_nothing(way: Any, side: str,
             for tokens in (text(len(mask)), otherwise_padded(text(len(mask)), mask, seed))
         )
     assert near(found, again, 1e-6)
-
-
-@pytest.mark.parametrize(("side", "kind"), [("encoder", "self"), ("decoder", "self"), (None, "cross")])
-@pytest.mark.parametrize("way", WAYS)
-def test_of_an_encoder_and_a_decoder_with_padding_each(way: Any, side: Any, kind: Any) -> None:
-    """A cross attention's mask is of the encoder's padding; its queries are those of the decoder's own attention."""
-    model, masks = tiny("T5ForConditionalGeneration", **T5), (mask_of([9, 12, 12]), mask_of([12, 12, 5]))
-    modules = {("encoder", "self"): "encoder.block.0.layer.0.SelfAttention.o"}
-    modules |= {("decoder", "self"): "decoder.block.0.layer.0.SelfAttention.o"}
-    module = modules.get((side, kind), "decoder.block.0.layer.1.EncDecAttention.o")
-
-    def told(*tokens: Tensor) -> Tensor:
-        inputs = dict(zip(("input_ids", "decoder_input_ids"), tokens, strict=True))
-        made = logits(model, inputs | dict(zip(("attention_mask", "decoder_attention_mask"), masks, strict=True)))
-        return made[masks[1].bool()]
-
-    own = text(3), text(3, 6)
-    with put_out(model, module, 0, 4, by_loops(way, masks[side != "encoder"].bool(), [0, 2])):
-        wanted = told(*own)
-    assert apart(wanted, told(*own))
-    with intervened(model, Change(layer=0, heads=(0, 2), kind=kind, side=side, output=way, seed=2)):
-        assert near(told(*own), wanted)
-        again = told(*(otherwise_padded(tokens, mask, 8) for tokens, mask in zip(own, masks, strict=True)))
-        assert near(again, wanted)
 
 
 def test_the_longest_sequence_has_another_to_draw_from_or_is_refused() -> None:

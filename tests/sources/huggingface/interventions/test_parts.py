@@ -13,7 +13,7 @@ from torch import Tensor
 from toeplens.lens.following.two_way import two_way
 from toeplens.lens.kit.movable import Given, movable_from
 from toeplens.sources.huggingface import Change
-from toeplens.sources.huggingface.interventions.outputs import changed_outputs
+from toeplens.sources.huggingface.interventions.change import changed_outputs
 
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", LLAMA),

@@ -14,8 +14,7 @@ from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.attention import AttentionParts
 from toeplens.lens.kit.terms import NoForm
 from toeplens.sources.huggingface.capture.attention import Attention
-from toeplens.sources.huggingface.capture.equal_tokens import stays
-from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation
+from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, stays
 from toeplens.sources.huggingface.hosts.passes import PASS
 from toeplens.sources.huggingface.hosts.seat import Here, Seat, scale_of
 from toeplens.sources.huggingface.model import SEAT

@@ -21,7 +21,6 @@ from toeplens.lens.kit.terms import NoForm
 from toeplens.sources.huggingface.capture.attention import Attention, bias_and_mask, just_causal, one_way
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Side, joined
 from toeplens.sources.huggingface.capture.eager import Eager, run_eager
-from toeplens.sources.huggingface.capture.equal_tokens import of_equal_tokens, stays
 from toeplens.sources.huggingface.capture.installed import (
     RotationParts,
     installed_call,
@@ -39,7 +38,15 @@ from toeplens.sources.huggingface.capture.products import (
     innermost,
 )
 from toeplens.sources.huggingface.capture.proof import Proof, prove, proved_rows
-from toeplens.sources.huggingface.capture.rotation import Rotation, Turned, before_rotation, find_rotation, tables_of
+from toeplens.sources.huggingface.capture.rotation import (
+    Rotation,
+    Turned,
+    before_rotation,
+    find_rotation,
+    of_equal_tokens,
+    stays,
+    tables_of,
+)
 from toeplens.sources.huggingface.hosts.seat import Here
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, Observer, eager_function
 from toeplens.sources.huggingface.model import attention_modules, functions_of, precision

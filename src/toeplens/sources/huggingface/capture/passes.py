@@ -13,7 +13,6 @@ from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.calls import AttentionCall
 from toeplens.sources.huggingface.capture.observer import ROTATIONS, PassObserver
-from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.interface import (
     OBSERVER,
     Entry,
@@ -32,8 +31,10 @@ from toeplens.sources.huggingface.model import (
     input_embedding,
     is_host,
     namespaces_of,
+    of_libraries,
     precision,
     tolerance,
+    words,
 )
 
 _HELD = ("past_key_values", "cache_params")  # inputs that would hold the keys of all layers

@@ -2,22 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from toeplens.encodings import BandControl
 from toeplens.ground import InputError, choose
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.effects.anatomy import Anatomy, anatomy_of, observed
-from toeplens.sources.huggingface.effects.attribution import attributed
-from toeplens.sources.huggingface.effects.outcome import Effect, Outcome, outcome_of, shortened
-from toeplens.sources.huggingface.effects.replays import Address, Change, Passes, fits, intact_from, one_by_one
-from toeplens.sources.huggingface.interventions.outputs import without_position
+from toeplens.lens.frequency.bands import Off
+from toeplens.sources.huggingface.capture.calls import AttentionCall, Place
+from toeplens.sources.huggingface.capture.passes import captured
+from toeplens.sources.huggingface.effects.outcome import (
+    NONE,
+    Effect,
+    Outcome,
+    cross_entropies,
+    in_blocks,
+    outcome_of,
+    pieces,
+    shortened,
+    wide,
+)
+from toeplens.sources.huggingface.effects.replays import (
+    NOTHING,
+    Address,
+    Altered,
+    Anatomy,
+    Passes,
+    Replay,
+    anatomy_of,
+    fits,
+    intact_from,
+    observed,
+    one_by_one,
+)
+from toeplens.sources.huggingface.interventions.change import Change, changed_outputs, without_position
+
+_DRAWS = 4  # of labels
+_SPAN = 8  # neighbouring positions whose products are kept
+_LOGITS = 1 << 24  # that are held at once
+
+
+def attributed(
+    passes: Passes, places: Sequence[Address], counts: Sequence[int], instead: Sequence[Tensor | None], seed: int
+) -> list[Float[np.ndarray, "B K _H"]]:
+    """Estimates of each call's heads in each sequence, nats a predicted token; NaN without a label.
+
+    With a_i = d_i . dl/dz_i at position i, l the loss of a sequence of n labels, and b_i the same of n l for labels
+    that are drawn: sum_i a_i + mean over draws of sum over spans (sum_i b_i)^2 / 2n. The sum over positions is split
+    over blocks of the head's own positions (the mean of these parts is the sum). Parameters need no gradient meanwhile,
+    so that nothing is kept for theirs.
+
+    Arguments
+        instead  [B, N, H, dv] what each call's heads put out instead; None for nothing
+        seed     of the draws
+    """
+    probes = [_Probe(passes.batch, count, put) for count, put in zip(counts, instead, strict=True)]
+    labels = passes.outcome.labels
+    assert labels is not None
+    with torch.enable_grad(), _without_gradients(passes.model):
+        run = passes.run(changes=dict(zip(places, probes, strict=True)))
+        labels = labels.to(run.states.device)
+        predicted = (labels != NONE).sum(1)
+        first, *drawn = _upstream(passes, run, labels, seed)
+        ends = [probe.at for probe in probes]
+        each = 1 / predicted.clamp_min(1).view(-1, 1, 1)
+        total = [slope * each.to(slope.device) for slope in _slopes(run, ends, first)]
+        for upstream in drawn:
+            for place, slope in enumerate(_slopes(run, ends, upstream)):
+                total[place] += slope * _over_spans(slope) * each.to(slope.device) / (2 * len(drawn))
+    known, blocks = (predicted > 0).view(-1, 1, 1), passes.outcome.blocks
+    split = [torch.stack([in_blocks(x.to(known.device), blocks) for x in found.unbind(2)], 2) for found in total]
+    return [torch.where(known, each, torch.nan).cpu().numpy() for each in split]
+
+
+def _upstream(passes: Passes, run: Replay, labels: Int[Tensor, "B N"], seed: int) -> list[Float[Tensor, "B N d"]]:
+    """The gradient of the summed losses of all labels at the last hidden states: of the labels as they are, and of such
+    as are drawn."""
+    random = torch.Generator().manual_seed(seed)
+    found = [torch.zeros_like(run.states) for _ in range(1 + _DRAWS)]
+    for some in pieces(labels, passes.vocabulary, _LOGITS):
+        states, own = run.states.detach()[:, some], labels[:, some]
+        shares, slopes = _by_gradient(run, states) if passes.readout is None else passes.readout.slopes(states)
+        for upstream, each in zip(found, [own, *_drawn(shares, own, random)], strict=True):
+            upstream[:, some] = slopes(each).to(upstream)
+    return found
+
+
+def _by_gradient(
+    run: Replay, states: Float[Tensor, "B n d"]
+) -> tuple[Float[Tensor, "B n V"], Callable[[Int[Tensor, "B n"]], Float[Tensor, "B n d"]]]:
+    """`Readout.slopes` of any head."""
+    states = states.requires_grad_()
+    logits = run.logits(states)
+
+    def slopes(labels: Int[Tensor, "B n"]) -> Float[Tensor, "B n d"]:
+        return torch.autograd.grad(cross_entropies(logits, labels).sum(), states, retain_graph=True)[0]
+
+    return wide(logits.detach()).softmax(-1), slopes
+
+
+def _drawn(
+    shares: Float[Tensor, "B n V"], labels: Int[Tensor, "B n"], random: torch.Generator
+) -> Iterator[Int[Tensor, "B n"]]:
+    """Labels that the model itself draws, where there are labels."""
+    reached = shares.cumsum(-1)
+    at = torch.rand((*labels.shape, _DRAWS), generator=random, dtype=torch.float32).to(reached) * reached[..., -1:]
+    found = torch.searchsorted(reached, at, right=True).clamp_max(shares.shape[-1] - 1)
+    for each in found.to(labels.device).unbind(-1):
+        yield torch.where(labels == NONE, NONE, each)
+
+
+def _slopes(run: Replay, ends: Sequence[Tensor], upstream: Float[Tensor, "B N d"]) -> list[Float[Tensor, "B _N _H"]]:
+    """What a loss with this gradient at the last states changes by, as each head moves at each position, in float64."""
+    return [each.double() for each in torch.autograd.grad(run.states, ends, upstream, retain_graph=True)]
+
+
+def _over_spans(x: Float[Tensor, "B N H"]) -> Float[Tensor, "B N H"]:
+    """At each position the sum over its span."""
+    count = x.shape[1]
+    summed = F.pad(x, (0, 0, 0, -count % _SPAN)).unflatten(1, (-1, _SPAN)).sum(2)
+    return summed.repeat_interleave(_SPAN, 1)[:, :count]
+
+
+class _Probe:
+    """Moves each head's output at each position by a number of its own, which is 0, times what it is to be less what it
+    is."""
+
+    def __init__(self, rows: int, heads: int, instead: Tensor | None) -> None:
+        self.shape = rows, heads
+        self.at = torch.empty(0)
+        self._instead = instead
+
+    def __call__(self, heads: Float[Tensor, "B N H dv"]) -> Float[Tensor, "B N H dv"]:
+        fits(heads, *self.shape)
+        self.at = torch.zeros(heads.shape[:3], dtype=wide(heads).dtype, device=heads.device, requires_grad=True)
+        by = -heads if self._instead is None else self._instead.to(heads) - heads
+        return (heads + self.at.unsqueeze(-1) * by).to(heads.dtype)
+
+
+@contextmanager
+def _without_gradients(model: nn.Module) -> Iterator[None]:
+    learnt = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        for weight in learnt:
+            weight.requires_grad_(False)
+        yield
+    finally:
+        for weight in learnt:
+            weight.requires_grad_(True)
+
 
 Method = Literal["exact", "position", "attribution"]
 Taken = Literal["exact", "position"]
@@ -239,10 +380,10 @@ def place_of(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Addr
 
 def _replaced(
     batch: int, counts: Sequence[int], instead: Sequence[Tensor | None]
-) -> Callable[[int, Sequence[int]], Change]:
+) -> Callable[[int, Sequence[int]], Altered]:
     """One head a copy puts out nothing, or what is there instead."""
 
-    def change(index: int, heads: Sequence[int]) -> Change:
+    def change(index: int, heads: Sequence[int]) -> Altered:
         chosen = (torch.tensor(heads).unsqueeze(-1) == torch.arange(counts[index])).repeat_interleave(batch, 0)
         put = instead[index]
 
@@ -254,3 +395,149 @@ def _replaced(
         return replaced
 
     return change
+
+
+_HELD = 1 << 27  # numbers of outputs that are held at once
+
+
+@dataclass(frozen=True)
+class BandEffects:
+    """What each band does.
+
+    parts        for each call of attention, [B, K, n] float64, as in `HeadEffects`: what it changes that a band is
+                 stopped, or silenced, in all heads of the layer
+    bands        for each call, the pairs of each band; none where nothing is rotated, or it is not known how
+    frequencies  for each call, the rotation's, radians a position
+    baseline     [B] the intact loss; None for ``states``
+    outcome      ``loss`` or ``states``
+    off          what became of a band
+    """
+
+    parts: tuple[Float[np.ndarray, "B K _n"], ...]
+    bands: tuple[tuple[tuple[int, ...], ...], ...]
+    frequencies: tuple[Float[np.ndarray, "_pairs"], ...]
+    baseline: Float[np.ndarray, "B"] | None
+    outcome: Effect
+    off: Off
+
+    @property
+    def effects(self) -> tuple[Float[np.ndarray, "B _n"], ...]:
+        """What each band changes in each sequence, for each call."""
+        return tuple(each.mean(1) for each in self.parts)
+
+
+@torch.inference_mode(False)
+def band_effects(
+    model: Any,
+    inputs: Mapping[str, Any],
+    calls: Sequence[Silenced],
+    *,
+    bands: int = 8,
+    off: Off = "rotation",
+    mask_token: int | None = None,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> BandEffects:
+    """Take each band of frequencies from each layer's rotation, in all its heads, and measure what that changes.
+
+    The pairs of a rotation, in their order, are cut into bands that are alike in number up to one. Passes go on from
+    the layer that is changed, and what is measured is the same, as in `head_effects`.
+
+    Arguments
+        model, inputs, calls, mask_token, seed  as in `head_effects`
+        bands        of a rotation, at most; it has no more than pairs
+        off          ``rotation``: the band stands still; ``pair``: its part of every logit is 0
+        on_progress  is called with the bands that are done, and all
+
+    Raises `InputError` as `head_effects`, and where no call has a rotation that is known.
+    """
+    choose("off", off, get_args(Off))
+    if bands < 1:
+        raise InputError(f"bands: {bands} was given; it must be at least 1.")
+    inputs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
+    places: list[Place] = [(side, kind, layer) for _, side, kind, layer, _ in calls]
+    layers = _Layers(model, outcome.inputs, places, bands, off)
+    if calls and not any(layers.bands):
+        raise NoPosition("effects: bands was given; no head of these layers has a rotation that is known.")
+    anatomy = anatomy_of(model)
+    with observed(model, anatomy):
+        passes = Passes(model, anatomy, outcome)
+        addresses = [place_of(model, call, passes.order) for call in calls]
+        counts = [len(each) for each in layers.bands]
+        effects, _ = one_by_one(
+            passes,
+            addresses,
+            counts,
+            [range(count) for count in counts],
+            layers.change,
+            lambda index, parts: None,
+            on_progress or (lambda done, total: None),
+        )
+    return BandEffects(tuple(effects), layers.bands, layers.frequencies, intact_loss(passes), outcome.effect, off)
+
+
+@dataclass(eq=False)
+class _Layers:
+    """The layers' rotations, and what their heads put out without each band: of some layers at a time."""
+
+    model: Any
+    inputs: Mapping[str, Any]
+    places: Sequence[Place]
+    most: int
+    off: Off
+    bands: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    frequencies: tuple[Float[np.ndarray, "_pairs"], ...] = ()
+    _sizes: dict[Place, int] = field(default_factory=dict)
+    _held: dict[Place, list[Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        found: dict[Place, Float[np.ndarray, "_pairs"]] = {}
+
+        def look(call: AttentionCall) -> None:
+            self._sizes[call.place] = call.heads.numel()
+            if call.rotation is not None and call.unknown is None:
+                found[call.place] = call.rotation.frequencies.cpu().numpy()
+
+        captured(self.model, self.inputs, look)
+        self.frequencies = tuple(found.get(place, np.empty(0)) for place in self.places)
+        self.bands = tuple(
+            tuple(tuple(band.tolist()) for band in np.array_split(np.arange(len(each)), min(self.most, len(each))))
+            if len(each)
+            else ()
+            for each in self.frequencies
+        )
+
+    def change(self, index: int, chosen: Sequence[int]) -> Altered:
+        """A band of a call a copy, or nothing."""
+        held = self._outputs(index)
+
+        def altered(outputs: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
+            copies = outputs.unflatten(0, (len(chosen), -1))
+            made = [own if band == NOTHING else held[band].to(own) for own, band in zip(copies, chosen, strict=True)]
+            return torch.cat(made)
+
+        return altered
+
+    def _outputs(self, index: int) -> list[Tensor]:
+        """Of each band of a call, all heads' outputs without it; with it those of as many later calls as have room."""
+        place = self.places[index]
+        if place not in self._held:
+            self._held.clear()
+            room, wanted = _HELD, dict[Place, int]()
+            for later, each in enumerate(self.places[index:], index):
+                room -= len(self.bands[later]) * self._sizes[each]
+                if wanted and room < 0:
+                    break
+                wanted[each] = later
+            captured(self.model, self.inputs, lambda call: self._keep(call, wanted))
+        return self._held[place]
+
+    def _keep(self, call: AttentionCall, wanted: Mapping[Place, int]) -> None:
+        if call.place in wanted:
+            way = "still" if self.off == "rotation" else "silent"
+            named = {"layer": call.layer, "kind": call.kind, "side": call.side}
+            self._held[call.place] = [
+                changed_outputs(call, Change(**named, bands=BandControl(**{way: band}))).to(call.heads.dtype)
+                for band in self.bands[wanted[call.place]]
+            ]

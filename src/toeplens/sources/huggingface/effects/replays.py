@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +20,103 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.products import Followed, Products, four
-from toeplens.sources.huggingface.effects.anatomy import Anatomy
 from toeplens.sources.huggingface.effects.outcome import AT_ONCE, NONE, Outcome, apart, losses, moved, over_labels, wide
-from toeplens.sources.huggingface.interface import OBSERVER, Observer
-from toeplens.sources.huggingface.model import precision, tolerance
+from toeplens.sources.huggingface.interface import (
+    OBSERVER,
+    Entry,
+    Observer,
+    eager_entries,
+    patched,
+    table,
+    table_entries,
+)
+from toeplens.sources.huggingface.model import (
+    NAME,
+    asks_interface,
+    attention_modules,
+    configs_of,
+    input_embedding,
+    is_host,
+    precision,
+    tolerance,
+)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Where the layers, the attention and the head of a model are.
+
+    items      the layers: what lies in the outermost lists of modules that hold attention, and the name of the list
+    written    attention modules that do not ask transformers' attention interface
+    parts      what the layers, or attention outside of them, lie in, but the model itself, and what has its head beside
+               such a part: the outermost of those that are called give the hidden states that the head is given
+    embedding  the output embedding; None where there is none, or it is in a part or embeds the input as well
+    """
+
+    items: dict[nn.Module, str]
+    written: frozenset[nn.Module]
+    parts: frozenset[nn.Module]
+    embedding: nn.Module | None
+
+
+def anatomy_of(model: Any) -> Anatomy:
+    """Where the layers, the attention and the head of a transformers model are."""
+    attention = attention_modules(model)
+    named = dict(model.named_modules(remove_duplicate=False))
+    items: dict[nn.Module, str] = {}
+    parts: set[nn.Module] = set()
+    for name in attention.values():
+        words = name.split(".")
+        above = [".".join(words[:count]) for count in range(1, len(words))]
+        lists = next((each for each in above if isinstance(named[each], nn.ModuleList)), None)
+        if lists is not None:
+            items |= dict.fromkeys(named[lists].children(), lists)
+            above = above[: above.index(lists)]
+        parts |= {named[each] for each in above}
+    written = frozenset(module for module in attention if not asks_interface(module))
+    embedding = model.get_output_embeddings()
+    if embedding is None or embedding is input_embedding(model):
+        return Anatomy(items, written, frozenset(parts), None)
+    whole = {part for part in parts if embedding in set(part.modules())}
+    parts -= {part for part in whole if any(each in parts - whole for each in part.modules())}
+    if whole & parts:
+        embedding = None
+    return Anatomy(items, written, frozenset(parts), embedding)
+
+
+def observed(model: Any, anatomy: Anatomy) -> AbstractContextManager[None]:
+    """The passes in it are told, layer by layer, to the observer of their thread (`patched`)."""
+    return patched(model, _forwards(anatomy), _attention(model))
+
+
+def _forwards(anatomy: Anatomy) -> Iterator[Entry]:
+    modules = {*anatomy.items, *anatomy.written, *anatomy.parts}
+    for module in modules | ({anatomy.embedding} if anatomy.embedding is not None else set()):
+        yield vars(module), "forward", partial(_visited, module)
+
+
+def _visited(module: nn.Module, _before: Any) -> Callable[..., Any]:
+    original = module.forward
+
+    @wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return OBSERVER.get().visit(module, original, args, kwargs)
+
+    return forward
+
+
+def _attention(model: nn.Module) -> Iterator[Entry]:
+    """What modules that ask the attention interface are given: the entries of its table, or their own eager attention.
+
+    The entries keep their names, so that masks and whatever else goes by the name stay as they were.
+    """
+    if not asks_interface(*attention_modules(model)):
+        return
+    names = {str(getattr(config, "_attn_implementation", None)) for config in configs_of(model)}
+    names |= {NAME} if is_host(model) else set()
+    yield from table_entries(names & table().keys())
+    yield from eager_entries(model)
+
 
 _ALONE = -1  # the axis of what is the same for all copies
 
@@ -90,7 +184,9 @@ _LARGE = 1024.0  # to this size states are scaled, at which a cap would show
 
 @dataclass(frozen=True)
 class Readout:
-    """A head whose logits are weight x + bias.
+    """A head whose logits are weight x + bias, of which losses are made some words of the vocabulary at a time.
+
+    To go through all logits of a long text again and again takes more than half of the time of the product.
 
     weight  [V, d]
     bias    [V]; None without one
@@ -175,7 +271,7 @@ class Readout:
 
 _CACHED, _TOKENS = 4096, 12288  # of a pass at most, over its copies of the batch: on a CPU, whose cache they fill; else
 _CALLS, _WORTH = 256, 10**8  # tokens that a layer's calls by themselves cost as much as, at most and over its weights
-Change = Callable[[Float[Tensor, "R N H dv"]], Float[Tensor, "R N H dv"]]
+Altered = Callable[[Float[Tensor, "R N H dv"]], Float[Tensor, "R N H dv"]]
 
 
 class Address(NamedTuple):
@@ -203,7 +299,7 @@ class Replay(Observer):
 
     passes: Passes
     rows: int = 1
-    changes: Mapping[Address, Change] = field(default_factory=dict)
+    changes: Mapping[Address, Altered] = field(default_factory=dict)
     start: int = 0
     held: Mapping[str, Any] = field(default_factory=dict)
     until: int = 0
@@ -305,7 +401,7 @@ class Replay(Observer):
         change = self.changes.get(address)
         if change is None:
             return forward(*args, **kwargs)
-        with _Altered(change, self.passes.batch * self.rows) as products:
+        with _AlteredProducts(change, self.passes.batch * self.rows) as products:
             output = forward(*args, **kwargs)
         products.forget()
         if products.count != 1:
@@ -352,10 +448,10 @@ class _Enough(Exception):
     """The layers that were asked for are done."""
 
 
-class _Altered(Products):
+class _AlteredProducts(Products):
     """Changes the product of weights and values of the attention that is written out."""
 
-    def __init__(self, change: Change, rows: int) -> None:
+    def __init__(self, change: Altered, rows: int) -> None:
         super().__init__(lambda: True, self._change)
         self._heads, self._rows = change, rows
         self.count = 0
@@ -538,7 +634,7 @@ def one_by_one(
     places: Sequence[Address],
     counts: Sequence[int],
     chosen: Sequence[Sequence[int]],
-    change: Callable[[int, Sequence[int]], Change],
+    change: Callable[[int, Sequence[int]], Altered],
     on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None],
     on_progress: Callable[[int, int], None],
     known: Collection[int] = (),

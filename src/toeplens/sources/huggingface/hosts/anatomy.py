@@ -16,12 +16,10 @@ from toeplens.encodings import MLA, PositionalEncoding
 from toeplens.encodings.kit import require_indices, without_autocast
 from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.failures import of_libraries, words
-from toeplens.sources.huggingface.hosts.interface import Call, recorded, register
 from toeplens.sources.huggingface.hosts.passes import PASS
-from toeplens.sources.huggingface.hosts.seat import forward_of
+from toeplens.sources.huggingface.hosts.seat import Call, forward_of, recorded, register
 from toeplens.sources.huggingface.interface import asking_for, patched
-from toeplens.sources.huggingface.model import NAME, attention_modules
+from toeplens.sources.huggingface.model import NAME, attention_modules, of_libraries, words
 
 _TABLES = ("wpe", "embed_positions", "position_embeddings")  # the names of what looks positions up, in our families
 _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_source_positions")

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.absolute import NoPE
-from toeplens.ground import InputError
+from toeplens.ground import InputError, shown
+from toeplens.ground.machine import out_of_memory
 from toeplens.ground.options import must_be
 from toeplens.sources.huggingface.hosts.anatomy import Anatomy, Found, run, trial
-from toeplens.sources.huggingface.hosts.interface import BEFORE, Call, plain, recorded, register
 from toeplens.sources.huggingface.hosts.passes import Stack
-from toeplens.sources.huggingface.hosts.seat import Seat
-from toeplens.sources.huggingface.model import NAME, checked_model, configs_of
+from toeplens.sources.huggingface.hosts.seat import BEFORE, Call, Seat, plain, recorded, register
+from toeplens.sources.huggingface.model import NAME, checked_model, configs_of, words
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _ELSEWHERE = ("position_bias", "position_embeddings")
@@ -222,8 +224,6 @@ def install(
     try:
         host.enter(anatomy)
         if prove:
-            from toeplens.sources.huggingface.hosts.host import prove_host
-
             prove_host(host, anatomy)
     except BaseException:
         host.leave()
@@ -262,4 +262,64 @@ def tied(encodings_of: nn.ModuleList) -> dict[str, str]:
         first = names.setdefault(id(parameter), name)
         if first != name:
             found[name] = first
+    return found
+
+
+_TOLD = 3  # names of weights that are told
+
+
+def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> None:
+    """Install the encoding that a configuration describes, with its weights.
+
+    Arguments
+        described  the entry ``toeplens_encodings`` of the configuration
+        files      of the checkpoint that the model's own weights are from
+        name       of the model, in sentences
+
+    Raises `InputError` for an entry that is damaged, for an encoding that cannot act in the model, and for weights that
+    are not the encoding's.
+    """
+    entry = f"the entry {MODULES} of its configuration"
+    if not isinstance(described, dict) or not _is_whole(described):
+        raise InputError(f"model: {name} could not be loaded: {entry} is damaged ({shown(described)}).")
+    try:
+        host = install(model, prove=False, **described)
+    except Exception as error:  # whatever its options make of an encoding
+        if out_of_memory(error):
+            raise
+        raise InputError(f"model: {name} could not be loaded: {entry} does not go with it ({words(error)}).") from None
+    found = _weights(files)
+    found.pop(MARK, None)
+    known = host.encodings.state_dict()
+    needed = set(known) - set(tied(host.encodings)) - {MARK}
+    wrong = sorted((needed - set(found)) | (set(found) - set(known)))
+    wrong += sorted(key for key, x in found.items() if key in known and not _fits(x, known[key]))
+    if wrong:
+        more = f" and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
+        raise InputError(
+            f"model: {name} could not be loaded: its weights are not those of the encoding {host.name!r}: "
+            f"{', '.join(wrong[:_TOLD])}{more} are missing, left over, of another shape or not finite numbers."
+        )
+    host.encodings.load_state_dict(found, strict=False)
+
+
+def _is_whole(described: Mapping[str, Any]) -> bool:
+    """Whether an entry has what `install` takes."""
+    name, layers, max_len = (described.get(key) for key in ("encoding", "layers", "max_len"))
+    named = isinstance(name, str) or (isinstance(name, list) and all(isinstance(each, str) for each in name))
+    some = layers is None or (isinstance(layers, list) and all(type(each) is int for each in layers))
+    return named and some and (max_len is None or type(max_len) is int) and not {"model", "prove"} & set(described)
+
+
+def _fits(x: Tensor, known: Tensor) -> bool:
+    """Whether a saved tensor can be the values of one that is there."""
+    return x.shape == known.shape and x.is_floating_point() and bool(torch.isfinite(x).all())
+
+
+def _weights(files: Sequence[Path]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            names = (name for name in opened.keys() if name.startswith(f"{MODULES}."))  # noqa: SIM118
+            found |= {name.removeprefix(f"{MODULES}."): opened.get_tensor(name) for name in names}
     return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -16,8 +18,8 @@ from toeplens.encodings.attention import AttentionParts, Told, attention_parts
 from toeplens.encodings.base import HOOKS
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.hosts.passes import PASS, Pass
-from toeplens.sources.huggingface.interface import table
-from toeplens.sources.huggingface.model import NAME, SEAT
+from toeplens.sources.huggingface.interface import eager_function, table
+from toeplens.sources.huggingface.model import NAME, SEAT, library
 
 Table = tuple[Tensor, Tensor]  # cosines and sines, as transformers hands them to its layers
 
@@ -168,7 +170,7 @@ class Seat:
             kwargs["position_embeddings"] = our_table(self.encoding, now, given) if turned else neutral(given)
         if (around := kwargs.get("relative_position_embeddings")) is not None:  # Wav2Vec2-Conformer's
             still = torch.stack((torch.ones_like(around[0]), torch.zeros_like(around[0])))
-            kwargs["relative_position_embeddings"] = still if _rotates(module) else around
+            kwargs["relative_position_embeddings"] = still if (module.position_embeddings_type == "rotary") else around
         kwargs[PASS] = Here(now, self._note(hidden, now), turned)
         return args, kwargs
 
@@ -242,10 +244,6 @@ def scale_of(q: Tensor, how: Mapping[str, Any]) -> float:
     return q.shape[-1] ** -0.5 if how.get("scaling") is None else how["scaling"]
 
 
-def _rotates(module: Any) -> bool:
-    return module.position_embeddings_type == "rotary"
-
-
 def _written_on(tensor: Tensor | None, now: Pass | None) -> Pass | None:
     """The pass that a tensor came with first: BLOOM's layers are given no other argument than their own."""
     if tensor is None:
@@ -282,3 +280,84 @@ def _with_what_went(
     if mask is None:
         mask = torch.ones(1, 1, queries, k.shape[2], dtype=torch.bool, device=k.device).tril(k.shape[2] - queries)
     return F.pad(k, (0, 0, went, 0)), F.pad(v, (0, 0, went, 0)), F.pad(mask, (went, 0), value=False)
+
+
+BEFORE = "toeplens_before"  # where an attention module carries the name of what its attention went by
+
+
+@dataclass(frozen=True)
+class Call:
+    """A module asked for attention."""
+
+    module: nn.Module
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    kwargs: dict[str, Any]
+    out: Tensor
+
+
+_CALLS: ContextVar[list[Call] | None] = ContextVar("toeplens_calls", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """Every call of our function, as it comes, for a while."""
+    calls: list[Call] = []
+    token = _CALLS.set(calls)
+    try:
+        yield calls
+    finally:
+        _CALLS.reset(token)
+
+
+def register() -> None:
+    """Make our functions known to transformers, under the name ``toeplens``; masks are those of fused attention."""
+    transformers = library()
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    transformers.AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of a module: by its encoding, where it has one that is not done by now, else as it was."""
+    seat: Seat | None = module.__dict__.get(SEAT)
+    told: Here | Pass | None = kwargs.pop(PASS, None)
+    if seat is not None and not isinstance(told, Here):
+        raise InputError(f"model: {type(module).__name__} does not hand on what its attention is told.")
+    if seat is not None and isinstance(told, Here) and not told.turned:
+        made = seat.attend(module, query, key, value, attention_mask, told, **kwargs)
+    else:
+        now = told.now if isinstance(told, Here) else told
+        weights = now is not None and now.weights
+        made = plain(module, query, key, value, attention_mask, weights=weights, **kwargs)
+    calls = None if torch.compiler.is_compiling() else _CALLS.get()
+    if calls is not None and (seat is None or BEFORE in vars(module)):  # none that a family's own forward asks
+        calls.append(Call(module, query, key, value, attention_mask, kwargs, made[0]))
+    return made
+
+
+def plain(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    weights: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The module's attention as it was: torch's fused one, or, also for its weights, its own eager one by a mask of
+    numbers."""
+    if module.__dict__.get(BEFORE) == "sdpa" and not weights:
+        return library().AttentionInterface._global_mapping["sdpa"](module, query, key, value, mask, **kwargs)
+    queries, keys = query.shape[2], key.shape[2]
+    causal = getattr(module, "is_causal", False) if kwargs.get("is_causal") is None else kwargs["is_causal"]
+    if mask is None and causal and queries > 1:
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)[None, None]
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+    return eager_function(module)(module, query, key, value, mask, **kwargs)

@@ -1,16 +1,35 @@
-"""What is done to some heads of an attention of a Hugging Face model, and whether that attention has what it is of."""
+"""What is done to some heads of an attention of a Hugging Face model, and what they then put out, query by query.
+
+The rotation multiplies pair t at position i by m_t e^(iota (i theta_t + c_t)), c_t common to queries and keys. One that
+is changed multiplies what was there before by m_t e^(iota i theta'_t) and the band's gain, so that no angle is taken
+back: a pair that stands still is the model's own before its rotation. Positional and symbolic logits of a query i are
+the row and column means of its table M_jm (`toeplens.lens.following.two_way`), with the means over the keys it sees:
+
+    mu + P_j = Re sum_t w_t conj(mean c)_t e_jt + q'_i . mean c' + b_(i-j),    mu + S_j = Re sum_t w_t (mean e)_t
+    conj(c_j)_t + q'_i . c'_j + mean b,    w = q_i e^(iota i theta), e_j = e^(-iota j theta),
+
+primed where dimensions are not rotated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Complex, Float, Int
+from torch import Tensor
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError, choose
 from toeplens.ground.words import spans
+from toeplens.lens.kit.interventions import donors
 from toeplens.lens.kit.terms import NoForm
-from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
+from toeplens.sources.huggingface.capture.attention import Attention, at_rows, blocks
+from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Place, Side
+from toeplens.sources.huggingface.capture.passes import captured
+from toeplens.sources.huggingface.capture.rotation import as_complex, turn
 
 _FASTEST = 1_000_000  # beyond that angles of a few tokens are roundings
 Part = Literal["positional", "symbolic"]
@@ -179,3 +198,241 @@ def pairs_of(call: AttentionCall, field: str) -> int:
 def _named(indices: Sequence[int], field: str, count: int, there: str) -> None:
     if sorted(set(indices)) != sorted(indices) or not all(0 <= each < count for each in indices) or not indices:
         raise NotThere(field, list(indices), there)
+
+
+def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
+    """Which queries of a self attention are tokens: those whose key some query sees. The others are padding.
+
+    Raises `InputError` where that is not known: of a cross attention, of queries that are not of the same tokens as the
+    keys, and where no key is hidden from all and one is from all but its own query, as XLNet hides padding.
+    """
+    batch, queries, keys = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+    if call.kind == "cross" or (call.visible is not None and queries != keys):
+        raise InputError(f"output: which queries of {call.module} are padding is not known, and none may be drawn on.")
+    if call.visible is None:
+        return torch.ones(batch, queries, dtype=torch.bool, device=call.q.device)
+    place = torch.arange(keys, device=call.q.device)
+    seen, by_others = torch.zeros(2, len(call.visible), keys, dtype=torch.bool, device=place.device)
+    for part in blocks(queries, len(call.visible) * call.visible.shape[1] * keys):
+        later = place - place[part].unsqueeze(-1)
+        visible = at_rows(call.visible, place[part]).any(1)
+        if call.causal:
+            visible = visible & (later <= 0)
+        seen |= visible.any(1)
+        by_others |= (visible & (later != 0)).any(1)
+    if call.causal:  # which the last query of all, or of a chunk, alone can see
+        by_others |= (place == keys - 1) | ((place + 1) % (call.chunk or keys) == 0)
+    if keys > 1 and bool(seen.all()) and not bool(by_others.all()):
+        raise InputError(
+            f"output: a token of {call.module} is seen by no other; whether it is padding is not known, and none may "
+            "be drawn on."
+        )
+    return seen.expand(batch, -1)
+
+
+def changed_outputs(
+    call: AttentionCall, change: Change, there: Bool[Tensor, "B Nq"] | None = None
+) -> Float[Tensor, "B Nq H dv"]:
+    """All heads' outputs, those of the change as it makes them; in float32, or the model's own dtype if that is wider.
+
+    ``there`` is which queries are tokens and no padding, of which a cross attention does not tell; unless given it is
+    what the call's own mask says (`tokens_of`). Raises `InputError` where the call does not have what is to be changed,
+    and for means and other sequences' outputs where it is not known what is padding.
+    """
+    heads = list(change.heads_of(call))
+    change.check(call)
+    found = call.heads.to(torch.promote_types(call.heads.dtype, torch.float32)).clone()
+    if change.output == "zero":
+        found[:, :, heads] = 0
+    elif change.output is not None:
+        found[:, :, heads] = _of_others(found[:, :, heads], change, tokens_of(call) if there is None else there)
+    else:
+        found[:, :, heads] = _attended(call, change, heads).to(found.dtype)
+    return found
+
+
+def with_changed_logits(call: AttentionCall, change: Change) -> AttentionCall:
+    """The call with the queries, keys and bias that ``bands``, ``speed`` or ``bias`` give the heads of the change.
+
+    Each query head has keys of its own.
+    """
+    change.check(call)
+    heads, count = list(change.heads_of(call)), call.q.shape[1]
+    q, k = call.q.clone(), call.k.repeat_interleave(count // call.k.shape[1], 1)
+    if change.turns:
+        q[:, heads] = _turned(call, change, 0, heads).to(q.dtype)
+        k[:, heads] = _turned(call, change, 1, _groups(call, heads)).to(k.dtype)
+    bias = call.bias
+    if bias is not None and not change.bias:
+        bias = bias.expand(-1, count, -1, -1).clone()
+        bias[:, heads] = 0
+    return replace(call, q=q, k=k, bias=bias)
+
+
+def _of_others(
+    own: Float[Tensor, "B Nq h dv"], change: Change, there: Bool[Tensor, "B Nq"]
+) -> Float[Tensor, "B Nq h dv"]:
+    """Means and others' outputs; padding neither gives them nor gets them."""
+    tokens = there[:, :, None, None]
+    if change.output == "mean":
+        count = tokens.sum(0, keepdim=True).clamp_min(1)
+        return torch.where(tokens, own.where(tokens, 0).sum(0, keepdim=True) / count, own)
+    giving = torch.from_numpy(donors(there.sum(1).cpu().numpy(), change.seed)).to(own.device)
+    if bool((there & ~there[giving]).any()):
+        raise InputError(
+            "output: resample was given, and a sequence has tokens where the one drawn for it has padding; each needs "
+            "another of the batch that is as long."
+        )
+    return torch.where(tokens, own[giving], own)
+
+
+def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Tensor, "B Nq h dv"]:
+    parts = _of_heads(call, heads)
+    dtype = torch.promote_types(call.q.dtype, torch.float32)
+    if change.turns:
+        parts = replace(parts, q=_turned(call, change, 0, heads), k=_turned(call, change, 1, _groups(call, heads)))
+    if not change.bias:
+        parts = replace(parts, bias=None)
+    table = None if change.attention is None else _Table.of(call, heads, dtype)
+    found = []
+    for part in blocks(parts.q.shape[2], parts.q.shape[0] * parts.q.shape[1] * parts.k.shape[2]):
+        rows = torch.arange(part.start, part.stop, device=parts.q.device)
+        if table is None or change.attention is None:
+            logits = parts.logits(rows, dtype=dtype)
+        else:
+            logits = _mean_logits(table, parts, rows, change.attention, dtype)
+        weights = parts.softmax(logits, rows).nan_to_num(nan=0.0)
+        found.append((weights @ parts.v.to(dtype)).transpose(1, 2))
+    return torch.cat(found, dim=1)
+
+
+def _of_heads(call: AttentionCall, heads: list[int]) -> Attention:
+    """The call's parts of these query heads, each with keys and values of its own."""
+    shared = call.v.shape[1]
+    values = [head // (call.q.shape[1] // shared) for head in heads]
+    return Attention(
+        q=call.q[:, heads],
+        k=call.k[:, _groups(call, heads)],
+        v=call.v[:, values],
+        scale=call.scale,
+        softcap=call.softcap,
+        sinks=None if call.sinks is None else call.sinks[heads],
+        bias=_some(call.bias, heads),
+        causal=call.causal,
+        visible=_some(call.visible, heads),
+        factor=_some(call.factor, heads),
+    )
+
+
+def _groups(call: AttentionCall, heads: list[int]) -> list[int]:
+    return [head // (call.q.shape[1] // call.k.shape[1]) for head in heads]
+
+
+def _some(x: Tensor | None, heads: list[int]) -> Tensor | None:
+    return x[:, heads] if x is not None and x.shape[1] > 1 else x
+
+
+def _turned(call: AttentionCall, change: Change, which: int, heads: list[int]) -> Float[Tensor, "B h N d"]:
+    """Queries (0) or keys (1) of these heads under the changed rotation."""
+    rotation = call.rotation
+    assert call.unrotated is not None
+    assert rotation is not None
+    before, after = call.unrotated[which][:, heads].double(), (call.q, call.k)[which][:, heads].double()
+    turns = turn(change.speed * call.positions.double().unsqueeze(-1) * rotation.frequencies).unsqueeze(1)
+    if change.bands is not None:
+        turns = torch.complex(*change.bands.tables(turns.real, turns.imag, 1))
+    made = rotation.magnitudes * turns * as_complex(before, rotation.pairs)
+    after[..., rotation.after[:, 0]], after[..., rotation.after[:, 1]] = made.real, made.imag
+    return after
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What a query's table is made of: pairs as complex numbers, before the rotation and its factors; and the rest.
+
+    q, k         [B, h, N, n] queries and keys before their rotation
+    turns        [_B, 1, N, n] what each position multiplies a pair by
+    rest_q, rest_k  [B, h, N, r] the dimensions that are not rotated
+    """
+
+    q: Complex[Tensor, "B h N n"]
+    k: Complex[Tensor, "B h N n"]
+    turns: Complex[Tensor, "_B 1 N n"]
+    rest_q: Float[Tensor, "B h N r"]
+    rest_k: Float[Tensor, "B h N r"]
+
+    @classmethod
+    def of(cls, call: AttentionCall, heads: list[int], dtype: torch.dtype) -> _Table:
+        """Of some heads of a call."""
+        own = (call.q[:, heads].to(dtype), call.k[:, _groups(call, heads)].to(dtype))
+        if call.rotation is None or call.unrotated is None:
+            none = torch.empty(*own[0].shape[:-1], 0, dtype=dtype.to_complex(), device=own[0].device)
+            return cls(none, none, none[:, :1], *own)
+        rotation, before = call.rotation, (call.unrotated[0][:, heads], call.unrotated[1][:, _groups(call, heads)])
+        still = torch.ones(own[0].shape[-1], dtype=torch.bool, device=own[0].device)
+        still[rotation.after.flatten()] = False
+        turns = rotation.magnitudes * turn(call.positions.double().unsqueeze(-1) * rotation.frequencies)
+        q, k = (as_complex(x.to(dtype), rotation.pairs) for x in before)
+        return cls(q, k, turns.unsqueeze(1).to(q.dtype), own[0][..., still], own[1][..., still])
+
+    def logits(self, rows: Int[Tensor, "R"], share: Float[Tensor, "B h R K"], part: Part) -> Float[Tensor, "B h R K"]:
+        """Products of queries and keys, the mean over contents or over positions in place of each, before the scale."""
+        q, turns, rest = (x.index_select(2, rows) for x in (self.q, self.turns, self.rest_q))
+        w = q * turns
+        if part == "positional":
+            a = w * self._mean(share, self.k).conj()
+            other, plain = self.turns, (rest * (share @ self.rest_k)).sum(-1, keepdim=True)
+        else:
+            a = w * self._mean(share, self.turns).conj()
+            other, plain = self.k, rest @ self.rest_k.transpose(-2, -1)
+        turned = a.real @ other.real.transpose(-2, -1) + a.imag @ other.imag.transpose(-2, -1)
+        return turned + plain
+
+    @staticmethod
+    def _mean(share: Float[Tensor, "B h R K"], x: Complex[Tensor, "_B _h K n"]) -> Complex[Tensor, "B h R n"]:
+        return torch.complex(share @ x.real, share @ x.imag)
+
+
+def _mean_logits(
+    table: _Table, parts: Attention, rows: Int[Tensor, "R"], part: Part, dtype: torch.dtype
+) -> Float[Tensor, "B h R K"]:
+    """The logits of these queries, of one part and the mean."""
+    own = parts.logits(rows, dtype=dtype)
+    seen = own.isfinite()
+    share = seen.to(dtype) / seen.sum(-1, keepdim=True).clamp_min(1)
+    made = parts.scale * table.logits(rows, share, part)
+    if parts.softcap is not None:
+        made = parts.softcap * (made / parts.softcap).tanh()
+    if parts.bias is not None:
+        bias = at_rows(parts.bias, rows).to(dtype)
+        made = made + (bias if part == "positional" else (share * bias).sum(-1, keepdim=True))
+    return made.masked_fill(~seen, -torch.inf)
+
+
+def without_position(
+    model: Any, inputs: Mapping[str, Any], places: Collection[Place]
+) -> dict[Place, Float[Tensor, "B Nq H dv"]]:
+    """All heads' outputs with their rotation stopped (E_t becomes J) and their bias left out, layers before untouched.
+
+    Arguments
+        inputs  what ``forward`` takes
+        places  side, kind and layer of the calls that are wanted
+
+    A call without rotation and bias, or whose rotation is not known, is left out. What is added at the input stays: it
+    belongs to no head. Raises `InputError` as `captured` does.
+    """
+    found: dict[Place, Tensor] = {}
+
+    def keep(call: AttentionCall) -> None:
+        if call.place in places and call.unknown is None and (call.rotation is not None or call.bias is not None):
+            change = Change(
+                layer=call.layer,
+                kind=call.kind,
+                side=call.side,
+                speed=1.0 if call.rotation is None else 0.0,
+                bias=call.bias is None,
+            )
+            found[call.place] = changed_outputs(call, change).to(call.heads.dtype)
+
+    captured(model, inputs, keep)
+    return found

@@ -14,12 +14,10 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
 from toeplens.sources.huggingface.capture.passes import captured, compared
-from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER
-from toeplens.sources.huggingface.interventions.change import Change
-from toeplens.sources.huggingface.interventions.outputs import changed_outputs, tokens_of
+from toeplens.sources.huggingface.interventions.change import Change, changed_outputs, tokens_of
 from toeplens.sources.huggingface.loading import Loaded
-from toeplens.sources.huggingface.model import checked_model
+from toeplens.sources.huggingface.model import checked_model, of_libraries, words
 
 _HELD = "toeplens_changes"  # of a model's forward that changes its passes: by what
 _Held = list[tuple[Change, ...]]

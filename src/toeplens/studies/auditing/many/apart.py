@@ -24,7 +24,7 @@ from toeplens.ground.locks import Busy
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.reading import Count, Text
 from toeplens.ground.records import Record
-from toeplens.sources.huggingface.failures import words
+from toeplens.sources.huggingface.model import words
 from toeplens.studies.auditing.many.request import Request, Write, audit_in
 from toeplens.studies.auditing.record import AuditRecord, Number
 from toeplens.studies.auditing.words import Names, worst
