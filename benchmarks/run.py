@@ -110,74 +110,54 @@ class EveryPosition(Decoder):
 class Peer(nn.Module):
     """Another program's layers, which compute every position; read at each or at the last, as ours is."""
 
-    def __init__(self, states: Callable[[DecoderConfig], Callable[[Tensor], Tensor]], shape: DecoderConfig) -> None:
+    def __init__(self, layers: nn.Module, states: Callable[[Any, Tensor], Tensor], shape: DecoderConfig) -> None:
         super().__init__()
         self.every, self.readout = shape.readout == "each", nn.Linear(shape.d_model, shape.num_classes)
-        self.states: Any = states(shape)
+        self.layers, self.states = layers, states
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.states(tokens)
+        x = self.states(self.layers, tokens)
         return self.readout(x if self.every else x[:, -1])
 
 
-class TorchEncoder(nn.Module):
+def torch_encoder(shape: DecoderConfig) -> nn.Module:
     """torch's own layers, causal; it has no rotation to do."""
-
-    def __init__(self, shape: DecoderConfig) -> None:
-        super().__init__()
-        options: Json = {"dropout": 0.0, "batch_first": True, "norm_first": True}
-        layer = nn.TransformerEncoderLayer(shape.d_model, shape.num_heads, shape.d_ff, **options)
-        self.embedding = nn.Embedding(shape.vocab_size, shape.d_model)
-        self.layers = nn.TransformerEncoder(layer, shape.num_layers, enable_nested_tensor=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
-        return self.layers(self.embedding(tokens), mask=mask, is_causal=True)
+    options: Json = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+    layer = nn.TransformerEncoderLayer(shape.d_model, shape.num_heads, shape.d_ff, **options)
+    layers = nn.TransformerEncoder(layer, shape.num_layers, enable_nested_tensor=False)
+    return nn.Sequential(nn.Embedding(shape.vocab_size, shape.d_model), layers)
 
 
-class Llama(nn.Module):
+def encoder_states(model: Any, tokens: Tensor) -> Tensor:
+    mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
+    return model[1](model[0](tokens), mask=mask, is_causal=True)
+
+
+def llama_of(shape: DecoderConfig) -> nn.Module:
     """transformers' Llama; its gated network has as many weights as ours."""
-
-    def __init__(self, shape: DecoderConfig) -> None:
-        super().__init__()
-        heads = {"num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_heads}
-        self.model = llama(
-            **heads,
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.d_model,
-            intermediate_size=shape.d_ff * 2 // 3,
-            num_hidden_layers=shape.num_layers,
-            max_position_embeddings=shape.max_len,
-            use_cache=False,
-        )
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.model(tokens).last_hidden_state
+    sizes = {"vocab_size": shape.vocab_size, "hidden_size": shape.d_model, "intermediate_size": shape.d_ff * 2 // 3}
+    sizes |= {"num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_heads}
+    sizes |= {"num_hidden_layers": shape.num_layers, "max_position_embeddings": shape.max_len}
+    return llama(**sizes, use_cache=False)
 
 
-class XTransformers(nn.Module):
+def x_transformers(shape: DecoderConfig) -> nn.Module:
     """x-transformers' decoder with rotation and its flash attention."""
+    from x_transformers import Decoder as Layers
+    from x_transformers import TransformerWrapper
 
-    def __init__(self, shape: DecoderConfig) -> None:
-        super().__init__()
-        from x_transformers import Decoder as Layers
-        from x_transformers import TransformerWrapper
-
-        sizes = {"dim": shape.d_model, "depth": shape.num_layers, "heads": shape.num_heads}
-        sizes |= {"attn_dim_head": shape.d_model // shape.num_heads, "ff_mult": shape.d_ff // shape.d_model}
-        layers = Layers(**sizes, rotary_pos_emb=True, attn_flash=True)
-        options: Json = {"num_tokens": shape.vocab_size, "max_seq_len": shape.max_len, "use_abs_pos_emb": False}
-        self.model = TransformerWrapper(**options, attn_layers=layers)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.model(tokens, return_embeddings=True)
+    sizes = {"dim": shape.d_model, "depth": shape.num_layers, "heads": shape.num_heads}
+    sizes |= {"attn_dim_head": shape.d_model // shape.num_heads, "ff_mult": shape.d_ff // shape.d_model}
+    layers = Layers(**sizes, rotary_pos_emb=True, attn_flash=True)
+    options: Json = {"num_tokens": shape.vocab_size, "max_seq_len": shape.max_len, "use_abs_pos_emb": False}
+    return TransformerWrapper(**options, attn_layers=layers)
 
 
-# name in tables, package, model
-PEERS = (
-    ("torch.nn.TransformerEncoder", "torch", TorchEncoder),
-    ("transformers Llama", "transformers", Llama),
-    ("x-transformers", "x_transformers", XTransformers),
+# name in tables, package, layers, their states at each position
+PEERS: tuple[tuple[str, str, Callable[[DecoderConfig], nn.Module], Callable[[Any, Tensor], Tensor]], ...] = (
+    ("torch.nn.TransformerEncoder", "torch", torch_encoder, encoder_states),
+    ("transformers Llama", "transformers", llama_of, lambda model, tokens: model(tokens).last_hidden_state),
+    ("x-transformers", "x_transformers", x_transformers, lambda model, ids: model(ids, return_embeddings=True)),
 )
 
 
@@ -212,9 +192,9 @@ def programs_of(spec: RunSpec, execution: Execution) -> dict[str, tuple[nn.Modul
     if spec.model.dropout:
         name = f"toeplens, dropout {spec.model.dropout:g}{', compiled' if compiled else ''}"
         found[name] = (Decoder(spec.model), compiled, "trained")
-    for name, package, states in PEERS:
+    for name, package, layers, states in PEERS:
         if importlib.util.find_spec(package) is not None:
-            found[name] = (Peer(states, shape), False, "asked")
+            found[name] = (Peer(layers(shape), states, shape), False, "asked")
     return {name: (model.to(execution.device), *rest) for name, (model, *rest) in found.items()}  # type: ignore[misc]
 
 
@@ -456,7 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cost = "" if price is None else f" (at {price:g} per hour: {hours * price:,.0f})"
         console.print(f"The 80 models of the papers' Table 1, with their dropout, take {hours:,.1f} hours here{cost}.")
     if given.record is not None:
-        missing = [name for name, package, _ in PEERS if importlib.util.find_spec(package) is None]
+        missing = [name for name, package, *_ in PEERS if importlib.util.find_spec(package) is None]
         about = {"environment": environment(execution), "device": device.type, "peak": peak, "missing": missing}
         write_json(given.record, {"format": 1, **about, "contests": contests})
 

@@ -26,8 +26,7 @@ from toeplens.cli.audits import names_of
 from toeplens.ground import InputError
 from toeplens.ground.locks import locked
 from toeplens.ground.places import entered
-from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, open_audit, read_text
-from toeplens.studies.auditing.many import request, run
+from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, many, open_audit, read_text
 
 transformers = pytest.importorskip("transformers")
 
@@ -180,8 +179,8 @@ def test_outputs_replace_nothing_but_their_own_kind(
     toeplens: Toeplens, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not a run, a study, a stranger's directory; nor one that another process holds; before any work."""
-    monkeypatch.setattr(request, "audit", lambda *_, **options: pytest.fail("work was begun"))
-    monkeypatch.setattr(run, "spread", lambda *_, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr(many, "audit", lambda *_, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr(many, "spread", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr("toeplens.studies.auditing.open_audit", lambda _: None)
     places = {"spec.json": "a run", "study.json": "a study", "audit.json": "an audit"}
     places["audits.json"] = "audits of several models"

@@ -14,8 +14,7 @@ from tests.cli.command import Toeplens
 from tests.sources.huggingface.models import GPT, tiny
 from tests.studies.probing.models import TEXT, saved
 
-from toeplens.studies.auditing import open_audit
-from toeplens.studies.auditing.many import apart, run
+from toeplens.studies.auditing import many, open_audit
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +37,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def one_by_one(work: Any, pieces: Any, limits: Any, workers: Any, *, on_done: Any, on_told: Any) -> None:
         for index, piece in enumerate(pieces):
-            on_done(index, apart._audited(piece, lambda *what, index=index: on_told(index, what)))
+            on_done(index, many._audited(piece, lambda *what, index=index: on_told(index, what)))
 
-    monkeypatch.setattr(run, "spread", one_by_one)
+    monkeypatch.setattr(many, "spread", one_by_one)
 
 
 @pytest.mark.usefixtures("here")

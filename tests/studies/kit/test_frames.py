@@ -18,8 +18,7 @@ from toeplens.ground import InputError
 from toeplens.papers import deposit, mathematics
 from toeplens.papers.positional_symbolic import pretrained
 from toeplens.studies.grid import Grid
-from toeplens.studies.kit.frames.rows import CellRow, ClaimRow, EpochRow, HeadRow, LengthRow
-from toeplens.studies.kit.frames.tables import schema
+from toeplens.studies.kit.frames import CellRow, ClaimRow, EpochRow, HeadRow, LengthRow, schema
 
 RESULTS = Path(__file__).parents[3] / "results"
 PLACE = ["protocol", "task", "encoding", "seed"]

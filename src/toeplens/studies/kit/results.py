@@ -26,8 +26,7 @@ from toeplens.lens import (
 )
 from toeplens.model import Protocol
 from toeplens.studies.kit.contrasts import GRAIN, Contrast, difference
-from toeplens.studies.kit.frames.rows import CellRow, EpochRow, HeadRow, LengthRow, Place
-from toeplens.studies.kit.frames.tables import by_head, table
+from toeplens.studies.kit.frames import CellRow, EpochRow, HeadRow, LengthRow, Place, by_head, table
 
 SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
 ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
@@ -361,7 +360,7 @@ class Results:
         """The cells as an Arrow table, which pandas and polars take as it is (docs/export.md says its columns).
 
         rows  what a row is: a cell, a head of one (``heads``), an evaluation (``epochs``), a length of test texts
-              (``lengths``); see `toeplens.studies.kit.frames.rows`
+              (``lengths``); see `toeplens.studies.kit.frames`
         """
         kind, of = _FRAMES[choose("rows", rows, FRAMES)]
         return table(kind, (row for cell in self.cells for row in of(cell)))

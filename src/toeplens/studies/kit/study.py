@@ -20,8 +20,7 @@ from toeplens.ground.locks import LOCK, Busy, locked
 from toeplens.ground.reading import Number, Positive, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.studies.kit.claims import Entry
-from toeplens.studies.kit.frames.rows import ClaimRow
-from toeplens.studies.kit.frames.tables import table
+from toeplens.studies.kit.frames import ClaimRow, table
 from toeplens.studies.kit.recorded import CLAIMS_FILE, FIRST, RESULTS, STUDY, Kept, read_record, record_in
 from toeplens.training import environment
 from toeplens.training.run import SPEC

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.sources.huggingface.models import GPT, GROUPED, tiny
-from tests.studies.auditing.many.writing import full, odd, stamped
+from tests.studies.auditing.writing import full, odd, stamped
 
 from toeplens import report
 from toeplens.engine import Cluster
@@ -20,9 +20,8 @@ from toeplens.engine.pool import Put
 from toeplens.ground import InputError, read_json
 from toeplens.ground.locks import Busy
 from toeplens.studies import auditing
-from toeplens.studies.auditing import PARTS, open_audit
-from toeplens.studies.auditing.many import Audits, Request, apart, audit_many, directories_of, run
-from toeplens.studies.auditing.many.apart import Piece
+from toeplens.studies.auditing import PARTS, many, open_audit
+from toeplens.studies.auditing.many import Audits, Piece, Request, audit_many, directories_of
 from toeplens.studies.kit.changes import read_change
 
 REQUEST = Request(sequences=8, max_tokens=12)
@@ -101,7 +100,7 @@ def test_a_request_is_told_by_all_that_decides_its_audits(models: Path, tmp_path
 def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     of = piece(models, "llama", tmp_path, write=report.write_audit)
-    found = apart._audited(of, lambda *what: told.append(what))
+    found = many._audited(of, lambda *what: told.append(what))
     assert not isinstance(found, Put)
     alone = auditing.audit(of.model, sequences=8, max_tokens=12)
     kept = open_audit(of.directory)
@@ -113,11 +112,11 @@ def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -
     assert (found.layers, found.heads, found.effect) == (2, 8, top.effect)
     assert found.head == f"L{top.layer + 1} H{top.head + 1}"
     assert (found.why, found.code, found.whole, found.baseline) == (None, 0, alone.whole, alone.baseline)
-    assert run._had(of) == found
+    assert many._had(of) == found
     for other in (replace(of, digest="another"), replace(of, directory=tmp_path / "none")):
-        assert run._had(other) is None
+        assert many._had(other) is None
     (of.directory / "audit.json").write_text("{")
-    assert run._had(of) is None
+    assert many._had(of) is None
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -
     ],
 )
 def test_what_fails_is_a_sentence(models: Path, tmp_path: Path, name: str, more: Any, code: int, said: str) -> None:
-    found = apart._audited(piece(models, name, tmp_path, **more), lambda *_: None)
+    found = many._audited(piece(models, name, tmp_path, **more), lambda *_: None)
     assert not isinstance(found, Put)
     assert found.why is not None
     assert (found.code, found.name, found.heads) == (code, name, 0)
@@ -141,8 +140,8 @@ def test_what_another_process_is_at_is_put_off(models: Path, tmp_path: Path, mon
     def busy(*_: Any, **options: Any) -> None:
         raise Busy("it is held")
 
-    monkeypatch.setattr(apart, "audit_in", busy)
-    assert apart._audited(piece(models, "gpt", tmp_path), lambda *_: None) is Put.OFF
+    monkeypatch.setattr(many, "audit_in", busy)
+    assert many._audited(piece(models, "gpt", tmp_path), lambda *_: None) is Put.OFF
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ def test_others_go_on_where_one_fails_or_dies_and_the_same_goes_on_with_what_is_
 def test_what_is_wrong_of_all_is_refused_before_the_work(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request, workers: Any, said: str
 ) -> None:
-    monkeypatch.setattr(run, "spread", lambda *_, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr(many, "spread", lambda *_, **options: pytest.fail("work was begun"))
     given = [str(models / "gpt"), str(models / "llama")]
     with pytest.raises(InputError, match=said):
         audit_many(given, tmp_path / "out", request_, workers=workers)
@@ -202,11 +201,11 @@ def test_as_many_at_a_time_as_the_memory_holds(models: Path, tmp_path: Path, mon
     pieces = [piece(models, name, tmp_path) for name in ("gpt", "llama")]
     size = sum(path.stat().st_size for path in (models / "gpt").iterdir())
     for times, count in ((1, 1), (6, 2), (30, 10)):
-        monkeypatch.setattr(run, "memory", lambda times=times: times * size)
-        assert run._room(pieces) == count
-    assert run._room([*pieces, piece(models, "far", tmp_path, there=False)]) == 1
+        monkeypatch.setattr(many, "memory", lambda times=times: times * size)
+        assert many._room(pieces) == count
+    assert many._room([*pieces, piece(models, "far", tmp_path, there=False)]) == 1
     (tmp_path / "m.gguf").write_bytes(bytes(100))
-    assert run._need(tmp_path / "m.gguf") == 800
+    assert many._need(tmp_path / "m.gguf") == 800
 
 
 @pytest.mark.heavy

@@ -1,0 +1,533 @@
+"""Audits of many models: one request, each model in a process of its own, here or on a cluster, each in a directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import socket
+import threading
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from toeplens.engine import Cluster, Limits, Workers, plan_workers, signals_held, spread
+from toeplens.engine.pool import Put
+from toeplens.engine.probes import on_show
+from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, choose, write_json
+from toeplens.ground.locks import LOCK, Busy
+from toeplens.ground.machine import memory, out_of_memory
+from toeplens.ground.places import entered, must_be_of
+from toeplens.ground.reading import Count, Text
+from toeplens.ground.records import Record
+from toeplens.sources.huggingface.checkpoints import GGUF, is_there
+from toeplens.sources.huggingface.failures import words
+from toeplens.sources.huggingface.loading import Dtype, called_of, open_model, place_of
+from toeplens.sources.huggingface.model import library
+from toeplens.studies.auditing.audit import RECORD, Audit, open_audit, parquet_of, save
+from toeplens.studies.auditing.inputs import read_tokens
+from toeplens.studies.auditing.kept import PARTS, files_of
+from toeplens.studies.auditing.measuring import Progress
+from toeplens.studies.auditing.own import is_run
+from toeplens.studies.auditing.record import AuditRecord, NotThere, Number
+from toeplens.studies.auditing.study import audit, check_options, check_run_options
+from toeplens.studies.auditing.words import Names, worst
+from toeplens.studies.kit.changes import Wish, changes_of
+from toeplens.version import __version__
+
+Write = Callable[[Audit, Path, bytes], Path]  # of an audit, its directory and its table as Parquet: writes its page
+RESULT = "audits.json"
+_DIGITS = 16  # of a request's digest
+_LOOK = 0.1  # seconds
+_HUB = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+_TAKES, _PACKED = 3, 8  # times the bytes of its files that a model takes: in float32, with its passes; and a GGUF file
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked, of whatever model; the fields are `toeplens.studies.audit`'s, with layers and heads from 0.
+
+    texts    by what they are called
+    tokens   a file of token ids, in their place
+    effects  None: exact, and of a changed model none
+    wishes   changes of the model
+    """
+
+    texts: dict[str, str] | None = None
+    tokens: Path | None = None
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    sequences: int | None = None
+    max_tokens: int | None = None
+    effects: str | None = None
+    first: int | None = None
+    needles: int = 0
+    wishes: tuple[Wish, ...] = ()
+    dtype: str = "auto"
+    device: str = "auto"
+    pickled: bool = False
+    seed: int = 0
+
+    @property
+    def method(self) -> str:
+        """What is done to each head."""
+        return ("none" if self.wishes else "exact") if self.effects is None else self.effects
+
+    def check(self) -> None:
+        """Refuse what is wrong whatever the model."""
+        choose("dtype", self.dtype, get_args(Dtype))
+        check_options(
+            effects=self.method,
+            sequences=self.sequences,
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+            first=self.first,
+            heads=self.heads,
+            needles=self.needles,
+            changes=self.wishes,
+        )
+
+    def check_run(self, model: str) -> None:
+        """Refuse what a run has no use for, if the model is one."""
+        if is_run(model):
+            check_run_options(
+                text=self.texts,
+                tokens=self.tokens,
+                max_tokens=self.max_tokens,
+                first=self.first,
+                heads=self.heads,
+                needles=self.needles or None,
+                change=self.wishes or None,
+                dtype=self.dtype,
+                pickled=self.pickled,
+            )
+
+    def digest(self, model: str) -> str:
+        """Tells this request, of this model as it is now, with these versions, from others.
+
+        Files are told by their names, sizes and times, a model on the hub by its name.
+        """
+        asked = {field.name: getattr(self, field.name) for field in fields(self)}
+        asked |= {"effects": self.method, "tokens": None if self.tokens is None else files_of(self.tokens)}
+        there = [file for file in files_of(Path(model)) if file[0] != LOCK] if Path(model).exists() else model
+        versions = [__version__, torch.__version__, library().__version__]
+        content = json.dumps([there, versions, asked], sort_keys=True, default=repr)
+        return hashlib.sha256(content.encode()).hexdigest()[:_DIGITS]
+
+
+def audit_in(
+    directory: Path,
+    model: str,
+    request: Request,
+    write: Write | None = None,
+    *,
+    tokens: Any = None,
+    digest: str | None = None,
+    on_progress: Progress | None = None,
+) -> Audit:
+    """Audit a model in its directory, which is held meanwhile: its page, if one is to be written, tables and record.
+
+    What is finished is kept there, and the same audit goes on with it. What is refused is said with numbers from 1.
+
+    Arguments
+        model   a directory, a GGUF file, a name on the hub or a run's directory
+        tokens  those of the request's file, where it was read before
+        digest  of the request, to be told by what its audit is of
+    """
+    with entered(directory, "audit", (RECORD, PARTS)):
+        if not is_run(model):
+            must_be_of(directory / RECORD, called_of(model), "audit")
+        if tokens is None and request.tokens is not None:
+            tokens = read_tokens(request.tokens)
+        try:
+            loaded: Any = model
+            if request.wishes:
+                loaded = open_model(model, dtype=request.dtype, device=request.device, pickled=request.pickled)  # type: ignore[arg-type]
+            found = audit(
+                loaded,
+                request.texts if tokens is None else tokens,
+                layers=request.layers,
+                sequences=request.sequences,
+                max_tokens=request.max_tokens,
+                effects=request.method,  # type: ignore[arg-type]
+                first=request.first,
+                heads=request.heads,
+                needles=request.needles,
+                changes=changes_of(loaded, request.wishes),
+                dtype=request.dtype,  # type: ignore[arg-type]
+                device=request.device,
+                pickled=request.pickled,
+                seed=request.seed,
+                keep=directory,
+                on_progress=on_progress,
+            )
+        except NotThere as error:
+            raise error.for_people() from None
+        more = {"text": None if request.tokens is None else request.tokens.name, "request": digest}
+        found = replace(found, about=found.about | {name: value for name, value in more.items() if value is not None})
+        if write is not None:
+            write(found, directory, parquet_of(found))
+        save(found, directory)
+    return found
+
+
+@dataclass(frozen=True)
+class Audited(Record):
+    """What became of one model.
+
+    name        its directory's, in that of all
+    model       as it was asked for
+    why         why there is no audit, in a sentence; None where there is one
+    code        the exit code that goes with that; 0 where there is an audit
+    about       what the audit says of the model and of how it was audited
+    layers      attention calls
+    positional  mean over the heads of their positional share
+    baseline    the intact model's loss
+    effect      the largest of a head's effects
+    head        which head that is, counted from 1: L2 H5
+    difference  the largest of weights and outputs formed again from the model's own
+    whole       largest difference of the captured pass from a plain one
+    """
+
+    WORDS = "audits"
+
+    name: Text
+    model: Text
+    why: Text | None = None
+    code: Count = 0
+    about: dict[Text, Any] = field(default_factory=dict)
+    layers: Count = 0
+    heads: Count = 0
+    positional: Number = None
+    baseline: Number = None
+    effect: Number = None
+    head: Text | None = None
+    difference: Number = None
+    whole: Number = None
+
+
+@dataclass(frozen=True)
+class Audits(Record):
+    """Audits of many models, in the order in which these were given.
+
+    found    those that are done, and those that failed
+    missing  names of those that were not come to
+    """
+
+    WORDS = "audits"
+
+    found: tuple[Audited, ...]
+    missing: tuple[Text, ...] = ()
+
+    @property
+    def done(self) -> list[Audited]:
+        """Those of which there is an audit."""
+        return [each for each in self.found if each.why is None]
+
+    @property
+    def failed(self) -> list[Audited]:
+        """Those of which there is none."""
+        return [each for each in self.found if each.why is not None]
+
+    @property
+    def code(self) -> int:
+        """The exit code of all: that of what failed, the machine's failures before bad input."""
+        return max((each.code for each in self.failed), default=0)
+
+
+def of_audit(name: str, model: str, audit: AuditRecord) -> Audited:
+    """An audit in few numbers."""
+    shares = [head.positional for head in audit.heads if head.positional is not None]
+    effects = [(head.effect, head) for head in audit.heads if head.effect is not None]
+    effect, largest = max(effects, key=lambda each: each[0], default=(None, None))
+    return Audited(
+        name,
+        model,
+        about=audit.about,
+        layers=len(audit.layers),
+        heads=len(audit.heads),
+        positional=float(np.mean(shares)) if shares else None,
+        baseline=audit.baseline,
+        effect=effect,
+        head=None if largest is None else Names.of(audit).short(largest),
+        difference=worst(audit),
+        whole=audit.whole,
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A model to be audited.
+
+    name       what it is called among all
+    asked      as it was asked for
+    model      the same; what lies on the disk by its path from the root
+    there      whether it lies on the disk, as the driver sees it
+    directory  of its audit
+    """
+
+    name: str
+    asked: str
+    model: str
+    there: bool
+    directory: Path
+    request: Request
+    digest: str
+    write: Write | None
+
+
+def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited | Put | None:
+    """What became of a model, whatever it was; None if it was to stop, and `Put.OFF` if another process is at it.
+
+    Told are what is being done, how much of it is, and all. What is stopped is ended at once: what it has finished is
+    kept.
+    """
+    device = "cpu" if limits.device == "cpu" else piece.request.device  # auto is not one GPU where it has several
+    own = replace(piece, request=replace(piece.request, device=device))
+    context = multiprocessing.get_context("spawn")
+    hears, says = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(own, torch.get_num_threads(), says), daemon=True)
+    with signals_held():
+        process.start()
+    says.close()
+    try:
+        while not limits.over():
+            if not hears.poll(_LOOK):
+                continue
+            try:
+                found = hears.recv()
+            except (EOFError, OSError):
+                process.join()
+                return _dead(piece, process.exitcode)
+            if not isinstance(found, tuple):
+                return found
+            tell(found)
+        return None
+    finally:
+        process.kill()
+        process.join()
+        hears.close()
+
+
+def failed(piece: Piece, error: ToeplensError) -> Audited:
+    """A model of which there is no audit."""
+    return Audited(piece.name, piece.asked, " ".join(str(error).split()), error.exit_code)
+
+
+def _dead(piece: Piece, code: int | None) -> Audited:
+    end = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    return failed(
+        piece,
+        EnvironmentFailure(
+            f"its process died ({end}); if memory is short, lower --workers, --sequences or --max-tokens. What was "
+            "finished is kept."
+        ),
+    )
+
+
+# ---- in the process -------------------------------------------------------------------------------------------------
+
+
+def _work(piece: Piece, threads: int, says: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore")
+    says.send(_audited(piece, lambda what, done, total: says.send((what, done, total))))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
+
+
+def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited | Put:
+    try:
+        if piece.there and not Path(piece.model).exists():
+            raise InputError(
+                f"model: {piece.model} is not seen by the machine {socket.gethostname()}; give a place that all "
+                "machines share."
+            )
+        found = audit_in(
+            piece.directory, piece.model, piece.request, piece.write, digest=piece.digest, on_progress=tell
+        )
+    except Busy:
+        return Put.OFF
+    except ToeplensError as error:
+        return failed(piece, error)
+    except Exception as error:  # whatever one model may raise, the others are gone on with
+        if out_of_memory(error):
+            return failed(piece, EnvironmentFailure("memory: it was used up; lower --workers or the sizes."))
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{type(error).__name__} in {Path(at.filename).name}, line {at.lineno}"
+        return failed(piece, InputError(f"model: its audit broke off: {words(error)} ({where})."))
+    return of_audit(piece.name, piece.asked, found)
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+
+def audit_many(
+    models: Sequence[str],
+    out: Path | str,
+    request: Request,
+    *,
+    workers: Workers = None,
+    write: Write | None = None,
+    on_progress: Callable[[str, str, int, int], None] = lambda name, what, done, total: None,
+    on_done: Callable[[Audited, bool], None] = lambda found, new: None,
+) -> Audits:
+    """Audit models, each in a process of its own and in a directory of its own in ``out`` (`directories_of`).
+
+    A model that fails, or whose process dies, is recorded with its sentence; the others are gone on with. One of which
+    there is an audit by the same request, of the same files and versions, is not audited again; one that was stopped
+    goes on.
+
+    Arguments
+        models       directories, GGUF files, names on the hub, or runs' directories
+        workers      models at a time on this machine, unless given as many as there are cores and memory for (of models
+                     on the hub, whose size is not known, one, and on a GPU one); or a `toeplens.engine.Cluster`, whose
+                     machines see ``out`` and the models that are no names
+        write        writes each audit's page: a function of a module
+        on_progress  is called with a model's name, what is being done, how much of it is, and all
+        on_done      is called with what became of each model, and whether that is new
+
+    Raises `InputError` for a model that is given twice, for options that are wrong whatever the model, or that a run
+    among the models has no use for, and for an ``out`` that holds something else: before anything is written.
+    """
+    place = Path(out)
+    names = directories_of(models)
+    request.check()
+    for model in models:
+        request.check_run(model)
+    if request.tokens is not None:
+        if not request.tokens.is_file():
+            raise InputError(f"tokens: there is no file {request.tokens}; of many models it must be one.")
+        request = replace(request, tokens=request.tokens.absolute())
+    pieces = [_piece(name, model, place.absolute(), request, write) for name, model in zip(names, models, strict=True)]
+    if isinstance(workers, Cluster):
+        with on_show(None, place) as token:
+            workers.must_serve(request.device, token)
+    else:
+        place_of(request.device)
+        count, _ = plan_workers(len(pieces), request.device, workers)
+        workers = count if workers is not None else min(count, _room(pieces))
+    with entered(place, "audits", (RESULT,)):
+        return _go_on(pieces, place, request, workers, on_progress, on_done)
+
+
+def directories_of(models: Sequence[str]) -> list[str]:
+    """What models are called, each by a name of its own that a directory can have.
+
+    A name on the hub is itself, with ``--`` for the slash; a path its last folder, or its file's name without
+    ``.gguf``, with as many of the folders above as tell it from the others. Raises `InputError` for a model that is
+    given twice.
+    """
+    parts = [_parts(model) for model in models]
+    depths = [len(each) if _on_hub(model) else 1 for each, model in zip(parts, models, strict=True)]
+    while True:
+        names = ["--".join(each[-depth:]) for each, depth in zip(parts, depths, strict=True)]
+        counts = Counter(names)
+        alike = [place for place, name in enumerate(names) if counts[name] > 1]
+        deeper = [place for place in alike if depths[place] < len(parts[place])]
+        if not alike:
+            return names
+        if not deeper:
+            raise InputError(f"model: {models[alike[-1]]} was given twice; each model has one audit.")
+        for place in deeper:
+            depths[place] += 1
+
+
+def _on_hub(model: str) -> bool:
+    """Whether it can only be a name on the hub."""
+    return not is_there(model) and _HUB.fullmatch(model) is not None
+
+
+def _parts(model: str) -> list[str]:
+    if _on_hub(model):
+        return model.split("/")
+    place = Path(os.path.abspath(model))  # a link by its own name
+    named = place.with_suffix("") if place.suffix == GGUF else place
+    return [part for part in named.parts if part != place.anchor] or ["root"]
+
+
+def _piece(name: str, model: str, out: Path, request: Request, write: Write | None) -> Piece:
+    there = is_there(model)
+    at = os.path.abspath(model) if there else model
+    return Piece(name, model, at, there, out / name, request, request.digest(at), write)
+
+
+def _room(pieces: Sequence[Piece]) -> int:
+    """How many of the models this machine's memory holds at a time; one where it is not known how large they are."""
+    if not all(piece.there for piece in pieces):
+        return 1
+    return max(1, memory() // max(1, *(_need(Path(piece.model)) for piece in pieces)))
+
+
+def _need(model: Path) -> int:
+    files = files_of(model)
+    packed = any(name.endswith(GGUF) for name, *_ in files)
+    return (_PACKED if packed else _TAKES) * sum(size for _, size, _ in files)
+
+
+def _go_on(
+    pieces: Sequence[Piece],
+    out: Path,
+    request: Request,
+    workers: Workers,
+    on_progress: Callable[[str, str, int, int], None],
+    on_done: Callable[[Audited, bool], None],
+) -> Audits:
+    names, found = [piece.name for piece in pieces], dict[str, Audited]()
+
+    def kept() -> Audits:
+        there = tuple(found[name] for name in names if name in found)
+        state = Audits(there, tuple(name for name in names if name not in found))
+        write_json(out / RESULT, state.to_dict(), rows="found")
+        return state
+
+    def done(each: Audited, new: bool) -> None:
+        found[each.name] = each
+        kept()
+        on_done(each, new)
+
+    kept()
+    left = []
+    for piece in pieces:
+        had = _had(piece)
+        if had is None:
+            left.append(piece)
+        else:
+            done(had, False)
+    if left:
+        spread(
+            apart,
+            left,
+            Limits(device=request.device),
+            workers,
+            on_done=lambda index, each: None if each is None else done(each, True),
+            on_told=lambda index, told: on_progress(left[index].name, *told),
+        )
+    return kept()
+
+
+def _had(piece: Piece) -> Audited | None:
+    """What is there of the same request."""
+    if not (piece.directory / RECORD).is_file():
+        return None
+    try:
+        audit = open_audit(piece.directory)
+    except InputError:  # damaged
+        return None
+    return of_audit(piece.name, piece.asked, audit) if audit.about.get("request") == piece.digest else None
