@@ -63,34 +63,31 @@ class Loggers:
         """``logged`` is the number of rows that earlier sessions have logged."""
         self.run, self.logged = run, logged
         self.devices = [device] if device.type == "cuda" else []
-        self.open: list[Logger] = []
-        for each in loggers:
-            self._call(each, lambda each=each: self.open.append(each(run)))
+        self.open: list[Logger] = [opened for each in loggers for opened in self._call(each, each, run)]
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Log those of the run's rows that are new; whether there were any."""
         new, self.logged = rows[self.logged :], len(rows)
         for row in new:
             finite = {name: value for name, value in row.items() if value is not None}
-            self.open = [each for each in self.open if self._call(each, lambda each=each: each.log(dict(finite)))]  # noqa: B023
+            self.open = [each for each in self.open if self._call(each, each.log, dict(finite))]
         return bool(new)
 
     def close(self, status: Status) -> None:
         """Close the loggers that are open."""
         for each in self.open:
-            self._call(each, lambda each=each: each.close(status))
+            self._call(each, each.close, status)
         self.open = []
 
-    def _call(self, logger: Any, call: Callable[[], None]) -> bool:
-        """Whether ``call`` succeeds; torch's random states are the same afterwards."""
+    def _call(self, logger: Any, call: Callable[..., Any], *given: Any) -> list[Any]:
+        """What ``call`` returns, in a list; empty if it raises. Torch's random states are the same afterwards."""
         try:
             with torch.random.fork_rng(devices=self.devices):
-                call()
+                return [call(*given)]
         except (Exception, SystemExit) as error:
             kind = getattr(logger, "func", logger)
             _warn(getattr(kind, "__name__", type(kind).__name__), first_line(error).replace(self.run.name, "the run"))
-            return False
-        return True
+            return []
 
 
 @cache
