@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from tests.papers.deposit.numbers import reproduced
 
 from toeplens.ground import InputError
 from toeplens.papers.deposit.study import KIND as REPRODUCTION
-from toeplens.papers.mathematics.statements import read_records
 from toeplens.papers.mathematics.study import KIND as MATHEMATICS
 from toeplens.studies import CellResult, grid
 from toeplens.studies.auditing.survey.record import Survey
@@ -127,68 +125,6 @@ def test_a_cell_is_of_plain_fields() -> None:
         if field not in ("measures", "watched"):  # earlier versions had none
             without = {name: value for name, value in good.items() if name != field}
             refused(lambda c=without: CellResult.from_dict(c, "results.json"), "results.json", field)
-
-
-THEORY: dict[str, dict[tuple[Any, ...], Any]] = {
-    "contraction": {
-        ("seed",): None,
-        ("tallies", "mean-kept", "tried"): 1.5,
-        ("tallies", "mean-kept", "worst"): "0",
-        ("free", "ratio_found"): [1.0],
-        ("sizes", "width_ratio"): [[1.0]],
-        ("sizes", "example", "w"): [],
-    },
-    "phases": {("ranges", "ratio_fejer", 0): None, ("toeplitz", "w", "symbol"): [True], ("tallies",): None},
-    "expressiveness": {("rows", 0, "means", "one_angle"): None, ("widths",): 3, ("stated", 0, "rotary"): "0"},
-    "estimators": {
-        ("spans", 0, "chance"): 0,
-        ("spans", 0, "separable"): 1,
-        ("levinson", "own", "predictor"): [0.5],
-        ("pair", "content", "stay"): None,
-    },
-    "normalising": {("seed",): -1, ("tallies", "softmax", "worst"): None},
-    "latent": {("tallies", "own", "violations"): True},
-    "related": {("tallies",): []},
-    "filling": {("holes", "sizes"): [32], ("holes", "lengths", 0, 0): None, ("tallies", "inside", "tried"): "3"},
-    "manifold": {("tables", 0, "neighbour_error"): -1, ("tables", 0, "rank"): 1.5, ("tables", 0, "encoding"): 3},
-    "heads": {
-        ("rope trained", "width", 0, 0): None,
-        ("absolute trained", "spans", "least_angle"): "9",
-        ("learned trained", "curve", "rank"): -1,
-        (): [],
-    },
-}
-
-
-def contents(paths: list[Path]) -> dict[Path | str, Any]:
-    return {path: json.loads(path.read_text()) for path in paths}
-
-
-@pytest.mark.parametrize("name", THEORY)
-def test_the_record_of_an_experiment_is_of_plain_fields(name: str, tmp_path: Path) -> None:
-    good = json.loads((RECORDED / "theory" / "results.json").read_text())["records"][name][:2]
-    paths = [tmp_path / f"{name}-{seed}.json" for seed in (42, 43)]
-    for path, record in zip(paths, good, strict=True):
-        path.write_text(json.dumps(record))
-    assert read_records(name, contents(paths)) == good
-    for place, value in THEORY[name].items():
-        content = [copy.deepcopy(good[1])]
-        inner: Any = content
-        for step in (0, *place)[:-1]:
-            inner = inner[step]
-        inner[(0, *place)[-1]] = value
-        paths[1].write_text(json.dumps(content[0]))
-        field = [step for step in place if isinstance(step, str)][:1]
-        refused(lambda: read_records(name, contents(paths)), f"{name}-43.json", *field)
-
-
-def test_records_of_two_seeds_are_of_the_same_sizes(tmp_path: Path) -> None:
-    good = json.loads((RECORDED / "theory" / "results.json").read_text())["records"]["phases"][0]
-    paths = [tmp_path / f"phases-{seed}.json" for seed in (42, 43)]
-    paths[0].write_text(json.dumps(good))
-    shorter = {name: values[:-1] for name, values in good["ranges"].items() if isinstance(values, list)}
-    paths[1].write_text(json.dumps(good | {"ranges": good["ranges"] | shorter}))
-    refused(lambda: read_records("phases", contents(paths)), "phases-43.json", "not of the sizes of")
 
 
 def test_a_survey_is_of_plain_fields() -> None:
