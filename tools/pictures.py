@@ -1,6 +1,6 @@
 """Make the pictures of docs/real-models.md: figures of the two models' pages, as a browser shows them.
 
-    python tools/pictures.py
+python tools/pictures.py
 """
 
 from __future__ import annotations

@@ -28,12 +28,6 @@ def test_it_is_kept_without_outputs() -> None:
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
-def test_its_links_lead_somewhere() -> None:
-    links = [link for cell in CELLS for link in re.findall(r"\]\(([^)#]+)", "".join(cell["source"]))]
-    assert len(links) > 3
-    assert [link for link in links if not (NOTEBOOK.parent / link).exists()] == []
-
-
 @pytest.mark.heavy
 def test_it_runs_from_top_to_bottom(tmp_path: Path) -> None:
     """In a process of its own: what a kernel's client warns of is no matter of ours."""

@@ -42,6 +42,7 @@ def readings(task: TriggerDistance, text: np.ndarray, first: int, second: int, w
     return +found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scale", SCALES)
 def test_so_many_texts_can_be_read_in_more_than_one_way(scale: str) -> None:
     preset = PRESETS[scale]

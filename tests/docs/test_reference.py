@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import pkgutil
 import re
 import subprocess
@@ -80,19 +79,6 @@ def test_a_constant_is_explained_by_its_comment(docstrings: ModuleType, tmp_path
     module = griffe.load("house", search_paths=[tmp_path])
     said = {name: docstrings.comment_of(module[name]) for name in ("MOST", "LEAST", "BARE")}
     assert said == {"MOST": "How many, at most.", "LEAST": "How few.", "BARE": ""}
-
-
-def test_a_notebook_becomes_a_page() -> None:
-    pytest.importorskip("mkdocs")
-    hook = script(ROOT / "tools" / "notebooks.py")
-    cells = [{"cell_type": "markdown", "source": ["# A\n", "b"]}, {"cell_type": "code", "source": ["c = 1"]}]
-    assert hook.as_markdown(json.dumps({"cells": cells})) == "# A\nb\n\n```python\nc = 1\n```\n"
-
-
-def test_a_sentence_is_no_table(docstrings: ModuleType) -> None:
-    assert docstrings.as_markdown("One sentence.\nAnd a second,\nof three lines.") == (
-        "One sentence.\nAnd a second,\nof three lines."
-    )
 
 
 def test_formulas_become_mathml() -> None:

@@ -79,12 +79,6 @@ def carried_out(toeplens: Toeplens, folder: Path) -> dict[str, Any]:
     return names
 
 
-def test_the_lines_it_shows_are_the_examples() -> None:
-    (block,) = re.findall(r"^```text\n(def kernel.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    code = (ROOT / "examples" / "gaussian-window" / "src" / "gaussian_window" / "__init__.py").read_text("utf-8")
-    assert block.splitlines()[1].strip() in code
-
-
 def test_its_study_can_be_asked(own: Path) -> None:
     (block,) = (block for kind, block in BLOCKS if kind == "yaml")
     asked = grid.cells(grid.grid_spec(yaml.safe_load(block)))
@@ -118,8 +112,3 @@ def test_its_slow_parts_run_too(own: Path) -> None:
 def environment(own: Path) -> dict[str, str]:
     """Of a process that sees the package."""
     return {**os.environ, "PYTHONPATH": str(own / "site")}
-
-
-def test_it_says_when_and_on_what_it_was_timed() -> None:
-    assert re.search(r"on two cores of .* on \d+ \w+ \d{4}.*load \d", TEXT)
-    assert len(re.findall(r"^\| .* \| .*\d+ (?:s|min)", TEXT, re.MULTILINE)) >= 4

@@ -48,9 +48,8 @@ def all_of(kind: type[Record]) -> Iterator[type[Record]]:
 # whose fields hang together in ways of their own: tried on recorded studies and real audits, with their rooms
 ELSEWHERE = {"Audit", "AuditRecord", "CellResult", "_Pieces"}
 FOUND = {kind for kind in all_of(Record) if kind.__module__.startswith("toeplens.")}
-STATED = {kind for kind in FOUND if kind.__module__ == "toeplens.papers.mathematics.statements"}
 KINDS = sorted(
-    (kind for kind in FOUND - STATED if kind.__name__ not in ELSEWHERE),
+    (kind for kind in FOUND if kind.__name__ not in ELSEWHERE),
     key=lambda kind: kind.__qualname__ + kind.__module__,
 )
 

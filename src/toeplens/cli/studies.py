@@ -216,7 +216,7 @@ def report_page(directory: Recorded, as_json: Json = False) -> None:
 def claims(
     directory: StudyDirectory,
     full: Full = False,
-    evidence: Annotated[bool, typer.Option(help="Also print each verdict's evidence.")] = False,
+    evidence: Annotated[bool, typer.Option(help="Also print each claim's rule, its evidence and what would decide it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Judge the papers' claims on a study's results and print the ledger."""
@@ -239,6 +239,9 @@ def claims(
         for entry in entries:
             place = "" if entry.protocol is None else f", {entry.protocol}"
             console.say(f"{entry.claim.id}{place}: {entry.verdict}")
+            console.say(f"  rule: {entry.claim.rule}")
             for line in entry.evidence:
                 console.say(f"  {line}")
+            for line in entry.wanting:
+                console.say(f"  what would decide it: {line}")
     console.say(rule(study))

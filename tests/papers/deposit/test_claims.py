@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.papers.deposit.told import CHANGES, TOLD, rope
 from tests.papers.deposit.told_parts import ESSENTIAL, SUPPORTING
-from tests.papers.deposit.worlds import Model, World, changed, made_up, results
+from tests.papers.deposit.worlds import World, changed, results
 
 from toeplens.model import Protocol
 from toeplens.papers.deposit import CLAIMS as ALL
 from toeplens.papers.deposit import PARTS, claims_of
 from toeplens.papers.deposit.looks import LOOKS
-from toeplens.studies import Claim, Entry, Finding, Key, Results, Verdict, judge
-from toeplens.studies.kit.verdicts import OPEN
+from toeplens.studies import Claim, Entry, Finding, Results, Verdict, judge
 
 CLAIMS = tuple(claim for claim in ALL if claim.part != "ladder")  # whose are tried in test_ladder.py
 BY_ID = {claim.id: claim for claim in CLAIMS}
@@ -35,8 +33,28 @@ BY_HEADS = {claim.id for claim in (*WATCHED, *MEASURED)} - {
 }
 CASES = [(name, verdict) for name, changes in CHANGES.items() for verdict in changes]
 LEANING: dict[Verdict, Verdict] = {"holds": "leans to hold", "fails": "leans to fail"}
-every_claim = pytest.mark.parametrize("claim", CLAIMS, ids=BY_ID)
-watched_claims = pytest.mark.parametrize("claim", WATCHED, ids=lambda claim: claim.id)
+
+
+def each_of(*cases: tuple[Any, ...]) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """One test over all cases; a failure names its case."""
+
+    def decorate(test: Callable[..., None]) -> Callable[[], None]:
+        def over_all() -> None:
+            for case in cases:
+                try:
+                    test(*case)
+                except AssertionError as error:
+                    error.add_note(", ".join(each.id if isinstance(each, Claim) else str(each) for each in case))
+                    raise
+
+        over_all.__name__, over_all.__doc__ = test.__name__, test.__doc__
+        return over_all
+
+    return decorate
+
+
+every_claim = each_of(*((claim,) for claim in CLAIMS))
+watched_claims = each_of(*((claim,) for claim in WATCHED))
 
 
 def entry(claim: Claim[Results] | str, found: Results, protocol: Protocol = "paper") -> Entry:
@@ -69,7 +87,7 @@ def test_who_needs_no_head_is_no_case_of_one_or_two() -> None:
     assert verdict("two-heads-do-it", results(world("two-heads-do-it", "holds") | rope(positional=0))) == "fails"
 
 
-@pytest.mark.parametrize(("name", "expected"), CASES)
+@each_of(*CASES)
 def test_a_claims_verdict_follows_the_data(name: str, expected: Verdict) -> None:
     assert verdict(name, results(world(name, expected))) == expected
 
@@ -93,7 +111,7 @@ def test_it_is_told_which_parts_are_essential(claim: Claim[Results]) -> None:
     assert {part.verdict for part in found} == {"holds"}
 
 
-@pytest.mark.parametrize(("name", "part"), [(name, part) for name, worlds in ESSENTIAL.items() for part in worlds])
+@each_of(*((name, part) for name, worlds in ESSENTIAL.items() for part in worlds))
 def test_a_claim_fails_with_each_essential_part_alone(name: str, part: int) -> None:
     """So each part looks at what it says, in the right direction."""
     found = entry(name, results(world(name) | ESSENTIAL[name][part]))
@@ -103,7 +121,7 @@ def test_a_claim_fails_with_each_essential_part_alone(name: str, part: int) -> N
     assert found.verdict == "fails"
 
 
-@pytest.mark.parametrize(("name", "part"), [(name, part) for name, worlds in SUPPORTING.items() for part in worlds])
+@each_of(*((name, part) for name, worlds in SUPPORTING.items() for part in worlds))
 def test_a_claim_holds_in_part_without_a_supporting_part(name: str, part: int) -> None:
     found = entry(name, results(world(name) | SUPPORTING[name][part]))
     kinds = [each.verdict for each in found.findings]
@@ -136,16 +154,6 @@ def test_runs_that_diverged_decide_nothing(claim: Claim[Results]) -> None:
 
 
 @every_claim
-def test_another_seed_that_diverged_makes_no_other_verdict(claim: Claim[Results]) -> None:
-    """It takes the verdict away where the claim is of learning curves; heads are looked at where there are some."""
-    for expected in ("holds", "fails"):
-        whole = results(world(claim, expected))
-        lost = [made_up(Key("paper", *place, 9), Model(0.5, status="diverged")) for place in world(claim)]
-        found = verdict(claim, Results([*whole.cells, *lost]))
-        assert found == ("undecided" if claim.id in CURVES else expected)
-
-
-@every_claim
 def test_models_that_are_still_learning_are_left_out_of_accuracies(claim: Claim[Results]) -> None:
     for expected in ("holds", "fails"):
         learning = {place: replace(model, settled=False) for place, model in world(claim, expected).items()}
@@ -157,16 +165,6 @@ def test_models_that_are_still_learning_are_left_out_of_accuracies(claim: Claim[
             assert found.verdict == expected
 
 
-@pytest.mark.parametrize("name", sorted(CURVES - SPEED))
-def test_more_models_that_are_still_learning_change_nothing_but_the_remark(name: str) -> None:
-    whole = results(world(name))
-    young = results({place: Model(0.5, settled=False) for place in world(name)}, seeds=2)
-    later = changed(young, lambda cell: replace(cell, key=replace(cell.key, seed=cell.key.seed + 9)))
-    found, alone = entry(name, Results([*whole.cells, *later.cells])), entry(name, whole)
-    assert [part.comparison for part in found.findings] == [part.comparison for part in alone.findings]
-    assert all("still learning" in line or "mean of" in line or "half the skill" in line for line in found.evidence)
-
-
 @every_claim
 def test_cells_without_ablation_and_measures_tell_of_learning_alone(claim: Claim[Results]) -> None:
     found = changed(
@@ -175,7 +173,7 @@ def test_cells_without_ablation_and_measures_tell_of_learning_alone(claim: Claim
     assert verdict(claim, found) == ("holds" if claim.id in CURVES else "undecided")
 
 
-@pytest.mark.parametrize("name", sorted(BY_HEADS))
+@each_of(*((name,) for name in sorted(BY_HEADS)))
 def test_models_without_skill_tell_nothing_of_their_heads(name: str) -> None:
     for expected in ("holds", "fails"):
         weak = {place: replace(model, accuracy=0.2, gap=0.0) for place, model in world(name, expected).items()}
@@ -205,41 +203,7 @@ def test_looks_at_other_moments_are_asides(claim: Claim[Results]) -> None:
         assert (seen.verdict, seen.evidence, seen.error) == (plain.verdict, plain.evidence, plain.error)
 
 
-@watched_claims
-def test_what_was_seen_elsewhere_never_changes_the_verdict(claim: Claim[Results]) -> None:
-    holds, fails = world(claim), world(claim, "fails")
-    looks = {place: replace(model, looks=(("able", fails[place].drops),)) for place, model in holds.items()}
-    found = results(looks, _SEEDS.get(claim.id, 5))
-    by_loss = "Looked at by loss" in claim.rule
-    if not by_loss:
-        found = changed(found, lambda cell: replace(cell, by_loss=None))
-    seen = entry(claim, found)
-    assert seen.verdict == "holds"
-    names = ["when over 90% right, by accuracy", "when over 90% right, by loss"]
-    assert [aside.name for aside in seen.asides] == ["at the end, by accuracy"] * by_loss + names
-    assert seen.asides[-1 if by_loss else 0].verdict == "fails"
-
-
 # ---- the list --------------------------------------------------------------------------------------------------------
-
-
-@every_claim
-def test_a_claim_is_a_statement_with_a_source_and_a_rule(claim: Claim[Results]) -> None:
-    for text in (claim.id, claim.source, claim.statement, claim.rule):
-        assert text.strip() == text
-        assert text
-    record = entry(claim, results(TOLD)).to_dict()
-    assert record["id"] == claim.id
-    assert record["verdict"] in ("holds", "holds in part", "fails", *OPEN)
-    assert record["evidence"]
-    assert all(isinstance(line, str) and line for line in record["evidence"])
-
-
-@given(st.lists(st.sampled_from([*PARTS, "unheard of"])))
-def test_parts_of_the_study_decide_their_claims(chosen: list[str]) -> None:
-    """Each claim belongs to one part; the order is that of the ledger whatever the order of the parts."""
-    assert claims_of(chosen) == tuple(claim for claim in ALL if claim.part in chosen)
-    assert claims_of(chosen) == claims_of([*reversed(chosen), *chosen])
 
 
 def test_every_claim_belongs_to_a_part_of_the_study() -> None:

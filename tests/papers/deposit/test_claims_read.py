@@ -8,20 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.papers.deposit.insides import CHANCE, FALLING, Inside, ablation, measured
-from tests.papers.deposit.test_claims import BY_ID, MEASURED, entry, parts, verdict, world
+from tests.papers.deposit.insides import ablation
+from tests.papers.deposit.test_claims import BY_ID, MEASURED, each_of, entry, parts, verdict, world
 from tests.papers.deposit.told import ROPE, SKILLED, TOLD, rope
-from tests.papers.deposit.worlds import HEADS, LAYERS, SPREAD, Layers, Model, World, changed, count, distance, results
+from tests.papers.deposit.worlds import HEADS, LAYERS, SPREAD, Layers, Model, World, changed, distance, results
 
-from toeplens.engine.kinds import KINDS, Spectra
-from toeplens.lens import FrequencyRecord, HeadAblation, Representation
+from toeplens.engine.kinds import Spectra
+from toeplens.lens import FrequencyRecord, HeadAblation
 from toeplens.lens.kit.intervals import spearman
-from toeplens.lens.toeplitz.bias_spread import BiasSpread
 from toeplens.papers.deposit.claims import spectra
 from toeplens.studies import ENOUGH, CellResult, Claim, Results, Verdict
 from toeplens.training.presets import COUNT, DISTANCE
 
-measured_claims = pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.id)
+measured_claims = each_of(*((claim,) for claim in MEASURED))
 
 
 def without(told: World, *places: tuple[str, str]) -> World:
@@ -29,33 +28,6 @@ def without(told: World, *places: tuple[str, str]) -> World:
 
 
 # ---- what is waited for ----------------------------------------------------------------------------------------------
-
-
-def test_where_no_model_counts_it_says_what_to_run() -> None:
-    told = results(TOLD)
-    some = results(without(TOLD, (DISTANCE, "alibi")))
-    assert "finished models of ALiBi" in entry("task1-alibi-nope-fail", some).wanting
-
-    def unsettled(cell: CellResult) -> CellResult:
-        return replace(cell, result=cell.result | {"plateau": None})
-
-    assert entry("task1-rope-best", changed(told, unsettled)).wanting == [
-        "longer training: models that have stopped learning"
-    ]
-    (loss,) = entry("mla-average-deposit", changed(told, lambda cell: replace(cell, by_loss=None))).wanting
-    assert "toeplens ablate RUN --metric loss" in loss
-    (looked,) = entry(
-        "task1-rope-fastest",
-        changed(told, lambda cell: replace(cell, epochs=[row | {"fit_accuracy": None} for row in cell.epochs])),
-    ).wanting
-    assert "trained anew" in looked
-    (measured_,) = entry("rope-loses-length", changed(told, lambda cell: replace(cell, measures={}))).wanting
-    assert "the same command again" in measured_
-
-
-def test_seeds_that_disagree_decide_nothing() -> None:
-    wild = results(TOLD | distance(rope=0.65, absolute=0.6), spread=0.3)
-    assert verdict("task1-alibi-poor", wild) == "undecided"
 
 
 @pytest.mark.parametrize("name", ["task1-rope-best", "task1-rope-fastest", "task1-absolute-second"])
@@ -173,16 +145,6 @@ def test_who_never_learned_half_is_not_faster_for_having_been_stopped() -> None:
     assert verdict("task1-rope-fastest", ended(results(TOLD, seeds=4), "nope", 0.5)) == "undecided"
 
 
-def test_rope_is_not_faster_where_it_never_learned_half() -> None:
-    early = ended(results(TOLD), "rope", 0.5)
-    assert verdict("task1-rope-fastest", early) == "undecided"
-    assert verdict("task1-rope-fastest", ended(results(TOLD), "rope", 64.0)) == "fails"
-    for label in ("absolute", "relative", "alibi", "nope", "random"):
-        early = ended(early, label, 0.5)
-    kinds = {part.at(0.05) for part in entry("task1-rope-fastest", early).findings}
-    assert kinds == {"undecided"}, "where none learned half, none was faster"
-
-
 def test_spectra_are_compared_with_never_as_the_slowest() -> None:
     claim = "contraction-speeds-learning"
     assert verdict(claim, ended(results(TOLD), "relative", 0.1)) == "holds", "its spectrum is the widest"
@@ -238,11 +200,6 @@ def test_variants_are_no_encodings_of_their_own(name: str) -> None:
     assert entry(name, Results([*plain.cells, *more.cells])).evidence == entry(name, found).evidence
 
 
-def test_equal_spectra_have_no_order() -> None:
-    same = {place: model.within(width=0.0) for place, model in world("contraction-speeds-learning").items()}
-    assert verdict("contraction-speeds-learning", results(same, spread=0.0)) == "undecided"
-
-
 # ---- ties, and heads that do not matter ------------------------------------------------------------------------------
 
 
@@ -250,12 +207,6 @@ def test_among_heads_of_one_signal_none_leads() -> None:
     assert verdict("early-leader-deposits", results(TOLD)) == "holds"
     alike = rope(first=(1.0,) * LAYERS)
     assert verdict("early-leader-deposits", results(TOLD | alike, spread=0.0)) == "undecided"
-
-
-def test_where_nope_can_tell_no_order_it_has_no_position_to_compare_with() -> None:
-    found = entry("rope-suppresses-implicit-position", results(TOLD, protocol="released"), "released")
-    assert found.verdict == "undecided"
-    assert "can tell no order" in found.evidence[0]
 
 
 def test_the_mask_is_switched_on_in_one_protocol_and_off_in_the_other() -> None:
@@ -271,46 +222,12 @@ def test_in_the_released_protocol_there_is_something_to_remove_if_rope_alone_has
         assert verdict("mla-removes-deposit", results(world, protocol="released"), "released") == expected
 
 
-def test_layers_of_few_heads_are_neither_even_nor_uneven() -> None:
-    few = Model(0.6, drops=((0.3, 0.2, 0.0),) * LAYERS)
-    assert verdict("absolute-uneven", results(TOLD | distance(absolute=few))) == "undecided"
-
-
-def test_of_some_cases_one_is_one_and_none_of_few_seeds_leans() -> None:
-    first = {f"partial_{heads}": Model(0.89).single(0) for heads in (1, 2, 3)}
-    for seeds, expected in ((5, "fails"), (4, "leans to fail")):
-        some = parts("partial-moves-deposit", results(TOLD | distance(**first), seeds))[1]
-        assert (some.verdict, some.essential) == (expected, False)
-        assert f"0 of {3 * seeds} models" in some.evidence
-    found = parts("partial-moves-deposit", results(TOLD | distance(**first | {"partial_2": Model(0.89).single(2)})))[1]
-    assert (found.verdict, "5 of 15 models" in found.evidence) == ("holds", True)
-
-
 def test_where_heads_cost_next_to_nothing_together_nobody_asks_how_it_is_spread() -> None:
     silent = Model(0.88, drops=((0.01, 0.0, 0.0, 0.0),) + ((0.0,) * 4,) * 3)
     spread, level = parts("mla-average-deposit", results(TOLD | distance(mla=silent)))
     assert spread.verdict == "undecided"
     assert "5 of 5 and 0 of 5 models left out: too little skill, heads that cost too little together" in spread.evidence
     assert level.verdict == "holds"
-
-
-def test_where_no_head_has_position_none_has_it_all() -> None:
-    assert verdict("early-leader-deposits", results(TOLD | rope(positions=(0.02, 0.01)))) == "undecided"
-
-
-def test_where_all_heads_cost_the_same_the_leader_surpasses_half() -> None:
-    (_, standing, _) = parts("early-leader-deposits", results(TOLD | distance(rope=ROPE.first_layer(*SPREAD))))
-    assert "0.500 [" in standing.evidence
-    assert standing.verdict == "fails"
-
-
-@pytest.mark.parametrize("name", ["significant-angle-massive", "mla-average-deposit", "partial-moves-deposit"])
-def test_where_no_head_costs_anything_none_is_the_costliest(name: str) -> None:
-    nothing = ((0.0,) * HEADS,) * LAYERS
-    silent = {place: replace(model, drops=nothing) for place, model in world(name).items()}
-    found = [part.verdict for part in parts(name, results(silent))]
-    assert found[0] == "undecided"
-    assert verdict(name, results(silent)) != "holds"
 
 
 def test_losses_that_are_not_told_from_none_leave_one_head_with_position() -> None:
@@ -370,7 +287,7 @@ def blank(content: Any) -> Any:
 _DEFINED = ("two-heads-do-it", "rope-needs-fewer-heads", "mla-keeps-length", "rope-loses-length")
 
 
-@pytest.mark.parametrize("claim", [claim for claim in MEASURED if claim.id not in _DEFINED], ids=lambda claim: claim.id)
+@each_of(*((claim,) for claim in MEASURED if claim.id not in _DEFINED))
 def test_what_is_not_defined_decides_nothing(claim: Claim[Results]) -> None:
     names = ("seed", "representation", "position", "frequency", "contraction")
 
@@ -443,28 +360,6 @@ def test_dropout_against_itself_is_no_comparison() -> None:
     seen = entry("dropout-keeps-deposit", same)
     assert seen.verdict == "undecided"
     assert "every model has dropout" in seen.evidence[0]
-
-
-# ---- the worlds themselves -------------------------------------------------------------------------------------------
-
-
-def test_made_up_measures_are_records_of_measures() -> None:
-    """They read back, and say of the heads and layers in question what they were told to."""
-    content = measured(Inside(logits=0.25, drift=2.0, positions=(0.4, 0.1), needed=3), 0.9, 0.0)
-    read: dict[str, Any] = {name: KINDS[name].from_dict(record) for name, record in content.items()}
-    assert {name: record.to_dict() for name, record in read.items()} == content
-    logits = read["seed"].strength.levels["logits"]
-    assert logits.signal[:, 0] == pytest.approx(FALLING)
-    assert logits.layers.share[0] == np.nanmean(logits.heads.share[0]) == 0.25
-    assert read["seed"].drift.relative[0].mean() == pytest.approx(2.0)
-    assert len(read["sets"].sufficient) == 3
-    assert np.sort(read["position"].drops, axis=None)[-2:] == pytest.approx([0.1, 0.4])
-    assert isinstance(read["representation"], Representation)
-    assert isinstance(read["frequency"], FrequencyRecord)
-    skills = [(row.accuracy - CHANCE) / 0.8 for row in read["extrapolation"].rows]
-    assert skills == pytest.approx([1.0, 0.5])
-    bias = [cell.measure("bias") for cell in results(count(relative=0.5)).cells]
-    assert all(isinstance(found, BiasSpread) for found in bias)
 
 
 # ---- which head ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit.factors import (
     FactorRow,
     concentrated,
-    decided,
     factor_table,
     factor_wholes,
     kinds,
@@ -23,7 +22,7 @@ from toeplens.papers.deposit.factors import (
 )
 from toeplens.papers.deposit.labels import switches_of
 from toeplens.studies import CellResult, Key, Results
-from toeplens.training.presets import COUNT, DISTANCE
+from toeplens.training.presets import DISTANCE
 
 SEEDS = (42, 43, 44)
 
@@ -89,34 +88,6 @@ def test_a_model_without_skill_has_no_share_of_it() -> None:
     assert kinds([able, unable, diverged("released", "nope", 44)]) == {"single-head": 1, "no-skill": 1}
 
 
-def test_diverged_and_unpaired_seeds_are_left_out(results: Results) -> None:
-    lost = [c for c in results.cells if c.key != Key("released", DISTANCE, "nope/mask", 43)]
-    alone = made("released", "nope", 45, 0.3)
-    row = row_of(
-        factor_table(Results([*lost, alone, diverged("released", "nope/mask", 43)]), ("released",)),
-        "nope",
-        "mask",
-        "released",
-    )
-    assert list(row.values["accuracy"]) == [42, 44]
-    assert row.before == {"no-skill": 2}, "counted over the seeds that have both models"
-
-
-def test_every_switch_of_every_encoding_has_its_row() -> None:
-    rows = factor_table(Results([]), ("paper", "released"))
-    for base in ("nope", "relative", "rope", "mla"):
-        for end in ("paper", "released"):
-            assert [r.switch for r in rows if (r.task, r.base, r.end) == (DISTANCE, base, end)] == switches_of(base)
-    assert {(r.base, r.end) for r in rows if r.task == COUNT} == {
-        ("nope", "released"),
-        ("rope", "released"),
-        ("mla", "released"),
-    }
-    assert all(row.effect("accuracy") is None for row in rows)
-    assert strongest(rows, "accuracy") is None
-    assert {r.end for r in factor_table(Results([]), ("released",))} == {"released"}
-
-
 def test_padding_cannot_be_switched_in_texts_that_have_none() -> None:
     rows = factor_table(Results([]), ("paper", "released"))
     assert "no padding" in row_of(rows, "rope", "padding", "paper").absent
@@ -164,16 +135,3 @@ def test_what_single_effects_leave_is_what_switches_do_together(together: float)
     most = strongest(rows, "accuracy")
     assert most is not None
     assert most.switch == switches[-1]
-
-
-def test_a_missing_switch_leaves_no_sum(results: Results) -> None:
-    rows = [r for r in factor_table(results, ("released",)) if (r.task, r.base) == (DISTANCE, "nope")]
-    (whole,) = (w for w in factor_wholes(results, ("paper", "released")) if (w.task, w.base) == (DISTANCE, "nope"))
-    assert left_over(whole, rows, "accuracy") == ({}, {})
-    assert list(whole.difference("accuracy").values()) == pytest.approx(list(np.subtract(PAPER, RELEASED)))
-
-
-def test_one_seed_decides_nothing() -> None:
-    assert not decided(over_seeds(np.array([0.5])))
-    assert decided(over_seeds(np.array([0.5, 0.51, 0.52])))
-    assert not decided(over_seeds(np.array([0.5, -0.5, 0.1])))

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from toeplens.lens import HeadAblation
-from toeplens.papers.deposit import SCALES, grid, title
+from toeplens.papers.deposit import SCALES, grid
 from toeplens.papers.deposit.claims.ladder import CLAIMS
-from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.rungs import BASES, RUNGS
 from toeplens.studies import CellResult, Key, Results, judge
 from toeplens.training.presets import DISTANCE, PROTOCOLS, task_sizes
@@ -51,17 +50,6 @@ def test_a_rung_changes_its_axis_and_nothing_else(rung: str) -> None:
             rotary = {"model.encoding_options.rotary_dim"}  # of MLA: the dimensions of a head
             assert names - gone - rotary, "it changes something"
             assert names - gone - rotary <= allowed
-
-
-def test_the_ladder_has_every_base_as_the_scale_has_it_and_on_every_rung() -> None:
-    cells = grid("desk", PROTOCOLS, 2, ["ladder"])
-    assert len(cells) == len({cell.job.spec.name for cell in cells}) == 2 * 6 * (1 + len(RUNGS))
-    core = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 2)}
-    plain = {cell.job.spec.name for cell in cells if not Label.parse(cell.key.label).variant}
-    assert plain <= core, "what the core has trained is not trained again"
-    assert all(cell.job.watch for cell in cells)
-    assert grid("laptop", PROTOCOLS, 1, ["ladder"]) == []
-    assert title("rope/heads-4") == "RoPE, heads: 4"
 
 
 def test_the_warm_up_of_longer_training_has_as_many_steps() -> None:
@@ -178,24 +166,3 @@ def test_a_model_that_is_right_only_after_its_plateau_says_nothing_of_unfinished
     (entry,) = (each for each in judge(CLAIMS, Results(late), ["paper"]) if each.claim.id == "ladder-unfinished")
     assert entry.verdict == "undecided"
     assert "5 of 5 models left out: over 90% right after it had stopped learning" in entry.evidence[0]
-
-
-def test_unfinished_learning_is_looked_at_by_loss_beside() -> None:
-    cells = [cell("rope/longer", seed, 0.1 + 0.001 * seed, early=(0.1 + 0.002 * seed,)) for seed in range(5)]
-    lost = replace(ablation([1.2], 1.0), metric="loss", baseline=0.3).to_dict()
-    cells = [replace(one, watched=[one.watched[0] | {"by_loss": lost}, *one.watched[1:]]) for one in cells]
-    (entry,) = (each for each in judge(CLAIMS, Results(cells), ["paper"]) if each.claim.id == "ladder-unfinished")
-    assert entry.verdict == "fails"
-    (aside,) = entry.asides
-    assert (aside.name, aside.verdict) == ("by loss", "holds")
-    assert " nats" in aside.evidence[0]
-
-
-def test_another_measure_is_an_aside_in_its_own_unit() -> None:
-    cells = [cell("rope/heads-4", seed, 0.6 + 0.001 * seed) for seed in range(5)]
-    cells += [cell("rope", seed, 0.2 + 0.001 * seed) for seed in range(5)]
-    (entry,) = (entry for entry in judge(CLAIMS, Results(cells), ["paper"]) if entry.claim.id == "ladder-heads")
-    (aside,) = entry.asides
-    assert aside.name == "at the end, by loss"
-    assert "1.600 nats" in aside.evidence[0]
-    assert aside.verdict == "holds"

@@ -56,19 +56,6 @@ def test_a_moment_is_what_was_watched_there_and_nothing_else(moment: str) -> Non
     assert look_at(made_up(Key("paper", COUNT, "rope", 0), ROPE), moment) is None, "nobody watched"
 
 
-def test_where_one_look_is_of_several_moments_each_has_it() -> None:
-    cell = made_up(KEY, ROPE.seen("able"))
-    rows = [row | {"events": ["able", "plateau"] if row["events"] else []} for row in cell.watched]
-    both = [look_at(replace(cell, watched=rows), moment) for moment in ("able", "plateau")]
-    assert all(found is not None and found.largest() == pytest.approx(0.75) for found in both)
-
-
-def test_a_moment_at_which_heads_were_not_silenced_has_no_look() -> None:
-    cell = made_up(KEY, ROPE.seen("able"))
-    rows = [row | {"ablation": None, "by_loss": None} for row in cell.watched]
-    assert look_at(replace(cell, watched=rows), "able") is None
-
-
 def test_where_training_ended_at_a_moment_the_finished_model_is_what_was_seen_there() -> None:
     """Else only the models that went on would count at it, which are not a fair choice of all."""
     cell = made_up(KEY, ROPE.seen("able"))
@@ -145,8 +132,3 @@ def test_the_layer_is_that_of_the_costliest_head_and_of_several_the_mean() -> No
     assert seen([[0.1, 0.2], [0.5, 0.0]]).layer == 2
     assert seen([[0.5, 0.5], [0.1, 0.0]]).layer == 1
     assert seen([[0.5, 0.0], [0.1, 0.0], [0.0, 0.5]]).layer == 2, "a tie is not decided for the first"
-
-
-def test_a_model_of_one_head_has_no_second() -> None:
-    assert seen([[0.5]]).second() == 0
-    assert seen([[0.5]]).largest(slice(1, None)) == 0

@@ -6,19 +6,16 @@ from typing import Any
 
 import pytest
 
-from toeplens.ground import InputError
 from toeplens.model import Protocol, decoder_config
-from toeplens.papers.deposit import PARTS, SCALES, Plan, chosen_parts, grid, title
+from toeplens.papers.deposit import PARTS, SCALES, grid, title
 from toeplens.papers.deposit.labels import (
     PARTIAL,
     SWITCH_TITLES,
     SWITCHES,
     TITLES,
-    VARIANTS,
     Label,
     model_fields,
     other_protocol,
-    random_heads,
     switches_of,
     variant_title,
 )
@@ -74,21 +71,6 @@ def test_the_data_switch_changes_the_texts_alone() -> None:
         assert differing <= {"task_options", "ignore_label"}
 
 
-def test_random_heads_follow_the_seed() -> None:
-    drawn = {seed: random_heads(16, 2, seed) for seed in range(20)}
-    assert len({tuple(heads) for heads in drawn.values()}) > 10
-    assert all(len(set(heads)) == 2 and heads == sorted(heads) for heads in drawn.values())
-    assert drawn[3] == random_heads(16, 2, 3)
-    assert model("paper", "partial-2/random", 3)["encoding_options"] == {"heads": random_heads(4, 2, 3)}
-    with pytest.raises(InputError, match="heads: 5 was given"):
-        random_heads(4, 5, 0)
-
-
-def test_a_label_says_which_layers_rotate() -> None:
-    assert model("released", "rope/layer-2")["encoding_options"] == {"layers": [1]}
-    assert model("released", "rope/layer-2")["input_encoding"] is None
-
-
 def test_rope_in_mlas_program_differs_from_mla_in_the_encoding_alone() -> None:
     rope, mla = model("released", "rope/mla-program"), model("released", "mla")
     differing = {name for name in rope if rope[name] != mla[name]}
@@ -128,16 +110,6 @@ def test_the_core_comes_first_and_is_what_it_was() -> None:
     assert [cell.job.spec.name for cell in grid("laptop", PROTOCOLS, 2, ["all"])][: len(core)] == core
 
 
-def test_two_places_may_stand_for_one_run() -> None:
-    plan = Plan("laptop", PROTOCOLS, 1, chosen_parts(["all"]))
-    names = [job.spec.name for job in plan.jobs()]
-    assert len(names) == len(set(names)) == len({cell.job.spec.name for cell in plan.cells()})
-    by_label = {(c.key.protocol, c.key.task, c.key.label): c.job for c in plan.cells()}
-    alone = by_label["released", DISTANCE, "rope-alone"]
-    assert alone.spec == by_label["released", DISTANCE, "rope/input"].spec
-    assert alone in plan.jobs()  # the one that is watched and measured
-
-
 def _asks(part: Part, key: Key) -> bool:
     return (key.task, key.label) in part.places(SCALES["smoke"], key.protocol)
 
@@ -152,44 +124,3 @@ def test_measures_and_watching_are_for_plain_encodings_on_task_1() -> None:
         assert "seed" not in asked or plain
     scale = SCALES["smoke"]
     assert measures_of(scale, "paper", ["core"], (DISTANCE, "rope")) == ()
-
-
-def test_parts_are_chosen_by_name() -> None:
-    assert chosen_parts(["factors", "core", "core"]) == ("core", "factors")
-    assert chosen_parts(["all"]) == tuple(PARTS)
-    with pytest.raises(InputError, match="part: there is no 'factor'; did you mean 'factors'"):
-        chosen_parts(["factor"])
-    with pytest.raises(InputError, match="part: none was given"):
-        chosen_parts([])
-
-
-def test_every_variant_is_in_some_part() -> None:
-    used = {Label.parse(c.key.label).variant for c in grid("laptop", PROTOCOLS, 1, ["all"])}
-    assert VARIANTS.keys() <= used
-    assert SWITCHES.keys() - {"padding"} <= used
-
-
-def test_what_has_fewer_seeds_than_asked_for_is_said_and_is_so():
-    desk = SCALES["desk"]
-    assert desk.fewer(5) == ""
-    assert desk.fewer(6).startswith(
-        "5 seeds of Task 2, RoPE on 1 head and RoPE on 2 heads; but of RoPE on 1 head (Task 1, released) 6"
-    )
-    assert "; 10 seeds of RoPE; NoPE;" in desk.fewer(20)
-    assert "of RoPE (Task 2, released) 15" in desk.fewer(20)
-    assert "MLA" not in desk.fewer(20)
-    seeds: dict[tuple[str, str, str], set[int]] = {}
-    for cell in grid("desk", PROTOCOLS, 80):
-        seeds.setdefault((cell.key.protocol, cell.key.task, cell.key.label), set()).add(cell.key.seed)
-    for protocol in PROTOCOLS:
-        for label in desk.labels[COUNT]:
-            assert len(seeds[protocol, COUNT, label]) == (15 if (protocol, label) == ("released", "rope") else 5)
-        assert len(seeds[protocol, DISTANCE, "mla"]) == (80 if protocol == "paper" else 50)
-        assert len(seeds[protocol, DISTANCE, "absolute"]) == (30 if protocol == "released" else 20)
-
-
-def test_what_may_learn_longer_is_the_same_training_allowed_to_go_on():
-    cells = {cell.key.label: cell.job.spec for cell in grid("desk", ["released"], 1) if cell.key.task == DISTANCE}
-    longer, other = cells["alibi"], cells["absolute"]
-    assert (longer.epochs, other.epochs) == (12, 4)
-    assert longer.epochs * longer.warmup == pytest.approx(other.epochs * other.warmup)

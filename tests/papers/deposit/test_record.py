@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from toeplens.ground import read_json
-from toeplens.papers.deposit import accuracy_table, claims_of, gather, grid
-from toeplens.papers.deposit.page.words import measured
+from toeplens.papers.deposit import accuracy_table, claims_of, grid
 from toeplens.studies import CellResult, Results, judge
 from toeplens.studies.kit.recorded import read_record
-from toeplens.studies.kit.verdicts import OPEN
-from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
+from toeplens.training.presets import PROTOCOLS
 from toeplens.training.watcher import moments
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -24,12 +21,9 @@ LADDER = "ladder"  # a part of desk, of which not every place is trained (docs/d
 RECORDS = ("desk", "laptop", LADDER)
 
 
-def said_of(*names: str) -> pytest.MarkDecorator:
-    """A test of these records alone."""
-    return pytest.mark.parametrize("record", names, indirect=True)
-
-
-@pytest.fixture(scope="module", params=RECORDS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.heavy if name == "desk" else ()) for name in RECORDS]
+)
 def record(request: pytest.FixtureRequest) -> Path:
     return RESULTS / request.param
 
@@ -87,74 +81,3 @@ def test_the_table_follows_from_the_cells(about: Mapping[str, Any], results: Res
         for row in about["table"]
     ]
     assert [row.to_dict() for row in accuracy_table(results, PROTOCOLS)] == near
-
-
-@said_of("desk", "laptop")
-def test_both_protocols_and_both_tasks_are_there(results: Results) -> None:
-    for protocol in PROTOCOLS:
-        under = results.under(protocol)
-        assert {"rope", "relative", "alibi", "nope", "absolute", "mla"} <= set(under.labels(DISTANCE))
-        assert {"rope", "nope", "mla"} <= set(under.labels(COUNT))
-
-
-@said_of(LADDER)
-def test_the_ladders_claims_have_all_they_ask(record: Path) -> None:
-    """Every part is judged on three models of each place, but for those that are left out, as is said with why."""
-    entries = read_json(record / "claims.json")["claims"]
-    assert len(entries) == 2 * len(claims_of([LADDER]))
-    without = [part for entry in entries for part in entry["evidence"] if "no finished run" in part]
-    assert [part for part in without if "models left out: " not in part] == []
-
-
-@said_of("desk", "laptop")
-def test_the_page_counts_models_and_not_places(record: Path) -> None:
-    told = measured(gather(record))[1]
-    expected = {
-        "desk": "430 of 430 models, up to 80 seeds of each; ",
-        "laptop": "515 models in 520 of 520 places of the study, 5 seeds of each; ",
-    }
-    assert told.startswith(expected[record.name])
-
-
-SUFFICE = "one-or-two-heads-suffice"
-
-
-@said_of("desk")
-def test_what_is_said_of_the_desk_record(record: Path, results: Results) -> None:
-    """results/README.md says it."""
-    paper, released = (results.under(protocol) for protocol in ("paper", "released"))
-    assert np.mean([cell.accuracy >= 0.99 for cell in paper.cells]) >= 0.9
-    for label in ("alibi", "nope"):
-        assert all(cell.accuracy > 0.99 for cell in paper.of(DISTANCE, label))
-    few = [round(100 * cell.accuracy) for cell in paper.of(DISTANCE, "relative") if cell.accuracy < 0.9]
-    assert (sorted(few), len(paper.of(DISTANCE, "relative"))) == ([15, 88], 30)
-    for label in ("alibi", "relative"):
-        cells = released.of(DISTANCE, label)
-        assert all(cell.settled for cell in cells)
-        assert max(cell.epochs[-1]["epoch"] for cell in cells) > 4, "in twelve epochs where the others take four"
-    means = {
-        label: round(100 * float(np.mean(results.under("released").accuracy(DISTANCE, label))))
-        for label in ("rope", "rope-alone", "relative", "absolute", "mla", "alibi", "nope")
-    }
-    assert means == {"rope": 89, "rope-alone": 88, "relative": 87, "absolute": 87, "mla": 87, "alibi": 76, "nope": 16}
-    ledger = read_json(record / "claims.json")["claims"]
-    best = next(e for e in ledger if (e["id"], e["protocol"]) == ("task1-rope-best", "released"))
-    kinds = [(part["evidence"].split(":")[0], part["verdict"]) for part in best["parts"]]
-    assert kinds == [
-        ("RoPE - Absolute (sinusoid)", "undecided"),
-        ("RoPE - Relative", "undecided"),
-        ("RoPE - ALiBi", "holds"),
-        ("RoPE - NoPE", "holds"),
-    ]
-    counted = [cell for under in (paper, released) for cell in under.cells if cell.key.task == COUNT]
-    assert len(counted) == 50
-    assert (len(results.cells), sum(cell.key.task == DISTANCE for cell in results.cells)) == (430, 380)
-    assert all(cell.settled and cell.accuracy >= 0.99 for cell in counted)
-    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (13, 54)
-    assert next(e["verdict"] for e in ledger if (e["id"], e["protocol"]) == ("task1-rope-best", "paper")) == "fails"
-    assert next(e for e in ledger if (e["id"], e["protocol"]) == (SUFFICE, "paper"))["verdict"] == "holds in part"
-    full, one, two = (
-        np.mean([cell.accuracy for cell in released.of(DISTANCE, label)])
-        for label in ("rope-alone", "partial-1", "partial-2")
-    )
-    assert (round(full - two, 2), round(full - one, 2)) == (0.03, 0.05)

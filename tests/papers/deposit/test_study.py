@@ -19,21 +19,18 @@ from toeplens.engine import Limits, many, run_jobs
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import (
     PAPER_TABLE_1,
-    PARTS,
     SCALES,
     Reproduction,
-    accuracy_table,
     claims_of,
     gather,
     grid,
     reproduce,
-    title,
 )
 from toeplens.papers.deposit.page.words import measured
-from toeplens.studies import Cell, CellResult, Results, judge, limits_for
+from toeplens.studies import Cell, CellResult, limits_for
 from toeplens.studies.kit import study
-from toeplens.training import Run, RunSpec
-from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
+from toeplens.training import RunSpec
+from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
 PAPER, RELEASED = PROTOCOLS
 every_scale = pytest.mark.parametrize("scale", SCALES)
@@ -56,32 +53,11 @@ TABLE_1 = {"rope", "nope", "mla"}
 CURVES = TABLE_1 | {"alibi", "relative", "absolute"}
 
 
-@every_scale
-def test_every_cell_is_a_run_of_its_own(scale: str):
-    found = grid(scale, PROTOCOLS, 3)
-    assert len({cell.job.spec.name for cell in found}) == len({cell.key for cell in found}) == len(found)
-    assert len({cell.job.label for cell in found}) == len(found)
-
-
-def test_the_laptop_scale_runs_the_curves_of_task_1_and_table_1_of_task_2():
-    assert cells("laptop", PAPER, DISTANCE).keys() == CURVES | {"rope-absolute", "partial-1", "partial-2"}
-    assert cells("laptop", RELEASED, DISTANCE).keys() == CURVES | {"rope-alone", "partial-1", "partial-2"}
-    for protocol in PROTOCOLS:
-        assert cells("laptop", protocol, COUNT).keys() == TABLE_1
-
-
 def test_the_paper_scale_runs_every_encoding_on_both_tasks():
     partial = {f"partial-{heads}" for heads in (1, 2, 4, 8)}
     for task in (DISTANCE, COUNT):
         assert cells("paper", PAPER, task).keys() == CURVES | partial | {"random", "rope-absolute"}
         assert cells("paper", RELEASED, task).keys() == CURVES | partial | {"random", "rope-alone"}
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_smoke_scale_does_everything_once(protocol: str):
-    assert cells("smoke", protocol, DISTANCE).keys() >= TABLE_1
-    assert cells("smoke", protocol, COUNT).keys() >= TABLE_1
-    assert any(label.startswith("partial-") for label in cells("smoke", protocol, DISTANCE))
 
 
 @counting
@@ -116,15 +92,6 @@ def test_tasks_of_few_seeds_have_no_more_however_many_are_asked_for():
 
 
 @every_scale
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_encodings_of_a_seed_are_trained_on_the_same_examples(scale: str, protocol: str):
-    for task in (DISTANCE, COUNT):
-        specs = [cell.job.spec for cell in cells(scale, protocol, task).values()]
-        assert len({json.dumps([s.task, s.task_options, s.train_examples, s.test_examples]) for s in specs}) <= 1
-        assert specs or not SCALES[scale].labels[task]
-
-
-@every_scale
 def test_heads_are_counted_on_the_test_set_or_as_the_program_on_both(scale: str):
     for cell in grid(scale, PROTOCOLS, 1):
         assert cell.job.split == ("test" if cell.key.protocol == PAPER else "train+test")
@@ -147,15 +114,6 @@ def test_the_paper_scale_is_table_3_and_table_4():
             assert run.batch_size == (1024 if latent else 512)
             assert run.epochs == (150 if latent and protocol == RELEASED else epochs)
             assert (run.train_examples, run.test_examples) == (train, test)
-
-
-def test_the_papers_tasks_are_as_they_are_described():
-    distance = spec("paper", PAPER, DISTANCE, "rope").build_task()
-    assert (distance.form, distance.num_triggers, distance.labels) == ("paper", 2, range(1, 72))
-    counting = spec("paper", PAPER, COUNT, "rope").build_task()
-    assert counting.form == "paper"
-    assert 10 <= counting.num_triggers <= 30
-    assert counting.labels == range(101)
 
 
 def test_the_programs_tasks_are_as_it_makes_them():
@@ -263,37 +221,17 @@ def test_the_two_protocols_mean_different_things_by_the_same_word(
         assert (model.encoding, model.encoding_options) == (encoding, options)
 
 
-@every_scale
-def test_every_encoding_has_a_name_for_people(scale: str):
-    for cell in grid(scale, PROTOCOLS, 1):
-        assert title(cell.key.label) in cell.job.label
-        assert cell.key.protocol in cell.job.label
-    assert title("partial-1") == "RoPE on 1 head"
-    assert title("partial-8") == "RoPE on 8 heads"
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (("lptop", PROTOCOLS, 1), "scale: there is no 'lptop'; did you mean 'laptop'"),
         (("smoke", ["papr"], 1), "protocol: there is no 'papr'; did you mean 'paper'"),
         (("smoke", PROTOCOLS, 0), "seeds: 0 was given"),
-        (("smoke", PROTOCOLS, -1), "seeds: -1 was given"),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused(given: tuple[Any, ...], message: str):
     with pytest.raises(InputError, match=message):
         grid(*given)
-
-
-def test_a_starting_spec_follows_scale_protocol_task_and_encoding():
-    content = starting_spec("laptop", RELEASED, COUNT, "alibi", 7)
-    run = RunSpec(**content)
-    assert (run.task, run.model.encoding, run.model.protocol) == (COUNT, "alibi", RELEASED)
-    assert run.seed == run.data_seed == 7
-    for wrong in [("lap", PAPER, COUNT), ("laptop", "pap", COUNT), ("laptop", PAPER, "count")]:
-        with pytest.raises(InputError, match="there is no"):
-            starting_spec(*wrong, "rope", 1)
 
 
 # ---- carried out ----------------------------------------------------------------------------------------------------
@@ -377,24 +315,6 @@ def test_every_cell_is_carried_out_and_written_down(copy: Path):
     ]
 
 
-def test_each_cell_is_its_run(copy: Path):
-    state = gather(copy)
-    by_key = {cell.key: cell for cell in state.plan.cells()}
-    for cell in state.results.cells:
-        job = by_key[cell.key].job
-        run = Run.open(copy / "runs" / cell.run)
-        assert run.spec == job.spec
-        assert cell.accuracy == run.result["test_accuracy"]
-        assert cell.epochs == run.metrics
-        assert cell.parameters == sum(p.numel() for p in run.model().parameters())
-        assert cell.ablation is not None
-        assert cell.ablation.examples <= 12
-        assert cell.chance == job.spec.chance
-        assert cell.length_chance == job.spec.guess == cell.ablation.chance
-        padded = (cell.key.protocol, cell.key.task) == (RELEASED, DISTANCE)
-        assert (cell.length_chance > cell.chance) == padded
-
-
 @pytest.mark.heavy
 def test_workers_find_what_one_process_finds(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The micro scale reaches the workers with their jobs; they know nothing of it themselves."""
@@ -403,61 +323,6 @@ def test_workers_find_what_one_process_finds(copy: Path, monkeypatch: pytest.Mon
     state = reproduce(tmp_path / "study", scale="smoke", workers=2)
     assert state.complete
     assert told(state) == told(gather(copy))
-
-
-def test_a_part_that_is_asked_for_later_joins_the_study(copy: Path, here: Here):
-    done = {
-        name: files(copy / "runs" / name)["model.safetensors"] for name in (p.name for p in (copy / "runs").iterdir())
-    }
-    state = reproduce(copy, scale="smoke", protocols=[PAPER], parts=["mechanism"])
-    assert state.plan.parts == ("core", "mechanism")
-    assert state.complete
-    assert here.done == []  # no model is trained for it
-    for cell in state.results.cells:
-        wanted = {*PARTS["mechanism"].measures} if cell.key.task == DISTANCE else set()
-        assert cell.measures.keys() == wanted
-        assert files(copy / "runs" / cell.run)["model.safetensors"] == done[cell.run]
-        assert [row["step"] for row in cell.watched] == ([0, 1, 2, 3, 4] if cell.key.task == DISTANCE else [])
-    assert {entry.claim.part for entry in state.entries} == {"core", "mechanism"}
-    assert reproduce(copy, scale="smoke", protocols=[PAPER]).plan.parts == ("core", "mechanism")
-    name = next(cell.run for cell in state.results.cells if cell.measures)
-    (copy / "runs" / name / "seed.json").unlink()
-    assert not gather(copy).complete
-    (copy / "runs" / name / "seed.json").write_text("[]")
-    with pytest.raises(InputError, match=r"seed.json is damaged"):
-        gather(copy)
-
-
-def test_gathering_twice_writes_the_same_bytes(copy: Path):
-    gather(copy)
-    before = files(copy)
-    gather(copy)
-    assert files(copy) == before
-    (copy / "results.json").unlink()
-    (copy / "claims.json").unlink()
-    gather(copy)
-    assert files(copy) == before
-
-
-def test_a_second_call_does_nothing(copy: Path, here: Here):
-    before = {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*")}
-    found = told(gather(copy))
-    state = reproduce(copy, scale="smoke")
-    assert here.done == []
-    assert {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*")} == before
-    assert told(state) == found
-
-
-def test_results_read_back_from_json_judge_the_same(copy: Path):
-    state = gather(copy)
-    written = read_json(copy / "results.json")["cells"]
-    read = [CellResult.from_dict(cell) for cell in written]
-    assert json.loads(json.dumps([cell.to_dict() for cell in read])) == written
-    entries = judge(claims_of(state.plan.parts), Results(read), PROTOCOLS)
-    assert [entry.to_dict() for entry in entries] == [entry.to_dict() for entry in state.entries]
-    assert [row.to_dict() for row in accuracy_table(Results(read), PROTOCOLS)] == read_json(copy / "results.json")[
-        "table"
-    ]
 
 
 def test_stopped_and_gone_on_with_it_finds_the_same(finished: Path, here: Here, tmp_path: Path):
@@ -478,38 +343,6 @@ def test_stopped_and_gone_on_with_it_finds_the_same(finished: Path, here: Here, 
     assert whole.complete
     assert len(here.done) == CELLS
     assert told(whole) == told(gather(shutil.copytree(finished, tmp_path / "copy")))
-
-
-def test_runs_that_a_record_keeps_are_gone_on_from(finished: Path, here: Here, tmp_path: Path):
-    """Without weights, as archives of a record hold them (results/README.md)."""
-    out = tmp_path / "study"
-    shutil.copytree(finished / "runs", out / "runs", ignore=shutil.ignore_patterns("*.safetensors"))
-    state = reproduce(out, scale="smoke")
-    assert state.complete
-    assert here.done == []
-    assert told(state) == told(gather(shutil.copytree(finished, tmp_path / "copy")))
-
-
-@pytest.mark.parametrize("other", ["runs/letter.txt", "runs/mine/letter.txt", "letter.txt"])
-def test_runs_among_other_files_are_left_alone(finished: Path, tmp_path: Path, other: str):
-    shutil.copytree(finished / "runs", tmp_path / "runs")
-    (tmp_path / other).parent.mkdir(exist_ok=True)
-    (tmp_path / other).write_text("dear")
-    with pytest.raises(
-        InputError,
-        match=r"not a study's; give an empty or new directory, or one that holds runs alone .*, which .* is not",
-    ):
-        reproduce(tmp_path, scale="smoke")
-    assert not (tmp_path / "study.json").exists()
-
-
-def test_runs_of_another_study_are_left_alone(finished: Path, here: Here, tmp_path: Path):
-    shutil.copytree(finished / "runs", tmp_path / "runs")
-    with pytest.raises(
-        InputError, match=r"^out: none of the \d+ runs in .*/runs is one of this study's \d+; give the sc"
-    ):
-        reproduce(tmp_path, scale="laptop")
-    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
 def test_runs_without_weights_count_and_are_not_measured(finished: Path, here: Here, tmp_path: Path):
@@ -569,25 +402,6 @@ def test_seeds_can_be_raised_later(copy: Path, here: Here):
     rows_say_what_their_cells_say(state)
 
 
-def test_the_set_ups_are_the_runs_own(copy: Path):
-    """The process that gathers may have other threads than those that trained, and another machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    assert gather(copy).environment["threads"] == before
-    torch.set_num_threads(before)
-    path = next((copy / "runs").iterdir()) / "environment.json"
-    content = read_json(path)
-    content["history"][0]["setup"] |= {"device": "cuda", "gpu": "a GPU", "precision": "bfloat16"}
-    path.write_text(json.dumps(content))
-    state = gather(copy)
-    assert f"The {CELLS} runs were carried out on 2 set-ups" in state.environment["setups"]
-    assert "cuda (a GPU), bfloat16" in state.environment["setups"]
-    assert read_json(copy / "results.json")["environment"] == state.environment
-    path.write_text(json.dumps(content | {"execution": 3}))
-    with pytest.raises(InputError, match=r"environment.json is damaged: execution"):
-        gather(copy)
-
-
 def test_one_protocol_can_be_asked_for_alone(finished: Path, here: Here, tmp_path: Path):
     out = tmp_path / "study"
     shutil.copytree(finished / "runs", out / "runs")
@@ -596,23 +410,6 @@ def test_one_protocol_can_be_asked_for_alone(finished: Path, here: Here, tmp_pat
     assert {entry.protocol for entry in state.entries} == {RELEASED}
     assert reproduce(out, scale="smoke", protocols=[PAPER]).finished == CELLS
     assert here.done == []
-
-
-def test_what_a_study_asks_for_stays_in_it(copy: Path, here: Here):
-    before = told(reproduce(copy, scale="smoke", seeds=2))
-    for less in ({"seeds": 1}, {"protocols": [PAPER]}, {"seeds": 1, "protocols": [RELEASED]}):
-        assert told(reproduce(copy, scale="smoke", **less)) == before
-    assert len(here.done) == CELLS
-    with pytest.raises(InputError, match="seeds: 0 was given"):
-        reproduce(copy, scale="smoke", seeds=0)
-
-
-def test_time_adds_up_over_calls(copy: Path):
-    before = gather(copy).environment["seconds"]
-    assert before > 0
-    content = read_json(copy / "study.json")
-    (copy / "study.json").write_text(json.dumps(content | {"seconds": 1000.0}))
-    assert 1000 <= reproduce(copy, scale="smoke").environment["seconds"] < 1060
 
 
 def test_runs_that_diverge_are_finished_and_said_to_have_diverged(
@@ -647,95 +444,6 @@ def test_the_papers_numbers_are_those_of_its_table_1():
 # ---- refused --------------------------------------------------------------------------------------------------------
 
 
-def test_a_directory_that_holds_something_else_is_left_alone(here: Here, tmp_path: Path):
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"holds files that are not a study's"):
-        reproduce(tmp_path, scale="smoke")
-    with pytest.raises(InputError, match=r"is not a study's directory \(no study.json\)"):
-        gather(tmp_path)
-    assert files(tmp_path) == {"thesis.txt": b"mine"}
-    with pytest.raises(InputError, match=r"out: .*thesis.txt is \(or lies under\) a file"):
-        reproduce(tmp_path / "thesis.txt", scale="smoke")
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_what_is_no_study_cannot_be_gathered(tmp_path: Path, there: bool):
-    directory = tmp_path / "study"
-    if there:
-        directory.mkdir()
-    with pytest.raises(InputError, match="give one that 'toeplens reproduce', study, theory or pretrained wrote"):
-        gather(directory)
-    assert directory.exists() == there
-
-
-def test_an_empty_directory_will_do(here: Here, tmp_path: Path):
-    here.stop_after = 1
-    assert reproduce(tmp_path, scale="smoke").finished == 1
-    assert reproduce(str(tmp_path), scale="smoke").finished == 1
-
-
-def test_another_scale_in_the_same_directory_is_refused(copy: Path):
-    before = files(copy)
-    with pytest.raises(InputError, match="holds a study at scale 'smoke'; give another directory"):
-        reproduce(copy, scale="laptop")
-    assert files(copy) == before
-
-
-def test_what_cannot_be_asked_for_leaves_nothing_behind(here: Here, tmp_path: Path):
-    for wrong in ({"scale": "smok"}, {"protocols": ["papr"]}, {"seeds": 0}):
-        with pytest.raises(InputError):
-            reproduce(tmp_path / "study", **{"scale": "smoke", **wrong})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_no_workers_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    shrink(monkeypatch)
-    with pytest.raises(InputError, match="workers: 0 was given"):
-        reproduce(tmp_path / "study", scale="smoke", workers=0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_kill_before_the_first_file_was_in_place_does_not_lock_the_directory(here: Here, tmp_path: Path):
-    (tmp_path / ".study.json.abcd1234.tmp").write_text("{")
-    here.stop_after = 1
-    assert reproduce(tmp_path, scale="smoke").finished == 1
-
-
-GOOD = {"scale": "smoke", "protocols": ["paper"], "seeds": 1, "seconds": 0.0, "environment": {}}
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "3", *(json.dumps(GOOD | wrong) for wrong in ({"scale": "smok"}, {"seeds": 0}, {"parts": ["a"]}))],
-)  # what else a study's file may not hold: tests/studies/kit/test_records.py
-def test_a_damaged_study_is_one_sentence(copy: Path, content: str):
-    (copy / "study.json").write_text(content)
-    with pytest.raises(InputError) as caught:
-        gather(copy)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "[]", "3", "null", *(json.dumps(GOOD | {"seconds": x}) for x in ("long", None, [1]))],
-)
-def test_a_damaged_study_is_not_gone_on_with(copy: Path, content: str):
-    (copy / "study.json").write_text(content)
-    with pytest.raises(InputError, match="study"):
-        reproduce(copy, scale="smoke")
-    assert (copy / "study.json").read_text() == content
-
-
-@pytest.mark.parametrize("name", ["spec.json", "result.json", "metrics.jsonl", "watched.jsonl", "ablation.json"])
-@pytest.mark.parametrize("content", ["{", "[]"])
-def test_a_damaged_run_is_one_sentence(copy: Path, name: str, content: str):
-    run = next((copy / "runs").iterdir())
-    (run / name).write_text(content)
-    with pytest.raises(InputError, match=f"{name}|ablation") as caught:
-        gather(copy)
-    assert "\n" not in str(caught.value)
-
-
 def test_an_error_in_a_cell_keeps_what_is_finished(here: Here, tmp_path: Path):
     here.stop_after = 2
     out = tmp_path / "study"
@@ -755,14 +463,9 @@ def test_an_error_in_a_cell_keeps_what_is_finished(here: Here, tmp_path: Path):
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("budget", "reserve"), [(540, 20), (80, 20), (25, 6.25), (4, 1)])
+@pytest.mark.parametrize(("budget", "reserve"), [(540, 20), (25, 6.25)])
 def test_a_time_budget_leaves_time_to_write_everything_down(budget: float, reserve: float):
     now = time.time()
     limits = limits_for(budget, Limits(device="cpu"))
     assert limits.deadline == pytest.approx(now + budget - reserve, abs=2)
     assert limits.device == "cpu"
-
-
-def test_without_a_budget_there_is_no_deadline():
-    limits = Limits()
-    assert limits_for(None, limits) is limits

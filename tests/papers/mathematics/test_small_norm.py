@@ -44,6 +44,7 @@ def test_a_model_of_one_seed_is_always_the_same() -> None:
     assert first == second != other
 
 
+@pytest.mark.heavy
 def test_a_short_training_brings_neighbours_together() -> None:
     points = coordinates((4, 4))
     before, after = (small_norm.trained(points, 0.1, 0, steps) for steps in (1, 1000))

@@ -24,14 +24,12 @@ from toeplens.papers.positional_symbolic.pretrained import (
     judged,
     open_record,
 )
-from toeplens.papers.positional_symbolic.pretrained import changes as changes_module
 from toeplens.papers.positional_symbolic.pretrained.changes import changes_of, previous, retrieving
 from toeplens.papers.positional_symbolic.pretrained.clustered import by_text
 from toeplens.papers.positional_symbolic.pretrained.making import Making
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
-from toeplens.sources.huggingface import Change, load_model
+from toeplens.sources.huggingface import load_model
 from toeplens.studies.auditing.record import AuditRecord, HeadRecord
-from toeplens.studies.kit.verdicts import ENOUGH
 
 TEXTS = {"one": TEXT, "other": TEXT[::-1]}
 SIZES: dict[str, Any] = {"sequences": 3, "tokens": 96, "effect_tokens": 24, "probe_tokens": 96}
@@ -76,22 +74,6 @@ def test_a_record_of_it_is_read_and_has_the_same_page(study: Pretrained, tmp_pat
     assert render_pretrained(gather(tmp_path)) == render_pretrained(gather(study.directory))
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b"none", "could not be read"),
-        (gzip.compress(b"{}" * 99, mtime=0)[:20], "could not be read"),
-        (gzip.compress(b"[1]", mtime=0), "it must have named fields"),
-        (gzip.compress(b"{}", mtime=0), "is damaged: .* it is missing"),
-    ],
-)
-def test_a_damaged_record_is_one_sentence(content: bytes, sentence: str, study: Pretrained, tmp_path: Path) -> None:
-    (tmp_path / "results.json.gz").write_bytes(content)
-    (tmp_path / "claims.json").write_bytes((study.directory / "claims.json").read_bytes())
-    with pytest.raises(InputError, match=sentence):
-        gather(tmp_path)
-
-
 def test_a_study_that_was_stopped_ends_with_the_same(study: Pretrained, model: Path, tmp_path: Path) -> None:
     done: list[str] = []
     stopped = Limits(should_stop=lambda: len(done) >= 20)
@@ -127,13 +109,6 @@ def test_what_knows_nothing_is_told_from_the_model(study: Pretrained) -> None:
     assert len({tuple(row) for row in random.columns["symbolic"].round(9)}) == 6, "each text has weights of its own"
 
 
-def test_a_page_is_made_of_it(study: Pretrained) -> None:
-    page = render_pretrained(study)
-    assert page == render_pretrained(gather(study.directory))
-    for words in ("Bands that stand still", "The map of heads", "Frequencies against behaviour", "heads that retrieve"):
-        assert words in page
-
-
 def test_a_page_is_made_whichever_pieces_are_missing(study: Pretrained) -> None:
     names = [*study.audits, *study.probes]
     for gone in ({"text-0"}, {name for name in names if name.startswith("text")}, set(names[::2]), set(names[1::2])):
@@ -161,16 +136,6 @@ def test_what_cannot_be_asked(
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         examine(str(model), texts, study.directory, device="cpu", **(SIZES | sizes))
-
-
-def test_another_dtype_is_another_study(study: Pretrained, model: Path) -> None:
-    with pytest.raises(InputError, match=r"dtype: .* holds a study whose dtype is another"):
-        examine(str(model), TEXTS, study.directory, device="cpu", dtype="float64", **SIZES)
-
-
-def test_a_text_that_is_too_short(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="text: one has 3 tokens; 3 sequences of 95 are needed"):
-        examine(str(model), {"one": "apple dog river"}, tmp_path / "s", device="cpu", **SIZES)
 
 
 # ---- what is done, and what claims make of it ------------------------------------------------------------------------
@@ -371,17 +336,6 @@ def test_changes_are_of_the_heads_and_frequencies_that_are_named(study: Pretrain
     assert changes_of("intact", plan, audits, intact) == []
 
 
-def test_others_are_taken_from_elsewhere_where_a_layer_has_none_left(study: Pretrained) -> None:
-    layers = {layer.layer: layer for layer in study.audits["text-0"].layers}
-    random = np.random.default_rng(0)
-    taken = [(0, head) for head in range(3)]
-    found = changes_module._others(taken, layers, random)
-    assert len(set(found)) == 3
-    assert not set(found) & set(taken)
-    assert (0, 3) in found
-    assert all(isinstance(each, Change) for each in changes_module._silenced(found))
-
-
 def test_order_of_texts_and_overlap_do_not_matter(study: Pretrained, model: Path) -> None:
     again = examine(str(model), dict(reversed(TEXTS.items())), study.directory, device="cpu", **SIZES)
     assert again.audits == study.audits
@@ -394,12 +348,6 @@ def test_order_of_texts_and_overlap_do_not_matter(study: Pretrained, model: Path
         for row in rows.tolist():
             at = next(i for i in range(len(rest)) if rest[i : i + 95] == row[1:])
             rest = rest[at + 95 :]  # the next one begins after it
-
-
-def test_every_claim_has_enough_to_be_decided_by() -> None:
-    asked = Plan(model="m", texts=TEXTS).asked
-    assert min(asked.sequences, asked.repeats * len(asked.depths) * len(asked.lengths)) >= ENOUGH
-    assert len(Plan(model="m", texts={"a": "", "b": "", "c": ""}).places) >= ENOUGH
 
 
 def test_a_noise_floor_is_no_rest(study: Pretrained) -> None:

@@ -11,7 +11,6 @@ from scipy import stats
 from toeplens.ground import read_json
 from toeplens.papers.positional_symbolic.pretrained import Pretrained, gather, is_pretrained, open_record
 from toeplens.papers.positional_symbolic.pretrained.clustered import by_text
-from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
 
 RESULTS = Path(__file__).parents[3] / "results"
 RECORDS = [name for name in ("smollm2", "gemma3") if (RESULTS / name / "claims.json").exists()]
@@ -38,29 +37,10 @@ def test_every_pass_of_it_was_proved(record: Pretrained) -> None:
             assert layer.unknown is None
 
 
-def test_a_page_is_made_of_it(record: Pretrained) -> None:
-    page = render_pretrained(record)
-    for words in ("The map of heads", "Bands that stand still", "What needles need", "Frequencies against behaviour"):
-        assert words in page
-    assert '<p class="note" id="by-text"><b>By text.</b>' in page
-
-
 def test_what_is_recorded_is_a_study_to_the_commands(record: Pretrained) -> None:
     """`toeplens report results/smollm2` makes its page."""
     assert is_pretrained(record.directory)
     assert gather(record.directory) == record
-
-
-def test_what_was_added_later_was_measured_on_the_same_items(record: Pretrained) -> None:
-    """`retrieval-still` was made after the others, on another machine: the intact model's answers are the same."""
-    intact, later = (record.probes[name] for name in ("intact", "retrieval-still"))
-    assert len(intact.items) == len(later.items)
-    for one, other in zip(intact.items, later.items, strict=True):
-        assert (one.behaviour, one.item, one.length, one.depth, one.start) == (
-            *(other.behaviour, other.item, other.length, other.depth, other.start),
-        )
-        assert one.right == other.right
-        assert abs(one.nats - other.nats) < 1e-4
 
 
 def test_texts_in_place_of_sequences(record: Pretrained) -> None:

@@ -19,6 +19,8 @@ from toeplens.studies.kit.recorded import read_record
 from toeplens.studies.kit.verdicts import ENOUGH, OPEN
 from toeplens.training.watcher import moments
 
+pytestmark = pytest.mark.heavy  # 685 models
+
 RECORD = Path(__file__).parents[3] / "results" / "canonical"
 
 
@@ -55,10 +57,10 @@ def test_the_ledger_the_table_and_the_relations_follow_from_the_cells(
     assert len(related) == len(about["relations"])
     for one, recorded in zip(related, about["relations"], strict=True):
         for name, value in one.to_dict().items():  # a last digit may differ between machines
-            assert value == pytest.approx(recorded[name], abs=1e-9), name
+            assert value == pytest.approx(recorded[name], abs=1e-6), name
     rows = [row.to_dict() for row in matrix(spec, results)]
     found = [{name: row[name] for name in recorded} for row, recorded in zip(rows, about["table"], strict=True)]
-    assert found == [pytest.approx(row) for row in about["table"]]
+    assert found == [pytest.approx(row, rel=1e-5) for row in about["table"]]
     entries = judge_all(CLAIMS, Evidence(spec, results, related))
     recorded = read_json(RECORD / "claims.json")["claims"]
     assert [(entry.claim.id, entry.verdict) for entry in entries] == [

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from tests.papers.positional_symbolic.worlds import SCAN, SPEC, Model, cell
+from tests.papers.positional_symbolic.worlds import SPEC, Model, cell
 
 from toeplens.studies import Results, grid
 from toeplens.studies.grid import measured as heads
@@ -111,8 +111,3 @@ def test_few_encodings_or_no_difference_give_no_figure():
     assert {(each.value, each.low, each.high) for each in few} == {(None, None, None)}
     cells = [cell("index", label, 0, Model()) for label in LABELS]
     assert {each.value for each in relations(SPEC, Results(cells))} == {None}
-
-
-def test_columns_of_a_scan_are_left_out():
-    cells = [cell("index", f"turn/{value:g}", 0, Model()) for value in SCAN]
-    assert relations(SPEC, Results(cells)) == []

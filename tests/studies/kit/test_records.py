@@ -11,7 +11,6 @@ from tests.papers.deposit.numbers import reproduced
 
 from toeplens.ground import InputError
 from toeplens.papers.deposit.study import KIND as REPRODUCTION
-from toeplens.papers.mathematics.statements import read_records
 from toeplens.papers.mathematics.study import KIND as MATHEMATICS
 from toeplens.studies import CellResult, grid
 from toeplens.studies.grid.spec import spec_from_yaml
@@ -108,13 +107,3 @@ def test_a_cell_is_of_plain_fields() -> None:
         if field not in ("measures", "watched"):  # earlier versions had none
             without = {name: value for name, value in good.items() if name != field}
             refused(lambda c=without: CellResult.from_dict(c, "results.json"), "results.json", field)
-
-
-@pytest.mark.parametrize(("name", "wrong"), [("contraction", 1.5), ("latent", "3")])
-def test_the_record_of_an_experiment_is_of_plain_fields(name: str, wrong: Any, tmp_path: Path) -> None:
-    good = json.loads((RECORDED / "theory" / "results.json").read_text())["records"][name][:2]
-    paths = [tmp_path / f"{name}-{seed}.json" for seed in (42, 43)]
-    assert read_records(name, dict(zip(paths, good, strict=True))) == good
-    tally = next(iter(good[1]["tallies"].values()))
-    tally["tried"] = wrong
-    refused(lambda: read_records(name, dict(zip(paths, good, strict=True))), f"{name}-43.json", "tallies")

@@ -1,4 +1,4 @@
-"""What the recorded studies found, for those who run a smaller one (`tools/claims.py` writes the file)."""
+"""What the recorded studies found, for those who run a smaller one (`tools/tables.py` writes the file)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from toeplens.papers.mathematics import (
 from toeplens.papers.mathematics.c4 import claims as c4
 from toeplens.papers.mathematics.c4 import estimators, manifold
 from toeplens.papers.mathematics.records import Record, Records
-from toeplens.papers.mathematics.statements import read_records
 from toeplens.studies.kit.claims import Claim, judge_all
 from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import Seeds
@@ -111,7 +110,7 @@ def _read(directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -
     records: dict[str, Sequence[Record]] = {}
     for name in (*EXPERIMENTS, heads.NAME):
         paths = [_path(directory, name, seed) for seed in range(_FIRST, _FIRST + seeds)]
-        records[name] = read_records(name, {path: read_json(path) for path in paths if path.exists()})
+        records[name] = _alike(name, {path: read_json(path) for path in paths if path.exists()})
     counted = {"finished": sum(map(len, records.values())), "total": seeds * (len(EXPERIMENTS) + 1)}
     return _judged({"directory": directory, **counted, "environment": environment}, plan, records)
 
@@ -121,14 +120,39 @@ def _reread(kept: Kept, plan: tuple[str, int]) -> Theory:
     if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
         raise InputError(f"study: {kept.path} is damaged: records: they must be lists by experiment.")
     records: dict[str, Sequence[Record]] = {
-        name: read_records(name, {f"{kept.path}: {name}.{at}": each for at, each in enumerate(found.get(name, []))})
+        name: _alike(name, {f"{kept.path}: {name}.{at}": each for at, each in enumerate(found.get(name, []))})
         for name in (*EXPERIMENTS, heads.NAME)
     }
     return _judged(kept.head, plan, records)
 
 
 def _judged(head: dict[str, Any], plan: tuple[str, int], records: Records) -> Theory:
-    return Theory(**head, entries=judge_all(CLAIMS, records), scale=plan[0], seeds=plan[1], records=records)
+    try:
+        entries = judge_all(CLAIMS, records)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise InputError(f"study: a record in {head['directory']} is damaged ({error!r}).") from None
+    return Theory(**head, entries=entries, scale=plan[0], seeds=plan[1], records=records)
+
+
+def _alike(name: str, found: Mapping[Path | str, Any]) -> list[Record]:
+    """An experiment's records by where they are; one with other fields or sizes than the first raises `InputError`.
+
+    The heads of a model that diverged are missing.
+    """
+    shapes = {place: _shape(record) for place, record in found.items()}
+    for place, shape in shapes.items():
+        if not isinstance(shape, dict) or (name != heads.NAME and shape != next(iter(shapes.values()))):
+            raise InputError(f"{place} is damaged: its fields and sizes are not those of {next(iter(shapes))}.")
+    return list(found.values())
+
+
+def _shape(content: Any) -> Any:
+    """Names, and how long each list is."""
+    if isinstance(content, dict):
+        return {name: _shape(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_shape(each) for each in content] if content and isinstance(content[0], (dict, list)) else len(content)
+    return isinstance(content, str)
 
 
 KIND = Kind("theory", "theory", Asked, _plan, _read, _reread)

@@ -31,7 +31,7 @@ from toeplens.ground.places import entered, must_be_of
 from toeplens.ground.reading import Count, Text
 from toeplens.ground.records import Record
 from toeplens.sources.huggingface.checkpoints import GGUF, is_there
-from toeplens.sources.huggingface.failures import words
+from toeplens.sources.huggingface.model import words
 from toeplens.sources.huggingface.loading import Dtype, called_of, open_model, place_of
 from toeplens.sources.huggingface.model import library
 from toeplens.studies.auditing.audit import RECORD, Audit, open_audit, parquet_of, save

@@ -1,8 +1,7 @@
 """Pretrained models as a study: claims about heads, frequencies and retrieval, beside models that know nothing."""
 
 from toeplens.papers.positional_symbolic.pretrained.plan import Plan
-from toeplens.papers.positional_symbolic.pretrained.recorded import judged
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
-from toeplens.papers.positional_symbolic.pretrained.study import examine, gather, is_pretrained, open_record
+from toeplens.papers.positional_symbolic.pretrained.study import examine, gather, is_pretrained, judged, open_record
 
 __all__ = ["Plan", "Pretrained", "examine", "gather", "is_pretrained", "judged", "open_record"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,37 @@ import torch
 from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.ground.files import make_directory
+from toeplens.ground.records import Record
 from toeplens.ground.stops import Interrupted, interruptible
+from toeplens.papers.positional_symbolic.pretrained.claims import CLAIMS
 from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
 from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, TOGETHER, Asking, Plan
-from toeplens.papers.positional_symbolic.pretrained.recorded import judged, reread
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.beforehand import check_decoder, check_length
 from toeplens.sources.huggingface.loading import Dtype, Loaded, load_model
 from toeplens.studies.auditing.kept import files_of
 from toeplens.studies.auditing.record import AuditRecord
+from toeplens.studies.kit.claims import judge_all
+from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.study import STUDY, Kind
 from toeplens.studies.probing import ProbeRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pieces(Record):
+    audits: dict[str, AuditRecord]
+    probes: dict[str, ProbeRecord]
+
+
+def judged(state: Pretrained) -> Pretrained:
+    """The same with the verdicts on its claims."""
+    return replace(state, entries=judge_all(CLAIMS, state))
+
+
+def _reread(kept: Kept, plan: Plan) -> Pretrained:
+    found = _Pieces.from_dict(kept.content, kept.path)
+    return judged(Pretrained(**kept.head, plan=plan, audits=found.audits, probes=found.probes))
 
 
 def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretrained:
@@ -50,7 +69,7 @@ def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretraine
     )
 
 
-KIND = Kind("pretrained", "pretrained", Asking, Asking.plan, _read, reread)
+KIND = Kind("pretrained", "pretrained", Asking, Asking.plan, _read, _reread)
 gather, is_pretrained, open_record = KIND.gather, KIND.tells, KIND.open_record
 
 

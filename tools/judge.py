@@ -1,0 +1,126 @@
+"""Judge the records again, or the ledger of desk in simulated worlds.
+
+    python tools/judge.py                  results/*/claims.json by the rules as they are now
+    python tools/judge.py --simulate 200   results/false-verdicts.json: how often a verdict is wrong
+
+Then run tools/tables.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from recorded import RESULTS, record_of
+
+from toeplens.cli.studies import kind_of
+from toeplens.ground import read_json, write_json
+from toeplens.papers.deposit import claims_of
+from toeplens.studies import Results, judge
+from toeplens.studies.kit.claims import Entry
+from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
+
+D, C, BOTH = "trigger-distance", "trigger-count", ("paper", "released")
+TEN = 10  # models of a cell that the desk record was judged by, but for these (docs/decisions/018)
+_FIRST = {(each, C, name): 5 for each in BOTH for name in ("absolute", "mla", "nope", "rope")} | {
+    (each, D, name): 5 for each in BOTH for name in ("partial-1", "partial-2")
+}
+# looked at before, as they were made: of five models each, of ten, with Task 2, with RoPE on one and on two heads
+_NO_HEADS = _FIRST | {(each, D, name): 0 for each in BOTH for name in ("partial-1", "partial-2")}
+_NO_COUNT = _NO_HEADS | {(each, C, name): 0 for each in BOTH for name in ("absolute", "mla", "nope", "rope")}
+_FIVE = _NO_COUNT | {
+    (each, D, name): 5
+    for each in BOTH
+    for name in ("absolute", "alibi", "mla", "nope", "relative", "rope", "rope-absolute", "rope-alone")
+}
+_SECOND = _FIRST | {
+    ("paper", D, "mla"): 20,
+    ("released", D, "mla"): 20,
+    ("released", D, "absolute"): 20,
+    ("paper", D, "relative"): 20,
+    ("released", D, "partial-1"): 10,
+    ("released", D, "partial-2"): 10,
+    ("released", C, "rope"): 15,
+}
+_THIRD = _SECOND | {
+    ("paper", D, "mla"): 30,
+    ("released", D, "absolute"): 30,
+    ("paper", D, "relative"): 30,
+    ("paper", D, "rope"): 20,
+}
+_FOURTH = _THIRD | {("paper", D, "mla"): 50, ("paper", D, "absolute"): 20, ("paper", D, "alibi"): 30}
+EARLIER = (_FIVE, _NO_COUNT, _NO_HEADS, _FIRST, _SECOND, _THIRD, _FOURTH)  # its looks before the last
+
+
+def judged_before(content: Mapping[str, Any], results: Results) -> list[list[Entry]]:
+    """The ledger of desk at each look before the last, by the models that it had then and the rules as they are now."""
+    found, cells = [], results.cells
+    for look in EARLIER:
+        count: Counter[tuple[str, str, str]] = Counter()
+        had = []
+        for cell in cells:
+            place = cell.key.protocol, cell.key.task, cell.key.label
+            count[place] += 1
+            if count[place] <= look.get(place, TEN):
+                had.append(cell)
+        if len(had) < len(cells):
+            found.append(judge(claims_of(content["parts"]), Results(had), content["protocols"]))
+    return found
+
+
+def simulated(worlds: int) -> dict[str, Any]:
+    """What results/false-verdicts.json holds."""
+    record = record_of("desk")
+    assert record is not None
+    content, results = record.content, record.results
+    entries = judge(claims_of(content["parts"]), results, content["protocols"])
+    earlier = judged_before(content, results)
+    found = {
+        (shape, effect): simulate(entries, worlds=worlds, effect=effect, shape=shape, earlier=earlier)
+        for shape in get_args(Shape)
+        for effect in EFFECTS
+    }
+    ledgers = [
+        {
+            "shape": shape,
+            "effect": effect,
+            "any_wrong": each.any_wrong,
+            "last_wrong": each.last_wrong,
+            "plain_any_wrong": each.plain_any_wrong,
+            "right": round(sum(error.right for error in each.errors) / len(each.errors), 4),
+        }
+        for (shape, effect), each in found.items()
+    ]
+    normal = [found["normal", effect].errors for effect in EFFECTS]
+    rules = [
+        {"id": row[0].claim, "protocol": row[0].protocol, "wrong": [[e.wrong_holds, e.wrong_fails] for e in row]}
+        for row in zip(*normal, strict=True)
+    ]
+    return {
+        "record": "desk",
+        "worlds": worlds,
+        "looks": 1 + len(earlier),
+        "effects": list(EFFECTS),
+        "ledgers": ledgers,
+        "rules": rules,
+    }
+
+
+def judge_again() -> None:
+    """Write each record's claims.json."""
+    for path in sorted(RESULTS.glob("*/claims.json")):
+        study = kind_of(path.parent)[0].gather(path.parent)
+        write_json(path, {**read_json(path), "claims": [entry.to_dict() for entry in study.entries]})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulate", type=int, metavar="WORLDS", help="number of simulated worlds")
+    worlds = parser.parse_args().simulate
+    if worlds:
+        (RESULTS / "false-verdicts.json").write_text(json.dumps(simulated(worlds), indent=1) + "\n")
+    else:
+        judge_again()

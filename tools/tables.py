@@ -1,0 +1,369 @@
+"""Fill the tables of docs/ that come from results/, and what the package says of the records.
+
+    python tools/tables.py           write them
+    python tools/tables.py --check   write nothing; exit code 1 if something is out of date
+
+A table stands between ``<!-- table: NAME ARGUMENTS -->`` and ``<!-- end -->``; NAME is a function of `TABLES`. The
+sentences around the tables are written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from recorded import RESULTS, Recorded, record_of
+
+from toeplens.ground.words import fixed
+from toeplens.papers.deposit import SCALES
+from toeplens.papers.deposit.factors import decided, factor_table, factor_wholes, left_over
+from toeplens.papers.deposit.labels import title
+from toeplens.papers.deposit.looks import END, in_order, look_at
+from toeplens.papers.deposit.rungs import BASES, RUNGS, TASK
+from toeplens.studies import ENOUGH, CellResult
+from toeplens.studies.grid import language
+from toeplens.studies.grid.measured import kept
+from toeplens.studies.kit.contrasts import of_one
+from toeplens.studies.kit.results import ACCURACY, Figure, estimated
+from toeplens.training.presets import PROTOCOLS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+KNOWN = ROOT / "src" / "toeplens" / "papers" / "deposit" / "recorded.json"
+REPRODUCED = ("desk", "laptop")  # the reproduction's records, the larger scale first
+Row = Iterable[str]
+
+
+def table(*rows: Row) -> Iterator[str]:
+    """Markdown's lines; the first row is the head."""
+    for number, row in enumerate(rows):
+        cells = [cell.replace("|", "\\|") for cell in row]
+        yield f"| {' | '.join(cells)} |"
+        if not number:
+            yield "|---" * len(cells) + "|"
+
+
+@cache
+def record(name: str) -> Recorded:
+    """A record by its folder's name."""
+    found = record_of(name)
+    assert found is not None, f"results/{name} holds no record"
+    return found
+
+
+@cache
+def ledger(name: str) -> list[dict[str, Any]]:
+    return json.loads((RESULTS / name / "claims.json").read_text("utf-8"))["claims"]
+
+
+def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = False, of: int = 0) -> str:
+    """Mean, lowest and highest value of some models; and how many these are, if fewer than ``of``."""
+    found = [value for value in values if value is not None and math.isfinite(value)]
+    if not found:
+        return "–"
+    scale, unit = (100, "%") if percent else (1, "")
+    mean, low, high = (fixed(scale * value, digits) for value in (float(np.mean(found)), min(found), max(found)))
+    models = f", {len(found)} of {of} models" if of > len(found) else ""
+    return f"{mean}{unit}{f' ({low} to {high})' if len(found) > 1 else ''}{models}"
+
+
+# ---- ledgers ---------------------------------------------------------------------------------------------------------
+
+
+def claims(*words: str) -> Iterator[str]:
+    """A row per claim, with its verdict in each record: RECORDS [: CLAIMS], all of them if none is named."""
+    split = words.index(":") if ":" in words else len(words)
+    names, only = words[:split], words[split + 1 :]
+    verdicts: dict[str, dict[tuple[str, str | None], str]] = {}
+    said: dict[str, str] = {}
+    for name in names:
+        for entry in ledger(name):
+            if not only or entry["id"] in only:
+                said.setdefault(entry["id"], f"{entry['statement']} ({entry['source']})")
+                verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = entry["verdict"]
+    columns = sorted(
+        {at for each in verdicts.values() for at in each}, key=lambda at: (names.index(at[0]), at[1] or "")
+    )
+    yield from table(
+        ("claim", "statement", *(", ".join(filter(None, at)) for at in columns)),
+        *((f"`{c}`", said[c], *(verdicts[c].get(at, "–") for at in columns)) for c in only or verdicts),
+    )
+
+
+def counts(*names: str) -> Iterator[str]:
+    """How many claims of each record hold, fail or are open."""
+    rows = []
+    for name in names:
+        for protocol in dict.fromkeys(entry["protocol"] for entry in ledger(name)):
+            entries = [entry for entry in ledger(name) if entry["protocol"] == protocol]
+            found = [entry["verdict"] for entry in entries]
+            numbers = [len(found), *(found.count(kind) for kind in ("holds", "holds in part", "fails"))]
+            numbers += [sum(verdict.startswith("leans") for verdict in found), found.count("undecided")]
+            numbers.append(sum(entry["plain"] != entry["verdict"] for entry in entries))
+            rows.append((f"`{name}`", protocol or "–", *map(str, numbers)))
+    heads = "holds", "holds in part", "fails", "leans", "undecided", "decided only without correction"
+    yield from table(("record", "protocol", "claims", *heads), *rows)
+
+
+def errors() -> Iterator[str]:
+    """How often a ledger is wrong where the truth is known."""
+    content = json.loads((RESULTS / "false-verdicts.json").read_text("utf-8"))
+    keys = "last_wrong", "any_wrong", "plain_any_wrong", "right"
+    heads = "ledgers with a wrong verdict", "at any look", "without correction", "claims decided as they are"
+    rows = [(row["shape"], row["effect"], *(f"{100 * row[key]:.1f} %" for key in keys)) for row in content["ledgers"]]
+    yield from table(("noise", "truth", *heads), *rows)
+
+
+# ---- encodings -------------------------------------------------------------------------------------------------------
+
+
+def _skilled(name: str, value: Callable[[CellResult], float]) -> Figure:
+    return Figure(name, value, lambda cell: cell.skilled and cell.ablation is not None)
+
+
+FIGURES: Mapping[str, Mapping[str, Figure]] = {
+    "accuracy": {"": ACCURACY},
+    "largest-cost": {"": _skilled("largest cost of a head", lambda cell: cell.peak)},
+    "kept": {
+        f", {factor:g} times": Figure("", lambda cell, factor=factor: kept(cell, factor), lambda cell: cell.skilled)
+        for factor in (1.5, 2.0)
+    },
+}
+
+
+def encodings(figure: str, protocol: str, *places: str) -> Iterator[str]:
+    """Each encoding by itself, in the order of the first column: a figure on RECORD/TASK, ..."""
+    columns = [(*place.split("/"), *each) for place in places for each in FIGURES[figure].items()]
+    titles: dict[str, str] = {}
+    for name, task, *_ in columns:
+        titles |= _plain(record(name)) if "spec" in record(name).content else record(name).titles_under(protocol, task)
+    rows = []
+    for label, words in titles.items():
+        told = [_measured(name, protocol, task, label, each) for name, task, _, each in columns]
+        rows.append(([-value for value, _ in told], words, [text for _, text in told]))
+    records = dict.fromkeys(name for name, *_ in columns)
+    several = len(records) > 1 or len({task for _, task, *_ in columns}) == 1
+    heads = [f"`{name if several else task}`{suffix}" for name, task, suffix, _ in columns]
+    rules = {row["task"]: row for name in records for row in record(name).content["table"] if "rule" in row}
+    best = [f"{100 * rules[task]['rule_accuracy']:.0f} ({rules[task]['rule']})" for _, task, *_ in columns if rules]
+    last = [("*the best rule without a model*", *best)] if best and figure == "accuracy" else []
+    yield from table(("encoding", *heads), *((words, *told) for _, words, told in sorted(rows)), *last)
+
+
+def tasks(name: str) -> Iterator[str]:
+    """Accuracy on every task of a grid, under every encoding that is on all of them."""
+    rows = [
+        (f"`{task}`", *(_measured(name, "paper", task, label, ACCURACY)[1] for label in _plain(record(name))))
+        for task in record(name).spec.tasks
+    ]
+    yield from table(("task", *_plain(record(name)).values()), *rows)
+
+
+def _plain(found: Recorded) -> dict[str, str]:
+    return {each.label: each.title for each in found.spec.columns() if set(each.tasks) == set(found.spec.tasks)}
+
+
+def _measured(name: str, protocol: str, task: str, label: str, figure: Figure) -> tuple[float, str]:
+    """A figure's mean; and in per cent, with its interval over seeds and how many models count."""
+    cells = [cell for cell in record(name).results.of(task, label) if cell.key.protocol == protocol]
+    values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
+    if not values:
+        return -math.inf, f"– ({len(values)} of {len(cells)})" if cells else "–"
+    found, models = of_one(values, figure.grain).estimate(), f"({len(values)} of {len(cells)})"
+    if len(values) < ENOUGH:
+        return found.value, f"{100 * found.value:.0f} {models}"
+    high = min(found.high, 1.0) if figure is ACCURACY else found.high
+    return found.value, f"{100 * found.value:.0f} [{100 * found.low:.0f}, {100 * high:.0f}] {models}"
+
+
+def records(*names: str) -> Iterator[str]:
+    """What was trained for each record."""
+    rows = []
+    for name in names:
+        found = record(name)
+        cells = found.results.cells
+        sizes = ", ".join(str(found.sizes[key]) for key in ("num_layers", "num_heads", "d_model"))
+        each = list(dict.fromkeys(cell.key.task for cell in cells))
+        told = ", ".join(f"`{task}`" for task in each) if len(each) < 4 else f"{len(each)} tasks, listed below"
+        protocols, seeds = dict.fromkeys(cell.key.protocol for cell in cells), dict.fromkeys(found.seeds)
+        models, most = len({cell.run for cell in cells}), max(cell.parameters for cell in cells)
+        numbers = str(models), " to ".join(map(str, seeds)), sizes, f"{most:,}"
+        rows.append((f"`{name}`", ", ".join(protocols), *numbers, told))
+    heads = "models", "seeds", "layers, heads, width", "parameters of the largest", "tasks"
+    yield from table(("record", "protocol", *heads), *rows)
+
+
+def languages() -> Iterator[str]:
+    """The language models, by encoding: means over seeds with the lowest and the highest."""
+    found = record("language")
+    rows = []
+    for row in language.language_rows(found.spec, found.results):
+        cells = [cell for cell in found.results.of("language", row.label) if language.is_language(cell)]
+        values: list[tuple[Callable[[CellResult], float], bool]] = [
+            (language.bits, False),
+            (language.lost, False),
+            (lambda cell: language.retrieved(cell, 1.0), True),
+            (lambda cell: language.copied(cell, language.NEAR), False),
+            (language.deposit, True),
+        ]
+        told = (spread(map(of, cells), 0 if percent else 2, percent=percent) for of, percent in values)
+        rows.append((row.title, *told, f"{row.seconds:.0f}"))
+    heads = ["bits per byte", f"lost at {language.LONG:g} times the length", "needles found", "an earlier copy saves"]
+    yield from table(("encoding", *heads, "largest head's share", "seconds of training"), *rows)
+
+
+def switches() -> Iterator[str]:
+    """What each switch of the protocols does to the skill, in points."""
+    names = {
+        "data": "texts",
+        "encoding": "encoding",
+        "input": "nothing added at the input",
+        "mask": "causal mask",
+        "padding": "padding hidden",
+        "keys": "keys and values from the layer",
+        "readout": "last token read",
+        "norm": "final norm",
+        "activation": "ReLU",
+    }
+    found, bases = record("laptop").results, ("nope", "relative", "rope", "mla")
+    rows = [row for row in factor_table(found, PROTOCOLS) if (row.task, row.end) == (TASK, "released")]
+    effects = {(row.base, row.switch): row.effect("skill") for row in rows}
+    wholes = {whole.base: whole for whole in factor_wholes(found, PROTOCOLS) if whole.task == TASK}
+    together = {base: estimated(wholes[base].difference("skill")) for base in bases}
+    left = {base: left_over(wholes[base], [r for r in rows if r.base == base], "skill")[1] for base in bases}
+
+    def told(estimate: Any) -> str:
+        if estimate is None:
+            return "no difference"
+        words = f"{100 * estimate.value:+.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+        return f"**{words}**" if decided(estimate) else words
+
+    yield from table(
+        ("switch set as in the paper", "NoPE", "relative", "RoPE", "MLA"),
+        *((words, *(told(effects.get((base, switch))) for base in bases)) for switch, words in names.items()),
+        ("all together", *(told(together[base]) for base in bases)),
+        ("left over: what switches do together", *(told(estimated(left[base])) for base in bases)),
+    )
+
+
+# ---- the ladder ------------------------------------------------------------------------------------------------------
+
+COSTS = ("largest cost of a head, % of the skill", "nats", "heads whose cost is told from none")
+MOMENTS = {
+    "able": "first look with over 90 % right, if before the plateau",
+    "plateau": "the plateau",
+    "twice": "twice its steps",
+    "four times": "four times",
+    END: "eight times, the end",
+}
+
+
+def _cells(protocol: Any, base: str, rung: str) -> list[CellResult]:
+    return record("ladder").results.under(protocol).of(TASK, f"{base}/{rung}" if rung else base)
+
+
+def _named(protocol: Any, base: str) -> str:
+    name = title(base, protocol)
+    return name.replace("RoPE", "RoPE (with sinusoid)", 1) if (protocol, base) == ("released", "rope") else name
+
+
+def _costs(cells: list[CellResult], asked: int, moment: str = END) -> tuple[str, str, str]:
+    looks, nats = ([look_at(c, moment, by) for c in cells] for by in ("accuracy", "loss"))
+    return (
+        spread((look and look.largest() for look in looks), 0, percent=True, of=asked),
+        spread((look and look.largest() for look in nats), of=asked),
+        spread((look and look.matter for look in looks), 0, of=asked),
+    )
+
+
+def rungs(protocol: str, base: str) -> Iterator[str]:
+    """One thing changed at a time."""
+    batch = SCALES["desk"].optimiser["batch_size"]
+    rows = []
+    for rung in ("", *(rung for rung in SCALES["desk"].rungs if rung != "longer")):
+        cells = _cells(protocol, base, rung)
+        if cells:
+            ends = [step * batch for cell in cells if (step := cell.result.get("plateau")) is not None]
+            plateau = f"{np.mean(ends):,.0f} ({min(ends):,.0f} to {max(ends):,.0f})" if ends else "all still learning"
+            changed = RUNGS[rung].title if rung else "nothing: the scale as it is"
+            right = spread((cell.accuracy for cell in cells), 0, percent=True)
+            rows.append((changed, plateau, right, *_costs(cells, len(cells))))
+    yield from table(("changed", "examples to the plateau", "right", *COSTS), *rows)
+
+
+def lengths() -> Iterator[str]:
+    """The largest cost of a head at every length, under every encoding."""
+    tokens = {rung: (RUNGS[rung].tokens if rung else None) or SCALES["desk"].model["max_len"] for rung in _lengths()}
+    rows = []
+    for protocol in PROTOCOLS:
+        for base in BASES[protocol]:
+            cells = [_cells(protocol, base, rung) for rung in sorted(tokens, key=lambda rung: tokens[rung])]
+            if all(cells):
+                rows.append((f"{_named(protocol, base)}, {protocol}", *(_costs(each, len(each))[0] for each in cells)))
+    yield from table(("encoding, protocol", *(f"{count} tokens" for count in sorted(tokens.values()))), *rows)
+
+
+def _lengths() -> list[str]:
+    return ["", *(rung for rung in SCALES["desk"].rungs if RUNGS[rung].tokens)]
+
+
+def moments() -> Iterator[str]:
+    """The same models along training."""
+    rows = []
+    for protocol in PROTOCOLS:
+        for base in BASES[protocol]:
+            cells = _cells(protocol, base, "longer")
+            for moment, words in MOMENTS.items() if cells else ():
+                seen = [cell for cell in cells if in_order(cell, moment)]
+                rows.append((f"{_named(protocol, base)}, {protocol}", words, *_costs(seen, len(cells), moment)))
+    yield from table(("encoding, protocol", "moment", *COSTS), *rows)
+
+
+# ---- all of it -------------------------------------------------------------------------------------------------------
+
+TABLES: dict[str, Callable[..., Iterator[str]]] = {
+    each.__name__: each
+    for each in (claims, counts, errors, encodings, tasks, records, languages, switches, rungs, lengths, moments)
+}
+
+
+def filled(page: Path) -> str:
+    """A page with its tables as the records have them."""
+
+    def written(match: re.Match[str]) -> str:
+        name, *words = match[2].split()
+        return f"{match[1]}\n" + "\n".join(TABLES[name](*words)) + "\n<!-- end -->"
+
+    return re.sub(r"(<!-- table: (.+?) -->)\n.*?<!-- end -->", written, page.read_text("utf-8"), flags=re.DOTALL)
+
+
+def known() -> str:
+    """What the package says beside a small study's indications: the verdicts of the records."""
+    content = {}
+    for name in REPRODUCED:
+        seeds = json.loads((RESULTS / name / "claims.json").read_text("utf-8"))["seeds"]
+        verdicts = [[entry["id"], entry["protocol"], entry["verdict"]] for entry in ledger(name)]
+        content[name] = {"seeds": SCALES[name].told(seeds), "verdicts": verdicts}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def outdated() -> dict[Path, str]:
+    """Files that are not what the records say, with what they should hold."""
+    made = {page: filled(page) for page in sorted(DOCS.glob("*.md"))} | {KNOWN: known()}
+    return {path: text for path, text in made.items() if path.read_text("utf-8") != text}
+
+
+if __name__ == "__main__":
+    changed = outdated()
+    for path, text in changed.items():
+        print(path.relative_to(ROOT))
+        if "--check" not in sys.argv:
+            path.write_text(text, "utf-8")
+    sys.exit("--check" in sys.argv and bool(changed))
