@@ -9,7 +9,6 @@ import typer
 
 from toeplens.cli.options import Device, Json, path
 from toeplens.ground.places import entered
-from toeplens.start import starting
 
 CONTESTS = ("training", "ablation", "profile", "audit")
 SCALES = ("laptop", "desk", "paper", "language")
@@ -38,13 +37,12 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Time training, ablation, profiles and audits here, against others' programs; say what the papers' grid takes."""
-    with starting():
-        import torch
+    import torch
 
-        from toeplens.cli import console, tables
-        from toeplens.ground.machine import cores, within
-        from toeplens.report import write_bench
-        from toeplens.studies import audit, benching
+    from toeplens.cli import console, tables
+    from toeplens.ground.machine import cores, within
+    from toeplens.report import write_bench
+    from toeplens.studies import audit, benching
 
     benching.not_negative("seconds", seconds)
     benching.not_negative("price_per_hour", price_per_hour)

@@ -15,7 +15,6 @@ from tests.studies.probing.models import tokenizer
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.ground.stops import Interrupted
 from toeplens.lens import behaviour, frequency_use
 from toeplens.sources.huggingface import Change
 from toeplens.studies.auditing import Audit, HeadRecord, audit, measuring, open_audit, read_tokens, save
@@ -185,14 +184,14 @@ def test_a_changed_model_is_audited_on_them_too() -> None:
 class Stop:
     def __call__(self, what: str, done: int, total: int) -> None:
         if (what, done) == ("layers", 1):
-            raise Interrupted
+            raise KeyboardInterrupt
 
 
 def test_they_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     own = measuring.measure_call
     monkeypatch.setattr(measuring, "measure_call", lambda *given: (counts.append(1), own(*given))[1])
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         audit(model_of("Llama"), IDS, keep=tmp_path, on_progress=Stop())
     assert audit(model_of("Llama"), IDS, keep=tmp_path).heads == together("Llama").heads
     assert len(counts) == 2

@@ -14,7 +14,6 @@ import torch
 from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.ground.files import make_directory
-from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
 from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, TOGETHER, Asking, Plan
 from toeplens.papers.positional_symbolic.pretrained.recorded import judged, reread
@@ -26,6 +25,10 @@ from toeplens.studies.auditing.kept import files_of
 from toeplens.studies.auditing.record import AuditRecord
 from toeplens.studies.kit.study import STUDY, Kind
 from toeplens.studies.probing import ProbeRecord
+
+
+class _Stopped(BaseException):
+    """Raised between two passes of a piece to leave it, through whatever takes exceptions for failures of a model."""
 
 
 def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretrained:
@@ -94,7 +97,12 @@ def examine(
     _same(directory, asked)
     pieces = list(plan.pieces())
 
-    making = Making(loaded, plan, directory, on_progress)
+    def report(what: str, done: int, total: int) -> None:
+        if limits.over():
+            raise _Stopped
+        on_progress(what, done, total)
+
+    making = Making(loaded, plan, directory, report)
     making.check()
 
     def work() -> None:
@@ -104,11 +112,8 @@ def examine(
                 return
             if not path_of(directory, name).exists():
                 try:
-                    with interruptible(limits.late, grace=0.0):
-                        making.make(name, kind)
-                except Interrupted:
-                    if not limits.over():
-                        raise
+                    making.make(name, kind)
+                except _Stopped:
                     return
                 shutil.rmtree(directory / PIECES / f"{name}.parts", ignore_errors=True)
                 on_piece(name, at, len(pieces))

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from toeplens.engine import Limits, signals_held
+from toeplens.engine import Limits
 from toeplens.engine.pool import Put
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError
 from toeplens.ground.locks import Busy
 from toeplens.ground.machine import out_of_memory
+from toeplens.ground.signals import ignored_by_children
 from toeplens.sources.huggingface.failures import words
 from toeplens.studies.auditing.many.record import Audited, of_audit
 from toeplens.studies.auditing.many.request import Request, Write, audit_in
@@ -60,7 +61,7 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
     context = multiprocessing.get_context("spawn")
     hears, says = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(own, torch.get_num_threads(), says), daemon=True)
-    with signals_held():
+    with ignored_by_children():
         process.start()
     says.close()
     try:
