@@ -30,12 +30,6 @@ def test_a_runs_own_files_are_not_replaced_by_its_page(toeplens: Toeplens, run: 
     assert files(run.directory) == before
 
 
-def test_a_decomposition_is_replaced_by_the_next(toeplens: Toeplens, run: Run):
-    command = ["decompose", run.directory, "--examples", "4"]
-    pages = [toeplens(*command, "--json").json()["page"] for _ in range(2)]
-    assert pages == [str(run.directory / "decomposition.html")] * 2
-
-
 @pytest.mark.usefixtures("no_work")
 def test_a_card_replaces_nothing_else_and_its_place_is_tried_first(toeplens: Toeplens, tmp_path: Path):
     for name in ("index.html", "rope.html", "plotly.js"):

@@ -152,20 +152,6 @@ def test_what_cannot_be_asked_of_a_run_is_refused(toeplens: Toeplens, run: Run):
     assert files(run.directory) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("spec.json", b"{}"),
-        ("model.safetensors", b"not weights"),
-        ("model.safetensors", None),
-    ],
-)
-def test_a_damaged_run_is_one_line(toeplens: Toeplens, run: Run, name: str, content: bytes | None):
-    (run.directory / name).unlink() if content is None else (run.directory / name).write_bytes(content)
-    assert name in toeplens("ablate", run.directory).refusal()
-    assert not (run.directory / "ablation.json").exists()
-
-
 def test_an_unfinished_run_is_not_ablated_and_its_damaged_checkpoint_is_one_line(toeplens: Toeplens, tmp_path: Path):
     command = ["train", *TINY, *changes(epochs=5), "--out", tmp_path / "out", "--json"]
     spec = Run.open(toeplens(*command).json()["directory"]).spec

@@ -84,7 +84,7 @@ before = dict(os.environ), [signal.getsignal(each) for each in signal.valid_sign
 import toeplens
 from toeplens.engine import Limits, run_jobs
 from toeplens.training import plan_execution
-plan_execution("cpu")
+plan_execution("cpu", "off", "auto")
 assert before == (dict(os.environ), [signal.getsignal(each) for each in signal.valid_signals()], sys.warnoptions)
 assert gc.isenabled()
 """
