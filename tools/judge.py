@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from recorded import RESULTS, record_of
+from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
 
 from toeplens.cli.studies import kind_of
 from toeplens.ground import read_json, write_json
 from toeplens.papers.deposit import claims_of
 from toeplens.studies import Results, judge
 from toeplens.studies.kit.claims import Entry
-from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
 
 D, C, BOTH = "trigger-distance", "trigger-count", ("paper", "released")
 TEN = 10  # models of a cell that the desk record was judged by, but for these (docs/decisions/018)

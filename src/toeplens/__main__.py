@@ -1,32 +1,24 @@
 """The command ``toeplens``, and ``python -m toeplens``."""
 
-import os
-import sys
-from contextlib import suppress
+from __future__ import annotations
 
-from toeplens.start import give_cores_back, leave_on_signals, uncollected
+import os
+import signal
+import sys
 
 
 def main() -> None:
-    """Run the command line; a signal that comes while it is imported is one sentence too.
-
-    What was stopped ends at once: to take down what it had built can take longer than a person waits.
-    """
-    leave_on_signals()
-    give_cores_back()
-    with uncollected():
-        from toeplens.cli import main as command_line
-        from toeplens.ground.stops import EXIT_CODE
-
+    """Run the command line; what it sets of its process, and worker processes inherit, a library leaves alone."""
+    if "OMP_WAIT_POLICY" not in os.environ:  # waiting threads give their cores back sooner (docs/scale.md)
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**31 - 1))  # workers keep what a training step frees
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**25))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        command_line()
-    except SystemExit as end:
-        if end.code != EXIT_CODE:
-            raise
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # closed, full or not there
-                stream.flush()
-        os._exit(EXIT_CODE)
+        from toeplens.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
 
 
 if __name__ == "__main__":

@@ -23,9 +23,6 @@ from tests.studies.probing.models import TEXT, saved
 
 from toeplens.cli import audit_output
 from toeplens.cli.audits import names_of
-from toeplens.ground import InputError
-from toeplens.ground.locks import locked
-from toeplens.ground.places import entered
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, many, open_audit, read_text
 
 transformers = pytest.importorskip("transformers")
@@ -50,9 +47,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_texts_that_are_given_are_read(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(TEXT)
-    (tmp_path / "b.txt").write_text(TEXT[::-1])
-    (tmp_path / "c.txt").write_text("apple dog river")
+    for name, content in (("a.txt", TEXT), ("b.txt", TEXT[::-1]), ("c.txt", "apple dog river")):
+        (tmp_path / name).write_text(content)
     given = [part for name in ("a.txt", "b.txt", "c.txt") for part in ("--text", tmp_path / name)]
     options = ["--out", tmp_path / "out", "--max-tokens", 16, "--sequences", 5]
     about = toeplens("audit", reader, *given, *options, "--json").json()["about"]
@@ -65,34 +61,8 @@ def test_all_texts_that_are_given_are_read(toeplens: Toeplens, reader: Path, tmp
     refused = toeplens("audit", reader, *given[:2], *options, "--json").refusal()
     assert "holds a finished audit on other tokens (5 x 16 tokens, 2 of a.txt, 2 of b.txt and 1 of c.txt)" in refused
     assert (tmp_path / "out" / "report.html").read_text() == page
-    options[1] = tmp_path / "alone"
-    alone = toeplens("audit", reader, *given[:2], *options, "--json").json()["about"]
-    assert (alone["text"], "texts" in alone) == ("a.txt", False)
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "a.txt").write_text(TEXT)
-    refused = toeplens("audit", reader, *given, "--text", tmp_path / "more" / "a.txt", *options).refusal()
+    refused = toeplens("audit", reader, *given, "--text", tmp_path / "a.txt", *options).refusal()
     assert refused == "error: text: two files have the same name; each must have its own."
-
-
-def test_sequences_of_different_lengths_are_read(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
-    (tmp_path / "ids.json").write_text(json.dumps([[3, 4, 5, 6, 7], [8, 9, 3]]))
-    told = toeplens("audit", model, "--tokens", tmp_path / "ids.json", "--out", tmp_path / "out", "--json").json()
-    assert (told["about"]["lengths"], told["about"]["text"]) == ([5, 3], "ids.json")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--max-tokens", 97], "max_tokens: sequences of 97 tokens were given; the model is made for 96, by max_posi"),
-        (["--heads", "5"], "heads: 5 was given; the layers have heads 1 to 4 at most."),
-        (["--layers", "2,9"], "layers: 9 was given; the model has layers 1 to 2."),
-    ],
-)
-def test_what_a_model_does_not_have_is_refused(
-    toeplens: Toeplens, reader: Path, tmp_path: Path, words: list[Any], said: str
-) -> None:
-    assert toeplens("audit", reader, "--out", tmp_path / "out", *words).refusal().startswith(f"error: {said}")
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
@@ -146,23 +116,17 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     ("words", "said"),
     [
         (["--text", "no.txt"], "text: there is no file no.txt."),
-        (["--tokens", "no.npy"], "tokens: there is no file no.npy."),
         (["--tokens", "words.txt"], "tokens: words.txt was given; it must be a .npy or a .json file."),
         (["--tokens", "bad.json"], "tokens: bad.json could not be read"),
         (["--text", "words.txt", "--tokens", "bad.json"], "tokens: it was given beside text"),
-        (["--text", "words.txt"], "has no tokenizer that can be read"),
         (["--layers", "a"], "layers: 'a' was given; it must be numbers from 1 to 9999 and ranges such as 1,4,9-12."),
-        (["--layers", "3-1"], "layers: '3-1' was given"),
         (["--layers", "1-9"], "layers: 3 was given; the model has layers 1 to 2."),
-        (["--layers", "0"], "layers: '0' was given; it must be numbers from 1 to 9999"),
+        (["--heads", "5"], "heads: 5 was given; the layers have heads 1 to 2 at most."),
         (["--layers", "1-99999999"], "it must be numbers from 1 to 9999"),
-        (["--seed", "-1"], "seed: -1 was given; it must be from 0 to 2147483648."),
         (["--max-tokens", "33"], "sequences of 33 tokens were given; the model has positions for 32."),
         (["--effects", "all"], "effects: there is no 'all'"),
-        (["--effects", ""], "effects: there is no ''"),
         (["--tokens", "bad.json", "--tokens=no.npy"], "tokens: 2 files were given; an audit reads one."),
         (["--dtype", "int8"], "dtype: there is no 'int8'"),
-        (["--device", "tpu"], "device: 'tpu' was given; it must be auto, cpu, cuda or cuda:N."),
     ],
 )
 def test_errors_are_one_line(
@@ -178,63 +142,24 @@ def test_errors_are_one_line(
 def test_outputs_replace_nothing_but_their_own_kind(
     toeplens: Toeplens, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a run, a study, a stranger's directory; nor one that another process holds; before any work."""
+    """Not a run, a study, a stranger's directory; before any work."""
     monkeypatch.setattr(many, "audit", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr(many, "spread", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr("toeplens.studies.auditing.open_audit", lambda _: None)
-    places = {"spec.json": "a run", "study.json": "a study", "audit.json": "an audit"}
-    places["audits.json"] = "audits of several models"
-    own = {"audit": "audit.json", "audits": "audits.json", "compare": ""}
-    commands = {"audit": ["audit", model], "audits": ["audit", model, model.parent, "--workers", 1]}
-    commands["compare"] = ["compare", "a", "b"]
-    for command, words in commands.items():
-        for name, kind in places.items():
-            if name != own[command]:
-                out = tmp_path / f"{command}-{name}"
-                out.mkdir()
-                (out / name).write_text("{}")
-                (out / "report.html").write_text("theirs")
-                refused = toeplens(*words, "--out", out).refusal()
-                assert refused == f"error: out: {out} holds {kind}; give an empty or new directory."
-                assert (out / "report.html").read_text() == "theirs"
-        out = tmp_path / f"{command}-foreign"
-        out.mkdir()
-        (out / "notes.txt").write_text("mine")
-        assert "holds files that are not the" in toeplens(*words, "--out", out).refusal()
-        assert {path.name for path in out.iterdir()} == {"notes.txt"}
+    holds = {"spec.json": "holds a run", "study.json": "holds a study", "notes.txt": "holds files that are not the"}
+    commands = (["audit", model], ["audit", model, model.parent, "--workers", 1], ["compare", "a", "b"])
+    for number, words in enumerate(commands):
+        for name, says in holds.items():
+            out = tmp_path / f"{number}-{name}"
+            out.mkdir()
+            (out / name).write_text("{}")
+            assert f"error: out: {out} {says}" in toeplens(*words, "--out", out).refusal()
+            assert {path.name for path in out.iterdir()} == {name}
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "report.html").write_text("theirs")
     monkeypatch.setattr("toeplens.report.auditing.comparison.render_comparison", lambda *_: "ours")
     refused = toeplens("compare", "a", "b", "--out", tmp_path / "page").refusal()
     assert "is not a page that this version's 'toeplens compare' wrote" in refused
-    assert (tmp_path / "page" / "report.html").read_text() == "theirs"
-    (tmp_path / "held").mkdir()
-    with locked(tmp_path / "held", "audit"):
-        found = [0]
-        thread = threading.Thread(target=lambda: found.append(_held_elsewhere(tmp_path / "held")))
-        thread.start()
-        thread.join()
-    assert found[1:] == [True]
-
-
-def _held_elsewhere(directory: Path) -> bool:
-    try:
-        with entered(directory, "audit", ("audit.json",)):
-            return False
-    except InputError as error:
-        return "is being worked on by another process" in str(error)
-
-
-@pytest.mark.parametrize(
-    "words", [["--max-tokens", 8], ["--dtype", "float32"], ["--pickled"], ["--text", "t.txt"], ["--tokens", "t.npy"]]
-)
-def test_options_that_a_run_has_no_use_for_are_refused(toeplens: Toeplens, tmp_path: Path, words: list[Any]) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "spec.json").write_text("{}")
-    refused = toeplens("audit", tmp_path / "run", "--out", tmp_path / "out", *words).refusal()
-    field = str(words[0]).removeprefix("--").replace("-", "_")
-    assert f"error: {field}: it was given; a run is audited on examples of its own test set" in refused
-    assert not (tmp_path / "out").exists()
 
 
 def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
@@ -257,11 +182,7 @@ def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp
 def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "large.npy", np.full((2, 8), 2**64 - 1, dtype=np.uint64))
     (tmp_path / "random.npy").write_bytes(bytes(range(256)))
-    for name, header in (
-        ("header", "__import__('os')"),
-        ("type", "{'descr': ('<i8',), 'fortran_order': 0, 'shape': (2,)}"),
-    ):
-        (tmp_path / f"{name}.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header.ljust(117).encode() + b"\n")
+    (tmp_path / "header.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + b"__import__('os')".ljust(117) + b"\n")
     (tmp_path / "folder.npy").mkdir()
     (tmp_path / "far.json").write_text(f"[[{10**30}, 3]]")
     for name, said in (
@@ -271,10 +192,6 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
             "header.npy",
             "header.npy could not be read (it is no .npy file, is damaged or cut short, or holds objects); it must",
         ),
-        (
-            "type.npy",
-            "type.npy could not be read (it is no .npy file, is damaged or cut short, or holds objects); it must",
-        ),
         ("folder.npy", "folder.npy is no file; one must be given, or a pipe."),
         ("far.json", "must be whole numbers"),
         ("n" * 5000, "is longer than the system allows"),
@@ -282,23 +199,12 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
         refused = toeplens("audit", model, "--tokens", tmp_path / name, "--out", tmp_path / "out").refusal()
         assert said in refused
         assert len(refused) < 500
-    for words in (["audit", "m" * 5000, "--out", tmp_path / "o"], ["audit", model, "--out", tmp_path / ("o" * 5000)]):
-        refused = toeplens(*words).refusal()
-        assert "file name too long" in refused or "longer than the system allows" in refused
     assert "model: an empty name was given" in toeplens("audit", "", "--out", tmp_path / "o").refusal()
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("handed over"))
     writer.start()
     assert read_text(tmp_path / "pipe") == "handed over"
     writer.join()
-
-
-def test_rows_of_json_lines_are_texts_and_what_has_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "one", "by": 3}\n\n{"text": null}\n{"text": "two\\n"}\n')
-    assert read_text(tmp_path / "a.jsonl") == "one\n\ntwo\n"
-    (tmp_path / "b.jsonl").write_text('{"body": "one"}\n')
-    with pytest.raises(InputError, match=r"^column: there is no 'text' in .*b\.jsonl, line 1: it has body\.$"):
-        read_text(tmp_path / "b.jsonl")
 
 
 def test_a_configurations_tokens_may_be_out_of_the_vocabulary(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
@@ -315,12 +221,8 @@ def test_a_tokenizer_that_fails_on_a_text_is_one_sentence(toeplens: Toeplens, re
     made["model"] = {"type": "WordLevel", "vocab": {"<s>": 0, "a": 1, "so": 2}, "unk_token": "[UNK]"}
     (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(made))
     (tmp_path / "a.txt").write_text(TEXT)
-    for command in ("audit", "probe", "pretrained"):
-        given = ["--text", tmp_path / "a.txt", "--out", tmp_path / command]
-        given += ["--tokens", 32, "--effect-tokens", 16, "--probe-tokens", 64] if command == "pretrained" else []
-        given += ["--lengths", 64] if command == "probe" else []
-        refused = toeplens(command, tmp_path / "m", *given).refusal()
-        assert refused.startswith("error: model: its tokenizer fails on a text (Exception: WordLevel error: Missing")
+    refused = toeplens("audit", tmp_path / "m", "--text", tmp_path / "a.txt", "--out", tmp_path / "o").refusal()
+    assert refused.startswith("error: model: its tokenizer fails on a text (Exception: WordLevel error: Missing")
 
 
 def test_two_audits_are_called_by_what_tells_them_apart() -> None:
@@ -363,9 +265,3 @@ def test_effects_that_take_long_say_once_what_takes_less(
     said = capsys.readouterr().err
     assert said.count("--first 10 does.") == shorter
     assert not shorter or re.search(r"^heads: about 4\.\d minutes left; --first 10 does\.$", said, re.MULTILINE)
-
-
-def test_no_audit_no_comparison(toeplens: Toeplens, tmp_path: Path) -> None:
-    refused = toeplens("compare", tmp_path, tmp_path, "--out", tmp_path / "c").refusal()
-    assert "holds no audit.json; it must be the directory of an audit." in refused
-    assert toeplens("audit", "no/such/model", "--out", tmp_path / "o", "--device", "tpu").code == 2

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 from tests.cli.command import Toeplens
 from tests.sources.huggingface.models import GPT, tiny
 from tests.studies.probing.models import TEXT, saved
@@ -68,9 +67,7 @@ def test_several_models_are_audited_into_directories_of_their_own(
     assert "request" not in alone["about"]
     again = toeplens("audit", model, reader, *options, "--out", tmp_path / "out", "--json")
     assert again.err.splitlines() == ["[1/2] tiny: 8 heads, as it was", "[2/2] reader: 8 heads, as it was"]
-    content = again.json()
-    assert [each["about"]["text"] for each in content["found"]] == ["ids.json"] * 2
-    assert content["pages"]["tiny"] == str(tmp_path / "out" / "tiny" / "report.html")
+    assert again.json()["pages"]["tiny"] == str(tmp_path / "out" / "tiny" / "report.html")
 
 
 @pytest.mark.usefixtures("here")
@@ -87,21 +84,6 @@ def test_models_that_fail_are_told_at_the_end(toeplens: Toeplens, model: Path, r
     assert second.startswith("error: model: model: no/such/model could not be loaded: there is no such file")
     assert "reader" in told.out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", "audits.json", "reader"}
-    none = toeplens("audit", model, "no/such/model", *options, "--json")
-    assert none.code == 2
-    assert json.loads(none.out)["pages"] == {}
-
-
-@pytest.mark.usefixtures("here")
-def test_what_has_to_be_known_of_one_of_several_is_said(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
-    holed = tmp_path / "holed"
-    shutil.copytree(model, holed)
-    weights = {name: x for name, x in load_file(model / "model.safetensors").items() if ".mlp." not in name}
-    save_file(weights, holed / "model.safetensors", {"format": "pt"})
-    options = ["--effects", "none", "--max-tokens", 12, "--sequences", 8, "--out", tmp_path / "out"]
-    told = toeplens("audit", model, holed, *options).out.splitlines()
-    (line,) = [line for line in told if line.startswith(("tiny: ", "holed: "))]
-    assert line.startswith("holed: random: the checkpoint lacks weights (8: transformer.h.0.mlp.c_fc.bias, ")
 
 
 @pytest.mark.parametrize(
@@ -109,10 +91,7 @@ def test_what_has_to_be_known_of_one_of_several_is_said(toeplens: Toeplens, mode
     [
         (["tiny", "--workers", 2], "workers: 2 was given with one model; it is of several."),
         (["tiny", "--engine", "ray"], "engine: 'ray' was given with one model; it is of several."),
-        (["tiny", "tiny", "--engine", "rey"], "engine: there is no 'rey'"),
-        (["tiny", "tiny", "--address", "auto"], "address: 'auto' was given, which only --engine ray takes."),
         (["tiny", "./tiny"], "model: ./tiny was given twice; each model has one audit."),
-        (["tiny", "other", "--seed", -1], "seed: -1 was given; it must be from 0 to 2147483648."),
         (["tiny", "run", "--max-tokens", 8], "max_tokens: it was given; a run is audited on examples of its own"),
     ],
 )

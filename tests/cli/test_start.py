@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import gc
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,8 @@ from tests.cli.command import TOEPLENS, Toeplens
 
 import toeplens as tl
 from toeplens.cli.studies import OURS, PARTS
-from toeplens.ground.stops import STOPPED
+from toeplens.ground.signals import INTERRUPTED
 from toeplens.papers import deposit as study
-from toeplens.start import starting, uncollected
 from toeplens.studies import grid
 
 LIGHT = """
@@ -58,26 +55,6 @@ def test_a_shell_completes_commands_and_options_without_torch():
     assert "complete" in light("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
 
 
-def test_the_list_of_encodings_imports_torch_and_little_else() -> None:
-    heavy = '{"torch", "numpy", "scipy", "plotly", "rich.progress"}'
-    assert heavy in LIGHT
-    program = LIGHT.replace(heavy, '{"scipy.special", "scipy.stats", "plotly", "toeplens.studies", "toeplens.engine"}')
-    done = subprocess.run([sys.executable, "-c", program, "encodings"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("asked", "spins"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
-)
-def test_threads_that_wait_give_their_cores_back_unless_something_else_is_asked_for(asked: dict[str, str], spins: str):
-    ending = "finally:\n    import os\n    print(os.environ.get('GOMP_SPINCOUNT'))\n"
-    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT + ending, "--version"], capture_output=True, text=True, env=plain | asked
-    )
-    assert done.stdout.split() == ["toeplens", tl.__version__, spins]
-
-
 def test_what_help_lists_is_what_there_is():
     assert tuple(study.PARTS) == PARTS
     assert grid.specs() == OURS
@@ -101,78 +78,44 @@ def test_type_checkers_see_the_same_names():
     assert names | {"__version__"} == set(tl.__all__)
 
 
-def test_handlers_are_left_as_they_were():
-    before = signal.getsignal(signal.SIGTERM)
-    with starting():
-        assert signal.getsignal(signal.SIGTERM) != before
-    assert signal.getsignal(signal.SIGTERM) == before
+LIBRARY = """
+import gc, os, signal, sys
+before = dict(os.environ), [signal.getsignal(each) for each in signal.valid_signals()], list(sys.warnoptions)
+import toeplens
+from toeplens.engine import Limits, run_jobs
+from toeplens.training import plan_execution
+plan_execution("cpu", "off", "auto")
+assert before == (dict(os.environ), [signal.getsignal(each) for each in signal.valid_signals()], sys.warnoptions)
+assert gc.isenabled()
+"""
 
 
+@pytest.mark.heavy
+def test_a_library_leaves_its_process_as_it_is():
+    done = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_command_is_imported_is_one_sentence(number: signal.Signals, tmp_path: Path):
+def test_a_signal_while_a_command_imports_is_one_sentence(number: signal.Signals, tmp_path: Path):
     """What is imported here waits until the signal has come."""
     (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(600)\n")
-    command = [*TOEPLENS, "encodings"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [*TOEPLENS, "encodings"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(number)
         _, err = process.communicate(timeout=300)
-    assert (process.returncode, err) == (130, "error: stopped; no work was under way.\n")
+    assert (process.returncode, err) == (130, f"{INTERRUPTED}\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["extrapolate", "card"])
-def test_a_signal_while_any_command_works_is_one_sentence(
-    toeplens: Toeplens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, number: signal.Signals
-):
-    def signalled(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), number)
-        time.sleep(10)
+def test_ctrl_c_is_one_sentence(toeplens: Toeplens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def interrupted(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("toeplens.training.Run.open", signalled)
-    monkeypatch.setattr("toeplens.studies.card.make_card", signalled)
-    arguments = {"extrapolate": [tmp_path], "card": ["rope", "--out", tmp_path / "page.html"]}
-    answer = toeplens(command, *arguments[command])
-    assert (answer.code, answer.out) == (130, "")
-    assert answer.err == f"error: {STOPPED}\n"
-
-
-def test_garbage_is_looked_for_again_after_imports_unless_it_was_not() -> None:
-    def fail() -> None:
-        with uncollected():
-            with uncollected():
-                assert not gc.isenabled()
-            assert not gc.isenabled()
-            raise ImportError
-
-    assert gc.isenabled()
-    with pytest.raises(ImportError):
-        fail()
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with uncollected():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
-def test_what_imports_made_is_old_and_can_be_collected() -> None:
-    with uncollected():
-        made = [["a list in a list"]]
-    assert any(each is made for each in gc.get_objects(generation=2))
-    assert gc.get_freeze_count() == 0
-    frozen = [["kept"]]
-    gc.freeze()
-    try:
-        with uncollected():
-            pass
-        assert gc.get_freeze_count() > 0, "what somebody froze stays frozen"
-    finally:
-        gc.unfreeze()
-    assert frozen
+    monkeypatch.setattr("toeplens.studies.card.make_card", interrupted)
+    answer = toeplens("card", "rope", "--out", tmp_path / "page.html")
+    assert (answer.code, answer.out, answer.err) == (130, "", f"{INTERRUPTED}\n")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from rich.cells import cell_len
 from tests.cli.command import Toeplens
+from tests.report.grid.language_state import language_grid
 
 from toeplens import encodings, tasks
 from toeplens.cli import console, tables
@@ -55,12 +59,6 @@ def test_a_claim_is_a_line_or_in_full_a_paragraph(capsys: pytest.CaptureFixture[
     assert max(widest(short), widest(full)) <= 80
 
 
-def test_a_wide_terminal_shows_statements(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(console.out, "_width", 160)
-    tables.print_claims(ledger())
-    assert CLAIMS[0].statement[:40] in capsys.readouterr().out
-
-
 @pytest.mark.usefixtures("narrow")
 def test_columns_without_room_go_to_another_table():
     columns = ["task", *(f"encoding {n}" for n in range(12))]
@@ -72,3 +70,18 @@ def test_columns_without_room_go_to_another_table():
     assert [cell for table in tables for c in table.columns[1:] for cell in c.cells] == rows[0][1:]
     assert all(console.out.measure(table).maximum <= 80 for table in tables)
     assert len(console.fitted("Accuracy", columns[:3], [row[:3] for row in rows])) == 1
+
+
+def test_language_models_are_told_by_their_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = language_grid(tmp_path)
+    tables.print_study(state, tmp_path / "report.html", tables.matrix_tables(state), as_json=False)
+    told = capsys.readouterr().out
+    lines = [line for line in told.splitlines() if line.startswith("│")]
+    assert [line.split("│")[1].strip() for line in lines] == ["RoPE", "p-RoPE", "T5", "ALiBi", "Sinusoid", "NoPE"]
+    cells = [cell.strip() for cell in lines[3].split("│")[2:7]]
+    assert cells == ["2.080", "2.076–2.084", "−0.020", "50.0", "35.0"]
+    assert "Counting tokens, without a model: 4.600 with 0 before" in told
+    assert "accuracy" not in told
+    tables.print_study(state, tmp_path / "report.html", rows=state.matrix(), as_json=True)
+    (row, *_) = json.loads(capsys.readouterr().out)["language"]
+    assert (row["label"], row["task"], row["bits"]) == ("rope", "language", pytest.approx(2.05))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, choose, sentence
+from toeplens.ground import InputError, choose, sentence
 
 
 class Inner(BaseModel, extra="forbid"):
@@ -32,18 +32,6 @@ def refusal(**fields: object) -> str:
     return sentence(caught.value)
 
 
-def test_every_error_is_one_of_ours_and_tells_input_from_machine():
-    assert (InputError("x").exit_code, EnvironmentFailure("x").exit_code) == (2, 3)
-    assert issubclass(InputError, ToeplensError)
-    assert issubclass(InputError, ValueError)
-    assert issubclass(EnvironmentFailure, ToeplensError)
-    assert not issubclass(EnvironmentFailure, ValueError)
-
-
-def test_choose_returns_an_allowed_name_of_any_iterable():
-    assert choose("encoding", "rope", iter(["alibi", "rope"])) == "rope"
-
-
 @pytest.mark.parametrize(
     ("name", "allowed", "says"),
     [
@@ -54,16 +42,14 @@ def test_choose_returns_an_allowed_name_of_any_iterable():
             "no 'trigger-coun'; did you mean 'trigger-count' or 'trigger-distance'? Known: "
             "trigger-count, trigger-distance.",
         ),
-        ("zzz", ("paper", "released"), "no 'zzz'; known: paper, released."),
-        ("", ("rope", "alibi"), "no ''; known: alibi, rope."),
         ("ROPE", ("rope", "alibi"), "no 'ROPE'; known: alibi, rope."),
-        (None, ("rope", "alibi"), "no None; "),
         (3, ("rope", "alibi"), "no 3; "),
     ],
 )
 def test_choose_refuses_what_is_not_exactly_a_name_and_lists_the_nearest_first(
     name: Any, allowed: tuple[str, ...], says: str
 ):
+    assert choose("field", allowed[-1], iter(allowed)) == allowed[-1]
     with pytest.raises(InputError) as caught:
         choose("field", name, allowed)
     assert str(caught.value).startswith(f"field: there is {says}")
@@ -72,9 +58,8 @@ def test_choose_refuses_what_is_not_exactly_a_name_and_lists_the_nearest_first(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"needed": 2, "rate": -1}, "rate: input should be greater than or equal to 0 (given: -1)"),
+        ({"needed": 2, "rate": -1, "rat": 1}, "rate: input should be greater than or equal to 0 (given: -1)"),
         ({"needed": 2, "inner": {"width": 0}}, "inner.width: input should be greater than or equal to 1 (given: 0)"),
-        ({"needed": 2, "rat": 0.2}, "rat: no such field"),
         ({"rate": 0.5}, "needed: it is missing"),
         ({"needed": 3}, "needed: 3 was given; it must be even."),
     ],
@@ -101,10 +86,6 @@ class Many(BaseModel, extra="forbid"):
             {"outers": {"a": [{"needed": 2, "rat": 1}]}},
             "outers.a.0.rat: no such field; did you mean 'rate'? Known: inner, needed, rate",
         ),
-        (
-            {"outers": {"a": [{"needed": 2, "inner": {"with": 1}}]}},
-            "outers.a.0.inner.with: no such field; did you mean 'width'? Known: width",
-        ),
         ({"two": {"x": 1}}, "two.Other.x: no such field"),
     ],
 )
@@ -112,12 +93,6 @@ def test_a_field_that_does_not_exist_is_answered_with_those_that_do(fields: dict
     with pytest.raises(ValidationError) as caught:
         Many(**fields)
     assert sentence(caught.value, Many) == says
-
-
-def test_a_sentence_names_a_value_of_a_wrong_type_and_one_problem_of_many():
-    assert refusal(needed="many").startswith("needed: input should be a valid integer")
-    assert refusal(needed="many").endswith("(given: 'many')")
-    assert "\n" not in refusal(rate=-1, rat=1)
 
 
 def test_sentence_says_a_field_once():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import stat
@@ -48,16 +47,11 @@ def only(path: Path) -> bool:
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path):
+    (tmp_path / "bytes").write_bytes(OLD)
     write_bytes(tmp_path / "bytes", b"\x00\xff")
     write_text(tmp_path / "text", "θ = 10000^(-2t/d)\n")
     assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
     assert (tmp_path / "text").read_text(encoding="utf-8") == "θ = 10000^(-2t/d)\n"
-
-
-def test_a_write_replaces_the_old_content(old: Path):
-    write_bytes(old, b"new")
-    assert old.read_bytes() == b"new"
-    assert only(old)
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
@@ -85,13 +79,6 @@ def test_old_content_survives_a_full_disk_at_any_call(old: Path, monkeypatch: py
     assert only(old)
 
 
-def test_a_failed_first_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "replace", refusing(errno.EIO))
-    with pytest.raises(EnvironmentFailure):
-        write_bytes(tmp_path / "new", b"new")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_content_reaches_the_disk_before_its_name_does(old: Path, monkeypatch: pytest.MonkeyPatch):
     calls: list[str] = []
     for name in ("fsync", "replace"):
@@ -101,12 +88,7 @@ def test_content_reaches_the_disk_before_its_name_does(old: Path, monkeypatch: p
     assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the directory that holds the name
 
 
-def test_a_path_may_be_a_string(tmp_path: Path):
-    write_json(str(tmp_path / "a.json"), 1)
-    assert read_json(str(tmp_path / "a.json")) == 1
-
-
-@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
 def test_permissions_follow_the_umask(tmp_path: Path, mask: int, mode: int):
     before = os.umask(mask)
     try:
@@ -116,16 +98,6 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int, mode: int):
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
     assert left == mask
-
-
-def test_no_write_sets_the_umask_that_all_threads_have_in_common(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Nor to read it, as there is no other way to: two threads that set it back would leave the other's."""
-    asked: list[int] = []
-    monkeypatch.setattr(os, "umask", lambda mask: asked.append(mask) or 0o022)
-    write_bytes(tmp_path / "file", b"")
-    write_json(tmp_path / "record", {})
-    make_directory(tmp_path / "directory")
-    assert asked == []
 
 
 # ---- a machine that refuses ---------------------------------------------------------------------------------------
@@ -142,22 +114,15 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("code", REASONS, ids=errno.errorcode.get)
-def test_a_refusal_is_one_sentence_that_names_the_file(old: Path, monkeypatch: pytest.MonkeyPatch, code: int):
-    monkeypatch.setattr(os, "fsync", refusing(code))
-    with pytest.raises(EnvironmentFailure) as caught:
-        write_bytes(old, b"new")
-    message = str(caught.value)
-    assert message.startswith(f"cannot write {old}: {REASONS[code]}; ")
-    assert message.endswith(".")
-    assert "\n" not in message
-    assert caught.value.exit_code == 3
+def test_a_refusal_is_one_sentence_that_names_the_file(old: Path, monkeypatch: pytest.MonkeyPatch):
+    for code, reason in REASONS.items():
+        monkeypatch.setattr(os, "fsync", refusing(code))
+        with pytest.raises(EnvironmentFailure, match=rf"^cannot write {old}: {reason}; .*\.$"):
+            write_bytes(old, b"new")
     assert "cannot write x: odd" in str(environment_failure(OSError("Odd"), "x"))
-
-
-def test_a_missing_directory_is_one_sentence(tmp_path: Path):
-    with pytest.raises(EnvironmentFailure, match="no such file or directory"):
-        write_bytes(tmp_path / "nowhere" / "file", b"")
+    monkeypatch.setattr(os, "mkdir", refusing(errno.EROFS))
+    with pytest.raises(EnvironmentFailure, match="read-only"):
+        make_directory(old.parent / "new")
 
 
 def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path):
@@ -168,37 +133,20 @@ def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path):
             make_directory(tmp_path / name)
 
 
-def test_make_directory_makes_parents_and_accepts_what_is_there(tmp_path: Path):
-    path = tmp_path / "a" / "b"
-    assert make_directory(path) == path
-    assert make_directory(path) == path
-    assert path.is_dir()
-
-
-@pytest.mark.parametrize("below", ["", "deeper", "deeper/still"])
+@pytest.mark.parametrize("below", ["", "deeper/still"])
 def test_a_file_in_the_way_of_a_directory_is_an_input_error(old: Path, below: str):
+    assert make_directory(old.parent / "a" / "b").is_dir()
     with pytest.raises(InputError, match=r"^out: .* is \(or lies under\) a file; a directory is needed\.$"):
         make_directory(old / below)
     assert old.read_bytes() == OLD
 
 
-def test_a_directory_that_cannot_be_made_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "mkdir", refusing(errno.EROFS))
-    with pytest.raises(EnvironmentFailure, match="read-only"):
-        make_directory(tmp_path / "new")
-
-
 # ---- JSON ---------------------------------------------------------------------------------------------------------
 
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text()
-)
+numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+    st.none() | st.booleans() | numbers | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
 
 
@@ -210,36 +158,16 @@ def test_json_comes_back_as_it_went(tmp_path_factory: pytest.TempPathFactory, co
 
 
 def test_what_json_cannot_hold_is_null(tmp_path: Path):
+    assert finite([np.float64("nan"), np.float64("-inf"), 1e308, True]) == [None, None, 1e308, True]
     write_json(tmp_path / "a.json", {"loss": math.nan, "rows": [math.inf, (-math.inf, 1.5)], "n": 3})
     assert read_json(tmp_path / "a.json") == {"loss": None, "rows": [None, [None, 1.5]], "n": 3}
     assert "NaN" not in (tmp_path / "a.json").read_text()
 
 
-@pytest.mark.parametrize("kind", [float, np.float64])
-def test_finite_replaces_only_what_is_not_finite(kind: type):
-    assert finite([kind("nan"), kind("-inf"), kind(1e308), True]) == [None, None, 1e308, True]
-
-
-@given(content=values)
-def test_plain_content_is_what_json_gives_back(content: Any):
-    assert plain(content) == json.loads(json.dumps(content)) == content
+def test_plain_content_is_what_json_gives_back():
     assert plain({"heads": (0, 1), "rows": [(2,)]}) == {"heads": [0, 1], "rows": [[2]]}
-
-
-@pytest.mark.parametrize(
-    "content", [{"base": math.inf}, {"base": [math.nan]}, {"heads": {1}}, {"path": Path("x")}], ids=str
-)
-def test_what_json_cannot_hold_is_no_plain_content(content: Any):
-    assert "only what JSON can hold is allowed" in refusal(lambda: plain(content))
-
-
-@given(rows=st.lists(st.lists(st.integers(-9, 9) | st.floats(-1, 1) | st.none() | st.booleans())))
-def test_rows_of_numbers_are_written_one_a_line(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]):
-    path = tmp_path_factory.mktemp("json") / "rows.json"
-    write_json(path, {"name": "[\n 1,\n 2\n]", "rows": rows})
-    assert read_json(path) == {"name": "[\n 1,\n 2\n]", "rows": rows}
-    if any(rows):
-        assert len(path.read_text().splitlines()) == 6 + len(rows)
+    for content in ({"base": [math.nan]}, {"heads": {1}}):
+        assert "only what JSON can hold is allowed" in refusal(lambda content=content: plain(content))
 
 
 @given(rows=st.lists(st.dictionaries(st.text(max_size=3), st.floats(-1, 1) | st.none() | st.lists(st.integers()))))
@@ -250,31 +178,10 @@ def test_a_long_list_is_written_one_item_a_line(tmp_path_factory: pytest.TempPat
     assert len(path.read_text().splitlines()) == 9 + max(1, len(rows))
 
 
-@pytest.mark.parametrize("number", [0.1234567891, -1234567.891, 1.5e-300, 0.0, math.inf])
+@pytest.mark.parametrize("number", [-1234567.891, 1.5e-300, math.inf])
 def test_numbers_are_rounded_to_significant_digits(number: float):
     [[found], whole] = rounded(([number], 1234567891))
     assert found == pytest.approx(number, rel=5e-6)
     assert float(f"{found:.6g}") == found
     assert whole == 1234567891
     assert math.isnan(rounded({"x": math.nan})["x"])
-
-
-def test_json_is_the_same_bytes_whatever_the_order_of_keys(tmp_path: Path):
-    write_json(tmp_path / "a", {"b": 1, "a": 2})
-    write_json(tmp_path / "b", {"a": 2, "b": 1})
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_what_is_no_json_at_all_leaves_the_old_file(old: Path):
-    with pytest.raises(TypeError):
-        write_json(old, {"a": object()})
-    assert old.read_bytes() == OLD
-    assert only(old)
-
-
-@pytest.mark.parametrize("content", [None, b"", b'{"a": ', b"\xff\xfe\x00", json.dumps([1]).encode()[:-1]])
-def test_a_missing_or_damaged_file_is_one_sentence_that_names_it(old: Path, content: bytes | None):
-    old.unlink() if content is None else old.write_bytes(content)
-    says = f"there is no {old}." if content is None else f"{old} is damaged: it is not JSON"
-    assert refusal(lambda: read_json(old)).startswith(says)
-    assert "cannot be read: is a directory" in refusal(lambda: read_json(old.parent))

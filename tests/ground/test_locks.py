@@ -63,6 +63,7 @@ def test_only_half_written_files_are_tidied_away(tmp_path: Path):
         assert {path.name for path in tmp_path.iterdir()} == {*kept, LOCK}
 
 
-def test_a_directory_that_is_not_there_is_the_machines_failure(tmp_path: Path):
-    with pytest.raises(EnvironmentFailure, match="cannot write"), locked(tmp_path / "none", "run"):
+def test_a_lock_that_cannot_be_written_is_the_machines_failure(tmp_path: Path):
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(EnvironmentFailure, match="cannot write"), locked(tmp_path, "run"):
         pass

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from toeplens.ground import InputError
 from toeplens.ground.machine import memory, must_fit, out_of_memory, size, within
-from toeplens.model import Decoder, decoder_config
+from toeplens.model import decoder_config
 from toeplens.training import run_spec
 
 
@@ -30,45 +27,6 @@ def test_sizes_are_words(count: int, words: str | None):
     assert size(count) == (words or f"{10**18} TB")
 
 
-STEPS = """
-import resource
-import sys
-
-import numpy
-
-from toeplens.ground.machine import keep_freed_memory
-
-if sys.argv[1] == "kept":
-    keep_freed_memory()
-
-
-def step():
-    return [numpy.full(2**16, 1.0) for _ in range(160)]  # 512 KB: under a huge page, and under numpy asking for one
-
-
-for _ in range(3):
-    step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    step()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is asked")
-def test_what_a_step_frees_is_there_for_the_next():
-    """Of 80 MB that each of five steps takes, in pages of 4 KB; what the environment asks for stays."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-
-    def faults(how: str, **asked: str) -> int:
-        command = [sys.executable, "-c", STEPS, how]
-        return int(subprocess.run(command, env=plain | asked, capture_output=True, check=True).stdout)
-
-    assert faults("as it is") > 5 * 10_000
-    assert faults("kept") < 1000
-    assert faults("kept", MALLOC_TRIM_THRESHOLD_="0", MALLOC_MMAP_THRESHOLD_="65536") > 5 * 10_000
-
-
 def test_numbers_are_within_bounds_or_named():
     within("seeds", None, 1, 9)
     within("seeds", [1, 9], 1, 9)
@@ -77,15 +35,7 @@ def test_numbers_are_within_bounds_or_named():
             within("seeds", given, 1, 9)
 
 
-def test_the_least_of_a_model_is_no_more_than_it_has():
-    for encoding in ("rope", "mla", "learned"):
-        config = decoder_config(encoding=encoding, vocab_size=40, d_model=32, d_ff=48, num_layers=2, num_heads=2)
-        assert config.weights_at_least <= sum(each.numel() for each in Decoder(config).parameters())
-
-
-@pytest.mark.parametrize(
-    "sizes", [{"d_model": 10**9}, {"vocab_size": 10**9}, {"max_len": 10**9}, {"d_ff": 10**9}, {"num_classes": 10**9}]
-)
+@pytest.mark.parametrize("sizes", [{"d_model": 10**9}, {"max_len": 10**9}])
 def test_a_model_without_room_is_refused_before_it_is_built(sizes: dict[str, int]):
     with pytest.raises(InputError, match=r"a model of these sizes needs at least .* of memory"):
         decoder_config(encoding="learned", **sizes)

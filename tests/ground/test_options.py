@@ -41,16 +41,13 @@ KINDS = {name: parameter.annotation for name, parameter in parameters(taking).it
     ("option", "value", "allowed"),
     [
         ("whole", "x", "a whole number"),
-        ("whole", 3.5, "a whole number"),
         ("whole", True, "a whole number"),
         ("number", "1", "a number"),
         ("number", None, "a number"),
-        ("number", False, "a number"),
         ("yes", 1, "true or false"),
         ("word", 3, "a word"),
         ("one", [1], "'a' or 'b'"),
         ("some", 1.5, "a whole number, 'a', 'b' or None"),
-        ("numbers", 3, "a list of numbers"),
         ("numbers", "123", "a list of numbers"),
         ("numbers", [1, "2"], "a list of numbers"),
         ("numbers", {"a": 1}, "a list of numbers"),
@@ -74,7 +71,6 @@ def test_what_is_given_and_what_is_allowed_are_named(option: str, value: Any, al
         ("numbers", ((), [1, 2.5], np.ones(3))),
         ("deep", ([1.5], [[1], [2]], None)),
         ("other", (3, "x", None)),
-        ("rest", (3, "x", None)),
     ],
 )
 def test_what_may_be_is_left_to_the_constructor(option: str, values: tuple[Any, ...]):

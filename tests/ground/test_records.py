@@ -150,24 +150,17 @@ FITTED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-
-
-@every_kind
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-def test_a_record_is_read_back_as_it_was_written(kind: type[Record], data: st.DataObject) -> None:
+def test_a_record_is_read_back_as_it_was_written_and_damage_names_the_field(
+    kind: type[Record], data: st.DataObject
+) -> None:
     content = made_up(kind, data.draw)
     found = kind.from_dict(json.loads(json.dumps(content, allow_nan=False)))
     written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert told(content) == told({**content, **{name: written[name] for name in content if name in written}})
     assert {name for name in content if name not in written} <= set(kind.LATER)
     assert kind.from_dict(written | {"of_a_later_version": 1}).to_dict() == found.to_dict()
-
-
-@every_kind
-@given(data=st.data())
-def test_what_is_damaged_is_a_sentence_that_names_the_field(kind: type[Record], data: st.DataObject) -> None:
-    content = made_up(kind, data.draw)
     name = data.draw(st.sampled_from(sorted(content)))
     without = {key: value for key, value in content.items() if key != name}
     if name in kind.LATER:
@@ -177,9 +170,6 @@ def test_what_is_damaged_is_a_sentence_that_names_the_field(kind: type[Record], 
             kind.from_dict(without, "here")
     with pytest.raises(InputError, match=rf"^here is damaged: ({name}|{kind.__name__})"):
         kind.from_dict(content | {name: object()}, "here")
-    for other in ([content], None, 3, "text"):
-        with pytest.raises(InputError, match=r"^here is damaged: it must have named fields"):
-            kind.from_dict(other, "here")
     with pytest.raises(InputError, match=rf"^here is damaged: 1\.{name}"):
         kind.from_list([content, content | {name: object()}], "here")
 
@@ -224,6 +214,9 @@ GOOD: dict[str, Any] = {
 
 
 def test_a_record_holds_what_its_annotations_say() -> None:
+    for other in ([GOOD], None, 3, "text"):
+        with pytest.raises(InputError, match=r"^here is damaged: it must have named fields"):
+            Tried.from_dict(other, "here")
     found = Tried.from_dict(GOOD)
     assert (found.a.dtype, found.b.shape, found.whole is not None and found.whole.dtype.kind) == (float, (2, 1, 3), "i")
     assert np.isnan(found.a[0, 1])
@@ -239,17 +232,14 @@ def test_a_record_holds_what_its_annotations_say() -> None:
     [
         ({"a": [[1, 2], [3]]}, "a: its rows are not equally long"),
         ({"a": [[1, True], [3, 4]]}, "a.0.1: input should be a valid number"),
-        ({"a": [["1", 2], [3, 4]]}, "a.0.0: input should be a valid number"),
         ({"a": [[1, float("inf")], [3, 4]]}, "a.0.1: input should be a finite number"),
         ({"a": [1, 2]}, "a.0: it must be a list"),
         ({"b": [[[0, 1, 2]], [[0, 0, 0]]]}, "b.0.0.2: input should be less than or equal to 1"),
         ({"b": [[[0, 1]], [[0, 0]]]}, "b: 2 were given along L\\+1; 3 are needed"),
         ({"whole": [1.5, 2]}, "whole.0: input should be a valid integer"),
         ({"whole": [1]}, "whole: 1 were given along L; 2 are needed"),
-        ({"places": [1, -2]}, "places.1: input should be greater than or equal to 0"),
         ({"places": [1]}, "places: 1 were given along L; 2 are needed"),
         ({"inner": [{"share": 2, "unknown": 1.0}]}, "inner.0.share: input should be less than or equal to 1"),
-        ({"inner": [{"share": 1}]}, "inner.0.unknown: it is missing"),
         ({"inner": {}}, "inner: it must be a list"),
         ({"named": {"x": 3}}, r"named.x: it must have named fields \(given: 3\)"),
         ({"flag": 1}, "flag: input should be a valid boolean"),

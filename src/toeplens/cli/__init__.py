@@ -1,46 +1,27 @@
 """The command line: parse, call, print.
 
 The commands' modules hold what ``--help`` and a shell's completion need; each command imports what it uses when it is
-called, within `toeplens.start.starting`.
+called.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from toeplens.cli import audits, cite, export, lists, pretrained, probes, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
 from toeplens.ground.machine import out_of_memory
-from toeplens.ground.stops import EXIT_CODE, STOPPED, interrupted_by_signals
+from toeplens.ground.signals import EXIT_CODE, INTERRUPTED
 from toeplens.version import __version__
 
 __all__ = ["app", "main"]
 
-_NARROWEST, _DIGITS = 20, 4  # columns of a terminal, and how many digits that number has at most
-
-
-class _Stopped(Exception):
-    """A command was interrupted."""
-
-
-class _Commands(TyperGroup):
-    """All commands; typer would end an interrupted one without a word."""
-
-    def invoke(self, ctx: typer.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            raise _Stopped from stop
-
 
 app = typer.Typer(
-    cls=_Commands,
     help="A laboratory for positional information in Transformers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -90,9 +71,10 @@ def main() -> None:
     """Run the command line; errors are one line, exit code 2 for bad input and 3 for the machine's failures."""
     _make_printable()
     try:
-        with interrupted_by_signals(_say_stopped):
-            code = app(standalone_mode=False)
-            print(end="", flush=True)
+        code = app(standalone_mode=False)
+        print(end="", flush=True)
+        if code == EXIT_CODE:  # as Typer has Ctrl-C
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except ToeplensError as error:
         _fail(str(error), error.exit_code)
@@ -101,8 +83,8 @@ def main() -> None:
             typer.echo(error.format_message())
             sys.exit(2)
         _fail(error.format_message(), 2)
-    except (_Stopped, KeyboardInterrupt):
-        _say_stopped()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{INTERRUPTED}\n")
         sys.exit(EXIT_CODE)
     except BrokenPipeError:
         sys.stdout = None  # else Python would try again at its end
@@ -117,23 +99,12 @@ def main() -> None:
 
 
 def _make_printable() -> None:
-    """What the terminal's encoding lacks is escaped; a width in which nothing could be printed is not taken over."""
+    """What the terminal's encoding lacks is escaped."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and (len(columns) > _DIGITS or int(columns) < _NARROWEST):
-        del os.environ["COLUMNS"]
 
 
 def _fail(message: str, code: int) -> None:
-    _say(message)
-    sys.exit(code)
-
-
-def _say(message: str) -> None:
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
-
-
-def _say_stopped() -> None:
-    _say(STOPPED)
+    sys.exit(code)

@@ -12,7 +12,6 @@ from toeplens.cli.means import Hands, with_options
 from toeplens.cli.options import Json, ModelDevice, ModelDtype, Pickled, path
 from toeplens.ground import InputError
 from toeplens.ground.places import entered
-from toeplens.start import starting
 
 if TYPE_CHECKING:
     from toeplens.studies.auditing.many import Request
@@ -100,11 +99,10 @@ def audit(
     Without --text and --tokens it reads random tokens whose second half repeats the first. Of several models each is
     audited so, several at a time; one that fails is told at the end, and the same command goes on.
     """
-    with starting():
-        from toeplens.cli import audit_many, console
-        from toeplens.sources.huggingface.checkpoints import is_there
-        from toeplens.studies import auditing, probing
-        from toeplens.studies.auditing.many import Request
+    from toeplens.cli import audit_many, console
+    from toeplens.sources.huggingface.checkpoints import is_there
+    from toeplens.studies import auditing, probing
+    from toeplens.studies.auditing.many import Request
 
     if text and tokens:
         raise InputError("tokens: it was given beside text; one of the two is allowed.")
@@ -174,10 +172,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Lay two audits side by side: a base and its variant, two encodings, two checkpoints of a run."""
-    with starting():
-        from toeplens import report
-        from toeplens.cli import console
-        from toeplens.studies import auditing
+    from toeplens import report
+    from toeplens.cli import console
+    from toeplens.studies import auditing
 
     found = [auditing.open_audit(each) for each in (first, second)]
     names = names_of(first, second)

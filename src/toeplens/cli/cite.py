@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from toeplens.cli.options import Json, path
-from toeplens.start import starting
 from toeplens.version import __version__
-
-if TYPE_CHECKING:
-    from toeplens.ground.works import Work
 
 TITLE, AUTHORS, LICENSE = "toeplens", "The toeplens authors", "Apache-2.0"  # as CITATION.cff has them
 ABOUT = "A laboratory for positional information in Transformers"
@@ -29,24 +25,24 @@ def cite(
     as_json: Json = False,
 ) -> None:
     """Say how to cite toeplens and the papers that it carries out; of a study, its encodings too."""
-    with starting():
-        from toeplens.cli import console
-        from toeplens.ground.works import Work
-        from toeplens.papers.deposit.citation import PAPER as DEPOSIT
-        from toeplens.papers.positional_symbolic.citation import PAPER as SYMBOLIC
+    from toeplens import encodings
+    from toeplens.cli import console
+    from toeplens.ground.citations import Citation, citations_of
+    from toeplens.papers.deposit.citation import PAPER as DEPOSIT
+    from toeplens.papers.positional_symbolic.citation import PAPER as SYMBOLIC
 
-    program = Work(TITLE, (f"{{{AUTHORS}}}",), f"{TITLE}: {ABOUT}", version=__version__, license=LICENSE)
+    program = Citation(TITLE, (f"{{{AUTHORS}}}",), f"{TITLE}: {ABOUT}", version=__version__, license=LICENSE)
     works = {"program": [program], "papers": [DEPOSIT, SYMBOLIC]}
-    known = {work.eprint for work in works["papers"]}
-    cited = {name: _works(name) for name in ([] if directory is None else _encodings(directory))}
-    new: dict[str, Work] = {}  # a paper of several encodings is one entry
-    for work in chain.from_iterable(cited.values()):
-        if work.eprint not in known:
-            new.setdefault(work.eprint or work.key, work)
+    known = {work.arxiv for work in works["papers"]}
+    cited = {name: encodings.get(name).citation for name in ([] if directory is None else _encodings(directory))}
+    new: dict[str, Citation] = {}  # a paper of several encodings is one entry
+    for work in chain.from_iterable(citations_of(text, name) for name, text in cited.items()):
+        if work.arxiv not in known:
+            new.setdefault(work.arxiv or work.key, work)
     works["encodings"] = list(new.values())
     if as_json:
         told = {
-            kind: [{"key": work.key, "words": work.words(), "bibtex": work.bibtex()} for work in found]
+            kind: [{"key": work.key, "words": work.text(), "bibtex": work.bibtex()} for work in found]
             for kind, found in works.items()
         }
         console.print_json(told)
@@ -56,27 +52,15 @@ def cite(
             console.say("titles of some papers are not known here: arXiv has them by the number.", aside=True)
     else:
         console.say("toeplens:")
-        console.say(f"  {program.words()}")
+        console.say(f"  {program.text()}")
         console.say("the papers whose experiments it carries out:")
         for work in works["papers"]:
-            console.say(f"  {work.words()}")
+            console.say(f"  {work.text()}")
         if cited:
             console.say(f"the encodings in {directory}:")
-        for name in cited:
-            console.say(f"  {name}: {_citation(name)}")
+        for name, text in cited.items():
+            console.say(f"  {name}: {text}")
         console.say("as BibTeX: toeplens cite --bibtex")
-
-
-def _citation(name: str) -> str:
-    from toeplens import encodings
-
-    return encodings.get(name).citation
-
-
-def _works(name: str) -> list[Work]:
-    from toeplens.ground.works import works_in
-
-    return works_in(_citation(name), name)
 
 
 def _encodings(directory: Path) -> list[str]:

@@ -12,7 +12,6 @@ import typer
 from toeplens.cli.options import Json, path
 from toeplens.ground import InputError, choose, write_json, write_text
 from toeplens.ground.places import entered
-from toeplens.start import starting
 
 Shown = Annotated[
     Path, typer.Argument(help="The directory of a study, an audit or a probe, or a page of any command.", parser=path)
@@ -36,13 +35,12 @@ def figures(
     as_json: Json = False,
 ) -> None:
     """Draw every figure of a page for a paper, a file a panel: sized for its columns, on white, with a legend."""
-    with starting():
-        from toeplens.cli import console
-        from toeplens.report.exporting.drawing import FORMATS, draw, programs
-        from toeplens.report.exporting.figures import read_figures
-        from toeplens.report.exporting.maps import read_maps
-        from toeplens.report.exporting.pages import plots_in, read_page, readable
-        from toeplens.report.exporting.printed import INCHES, printed
+    from toeplens.cli import console
+    from toeplens.report.exporting.drawing import FORMATS, draw, programs
+    from toeplens.report.exporting.figures import read_figures
+    from toeplens.report.exporting.maps import read_maps
+    from toeplens.report.exporting.pages import plots_in, read_page, readable
+    from toeplens.report.exporting.printed import INCHES, printed
 
     kind = choose("format", form, FORMATS)
     if columns is not None and columns not in INCHES:
@@ -82,10 +80,9 @@ def tables(
     as_json: Json = False,
 ) -> None:
     """Write every table of a page as CSV and as LaTeX with the rules of booktabs, a caption and a label."""
-    with starting():
-        from toeplens.report.exporting.latex import latex_of
-        from toeplens.report.exporting.pages import read_page, readable
-        from toeplens.report.exporting.tables import csv_of, read_tables
+    from toeplens.report.exporting.latex import latex_of
+    from toeplens.report.exporting.pages import read_page, readable
+    from toeplens.report.exporting.tables import csv_of, read_tables
 
     writers: dict[str, tuple[str, Callable[[Any], str]]] = {"csv": ("csv", csv_of), "latex": ("tex", latex_of)}
     kinds = {**{kind: [kind] for kind in writers}, "both": list(writers)}

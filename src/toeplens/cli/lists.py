@@ -13,14 +13,12 @@ from rich.markup import escape
 from toeplens.cli.options import Full, Json, changed, path
 from toeplens.ground import InputError, choose
 from toeplens.ground.places import free
-from toeplens.start import starting
 
 
 def list_encodings(full: Full = False, as_json: Json = False) -> None:
     """List the positional encodings, their class and their options."""
-    with starting():
-        from toeplens import encodings
-        from toeplens.cli.console import say
+    from toeplens import encodings
+    from toeplens.cli.console import say
 
     rows = []
     for name, why in encodings.unusable().items():
@@ -63,10 +61,9 @@ def card(
     as_json: Json = False,
 ) -> None:
     """Measure an encoding and write its card: formula, kernel, symbol, class, resolution by dtype, cost."""
-    with starting():
-        from toeplens import encodings, report
-        from toeplens.cli import console
-        from toeplens.studies.card import make_card
+    from toeplens import encodings, report
+    from toeplens.cli import console
+    from toeplens.studies.card import make_card
 
     if name is None and set_:
         raise InputError("set: an option was given, but no encoding; name the one that it belongs to.")
@@ -86,8 +83,7 @@ def card(
 
 def list_tasks(full: Full = False, as_json: Json = False) -> None:
     """List the tasks, what their answer depends on, chance, and their options."""
-    with starting():
-        from toeplens import tasks
+    from toeplens import tasks
 
     rows = []
     for name in tasks.names():
@@ -115,8 +111,7 @@ def _print(
     *shown: str,
 ) -> None:
     """Rows as JSON; or what is ``told`` of each for people: all of it, or a line with what is ``shown``."""
-    with starting():
-        from toeplens.cli import console
+    from toeplens.cli import console
 
     if as_json:
         console.print_json(rows)

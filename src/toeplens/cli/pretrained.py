@@ -10,7 +10,6 @@ import typer
 
 from toeplens.cli.options import Budget, Json, ModelDevice, ModelDtype, StudyOut, path
 from toeplens.ground import InputError
-from toeplens.start import starting
 
 
 def pretrained(
@@ -33,13 +32,12 @@ def pretrained(
     as_json: Json = False,
 ) -> None:
     """Examine a pretrained language model: heads, frequencies, retrieval, beside models that know nothing; claims."""
-    with starting():
-        from toeplens.cli import tables
-        from toeplens.cli.audit_output import PieceProgress
-        from toeplens.cli.progress import carry_out, limits_of
-        from toeplens.papers.positional_symbolic import pretrained as study
-        from toeplens.papers.positional_symbolic.pretrained.page import write_pretrained
-        from toeplens.studies import auditing
+    from toeplens.cli import tables
+    from toeplens.cli.audit_output import PieceProgress
+    from toeplens.cli.progress import carry_out, limits_of
+    from toeplens.papers.positional_symbolic import pretrained as study
+    from toeplens.papers.positional_symbolic.pretrained.page import write_pretrained
+    from toeplens.studies import auditing
 
     texts = {each.stem: auditing.read_text(each) for each in text}
     if len(texts) < len(text):

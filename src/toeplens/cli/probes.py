@@ -10,7 +10,6 @@ import typer
 from toeplens.cli.options import Json, ModelDevice, ModelDtype, Pickled, path
 from toeplens.ground import InputError
 from toeplens.ground.places import entered, must_be_of
-from toeplens.start import starting
 
 
 def probe(
@@ -50,12 +49,11 @@ def probe(
     as_json: Json = False,
 ) -> None:
     """Ask a language model what it can do: loss by position, needles, copying, counting, order; intact and changed."""
-    with starting():
-        from toeplens.cli import audit_output, console
-        from toeplens.report import write_probe
-        from toeplens.sources.huggingface.beforehand import check_decoder
-        from toeplens.sources.huggingface.loading import called_of, open_model
-        from toeplens.studies import auditing, probing
+    from toeplens.cli import audit_output, console
+    from toeplens.report import write_probe
+    from toeplens.sources.huggingface.beforehand import check_decoder
+    from toeplens.sources.huggingface.loading import called_of, open_model
+    from toeplens.studies import auditing, probing
 
     asked = probing.Asked(
         tuple(int(each) for each in _numbers("lengths", lengths, whole=True)),

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
-import typer
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,7 +22,6 @@ from toeplens.cli.console import err, say
 from toeplens.cli.options import seconds
 from toeplens.engine import Event, Job, Limits, stop_on_signals
 from toeplens.ground.machine import size
-from toeplens.ground.stops import EXIT_CODE
 from toeplens.studies import limits_for
 from toeplens.training import RunSpec, plan_execution
 
@@ -78,12 +76,12 @@ class _Opening:
 def carry_out(
     work: Callable[..., State], progress: AbstractContextManager[Any], limits: Limits, show: Callable[[State], None]
 ) -> None:
-    """Do ``work(limits=...)`` until it is done or told to stop, and show what came of it; a stop has its exit code."""
+    """Do ``work(limits=...)`` until it is done or interrupted, and show what came of it."""
     with stop_on_signals() as stopped, progress:
         state = work(limits=replace(limits, should_stop=stopped))
     show(state)
     if stopped():
-        raise typer.Exit(EXIT_CODE)
+        raise KeyboardInterrupt
 
 
 class StudyProgress(_Opening):

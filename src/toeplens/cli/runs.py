@@ -11,7 +11,6 @@ import typer
 from toeplens.cli.options import Budget, Compile, Device, Follow, Json, RunDirectory, changed, path
 from toeplens.ground import InputError, choose, read_json
 from toeplens.ground.places import free
-from toeplens.start import starting
 
 if TYPE_CHECKING:
     from toeplens.training import RunSpec
@@ -51,15 +50,14 @@ def train_run(
     as_json: Json = False,
 ) -> None:
     """Fit one run, or go on with it; prints where it is and what it reached."""
-    with starting():
-        from toeplens import encodings
-        from toeplens.cli import console
-        from toeplens.cli.progress import RunProgress, carry_out, limits_of
-        from toeplens.engine import HeadWatch, Limits
-        from toeplens.model import scale_left_open
-        from toeplens.training import Run, run_spec, starting_spec, told, train
-        from toeplens.training.loggers import loggers_named, must_be_installed
-        from toeplens.training.run import WATCHED
+    from toeplens import encodings
+    from toeplens.cli import console
+    from toeplens.cli.progress import RunProgress, carry_out, limits_of
+    from toeplens.engine import HeadWatch, Limits
+    from toeplens.model import scale_left_open
+    from toeplens.training import Run, run_spec, starting_spec, told, train
+    from toeplens.training.loggers import loggers_named, must_be_installed
+    from toeplens.training.run import WATCHED
 
     if spec is not None:
         if not spec.exists() or spec.is_dir():
@@ -155,11 +153,10 @@ def ablate(
     as_json: Json = False,
 ) -> None:
     """Ablate each head of a run's model and print what it loses, with intervals and the deposit of each layer."""
-    with starting():
-        from toeplens import training
-        from toeplens.cli import console, tables
-        from toeplens.engine import Limits, ablate_run, measure_run
-        from toeplens.lens import THRESHOLDS, HeadSets, deposit
+    from toeplens import training
+    from toeplens.cli import console, tables
+    from toeplens.engine import Limits, ablate_run, measure_run
+    from toeplens.lens import THRESHOLDS, HeadSets, deposit
 
     choose("split", split, ("test", "train+test"))
     opened = training.Run.open(run)
@@ -216,11 +213,10 @@ def decompose(
     as_json: Json = False,
 ) -> None:
     """Take a run's attention logits apart into content and position, and write the page that shows it."""
-    with starting():
-        from toeplens import report, training
-        from toeplens.cli import console, tables
-        from toeplens.lens import Split
-        from toeplens.studies.decomposition import decompose_run
+    from toeplens import report, training
+    from toeplens.cli import console, tables
+    from toeplens.lens import Split
+    from toeplens.studies.decomposition import decompose_run
 
     choose("split", split, get_args(Split))
     opened = training.Run.open(run)
@@ -263,10 +259,9 @@ def extrapolate_run(
     as_json: Json = False,
 ) -> None:
     """Test a run's model on texts longer than those it was trained on."""
-    with starting():
-        from toeplens import training
-        from toeplens.cli import console, tables
-        from toeplens.engine import extrapolate
+    from toeplens import training
+    from toeplens.cli import console, tables
+    from toeplens.engine import extrapolate
 
     opened = training.Run.open(run)
     with console.err.status("testing longer texts"):

@@ -13,7 +13,6 @@ from toeplens.cli.means import Hands, Means, with_options
 from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyOut, path
 from toeplens.ground import InputError, choose
 from toeplens.ground.words import listed
-from toeplens.start import starting
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
 OURS = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
@@ -43,13 +42,12 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Carry out the papers' central experiment: train, knock out heads, judge the claims, write the page."""
-    with starting():
-        from toeplens.cli import tables
-        from toeplens.cli.progress import StudyProgress, carry_out
-        from toeplens.model import Protocol
-        from toeplens.papers import deposit as study
-        from toeplens.papers.deposit.page import write_page
-        from toeplens.training.presets import PROTOCOLS
+    from toeplens.cli import tables
+    from toeplens.cli.progress import StudyProgress, carry_out
+    from toeplens.model import Protocol
+    from toeplens.papers import deposit as study
+    from toeplens.papers.deposit.page import write_page
+    from toeplens.training.presets import PROTOCOLS
 
     choose("scale", scale, study.SCALES)
     if protocol != "both":
@@ -104,12 +102,11 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Train tasks by encodings, measure what heads follow and how models do on longer texts, write the page."""
-    with starting():
-        from toeplens import report
-        from toeplens.cli import tables
-        from toeplens.cli.progress import StudyProgress, carry_out
-        from toeplens.studies import grid
-        from toeplens.studies.kit.cells import jobs_of
+    from toeplens import report
+    from toeplens.cli import tables
+    from toeplens.cli.progress import StudyProgress, carry_out
+    from toeplens.studies import grid
+    from toeplens.studies.kit.cells import jobs_of
 
     wanted = grid.read_spec(spec)
     if seeds is not None:
@@ -141,12 +138,11 @@ def theory(
     as_json: Json = False,
 ) -> None:
     """Check the papers' mathematics by numbers: each statement as it stands and as it should stand, with a verdict."""
-    with starting():
-        from toeplens.cli import tables
-        from toeplens.cli.progress import StudyProgress, carry_out
-        from toeplens.papers import mathematics
-        from toeplens.papers.mathematics.page import write_theory
-        from toeplens.training import PRESETS
+    from toeplens.cli import tables
+    from toeplens.cli.progress import StudyProgress, carry_out
+    from toeplens.papers import mathematics
+    from toeplens.papers.mathematics.page import write_theory
+    from toeplens.training import PRESETS
 
     choose("scale", scale, PRESETS)
     jobs = mathematics.jobs(scale, seeds)
@@ -205,26 +201,23 @@ def page_maker(directory: Path) -> Callable[[], Path]:
 
 def report_page(directory: Recorded, as_json: Json = False) -> None:
     """Write the page of a study, an audit or a probe again, from what is finished or recorded."""
-    with starting():
-        from toeplens.cli import console
+    from toeplens.cli import console
 
-        make = page_maker(directory)
-
-    console.print_page(make(), as_json=as_json)
+    console.print_page(page_maker(directory)(), as_json=as_json)
 
 
 def claims(
     directory: StudyDirectory,
     full: Full = False,
-    evidence: Annotated[bool, typer.Option(help="Also print each claim's rule, its evidence and what would decide it.")] = False,
+    evidence: Annotated[
+        bool, typer.Option(help="Also print each claim's rule, its evidence and what would decide it.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Judge the papers' claims on a study's results and print the ledger."""
-    with starting():
-        from toeplens.cli import console, tables
+    from toeplens.cli import console, tables
 
-        kind, _, rule = kind_of(directory)
-
+    kind, _, rule = kind_of(directory)
     study = kind.gather(directory)
     entries = study.entries
     if as_json:

@@ -13,7 +13,7 @@ from toeplens.engine.many import Event, Workers, must_have, plan_workers, run_jo
 from toeplens.engine.measures import FEWEST, MEASURES, measure_run, read_measures
 from toeplens.engine.nodes import Cluster
 from toeplens.engine.records import Asked
-from toeplens.ground.stops import signals_held, stop_on_signals
+from toeplens.ground.signals import stop_on_signals
 
 __all__ = [
     "FACTORS",
@@ -41,7 +41,6 @@ __all__ = [
     "read_ablation",
     "read_measures",
     "run_jobs",
-    "signals_held",
     "spread",
     "stop_on_signals",
     "without_weights",

@@ -13,7 +13,7 @@ import torch
 
 from toeplens.engine.limits import Limits
 from toeplens.engine.nodes import Cluster
-from toeplens.engine.pool import Piece, Put, Told, Upcoming, Work, stoppably
+from toeplens.engine.pool import Piece, Put, Told, Upcoming, Work
 from toeplens.ground import EnvironmentFailure, ToeplensError
 
 _LOOK, _ASK = 0.1, 1.0  # seconds between two looks of the driver, and of a worker
@@ -203,7 +203,7 @@ def _do(desk: Any, work: Work[Any], index: int, piece: Any, limits: Limits, left
             follow=limits.follow,
             group=limits.group,
         )
-        return stoppably(work, piece, own, tell)
+        return work(piece, own, tell)
     finally:
         ended.set()
         follower.join()

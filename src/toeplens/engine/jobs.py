@@ -19,7 +19,6 @@ from toeplens.engine.head_watch import TOGETHER, HeadWatch
 from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import Limits
 from toeplens.engine.measures import Subject, measure_run, read_measures
-from toeplens.engine.pool import keeping_time
 from toeplens.engine.records import Asked, forget_measured, read_record, write_record
 from toeplens.engine.sharing import shared
 from toeplens.ground import InputError, ToeplensError, choose, write_bytes
@@ -96,19 +95,18 @@ def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None 
 
 def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None) -> Run:
     forget_measured(out / job.spec.name)
-    with keeping_time():
-        run = train(
-            job.spec,
-            out,
-            device=limits.device,
-            compile=limits.compile,
-            checkpoint_seconds=limits.checkpoint_seconds,
-            deadline=limits.deadline_now(),
-            should_stop=limits.should_stop,
-            on_progress=on_progress,
-            watcher=watcher_of(job),
-            loggers=loggers_of(job, limits),
-        )
+    run = train(
+        job.spec,
+        out,
+        device=limits.device,
+        compile=limits.compile,
+        checkpoint_seconds=limits.checkpoint_seconds,
+        deadline=limits.deadline_now(),
+        should_stop=limits.should_stop,
+        on_progress=on_progress,
+        watcher=watcher_of(job),
+        loggers=loggers_of(job, limits),
+    )
     if run.status != "complete" or not job.examples:
         return run
     asked = Asked(job.examples, job.split)

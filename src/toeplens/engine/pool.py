@@ -7,13 +7,12 @@ import multiprocessing
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -21,7 +20,7 @@ import torch
 
 from toeplens.engine.limits import Limits
 from toeplens.ground import EnvironmentFailure, ToeplensError
-from toeplens.ground.stops import WORKERS_GRACE, Interrupted, interruptible, signals_held
+from toeplens.ground.signals import ignored_by_children
 
 Piece = TypeVar("Piece")
 Told = Callable[[int, Any], None]
@@ -75,9 +74,6 @@ class Upcoming(Generic[Piece]):
         return bool(self._ready)
 
 
-_SILENT = "ignore:resource_tracker:UserWarning"  # what tidies up after a process that was ended at once need not say so
-
-
 def in_processes(
     work: Work[Piece],
     pieces: Sequence[Piece],
@@ -95,22 +91,18 @@ def in_processes(
 
     ``on_done`` hears each piece's index and result as it ends. None says that a piece was stopped before its end; then
     no further piece is begun. `Put.OFF` says that it is to be tried again after others. ``work`` is a function of a
-    module, and its limits say when to stop: Ctrl-C, SIGTERM, a deadline, the end of this process. A piece that does not
-    stop within `WORKERS_GRACE` seconds of that is interrupted (of a deadline only outside `keeping_time`).
-    What it tells, ``on_told`` hears with its index.
+    module, and its limits say when to stop: a deadline, ``limits.should_stop``, SIGTERM, the end of this process. What
+    it tells, ``on_told`` hears with its index.
 
-    An error in one piece stops the others likewise and is raised once they have stopped.
+    An error in one piece stops the others likewise and is raised once they have stopped. `KeyboardInterrupt` kills
+    the workers, and is raised.
     """
-    if _SILENT not in sys.warnoptions:  # which processes started from here inherit
-        sys.warnoptions.append(_SILENT)
     context = multiprocessing.get_context("spawn")
     stop, told = context.Event(), context.Queue()
     plain = replace(limits, should_stop=_never)
     upcoming = Upcoming(pieces, wait=1.0, after=after)
     failure: BaseException | None = None
-    with ProcessPoolExecutor(
-        count, mp_context=context, initializer=_start, initargs=(stop, told, threads, os.getpid())
-    ) as pool:
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_start, initargs=(stop, told, threads)) as pool:
         waiting: dict[Future[Any], int] = {}
         try:
             while True:
@@ -118,23 +110,16 @@ def in_processes(
                     index = upcoming.next()
                     if index is None:
                         break
-                    with signals_held():
+                    with ignored_by_children():
                         waiting[pool.submit(_do, work, index, pieces[index], plain)] = index
                 if not waiting and (not upcoming or stop.is_set() or limits.over()):
                     break
-                try:
-                    if waiting:
-                        finished, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
-                    else:
-                        time.sleep(_LOOK)
-                        finished = set()
-                    _drain(told, on_told)
-                except KeyboardInterrupt as error:
-                    if stop.is_set():
-                        raise
-                    stop.set()
-                    failure = error
-                    continue
+                if waiting:
+                    finished, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
+                else:
+                    time.sleep(_LOOK)
+                    finished = set()
+                _drain(told, on_told)
                 if limits.should_stop():  # the deadline they know
                     stop.set()
                 for future in finished:
@@ -152,12 +137,18 @@ def in_processes(
                         upcoming.clear()
                     upcoming.done(index)
                     on_done(index, result)
+        except KeyboardInterrupt:
+            for process in list(pool._processes.values()):
+                process.kill()
+            raise
         except BaseException as error:
             stop.set()
             failure = failure or error
     _drain(told, on_told)
-    if isinstance(failure, (ToeplensError, KeyboardInterrupt)):
+    if isinstance(failure, ToeplensError):
         raise failure
+    if isinstance(failure, BrokenProcessPool) and limits.should_stop():
+        return  # SIGTERM came to workers that were not ready for it yet
     if failure is not None:
         raise EnvironmentFailure(
             f"a worker process ended unexpectedly ({type(failure).__name__}: {failure}); what was finished is kept, "
@@ -184,35 +175,25 @@ _stop: Any = None
 _told: Any = None
 _busy = threading.Lock()
 _leaving = threading.Event()
-_keeping_time = threading.Event()
 
 
-@contextmanager
-def keeping_time() -> Iterator[None]:
-    """Within it no deadline interrupts: what is done keeps it by itself, but does one unit at least, however late."""
-    _keeping_time.set()
-    try:
-        yield
-    finally:
-        _keeping_time.clear()
-
-
-def _start(stop: Any, told: Any, threads: int, parent: int) -> None:
+def _start(stop: Any, told: Any, threads: int) -> None:
     global _stop, _told
     torch.set_num_threads(threads)
     _stop, _told = stop, told
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _leaving.set())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _follow(parent: int) -> None:
+def _end_with_parent() -> None:
     """End this worker when its parent is gone, after the piece at hand has been left at a point to go on from.
 
     A SIGTERM alone ends the piece and not the worker: who sends it to a whole group has the parent end its workers.
     """
-    while os.getppid() == parent:
-        threading.Event().wait(0.5)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     _leaving.set()
     with _busy:
         os._exit(1)
@@ -226,18 +207,4 @@ def _do(work: Work[Any], index: int, piece: Any, limits: Limits) -> Any:
     if _leaving.is_set():
         return None
     with _busy:
-        own = replace(limits, should_stop=_told_to_stop)
-        return stoppably(work, piece, own, lambda what: _told.put((index, what)))
-
-
-def stoppably(work: Work[Piece], piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Any:
-    """Do a piece until its limits say stop, in a worker's main thread; None if it had to be interrupted."""
-
-    def over() -> bool:
-        return limits.should_stop() or (limits.late() and not _keeping_time.is_set())
-
-    try:
-        with interruptible(over, WORKERS_GRACE):
-            return work(piece, limits, tell)
-    except Interrupted:
-        return None
+        return work(piece, replace(limits, should_stop=_told_to_stop), lambda what: _told.put((index, what)))

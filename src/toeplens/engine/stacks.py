@@ -15,7 +15,6 @@ import torch
 from toeplens.engine.jobs import Job, loggers_of, watcher_of
 from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import MOST_STACKED, Limits
-from toeplens.engine.pool import keeping_time
 from toeplens.engine.records import forget_measured
 from toeplens.engine.scratch import scratch
 from toeplens.engine.sharing import shared
@@ -149,17 +148,16 @@ def _trained(members: Sequence[_Member], where: Path, limits: Limits, tell: Call
     def report(place: int, step: int, total: int, row: dict[str, Any] | None) -> None:
         tell((members[place].place, step, total, row["test_accuracy"] if row else None))
 
-    with keeping_time():
-        runs = train_as_one(
-            [member.job.spec for member in members],
-            where,
-            device=limits.device,
-            compile=limits.compile,
-            checkpoint_seconds=limits.checkpoint_seconds,
-            deadline=limits.deadline_now(),
-            should_stop=lambda: max([member.stops(limits) for member in members]),  # each publishes what is new
-            on_progress=report,
-            watchers=[watcher_of(member.job) for member in members],
-            loggers=[loggers_of(member.job, limits) for member in members],
-        )
+    runs = train_as_one(
+        [member.job.spec for member in members],
+        where,
+        device=limits.device,
+        compile=limits.compile,
+        checkpoint_seconds=limits.checkpoint_seconds,
+        deadline=limits.deadline_now(),
+        should_stop=lambda: max([member.stops(limits) for member in members]),  # each publishes what is new
+        on_progress=report,
+        watchers=[watcher_of(member.job) for member in members],
+        loggers=[loggers_of(member.job, limits) for member in members],
+    )
     return all(run.status != "stopped" for run in runs)

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from toeplens.ground.errors import InputError
 from toeplens.ground.files import environment_failure, is_leftover
 
 LOCK = ".lock"
-_LOOK = 0.1
+_POLL = 0.1  # seconds
 
 
 class Busy(InputError):
     """Somebody else holds the directory."""
-
-
-@dataclass
-class _Held:
-    """A directory that a thread of this process holds, and how many times it has entered."""
-
-    thread: int
-    entered: int = 1
-
-
-_held: dict[Path, _Held] = {}
-_guard = threading.Lock()
 
 
 @contextmanager
@@ -45,51 +29,27 @@ def locked(directory: Path, what: str, *, until: Callable[[], bool] | None = Non
     The thread that holds a directory may enter it again; another thread or process raises `Busy`. The lock is
     the operating system's: it is gone with its holder, however that ends. The file stays.
     """
+    from filelock import FileLock, Timeout  # which --help does without
+
     place = Path(directory).resolve()
+    lock = FileLock(place / LOCK, timeout=0, is_singleton=True)
     while True:
         try:
-            stream = _enter(place, what)
+            lock.acquire()
             break
-        except Busy:
+        except Timeout:
             if until is None or until():
-                raise
-            time.sleep(_LOOK)
+                raise Busy(f"{what}: {place} is being worked on by another process; wait until it is done.") from None
+            time.sleep(_POLL)
+        except OSError as error:
+            raise environment_failure(error, place / LOCK) from None
     try:
-        if stream is not None:
+        if lock.lock_counter == 1:
             for leftover in filter(is_leftover, place.iterdir()):
                 leftover.unlink(missing_ok=True)
         yield
     finally:
-        with _guard:
-            held = _held[place]
-            held.entered -= 1
-            if not held.entered:
-                del _held[place]
-        if stream is not None:
-            stream.close()
-
-
-def _enter(place: Path, what: str) -> TextIO | None:
-    """Take the lock; None where this thread has it already."""
-    busy = Busy(f"{what}: {place} is being worked on by another process; wait until it is done.")
-    with _guard:
-        held = _held.get(place)
-        if held is not None:
-            if held.thread != threading.get_ident():
-                raise busy
-            held.entered += 1
-            return None
-        try:
-            stream = (place / LOCK).open("w", encoding="utf-8")
-        except OSError as error:
-            raise environment_failure(error, place / LOCK) from None
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            stream.close()
-            raise busy from None
-        _held[place] = _Held(threading.get_ident())
-        return stream
+        lock.release()
 
 
 def names_in(directory: Path) -> set[str]:

@@ -1,13 +1,10 @@
-"""What this machine can hold and keeps, whether that ran out, and numbers that are within bounds."""
+"""What this machine can hold, whether that ran out, and numbers that are within bounds."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -15,8 +12,6 @@ from toeplens.ground.errors import InputError, shown
 
 MOST_SEEDS = 100
 _FULL = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)  # in torch's words
-_TRIM, _MAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
-_KEPT, _LARGE = 2**31 - 1, 2**25  # bytes: the most that can be asked for
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
@@ -42,23 +37,6 @@ def free_memory() -> int:
         return memory()
     found = re.search(r"^MemAvailable:\s+(\d+) kB", fields, re.MULTILINE)
     return memory() if found is None else min(memory(), 1024 * int(found[1]))
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Have this process keep memory that it frees for what it allocates next, up to 2 GB of it, where glibc serves it.
-
-    A training step, or a pass of a model, frees nearly all that it allocated, and the next one allocates it again.
-    Given back to the system in between, every page of it is a fault and is zeroed. What the environment asks of glibc
-    (``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``) stays; other allocators are not touched.
-    """
-    if sys.platform != "linux":
-        return
-    with suppress(OSError, AttributeError):  # another C library
-        ask = ctypes.CDLL("libc.so.6").mallopt
-        for name, what, most in (("TRIM", _TRIM, _KEPT), ("MMAP", _MAP, _LARGE)):
-            if f"MALLOC_{name}_THRESHOLD_" not in os.environ:
-                ask(what, most)
 
 
 def cores() -> int:

@@ -14,7 +14,6 @@ import numpy
 import torch
 
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
-from toeplens.ground.machine import keep_freed_memory
 from toeplens.ground.reading import Count, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.version import __version__
@@ -75,8 +74,6 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str, width
         compiled, why = compiler is not None, "a GPU and a compiler" if compiler else "no C++ compiler"
     else:
         compiled, why = False, "compiling does not pay on a CPU at these sizes"
-    if chosen.type == "cpu":
-        keep_freed_memory()
     bf16 = precision == "bf16" or (precision == "auto" and chosen.type == "cuda" and width >= _WIDE)
     return Execution(chosen, bf16, compiled, why)
 

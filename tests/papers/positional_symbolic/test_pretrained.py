@@ -81,6 +81,12 @@ def test_a_study_that_was_stopped_ends_with_the_same(study: Pretrained, model: P
     def note(name: str, at: int, count: int) -> None:
         done.append(name)
 
+    asked: list[str] = []
+    at_once = Limits(should_stop=lambda: bool(asked))
+    begun = examine(
+        str(model), TEXTS, tmp_path, device="cpu", limits=at_once, on_progress=lambda *_: asked.append("stop"), **SIZES
+    )
+    assert begun.finished == 0, "the first piece was left between two passes"
     half = examine(str(model), TEXTS, tmp_path, device="cpu", limits=stopped, on_piece=note, **SIZES)
     assert not half.complete
     assert half.finished == len(done) == 20

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from toeplens.ground import InputError
-from toeplens.ground.stops import Interrupted
 from toeplens.sources.huggingface.effects.replays import Passes
 from toeplens.studies import auditing
 from toeplens.studies.auditing import Audit, audit, measuring
@@ -44,7 +43,7 @@ class Stop:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if (what, done) == self.at:
-            raise Interrupted
+            raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -70,10 +69,10 @@ def same(one: Audit, other: Audit) -> bool:
 
 
 def test_an_audit_goes_on_layer_by_layer(model: Any, whole: Audit, tmp_path: Path, counted: dict[str, int]) -> None:
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         audit(model, TOKENS, keep=tmp_path, on_progress=Stop("layers", 2))
     assert counted["measured"] == 2
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         audit(model, TOKENS, keep=tmp_path, on_progress=Stop("heads", 4))
     assert counted["measured"] == 3
     passes = counted["passes"]

@@ -1,10 +1,13 @@
-"""Studies are carried out by one process at a time, and keep their time in work that has no units."""
+"""Studies are carried out by one process at a time, and begin nothing once it is time to stop."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
+import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 from toeplens.engine import Limits
 from toeplens.ground import InputError
+from toeplens.ground.signals import stop_on_signals
 from toeplens.papers import deposit as reproduce
 from toeplens.papers import mathematics as theory
 from toeplens.papers.mathematics import study as theory_study
@@ -42,20 +46,24 @@ def test_a_study_that_another_process_carries_out_is_read_and_not_written(kind: 
     MADE[kind](tmp_path)
 
 
-@pytest.fixture
-def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first experiment is a moment's work, the second never ends."""
-    for name in theory_study.EXPERIMENTS:
-        monkeypatch.setitem(theory_study.EXPERIMENTS, name, lambda seed: time.sleep(600) or {})
+@pytest.mark.parametrize("over", ["deadline", "signal"])
+def test_no_experiment_is_begun_once_it_is_time_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: str):
+    """The one that was begun is finished and kept."""
+    limits = Limits(device="cpu", deadline=time.time() + 3600)
     recorded = json.loads(RECORDED.read_text())["records"]["contraction"][0]
-    monkeypatch.setitem(theory_study.EXPERIMENTS, "contraction", lambda seed: recorded)
 
+    def made(seed: int) -> Any:
+        if over == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            monkeypatch.setattr(Limits, "late", lambda self, ahead=0.0: True)
+        return recorded
 
-@pytest.mark.usefixtures("endless")
-def test_an_experiment_is_left_when_its_time_is_up_and_the_finished_one_is_kept(tmp_path: Path):
-    limits = Limits(device="cpu", deadline=time.time() + 1)
-    began = time.monotonic()
-    state = theory.check_theory(tmp_path, scale="smoke", seeds=1, workers=1, limits=limits)
-    assert time.monotonic() - began < 600
+    for name in theory_study.EXPERIMENTS:
+        monkeypatch.setitem(theory_study.EXPERIMENTS, name, lambda seed: pytest.fail("it was begun"))
+    monkeypatch.setitem(theory_study.EXPERIMENTS, "contraction", made)
+    with stop_on_signals() as stopped:
+        limits = replace(limits, should_stop=stopped)
+        state = theory.check_theory(tmp_path, scale="smoke", seeds=1, workers=1, limits=limits)
     assert state.finished == 1
     assert [path.name for path in (tmp_path / "records").iterdir()] == ["contraction-42.json"]

@@ -1,12 +1,12 @@
 """How the paper is cited; of its first version, whose authors are known, with the title of the later one."""
 
-from toeplens.ground.works import Work
+from toeplens.ground.citations import Citation
 
-PAPER = Work(
+PAPER = Citation(
     key="gu2025positional",
     authors=("Gu, Zihan", "Zhang, Han", "Chen, Ruoyu", "Hu, Yue", "Zhang, Hua"),
     title="Unpacking Positional Encoding in Transformers: A Spectral Analysis of Content-Position Coupling",
     year=2025,
-    eprint="2505.13027",
+    arxiv="2505.13027",
     note="Later version, ICLR 2026: Deconstructing Positional Information: From Attention Logits to Training Biases",
 )

@@ -12,7 +12,6 @@ from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
-from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.papers.mathematics import (
     contraction,
     distance,
@@ -234,13 +233,7 @@ def _carry_out(
     for index, piece in enumerate(pieces):
         if limits.over():
             return
-        try:
-            with interruptible(limits.late, grace=0.0):
-                done(index, _make(piece, limits))
-        except Interrupted:
-            if not limits.over():
-                raise
-            return
+        done(index, _make(piece, limits))
 
 
 def _make(piece: tuple[Place, Path, str], limits: Limits, tell: Callable[[Any], None] = lambda what: None) -> Any:

@@ -1,8 +1,8 @@
 """How the paper is cited."""
 
-from toeplens.ground.works import Work
+from toeplens.ground.citations import Citation
 
-PAPER = Work(
+PAPER = Citation(
     key="urrutia2025decoupling",
     authors=(
         "Urrutia, Felipe",
@@ -14,5 +14,5 @@ PAPER = Work(
     ),
     title="Decoupling Positional and Symbolic Attention Behavior in Transformers",
     year=2025,
-    eprint="2511.11579",
+    arxiv="2511.11579",
 )

@@ -19,11 +19,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
-from toeplens.ground.machine import free_memory, keep_freed_memory, memory, out_of_memory, size
+from toeplens.ground.machine import free_memory, memory, out_of_memory, size
 from toeplens.sources.huggingface.checkpoints import Checkpoint, Quantised, checkpoint_of
 from toeplens.sources.huggingface.hosts.host import HOST, MODULES, reinstall
 from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library, words
-from toeplens.start import uncollected
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 _TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
@@ -169,8 +168,7 @@ def called_of(name: str) -> str:
 
 def open_folder(name: str, dtype: Dtype | None, device: str) -> Loaded:
     """A model from a directory, of safetensors, in the dtype that it was saved in unless one is given."""
-    with uncollected():
-        transformers = library()
+    transformers = library()
     place = place_of(device)
     with _quiet(transformers):
         return _load(transformers, name, dtype, place, False)
@@ -196,8 +194,7 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
     `EnvironmentFailure` where transformers is missing or there is not the memory.
     """
     choose("dtype", dtype, get_args(Dtype))
-    with uncollected():
-        transformers = library()
+    transformers = library()
     place = place_of(device)
     with _quiet(transformers):
         return _load(transformers, name, dtype, place, pickled)
@@ -224,9 +221,8 @@ def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickl
 
 def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled: bool) -> Loaded:
     files = checkpoint_of(name)
-    with uncollected():  # the model's own modules are imported
-        config = _config(transformers, files)
-        cls = _class(transformers, config, name)
+    config = _config(transformers, files)
+    cls = _class(transformers, config, name)
     named, installed = getattr(config, "transformers_weights", None), getattr(config, MODULES, None)
     files.check_weights(named, pickled)
     chosen: Any = torch.float32 if dtype == "auto" and place == "cpu" else "auto"
@@ -247,7 +243,6 @@ def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled
                 f"model: the weights of {name} need {size(least)} of memory, and {size(free)} are free; a smaller "
                 "dtype (bfloat16 halves it) or another device is needed."
             )
-        keep_freed_memory()
     safetensors = files.safetensors(named)
     try:
         _check_dtypes(config, safetensors, name)

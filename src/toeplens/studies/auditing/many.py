@@ -31,9 +31,8 @@ from toeplens.ground.places import entered, must_be_of
 from toeplens.ground.reading import Count, Text
 from toeplens.ground.records import Record
 from toeplens.sources.huggingface.checkpoints import GGUF, is_there
-from toeplens.sources.huggingface.model import words
 from toeplens.sources.huggingface.loading import Dtype, called_of, open_model, place_of
-from toeplens.sources.huggingface.model import library
+from toeplens.sources.huggingface.model import library, words
 from toeplens.studies.auditing.audit import RECORD, Audit, open_audit, parquet_of, save
 from toeplens.studies.auditing.inputs import read_tokens
 from toeplens.studies.auditing.kept import PARTS, files_of

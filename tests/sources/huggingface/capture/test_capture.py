@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.architectures.models import DECODED, small_inputs, small_model
 from tests.sources.huggingface.models import (
     BLOOM,
     GPT,

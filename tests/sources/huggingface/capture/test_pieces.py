@@ -11,8 +11,7 @@ from tests.sources.huggingface.models import INPUTS, SIZES, TOKENS, WIDTH, Hand,
 from torch import Tensor, nn
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import compared, head_effects
-from toeplens.sources.huggingface.effects.head_effects import Silenced
+from toeplens.sources.huggingface import compared
 
 DIFFERENTIAL = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
 LAYOUT = SIZES | {"hidden_size": 48, "channel_shrink_ratio": 2}

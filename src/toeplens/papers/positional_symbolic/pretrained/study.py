@@ -15,7 +15,6 @@ from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.records import Record
-from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.papers.positional_symbolic.pretrained.claims import CLAIMS
 from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
 from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, TOGETHER, Asking, Plan
@@ -45,6 +44,10 @@ def judged(state: Pretrained) -> Pretrained:
 def _reread(kept: Kept, plan: Plan) -> Pretrained:
     found = _Pieces.from_dict(kept.content, kept.path)
     return judged(Pretrained(**kept.head, plan=plan, audits=found.audits, probes=found.probes))
+
+
+class _Stopped(BaseException):
+    """Raised between two passes of a piece to leave it, through whatever takes exceptions for failures of a model."""
 
 
 def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretrained:
@@ -113,7 +116,12 @@ def examine(
     _same(directory, asked)
     pieces = list(plan.pieces())
 
-    making = Making(loaded, plan, directory, on_progress)
+    def report(what: str, done: int, total: int) -> None:
+        if limits.over():
+            raise _Stopped
+        on_progress(what, done, total)
+
+    making = Making(loaded, plan, directory, report)
     making.check()
 
     def work() -> None:
@@ -123,11 +131,8 @@ def examine(
                 return
             if not path_of(directory, name).exists():
                 try:
-                    with interruptible(limits.late, grace=0.0):
-                        making.make(name, kind)
-                except Interrupted:
-                    if not limits.over():
-                        raise
+                    making.make(name, kind)
+                except _Stopped:
                     return
                 shutil.rmtree(directory / PIECES / f"{name}.parts", ignore_errors=True)
                 on_piece(name, at, len(pieces))

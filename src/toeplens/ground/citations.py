@@ -1,0 +1,87 @@
+"""Papers and programs that are cited: as a line of text and as BibTeX."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    **{letter: f"\\{letter}" for letter in "{}$&#%_"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    '"': "''",
+}
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A paper or a program that is cited.
+
+    key      its name in a bibliography
+    authors  as BibTeX has them; "others" for those that are not listed; empty where no author is known
+    title    empty where it is not known here
+    year     0 where it is not known, or there is none
+    arxiv    its number on arXiv
+    version  of a program
+    note     what else there is to say
+    """
+
+    key: str
+    authors: Sequence[str]
+    title: str = ""
+    year: int = 0
+    arxiv: str = ""
+    version: str = ""
+    license: str = ""
+    note: str = ""
+
+    def text(self) -> str:
+        """A line of a list of references."""
+        if not self.authors:
+            return f"{self.note}."
+        plain = (author.replace("{", "").replace("}", "") for author in self.authors)
+        *before, last = [" ".join(reversed(author.split(", ", 1))) for author in plain]
+        names = f"{', '.join(before)} {'et al.' if last == 'others' else f'and {last}'}" if before else last
+        parts = [
+            f"{names} ({self.year})" if self.year else names,
+            self.title,
+            self.version and f"version {self.version}",
+            self.arxiv and f"arXiv:{self.arxiv}",
+            self.note,
+        ]
+        return f"{'. '.join(part for part in parts if part)}."
+
+    def bibtex(self) -> str:
+        """An entry of a bibliography; one of a program is ``@software``, to BibTeX the same as misc."""
+        fields = {
+            "author": " and ".join(self.authors),
+            "title": f"{{{escaped(self.title)}}}" if self.title else "",
+            "year": str(self.year or ""),
+            "eprint": self.arxiv,
+            "archiveprefix": "arXiv" if self.arxiv else "",
+            "version": escaped(self.version),
+            "license": escaped(self.license),
+            "note": escaped(self.note),
+        }
+        lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+        return "\n".join([f"@{'software' if self.version else 'misc'}{{{self.key},", *lines, "}"])
+
+
+def escaped(text: str) -> str:
+    """A text as BibTeX takes it, between braces."""
+    return "".join(_ESCAPES.get(letter, letter) for letter in text)
+
+
+def citations_of(text: str, key: str) -> list[Citation]:
+    """The works that the citation of an encoding names, in its order; the text as a note if it names none.
+
+    citations.json has the works, by their number on arXiv or by the words that name them. The first has the ``key``,
+    those after it the key with a number.
+    """
+    works = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    named = sorted(filter(text.__contains__, works), key=text.index)
+    found = [Citation(key, **works[name]) for name in named] or [Citation(key, (), note=text)]
+    return [replace(each, key=f"{key}-{place}" if place > 1 else key) for place, each in enumerate(found, 1)]
