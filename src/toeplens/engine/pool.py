@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 import multiprocessing
 import os
 import queue
 import signal
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,50 +26,26 @@ Work = Callable[[Piece, Limits, Callable[[Any], None]], Any]
 _LOOK = 0.1
 
 
-class Put(enum.Enum):
-    """What comes of a piece that cannot be done now: it is put off, until others have been tried."""
+class Upcoming:
+    """Indices of pieces that wait for their turn, in order; ``after`` says of some which other each has to wait for."""
 
-    OFF = "off"
-
-
-class Upcoming(Generic[Piece]):
-    """Pieces that wait for their turn, by index; those put off come last, and not again at once.
-
-    ``after`` says of some which other each has to wait for.
-    """
-
-    def __init__(self, pieces: Sequence[Piece], wait: float, after: Mapping[int, int] | None = None) -> None:
-        self.pieces, self.wait = pieces, wait
-        self._ready = deque((0.0, index) for index in range(len(pieces)))
-        self._after, self._done = after or {}, set[int]()
+    def __init__(self, count: int, after: Mapping[int, int] | None = None) -> None:
+        self._waiting, self._after, self._done = list(range(count)), after or {}, set[int]()
 
     def next(self) -> int | None:
-        """The next piece whose time has come."""
-        now = time.monotonic()
-        for place, (earliest, index) in enumerate(self._ready):
-            if earliest <= now and (index not in self._after or self._after[index] in self._done):
-                del self._ready[place]
-                return index
+        """The next piece whose turn it is."""
+        for place, index in enumerate(self._waiting):
+            if index not in self._after or self._after[index] in self._done:
+                return self._waiting.pop(place)
         return None
 
     def done(self, index: int) -> None:
         """A piece is done: what waited for it waits no more."""
         self._done.add(index)
 
-    def put_off(self, index: int) -> None:
-        """A piece is to be tried again."""
-        self._ready.append((time.monotonic() + self.wait, index))
-
-    def put_first(self, index: int) -> None:
-        """A piece is to be tried again, at once."""
-        self._ready.appendleft((0.0, index))
-
     def clear(self) -> None:
         """Nothing more is to be begun."""
-        self._ready.clear()
-
-    def __bool__(self) -> bool:
-        return bool(self._ready)
+        self._waiting.clear()
 
 
 _SILENT = "ignore:resource_tracker:UserWarning"  # what tidies up after a process that was ended at once need not say so
@@ -94,10 +67,9 @@ def in_processes(
     A piece whose index ``after`` maps to that of another is begun once the other is done.
 
     ``on_done`` hears each piece's index and result as it ends. None says that a piece was stopped before its end; then
-    no further piece is begun. `Put.OFF` says that it is to be tried again after others. ``work`` is a function of a
-    module, and its limits say when to stop: Ctrl-C, SIGTERM, a deadline, the end of this process. A piece that does not
-    stop within `WORKERS_GRACE` seconds of that is interrupted (of a deadline only outside `keeping_time`).
-    What it tells, ``on_told`` hears with its index.
+    no further piece is begun. ``work`` is a function of a module, and its limits say when to stop: Ctrl-C, SIGTERM, a
+    deadline, the end of this process. A piece that does not stop within `WORKERS_GRACE` seconds of that is interrupted
+    (of a deadline only outside `keeping_time`). What it tells, ``on_told`` hears with its index.
 
     An error in one piece stops the others likewise and is raised once they have stopped.
     """
@@ -106,7 +78,7 @@ def in_processes(
     context = multiprocessing.get_context("spawn")
     stop, told = context.Event(), context.Queue()
     plain = replace(limits, should_stop=_never)
-    upcoming = Upcoming(pieces, wait=1.0, after=after)
+    upcoming = Upcoming(len(pieces), after)
     failure: BaseException | None = None
     with ProcessPoolExecutor(
         count, mp_context=context, initializer=_start, initargs=(stop, told, threads, os.getpid())
@@ -120,14 +92,10 @@ def in_processes(
                         break
                     with signals_held():
                         waiting[pool.submit(_do, work, index, pieces[index], plain)] = index
-                if not waiting and (not upcoming or stop.is_set() or limits.over()):
+                if not waiting:
                     break
                 try:
-                    if waiting:
-                        finished, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
-                    else:
-                        time.sleep(_LOOK)
-                        finished = set()
+                    finished, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
                     _drain(told, on_told)
                 except KeyboardInterrupt as error:
                     if stop.is_set():
@@ -144,9 +112,6 @@ def in_processes(
                     except ToeplensError as error:
                         stop.set()
                         failure = failure or error
-                        continue
-                    if result is Put.OFF:
-                        upcoming.put_off(index)
                         continue
                     if result is None:
                         upcoming.clear()

@@ -13,7 +13,7 @@ from tests.papers.deposit.test_claims import BY_ID, MEASURED, entry, parts, verd
 from tests.papers.deposit.told import ROPE, SKILLED, TOLD, rope
 from tests.papers.deposit.worlds import HEADS, LAYERS, SPREAD, Layers, Model, World, changed, count, distance, results
 
-from toeplens.engine.kinds import KINDS, Spectra
+from toeplens.engine.measures import KINDS, Spectra
 from toeplens.lens import FrequencyRecord, HeadAblation, Representation
 from toeplens.lens.kit.intervals import spearman
 from toeplens.lens.toeplitz.bias_spread import BiasSpread

@@ -12,7 +12,7 @@ from tests.papers.deposit.test_claims import BY_ID, entry
 from tests.papers.deposit.told import SKILLED, TOLD
 from tests.papers.deposit.worlds import SPREAD, changed, distance, results
 
-from toeplens.engine.kinds import Seed
+from toeplens.engine.measures import Seed
 from toeplens.lens import PositionalDrift, SeedStrength
 from toeplens.studies import CellResult, Results
 

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 
 from toeplens.engine import Limits, signals_held
-from toeplens.engine.pool import Put
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError
-from toeplens.ground.locks import Busy
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.failures import words
 from toeplens.studies.auditing.many.record import Audited, of_audit
@@ -49,8 +47,8 @@ class Piece:
     write: Write | None
 
 
-def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited | Put | None:
-    """What became of a model, whatever it was; None if it was to stop, and `Put.OFF` if another process is at it.
+def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited | None:
+    """What became of a model, whatever it was; None if it was to stop.
 
     Told are what is being done, how much of it is, and all. What is stopped is ended at once: what it has finished is
     kept.
@@ -115,7 +113,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited | Put:
+def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited:
     try:
         if piece.there and not Path(piece.model).exists():
             raise InputError(
@@ -125,8 +123,6 @@ def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited | P
         found = audit_in(
             piece.directory, piece.model, piece.request, piece.write, digest=piece.digest, on_progress=tell
         )
-    except Busy:
-        return Put.OFF
     except ToeplensError as error:
         return failed(piece, error)
     except Exception as error:  # whatever one model may raise, the others are gone on with

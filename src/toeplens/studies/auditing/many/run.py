@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from toeplens.engine import Cluster, Limits, Workers, plan_workers, spread
-from toeplens.engine.probes import on_show
 from toeplens.ground import InputError, write_json
 from toeplens.ground.machine import memory
 from toeplens.ground.places import entered
@@ -66,8 +65,7 @@ def audit_many(
         request = replace(request, tokens=request.tokens.absolute())
     pieces = [_piece(name, model, place.absolute(), request, write) for name, model in zip(names, models, strict=True)]
     if isinstance(workers, Cluster):
-        with on_show(None, place) as token:
-            workers.must_serve(request.device, token)
+        workers.must_serve(request.device)
     else:
         place_of(request.device)
         count, _ = plan_workers(len(pieces), request.device, workers)
