@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -167,7 +166,7 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(machines: Any, thr
 
 
 def test_a_stop_is_heard_and_the_same_call_goes_on(three: Cluster, tmp_path: Path):
-    wanted = jobs(3, 20)
+    wanted = jobs(4, 60)
     begun = threading.Event()
 
     def told(event: Event) -> None:
@@ -178,7 +177,7 @@ def test_a_stop_is_heard_and_the_same_call_goes_on(three: Cluster, tmp_path: Pat
     found = run_jobs(wanted, tmp_path / "out", limits, workers=three, on_event=told)
     assert "stopped" in found
     assert any((tmp_path / "out" / job.spec.name / "checkpoint.pt").exists() for job in wanted)
-    assert run_jobs(wanted, tmp_path / "out", Limits(), workers=three) == ["complete"] * 3
+    assert run_jobs(wanted, tmp_path / "out", Limits(), workers=three) == ["complete"] * 4
     must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
 
 
@@ -205,20 +204,11 @@ def dies(*_: Any) -> None:
     os._exit(1)
 
 
-def test_a_piece_that_is_cancelled_as_its_worker_begins_is_no_failure(
-    three: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    class Hesitates(cluster._Coordinator):
-        async def begin(self, index: int) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-            (tmp_path / "asked").touch()
-            await asyncio.sleep(60)  # the worker waits meanwhile, and is told to leave there
-            return False
-
-    monkeypatch.setattr(cluster, "_Coordinator", Hesitates)
-    limits = Limits(should_stop=(tmp_path / "asked").exists)
+def test_what_waits_for_room_is_not_begun_once_it_is_to_stop(three: Cluster, tmp_path: Path):
+    limits = Limits(should_stop=(tmp_path / "begun").exists)
     done: list[int] = []
-    cluster.in_cluster(dies, [()], limits, three, on_done=lambda index, _: done.append(index))
-    assert done == []
+    cluster.in_cluster(stays, [(True, tmp_path)] * 9, limits, three, on_done=lambda index, result: done.append(index))
+    assert len(done) <= 3
 
 
 def test_what_cannot_be_kept_stops_the_other_pieces(three: Cluster, tmp_path: Path):

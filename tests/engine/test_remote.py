@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.builders import After, tiny
+from tests.builders import After, tiny, wait_until
 from tests.engine.test_many import outcome
 
 from toeplens.engine import Job, Limits, carry_out, many, remote, run_jobs, working_copy
@@ -76,29 +77,19 @@ def test_a_run_is_published_as_it_grows_and_only_when_it_has(url: str, tmp_path:
     assert len(written) == 1
 
 
-def test_what_is_here_and_further_is_published_and_not_replaced(url: str, tmp_path: Path):
-    job = Job(tiny(), "one", 20)
-    limits = Limits(checkpoint_seconds=0.0, publish=url)
-    carry_out(job, tmp_path / "a", replace(limits, should_stop=After(3)))
-    carry_out(job, tmp_path / "b", Limits())
-    before = outcome(tmp_path / "b" / job.spec.name)
-    many._level(job, tmp_path / "b", limits)
-    assert outcome(tmp_path / "b" / job.spec.name) == before
-    many._level(job, tmp_path / "c", limits)
-    assert outcome(tmp_path / "c" / job.spec.name) == before
-
-
 def test_what_cannot_be_published_in_the_end_is_an_error_and_published_the_next_time(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    job, limits = Job(tiny(), "one"), Limits(publish=url)
+    job, limits = Job(tiny(), "one"), Limits(checkpoint_seconds=0.0, publish=url)
+    carry_out(job, tmp_path / "b", replace(limits, should_stop=After(3)))
     with monkeypatch.context() as patch:
         patch.setattr("fsspec.implementations.memory.MemoryFileSystem.pipe_file", None)
         with pytest.raises(EnvironmentFailure, match=rf"^cannot write {url}/runs/{job.spec.name}\.zip: "):
             carry_out(job, tmp_path / "a", limits)
-    many._level(job, tmp_path / "a", limits)
+    before = outcome(tmp_path / "a" / job.spec.name)
+    many._level(job, tmp_path / "a", limits)  # what is there is not so far
     many._level(job, tmp_path / "b", limits)
-    assert outcome(tmp_path / "b" / job.spec.name) == outcome(tmp_path / "a" / job.spec.name)
+    assert before == outcome(tmp_path / "a" / job.spec.name) == outcome(tmp_path / "b" / job.spec.name)
 
 
 def packed(name: str, content: bytes) -> bytes:
@@ -162,6 +153,13 @@ def test_files_are_fetched_and_published_and_runs_left_to_those_who_train_them(
     assert Remote(url).read("study.json") == b"new"
 
 
+def test_other_peoples_files_are_not_fetched(url: str):
+    Remote(url).write("thesis.txt", b"mine")
+    with pytest.raises(InputError, match=f"^out: {url} holds files that are not a study's"), working_copy(url):
+        pass
+    assert Remote(url).files() == ["thesis.txt"]
+
+
 def test_a_second_driver_is_refused_and_one_that_is_gone_is_not(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(remote, "_BEAT", 0.02)
     with working_copy(url):
@@ -205,47 +203,47 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
+STUDY = """
+title: Small
+seeds: 1
+examples: 32
+measures: [toeplitz]
+model: {d_model: 32, d_ff: 64, num_layers: 2, num_heads: 2, dropout: 0.0}
+training: {lr: 0.003, batch_size: 128, train_examples: 2048, test_examples: 64, epochs: 10}
+tasks: {index: {options: {length: 10, words: 8}}}
+encodings: {nope: , alibi: , rope: }
+"""
+
+
 @pytest.mark.heavy
-def test_a_study_stopped_on_one_machine_goes_on_on_another_from_s3(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_study_stopped_on_one_machine_goes_on_on_another_from_s3(bucket: str, tmp_path: Path):
     """By the command line; each machine is a cache that the other does not see."""
+    (tmp_path / "small.yaml").write_text(STUDY)
 
-    def study(machine: str, *more: str) -> subprocess.CompletedProcess[str]:
+    def study(machine: str, out: str | Path) -> subprocess.Popen[str]:
         environment = {**os.environ, "TOEPLENS_CACHE": str(tmp_path / machine)}
-        given = [
-            sys.executable,
-            "-m",
-            "toeplens",
-            "theory",
-            "--scale",
-            "smoke",
-            "--seeds",
-            "1",
-            "--workers",
-            "2",
-            "--json",
-        ]
-        return subprocess.run([*given, *more], env=environment, capture_output=True, text=True)
+        given = ("study", tmp_path / "small.yaml", "--workers", "1", "--json", "--out", out)
+        return subprocess.Popen(
+            [sys.executable, "-m", "toeplens", *map(str, given)], env=environment, stdout=subprocess.PIPE, text=True
+        )
 
-    stopped = study("a", "--out", bucket, "--time-budget", "25s")
-    assert stopped.returncode == 0, stopped.stderr
-    first = json.loads(stopped.stdout)
-    assert first["finished"] < first["total"]
-    names = Remote(bucket).files()
-    assert {"study.json"} <= set(names)
-    finished = study("b", "--out", bucket)
-    assert finished.returncode == 0, finished.stderr
-    assert json.loads(finished.stdout)["finished"] == first["total"]
-    alone = study("c", "--out", str(tmp_path / "alone"))
-    assert alone.returncode == 0, alone.stderr
+    def published() -> list[str]:
+        found = Remote(bucket)._request("list", "runs", Remote(bucket)._fs.find)
+        return [Path(name).stem for name in found]
+
+    first = study("a", bucket)
+    wait_until(lambda: bool(published()), first)
+    first.send_signal(signal.SIGINT)
+    assert (json.loads(first.communicate()[0])["finished"], first.returncode) == (1, 130)
+    other = study("b", bucket)
+    assert json.loads(other.communicate()[0])["finished"] == 3
+    alone = study("c", tmp_path / "alone")
+    assert json.loads(alone.communicate()[0])["finished"] == 3
     (copy,) = (tmp_path / "b" / "toeplens" / "outputs").iterdir()
-    runs = list((tmp_path / "alone" / "runs").iterdir())
-    assert runs
-    for run in runs:
-        assert outcome(copy / "runs" / run.name) == outcome(run)
-        assert Remote(bucket).read(f"runs/{run.name}.zip") is not None
-    assert {"results.json", "claims.json", "report.html"} <= set(Remote(bucket).files())
+    runs = {run.name: outcome(run) for run in (tmp_path / "alone" / "runs").iterdir()}
+    assert {run.name: outcome(run) for run in (copy / "runs").iterdir()} == runs
+    assert sorted(published()) == sorted(runs)
+    assert set(Remote(bucket).files()) == {"study.json", "results.json", "claims.json", "report.html"}
 
 
 @pytest.mark.heavy

@@ -240,6 +240,7 @@ def test_a_refusal_says_why(specs: list[RunSpec], why: str):
 # ---- many jobs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_jobs_are_trained_as_one_where_they_can_be_and_each_is_then_done_as_alone(tmp_path: Path):
     specs = [*three(), tiny(3, "alibi"), tiny(4, "rope", model={"dropout": 0.1})]
     jobs = [Job(spec, spec.name, examples=16) for spec in specs]
@@ -253,12 +254,6 @@ def test_jobs_are_trained_as_one_where_they_can_be_and_each_is_then_done_as_alon
         (segment,) = Run.open(stacked / spec.name).history
         assert segment.setup.stacked == (spec in specs[:3])
     assert "stack" in refusal(lambda: run_jobs(jobs, tmp_path / "none", Limits(stack=0), workers=1))
-
-
-def test_jobs_stopped_in_a_stack_are_gone_on_with(tmp_path: Path):
-    jobs = [Job(spec, spec.name) for spec in three()]
-    assert run_jobs(jobs, tmp_path, Limits(stack=8, deadline=0.0), workers=1) == ["stopped"] * 3
-    assert run_jobs(jobs, tmp_path, Limits(stack=8), workers=1) == ["complete"] * 3
 
 
 def test_a_stop_in_the_stack_is_a_stop_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

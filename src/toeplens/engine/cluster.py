@@ -18,7 +18,7 @@ from toeplens.engine.pool import Piece, Told, Upcoming, Work, stoppably
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, shown
 from toeplens.ground.machine import cores
 
-_LOOK, _ASK = 0.1, 1.0  # seconds between two looks of the driver, and of a worker
+_LOOK, _TELL = 0.1, 1.0  # seconds between two looks of the driver, and between two things that a worker tells
 _RETRIES = 10  # times that a piece is done again because its worker or its machine died
 _DEVICES = ("auto", "cpu", "cuda")
 
@@ -150,30 +150,33 @@ def in_cluster(
 
     ray = cluster.join()
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    coordinator = ray.remote(_Coordinator).options(num_cpus=0, scheduling_strategy=here).remote()
-    task = ray.remote(_do).options(
-        num_cpus=cluster.cpus, num_gpus=cluster.gpus, memory=cluster.memory, max_retries=_RETRIES
-    )
+    board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=here).remote()
+    needs = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus, "memory": cluster.memory}
+    task = ray.remote(_do).options(**needs, max_retries=_RETRIES)
     plain = replace(limits, should_stop=_never, deadline=None, device=cluster.device(limits.device))
     upcoming, waiting = Upcoming(len(pieces), after), dict[Any, int]()
     failure: BaseException | None = None
-    stopping = False
+    stopping = stopped = False
+
+    def hear() -> None:
+        for index, what in ray.get(board.take.remote()):
+            on_told(index, what)
+
     while True:
         try:
             stopping = stopping or limits.over()
-            if stopping:
+            if stopping and not stopped:
+                stopped = True
                 upcoming.clear()
-                begun = ray.get(coordinator.stop.remote())
-                for answer in [answer for answer, index in waiting.items() if index not in begun]:
+                for answer in waiting:
                     ray.cancel(answer)
             while len(waiting) < (cluster.at_once or len(pieces)) and (index := upcoming.next()) is not None:
-                answer = task.remote(coordinator, work, index, pieces[index], plain, limits.left(), cluster.threads)
+                answer = task.remote(board, work, index, pieces[index], plain, limits.left(), cluster.threads)
                 waiting[answer] = index
             if not waiting:
                 break
             finished, _ = ray.wait(list(waiting), timeout=_LOOK)
-            for index, what in ray.get(coordinator.take.remote()):
-                on_told(index, what)
+            hear()
         except KeyboardInterrupt as error:
             if stopping:
                 raise
@@ -192,9 +195,8 @@ def in_cluster(
                 stopping, failure = True, failure or (error.cause if isinstance(error.cause, BaseException) else error)
             except (ray.exceptions.RayError, ToeplensError, KeyboardInterrupt) as error:
                 stopping, failure = True, failure or error
-    for index, what in ray.get(coordinator.take.remote()):
-        on_told(index, what)
-    ray.kill(coordinator)
+    hear()
+    ray.kill(board)
     if isinstance(failure, (ToeplensError, KeyboardInterrupt)):
         raise failure
     if failure is not None:
@@ -208,71 +210,37 @@ def _never() -> bool:
     return False
 
 
-class _Coordinator:
-    """What workers tell, whether they are to stop, and which pieces were begun; an actor on the driver's machine."""
+class _Board:
+    """The last that was told of each piece: an actor on the driver's machine."""
 
     def __init__(self) -> None:
         self.told: dict[int, Any] = {}
-        self.begun: set[int] = set()
-        self.stopped = False
 
-    def begin(self, index: int) -> bool:
-        """Whether a worker may begin what it was given."""
-        if not self.stopped:
-            self.begun.add(index)
-        return not self.stopped
-
-    def tell(self, index: int, what: Any) -> bool:
-        """Hear the last of a piece; whether its worker is to stop."""
-        if what is not None:
-            self.told[index] = what
-        return self.stopped
+    def tell(self, index: int, what: Any) -> None:
+        self.told[index] = what
 
     def take(self) -> list[tuple[int, Any]]:
         told, self.told = self.told, {}
         return list(told.items())
 
-    def stop(self) -> set[int]:
-        """From now on nothing is begun; gives what was."""
-        self.stopped = True
-        return self.begun
 
-
-def _do(
-    coordinator: Any, work: Work[Any], index: int, piece: Any, limits: Limits, left: float | None, threads: int
-) -> Any:
-    """A piece, in a worker."""
-    import ray
-
+def _do(board: Any, work: Work[Any], index: int, piece: Any, limits: Limits, left: float | None, threads: int) -> Any:
+    """A piece, in the main thread of a worker; `ray.cancel`, which is a SIGINT there, asks it to stop."""
+    leaving = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: leaving.set())
     torch.set_num_threads(threads)
-    leaving, ended = threading.Event(), threading.Event()
-    last: list[Any] = [None]  # of what was told, what the driver has not heard
-
-    def ask(wait: float) -> None:
-        what, last[0] = last[0], None
-        try:
-            if ray.get(coordinator.tell.remote(index, what), timeout=wait):
-                leaving.set()
-        except Exception:  # the driver is gone, and the coordinator with it
-            leaving.set()
-
-    def follow() -> None:
-        while not ended.wait(_ASK) and not leaving.is_set():
-            ask(wait=60.0)
+    last: list[Any] = [None, 0.0]  # what was told, and when the board heard of it
 
     def tell(what: Any) -> None:
         last[0] = what
+        if time.monotonic() - last[1] > _TELL:
+            board.tell.remote(index, what)
+            last[:] = None, time.monotonic()
 
-    if not ray.get(coordinator.begin.remote(index)):
-        return None
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
     deadline = None if left is None else time.time() + left
+    own = replace(limits, deadline=deadline, should_stop=leaving.is_set, made=clocks())
     try:
-        return stoppably(
-            work, piece, replace(limits, deadline=deadline, should_stop=leaving.is_set, made=clocks()), tell
-        )
+        return stoppably(work, piece, own, tell)
     finally:
-        ended.set()
-        follower.join()
-        ask(wait=5.0)
+        if last[0] is not None:
+            board.tell.remote(index, last[0])

@@ -82,7 +82,7 @@ def _room(workers: Workers, jobs: int, limits: Limits) -> Room:
     """How many pieces are done at a time, and what each has of a GPU."""
     if isinstance(workers, Cluster):
         on_gpu = workers.device(limits.device).startswith("cuda")
-        return Room(workers.at_a_time(), min(1.0, workers.gpus) if on_gpu else 0.0)
+        return Room(max(1, workers.at_a_time()), min(1.0, workers.gpus) if on_gpu else 0.0)
     count, _ = plan_workers(jobs, limits.device, workers)
     return Room(count, 1 / count if _on_gpu(limits.device) else 0.0)
 

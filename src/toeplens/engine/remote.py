@@ -31,7 +31,7 @@ from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK
 from toeplens.training.run import CHECKPOINT, PROGRESS, RESULT
 
-RUNS, _DRIVER = "runs", "driver.json"
+RUNS, _DRIVER, _STUDY = "runs", "driver.json", "study.json"
 _BEAT, _GONE = 20.0, 60.0  # seconds between two signs of life of a driver, and without one until it counts as gone
 
 Files = dict[str, bytes]  # what a directory holds, by the paths in it
@@ -168,7 +168,10 @@ def working_copy(url: str) -> Iterator[Path]:
     named = f"{PurePosixPath(remote.url).name}-{hashlib.sha256(remote.url.encode()).hexdigest()[:12]}"
     directory = make_directory(Path(cache) / "toeplens" / "outputs" / named)
     with remote.driven():
-        there = {name: remote.read(name) or b"" for name in remote.files()}
+        names = remote.files()
+        if names and _STUDY not in names:
+            raise InputError(f"out: {url} holds files that are not a study's; give another place.")
+        there = {name: remote.read(name) or b"" for name in names}
         for name, content in there.items():
             if _is_inside(name):
                 make_directory((directory / name).parent)
