@@ -18,7 +18,7 @@ from tests import builders
 from tests.builders import tiny, wait_until
 
 from toeplens.engine import Event, Job, Limits, carry_out, many, plan_workers, run_jobs
-from toeplens.engine.pool import Upcoming
+from toeplens.engine.pool import take
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.training import Run, train
 from toeplens.training import run as store
@@ -180,12 +180,12 @@ def test_followers_are_known_by_name_each_once():
 
 
 def test_what_has_to_wait_for_another_is_passed_by_until_that_is_done():
-    upcoming = Upcoming(4, after={1: 0, 2: 3})
-    assert [upcoming.next() for _ in range(3)] == [0, 3, None]
-    upcoming.done(3)
-    assert upcoming.next() == 2
-    upcoming.done(0)
-    assert [upcoming.next(), upcoming.next()] == [1, None]
+    left, after, done = [0, 1, 2, 3], {1: 0, 2: 3}, set[int]()
+    assert [take(left, after, done) for _ in range(3)] == [0, 3, None]
+    done.add(3)
+    assert take(left, after, done) == 2
+    done.add(0)
+    assert [take(left, after, done), take(left, after, done)] == [1, None]
 
 
 # ---- how many -------------------------------------------------------------------------------------------------------

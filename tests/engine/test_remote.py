@@ -192,6 +192,9 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A bucket of a real S3 server of this machine, which other processes see too."""
     import boto3
     from moto.server import ThreadedMotoServer
+    from s3fs import S3FileSystem
+
+    S3FileSystem.clear_instance_cache()  # of another server
 
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()

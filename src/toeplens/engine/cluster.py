@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from toeplens.engine.limits import Limits, clocks
-from toeplens.engine.pool import Piece, Told, Upcoming, Work, stoppably
+from toeplens.engine.pool import Piece, Told, Work, stoppably, take
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, shown
 from toeplens.ground.machine import cores
 
@@ -69,9 +69,8 @@ class Cluster:
 
     def described(self, device: str) -> str:
         """The machines in words, before they are joined."""
-        if self.device(device) == "cpu":
-            return f"a cluster's machines: {self.cpus:g} core{'s' if self.cpus > 1 else ''} a cell"
-        return f"a cluster's machines: {self.gpus:g} GPU{'s' if self.gpus > 1 else ''} a cell"
+        amount, what = (self.cpus, "core") if self.device(device) == "cpu" else (self.gpus, "GPU")
+        return f"a cluster's machines: {amount:g} {what}{'s' if amount > 1 else ''} a cell"
 
     def must_serve(self, device: str) -> None:
         """Raise an `InputError` unless the cluster answers, and one of its machines has what a piece needs."""
@@ -154,7 +153,7 @@ def in_cluster(
     needs = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus, "memory": cluster.memory}
     task = ray.remote(_do).options(**needs, max_retries=_RETRIES)
     plain = replace(limits, should_stop=_never, deadline=None, device=cluster.device(limits.device))
-    upcoming, waiting = Upcoming(len(pieces), after), dict[Any, int]()
+    left, done, waiting = list(range(len(pieces))), set[int](), dict[Any, int]()
     failure: BaseException | None = None
     stopping = stopped = False
 
@@ -167,10 +166,12 @@ def in_cluster(
             stopping = stopping or limits.over()
             if stopping and not stopped:
                 stopped = True
-                upcoming.clear()
+                left.clear()
                 for answer in waiting:
                     ray.cancel(answer)
-            while len(waiting) < (cluster.at_once or len(pieces)) and (index := upcoming.next()) is not None:
+            while (
+                len(waiting) < (cluster.at_once or len(pieces)) and (index := take(left, after or {}, done)) is not None
+            ):
                 answer = task.remote(board, work, index, pieces[index], plain, limits.left(), cluster.threads)
                 waiting[answer] = index
             if not waiting:
@@ -186,7 +187,7 @@ def in_cluster(
             index = waiting.pop(answer)
             try:
                 result = ray.get(answer)
-                upcoming.done(index)
+                done.add(index)
                 stopping = stopping or result is None
                 on_done(index, result)
             except ray.exceptions.TaskCancelledError:  # in its worker, too, where it is a RayTaskError besides

@@ -219,9 +219,8 @@ def _parts(asked: Asked, intervention: Intervention = "zero", metric: Metric = "
 
 def _forget_parts(directory: Path, asked: Asked, *kind: Any) -> None:
     """Remove the parts of an ablation that is recorded: it may have been killed in between."""
-    for name in (_parts(asked, *kind), _parts(asked, *kind).replace("-passes-", "-parts-")):  # the latter of old
-        for parts in directory.glob(f"{name}*"):
-            shutil.rmtree(parts, ignore_errors=True)
+    for parts in directory.glob(f"{_parts(asked, *kind)}*"):
+        shutil.rmtree(parts, ignore_errors=True)
 
 
 class _Parts:

@@ -8,7 +8,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,26 +26,12 @@ Work = Callable[[Piece, Limits, Callable[[Any], None]], Any]
 _LOOK = 0.1
 
 
-class Upcoming:
-    """Indices of pieces that wait for their turn, in order; ``after`` says of some which other each has to wait for."""
-
-    def __init__(self, count: int, after: Mapping[int, int] | None = None) -> None:
-        self._waiting, self._after, self._done = list(range(count)), after or {}, set[int]()
-
-    def next(self) -> int | None:
-        """The next piece whose turn it is."""
-        for place, index in enumerate(self._waiting):
-            if index not in self._after or self._after[index] in self._done:
-                return self._waiting.pop(place)
-        return None
-
-    def done(self, index: int) -> None:
-        """A piece is done: what waited for it waits no more."""
-        self._done.add(index)
-
-    def clear(self) -> None:
-        """Nothing more is to be begun."""
-        self._waiting.clear()
+def take(left: list[int], after: Mapping[int, int], done: Collection[int]) -> int | None:
+    """Take the first of the pieces that are left which need not wait for another (``after``) that is not done."""
+    for place, index in enumerate(left):
+        if index not in after or after[index] in done:
+            return left.pop(place)
+    return None
 
 
 _SILENT = "ignore:resource_tracker:UserWarning"  # what tidies up after a process that was ended at once need not say so
@@ -78,7 +64,7 @@ def in_processes(
     context = multiprocessing.get_context("spawn")
     stop, told = context.Event(), context.Queue()
     plain = replace(limits, should_stop=_never)
-    upcoming = Upcoming(len(pieces), after)
+    left, done = list(range(len(pieces))), set[int]()
     failure: BaseException | None = None
     with ProcessPoolExecutor(
         count, mp_context=context, initializer=_start, initargs=(stop, told, threads, os.getpid())
@@ -87,7 +73,7 @@ def in_processes(
         try:
             while True:
                 while len(waiting) < count and not stop.is_set() and not limits.over():
-                    index = upcoming.next()
+                    index = take(left, after or {}, done)
                     if index is None:
                         break
                     with signals_held():
@@ -114,8 +100,8 @@ def in_processes(
                         failure = failure or error
                         continue
                     if result is None:
-                        upcoming.clear()
-                    upcoming.done(index)
+                        left.clear()
+                    done.add(index)
                     on_done(index, result)
         except BaseException as error:
             stop.set()

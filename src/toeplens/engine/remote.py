@@ -49,7 +49,7 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         try:
-            self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+            self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
             raise InputError(f"out: must be a URL of a file system that is installed (got {url!r}: {error}).") from None
         if not root.strip("/"):
