@@ -1,15 +1,15 @@
-"""How cost grows: stores, drivers, cells by workers, training and audits by length; and nodes, simulated.
+"""How cost grows: file systems, drivers, cells by workers, training and audits by length; and nodes, simulated.
 
     python benchmarks/scaling.py [--scale smoke] [--cells 8] [--seconds 1] [--minutes 1 8] [--record PATH]
 
-Measured: the requests of a store on this machine's disk and on an S3 server of this machine (if moto is installed),
-what a driver needs for a cell that does nothing (if ray is), cells of a scale by one worker, by two, and by two through
-Ray, a training step by the length of its texts, and an audit by the tokens of its text.
+Measured: requests to this machine's disk and to an S3 server of this machine (if moto is installed), what a driver
+needs for a cell that does nothing (if ray is), cells of a scale by one worker, by two, and by two through Ray, a
+training step by the length of its texts, and an audit by the tokens of its text.
 
 The simulation takes these as they are, and asks how long 1,000 cells take on 4 to 64 nodes that do one cell at a time:
 the driver gives out one cell after another, and each takes the time that one of the measured cells took on a core, and
-its store's requests. ``--minutes`` asks the same for cells whose time is assumed: so many minutes on a GPU, and up to a
-fifth more; four at once on a GPU are then taken to need twice the time of one. Neither is a measurement.
+its requests. ``--minutes`` asks the same for cells whose time is assumed: so many minutes on a GPU, and up to a fifth
+more; four at once on a GPU are then taken to need twice the time of one. Neither is a measurement.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from transformers import LlamaConfig, LlamaModel
 
 from toeplens.engine import Cluster, Event, Job, Limits, run_jobs
 from toeplens.engine.cluster import in_cluster
-from toeplens.engine.leases import take
-from toeplens.engine.store import Store
+from toeplens.engine.remote import Remote
 from toeplens.ground import InputError, write_json
 from toeplens.ground.machine import within
 from toeplens.model import Decoder
@@ -49,7 +48,7 @@ UNKNOWN = 0.05  # seconds of a driver that could not be measured
 SIMULATED = 1000  # cells
 NODES = (4, 8, 16, 32, 64)
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
-LEASED, PUBLISHED = 10.0, 30.0  # seconds after which a lease is taken anew, and a checkpoint published
+PUBLISHED = 30.0  # seconds after which a checkpoint is published
 
 
 def simulate(times: Sequence[float], cells: int, places: int, driver: float) -> float:
@@ -68,9 +67,9 @@ def simulate(times: Sequence[float], cells: int, places: int, driver: float) -> 
 
 
 def in_store(seconds: float, requests: dict[str, float]) -> float:
-    """What a store adds to a cell of so many seconds: its lease, its checkpoints, and the first read back."""
-    leases, writes = 1 + seconds // LEASED, 1 + seconds // PUBLISHED
-    return leases * requests["lease"] + writes * requests["write 10 MB"] + requests["read 10 MB"]
+    """What a URL's file system adds to a cell of so many seconds: its checkpoints, and the first read back."""
+    writes = 1 + seconds // PUBLISHED
+    return writes * requests["write 10 MB"] + requests["read 10 MB"]
 
 
 @contextmanager
@@ -129,7 +128,7 @@ def audits_by_tokens(tokens: Sequence[int]) -> list[tuple[int, float]]:
 def places() -> Iterator[dict[str, str]]:
     """Stores to measure: a disk, and an S3 server of this machine if there is one."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {"disk": folder}
+        found = {"disk": f"file://{folder}"}
         try:
             import boto3
             from moto.server import ThreadedMotoServer
@@ -151,11 +150,8 @@ def places() -> Iterator[dict[str, str]]:
 
 
 def requests(url: str, times: int = 20) -> dict[str, float]:
-    """Median seconds of a lease taken and given back, of a checkpoint of 10 MB written, and read."""
-    store, content = Store(url), os.urandom(10_000_000)
-
-    def lease(number: int) -> None:
-        take(store, f"run-{number}").release()
+    """Median seconds of a checkpoint of 10 MB written, and read."""
+    store, content = Remote(url), os.urandom(10_000_000)
 
     def write(number: int) -> None:
         store.write(f"run-{number}/checkpoint", content)
@@ -164,7 +160,7 @@ def requests(url: str, times: int = 20) -> dict[str, float]:
         store.read(f"run-{number}/checkpoint")
 
     found = {}
-    for name, ask in (("lease", lease), ("write 10 MB", write), ("read 10 MB", read)):
+    for name, ask in (("write 10 MB", write), ("read 10 MB", read)):
         took = []
         for number in range(times):
             begun = time.perf_counter()
@@ -272,9 +268,9 @@ def measured(scale: str, cells: int, seconds: float, lengths: Sequence[int], tok
 
 def show(found: dict[str, Any], console: Console) -> None:
     """Print a record."""
-    table = Table("store", "lease taken and given back", "write 10 MB", "read 10 MB", title="Milliseconds")
+    table = Table("store", "write 10 MB", "read 10 MB", title="Milliseconds")
     for name, took in found["stores"].items():
-        table.add_row(name, *(f"{1e3 * each:.1f}" for each in took.values()))
+        table.add_row(name, *(f"{1e3 * took[what]:.1f}" for what in ("write 10 MB", "read 10 MB")))
     console.print(table)
     driver = found["driver"]
     console.print(f"a cell that does nothing: {'not measured' if driver is None else f'{1e3 * driver:.1f} ms'}")

@@ -18,8 +18,6 @@ from typing import Any
 import pytest
 
 from toeplens import encodings
-from toeplens.engine.leases import take
-from toeplens.engine.store import Store
 from toeplens.ground import InputError
 from toeplens.ground.locks import LOCK
 from toeplens.training import Run, RunSpec, run_spec
@@ -152,13 +150,6 @@ def fault_at(patch: pytest.MonkeyPatch, write: int, fault: str) -> None:
             raise Crash
 
     patch.setattr(os, "replace", replace)
-
-
-def taken(store: Store, run: str, **how: Any) -> int:
-    """The number under which a run's lease is taken, and given back: its thread must not write into the next test."""
-    lease = take(store, run, **how)
-    lease.release()
-    return lease.number
 
 
 def wait_until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 90) -> None:

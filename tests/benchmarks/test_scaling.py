@@ -31,13 +31,13 @@ def test_a_driver_gives_out_one_cell_after_another(scaling: ModuleType):
 
 
 def test_a_store_is_asked_more_often_the_longer_a_cell_takes(scaling: ModuleType):
-    took = {"lease": 1.0, "write 10 MB": 10.0, "read 10 MB": 100.0}
-    assert scaling.in_store(5.0, took) == 111
-    assert scaling.in_store(65.0, took) == 7 + 30 + 100
+    took = {"write 10 MB": 10.0, "read 10 MB": 100.0}
+    assert scaling.in_store(5.0, took) == 110
+    assert scaling.in_store(65.0, took) == 30 + 100
 
 
 def test_nodes_are_simulated_from_the_measured_cells_and_stores(scaling: ModuleType):
-    took = {"lease": 0.0, "write 10 MB": 0.0, "read 10 MB": 0.0}
+    took = {"write 10 MB": 0.0, "read 10 MB": 0.0}
     rows = scaling.simulated([3.6, 3.6], {"near": took, "far": took | {"read 10 MB": 3.6}}, 0.0)
     assert [row["nodes"] for row in rows] == [4, 8, 16, 32, 64] * 2
     assert rows[0]["hours"] == pytest.approx(0.25)  # 1,000 cells of a thousandth of an hour on 4 nodes
@@ -50,7 +50,7 @@ def test_nodes_are_simulated_from_the_measured_cells_and_stores(scaling: ModuleT
 def test_all_is_measured_and_recorded(scaling: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     @contextmanager
     def places():
-        yield {"disk": str(tmp_path / "store")}
+        yield {"disk": f"file://{tmp_path}/store"}
 
     monkeypatch.setattr(scaling, "places", places)
     monkeypatch.setattr(scaling, "driver_seconds", lambda: None)  # it needs Ray
@@ -58,7 +58,7 @@ def test_all_is_measured_and_recorded(scaling: ModuleType, tmp_path: Path, monke
     options = ("--cells", "2", "--seconds", "0", "--lengths", "32", "--tokens", "16", "32", "--minutes", "1")
     scaling.main([*options, "--record", str(path)])
     found = json.loads(path.read_text(encoding="utf-8"))
-    assert set(found["stores"]["disk"]) == {"lease", "write 10 MB", "read 10 MB"}
+    assert set(found["stores"]["disk"]) == {"write 10 MB", "read 10 MB"}
     assert set(found["by_workers"]) == {"1", "2"}
     assert len(found["cell_seconds"]) == 1
     assert [row["tokens"] for row in found["audits"]] == [16, 32]

@@ -17,7 +17,7 @@ from toeplens.ground import InputError
 from toeplens.studies.kit.study import of_study
 from toeplens.training import loggers
 
-MEANS = {"time_budget": None, "device": "auto", "compile": "auto", "store": None, "stack": None}
+MEANS = {"time_budget": None, "device": "auto", "compile": "auto", "stack": None}
 NONE = {"workers": None, "engine": "local", "address": None}
 CELL = {"cpus_per_cell": None, "gpus_per_cell": None, "memory_per_cell": None}
 
@@ -37,7 +37,7 @@ def test_what_options_come_to():
         ({"engine": "slurm"}, "engine: there is no 'slurm'; known: local, ray"),
         ({"address": "head:6379"}, "address: 'head:6379' was given, which only --engine ray takes"),
         ({"engine": "ray", "memory_per_cell": "much"}, "memory_per_cell: 'much' was given; it must be a positive size"),
-        ({"engine": "ray", "cpus_per_cell": -1.0}, "cpus_per_cell: -1.0 was given; it must be over 0"),
+        ({"engine": "ray", "cpus_per_cell": -1.0}, "cpus_per_cell: must be over 0"),
     ],
 )
 def test_options_that_cannot_be_are_named(given: dict, says: str):
@@ -97,3 +97,12 @@ def test_a_run_is_logged_and_what_fails_is_a_warning(toeplens, tmp_path: Path, c
     again = toeplens(*given, "--json")
     assert timeless(again.json()["metrics"]) == timeless(first.json()["metrics"])
     assert caplog.messages[0].startswith("TensorBoard logs no more: ")
+
+
+def test_the_commands_take_them(toeplens, tmp_path: Path):
+    answer = toeplens("reproduce", "--scale", "smoke", "--out", tmp_path / "a", "--address", "head:6379")
+    assert answer.code == 2
+    assert "address: 'head:6379' was given, which only --engine ray takes." in answer.err
+    answer = toeplens("theory", "--scale", "smoke", "--out", "s4://there")
+    assert "out: must be a URL of a file system that is installed (got 's4://there'" in answer.refusal()
+    assert not (tmp_path / "a").exists()

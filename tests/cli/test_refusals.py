@@ -37,8 +37,6 @@ REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are w
     "card rope --set base=x": "base: 'x' was given; it must be a number.",
     "card --set base=3": "set: an option was given, but no encoding",
     "card rope --length 3": "length: 3 was given",
-    "study canonical-smoke --store ''": "store: '' was given, which names no place",
-    "study canonical-smoke --store s3://": "store: 's3://' was given, which names no place",
     # machines
     "train TINY --device tpu": "device: ",
     "train TINY --compile yes": "compile: there is no 'yes'",

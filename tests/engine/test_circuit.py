@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from toeplens.engine.circuit import KEYS, PLACES, Circuit, circuit
 from toeplens.engine.examples import batches_of, examples_of, trace_of
-from toeplens.engine.kinds import as_record
-from toeplens.engine.measures import measure_run
+from toeplens.engine.measures import as_record, measure_run
 from toeplens.lens import ablate_bands, ablate_heads
 from toeplens.sources import DecoderSource
 from toeplens.training import Run, train

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from tests.builders import tiny, wait_until
 from tests.engine.test_many import outcome
 
 from toeplens.engine import Cluster, Event, Job, Limits, carry_out, cluster, run_jobs
-from toeplens.engine.store import Store
 from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.training.run import CHECKPOINT
 
 ray = pytest.importorskip("ray")
 pytestmark = [
@@ -52,15 +51,13 @@ def must_be_those_of_one_process(out: Path, alone: Path, wanted: list[Job]) -> N
         assert outcome(out / job.spec.name)[-1] is not None
 
 
-def leases(store: Store, job: Job) -> list[str]:
-    return store.names(f"{job.spec.name}/leases")
-
-
-def worker(store: Store, job: Job) -> int | None:
-    """The process that works on a job and has published something of it."""
-    if not store.names(f"{job.spec.name}/manifests") or not leases(store, job):
-        return None
-    return json.loads(store.read(f"{job.spec.name}/leases/{leases(store, job)[-1]}") or b"{}").get("process")
+def worker(job: Job) -> int | None:
+    """The process that holds a job's run, wherever that lies."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if str(link.readlink()).endswith(f"/{job.spec.name}/.lock"):
+                return int(link.parts[2])
+    return None
 
 
 class Meanwhile(threading.Thread):
@@ -81,56 +78,54 @@ class Meanwhile(threading.Thread):
         return self.happened
 
 
-def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(three: Cluster, tmp_path: Path):
-    url = str(tmp_path / "store")
-    store, wanted, told = Store(url), jobs(3, 60), []
+@pytest.mark.parametrize("published", [False, True], ids=["a directory", "a URL"])
+def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(three: Cluster, tmp_path: Path, published: bool):
+    url = f"file://{tmp_path / 'url'}"
+    out, wanted, told = tmp_path / "out", jobs(3, 60), []
+    kept = tmp_path / f"url/runs/{wanted[0].spec.name}.zip" if published else out / wanted[0].spec.name / CHECKPOINT
 
     def kill() -> bool:
-        process = worker(store, wanted[0])
+        process = worker(wanted[0]) if kept.exists() else None
         if process:
             os.kill(process, signal.SIGKILL)
         return bool(process)
 
     killing = Meanwhile(kill)
-    limits = Limits(checkpoint_seconds=0.1, store=url, follow=("tensorboard",))
-    found = run_jobs(wanted, tmp_path / "out", limits, workers=three, on_event=told.append)
+    limits = Limits(checkpoint_seconds=0.1, publish=url if published else None, follow=("tensorboard",))
+    found = run_jobs(wanted, out, limits, workers=three, on_event=told.append)
     assert killing.end()
     assert found == ["complete"] * 3
-    events = [len(list((tmp_path / "out" / job.spec.name).glob("tensorboard/*/*"))) for job in wanted]
-    assert events[0] >= 1  # the killed worker's too, if it had published some
+    events = [len(list((out / job.spec.name).glob("tensorboard/*/*"))) for job in wanted]
+    assert events[0] == 2  # the killed worker's too
     assert events[1:] == [1, 1]
-    must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
-    assert [len(leases(store, job)) for job in wanted] == [2, 1, 1]
+    must_be_those_of_one_process(out, tmp_path / "alone", wanted)
     assert sorted(event.job for event in told if event.status == "complete") == [0, 1, 2]
     assert any(event.status is None and 0 < event.step < event.total for event in told)
     # again: all is there, so no worker is asked
-    assert run_jobs(wanted, tmp_path / "out", limits, workers=three) == ["complete"] * 3
-    assert [len(leases(store, job)) for job in wanted] == [2, 1, 1]
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert run_jobs(wanted, out, limits, workers=three) == ["complete"] * 3
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_a_machine_that_is_removed_is_replaced_and_its_run_goes_on(machines: Any, three: Cluster, tmp_path: Path):
-    url = str(tmp_path / "store")
-    store, wanted = Store(url), jobs(4, 60)  # so that each machine has one
+    out, wanted = tmp_path / "out", jobs(4, 60)  # so that each machine has one
     extra = machines.add_node(num_cpus=1)
     machines.wait_for_nodes()
     raylet = extra.all_processes["raylet"][0].process.pid
-    on_extra: list[Job] = []
 
     def remove() -> bool:
         for job in wanted:
-            process = worker(store, job)
+            process = worker(job) if (out / job.spec.name / CHECKPOINT).exists() else None
             if process and parent(process) == raylet:
-                on_extra.append(job)
                 machines.remove_node(extra, allow_graceful=False)
                 return True
         return False
 
     removing = Meanwhile(remove)
-    found = run_jobs(wanted, tmp_path / "out", Limits(checkpoint_seconds=0.1, store=url), workers=three)
+    found = run_jobs(wanted, out, Limits(checkpoint_seconds=0.1), workers=three)
     assert removing.end()
     assert found == ["complete"] * 4
-    must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
-    assert [len(leases(store, job)) for job in wanted] == [2 if job in on_extra else 1 for job in wanted]
+    must_be_those_of_one_process(out, tmp_path / "alone", wanted)
 
 
 def parent(process: int) -> int | None:
@@ -147,50 +142,31 @@ from tests.engine.test_cluster import jobs
 from toeplens.engine import Cluster, Limits, run_jobs
 
 if __name__ == "__main__":
-    address, out, store, epochs = sys.argv[1:]
-    run_jobs(jobs(4, int(epochs)), Path(out), Limits(checkpoint_seconds=0.1, store=store), workers=Cluster(address))
+    address, out = sys.argv[1:]
+    run_jobs(jobs(4, 40), Path(out), Limits(checkpoint_seconds=0.1), workers=Cluster(address))
 """
 
 
 def test_a_driver_that_is_killed_is_started_again_and_goes_on(machines: Any, three: Cluster, tmp_path: Path):
-    url = str(tmp_path / "store")
-    store, wanted = Store(url), jobs(4, 40)
-    script = tmp_path / "driver.py"
+    out, wanted, script = tmp_path / "out", jobs(4, 40), tmp_path / "driver.py"
     script.write_text(DRIVER, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    given = [sys.executable, str(script), machines.address, str(tmp_path / "out"), url, "40"]
-    driver = subprocess.Popen(given, env=environment, text=True)
-    wait_until(lambda: any((tmp_path / "out" / job.spec.name / "result.json").exists() for job in wanted), driver)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), *sys.path))}
+    driver = subprocess.Popen([sys.executable, str(script), machines.address, str(out)], env=environment, text=True)
+    wait_until(lambda: any((out / job.spec.name / "ablation.json").exists() for job in wanted), driver)
     driver.kill()
     driver.wait()
-    done = [job for job in wanted if (tmp_path / "out" / job.spec.name / "ablation.json").exists()]
-    before = {job.label: (tmp_path / "out" / job.spec.name / "result.json").read_bytes() for job in done}
+    wait_until(lambda: not any(worker(job) for job in wanted))  # Ray ends its tasks
+    done = [job for job in wanted if (out / job.spec.name / "ablation.json").exists()]
+    before = {job.label: (out / job.spec.name / "result.json").read_bytes() for job in done}
     assert 0 < len(done) < 4
-    assert run_jobs(wanted, tmp_path / "out", Limits(store=url), workers=three) == ["complete"] * 4
-    must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
+    assert run_jobs(wanted, out, Limits(), workers=three) == ["complete"] * 4
+    must_be_those_of_one_process(out, tmp_path / "alone", wanted)
     for job in done:
-        assert len(leases(store, job)) == 1
-        assert (tmp_path / "out" / job.spec.name / "result.json").read_bytes() == before[job.label]
+        assert (out / job.spec.name / "result.json").read_bytes() == before[job.label]
 
 
-def test_two_drivers_on_one_store_do_no_job_twice(machines: Any, three: Cluster, tmp_path: Path):
-    url = str(tmp_path / "store")
-    wanted = jobs(4, 20)
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    given = [sys.executable, str(script), machines.address, str(tmp_path / "other"), url, "20"]
-    other = subprocess.Popen(given, env=environment, text=True)
-    assert run_jobs(wanted, tmp_path / "out", Limits(store=url), workers=three) == ["complete"] * 4
-    assert other.wait(timeout=90) == 0
-    must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
-    for job in wanted:
-        result = Path(job.spec.name) / "result.json"
-        assert (tmp_path / "other" / result).read_bytes() == (tmp_path / "out" / result).read_bytes()  # its seconds too
-
-
-def test_a_stop_is_heard_and_a_directory_that_all_see_needs_no_store(three: Cluster, tmp_path: Path):
-    wanted = jobs(4, 40)
+def test_a_stop_is_heard_and_the_same_call_goes_on(three: Cluster, tmp_path: Path):
+    wanted = jobs(4, 60)
     begun = threading.Event()
 
     def told(event: Event) -> None:
@@ -219,7 +195,7 @@ def test_an_error_in_a_job_is_raised_as_it_is(three: Cluster, tmp_path: Path):
 
 
 def test_a_piece_that_loses_its_worker_again_and_again_ends_it(three: Cluster, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cluster, "_LOST", 1)
+    monkeypatch.setattr(cluster, "_RETRIES", 1)
     with pytest.raises(Exception, match="a worker of the cluster ended unexpectedly"):
         cluster.in_cluster(dies, [()], Limits(), three, on_done=lambda *_: None)
 
@@ -228,20 +204,11 @@ def dies(*_: Any) -> None:
     os._exit(1)
 
 
-def test_a_piece_that_is_cancelled_as_its_worker_begins_is_no_failure(
-    three: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    class Hesitates(cluster._Desk):
-        async def begin(self, index: int) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-            (tmp_path / "asked").touch()
-            await asyncio.sleep(60)  # the worker waits meanwhile, and is told to leave there
-            return False
-
-    monkeypatch.setattr(cluster, "_Desk", Hesitates)
-    limits = Limits(should_stop=(tmp_path / "asked").exists)
+def test_what_waits_for_room_is_not_begun_once_it_is_to_stop(three: Cluster, tmp_path: Path):
+    limits = Limits(should_stop=(tmp_path / "begun").exists)
     done: list[int] = []
-    cluster.in_cluster(dies, [()], limits, three, on_done=lambda index, _: done.append(index))
-    assert done == []
+    cluster.in_cluster(stays, [(True, tmp_path)] * 9, limits, three, on_done=lambda index, result: done.append(index))
+    assert len(done) <= 3
 
 
 def test_what_cannot_be_kept_stops_the_other_pieces(three: Cluster, tmp_path: Path):
@@ -265,3 +232,29 @@ def stays(piece: tuple[bool, Path], limits: Limits, tell: Any) -> str | None:
         return None
     wait_until((directory / "begun").exists)
     return "whole"
+
+
+def test_a_directory_that_the_workers_do_not_share_is_named(
+    three: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("toeplens.engine.many.is_done", lambda *_: False)
+    with pytest.raises(EnvironmentFailure, match=r"^out: a worker has finished the run .*; give a directory that all"):
+        run_jobs(jobs(1, 1), tmp_path, Limits(), workers=three)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "says"),
+    [
+        ({"gpus": 0.25}, "auto", r"no machine of the cluster has what a cell needs \(1 CPU, 0.25 GPU\)"),
+        ({"cpus": 2.0}, "auto", r"no machine of the cluster has what a cell needs \(2 CPU\)"),
+        ({"memory": 10**15}, "auto", "no machine of the cluster has what a cell needs"),
+    ],
+)
+def test_more_than_the_cluster_has_is_refused(machines: Any, given: dict[str, Any], device: str, says: str):
+    with pytest.raises(InputError, match=says):
+        Cluster(machines.address, **given).must_serve(device)
+
+
+def test_as_many_at_a_time_as_there_is_room_for(machines: Any, three: Cluster):
+    assert three.at_a_time() == 3
+    assert Cluster(machines.address, at_once=2).at_a_time() == 2

@@ -114,20 +114,7 @@ def test_what_was_measured_of_weights_that_are_gone_is_measured_anew(tmp_path: P
     assert read_json(run.directory / "spec.json") == run.spec.content
 
 
-def test_a_jobs_measures_are_of_its_split(tmp_path: Path):
-    wanted = Job(tiny(), "a job", 20, "train+test", ("toeplitz",))
-    run = carry_out(wanted, tmp_path, Limits())
-    for name in ("ablation", "toeplitz"):
-        assert read_json(run.directory / f"{name}.json")["asked"] == {"examples": 20, "split": "train+test"}
-
-
-def test_no_examples_no_ablation(tmp_path: Path):
-    run = carry_out(job(0), tmp_path, Limits())
-    assert run.status == "complete"
-    assert read_ablation(run.directory, Asked(TEST)) is None
-
-
-@pytest.mark.parametrize(("examples", "test", "train"), [(20, 6, 14), (40, 12, 28), (10_000, 20, TRAIN), (1, 1, 1)])
+@pytest.mark.parametrize(("examples", "test", "train"), [(20, 6, 14), (10_000, 20, TRAIN)])
 def test_train_and_test_together_are_taken_as_seventy_to_thirty(run: Run, examples: int, test: int, train: int):
     found = ablate_run(run, examples=examples, split="train+test").to_dict()
     task, seed = run.spec.build_task(), run.spec.data_seed
@@ -137,7 +124,7 @@ def test_train_and_test_together_are_taken_as_seventy_to_thirty(run: Run, exampl
     assert read_json(run.directory / "ablation.json")["asked"] == {"examples": examples, "split": "train+test"}
 
 
-@pytest.mark.parametrize(("asked", "counted"), [(7, 7), (TEST, TEST), (10_000, TEST)])
+@pytest.mark.parametrize(("asked", "counted"), [(7, 7), (10_000, TEST)])
 def test_no_more_examples_than_the_test_set_has(run: Run, asked: int, counted: int):
     assert ablate_run(run, examples=asked).examples == counted
 
@@ -174,19 +161,21 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert {path: path.stat().st_mtime_ns for path in run.directory.iterdir() if path.name != ".lock"} == before
 
 
-def test_progress_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_progress_is_passed_on_and_without_examples_nothing_is_ablated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ticks = iter(range(10**6))
     clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), time=lambda: 0.0)
     monkeypatch.setattr("toeplens.training.loop.time", clock)
     told: list[tuple[int, int]] = []
-    carry_out(job(0), tmp_path, Limits(), lambda step, total, row: told.append((step, total)))
+    run = carry_out(job(0), tmp_path, Limits(), lambda step, total, row: told.append((step, total)))
     assert told[-1] == (9, 9)
+    assert run.status == "complete"
+    assert read_ablation(run.directory, Asked(TEST)) is None  # it was given no examples
 
 
 # ---- stopped and gone on with ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("units", [0, 3, UNITS - 2, UNITS - 1])
+@pytest.mark.parametrize("units", [0, 3, UNITS - 1])
 def test_stopped_in_training_it_ends_as_if_it_had_not(tmp_path: Path, run: Run, units: int):
     ablate_run(run, examples=TEST)
     out = tmp_path / "again"
@@ -198,7 +187,7 @@ def test_stopped_in_training_it_ends_as_if_it_had_not(tmp_path: Path, run: Run, 
         assert (done.directory / name).read_bytes() == (run.directory / name).read_bytes()
 
 
-@pytest.mark.parametrize("units", range(2 * BATCHES))
+@pytest.mark.parametrize("units", [0, 1, BATCHES, 2 * BATCHES - 1])
 def test_stopped_between_any_two_batches_of_the_ablation_it_ends_as_if_it_had_not(
     tmp_path: Path, run: Run, trained: Run, units: int
 ):
@@ -215,13 +204,6 @@ def test_stopped_between_any_two_batches_of_the_ablation_it_ends_as_if_it_had_no
     assert asked.asked == 2 * BATCHES - units  # only what was missing
     assert (done.directory / "ablation.json").read_bytes() == (run.directory / "ablation.json").read_bytes()
     assert parts(done) == []
-
-
-def test_a_deadline_that_is_over_stops_the_ablation_too(run: Run):
-    with pytest.raises(jobs.Stopped):
-        ablate_run(run, examples=TEST, limits=Limits(deadline=0.0))
-    assert carry_out(job(), run.directory.parent, Limits(deadline=0.0)).status == "stopped"
-    assert carry_out(job(), run.directory.parent, Limits()).status == "complete"
 
 
 @pytest.mark.parametrize(
@@ -263,7 +245,7 @@ def test_no_measure_is_begun_once_it_is_time_to_stop(run: Run, monkeypatch: pyte
     assert {f"{name}.json" for name in wanted.measures} <= {path.name for path in run.directory.iterdir()}
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY garbage", b"not an array"])
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY garbage"])
 def test_a_damaged_part_is_worked_out_again(run: Run, damage: bytes):
     with pytest.raises(jobs.Stopped):
         ablate_run(run, examples=TEST, limits=Limits(should_stop=After(3)))
@@ -307,19 +289,8 @@ def test_a_loss_record_of_its_own_keeps_its_curve(run: Run):
 # ---- refusals -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("examples", [0, -3])
-def test_an_ablation_needs_examples(run: Run, examples: int):
-    message = refusal(lambda: ablate_run(run, examples=examples))
-    assert message == f"examples: {examples} was given; it must be at least 1."
-
-
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", "null", '{"drops": 3}', '{"asked": {"examples": 30, "split": "test"}}', "\x00"]
-)
-def test_a_damaged_record_of_an_ablation_is_one_sentence(run: Run, content: str):
-    (run.directory / "ablation.json").write_text(content)
-    with pytest.raises(InputError, match="damaged"):
-        read_ablation(run.directory, Asked(TEST))
+def test_an_ablation_needs_examples(run: Run):
+    assert refusal(lambda: ablate_run(run, examples=0)) == "examples: 0 was given; it must be at least 1."
 
 
 def test_limits_are_over_when_someone_says_so_or_time_is_up(monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ from tests import builders
 from tests.builders import tiny, wait_until
 
 from toeplens.engine import Event, Job, Limits, carry_out, many, plan_workers, run_jobs
-from toeplens.engine.pool import Upcoming
+from toeplens.engine.pool import take
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.training import Run, train
 from toeplens.training import run as store
@@ -40,6 +40,7 @@ def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "plan_workers", lambda *given: (plan_workers(*given)[0], torch.get_num_threads()))
 
 
+@pytest.mark.heavy
 def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
     told: list[Event] = []
     wanted, limits = jobs(3, 2, 4), Limits(follow=("tensorboard",))
@@ -138,16 +139,12 @@ def test_loggers_are_known_by_name_each_once():
 
 
 def test_what_has_to_wait_for_another_is_passed_by_until_that_is_done():
-    upcoming = Upcoming("abcd", wait=0.0, after={1: 0, 2: 3})
-    assert [upcoming.next() for _ in range(3)] == [0, 3, None]
-    upcoming.put_off(3)  # it was lost
-    assert upcoming.next() == 3
-    assert upcoming.next() is None
-    upcoming.done(3)
-    assert upcoming.next() == 2
-    upcoming.done(0)
-    assert [upcoming.next(), upcoming.next()] == [1, None]
-    assert not upcoming
+    left, after, done = [0, 1, 2, 3], {1: 0, 2: 3}, set[int]()
+    assert [take(left, after, done) for _ in range(3)] == [0, 3, None]
+    done.add(3)
+    assert take(left, after, done) == 2
+    done.add(0)
+    assert [take(left, after, done), take(left, after, done)] == [1, None]
 
 
 # ---- how many -------------------------------------------------------------------------------------------------------

@@ -159,23 +159,13 @@ def test_toeplitz_has_the_share_and_the_variance_explained(own: Run):
     assert found["share"] != found["variance_explained"]
 
 
-@pytest.mark.parametrize("name", ["behaviour", "toeplitz", "position", "representation"])
+@pytest.mark.parametrize("name", ["behaviour", "position"])
 def test_a_measure_is_of_the_split_that_was_asked_for(own: Run, name: str):
     both = measured(own, name, 20, split="train+test")
     assert json.loads((own.directory / f"{name}.json").read_text())["asked"] == {"examples": 20, "split": "train+test"}
     assert both != measured(own, name, 20)
     if name == "behaviour":
         assert both == as_recorded(behaviour(trace(own, "train+test", 20), counted="used").to_dict())
-
-
-@pytest.mark.parametrize(
-    ("test", "train", "kept"), [(30, 48, (20, 48)), (9, 400, (9, 21)), (300, 7, (3, 7)), (1, 1, (1, 1))]
-)
-def test_both_sets_are_taken_as_seventy_to_thirty_however_small_one_is(test: int, train: int, kept: tuple[int, int]):
-    spec = tiny(test_examples=test, train_examples=train)
-    labels = examples_of(spec, 10_000, "train+test").labels
-    both = spec.build_task().dataset("train", kept[1], 42).labels, spec.build_task().dataset("test", kept[0], 42).labels
-    assert labels.tolist() == [*both[0], *both[1]]
 
 
 # ---- what cannot be measured --------------------------------------------------------------------------------------
@@ -256,31 +246,14 @@ def record(run: Run, name: str) -> Path:
     ("name", "place", "wrong", "words"),
     [
         ("ablation", ("baseline",), 99.0, "baseline: 99.0 was given; an accuracy is from 0 to 1"),
-        ("ablation", ("baseline",), None, "baseline: input should be a valid number"),
         ("ablation", ("drops", 0, 1), 1.5, "drops: of accuracies only numbers from -1 to 1"),
         ("ablation", ("cumulative", 1, 2), -0.1, "cumulative: of accuracies only numbers from 0 to 1"),
-        ("ablation", ("drops", 1), [0.1], "drops: its rows are not equally long"),
-        ("ablation", ("drops",), [], "drops: it must have 1 or more"),
         ("ablation", ("low",), [[0.1, 0.1]], "low: 1 were given along L; 2 are needed"),
         ("ablation", ("cumulative",), [[0.1, 0.1], [0.1, 0.1]], "cumulative: 2 were given along H.1; 3 are needed"),
-        ("ablation", ("examples",), 0, "examples: input should be greater than or equal to 1"),
-        ("ablation", ("chance",), -0.5, "chance: "),
-        ("ablation", ("metric",), "skill", "metric: "),
-        ("ablation", ("intervention",), "mute", "intervention: "),
-        ("sets", ("kept",), 1.01, "kept: "),
-        ("sets", ("random",), [], "random: it must have 1 or more"),
-        ("sets", ("greedy", 0), 2, "greedy.0: "),
-        ("sets", ("greedy",), [0.5], "greedy: 1 were given along M.1; 5 are needed"),
-        ("sets", ("order", 0), [0, 0, 0], "order: its rows are not equally long"),
         ("sets", ("order", 0), [1, 1], "order: each head of the model is needed once"),
         ("sets", ("sufficient",), [[3, 3]], "order: each head of the model is needed once"),
-        ("extrapolation", ("rows", 0, "accuracy"), 1e300, "rows.0.accuracy: "),
         ("extrapolation", ("rows", 0, "accuracy"), None, "rows.0: examples: .* were given; there are figures"),
-        ("extrapolation", ("rows", 0, "baselines", "length"), -1, "rows.0.baselines.length: "),
         ("behaviour", ("positional", 0, 0), 99.0, "positional.0.0: "),
-        ("representation", ("angles",), [[0.5]], "angles: 1 were given along L; 2 are needed"),
-        ("behaviour", ("flat", 0), [], "flat: its rows are not equally long"),
-        ("behaviour", ("layers",), [0], "layers: 1 were given along L; 2 are needed"),
     ],
 )
 def test_figures_that_cannot_be_are_refused(own: Run, name: str, place: tuple[Any, ...], wrong: Any, words: str):
@@ -304,7 +277,7 @@ def test_a_record_of_later_fields_is_read(own: Run):
     assert found.method == "exact"
 
 
-@pytest.mark.parametrize("asked", [None, {}, {"examples": "30", "split": "test"}, {"examples": 30, "split": "x"}, [30]])
+@pytest.mark.parametrize("asked", [None, {"examples": "30", "split": "test"}, {"examples": 30, "split": "x"}])
 def test_a_record_says_what_examples_it_was_made_of(own: Run, asked: Any):
     path = record(own, "ablation")
     path.write_text(json.dumps({**json.loads(path.read_text()), "asked": asked}))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.builders import tiny
+from tests.builders import After, held, tiny
 
-from toeplens.engine import Cluster, Job, Limits, many, run_jobs, sharing, stacks
-from toeplens.engine.leases import take
+from toeplens.engine import Cluster, Job, Limits, many, run_jobs, stacks
 from toeplens.engine.stacks import Room, stacks_of, train_stack
-from toeplens.engine.store import Store
 from toeplens.training import Run, RunSpec
 from toeplens.training.run import RESULT
 from toeplens.training.stack import that_fill_a_gpu
@@ -98,29 +95,28 @@ def test_a_number_that_cannot_be_is_refused_before_anything_is_begun(stack: int)
         Limits(stack=stack)
 
 
-def test_a_run_that_is_lost_leaves_the_stack_and_the_others_are_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(sharing, "take", partial(take, seconds=0.3))
-    store, wanted, out = Store(str(tmp_path / "store")), jobs(3), tmp_path / "out"
-    lost, told = wanted[1].spec.name, []
+def test_a_run_that_somebody_holds_is_left_to_them(tmp_path: Path):
+    wanted = jobs(3)
+    directory = tmp_path / wanted[1].spec.name
+    directory.mkdir()
+    with held(directory):
+        assert train_stack(wanted, tmp_path, Limits(), nothing)
+    assert [(tmp_path / job.spec.name / RESULT).exists() for job in wanted] == [True, False, True]
 
-    def tell(what: Any) -> None:
-        told.append(what[0])
-        if store.create(f"{lost}/leases/000002.json", b"{}"):
-            time.sleep(0.5)
 
-    assert train_stack((wanted, out), Limits(store=store.url), tell)
-    assert [(out / job.spec.name / RESULT).exists() for job in wanted] == [True, False, True]
-    assert store.names(f"{lost}/manifests") == []
-    assert run_jobs(wanted, out, Limits(store=store.url), workers=1) == ["complete"] * 3
-    assert set(told) == {0, 1, 2}
+def test_each_of_a_stack_is_published_and_gone_on_with_elsewhere(tmp_path: Path):
+    wanted, limits = jobs(2, epochs=3), Limits(checkpoint_seconds=0.0, publish=f"memory://{tmp_path.name}")
+    assert train_stack(wanted, tmp_path / "a", replace(limits, should_stop=After(5)), nothing) is None
+    assert train_stack(wanted, tmp_path / "b", replace(limits, should_stop=lambda: True), nothing) is None
+    steps = [[Run.open(tmp_path / place / job.spec.name).step for job in wanted] for place in "ab"]
+    assert steps[0] == steps[1]
+    assert steps[0][0] > 0
 
 
 def test_each_of_a_stack_is_followed_by_its_label(tmp_path: Path):
     specs = [tiny(model={"dropout": 0.0}, seed=seed) for seed in range(2)]
     wanted = [Job(spec, f"seed {spec.seed}") for spec in specs]
-    assert train_stack((wanted, tmp_path), Limits(follow=("tensorboard",)), nothing)
+    assert train_stack(wanted, tmp_path, Limits(follow=("tensorboard",)), nothing)
     for job in wanted:
         (events,) = (tmp_path / job.spec.name).glob("tensorboard/*/events*")
         assert events.parent.name == f"seed-{job.spec.seed}"
@@ -137,7 +133,7 @@ def test_where_memory_ends_a_stack_is_trained_in_halves(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(stacks, "train_as_one", at_most_two)
     wanted, told = jobs(5), []
-    assert train_stack((wanted, tmp_path), Limits(), lambda what: told.append(what[0]))
+    assert train_stack(wanted, tmp_path, Limits(), lambda what: told.append(what[0]))
     assert sizes == [5, 2, 3, 1, 2]
     assert [Run.open(tmp_path / job.spec.name).status for job in wanted] == ["complete"] * 5
     assert set(told) == set(range(5))
@@ -149,4 +145,4 @@ def test_a_model_for_which_there_is_no_memory_is_an_error(tmp_path: Path, monkey
 
     monkeypatch.setattr(stacks, "train_as_one", never)
     with pytest.raises(torch.OutOfMemoryError):
-        train_stack((jobs(3), tmp_path), Limits(), nothing)
+        train_stack(jobs(3), tmp_path, Limits(), nothing)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from tests import builders
-from tests.builders import After, held, refusal, timeless
+from tests.builders import After, refusal, timeless
 
 from toeplens.engine import Job, Limits, run_jobs
 from toeplens.engine import many as engine
-from toeplens.engine.stacks import train_stack
 from toeplens.model import attention
 from toeplens.training import Run, RunSpec, loop, train, train_as_one
 from toeplens.training import run as store
@@ -232,13 +231,6 @@ def test_jobs_are_trained_as_one_where_they_can_be_and_each_is_then_done_as_alon
         assert segment.setup.stacked == (spec in specs[:2])
 
 
-@pytest.mark.heavy
-def test_jobs_stopped_in_a_stack_are_gone_on_with(tmp_path: Path):
-    jobs = [Job(spec, spec.name) for spec in three()]
-    assert run_jobs(jobs, tmp_path, Limits(stack=8, deadline=0.0), workers=1) == ["stopped"] * 3
-    assert run_jobs(jobs, tmp_path, Limits(stack=8, store=str(tmp_path / "store")), workers=1) == ["complete"] * 3
-
-
 def test_a_stop_in_the_stack_is_a_stop_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     begun: list[Any] = []
 
@@ -251,11 +243,3 @@ def test_a_stop_in_the_stack_is_a_stop_of_the_command(tmp_path: Path, monkeypatc
     jobs = [Job(spec, spec.name) for spec in three()]
     assert run_jobs(jobs, tmp_path, Limits(stack=8), workers=1) == ["stopped"] * 3
     assert begun == [jobs]
-
-
-def test_a_run_that_somebody_else_holds_is_left_to_them(tmp_path: Path):
-    specs = three()
-    (tmp_path / specs[1].name).mkdir()
-    with held(tmp_path / specs[1].name):
-        assert train_stack(([Job(spec, spec.name) for spec in specs], tmp_path), Limits(), lambda told: None)
-    assert [(tmp_path / spec.name / store.RESULT).exists() for spec in specs] == [True, False, True]

@@ -1,4 +1,4 @@
-"""How work is carried out, as options that commands share: until when, on what machines, where runs are kept."""
+"""How work is carried out, as options that commands share: until when, on what machines, where it is published."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 
 from toeplens.cli.options import Budget, Compile, Device, Follow, Workers
 from toeplens.ground import InputError, choose, shown
+from toeplens.start import starting
 
 if TYPE_CHECKING:
     from toeplens import engine as engines
@@ -23,24 +24,25 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """Until when, on which device, how many models as one, with which store, who follows, and by whose hands."""
+    """Until when, on which device, how many models as one, who follows, by whose hands, and published where."""
 
     time_budget: str | None
     device: str
     compile: str
-    store: str | None
     stack: int | None
     follow: list[str] | None = None
     hands: Hands | None = None
+    publish: str | None = None
 
     def limits(self) -> engines.Limits:
         """What an engine is given of it."""
         from toeplens.cli.progress import limits_of
         from toeplens.engine import Cluster
 
-        limits = limits_of(self.time_budget, self.device, self.compile, self.store, self.stack, self.follow)
+        limits = limits_of(self.time_budget, self.device, self.compile, self.stack, self.follow)
         chosen = None if self.hands is None else self.hands.chosen()
-        return replace(limits, machines=chosen.described(self.device)) if isinstance(chosen, Cluster) else limits
+        machines = chosen.described(self.device) if isinstance(chosen, Cluster) else None
+        return replace(limits, machines=machines, publish=self.publish)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +85,6 @@ def _means(
     time_budget: Budget = None,
     device: Device = "auto",
     compile: Compile = "auto",
-    store: Annotated[
-        str | None,
-        typer.Option(help="Keep runs at this URL too (a path, s3://, gs://), which other machines may share."),
-    ] = None,
     stack: Annotated[
         int | None,
         typer.Option(help="Models of equal shape to train as one; unless given, what fills a GPU, and 1 on a CPU."),
@@ -116,7 +114,10 @@ _OPTIONS: dict[str, Callable[..., Any]] = {"means": _means, "hands": _hands}
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, its parameters ``means`` and ``hands`` given by the options of these."""
+    """The command, its parameters ``means`` and ``hands`` given by the options of these.
+
+    Where its ``out`` is a URL, it works in a local copy of it, which is published as it ends.
+    """
     parameters: list[inspect.Parameter] = []
     made: dict[str, list[str]] = {}
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
@@ -133,7 +134,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = _OPTIONS[name](**{option: values.pop(option) for option in options})
         if "means" in made and "hands" in made:
             values["means"] = replace(values["means"], hands=values["hands"])
-        command(**values)
+        if not isinstance(url := values.get("out"), str):
+            command(**values)
+            return
+        with starting():
+            from toeplens.engine import working_copy
+
+        with working_copy(url) as directory:
+            command(**{**values, "out": directory, "means": replace(values["means"], publish=url)})
 
     given.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]

@@ -16,11 +16,21 @@ _DIGITS = 300  # of an integer that a spec's file can be read back with
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
 
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def url_or_path(text: str) -> Any:
+    """A URL as it was typed, but for that of a file of this machine; anything else is a `path`."""
+    if text.lower().startswith("file://"):
+        return path(text[len("file://") :])
+    return text if _URL.match(text) else path(text)
+
+
 def path(text: str) -> Path:
     """A path as it was typed; the name is the one that ``--help`` shows."""
     if not text:
         raise typer.BadParameter("it is empty; '.' is the current directory.")
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+    if _URL.match(text):
         raise typer.BadParameter(f"{text} is a URL; a path on this machine is needed.")
     length = len(os.fsencode(text))
     if length > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts):
@@ -41,7 +51,15 @@ Pickled = Annotated[
 ]
 Compile = Annotated[str, typer.Option(help="torch.compile: auto (where it pays), on or off.")]
 StudyOut = Annotated[
-    Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.", parser=path)
+    Path, typer.Option(help="Output directory. An interrupted study found here is resumed.", parser=path)
+]
+StudyPlace = Annotated[
+    Path,
+    typer.Option(
+        help="Output directory, or a URL such as s3://bucket/study. An interrupted study found here is resumed.",
+        parser=url_or_path,
+        metavar="PATH|URL",
+    ),
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes; one a core unless given.")]
 Follow = Annotated[

@@ -32,13 +32,12 @@ def limits_of(
     time_budget: str | None,
     device: str,
     compile: str,
-    store: str | None = None,
     stack: int | None = None,
     follow: Sequence[str] | None = None,
 ) -> Limits:
     """The limits that these options set; time runs from now on."""
     told = tuple(follow or ())
-    limits = Limits(device=device, compile=compile, store=store, stack=stack, follow=told)  # type: ignore[arg-type]
+    limits = Limits(device=device, compile=compile, stack=stack, follow=told)  # type: ignore[arg-type]
     return limits_for(seconds(time_budget), limits)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from toeplens.cli.means import Hands, Means, with_options
-from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyOut, path
+from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyPlace, path, url_or_path
 from toeplens.ground import InputError, choose
 from toeplens.ground.words import listed
 
@@ -20,7 +20,7 @@ OURS = ("canonical", "canonical-smoke", "language", "language-large", "language-
 
 @with_options
 def reproduce(
-    out: StudyOut,
+    out: StudyPlace,
     scale: Annotated[
         str,
         typer.Option(
@@ -81,8 +81,10 @@ def study(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of the study, demo/ and its name unless given; one that was stopped is gone on with.",
-            parser=path,
+            help="Output directory, or a URL (default: demo/ and the study's name). An interrupted study found here is "
+            "resumed.",
+            parser=url_or_path,
+            metavar="PATH|URL",
         ),
     ] = None,
     seeds: Annotated[
@@ -127,7 +129,7 @@ def study(
 
 @with_options
 def theory(
-    out: StudyOut,
+    out: StudyPlace,
     scale: Annotated[
         str, typer.Option(help="Of the models whose heads are measured: smoke, laptop, desk or paper.")
     ] = "laptop",

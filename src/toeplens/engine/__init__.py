@@ -1,18 +1,17 @@
-"""How many runs are carried out: jobs (train, then ablate), several at a time, here or on a cluster; the run store.
+"""How many runs are carried out: jobs (train, then ablate), several at a time, here, on a cluster, and to a URL.
 
 Here goes how work is carried out and kept beside a run; what is measured is the lens's, and what is asked a study's.
 """
 
+from toeplens.engine.cluster import Cluster
 from toeplens.engine.examples import DataSplit, examples_of
 from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate
 from toeplens.engine.head_watch import HeadWatch, Watched
 from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation, without_weights
-from toeplens.engine.kinds import as_record
 from toeplens.engine.limits import Limits
 from toeplens.engine.many import Event, Workers, must_have, plan_workers, run_jobs, spread
-from toeplens.engine.measures import FEWEST, MEASURES, measure_run, read_measures
-from toeplens.engine.nodes import Cluster
-from toeplens.engine.records import Asked
+from toeplens.engine.measures import FEWEST, MEASURES, Asked, as_record, measure_run, read_measures
+from toeplens.engine.remote import working_copy
 from toeplens.ground.signals import stop_on_signals
 
 __all__ = [
@@ -44,4 +43,5 @@ __all__ = [
     "spread",
     "stop_on_signals",
     "without_weights",
+    "working_copy",
 ]

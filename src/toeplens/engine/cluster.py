@@ -1,24 +1,133 @@
-"""Pieces of work on a Ray cluster's machines: each a task with its needs, done elsewhere when its worker is lost."""
+"""Pieces of work on a Ray cluster's machines: each is a task with its needs, and Ray does it again if a worker dies."""
 
 from __future__ import annotations
 
+import signal
+import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from toeplens.engine.limits import Limits
-from toeplens.engine.nodes import Cluster
-from toeplens.engine.pool import Piece, Put, Told, Upcoming, Work
-from toeplens.ground import EnvironmentFailure, ToeplensError
+from toeplens.engine.limits import Limits, clocks
+from toeplens.engine.pool import Piece, Told, Work, take
+from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, shown
+from toeplens.ground.machine import cores
 
-_LOOK, _ASK = 0.1, 1.0  # seconds between two looks of the driver, and of a worker
-_LOST = 10  # times that a piece may lose its worker
-_WAIT = 5.0  # seconds until a piece that was put off is tried again
+_LOOK, _TELL = 0.1, 1.0  # seconds between two looks of the driver, and between two things that a worker tells
+_RETRIES = 10  # times that a piece is done again because its worker or its machine died
+_DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines that Ray has brought together, and what a piece of work needs of one of them.
+
+    address  ``HOST:PORT`` of its head, from one of its machines; ``auto`` for the one that runs on this machine; None
+             to have Ray started on this machine, for this process
+    cpus     cores of a piece, and its threads
+    gpus     GPUs of a piece: 0.25 for four pieces on each
+    memory   bytes that a piece reserves; None for none
+    at_once  pieces at a time at most; None for as many as there is room for
+    """
+
+    address: str | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int | None = None
+    at_once: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, given, positive in (("cpus_per_cell", self.cpus, True), ("gpus_per_cell", self.gpus, False)):
+            if not (given > 0 if positive else given >= 0) or (given > 1 and given != int(given)):
+                low = "over 0" if positive else "0 or more"
+                raise InputError(f"{name}: must be {low}, and a whole number if it is over 1 (got {given}).")
+        if self.memory is not None and self.memory < 1:
+            raise InputError(f"memory_per_cell: must be at least 1 byte (got {self.memory}).")
+        if self.at_once is not None and self.at_once < 1:
+            raise InputError(f"workers: must be at least 1 (got {self.at_once}).")
+
+    @property
+    def threads(self) -> int:
+        """Threads of a piece."""
+        return max(1, int(self.cpus))
+
+    def at_a_time(self) -> int:
+        """How many pieces are done at a time, on the machines that are there now; joins them."""
+        needs = {name: amount for name, amount in self._needs().items() if amount}
+        nodes = [node["Resources"] for node in self.join().nodes() if node["Alive"]]
+        room = sum(min(int(node.get(name, 0.0) / needs[name] + 1e-9) for name in needs) for node in nodes)
+        return min(room, self.at_once or room)
+
+    def device(self, asked: str) -> str:
+        """What a worker is told for the ``asked`` device: ``auto`` is a GPU where a piece has one, or a part of one."""
+        return ("cuda" if self.gpus else "cpu") if asked == "auto" else asked
+
+    def described(self, device: str) -> str:
+        """The machines in words, before they are joined."""
+        amount, what = (self.cpus, "core") if self.device(device) == "cpu" else (self.gpus, "GPU")
+        return f"a cluster's machines: {amount:g} {what}{'s' if amount > 1 else ''} a cell"
+
+    def must_serve(self, device: str) -> None:
+        """Raise an `InputError` unless the cluster answers, and one of its machines has what a piece needs."""
+        if device not in _DEVICES:
+            raise InputError(f"device: must be auto, cpu or cuda with a cluster (got {shown(device)}).")
+        if device == "cuda" and not self.gpus:
+            raise InputError("gpus_per_cell: must be over 0 with device cuda (got 0).")
+        if not self.at_a_time():
+            needs = ", ".join(f"{amount:g} {name}" for name, amount in self._needs().items() if amount)
+            raise InputError(f"cpus_per_cell: no machine of the cluster has what a cell needs ({needs}).")
+
+    def _needs(self) -> dict[str, float]:
+        return {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory or 0)}
+
+    def join(self) -> Any:
+        """Connect this process to the cluster, for as long as it lives; gives Ray's module."""
+        try:
+            import ray
+        except ImportError:
+            raise EnvironmentFailure("engine: ray is not installed; pip install 'toeplens[ray]'.") from None
+        if ray.is_initialized():
+            return ray
+        if self.address not in (None, "auto"):
+            _must_answer(self.address)
+        here: dict[str, Any] = {"num_cpus": cores(), "include_dashboard": False} if self.address is None else {}
+        with _handlers_kept():
+            try:
+                ray.init(address=self.address or "local", configure_logging=False, log_to_driver=False, **here)
+            except Exception as error:  # Ray has a kind for each thing that was not there
+                reason = (str(error).splitlines() or [""])[0].rstrip(". ")
+                raise InputError(f"address: Ray does not answer at {self.address!r} ({reason}).") from None
+        return ray
+
+
+def _must_answer(address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not host or not port.isdecimal():
+        raise InputError(f"address: must be HOST:PORT of the cluster's head, or auto (got {address!r}).")
+    try:
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+    except (OSError, OverflowError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise InputError(f"address: nothing answers at {address!r} ({reason}).") from None
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """What Ray's start changes of how this process takes signals is set back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def in_cluster(
@@ -33,43 +142,42 @@ def in_cluster(
 ) -> None:
     """`toeplens.engine.pool.in_processes`, on a cluster: the same work, stopped and told of in the same way.
 
-    A piece whose worker or machine is lost is done again on another, up to `_LOST` times. If this process dies, Ray
-    ends its tasks, wherever they are.
+    Ray does a piece whose worker or machine is lost again on another, up to `_RETRIES` times, and ends all tasks if
+    this process dies.
     """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     ray = cluster.join()
-    desk = _desk(ray)
-    task = ray.remote(_do).options(num_cpus=cluster.cpus, num_gpus=cluster.gpus, memory=cluster.memory, max_retries=0)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=here).remote()
+    needs = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus, "memory": cluster.memory}
+    task = ray.remote(_do).options(**needs, max_retries=_RETRIES)
     plain = replace(limits, should_stop=_never, deadline=None, device=cluster.device(limits.device))
-    upcoming = Upcoming(pieces, wait=_WAIT, after=after)
-    waiting: dict[Any, int] = {}
-    lost: Counter[int] = Counter()
+    left, done, waiting = list(range(len(pieces))), set[int](), dict[Any, int]()
     failure: BaseException | None = None
-    stopping = False
-    looked, room = 0.0, 0
+    stopping = stopped = False
+
+    def hear() -> None:
+        for index, what in ray.get(board.take.remote()):
+            on_told(index, what)
+
     while True:
         try:
-            if not stopping and limits.over():
-                stopping = True
-            if stopping:
-                upcoming.clear()
-                for index in ray.get(desk.stop.remote()):
-                    for answer in [answer for answer, own in waiting.items() if own == index]:
-                        ray.cancel(answer)
-            elif time.monotonic() - looked > _ASK:
-                looked, room = time.monotonic(), cluster.room()
-            while len(waiting) < min(room, cluster.at_once or room) and (index := upcoming.next()) is not None:
-                ray.get(desk.give.remote(index))
-                answer = task.remote(desk, work, index, pieces[index], plain, limits.left(), cluster.threads)
+            stopping = stopping or limits.over()
+            if stopping and not stopped:
+                stopped = True
+                left.clear()
+                for answer in waiting:
+                    ray.cancel(answer)
+            while (
+                len(waiting) < (cluster.at_once or len(pieces)) and (index := take(left, after or {}, done)) is not None
+            ):
+                answer = task.remote(board, work, index, pieces[index], plain, limits.left(), cluster.threads)
                 waiting[answer] = index
-            if not waiting and not upcoming:
+            if not waiting:
                 break
-            finished: list[Any] = []
-            if waiting:
-                finished, _ = ray.wait(list(waiting), timeout=_LOOK)
-            else:
-                time.sleep(_LOOK)
-            for index, what in ray.get(desk.take.remote()):
-                on_told(index, what)
+            finished, _ = ray.wait(list(waiting), timeout=_LOOK)
+            hear()
         except KeyboardInterrupt as error:
             if stopping:
                 raise
@@ -79,37 +187,23 @@ def in_cluster(
             index = waiting.pop(answer)
             try:
                 result = ray.get(answer)
+                done.add(index)
+                stopping = stopping or result is None
+                on_done(index, result)
             except ray.exceptions.TaskCancelledError:  # in its worker, too, where it is a RayTaskError besides
                 continue
-            except ray.exceptions.RayTaskError as error:
-                stopping, failure = True, failure or _own(error)
-                continue
-            except ray.exceptions.RayError as error:  # the worker, its machine or what joins us to it is gone
-                lost[index] += 1
-                if lost[index] <= _LOST:
-                    upcoming.put_first(index)
-                else:
-                    stopping, failure = True, failure or error
-                continue
-            if result is Put.OFF:
-                upcoming.put_off(index)
-                continue
-            if result is None:
-                stopping = True
-            upcoming.done(index)
-            try:
-                on_done(index, result)
-            except (ToeplensError, KeyboardInterrupt) as error:
+            except ray.exceptions.RayTaskError as error:  # what was raised in a task, as it would be raised here
+                stopping, failure = True, failure or (error.cause if isinstance(error.cause, BaseException) else error)
+            except (ray.exceptions.RayError, ToeplensError, KeyboardInterrupt) as error:
                 stopping, failure = True, failure or error
-    for index, what in ray.get(desk.take.remote()):
-        on_told(index, what)
-    ray.kill(desk)
+    hear()
+    ray.kill(board)
     if isinstance(failure, (ToeplensError, KeyboardInterrupt)):
         raise failure
     if failure is not None:
         raise EnvironmentFailure(
             f"a worker of the cluster ended unexpectedly ({type(failure).__name__}: {str(failure).splitlines()[0]}); "
-            f"what was finished is kept, and the same command goes on."
+            f"finished work is saved; run the same command to resume."
         ) from failure
 
 
@@ -117,94 +211,37 @@ def _never() -> bool:
     return False
 
 
-def _own(error: Any) -> BaseException:
-    """What was raised in a task, as it would be raised here."""
-    return error.cause if isinstance(error.cause, BaseException) else error
-
-
-def _desk(ray: Any) -> Any:
-    """Where this driver and its workers meet, on the driver's own machine: it ends with the driver."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(_Desk).options(num_cpus=0, scheduling_strategy=here).remote()
-
-
-class _Desk:
-    """What workers tell, whether they are to stop, and which pieces were given out and not begun."""
+class _Board:
+    """The last that was told of each piece: an actor on the driver's machine."""
 
     def __init__(self) -> None:
         self.told: dict[int, Any] = {}
-        self.given: set[int] = set()
-        self.stopped = False
 
-    def give(self, index: int) -> None:
-        self.given.add(index)
-
-    def begin(self, index: int) -> bool:
-        """Whether a worker may begin what it was given."""
-        self.given.discard(index)
-        return not self.stopped
-
-    def tell(self, index: int, what: Any) -> bool:
-        """Hear the last of a piece; whether its worker is to stop."""
-        if what is not None:
-            self.told[index] = what
-        return self.stopped
+    def tell(self, index: int, what: Any) -> None:
+        self.told[index] = what
 
     def take(self) -> list[tuple[int, Any]]:
         told, self.told = self.told, {}
         return list(told.items())
 
-    def stop(self) -> list[int]:
-        """From now on nothing is begun; gives what was not."""
-        self.stopped = True
-        return list(self.given)
 
-
-# ---- in a worker ----------------------------------------------------------------------------------------------------
-
-
-def _do(desk: Any, work: Work[Any], index: int, piece: Any, limits: Limits, left: float | None, threads: int) -> Any:
-    import ray
-
+def _do(board: Any, work: Work[Any], index: int, piece: Any, limits: Limits, left: float | None, threads: int) -> Any:
+    """A piece, in the main thread of a worker; `ray.cancel`, which is a SIGINT there, asks it to stop."""
+    leaving = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: leaving.set())
     torch.set_num_threads(threads)
-    leaving, ended = threading.Event(), threading.Event()
-    last: list[Any] = [None]  # of what was told, what the driver has not heard
-
-    def ask(wait: float) -> None:
-        what, last[0] = last[0], None
-        try:
-            if ray.get(desk.tell.remote(index, what), timeout=wait):
-                leaving.set()
-        except Exception:  # the driver is gone, and its desk with it
-            leaving.set()
-
-    def follow() -> None:
-        while not ended.wait(_ASK) and not leaving.is_set():
-            ask(wait=60.0)
+    last: list[Any] = [None, 0.0]  # what was told, and when the board heard of it
 
     def tell(what: Any) -> None:
         last[0] = what
+        if time.monotonic() - last[1] > _TELL:
+            board.tell.remote(index, what)
+            last[:] = None, time.monotonic()
 
-    if not ray.get(desk.begin.remote(index)):
-        return None
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
+    deadline = None if left is None else time.time() + left
+    own = replace(limits, deadline=deadline, should_stop=leaving.is_set, made=clocks())
     try:
-        own = Limits(
-            device=limits.device,
-            compile=limits.compile,
-            checkpoint_seconds=limits.checkpoint_seconds,
-            deadline=None if left is None else time.time() + left,
-            should_stop=leaving.is_set,
-            store=limits.store,
-            stack=limits.stack,
-            follow=limits.follow,
-            group=limits.group,
-        )
         return work(piece, own, tell)
     finally:
-        ended.set()
-        follower.join()
-        ask(wait=5.0)
+        if last[0] is not None:
+            board.tell.remote(index, last[0])

@@ -16,11 +16,17 @@ import numpy as np
 from toeplens.encodings.registry import package_of
 from toeplens.engine.examples import DataSplit
 from toeplens.engine.head_watch import TOGETHER, HeadWatch
-from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import Limits
-from toeplens.engine.measures import Subject, measure_run, read_measures
-from toeplens.engine.records import Asked, forget_measured, read_record, write_record
-from toeplens.engine.sharing import shared
+from toeplens.engine.measures import (
+    Asked,
+    Subject,
+    forget_measured,
+    measure_run,
+    read_measures,
+    read_record,
+    write_record,
+)
+from toeplens.engine.remote import published
 from toeplens.ground import InputError, ToeplensError, choose, write_bytes
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import make_directory, read_bytes
@@ -66,20 +72,17 @@ class Job:
 def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None = None) -> Run:
     """Train the job's run in ``out``, ablate its heads and measure it; the run's status says how far it got.
 
-    The run's directory is held from beginning to end; one that another process holds is waited for. With a store the
-    run is held there too, and kept as it grows; one that another worker holds there, or has taken over in the end,
-    raises `HeldElsewhere`.
+    The run's directory is held from beginning to end; one that another process holds is waited for. Where the limits
+    name a URL, what is published there of the run is fetched first, and the run published as it grows.
     """
     directory = out / job.spec.name
     package = package_of(job.spec.model.encoding)
     try:
-        with entered(directory, job.spec, until=limits.over), shared(directory, limits) as within:
+        with entered(directory, job.spec, until=limits.over), published(directory, limits) as within:
             try:
                 return _carried_out(job, out, within, on_progress)
             except Stopped:  # it was left between two pieces of work
                 return replace(Run.open(directory), status="stopped")
-    except HeldElsewhere:
-        raise
     except Busy:  # somebody else was at it until time was up
         return replace(Run.open(directory), status="stopped")
     except (ToeplensError, OSError, MemoryError):
@@ -173,37 +176,32 @@ def ablate_run(
     The record is ``ablation.json`` for accuracy lost to silence; any other choice has a file of its own, named after
     what differs: ``ablation-mean.json``, ``ablation-position-loss-attribution.json``. Of accuracies lost to silence
     and of losses, which studies read, the same passes make both records. For other examples than those of the first
-    record see `toeplens.engine.records`.
+    record see `toeplens.engine.measures`.
     """
     asked = Asked(examples, split)
     choose("metric", metric, get_args(Metric))
     choose("intervention", intervention, get_args(Intervention))
     choose("method", method, get_args(Method))
+    limits = limits or Limits()
     with locked(run.directory, "run"):
-        return _ablate(run, asked, limits or Limits(), metric, intervention, method)
-
-
-def _ablate(
-    run: Run, asked: Asked, limits: Limits, metric: Metric, intervention: Intervention, method: Method
-) -> HeadAblation:
-    device = plan_execution(limits.device, "off", "float32").device
-    subject = Subject(run, asked.examples, asked.split, device)
-    batches = subject.batches()
-    parts = run.directory / f"{_parts(asked, intervention, metric)}{len(batches[0][0])}"
-    found = ablate_by(
-        TOGETHER if (metric, intervention, method) == (TOGETHER[0], "zero", "exact") else (metric,),
-        subject.source(),
-        batches,
-        chance=run.spec.guess,
-        intervention=intervention,
-        method=method,
-        memory=_Parts(parts, limits) if method == "exact" else None,
-    )
-    for each, ablation in reversed(found.items()):  # the one that was asked for says that all are there
-        name = _name(each, intervention, method)
-        if each == metric or read_record(run.directory, name, asked) is None:  # one of its own has a curve too
-            write_record(run.directory, name, asked, ablation.to_dict())
-    _forget_parts(run.directory, asked, intervention, metric)
+        device = plan_execution(limits.device, "off", "float32").device
+        subject = Subject(run, examples, split, device)
+        batches = subject.batches()
+        parts = run.directory / f"{_parts(asked, intervention, metric)}{len(batches[0][0])}"
+        found = ablate_by(
+            TOGETHER if (metric, intervention, method) == (TOGETHER[0], "zero", "exact") else (metric,),
+            subject.source(),
+            batches,
+            chance=run.spec.guess,
+            intervention=intervention,
+            method=method,
+            memory=_Parts(parts, limits) if method == "exact" else None,
+        )
+        for each, ablation in reversed(found.items()):  # the one that was asked for says that all are there
+            name = _name(each, intervention, method)
+            if each == metric or read_record(run.directory, name, asked) is None:  # one of its own has a curve too
+                write_record(run.directory, name, asked, ablation.to_dict())
+        _forget_parts(run.directory, asked, intervention, metric)
     return found[metric]
 
 
@@ -219,9 +217,8 @@ def _parts(asked: Asked, intervention: Intervention = "zero", metric: Metric = "
 
 def _forget_parts(directory: Path, asked: Asked, *kind: Any) -> None:
     """Remove the parts of an ablation that is recorded: it may have been killed in between."""
-    for name in (_parts(asked, *kind), _parts(asked, *kind).replace("-passes-", "-parts-")):  # the latter of old
-        for parts in directory.glob(f"{name}*"):
-            shutil.rmtree(parts, ignore_errors=True)
+    for parts in directory.glob(f"{_parts(asked, *kind)}*"):
+        shutil.rmtree(parts, ignore_errors=True)
 
 
 class _Parts:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from toeplens.engine.store import located
 from toeplens.ground import choose
 from toeplens.ground.machine import within
 from toeplens.training.environment import CompileMode
@@ -15,7 +14,8 @@ from toeplens.training.loggers import LOGGERS
 MOST_STACKED = 256  # models as one: each holds a file open
 
 
-def _clocks() -> tuple[float, float]:
+def clocks() -> tuple[float, float]:
+    """What both clocks of this machine say."""
     return time.time(), time.monotonic()
 
 
@@ -28,8 +28,7 @@ class Limits:
     deadline            `time.time()` at which to have stopped. A clock that is set anew later changes nothing: time is
                         counted from when the limits were made, in all processes of this machine
     should_stop         asked before every unit of work
-    store               URL of where runs are kept beside this machine, see `toeplens.engine.store`; None for nowhere.
-                        A path is made one from the root: other processes stand elsewhere
+    publish             URL that runs are fetched from and published to, see `toeplens.engine.remote`; None for nowhere
     stack               how many models of equal shape are trained as one, see `toeplens.engine.stacks`; None: as many
                         as fill a GPU, and on a CPU, where it does not pay, 1
     machines            in words, those that carry the work out, where that is not this one: then what devices this one
@@ -45,20 +44,18 @@ class Limits:
     checkpoint_seconds: float = 30.0
     deadline: float | None = None
     should_stop: Callable[[], bool] = lambda: False
-    store: str | None = None
+    publish: str | None = None
     stack: int | None = None
     machines: str | None = None
     follow: tuple[str, ...] = ()
     group: str | None = None
-    made: tuple[float, float] = field(default_factory=_clocks, repr=False, compare=False)
+    made: tuple[float, float] = field(default_factory=clocks, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         within("stack", self.stack, 1, MOST_STACKED)
         object.__setattr__(
             self, "follow", tuple(dict.fromkeys(choose("follow", each, LOGGERS) for each in self.follow))
         )
-        if self.store is not None:
-            object.__setattr__(self, "store", located(self.store))
 
     def late(self, ahead: float = 0.0) -> bool:
         """Whether the deadline will be over, if the next piece of work takes ``ahead`` seconds."""

@@ -5,25 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
 
-from toeplens.engine.cluster import in_cluster
+from toeplens.engine.cluster import Cluster, in_cluster
 from toeplens.engine.jobs import Job, carry_out, is_done
-from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import Limits
-from toeplens.engine.nodes import Cluster
-from toeplens.engine.patience import patiently
-from toeplens.engine.pool import Piece, Put, Told, Work, in_processes
-from toeplens.engine.probes import on_show
-from toeplens.engine.scratch import scratch
-from toeplens.engine.sharing import fetch, is_behind, shared
+from toeplens.engine.pool import Piece, Told, Work, in_processes
+from toeplens.engine.remote import published
 from toeplens.engine.stacks import Room, stacks_of, train_stack
-from toeplens.engine.store import Store
 from toeplens.ground import EnvironmentFailure, choose
 from toeplens.ground.machine import cores, within
 from toeplens.training.environment import CompileMode
@@ -45,22 +39,17 @@ class Event:
 
 
 _ALWAYS_ALLOWED = 64  # workers; a larger machine may have more
-_REQUESTS = 16  # to a store at a time
+_REQUESTS = 16  # to a URL's file system at a time
 
 OnEvent = Callable[[Event], None]
 
 
-def must_have(workers: Workers, jobs: int, limits: Limits, out: Path) -> None:
-    """Raise unless these workers can do so many jobs, and what they do can be kept: before anything is written."""
+def must_have(workers: Workers, jobs: int, limits: Limits) -> None:
+    """Raise unless these workers can do so many jobs: before anything is written."""
     must_be_installed(limits.follow)
-    if limits.store is not None:
-        store = Store(limits.store)
-        store.must_outlive_a_process()
-        store.must_take()
     if isinstance(workers, Cluster):
         choose("compile", limits.compile, get_args(CompileMode))
-        with on_show(limits.store, out) as token:
-            workers.must_serve(limits.device, token, ("torch",))
+        workers.must_serve(limits.device)
     else:
         plan_workers(jobs, limits.device, workers)
 
@@ -86,7 +75,7 @@ def _room(workers: Workers, jobs: int, limits: Limits) -> Room:
     """How many pieces are done at a time, and what each has of a GPU."""
     if isinstance(workers, Cluster):
         on_gpu = workers.device(limits.device).startswith("cuda")
-        return Room(workers.at_a_time(), min(1.0, workers.gpus) if on_gpu else 0.0)
+        return Room(max(1, workers.at_a_time()), min(1.0, workers.gpus) if on_gpu else 0.0)
     count, _ = plan_workers(jobs, limits.device, workers)
     return Room(count, 1 / count if _on_gpu(limits.device) else 0.0)
 
@@ -120,37 +109,39 @@ def run_jobs(
     """Carry out ``jobs`` in ``out``, in order, several at a time; returns how each ended.
 
     Ctrl-C, a deadline, or the death of this process makes every worker write a checkpoint and stop. An error in one
-    job stops the others likewise and is raised here. A cluster's workers see ``out`` too, or bring what they do to the
-    limits' store, from where it is fetched.
+    job stops the others likewise and is raised here. A cluster's workers see ``out`` too, or publish their runs to the
+    limits' URL, from where they are fetched.
     """
     tell, out = on_event or (lambda event: None), out.absolute()
     statuses: list[Status] = ["stopped"] * len(jobs)
-    if limits.store is not None:
-        Store(limits.store).must_outlive_a_process()
-    store = Store(limits.store) if limits.store is not None and isinstance(workers, Cluster) else None
     prepare(limits.follow, limits.group)
-    left = list(range(len(jobs)))
+    left, cluster = list(range(len(jobs))), isinstance(workers, Cluster)
+    there = None if cluster and limits.publish else out  # where workers make the runs
 
     def ended(index: int, status: Status) -> None:
         statuses[index] = status
         tell(Event(index, 0, 0, None, status))
 
     def done(piece: int, status: Any) -> None:
-        if piece < len(stacks):  # its jobs are gone on with
+        if piece < len(stacks) or status is None:  # its jobs are gone on with; or it was stopped
             return
         (index,) = given[piece]
-        if store is not None:
-            _bring(store, jobs[index], out / jobs[index].spec.name, limits, finished=status is not None)
-        if status is not None:
-            ended(index, status)
+        if cluster:
+            _level(jobs[index], out, limits)
+            if not is_done(jobs[index], out / jobs[index].spec.name):
+                raise EnvironmentFailure(
+                    f"out: a worker has finished the run {jobs[index].spec.name}, which is not in "
+                    f"{limits.publish or out}; give a directory that all machines share, or a URL."
+                )
+        ended(index, status)
 
     def told(piece: int, what: Any) -> None:
         place, *step = what
         tell(Event(given[piece][place], *step))
 
-    if isinstance(workers, Cluster):  # what is there already takes no worker
-        if store is not None:
-            _level(store, jobs, out, limits)
+    if cluster:  # what is there already takes no worker
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            list(pool.map(lambda job: _level(job, out, limits), jobs))
         left = [index for index in left if not is_done(jobs[index], out / jobs[index].spec.name)]
         for index in sorted(set(range(len(jobs))) - set(left)):
             ended(index, Run.open(out / jobs[index].spec.name).status)
@@ -160,7 +151,7 @@ def run_jobs(
     names = {len(stacks) + place: jobs[index].spec.name for place, index in enumerate(left)}
     spread(
         _work,
-        [([jobs[index] for index in some], None if store is not None else out) for some in given],
+        [([jobs[index] for index in some], there) for some in given],
         limits,
         workers,
         on_done=done,
@@ -170,54 +161,23 @@ def run_jobs(
     return statuses
 
 
-def _level(store: Store, jobs: Sequence[Job], out: Path, limits: Limits) -> None:
-    """Fetch what the store has of the jobs' runs, and publish what it has not and is here."""
-
-    def level(job: Job) -> None:
-        directory = out / job.spec.name
-        if not limits.over() and patiently(lambda: is_behind(store, directory), limits.over):
-            with suppress(HeldElsewhere), shared(directory, limits):
-                return
-        if not limits.over():
-            patiently(lambda: fetch(store, directory), limits.over)
-
-    with ThreadPoolExecutor(_REQUESTS) as pool:  # each waits for the network
-        list(pool.map(level, jobs))
-
-
-def _bring(store: Store, job: Job, directory: Path, limits: Limits, *, finished: bool) -> None:
-    """Fetch what a worker has published of a job; raises `EnvironmentFailure` if it ``finished`` and is not there."""
-
-    def bring() -> None:
-        fetch(store, directory)
-        if not is_done(job, directory):
-            raise EnvironmentFailure(
-                f"store: {store.url} does not hold the run {job.spec.name}, which a worker has finished; give a place "
-                f"that all machines share."
-            )
-
-    if finished:
-        patiently(bring, limits.over)
-    else:  # the store has it
-        with suppress(EnvironmentFailure):
-            fetch(store, directory)
+def _level(job: Job, out: Path, limits: Limits) -> None:
+    """Fetch what is published of a job's run, or publish what is further here."""
+    with published(out / job.spec.name, limits):
+        pass
 
 
 def _work(
     piece: tuple[Sequence[Job], Path | None], limits: Limits, tell: Callable[[Any], None]
-) -> Status | Put | bool | None:
-    """Train several as a stack (`train_stack`), or carry out one: its status, `Put.OFF` if another worker has it."""
+) -> Status | bool | None:
+    """Train several as a stack (`train_stack`), or carry out one: its status, None where it was stopped."""
 
     def report(step: int, total: int, row: dict[str, Any] | None) -> None:
         tell((0, step, total, row["test_accuracy"] if row else None))
 
-    some, out = piece
-    if len(some) > 1:
-        return train_stack(piece, limits, tell)
-    (job,) = some
-    with scratch() as own:
-        try:
-            status = carry_out(job, out or own, limits, report).status
-        except HeldElsewhere:
-            return Put.OFF
-    return None if status == "stopped" else status
+    jobs, out = piece
+    with TemporaryDirectory(prefix="toeplens-") as own:  # where the runs are published from
+        if len(jobs) > 1:
+            return train_stack(jobs, out or Path(own), limits, tell)
+        status = carry_out(jobs[0], out or Path(own), limits, report).status
+        return None if status == "stopped" else status

@@ -1,28 +1,52 @@
-"""What is measured of a finished run beside its head ablation; each has its record in the run directory."""
+"""What is measured of a finished run beside its head ablation, and the records of both in the run's directory.
+
+The first record of a kind is ``NAME.json``. One of other examples never replaces it, and is never taken for it: that is
+``NAME-SPLIT-EXAMPLES.json``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from toeplens.encodings.registry import package_of
-from toeplens.engine.circuit import circuit
+from toeplens.engine.circuit import Circuit, circuit
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
-from toeplens.engine.extrapolation import extrapolate
-from toeplens.engine.kinds import WHY, Beginning, Spectra
-from toeplens.engine.language import bits, copying, extension, head_patterns, needles
-from toeplens.engine.records import Asked, read_record, write_record
-from toeplens.ground import InputError, ToeplensError, choose
+from toeplens.engine.extrapolation import Extrapolation, extrapolate
+from toeplens.engine.language import (
+    Bits,
+    Copying,
+    Extension,
+    HeadPatterns,
+    Needles,
+    bits,
+    copying,
+    extension,
+    head_patterns,
+    needles,
+)
+from toeplens.ground import InputError, ToeplensError, checked, choose, read_json, write_json
 from toeplens.ground.errors import first_line
 from toeplens.ground.locks import locked
+from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens import (
     AttentionTrace,
+    BandAblation,
     Batch,
+    Behaviour,
+    FrequencyRecord,
+    HeadAblation,
+    HeadSets,
+    PermutationScores,
+    PositionalDrift,
+    Representation,
+    SeedStrength,
     ablate_bands,
     ablate_heads,
     behaviour,
@@ -34,20 +58,70 @@ from toeplens.lens import (
     seed_strength,
 )
 from toeplens.lens.kit.terms import written_out_profile
-from toeplens.lens.toeplitz.bias_spread import bias_spread
+from toeplens.lens.kit.toeplitz import ToeplitzShares
+from toeplens.lens.toeplitz.bias_spread import BiasSpread, bias_spread
 from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.tasks import Examples
 from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, Run, initial_model, plan_execution
+from toeplens.training.run import CHECKPOINT, RESULT
 
+WHY = "why"  # the field of a record that has no other, and says why an encoding has no such measure
+_ASKED = "asked"  # the field that says of what examples a record was made
 FEWEST = 5  # examples that the measure `representation` needs
 _SETS, _STREAM, _TRACED, _SPECTRA = 512, 512, 256, 16  # examples that single measures look at, at most
 _PLANTED = 32  # texts in which something is planted, at most
 _POOL = 4096  # examples of the gradients' statistics, which need as many whatever else is looked at
 
 Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked(Record):
+    """What examples were asked for: how many, and of which split."""
+
+    examples: AtLeast1
+    split: DataSplit = "test"
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise InputError(f"examples: {self.examples} was given; it must be at least 1.")
+        choose("split", self.split, get_args(DataSplit))
+
+
+@dataclass(frozen=True)
+class _Asking(Record):
+    asked: Asked
+
+
+@dataclass(frozen=True)
+class Seed(Record):
+    """At initialisation: what a batch leaves of the positional gradient, and where a step would move position."""
+
+    strength: SeedStrength
+    drift: PositionalDrift
+
+
+@dataclass(frozen=True)
+class Spectra(Record):
+    """At initialisation: each head's spectrum with position over that without it, see `toeplens.lens.Contraction`."""
+
+    width: Float[np.ndarray, "L H"]
+    norm: Float[np.ndarray, "L H"]
+
+
+@dataclass(frozen=True)
+class Beginning(Record):
+    """Before training: what each head follows, and the centre of the frequencies that it uses.
+
+    As `toeplens.lens.Behaviour` and `toeplens.lens.FrequencyRecord` have them of the trained model.
+    """
+
+    positional: Float[np.ndarray, "L H"]
+    symbolic: Float[np.ndarray, "L H"]
+    centre: Float[np.ndarray, "L H"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +168,7 @@ def measure_run(run: Run, name: str, *, examples: int, split: DataSplit = "test"
     Raises `InputError` for a run that is not finished or diverged, and for weights that are missing or damaged; of
     these nothing is recorded.
     """
-    measure = MEASURES[choose("measure", name, MEASURES)]
+    measure = MEASURES[choose("measure", name, MEASURES)].of
     run.must_be_complete()
     asked = Asked(examples, split)
     content = read_record(run.directory, name, asked)
@@ -129,16 +203,15 @@ def read_measures(directory: Path, names: Sequence[str], asked: Asked) -> dict[s
     return {name: content for name, content in found.items() if content is not None}
 
 
-def _position(subject: Subject) -> Found:
-    """What is lost when position alone is taken from a head."""
-    choices: dict[str, Any] = {"chance": subject.run.spec.guess, "cumulative": False}
-    return ablate_heads(subject.source(), subject.batches(), intervention="position", **choices).to_dict()
+def _position(**choices: Any) -> Callable[[Subject], Found]:
+    """What is lost when position alone is taken from a head; by loss it shows in language, by accuracy hardly."""
 
+    def measured(subject: Subject) -> Found:
+        batches = subject.batches(_TRACED if choices else None)
+        given = {"chance": subject.run.spec.guess, "cumulative": False, **choices}
+        return ablate_heads(subject.source(), batches, intervention="position", **given).to_dict()
 
-def _position_loss(subject: Subject) -> Found:
-    """The same by the loss, which shows in language where an answer hardly ever hangs on one head."""
-    choices: dict[str, Any] = {"metric": "loss", "chance": subject.run.spec.guess, "cumulative": False}
-    return ablate_heads(subject.source(), subject.batches(_TRACED), intervention="position", **choices).to_dict()
+    return measured
 
 
 def _sets(subject: Subject) -> Found:
@@ -230,6 +303,11 @@ def _of_language(measure: Callable[[Decoder, LanguageTask, int], Any]) -> Callab
     return measured
 
 
+def _planted(measure: Callable[..., Any], counted: str) -> Callable[[Subject], Found]:
+    """A measure of language of few texts."""
+    return _of_language(lambda model, task, examples: measure(model, task, **{counted: min(examples, _PLANTED)}))
+
+
 def _extension(tuned: bool) -> Callable[[Subject], Found]:
     def measured(subject: Subject) -> Found:
         spec = subject.run.spec
@@ -267,31 +345,90 @@ def _or_why(measure: Callable[[], Any]) -> Found:
     return found if isinstance(found, dict) else found.to_dict()
 
 
-# name -> what is measured of a trained model under it
-MEASURES: dict[str, Callable[[Subject], Found]] = {
-    "position": _position,
-    "position-loss": _position_loss,
-    "sets": _sets,
-    "position-sets": _position_sets,
-    "bias": _bias,
-    "circuit": _circuit,
-    "contraction": _contraction,
-    "representation": _representation,
-    "seed": _seed,
-    "extrapolation": _extrapolation,
+class Measure(NamedTuple):
+    """What is measured of a trained model, and its record."""
+
+    record: type[Record]
+    of: Callable[[Subject], Found]
+
+
+MEASURES: dict[str, Measure] = {
+    "position": Measure(HeadAblation, _position()),
+    "position-loss": Measure(HeadAblation, _position(metric="loss")),
+    "sets": Measure(HeadSets, _sets),
+    "position-sets": Measure(HeadSets, _position_sets),
+    "bias": Measure(BiasSpread, _bias),
+    "circuit": Measure(Circuit, _circuit),
+    "contraction": Measure(Spectra, _contraction),
+    "representation": Measure(Representation, _representation),
+    "seed": Measure(Seed, _seed),
+    "extrapolation": Measure(Extrapolation, _extrapolation),
     # what heads follow, by the analysis of variance and by sampled permutations, and which frequencies they use, over
     # the queries that the model uses
-    "behaviour": _of_attention(behaviour, counted="used"),
-    "permutations": _of_attention(permutation_scores, counted="used", queries=64, permutations=16),
-    "frequency": _of_attention(frequency_use, counted="used"),
-    "beginning": _beginning,
-    "toeplitz": _of_attention(_toeplitz),
-    "bands": _bands,
+    "behaviour": Measure(Behaviour, _of_attention(behaviour, counted="used")),
+    "permutations": Measure(
+        PermutationScores, _of_attention(permutation_scores, counted="used", queries=64, permutations=16)
+    ),
+    "frequency": Measure(FrequencyRecord, _of_attention(frequency_use, counted="used")),
+    "beginning": Measure(Beginning, _beginning),
+    "toeplitz": Measure(ToeplitzShares, _of_attention(_toeplitz)),
+    "bands": Measure(BandAblation, _bands),
     # of language models
-    "bits": _of_language(lambda model, task, examples: bits(model, task, texts=examples)),
-    "needles": _of_language(lambda model, task, examples: needles(model, task, trials=min(examples, _PLANTED))),
-    "copying": _of_language(lambda model, task, examples: copying(model, task, trials=min(examples, _PLANTED))),
-    "patterns": _of_language(lambda model, task, examples: head_patterns(model, task, texts=min(examples, _PLANTED))),
-    "extension": _extension(tuned=False),
-    "extension-tuned": _extension(tuned=True),
+    "bits": Measure(Bits, _of_language(lambda model, task, examples: bits(model, task, texts=examples))),
+    "needles": Measure(Needles, _planted(needles, "trials")),
+    "copying": Measure(Copying, _planted(copying, "trials")),
+    "patterns": Measure(HeadPatterns, _planted(head_patterns, "texts")),
+    "extension": Measure(Extension, _extension(tuned=False)),
+    "extension-tuned": Measure(Extension, _extension(tuned=True)),
 }
+KINDS: dict[str, type[Record]] = {  # of record, by name
+    "ablation": HeadAblation,
+    "ablation-loss": HeadAblation,
+    **{name: measure.record for name, measure in MEASURES.items()},
+}
+
+
+def as_record(name: str, content: Any, where: Path | str) -> Record | str:
+    """The record of this name (`KINDS`), or the reason why an encoding has no such measure.
+
+    What is neither raises an `InputError` that names ``where`` and the field. A record that says why there is no such
+    measure has nothing else in it.
+    """
+    if isinstance(content, dict) and content.keys() - {_ASKED} == {WHY}:
+        return checked(dict[str, Any], content, where)[WHY]
+    return KINDS[name].from_dict(content, where)
+
+
+def read_record(directory: Path, name: str, asked: Asked) -> dict[str, Any] | None:
+    """The record of these examples, or None; a damaged one raises `InputError` (see `as_record`)."""
+    for path in _places(directory, name, asked):
+        if path.exists() and (content := _read(path)).pop(_ASKED) == asdict(asked):
+            as_record(name, content, path)
+            return content
+    return None
+
+
+def write_record(directory: Path, name: str, asked: Asked, content: dict[str, Any]) -> Path:
+    """Write a record; returns where."""
+    first, other = _places(directory, name, asked)
+    path = other if first.exists() and _read(first)[_ASKED] != asdict(asked) else first
+    write_json(path, {**content, _ASKED: asdict(asked)})
+    return path
+
+
+def forget_measured(directory: Path) -> None:
+    """Remove what was measured of weights that are gone: a run that has no result and no checkpoint begins anew."""
+    if not any((directory / name).exists() for name in (RESULT, CHECKPOINT)):
+        for path in directory.glob("*.json"):
+            if any(f"{path.stem}-".startswith(f"{name}-") for name in KINDS):
+                path.unlink()
+
+
+def _places(directory: Path, name: str, asked: Asked) -> tuple[Path, Path]:
+    return directory / f"{name}.json", directory / f"{name}-{asked.split}-{asked.examples}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    _Asking.from_dict(content, path)
+    return content

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 import multiprocessing
 import os
 import queue
 import signal
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,50 +25,12 @@ Work = Callable[[Piece, Limits, Callable[[Any], None]], Any]
 _LOOK = 0.1
 
 
-class Put(enum.Enum):
-    """What comes of a piece that cannot be done now: it is put off, until others have been tried."""
-
-    OFF = "off"
-
-
-class Upcoming(Generic[Piece]):
-    """Pieces that wait for their turn, by index; those put off come last, and not again at once.
-
-    ``after`` says of some which other each has to wait for.
-    """
-
-    def __init__(self, pieces: Sequence[Piece], wait: float, after: Mapping[int, int] | None = None) -> None:
-        self.pieces, self.wait = pieces, wait
-        self._ready = deque((0.0, index) for index in range(len(pieces)))
-        self._after, self._done = after or {}, set[int]()
-
-    def next(self) -> int | None:
-        """The next piece whose time has come."""
-        now = time.monotonic()
-        for place, (earliest, index) in enumerate(self._ready):
-            if earliest <= now and (index not in self._after or self._after[index] in self._done):
-                del self._ready[place]
-                return index
-        return None
-
-    def done(self, index: int) -> None:
-        """A piece is done: what waited for it waits no more."""
-        self._done.add(index)
-
-    def put_off(self, index: int) -> None:
-        """A piece is to be tried again."""
-        self._ready.append((time.monotonic() + self.wait, index))
-
-    def put_first(self, index: int) -> None:
-        """A piece is to be tried again, at once."""
-        self._ready.appendleft((0.0, index))
-
-    def clear(self) -> None:
-        """Nothing more is to be begun."""
-        self._ready.clear()
-
-    def __bool__(self) -> bool:
-        return bool(self._ready)
+def take(left: list[int], after: Mapping[int, int], done: Collection[int]) -> int | None:
+    """Take the first of the pieces that are left which need not wait for another (``after``) that is not done."""
+    for place, index in enumerate(left):
+        if index not in after or after[index] in done:
+            return left.pop(place)
+    return None
 
 
 def in_processes(
@@ -90,9 +49,8 @@ def in_processes(
     A piece whose index ``after`` maps to that of another is begun once the other is done.
 
     ``on_done`` hears each piece's index and result as it ends. None says that a piece was stopped before its end; then
-    no further piece is begun. `Put.OFF` says that it is to be tried again after others. ``work`` is a function of a
-    module, and its limits say when to stop: a deadline, ``limits.should_stop``, SIGTERM, the end of this process. What
-    it tells, ``on_told`` hears with its index.
+    no further piece is begun. ``work`` is a function of a module, and its limits say when to stop: a deadline,
+    ``limits.should_stop``, SIGTERM, the end of this process. What it tells, ``on_told`` hears with its index.
 
     An error in one piece stops the others likewise and is raised once they have stopped. `KeyboardInterrupt` kills
     the workers, and is raised.
@@ -100,25 +58,21 @@ def in_processes(
     context = multiprocessing.get_context("spawn")
     stop, told = context.Event(), context.Queue()
     plain = replace(limits, should_stop=_never)
-    upcoming = Upcoming(pieces, wait=1.0, after=after)
+    left, done = list(range(len(pieces))), set[int]()
     failure: BaseException | None = None
     with ProcessPoolExecutor(count, mp_context=context, initializer=_start, initargs=(stop, told, threads)) as pool:
         waiting: dict[Future[Any], int] = {}
         try:
             while True:
                 while len(waiting) < count and not stop.is_set() and not limits.over():
-                    index = upcoming.next()
+                    index = take(left, after or {}, done)
                     if index is None:
                         break
                     with ignored_by_children():
                         waiting[pool.submit(_do, work, index, pieces[index], plain)] = index
-                if not waiting and (not upcoming or stop.is_set() or limits.over()):
+                if not waiting:
                     break
-                if waiting:
-                    finished, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
-                else:
-                    time.sleep(_LOOK)
-                    finished = set()
+                finished, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
                 _drain(told, on_told)
                 if limits.should_stop():  # the deadline they know
                     stop.set()
@@ -130,12 +84,9 @@ def in_processes(
                         stop.set()
                         failure = failure or error
                         continue
-                    if result is Put.OFF:
-                        upcoming.put_off(index)
-                        continue
                     if result is None:
-                        upcoming.clear()
-                    upcoming.done(index)
+                        left.clear()
+                    done.add(index)
                     on_done(index, result)
         except KeyboardInterrupt:
             for process in list(pool._processes.values()):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,9 @@ from typing import Any
 import torch
 
 from toeplens.engine.jobs import Job, loggers_of, watcher_of
-from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import MOST_STACKED, Limits
-from toeplens.engine.records import forget_measured
-from toeplens.engine.scratch import scratch
-from toeplens.engine.sharing import shared
+from toeplens.engine.measures import forget_measured
+from toeplens.engine.remote import published
 from toeplens.ground import InputError
 from toeplens.ground.locks import Busy
 from toeplens.ground.machine import out_of_memory
@@ -64,53 +62,20 @@ def stacks_of(jobs: Sequence[Job], places: Sequence[int], out: Path, limits: Lim
     return found
 
 
-class _Member:
-    """A job in a stack, whose run is held from when it is entered until it is left."""
-
-    def __init__(self, place: int, job: Job) -> None:
-        self.place, self.job, self.lost = place, job, False
-        self._held = ExitStack()
-
-    def enter(self, where: Path, limits: Limits) -> bool:
-        """Hold the run; False where somebody else does."""
-        directory = where / self.job.spec.name
-        try:
-            self._held.enter_context(entered(directory, self.job.spec))
-            self._stops = self._held.enter_context(shared(directory, limits)).should_stop
-            forget_measured(directory)
-        except BaseException as error:
-            self.leave()
-            if not isinstance(error, Busy):
-                raise
-            return False
-        return True
-
-    def leave(self, *raised: Any) -> None:
-        """Hold it no more; what was raised meanwhile stays raised."""
-        with suppress(HeldElsewhere):  # it was taken over
-            self._held.__exit__(*(raised or (None, None, None)))
-
-    def stops(self, limits: Limits) -> bool:
-        """Publish what is new of the run; whether to stop, for it is lost to another worker or time is up."""
-        stops = self._stops()
-        self.lost = self.lost or (stops and not limits.should_stop())
-        return stops
-
-
-def train_stack(piece: tuple[Sequence[Job], Path | None], limits: Limits, tell: Callable[[Any], None]) -> bool | None:
+def train_stack(jobs: Sequence[Job], out: Path, limits: Limits, tell: Callable[[Any], None]) -> bool | None:
     """Train the models of some jobs as one; True if none was stopped, else None.
 
-    What another worker holds, or takes over, is left to it, and the others are gone on with. Where memory runs out,
-    the stack is trained in halves, one after the other.
+    What another process holds is left to it. Where memory runs out, the stack is trained in halves, one after the
+    other.
     """
-    jobs, out = piece
-    with scratch() as own, _entered(jobs, out or own, limits) as members:
-        stacks = [members]
+    with ExitStack() as held:
+        members = [_Member(place, job) for place, job in enumerate(jobs)]
+        stacks = [[member for member in members if member.enter(held, out, limits)]]
         while stacks:
-            some = [member for member in stacks.pop() if not member.lost]
+            some = stacks.pop()
             whole = None
             try:
-                whole = not some or _trained(some, out or own, limits, tell)
+                whole = not some or _trained(some, out, limits, tell)
             except Exception as error:
                 if len(some) == 1 or not out_of_memory(error):
                     raise
@@ -119,30 +84,32 @@ def train_stack(piece: tuple[Sequence[Job], Path | None], limits: Limits, tell: 
             if whole is None:  # the error is gone, and what it held
                 half = len(some) // 2
                 stacks += [some[half:], some[:half]]
-            elif any(member.lost for member in some):
-                for member in some:
-                    if member.lost:
-                        member.leave()
-                stacks.append(some)
             elif not whole:
                 return None
     return True
 
 
-@contextmanager
-def _entered(jobs: Sequence[Job], where: Path, limits: Limits) -> Iterator[list[_Member]]:
-    """Those of the jobs whose runs nobody else holds, held; in the order of the jobs."""
-    members = []
-    with ExitStack() as held:
-        for place, job in sorted(enumerate(jobs), key=lambda each: each[1].spec.name):  # nobody waits in a circle
-            member = _Member(place, job)
-            if member.enter(where, limits):
-                held.push(member.leave)
-                members.append(member)
-        yield sorted(members, key=lambda member: member.place)
+@dataclass
+class _Member:
+    """A job in a stack; once it is entered, its run is held and published as it grows."""
+
+    place: int
+    job: Job
+    should_stop: Callable[[], bool] = lambda: False
+
+    def enter(self, held: ExitStack, out: Path, limits: Limits) -> bool:
+        """Hold the run; False where somebody else does."""
+        directory = out / self.job.spec.name
+        try:
+            held.enter_context(entered(directory, self.job.spec))
+        except Busy:
+            return False
+        self.should_stop = held.enter_context(published(directory, limits)).should_stop
+        forget_measured(directory)
+        return True
 
 
-def _trained(members: Sequence[_Member], where: Path, limits: Limits, tell: Callable[[Any], None]) -> bool:
+def _trained(members: Sequence[_Member], out: Path, limits: Limits, tell: Callable[[Any], None]) -> bool:
     """Train them as one until all are done, or one says to stop; whether all are done."""
 
     def report(place: int, step: int, total: int, row: dict[str, Any] | None) -> None:
@@ -150,12 +117,12 @@ def _trained(members: Sequence[_Member], where: Path, limits: Limits, tell: Call
 
     runs = train_as_one(
         [member.job.spec for member in members],
-        where,
+        out,
         device=limits.device,
         compile=limits.compile,
         checkpoint_seconds=limits.checkpoint_seconds,
         deadline=limits.deadline_now(),
-        should_stop=lambda: max([member.stops(limits) for member in members]),  # each publishes what is new
+        should_stop=lambda: max([member.should_stop() for member in members]),  # each publishes what is new
         on_progress=report,
         watchers=[watcher_of(member.job) for member in members],
         loggers=[loggers_of(member.job, limits) for member in members],

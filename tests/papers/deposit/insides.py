@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tests.studies.measures import extrapolation, longer
 
-from toeplens.engine.kinds import Spectra
+from toeplens.engine.measures import Spectra
 from toeplens.lens import FrequencyRecord, HeadAblation, HeadSets, PositionalDrift, Representation, SeedStrength
 from toeplens.lens.gradients.signal import LevelSignal, Strength
 from toeplens.lens.toeplitz.bias_spread import BiasSpread

@@ -13,7 +13,7 @@ from tests.papers.deposit.test_claims import BY_ID, MEASURED, each_of, entry, pa
 from tests.papers.deposit.told import ROPE, SKILLED, TOLD, rope
 from tests.papers.deposit.worlds import HEADS, LAYERS, SPREAD, Layers, Model, World, changed, distance, results
 
-from toeplens.engine.kinds import Spectra
+from toeplens.engine.measures import Spectra
 from toeplens.lens import FrequencyRecord, HeadAblation
 from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit.claims import spectra

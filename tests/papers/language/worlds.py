@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from tests.studies import measures
 
-from toeplens.engine.kinds import Beginning
 from toeplens.engine.language import AtLength, Bits, Extended, Extension, HeadPatterns, Needle, Needles
 from toeplens.engine.language.bits import Interval
+from toeplens.engine.measures import Beginning
 from toeplens.lens import HeadAblation
 from toeplens.papers.language.claims import CLAIMS
 from toeplens.studies import CellResult, Entry, Key, Results, Verdict, grid, judge_all

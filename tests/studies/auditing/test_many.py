@@ -16,9 +16,7 @@ from tests.studies.auditing.writing import full, odd, stamped
 
 from toeplens import report
 from toeplens.engine import Cluster
-from toeplens.engine.pool import Put
 from toeplens.ground import InputError, read_json
-from toeplens.ground.locks import Busy
 from toeplens.studies import auditing
 from toeplens.studies.auditing import PARTS, many, open_audit
 from toeplens.studies.auditing.many import Audits, Piece, Request, audit_many, directories_of
@@ -101,7 +99,6 @@ def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -
     told: list[tuple[str, int, int]] = []
     of = piece(models, "llama", tmp_path, write=report.write_audit)
     found = many._audited(of, lambda *what: told.append(what))
-    assert not isinstance(found, Put)
     alone = auditing.audit(of.model, sequences=8, max_tokens=12)
     kept = open_audit(of.directory)
     assert (kept.heads, kept.layers) == (alone.heads, alone.layers)
@@ -130,18 +127,11 @@ def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -
 )
 def test_what_fails_is_a_sentence(models: Path, tmp_path: Path, name: str, more: Any, code: int, said: str) -> None:
     found = many._audited(piece(models, name, tmp_path, **more), lambda *_: None)
-    assert not isinstance(found, Put)
     assert found.why is not None
     assert (found.code, found.name, found.heads) == (code, name, 0)
     assert re.match(said, found.why), found.why
 
 
-def test_what_another_process_is_at_is_put_off(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(*_: Any, **options: Any) -> None:
-        raise Busy("it is held")
-
-    monkeypatch.setattr(many, "audit_in", busy)
-    assert many._audited(piece(models, "gpt", tmp_path), lambda *_: None) is Put.OFF
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------
@@ -184,7 +174,7 @@ def test_others_go_on_where_one_fails_or_dies_and_the_same_goes_on_with_what_is_
     [
         (replace(REQUEST, effects="all"), 1, "effects: there is no 'all'"),
         (replace(REQUEST, tokens=Path("no.npy")), 1, "tokens: there is no file no.npy; of many models it must be one."),
-        (REQUEST, Cluster("nowhere"), "address: 'nowhere' was given; it must be HOST:PORT"),
+        (REQUEST, Cluster("nowhere"), "address: must be HOST:PORT of the cluster's head"),
     ],
 )
 def test_what_is_wrong_of_all_is_refused_before_the_work(

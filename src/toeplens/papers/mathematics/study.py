@@ -184,7 +184,7 @@ def check_theory(
     if limits.machines is None:  # what devices others have is theirs to know
         plan_execution(limits.device, limits.compile, "auto")
     directory = Path(out)
-    must_have(workers, 1, limits, directory)
+    must_have(workers, 1, limits)
 
     def work() -> None:
         make_directory(directory / RECORDS)

@@ -21,11 +21,10 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from toeplens.engine import Cluster, Limits, Workers, plan_workers, signals_held, spread
-from toeplens.engine.pool import Put
-from toeplens.engine.probes import on_show
+from toeplens.engine import Cluster, Limits, Workers, plan_workers, spread
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, choose, write_json
-from toeplens.ground.locks import LOCK, Busy
+from toeplens.ground.locks import LOCK
+from toeplens.ground.signals import ignored_by_children
 from toeplens.ground.machine import memory, out_of_memory
 from toeplens.ground.places import entered, must_be_of
 from toeplens.ground.reading import Count, Text
@@ -285,8 +284,8 @@ class Piece:
     write: Write | None
 
 
-def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited | Put | None:
-    """What became of a model, whatever it was; None if it was to stop, and `Put.OFF` if another process is at it.
+def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited | None:
+    """What became of a model, whatever it was; None if it was to stop.
 
     Told are what is being done, how much of it is, and all. What is stopped is ended at once: what it has finished is
     kept.
@@ -296,7 +295,7 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
     context = multiprocessing.get_context("spawn")
     hears, says = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(own, torch.get_num_threads(), says), daemon=True)
-    with signals_held():
+    with ignored_by_children():
         process.start()
     says.close()
     try:
@@ -351,7 +350,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited | Put:
+def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited:
     try:
         if piece.there and not Path(piece.model).exists():
             raise InputError(
@@ -361,8 +360,6 @@ def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited | P
         found = audit_in(
             piece.directory, piece.model, piece.request, piece.write, digest=piece.digest, on_progress=tell
         )
-    except Busy:
-        return Put.OFF
     except ToeplensError as error:
         return failed(piece, error)
     except Exception as error:  # whatever one model may raise, the others are gone on with
@@ -416,8 +413,7 @@ def audit_many(
         request = replace(request, tokens=request.tokens.absolute())
     pieces = [_piece(name, model, place.absolute(), request, write) for name, model in zip(names, models, strict=True)]
     if isinstance(workers, Cluster):
-        with on_show(None, place) as token:
-            workers.must_serve(request.device, token)
+        workers.must_serve(request.device)
     else:
         place_of(request.device)
         count, _ = plan_workers(len(pieces), request.device, workers)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from toeplens.engine.head_watch import Watched
-from toeplens.engine.kinds import WHY, as_record
+from toeplens.engine.measures import WHY, as_record
 from toeplens.ground import choose
 from toeplens.ground.machine import MOST_SEEDS
 from toeplens.ground.reading import Count, Positive, Share

@@ -209,7 +209,7 @@ class Kind(Generic[Plan, Found]):
     ) -> Found:
         """`carry_out` of a study whose work is runs alone."""
         limits, runs = of_study(limits, Path(out)), Path(out) / RUNS
-        must_have(workers, len(jobs), limits, Path(out))
+        must_have(workers, len(jobs), limits)
         _open_directory(Path(out))
         _must_go_on(runs, jobs, limits)
         work = partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event)
@@ -276,7 +276,7 @@ def _must_go_on(runs: Path, jobs: Sequence[Job], limits: Limits) -> None:
             f"out: none of the {len(there)} runs in {runs} is one of this study's {len(names)}; give the scale, "
             "protocol and parts that they are of, or another directory."
         )
-    if limits.store is None and (kept := without_weights(jobs, runs)):
+    if limits.publish is None and (kept := without_weights(jobs, runs)):
         raise InputError(
             f"out: {len(kept)} finished runs in {runs} were kept without the weights that are to be measured (the "
             f"first: {kept[0].spec.name}); delete these to train them anew, or give another directory."

@@ -1,0 +1,269 @@
+"""An output directory that is a URL: runs are published whole and resumed from another directory, by one driver."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.builders import After, tiny, wait_until
+from tests.engine.test_many import outcome
+
+from toeplens.engine import Job, Limits, carry_out, many, remote, run_jobs, working_copy
+from toeplens.engine.remote import Remote
+from toeplens.ground import EnvironmentFailure, InputError
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://{secrets.token_hex(4)}"
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOEPLENS_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_run_stopped_in_one_directory_goes_on_in_another_bit_for_bit(url: str, tmp_path: Path):
+    """Each directory is a machine's, which the others do not see."""
+    job = Job(tiny(epochs=3), "one", 20)
+    name, limits = job.spec.name, Limits(checkpoint_seconds=0.0, publish=url)
+    steps = [
+        carry_out(job, tmp_path / place, replace(limits, should_stop=After(units))).step
+        for place, units in (("a", 4), ("b", 5), ("c", 1))
+    ]
+    assert 0 < steps[0] < steps[1] <= steps[2] < job.spec.total_steps  # each went on from what was fetched
+    assert carry_out(job, tmp_path / "b", limits).status == "complete"
+    assert carry_out(job, tmp_path / "alone", Limits()).status == "complete"
+    many._level(job, tmp_path / "d", limits)
+    many._level(job, tmp_path / "a", limits)  # whose checkpoint is older
+    for place in "abd":
+        assert outcome(tmp_path / place / name) == outcome(tmp_path / "alone" / name)
+        files = {path.name for path in (tmp_path / place / name).iterdir()} - {".lock"}
+        assert files == {path.name for path in (tmp_path / "alone" / name).iterdir()} - {".lock"}
+    assert Remote(url).files() == []
+
+
+def test_a_run_is_published_as_it_grows_and_only_when_it_has(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    job, written, write = Job(tiny(), "one", 20), list[str](), Remote.write
+
+    def noted(self: Remote, name: str, content: bytes) -> None:
+        written.append(name)
+        if len(written) == 2:
+            raise EnvironmentFailure("the network is gone")  # for a moment
+        write(self, name, content)
+
+    monkeypatch.setattr(Remote, "write", noted)
+    assert carry_out(job, tmp_path, Limits(checkpoint_seconds=0.0, publish=url)).status == "complete"
+    assert len(written) > 3
+    assert set(written) == {f"runs/{job.spec.name}.zip"}
+    written.clear()
+    assert carry_out(job, tmp_path, Limits(checkpoint_seconds=0.0, publish=url)).status == "complete"
+    assert written == []
+    carry_out(Job(tiny(seed=9), "two"), tmp_path, Limits(publish=url))  # before its checkpoint is due
+    assert len(written) == 1
+
+
+def test_what_cannot_be_published_in_the_end_is_an_error_and_published_the_next_time(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    job, limits = Job(tiny(), "one"), Limits(checkpoint_seconds=0.0, publish=url)
+    carry_out(job, tmp_path / "b", replace(limits, should_stop=After(3)))
+    with monkeypatch.context() as patch:
+        patch.setattr("fsspec.implementations.memory.MemoryFileSystem.pipe_file", None)
+        with pytest.raises(EnvironmentFailure, match=rf"^cannot write {url}/runs/{job.spec.name}\.zip: "):
+            carry_out(job, tmp_path / "a", limits)
+    before = outcome(tmp_path / "a" / job.spec.name)
+    many._level(job, tmp_path / "a", limits)  # what is there is not so far
+    many._level(job, tmp_path / "b", limits)
+    assert before == outcome(tmp_path / "a" / job.spec.name) == outcome(tmp_path / "b" / job.spec.name)
+
+
+def packed(name: str, content: bytes) -> bytes:
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w") as archive:
+        archive.writestr(name, content)
+    return found.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"half", packed("progress.json", b"{")])
+def test_a_damaged_archive_is_named(url: str, tmp_path: Path, content: bytes):
+    Remote(url).write("runs/one.zip", content)
+    with pytest.raises(InputError, match=rf"^out: {url}/runs/one\.zip is damaged .*; delete it to train the run anew"):
+        Remote(url).fetch(tmp_path / "one")
+
+
+def test_no_file_leaves_its_directory(url: str, tmp_path: Path):
+    Remote(url).write("runs/one.zip", packed("../evil.json", b"{}"))
+    assert Remote(url).fetch(tmp_path / "one") == {}
+    assert not (tmp_path / "evil.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("s3://", "out: must name a place such as s3://bucket/path (got 's3://')"),
+        ("s4://there", "out: must be a URL of a file system that is installed (got 's4://there': "),
+        ("adl://there/x", "out: must be a URL of a file system that is installed (got 'adl://there/x': "),
+    ],
+)
+def test_a_url_of_no_place_is_named(url: str, says: str):
+    with pytest.raises(InputError, match=f"^{re.escape(says)}"):
+        Remote(url)
+
+
+# ---- the working copy ------------------------------------------------------------------------------------------------
+
+
+def test_files_are_fetched_and_published_and_runs_left_to_those_who_train_them(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with working_copy(url) as directory:
+        assert tmp_path / "cache" / "toeplens" / "outputs" in directory.parents
+        (directory / "records").mkdir()
+        (directory / "records" / "a.json").write_text("1")
+        (directory / "study.json").write_text("old")
+        (directory / "runs" / "x").mkdir(parents=True)
+        (directory / "runs" / "x" / "spec.json").write_text("{}")
+    assert sorted(Remote(url).files()) == ["records/a.json", "study.json"]
+    assert Remote(url).read("runs/x/spec.json") is Remote(url).read("driver.json") is None
+    monkeypatch.setenv("TOEPLENS_CACHE", str(tmp_path / "another machine"))
+
+    def breaks_off() -> None:
+        with working_copy(url) as directory:
+            assert (directory / "records" / "a.json").read_text() == "1"
+            (directory / "study.json").write_text("new")
+            raise ZeroDivisionError  # what is new is published nevertheless
+
+    with pytest.raises(ZeroDivisionError):
+        breaks_off()
+    assert Remote(url).read("study.json") == b"new"
+
+
+def test_other_peoples_files_are_not_fetched(url: str):
+    Remote(url).write("thesis.txt", b"mine")
+    with pytest.raises(InputError, match=f"^out: {url} holds files that are not a study's"), working_copy(url):
+        pass
+    assert Remote(url).files() == ["thesis.txt"]
+
+
+def test_a_second_driver_is_refused_and_one_that_is_gone_is_not(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote, "_BEAT", 0.02)
+    with working_copy(url):
+        Remote(url).write("driver.json", b"{}")
+        time.sleep(0.3)  # it gives a sign of life
+        says = rf"^out: {url} is being worked on by process {os.getpid()} of .* \(seen \d+ seconds ago\); wait until"
+        with pytest.raises(InputError, match=says), working_copy(url):
+            pass
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here, now = socket.gethostname(), time.time()
+    for driver in (
+        {"host": here, "process": ended.pid, "time": now},
+        {"host": "another", "process": 1, "time": now - 61},
+        "damaged",
+    ):
+        Remote(url).write("driver.json", json.dumps(driver).encode())
+        with working_copy(url):
+            pass
+    Remote(url).write("driver.json", json.dumps({"host": "another", "process": 1, "time": now - 50}).encode())
+    with pytest.raises(InputError, match="is being worked on by process 1 of another"), working_copy(url):
+        pass
+
+
+# ---- an object store -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket of a real S3 server of this machine, which other processes see too."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+    from s3fs import S3FileSystem
+
+    S3FileSystem.clear_instance_cache()  # of another server
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("ENDPOINT_URL", f"http://{host}:{port}")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="runs")
+    yield "s3://runs/study"
+    server.stop()
+
+
+STUDY = """
+title: Small
+seeds: 1
+examples: 32
+measures: [toeplitz]
+model: {d_model: 32, d_ff: 64, num_layers: 2, num_heads: 2, dropout: 0.0}
+training: {lr: 0.003, batch_size: 128, train_examples: 2048, test_examples: 64, epochs: 10}
+tasks: {index: {options: {length: 10, words: 8}}}
+encodings: {nope: , alibi: , rope: }
+"""
+
+
+@pytest.mark.heavy
+def test_a_study_stopped_on_one_machine_goes_on_on_another_from_s3(bucket: str, tmp_path: Path):
+    """By the command line; each machine is a cache that the other does not see."""
+    (tmp_path / "small.yaml").write_text(STUDY)
+
+    def study(machine: str, out: str | Path) -> subprocess.Popen[str]:
+        environment = {**os.environ, "TOEPLENS_CACHE": str(tmp_path / machine)}
+        given = ("study", tmp_path / "small.yaml", "--workers", "1", "--json", "--out", out)
+        return subprocess.Popen(
+            [sys.executable, "-m", "toeplens", *map(str, given)], env=environment, stdout=subprocess.PIPE, text=True
+        )
+
+    def published() -> list[str]:
+        found = Remote(bucket)._request("list", "runs", Remote(bucket)._fs.find)
+        return [Path(name).stem for name in found]
+
+    first = study("a", bucket)
+    wait_until(lambda: bool(published()), first)
+    first.send_signal(signal.SIGINT)
+    assert (json.loads(first.communicate()[0])["finished"], first.returncode) == (1, 130)
+    other = study("b", bucket)
+    assert json.loads(other.communicate()[0])["finished"] == 3
+    alone = study("c", tmp_path / "alone")
+    assert json.loads(alone.communicate()[0])["finished"] == 3
+    (copy,) = (tmp_path / "b" / "toeplens" / "outputs").iterdir()
+    runs = {run.name: outcome(run) for run in (tmp_path / "alone" / "runs").iterdir()}
+    assert {run.name: outcome(run) for run in (copy / "runs").iterdir()} == runs
+    assert sorted(published()) == sorted(runs)
+    assert set(Remote(bucket).files()) == {"study.json", "results.json", "claims.json", "report.html"}
+
+
+@pytest.mark.heavy
+def test_workers_publish_to_s3_what_one_process_gives(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(many, "plan_workers", lambda *given: (2, torch.get_num_threads()))
+    wanted = [Job(tiny(seed=seed), str(seed), 20) for seed in range(3)]
+    assert run_jobs(wanted, tmp_path / "here", Limits(publish=bucket), workers=2) == ["complete"] * 3
+    for job in wanted:
+        carry_out(job, tmp_path / "alone", Limits())
+        many._level(job, tmp_path / "there", Limits(publish=bucket))
+        assert outcome(tmp_path / "there" / job.spec.name) == outcome(tmp_path / "alone" / job.spec.name)
+
+
+@pytest.mark.heavy
+def test_an_s3_server_that_refuses_is_named(bucket: str):
+    with (
+        pytest.raises(EnvironmentFailure, match=r"^cannot write s3://nowhere/x/driver\.json: "),
+        working_copy("s3://nowhere/x"),
+    ):
+        pass
