@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import pi
+from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 from jaxtyping import Float
 
+from toeplens.ground.words import fixed
 from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, View
+from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.maps import heat
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord
@@ -194,3 +198,42 @@ def _wave(turn: float) -> str:
 
 def _told(pair: int, turn: float) -> str:
     return f"pair {pair}: {turn:.3g} rad a position, {_wave(turn)} tokens"
+
+
+# ---- the map that the page's script draws, for print -----------------------------------------------------------------
+
+_ROOM = 16  # heads up to which a cell has room for its number
+
+
+def head_map(sheet: dict[str, Any], column: dict[str, Any]) -> Block:
+    """Layers by heads, coloured by a column of an audit's sheet: a panel a side and kind of attention."""
+    name, ends = column["name"], sheet["ends"][column["name"]]
+    several = len(sheet["places"]) > 1
+    panels = [
+        Panel(f"{column['title']}, {place['title']}" if several else column["title"], _tones(sheet, column, i), "")
+        for i, place in enumerate(sheet["places"])
+    ]
+    title, ramp = f"Layers by heads: {column['title']}", Ramp(ends["low"], ends["high"], ends["half"])
+    return Block(f"map-{name.replace('_', '-')}", title, column["about"], [View.of(panels)], "", ramp=ramp, number=1)
+
+
+def _tones(sheet: dict[str, Any], column: dict[str, Any], which: int) -> go.Figure:
+    """Tones by layer and head: above 0 warm colours, below it cool ones; empty where nothing is known."""
+    place, name = sheet["places"][which], column["name"]
+    rows = {layer: row for row, layer in enumerate(place["layers"])}
+    tones: list[list[float | None]] = [[None] * place["heads"] for _ in rows]
+    numbers = [[""] * place["heads"] for _ in rows]
+    for at, of in enumerate(sheet["place"]):
+        if of == which:
+            row, head, value = rows[sheet["layer"][at]], sheet["head"][at], sheet["values"][name][at]
+            tones[row][head] = sheet["tones"][name][at]
+            numbers[row][head] = "" if value is None else fixed(value, min(column["digits"], 2))
+    size = 20 if len(rows) <= _ROOM else 12
+    canvas = Canvas(size * len(rows) + 44, left=44, right=6, top=4, bottom=40)
+    heads, layers = [str(head + 1) for head in range(place["heads"])], [f"L{layer + 1}" for layer in place["layers"]]
+    roomy = place["heads"] <= _ROOM and size > 12 and column["digits"] <= 3
+    canvas.heat(tones, heads, layers, 1.0, "", gap=1, numbers=numbers if roomy else None, size=9)
+    axis: dict[str, Any] = {"showgrid": False, "type": "category", "ticks": ""}
+    canvas.x("head", tickvals=heads[:: -(-len(heads) // 16) or 1], **axis)
+    canvas.y("", tickvals=layers[:: -(-len(layers) // 24) or 1], autorange="reversed", **axis)
+    return canvas.figure()

@@ -13,7 +13,6 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.page.look import (
     TASKS,
-    Drawn,
     accuracy_top,
     by_task,
     colour,
@@ -29,7 +28,6 @@ from toeplens.papers.deposit.page.look import (
     plain_keys,
     protocol_title,
 )
-from toeplens.papers.deposit.page.words import describe_drops
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import GUESS, layer_look
@@ -94,7 +92,7 @@ def _missing(keys: Sequence[Key], why: str) -> str:
 
 def heat_panel(cell: CellResult, limit: float) -> Panel:
     """A model's heat map."""
-    return model_panel(cell, heatmap(cell, limit), describe_drops(cell))
+    return model_panel(cell, heatmap(cell, limit))
 
 
 def heatmap(cell: CellResult, limit: float) -> go.Figure:
@@ -134,8 +132,7 @@ def violins(state: Reproduction) -> Block:
     room = 0.06 * max(high - low, 0.02)
 
     def draw(cells: list[CellResult]) -> Panel:
-        words = " ".join(describe_drops(cell) for cell in cells[:3])
-        return model_panel(cells[0], drops_by_layer(cells, low - room, high + room), words)
+        return model_panel(cells[0], drops_by_layer(cells, low - room, high + room))
 
     caption = (
         "The same losses as a distribution, in the papers’ form: a point is a head, of every seed; the violin is "
@@ -165,16 +162,10 @@ def drops_by_layer(cells: Sequence[CellResult], low: float, high: float) -> go.F
 def skill(state: Reproduction) -> Block:
     """Whether accuracy and the largest loss go together, whatever the encoding."""
 
-    def draw(protocol: Protocol, task: str) -> Drawn | None:
-        told = []
-        for label, cells in models(state, protocol, task, lambda cell: cell.ablation is not None):
-            found = [(ablation.baseline, ablation.drops.max()) for ablation in ablations_of(cells)]
-            accuracy, drop = np.mean(found, axis=0).tolist()
-            told.append(f"{name(protocol, label)} {percent(accuracy)} and {points(drop)}")
-        if not told:
+    def draw(protocol: Protocol, task: str) -> go.Figure | None:
+        if not models(state, protocol, task, lambda cell: cell.ablation is not None):
             return None
-        words = f"Accuracy, and the largest loss by one head in points, mean over seeds: {'; '.join(told)}."
-        return accuracy_and_drop(state.results, protocol, task, accuracy_top(state, task)), words
+        return accuracy_and_drop(state.results, protocol, task, accuracy_top(state, task))
 
     signs = legend(state, (cell.key.label for cell in state.results.cells if cell.ablation is not None))
     caption = (
@@ -211,9 +202,7 @@ def cumulative(state: Reproduction) -> Block:
     """What is left as a layer's heads are silenced one after another."""
 
     def draw(cells: list[CellResult]) -> Panel:
-        half = ["never" if layer.half_at is None else str(layer.half_at) for layer in cells[0].deposits()]
-        words = f"Accuracy as heads are silenced; heads until half of the skill is gone, by layer: {', '.join(half)}."
-        return model_panel(cells[0], silencing_curves(cells, accuracy_top(state, cells[0].key.task)), words)
+        return model_panel(cells[0], silencing_curves(cells, accuracy_top(state, cells[0].key.task)))
 
     signs = layer_signs(max((len(ablation.drops) for ablation in ablations_of(state.results.cells)), default=0))
     signs += [Sign("", "half of the skill gone", GUESS, dash="dash"), Sign("", "chance", GUESS, dash="dot")]

@@ -111,7 +111,6 @@ def _panel(
     values = np.mean([-np.sort(-each, axis=1) if ordered else each for each in found], axis=0)
     layers, heads = values.shape
     columns = [_nth(head) if ordered else f"head {head + 1}" for head in range(heads)]
-    at = np.unravel_index(int(np.nanargmax(values)), values.shape)
     marked = range(0, heads, 1 if heads <= _FEW else 2)
     figure = heat(
         values,
@@ -129,9 +128,7 @@ def _panel(
         ],
         numbers=[[short(value) for value in row] for row in values] if heads <= _FEW else None,
     )
-    words = f"Most: layer {at[0] + 1}, {columns[at[1]]}, {told(float(values[at]))}. By layer, in all: "
-    words += "; ".join(told(float(row.sum())) for row in values) + "."
-    return Panel(one.title, figure, words, one.tint, one.glyph)
+    return Panel(one.title, figure, tint=one.tint, glyph=one.glyph)
 
 
 def _nth(place: int) -> str:

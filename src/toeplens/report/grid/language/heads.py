@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from toeplens.engine.language import HeadPatterns
-from toeplens.ground.words import fixed
 from toeplens.lens import Behaviour
 from toeplens.report.grid.language.cells import every, looks_of, record, viewed
 from toeplens.report.kit.blocks import Block, Panel, View
@@ -115,13 +114,4 @@ def _panel(one: Look, cells: Sequence[CellResult], kind: _Kind) -> Panel | None:
         )
     canvas.x(kind.axis, range=[-0.04, 1.06], tickvals=[0, 0.25, 0.5, 0.75, 1])
     canvas.y(f"{kind.share} share", range=[-0.06, 1.08], tickvals=[0, 0.25, 0.5, 0.75, 1])
-    every_head = [head for heads in points.values() for head in heads]
-    top = [head for head in every_head if head[2] == _LARGE]
-    words = f"{len(every_head)} heads, {kind.axis} {fixed(min(h[0] for h in every_head))} to " + (
-        f"{fixed(max(h[0] for h in every_head))}; those with the most: {kind.axis} "
-        f"{fixed(float(np.mean([h[0] for h in top])))}, {kind.share} share "
-        f"{fixed(float(np.mean([h[1] for h in top])))} on average."
-        if top
-        else f"{fixed(max(h[0] for h in every_head))}."
-    )
-    return Panel(one.title, canvas.figure(), words, one.tint, one.glyph)
+    return Panel(one.title, canvas.figure(), tint=one.tint, glyph=one.glyph)
