@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.builders import script
+from tests.report.reading import figures
 
-from toeplens.report.exporting.pages import current, plots_in
+from toeplens.report.kit.packing import MADE_BY
 from toeplens.report.kit.page import asset
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +32,9 @@ def test_the_gallery_shows_the_pages_that_are_there() -> None:
 @pytest.mark.parametrize("page", sorted(GALLERY.glob("*.html")), ids=lambda page: page.name)
 def test_a_page_is_of_this_version_and_light(page: Path) -> None:
     """Else `python tools/gallery.py`."""
-    assert current(page)
-    assert asset("report/kit/page.js") in page.read_text(encoding="utf-8")
+    html = page.read_text(encoding="utf-8")
+    assert f'<meta name="toeplens-page" content="{MADE_BY}">' in html
+    assert asset("report/kit/page.js") in html
     assert page.stat().st_size < 1.8e6
 
 
@@ -41,6 +43,6 @@ def test_commands_make_the_pages_again(tmp_path: Path) -> None:
     script(ROOT / "tools" / "gallery.py").make(tmp_path)
     for made in sorted(tmp_path.glob("*.html")):
         new, old = (path.read_text(encoding="utf-8") for path in (made, GALLERY / made.name))
-        assert plots_in(new, made) == plots_in(old, made), made.name
+        assert figures(new) == figures(old), made.name
         if made.name != "card-rope.html":  # which has its own machine's times
             assert words(new) == words(old), made.name

@@ -16,7 +16,7 @@ from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.maps import heat
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord
-from toeplens.studies.auditing.words import Names, layer_spans, place_title, told
+from toeplens.studies.auditing.words import Names, layer_spans, place_title
 
 
 def limit_of(tables: Sequence[Float[np.ndarray, "R C"]]) -> float:
@@ -83,17 +83,10 @@ def _sentence(layer: LayerRecord, title: str) -> str:
 def _by_distance(names: Names, heads: Sequence[HeadRecord], limit: float, title: str) -> Panel:
     table = _profiles(heads)
     labels = bins(table.shape[1])
-    known = [head for head in _ordered(heads) if head.distance is not None]
-    words = f"{len(heads)} heads by {len(labels)} distances." + (
-        f" Mean distance from {told(known[0].distance, 1)} tokens ({names.short(known[0])}) to "
-        f"{told(known[-1].distance, 1)} ({names.short(known[-1])})."
-        if known
-        else ""
-    )
     marked = range(0, len(labels), 1 if len(labels) <= _DISTANCES else 2)
     ticks = (marked, [labels[i].partition("–")[0] for i in marked])
     rows = [names.short(head) for head in heads]
-    return Panel(title, heat(table, rows, labels, limit, ticks=ticks, title="distance in tokens, from"), words)
+    return Panel(title, heat(table, rows, labels, limit, ticks=ticks, title="distance in tokens, from"))
 
 
 # ---- by frequency ---------------------------------------------------------------------------------------------------
@@ -176,11 +169,9 @@ def _use_panel(table: Table, rows: list[str], turned: Sequence[float], use: str,
     pairs = [i for i, name in enumerate(columns) if name not in (_STILL, _BIAS)]
     step = max(1, round((len(pairs) - 1) / (_TICKS - 1)))
     ticks = sorted({*pairs[::step], *(set(range(len(columns))) - set(pairs))} - _crowded(columns, step))
-    row, column = np.unravel_index(int(np.nanargmax(table)), table.shape)
-    words = f"Most is {table[row, column]:.1%}: {rows[row]}, {columns[column]}. Colours end at ±{limit:.0%}."
     title = "radians a position; wavelength in tokens"
     shown = heat(table, rows, columns, limit, ticks=(ticks, [labels[i] for i in ticks]), title=title, right=14)
-    return Panel(_USES[use], shown, words)
+    return Panel(_USES[use], shown)
 
 
 def _crowded(columns: Sequence[str], step: int) -> set[int]:

@@ -12,7 +12,7 @@ from toeplens.report.auditing.maps import distances, frequencies, head_map
 from toeplens.report.auditing.marks import interval_told, layer_effects, plane
 from toeplens.report.kit.blocks import numbered
 from toeplens.report.kit.page import Page, write_report
-from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table
+from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table, settings_table
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import LayerRecord
@@ -48,9 +48,7 @@ def audit_page(audit: Audit, parquet: bytes | None = None) -> Page:
         "heads": _heads_table(one, shown),
         "deposits": _deposits_table(audit, digits),
         "layers": _layers_table(audit, with_shares=bool(unknown)),
-        "settings": make_table(
-            "Settings", [], [[k.replace("_", " "), code(_setting(v))] for k, v in audit.about.items()], css="facts"
-        ),
+        "settings": settings_table(audit.about.items()),
     }
     return Page(
         "report/auditing/page.html.j2",
@@ -120,10 +118,6 @@ def _layers_table(audit: Audit, *, with_shares: bool) -> Table:
     shown += ["Largest logit"] * logits + ["Shares"] * with_shares
     right = (2, 3, 4, 7, 8, 9, *([10] if logits else []))
     return make_table("Layers", shown, rows, right=right, css="numbers small layers")
-
-
-def _setting(value: Any) -> str:
-    return (", ".join(map(str, value)) or "none") if isinstance(value, list | tuple | dict) else str(value)
 
 
 def chosen(shown: list[dict[str, Any]]) -> str:

@@ -131,3 +131,13 @@ def make_table(
 def code(text: str) -> Cell:
     """A cell that shows its text as code."""
     return Cell(text, html=Markup("<code>{}</code>").format(text))
+
+
+def settings_table(settings: Iterable[tuple[str, Any]]) -> Table:
+    """Settings by name, a row each; those of several values in a list."""
+
+    def told(value: Any) -> str:
+        return (", ".join(map(str, value)) or "none") if isinstance(value, list | tuple | dict) else str(value)
+
+    rows = [[name.replace("_", " "), code(told(value))] for name, value in settings]
+    return make_table("Settings", [], rows, css="facts")

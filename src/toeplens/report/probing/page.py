@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from toeplens.report.kit.blocks import numbered
 from toeplens.report.kit.page import Page, write_report
-from toeplens.report.kit.tables import Cell, Table, code, make_table
+from toeplens.report.kit.tables import Cell, Table, make_table, settings_table
 from toeplens.report.probing.figures import by_position, needles, retrievers
 from toeplens.studies.probing import ABOUT, ProbeRecord
 from toeplens.studies.probing.words import interval, title_of
@@ -27,11 +26,10 @@ def render_probe(record: ProbeRecord) -> str:
 
 def probe_page(record: ProbeRecord) -> Page:
     """The figures and tables of a probe."""
-    settings = [[name.replace("_", " "), code(_setting(value))] for name, value in sorted(record.about.items())]
     return Page(
         "report/probing/page.html.j2",
         numbered(make(record) for make in _MAKERS),
-        {"behaviours": behaviours_table(record), "settings": make_table("Settings", [], settings, css="facts")},
+        {"behaviours": behaviours_table(record), "settings": settings_table(sorted(record.about.items()))},
         {
             "command": "probe",
             "record": record,
@@ -55,7 +53,3 @@ def behaviours_table(record: ProbeRecord, *, changed: bool = True) -> Table:
     names += ["Nats, changed", "Right, changed", "More nats"] * changed
     note = "Nats a token, and share of right answers, with 95% intervals. Small print: what is predicted."
     return make_table("Behaviours", names, rows, right=range(1, 7), note=note, css="numbers small")
-
-
-def _setting(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple | dict) else str(value)

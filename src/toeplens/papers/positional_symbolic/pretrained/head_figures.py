@@ -66,9 +66,7 @@ def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:
         for row, line in zip(rows, table, strict=True)
     ]
     figure = heat(table, rows, columns, limit, ticks=(range(across), columns), title="", hover=said)
-    best = int(np.nanargmax(values))
-    words = f"The largest is {fixed(values[best], 3)}, of layer {heads.layer[best] + 1} head {heads.head[best] + 1}."
-    return View.of([Panel(title.capitalize(), figure, words)], title)
+    return View.of([Panel(title.capitalize(), figure)], title)
 
 
 def plane(study: Pretrained) -> Block:
