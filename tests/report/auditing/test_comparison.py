@@ -1,11 +1,8 @@
-"""Two audits side by side: a model before and after a change, and the bands of two audits in one scale."""
+"""Two audits side by side: their bands in one scale, with the change."""
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,18 +18,8 @@ NAMES = ("before", "after")
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny("LlamaForCausalLM", **GROUPED)
-
-
-@pytest.fixture(scope="module")
-def banded(model: Any) -> Audit:
-    return audit(model, TOKENS, effects="bands")
-
-
-def sheets(page: str) -> list[dict[str, Any]]:
-    (found,) = re.findall(r'<script type="application/json" id="sheets">(.*?)</script>', page, re.DOTALL)
-    return json.loads(found)["sheets"]
+def banded() -> Audit:
+    return audit(tiny("LlamaForCausalLM", **GROUPED), TOKENS, effects="bands")
 
 
 def test_bands_of_both_are_in_one_scale_with_their_change(banded: Audit) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toeplens.ground.words import fixed, percent
-from toeplens.report.auditing.bands import by_band
-from toeplens.report.auditing.maps import distances, frequencies, head_map
+from toeplens.report.auditing.maps import by_band, distances, frequencies, head_map
 from toeplens.report.auditing.marks import interval_told, layer_effects, plane
 from toeplens.report.kit.blocks import numbered
 from toeplens.report.kit.page import Page, write_report

@@ -9,8 +9,7 @@ import numpy as np
 
 from toeplens.report.grid.look import encoding_looks, finished, line, spreads, task_looks
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
-from toeplens.report.kit.canvas import Canvas, untagged
-from toeplens.report.kit.plane import Look
+from toeplens.report.kit.canvas import Canvas, Look, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Column, Grid
 from toeplens.studies.grid import measured as heads

@@ -12,8 +12,8 @@ from toeplens.report.grid import lengths as grid_lengths
 from toeplens.report.grid import matrix as grid_matrix
 from toeplens.report.grid import plane as grid_plane
 from toeplens.report.grid import training as grid_training
-from toeplens.report.grid.language import deposits, lengths, planted
 from toeplens.report.grid.language import heads as language_heads
+from toeplens.report.grid.language import lengths, planted
 from toeplens.report.grid.language import tables as language_tables
 from toeplens.report.grid.language.cells import language_tasks, only_language
 from toeplens.report.grid.look import encoding_looks
@@ -40,8 +40,8 @@ _OF_LANGUAGE: tuple[Callable[[Grid], Block], ...] = (
     planted.needles,
     planted.copies,
     language_heads.kinds,
-    deposits.position,
-    deposits.without,
+    language_heads.position,
+    language_heads.without,
 )
 _OF_ACCURACY = (grid_lengths.lengths, grid_lengths.relations)  # of which language has none
 

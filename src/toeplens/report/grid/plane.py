@@ -8,8 +8,7 @@ import numpy as np
 
 from toeplens.report.grid.look import Spread, encoding_looks, finished
 from toeplens.report.kit.blocks import Block, Group, Panel, View
-from toeplens.report.kit.canvas import Canvas, untagged
-from toeplens.report.kit.plane import Look, triangle
+from toeplens.report.kit.canvas import Canvas, Look, triangle, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import measured as heads

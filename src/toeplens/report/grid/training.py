@@ -8,9 +8,8 @@ import numpy as np
 
 from toeplens.report.grid.look import encoding_looks, finished, line, spreads
 from toeplens.report.kit.blocks import Block, Panel, View
-from toeplens.report.kit.canvas import Canvas
+from toeplens.report.kit.canvas import Canvas, Look
 from toeplens.report.kit.colours import GREY, PALETTE
-from toeplens.report.kit.plane import Look
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import measured as heads

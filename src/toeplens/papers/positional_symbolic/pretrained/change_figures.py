@@ -12,7 +12,7 @@ from toeplens.lens import Estimate
 from toeplens.papers.positional_symbolic.pretrained.changes import by_speed
 from toeplens.papers.positional_symbolic.pretrained.plan import BANDS, DRAWS
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
-from toeplens.report.auditing.bands import by_band
+from toeplens.report.auditing.maps import by_band
 from toeplens.report.kit.blocks import Block, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import BLUE, GREEN, GREY, ORANGE

@@ -11,9 +11,8 @@ from toeplens.ground.words import fixed
 from toeplens.papers.positional_symbolic.pretrained.heads import Heads, effects_of
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
-from toeplens.report.kit.canvas import Canvas, plain
+from toeplens.report.kit.canvas import Canvas, heat, plain
 from toeplens.report.kit.colours import DEPTHS
-from toeplens.report.kit.maps import heat
 
 _KINDS = {"text": "The model", "random": "Random weights", "shuffled": "Tokens in random order"}
 _MAPPED = {

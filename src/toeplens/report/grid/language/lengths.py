@@ -12,8 +12,7 @@ from toeplens.ground.words import fixed
 from toeplens.report.grid.language.cells import Cells, every, looks_of, record, times, together, trained_length, viewed
 from toeplens.report.grid.look import Spread, Spreads, line
 from toeplens.report.kit.blocks import Block, Panel, View
-from toeplens.report.kit.canvas import Canvas
-from toeplens.report.kit.plane import Look
+from toeplens.report.kit.canvas import Canvas, Look
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 

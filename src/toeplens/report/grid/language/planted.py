@@ -13,9 +13,7 @@ from toeplens.ground.words import fixed, percent, whole
 from toeplens.report.grid.language.cells import Cells, every, looks_of, record, times, together, viewed
 from toeplens.report.grid.look import Spread, line
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
-from toeplens.report.kit.canvas import Canvas, untagged
-from toeplens.report.kit.maps import heat
-from toeplens.report.kit.plane import Look
+from toeplens.report.kit.canvas import Canvas, Look, heat, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 

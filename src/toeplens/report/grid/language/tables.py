@@ -12,8 +12,8 @@ from toeplens.engine.language import Bits, Copying, Extended, Extension, Needles
 from toeplens.ground.words import fixed, listed, percent, signed
 from toeplens.report.grid.language.cells import every, language_tasks, looks_of, record, times, viewed
 from toeplens.report.grid.look import Spread, encoding_looks, finished
+from toeplens.report.kit.canvas import Look
 from toeplens.report.kit.colours import OTHER
-from toeplens.report.kit.plane import Look
 from toeplens.report.kit.tables import Cell, Table, make_table
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
