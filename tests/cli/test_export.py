@@ -81,7 +81,7 @@ def test_every_table_is_written(toeplens: Toeplens, study: Path, form: str, endi
     made = toeplens("tables", study, "--format", form, "--json").json()
     names = [each["file"] for each in made["files"]]
     assert {Path(name).suffix for name in names} == endings
-    assert {"claims-ledger", "test-accuracy-by-task-and-encoding", "models"} <= {Path(name).stem for name in names}
+    assert {"cost-by-encoding", "test-accuracy-by-task-and-encoding", "models"} <= {Path(name).stem for name in names}
     assert {path.name for path in (study / "tables").iterdir()} == {*names, "tables.json", ".lock"}
 
 

@@ -61,13 +61,3 @@ def test_its_buttons_links_and_legends_do_what_they_say(browser: Browser, report
     visit.page.evaluate("location.hash = '#claim-deposit-first-layer'")
     visit.until("() => document.querySelector('#claim-deposit-first-layer details').open")
     visit.end()
-
-
-def test_a_program_that_is_not_the_pages_own_does_not_run(browser: Browser, report: Path, tmp_path: Path) -> None:
-    """Programs are known by their hashes; whatever is written into a page, by a name say, is none of them."""
-    changed = tmp_path / "changed.html"
-    changed.write_text(report.read_text().replace("<main>", "<main><script>document.title = 'taken over'</script>", 1))
-    visit = Visit(browser, changed)
-    assert visit.page.title() != "taken over"
-    assert any("Content Security Policy" in said for said in visit.complaints)
-    visit.page.close()
