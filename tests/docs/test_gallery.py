@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.builders import script
-
-from toeplens.report.exporting.pages import plots_in
+from tests.report.reading import figures
 
 ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "docs" / "gallery"
@@ -32,6 +31,6 @@ def test_commands_make_the_pages_again(tmp_path: Path) -> None:
     script(ROOT / "tools" / "gallery.py").make(tmp_path)
     for made in sorted(tmp_path.glob("*.html")):
         new, old = (path.read_text(encoding="utf-8") for path in (made, GALLERY / made.name))
-        assert plots_in(new, made) == plots_in(old, made), made.name
+        assert figures(new) == figures(old), made.name
         if made.name != "card-rope.html":  # which has its own machine's times
             assert words(new) == words(old), made.name

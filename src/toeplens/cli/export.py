@@ -1,4 +1,4 @@
-"""Commands that take a page apart for a paper: its figures as pictures, its tables as CSV and LaTeX."""
+"""Commands that write what a page shows for a paper: its figures as pictures, its tables as CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from toeplens.cli.options import Json, path
+from toeplens.cli.studies import page_in
 from toeplens.ground import InputError, choose, write_json, write_text
 from toeplens.ground.places import entered
 
-Shown = Annotated[
-    Path, typer.Argument(help="The directory of a study, an audit or a probe, or a page of any command.", parser=path)
-]
+Shown = Annotated[Path, typer.Argument(help="The directory of a study, an audit or a probe.", parser=path)]
 FIGURES, TABLES = "figures.json", "tables.json"
 
 
@@ -30,121 +29,76 @@ def figures(
         typer.Option(help="Of a paper's two columns: 1 (3.25 inches) or 2 (6.75); as the page has it unless given."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for them; 'figures' beside the page unless given.", parser=path)
+        Path | None, typer.Option(help="Directory for them; 'figures' in DIRECTORY unless given.", parser=path)
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Draw every figure of a page for a paper, a file a panel: sized for its columns, on white, with a legend."""
     from toeplens.cli import console
-    from toeplens.report.exporting.drawing import FORMATS, draw, programs
-    from toeplens.report.exporting.figures import read_figures
-    from toeplens.report.exporting.maps import read_maps
-    from toeplens.report.exporting.pages import plots_in, read_page, readable
-    from toeplens.report.exporting.printed import INCHES, printed
+    from toeplens.report.exporting.figures import FORMATS, INCHES, draw, printed_caption, printed_panels, programs
 
     kind = choose("format", form, FORMATS)
     if columns is not None and columns not in INCHES:
-        raise InputError(f"columns: {columns} was given; it must be 1 or 2.")
+        raise InputError(f"columns must be 1 or 2 (got {columns}).")
     programs()  # before a page is made for them
-    page = _page(directory)
-    html = read_page(page)
-    with readable(page):
-        there = [*read_maps(html), *read_figures(html, plots_in(html, page))]
+    page = page_in(directory)
+    there = [*page.drawn, *page.blocks.values()]
     if not there:
-        raise InputError(f"figures: {page} has none.")
-    names = {name for each in there for name in (each.id, str(each.number)) if name != "0"}
+        raise InputError(f"figures: the page of {directory} has none.")
+    names = {name for each in there for name in (each.id, str(each.number))}
     chosen = {choose("figure", each, names) for each in figure} if figure else names
     wanted = [each for each in there if chosen & {each.id, str(each.number)}]
-    place = page.parent / "figures" if out is None else out
+    place = directory / "figures" if out is None else out
     panels, about = {}, []
     for each in wanted:
-        for name, panel in each.names().items():
-            with readable(page):
-                made, file = printed(each, panel, columns), f"{name}.{kind}"
-            panels[place / file] = made
-            told = {"figure": each.id, "number": each.number, "title": each.title, "caption": each.caption}
-            told |= {"view": panel.view, "group": panel.group, "panel": panel.title}
-            about.append({"file": file, **told, "inches": [round(size, 2) for size in made.inches]})
+        for name, panel in printed_panels(each, columns).items():
+            file = f"{name}.{kind}"
+            panels[place / file] = panel
+            row = {"figure": each.id, "number": each.number, "title": each.title, "caption": printed_caption(each)}
+            row |= {"view": panel.view, "group": panel.group, "panel": panel.panel}
+            about.append({"file": file, **row, "inches": [round(size, 2) for size in panel.inches]})
     with entered(place, "figures", (FIGURES,)), console.bar("drawing", len(panels)) as step:
-        write_json(place / FIGURES, {"page": str(page), "figures": about})
+        write_json(place / FIGURES, {"directory": str(directory), "figures": about})
         draw(panels, kind, tabs=os.cpu_count() or 1, on_done=lambda _: step())
-    _say(place, about, f"{_many(about, 'file')} of {_many(wanted, 'figure')}", as_json)
+    _print(place, about, f"{_many(about, 'file')} of {_many(wanted, 'figure')}", as_json)
 
 
 def tables(
     directory: Shown,
     form: Annotated[str, typer.Option("--format", help="csv, latex (booktabs), or both.")] = "both",
     out: Annotated[
-        Path | None, typer.Option(help="Directory for them; 'tables' beside the page unless given.", parser=path)
+        Path | None, typer.Option(help="Directory for them; 'tables' in DIRECTORY unless given.", parser=path)
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Write every table of a page as CSV and as LaTeX with the rules of booktabs, a caption and a label."""
-    from toeplens.report.exporting.latex import latex_of
-    from toeplens.report.exporting.pages import read_page, readable
-    from toeplens.report.exporting.tables import csv_of, read_tables
+    from toeplens.report.exporting.tables import csv_of, latex_of, told_apart
 
     writers: dict[str, tuple[str, Callable[[Any], str]]] = {"csv": ("csv", csv_of), "latex": ("tex", latex_of)}
     kinds = {**{kind: [kind] for kind in writers}, "both": list(writers)}
     chosen = kinds[choose("format", form, kinds)]
-    page = _page(directory)
-    html = read_page(page)
-    with readable(page):
-        found = read_tables(html)
+    found = told_apart(page_in(directory).tables.values())
     if not found:
-        raise InputError(f"tables: {page} has none.")
-    place, about = page.parent / "tables" if out is None else out, []
+        raise InputError(f"tables: the page of {directory} has none.")
+    place, about = directory / "tables" if out is None else out, []
     with entered(place, "tables", (TABLES,)):
         for table in found:
             for ending, write in (writers[kind] for kind in chosen):
                 file = f"{table.file}.{ending}"
                 write_text(place / file, write(table))
-                about.append({"file": file, "table": table.name, "section": table.section, "rows": len(table.body())})
-        write_json(place / TABLES, {"page": str(page), "tables": about})
-    _say(place, about, f"{_many(about, 'file')} of {_many(found, 'table')}", as_json)
+                about.append({"file": file, "table": table.name, "rows": len(table.body)})
+        write_json(place / TABLES, {"directory": str(directory), "tables": about})
+    _print(place, about, f"{_many(about, 'file')} of {_many(found, 'table')}", as_json)
 
 
 def _many(things: Sequence[Any], what: str) -> str:
     return f"{len(things)} {what}{'s' if len(things) != 1 else ''}"
 
 
-def _say(place: Path, about: list[dict[str, Any]], words: str, as_json: bool) -> None:
+def _print(place: Path, about: list[dict[str, Any]], words: str, as_json: bool) -> None:
     from toeplens.cli import console
 
     if as_json:
         console.print_json({"directory": str(place), "files": about})
         return
     console.say(f"{words}: {place.resolve()}")
-
-
-def _page(shown: Path) -> Path:
-    """The page that is to be read: the file, or a directory's; one that is not there, or is older, is made (again)."""
-    from toeplens.cli import console
-    from toeplens.cli.studies import page_maker
-    from toeplens.report import PAGE
-    from toeplens.report.exporting.pages import current
-
-    if shown.is_file():
-        return shown
-    if not shown.is_dir():
-        raise InputError(f"page: there is no {shown}; it must be a directory of a study, or a page.")
-    page = shown / PAGE
-    there = page.is_file()
-    if there and current(page):
-        return page
-    if not _holds_records(shown):
-        if there:
-            return page
-        raise InputError(f"page: {shown} holds no {PAGE}, and no study, audit or probe to make one of.")
-    console.say(
-        f"page: {page} is {'of an older version' if there else 'not there'}; it is made{' again' * there}.", aside=True
-    )
-    return page_maker(shown)()
-
-
-def _holds_records(directory: Path) -> bool:
-    """Whether there is what a page can be made of."""
-    from toeplens.studies import auditing, probing
-    from toeplens.studies.kit.recorded import CLAIMS_FILE, STUDY
-
-    return any((directory / name).is_file() for name in (auditing.RECORD, probing.RECORD, STUDY, CLAIMS_FILE))

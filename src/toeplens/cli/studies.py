@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from toeplens.cli.means import Hands, Means, with_options
 from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyPlace, path, url_or_path
 from toeplens.ground import InputError, choose
 from toeplens.ground.words import listed
+
+if TYPE_CHECKING:
+    from toeplens.report.kit.page import Page
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
 OURS = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
@@ -162,50 +165,54 @@ def theory(
     carry_out(partial(mathematics.check_theory, out, **plan, on_record=done), progress, limits, show)
 
 
-def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Path], Callable[[Any], str]]:
-    """What gathers a directory's study (a module), what writes its page, and what says the rule of its verdicts."""
-    from toeplens import report
+def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Page], Callable[[Any], str]]:
+    """What gathers a directory's study (a module), what makes its page, and what says the rule of its verdicts."""
     from toeplens.papers import deposit, mathematics
-    from toeplens.papers.deposit.page import write_page
-    from toeplens.papers.mathematics.page import write_theory
+    from toeplens.papers.deposit.page import reproduction_page
+    from toeplens.papers.mathematics.page import theory_page
     from toeplens.papers.positional_symbolic import pretrained
-    from toeplens.papers.positional_symbolic.pretrained.page import write_pretrained
+    from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
+    from toeplens.report.grid.page import grid_page
     from toeplens.studies import RULE, grid
     from toeplens.studies.kit.study import study_in
 
     kinds = {
-        "pretrained": (pretrained, write_pretrained, lambda study: RULE.replace("seed", study.plan.units[:-1])),
-        "theory": (mathematics, write_theory, lambda study: RULE),
-        "grid": (grid, report.write_grid, lambda study: RULE),
+        "pretrained": (pretrained, pretrained_page, lambda study: RULE.replace("seed", study.plan.units[:-1])),
+        "theory": (mathematics, theory_page, lambda study: RULE),
+        "grid": (grid, grid_page, lambda study: RULE),
     }
-    return kinds.get(study_in(directory) or "", (deposit, write_page, lambda study: RULE))
+    return kinds.get(study_in(directory) or "", (deposit, reproduction_page, lambda study: RULE))
 
 
-def page_maker(directory: Path) -> Callable[[], Path]:
-    """What makes the page of a directory: an audit's, a probe's, else a study's."""
-    from toeplens import report
+def page_in(directory: Path) -> Page:
+    """The page of what a directory holds: an audit, a probe, a study, or the record of one."""
+    from toeplens.report.auditing.page import audit_page
+    from toeplens.report.probing.page import probe_page
     from toeplens.studies import auditing, probing
     from toeplens.studies.kit.study import study_in
 
     if (directory / auditing.RECORD).is_file():
         found = auditing.open_audit(directory)
-        return lambda: report.write_audit(found, directory, auditing.parquet_of(found))
+        return audit_page(found, auditing.parquet_of(found))
     if (directory / probing.RECORD).is_file():
-        return lambda: report.write_probe(probing.open_probe(directory), directory)
+        return probe_page(probing.open_probe(directory))
     if study_in(directory) is None:
         raise InputError(
             f"directory: {directory} holds no study, audit or probe, nor the record of one; give one that 'toeplens "
             "reproduce', study, theory, pretrained, audit or probe wrote."
         )
-    kind, write, _ = kind_of(directory)
-    return lambda: write(kind.gather(directory))
+    kind, page, _ = kind_of(directory)
+    return page(kind.gather(directory))
 
 
 def report_page(directory: Recorded, as_json: Json = False) -> None:
     """Write the page of a study, an audit or a probe again, from what is finished or recorded."""
     from toeplens.cli import console
+    from toeplens.report.kit.page import write_report
 
-    console.print_page(page_maker(directory)(), as_json=as_json)
+    page = page_in(directory)
+
+    console.print_page(write_report(directory, page.html()), as_json=as_json)
 
 
 def claims(

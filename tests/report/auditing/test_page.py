@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import json
 import re
@@ -20,8 +19,7 @@ from tests.report.reading import figures, stands_alone, without_plotly
 from toeplens.ground import InputError
 from toeplens.report.auditing.comparison import render_comparison, write_comparison
 from toeplens.report.auditing.maps import alike, bins, frequencies
-from toeplens.report.auditing.marks import plane as plane_of
-from toeplens.report.auditing.page import file_name, render_audit, write_audit
+from toeplens.report.auditing.page import file_name, render_audit
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.notebook import notebook_html
@@ -198,15 +196,6 @@ def test_figures_show_the_record(pages: dict[str, str]) -> None:
     assert np.all(np.abs(np.array(marks["x"]) - [head.layer + 1 for head in BERT.heads]) < 0.5)
 
 
-def test_heads_that_attend_to_all_keys_alike_are_told_apart_from_symbolic_ones() -> None:
-    heads = tuple(replace(head, entropy=0.97 if i < 5 else 0.5, symbolic=0.9) for i, head in enumerate(BERT.heads))
-    [view] = plane_of(replace(BERT, heads=heads)).views
-    text = view.groups[0].panels[0].words
-    assert f"Of {len(heads) - 5} heads with known shares, over half: " in text
-    assert f", {len(heads) - 5} symbolic, " in text
-    assert "5 more attend to all keys nearly alike (entropy 0.95 or more)" in text
-
-
 def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) -> None:
     own = without_plotly(pages["bert"])
     top = max(BERT.heads, key=lambda head: head.effect or 0)
@@ -257,13 +246,6 @@ def test_numbers_whose_sums_are_too_large_are_refused() -> None:
     head = replace(audit.heads[1], profile=(*audit.heads[1].profile[:-1], 1e308))
     with pytest.raises(InputError, match=r"^report: a figure would have values that are not finite"):
         render_audit(replace(audit, heads=(audit.heads[0], head, head, *audit.heads[3:])))
-
-
-def test_the_same_record_gives_the_same_page(pages: dict[str, str], tmp_path: Path) -> None:
-    path = write_audit(Audit.from_dict(json.loads(json.dumps(BERT.to_dict()))), tmp_path, b"PAR1 bytes")
-    assert (path.name, path.read_text()) == ("report.html", pages["bert"])
-    assert base64.b64decode(_script(pages["bert"], "parquet-bytes")) == b"PAR1 bytes"
-    assert 'id="parquet"' not in render_audit(BARE)
 
 
 def test_hostile_names_are_text() -> None:
@@ -346,6 +328,7 @@ def _saved(view: Page, button: str) -> bytes:
     return Path(found.value.path()).read_bytes()
 
 
+@pytest.mark.heavy
 def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(pages["bert"])

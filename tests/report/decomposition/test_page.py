@@ -16,7 +16,6 @@ from toeplens.lens import KINDS
 from toeplens.report.decomposition.figures import diagonals_only, pair, span, symbol
 from toeplens.report.decomposition.page import render_structure, write_structure
 from toeplens.studies.decomposition import ORIGINS, LayerStructure, Origins, Parts, RunStructure
-from toeplens.studies.kit.kernels import Decay, KernelEnds
 
 HEADS, LENGTH, FREQUENCIES = 16, 12, 4
 NAMES = ("content-content", "content-position", "position-content", "position-position", "bias")
@@ -116,12 +115,6 @@ def test_the_bars_are_the_shares(planted: RunStructure, page: str, view: int, lo
     assert "kinds-0-0-2" not in plots, "the third layer has no parts"
 
 
-def test_parts_that_are_next_to_nothing_are_named_and_not_drawn(page: str) -> None:
-    drawn = [trace["meta"] for trace in figures(page)["parts-0-0-0"]["data"]]
-    assert drawn == [name for name in NAMES if name != "position-position"]
-    assert "Nowhere over 0.5%, and not drawn: position-position." in page
-
-
 def test_an_axis_reaches_below_zero_only_where_shares_do() -> None:
     low, high = span([np.array([[0.4, 0.6], [1.2, -0.2]])])
     assert low < -0.2 < 1.2 < high
@@ -187,23 +180,6 @@ def test_the_table_has_every_head_counted_from_1(planted: RunStructure, page: st
     assert rows["L3 H1"] == ["no parts", "0.0%", "10.0%", "–"]
 
 
-def test_the_summary_is_computed_from_the_data(planted: RunStructure, page: str) -> None:
-    places = [
-        (parts.kinds["softmax"][head, 0], layer.layer, head)
-        for layer in planted.layers
-        if (parts := layer.parts) is not None
-        for head in range(HEADS)
-        if head != FLAT
-    ]
-    value, layer, head = max(places)
-    assert "14 of 32 heads are sums: position and content, added to one another, make up 90% or more" in page
-    assert "; the others are content (14), flat (2) and unknown (2)." in page
-    assert f"The most positional is layer {layer + 1}, head {head + 1}: position makes up {100 * value:.1f}% of" in page
-    assert f">L{layer + 1} H{head + 1}</p>" in page
-    for fact in ("1,234", "test accuracy 50.0%", "2.3\u00a0×\u00a010⁻⁷", "Layer 3: no parts."):
-        assert fact in page
-
-
 def test_without_parts_it_says_why_and_shows_what_it_can(planted: RunStructure) -> None:
     bare = replace(planted, accuracy=None, layers=planted.layers[2:])
     page = render_structure(bare)
@@ -229,24 +205,6 @@ def test_what_logits_go_back_to_is_drawn_or_it_is_said_why_not(planted: RunStruc
     assert "<b>Not traced back.</b> &lt;script&gt;" in refused
 
 
-def test_forms_of_decay_and_ends_of_spectra_are_told(planted: RunStructure, page: str) -> None:
-    assert "Forms of decay" not in page
-    decays = [
-        Decay("exponential", {"a": 1.0, "tau": 2.0, "c": 0.0}, 0.9, 1.386),
-        Decay("linear", {"a": 1.0, "b": 2.0}, 0.6, None),
-        Decay("power", {"a": 1.0, "p": 2.0, "c": 0.0}, 0.4, 3.0),
-        None,
-    ]
-    ends = [KernelEnds(12, -1.5, 4.0, -1.25, 3.5)]
-    first = replace(planted.layers[0], decays=decays, ends=ends)
-    told = render_structure(replace(planted, layers=[first]))
-    assert (
-        "Forms of decay that fit: head 1 exponential (90.0% explained, half at 1.39 tokens); "
-        "head 2 linear (60.0% explained)." in told
-    )
-    assert "of the eigenvalues of 12 rows: head 1 −1.5 to 4, eigenvalues −1.25 to 3.5." in told
-
-
 def test_names_are_escaped_and_nothing_is_loaded(page: str) -> None:
     own = without_plotly(page)
     assert "<script>alert" not in own
@@ -254,14 +212,7 @@ def test_names_are_escaped_and_nothing_is_loaded(page: str) -> None:
     assert stands_alone(page)
 
 
-def test_the_same_structure_gives_the_same_page(planted: RunStructure, page: str, tmp_path: Path) -> None:
-    path = write_structure(planted, tmp_path / "decomposition.html")
-    assert path.read_text() == page
-    first = planted.layers[0]
-    moved = replace(planted, layers=[replace(first, means=first.means + 1), *planted.layers[1:]])
-    assert render_structure(moved) != page
-
-
+@pytest.mark.heavy
 def test_it_draws_every_plot_without_a_word_and_fits_any_window(
     browser: Browser, planted: RunStructure, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from tests.report.grid.state import (
 from tests.report.reading import figures, stands_alone, without_plotly
 
 from toeplens.report.grid.frequencies import worth
-from toeplens.report.grid.look import Spread, encoding_looks
+from toeplens.report.grid.look import encoding_looks
 from toeplens.report.grid.page import render_grid, write_grid
 from toeplens.report.grid.training import followed
 from toeplens.studies import CellResult, Results
@@ -94,13 +94,6 @@ def test_the_matrix_is_the_accuracies(state: Grid, page: str) -> None:
     kept = 100 * _of(state, "retrieval", "t5")[1].accuracy
     assert row[order.index("t5")] == f"{kept:.1f} 1 diverged"
     assert "3 runs diverged" in page
-
-
-def test_colours_are_skill(state: Grid, page: str) -> None:
-    skill = np.mean([cell.skill for cell in _of(state, "index", "rope")])
-    own = re.search(r'<td class="right tint more" style="--size:(\d+)%">', page)
-    assert own is not None
-    assert int(own[1]) == round(55 * skill)
 
 
 def test_every_head_of_a_skilled_model_is_on_the_plane(state: Grid, page: str) -> None:
@@ -204,12 +197,9 @@ def test_skill_by_length_and_why_there_is_none(state: Grid, page: str) -> None:
     assert "index: cannot have 4 times the length: labels: &lt;b&gt;a text so long&lt;/b&gt; has other ones." in page
 
 
-@pytest.mark.parametrize("intervals", [False, True])
-def test_correlations_are_those_of_the_state(intervals: bool, state: Grid, page: str) -> None:
-    """With intervals where there are some: three families of encodings have none."""
-    if intervals:
-        state = replace(state, relations=[replace(one, low=-0.25, high=0.75) for one in state.relations])
-        page = render_grid(state)
+def test_correlations_are_those_of_the_state(state: Grid) -> None:
+    state = replace(state, relations=[replace(one, low=-0.25, high=0.75) for one in state.relations])
+    page = render_grid(state)
     table = _table(page, "Correlations with what is left on longer texts, all tasks")
     names = {
         "largest loss by one head, of the skill": "deposit",
@@ -219,7 +209,7 @@ def test_correlations_are_those_of_the_state(intervals: bool, state: Grid, page:
         for told, factor in zip(table[title], FACTORS[1:-1], strict=True):
             (one,) = [r for r in state.relations if (r.figure, r.task, r.factor) == (figure, None, factor)]
             assert one.value is not None
-            ends = "−0.25 to +0.75 " if intervals else ""
+            ends = "−0.25 to +0.75 "
             counted = f"{len(one.points)} models, {one.encodings} encodings"
             assert told == f"{one.value:+.2f} ".replace("-", "−") + ends + counted
     points = next(r.points for r in state.relations if (r.figure, r.task, r.factor) == ("deposit", None, 1.25))
@@ -293,13 +283,7 @@ def test_titles_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     assert stands_alone(page)
 
 
-def test_a_spread_leaves_out_what_is_no_number() -> None:
-    assert Spread.of([0.25, float("nan"), 0.75]) == Spread(0.5, 0.25, 0.75, 2)
-    assert Spread.of([0.2, 0.4]).told(1, percent=True) == "30.0% (20.0 to 40.0)"
-    assert Spread.of([-0.5]).told() == "−0.50"
-    assert Spread.of([float("nan")]).told() == "–"
-
-
+@pytest.mark.heavy
 def test_it_draws_every_plot_without_a_word_and_fits_any_window(browser: Browser, page: str, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(page)

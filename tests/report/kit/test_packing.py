@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import gzip
 import re
-from importlib.resources import files
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs_version
 
-from toeplens.report.kit.packing import PAKO, pack, packed_plotly, plotly, unpack
+from toeplens.report.kit.packing import pack, packed_plotly, plotly, unpack
 
 FOREIGN = [base64.b64encode(content).decode() for content in (b"no gzip", gzip.compress(b"\xff", mtime=0))]
 
@@ -34,10 +33,3 @@ def test_the_program_is_of_the_version_that_plotly_comes_with() -> None:
     """Else `python tools/page_programs.py`."""
     assert f"plotly.js (cartesian - minified) v{get_plotlyjs_version()}" in plotly()[:200]
     assert len(packed_plotly()) < 7e5
-
-
-def test_licences_lie_beside_the_programs() -> None:
-    for program in ("plotly-cartesian", "pako_inflate"):
-        text = (files("toeplens") / f"report/kit/vendored/{program}.LICENSE").read_text(encoding="utf-8")
-        assert "Permission is hereby granted" in text
-    assert "pako" in (files("toeplens") / PAKO).read_text(encoding="utf-8")[:60]

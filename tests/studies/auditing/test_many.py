@@ -132,8 +132,6 @@ def test_what_fails_is_a_sentence(models: Path, tmp_path: Path, name: str, more:
     assert re.match(said, found.why), found.why
 
 
-
-
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from toeplens.ground.places import write_page
-from toeplens.report.auditing.bands import bands_of_both
-from toeplens.report.auditing.maps import alike
+from toeplens.report.auditing.maps import alike, bands_of_both
 from toeplens.report.auditing.marks import tints
 from toeplens.report.auditing.page import chosen, sees
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered

@@ -1,18 +1,21 @@
-"""The maps of an audit: how far heads look, and which frequencies of the rotation they use."""
+"""The maps of an audit: how far heads attend, which frequencies they use, and what each band of them is worth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import pi
+from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 from jaxtyping import Float
 
+from toeplens.ground.words import fixed, significant
 from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, View
-from toeplens.report.kit.maps import heat
+from toeplens.report.kit.canvas import FEW, Canvas, heat
 from toeplens.studies.auditing.audit import Audit
-from toeplens.studies.auditing.record import HeadRecord, LayerRecord
-from toeplens.studies.auditing.words import Names, layer_spans, place_title, told
+from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord
+from toeplens.studies.auditing.words import Names, done, layer_spans, place_title, told, unit
 
 
 def limit_of(tables: Sequence[Float[np.ndarray, "R C"]]) -> float:
@@ -79,17 +82,10 @@ def _sentence(layer: LayerRecord, title: str) -> str:
 def _by_distance(names: Names, heads: Sequence[HeadRecord], limit: float, title: str) -> Panel:
     table = _profiles(heads)
     labels = bins(table.shape[1])
-    known = [head for head in _ordered(heads) if head.distance is not None]
-    words = f"{len(heads)} heads by {len(labels)} distances." + (
-        f" Mean distance from {told(known[0].distance, 1)} tokens ({names.short(known[0])}) to "
-        f"{told(known[-1].distance, 1)} ({names.short(known[-1])})."
-        if known
-        else ""
-    )
     marked = range(0, len(labels), 1 if len(labels) <= _DISTANCES else 2)
     ticks = (marked, [labels[i].partition("–")[0] for i in marked])
     rows = [names.short(head) for head in heads]
-    return Panel(title, heat(table, rows, labels, limit, ticks=ticks, title="distance in tokens, from"), words)
+    return Panel(title, heat(table, rows, labels, limit, ticks=ticks, title="distance in tokens, from"))
 
 
 # ---- by frequency ---------------------------------------------------------------------------------------------------
@@ -172,11 +168,9 @@ def _use_panel(table: Table, rows: list[str], turned: Sequence[float], use: str,
     pairs = [i for i, name in enumerate(columns) if name not in (_STILL, _BIAS)]
     step = max(1, round((len(pairs) - 1) / (_TICKS - 1)))
     ticks = sorted({*pairs[::step], *(set(range(len(columns))) - set(pairs))} - _crowded(columns, step))
-    row, column = np.unravel_index(int(np.nanargmax(table)), table.shape)
-    words = f"Most is {table[row, column]:.1%}: {rows[row]}, {columns[column]}. Colours end at ±{limit:.0%}."
     title = "radians a position; wavelength in tokens"
     shown = heat(table, rows, columns, limit, ticks=(ticks, [labels[i] for i in ticks]), title=title, right=14)
-    return Panel(_USES[use], shown, words)
+    return Panel(_USES[use], shown)
 
 
 def _crowded(columns: Sequence[str], step: int) -> set[int]:
@@ -194,3 +188,164 @@ def _wave(turn: float) -> str:
 
 def _told(pair: int, turn: float) -> str:
     return f"pair {pair}: {turn:.3g} rad a position, {_wave(turn)} tokens"
+
+
+# ---- the map that the page's script draws, for print -----------------------------------------------------------------
+
+_ROOM = 16  # heads up to which a cell has room for its number
+
+
+def head_map(sheet: dict[str, Any], column: dict[str, Any]) -> Block:
+    """Layers by heads, coloured by a column of an audit's sheet: a panel a side and kind of attention."""
+    name, ends = column["name"], sheet["ends"][column["name"]]
+    several = len(sheet["places"]) > 1
+    panels = [
+        Panel(f"{column['title']}, {place['title']}" if several else column["title"], _tones(sheet, column, i), "")
+        for i, place in enumerate(sheet["places"])
+    ]
+    title, ramp = f"Layers by heads: {column['title']}", Ramp(ends["low"], ends["high"], ends["half"])
+    return Block(f"map-{name.replace('_', '-')}", title, column["about"], [View.of(panels)], "", ramp=ramp, number=1)
+
+
+def _tones(sheet: dict[str, Any], column: dict[str, Any], which: int) -> go.Figure:
+    """Tones by layer and head: above 0 warm colours, below it cool ones; empty where nothing is known."""
+    place, name = sheet["places"][which], column["name"]
+    rows = {layer: row for row, layer in enumerate(place["layers"])}
+    tones: list[list[float | None]] = [[None] * place["heads"] for _ in rows]
+    numbers = [[""] * place["heads"] for _ in rows]
+    for at, of in enumerate(sheet["place"]):
+        if of == which:
+            row, head, value = rows[sheet["layer"][at]], sheet["head"][at], sheet["values"][name][at]
+            tones[row][head] = sheet["tones"][name][at]
+            numbers[row][head] = "" if value is None else fixed(value, min(column["digits"], 2))
+    size = 20 if len(rows) <= _ROOM else 12
+    canvas = Canvas(size * len(rows) + 44, left=44, right=6, top=4, bottom=40)
+    heads, layers = [str(head + 1) for head in range(place["heads"])], [f"L{layer + 1}" for layer in place["layers"]]
+    roomy = place["heads"] <= _ROOM and size > 12 and column["digits"] <= 3
+    canvas.heat(tones, heads, layers, 1.0, "", gap=1, numbers=numbers if roomy else None, size=9)
+    axis: dict[str, Any] = {"showgrid": False, "type": "category", "ticks": ""}
+    canvas.x("head", tickvals=heads[:: -(-len(heads) // 16) or 1], **axis)
+    canvas.y("", tickvals=layers[:: -(-len(layers) // 24) or 1], autorange="reversed", **axis)
+    return canvas.figure()
+
+
+# ---- what each band of frequencies is worth --------------------------------------------------------------------------
+
+_LEAST = 1e-6  # at the end of the colours
+_DIGITS = 3
+_RAMP = Ramp("better without", "worse without")
+
+
+def by_band(audit: AuditRecord) -> Block:
+    """Layers by bands, each its effect; none where no bands were taken."""
+    caption, kept = _caption(audit), _kept(audit)
+    if not kept:
+        return Block("bands", "", caption, [], "full", ramp=_RAMP)
+    table = _effects(audit)
+    said = [_words(Names.of(audit).short_layer(layer), bands) for layer, bands in kept]
+    worst = max(audit.bands, key=lambda band: band.effect or 0.0)
+    text = f"{len(kept)} layers; the largest effect is {told(worst.effect)}, of {_place(audit, worst)}."
+    panel = Panel("Effect of each band, by layer", _figure(audit, table, _limit(table), said), text)
+    return Block("bands", f"What {done(audit)} a layer does", caption, [View.of([panel])], "full", ramp=_RAMP)
+
+
+def bands_of_both(first: AuditRecord, second: AuditRecord, names: tuple[str, str]) -> Block:
+    """The bands of two audits in one scale, a view each, and the change where the two have the same bands.
+
+    None where either has no bands, or their effects are of another kind.
+    """
+    caption = f"{_caption(first)} One scale for both."
+    if not (first.bands and second.bands) or first.effect != second.effect:
+        return Block("bands", "", caption, [], "full", ramp=_RAMP)
+    tables = _effects(first), _effects(second)
+    limit, views = max(map(_limit, tables)), []
+    for audit, name, table in zip((first, second), names, tables, strict=True):
+        said = [_words(Names.of(audit).short_layer(layer), bands) for layer, bands in _kept(audit)]
+        worst = max(audit.bands, key=lambda band: band.effect or 0.0)
+        text = f"The largest effect in {name} is {told(worst.effect)}, of {_place(audit, worst)}."
+        views.append(View.of([Panel(name, _figure(audit, table, limit, said), text)], name))
+    pairs = list(zip(first.bands, second.bands, strict=False))
+    if len(first.bands) == len(second.bands) and all(_same(*pair) for pair in pairs):
+        change = tables[1] - tables[0]
+        called = Names.of(first).short_layer
+        said = [
+            [f"{text}; then {told(band.effect)}" for text, band in zip(_words(called(layer), own), bands, strict=True)]
+            for (layer, own), (_, bands) in zip(_kept(first), _kept(second), strict=True)
+        ]
+        moved = [(abs((b.effect or 0.0) - (a.effect or 0.0)), a, b) for a, b in pairs]
+        _, one, other = max(moved, key=lambda each: each[0])
+        text = (
+            f"Most changed are {_place(first, one)}, from {told(one.effect)} in {names[0]} to {told(other.effect)} in "
+            f"{names[1]}."
+        )
+        title = f"{names[1]} less {names[0]}"
+        views.append(View.of([Panel(title, _figure(first, change, _limit(change), said), text)], "change"))
+    return Block("bands", f"What {done(first)} a layer does", caption, views, "full", ramp=_RAMP)
+
+
+def _caption(audit: AuditRecord) -> str:
+    return (
+        "A cell is a band of the pairs of a layer’s rotation, which stands still in all of its heads: what they hold "
+        f"counts, how far apart they are does not. Its colour is the {unit(audit)}. Bands are named by their first and "
+        "last pair, counted from 1; point at a cell for its frequencies and its interval."
+    )
+
+
+def _kept(audit: AuditRecord) -> list[tuple[LayerRecord, list[BandRecord]]]:
+    """The layers that have bands, with them."""
+    return [(layer, row) for layer in audit.layers if (row := audit.bands_of(layer))]
+
+
+def _place(audit: AuditRecord, band: BandRecord) -> str:
+    return f"pairs {band.first + 1} to {band.last + 1} in {Names.of(audit).layer(audit.layer_of(band))}"
+
+
+def _same(one: BandRecord, other: BandRecord) -> bool:
+    """Whether they are the same pairs of the same layer."""
+    first, second = ((x.side, x.kind, x.layer, x.first, x.last) for x in (one, other))
+    return first == second
+
+
+def _effects(audit: AuditRecord) -> Float[np.ndarray, "L n"]:
+    """Effects by layer and band; NaN where they are not known, and after a layer's last band."""
+    kept = _kept(audit)
+    table = np.full((len(kept), max(len(row) for _, row in kept)), np.nan)
+    for row, (_, bands) in zip(table, kept, strict=True):
+        row[: len(bands)] = [np.nan if band.effect is None else band.effect for band in bands]
+    return table
+
+
+def _limit(table: Float[np.ndarray, "L n"]) -> float:
+    return max(float(np.nanmax(np.abs(table), initial=0.0)), _LEAST)
+
+
+def _figure(audit: AuditRecord, table: Float[np.ndarray, "L n"], limit: float, said: list[list[str]]) -> go.Figure:
+    kept, names = _kept(audit), Names.of(audit)
+    columns = [f"{band.first + 1}–{band.last + 1}" for band in max((row for _, row in kept), key=len)]
+    return heat(
+        table,
+        [names.short_layer(layer) for layer, _ in kept],
+        columns,
+        limit,
+        ticks=(range(len(columns)), columns),
+        title="pairs of the rotation",
+        hover=[row + [""] * (len(columns) - len(row)) for row in said],
+        numbers=_numbers(table),
+    )
+
+
+def _numbers(table: Float[np.ndarray, "L n"]) -> list[list[str]] | None:
+    if max(table.shape) > FEW:
+        return None
+    return [["" if np.isnan(value) else fixed(float(value), _DIGITS) for value in row] for row in table]
+
+
+def _words(layer: str, bands: Sequence[BandRecord]) -> list[str]:
+    found = []
+    for band in bands:
+        ends = ""
+        if band.effect_low is not None and band.effect_high is not None:
+            ends = f" ({significant(band.effect_low)} to {significant(band.effect_high)})"
+        turns = f"{significant(band.fastest)} to {significant(band.slowest)} radians a token"
+        found.append(f"{layer}, pairs {band.first + 1}–{band.last + 1}, {turns}: {told(band.effect)}{ends}")
+    return found

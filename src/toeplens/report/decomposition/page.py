@@ -13,8 +13,16 @@ from toeplens.ground.places import write_page
 from toeplens.ground.words import listed, percent, power
 from toeplens.lens.logits.decompose import KINDS, PURE
 from toeplens.report.decomposition import figures
-from toeplens.report.decomposition.figures import FILLS, UNTOLD, diagonals_only, head_sign, span
-from toeplens.report.decomposition.origins import decay_words, ends_words, origins
+from toeplens.report.decomposition.figures import (
+    FILLS,
+    UNTOLD,
+    decay_words,
+    diagonals_only,
+    ends_words,
+    head_sign,
+    origins,
+    span,
+)
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View, numbered
 from toeplens.report.kit.page import render_page
 from toeplens.studies.decomposition import SHOWN, LayerStructure, Parts, RunStructure
@@ -128,13 +136,10 @@ def _bar_block(
     ends = span([table for found in tables.values() for table in found])
     views = []
     for which, title in SEEN.items():
-        panels = []
-        for layer, table in zip(layers, tables[which], strict=True):
-            words = "; ".join(
-                f"head {head}: {', '.join(f'{f.title} {percent(v)}' for f, v in zip(fills, row, strict=True))}"
-                for head, row in enumerate(table, start=1)
-            )
-            panels.append(Panel(_title(layer), figures.bars(table, fills, ends), words))
+        panels = [
+            Panel(_title(layer), figures.bars(table, fills, ends))
+            for layer, table in zip(layers, tables[which], strict=True)
+        ]
         views.append(View.of(panels, title))
     return Block(block.id, block.title, block.caption, views, _width(structure), [*fills])
 
@@ -267,8 +272,7 @@ def _frequencies(structure: RunStructure) -> Block:
         for layer, branches in found:
             table = branches[which] if still else branches[which][:, 1:]
             columns = ["not rotated"] * still + [str(i) for i in range(1, branches[which].shape[1])]
-            words = "Shares by head and frequency."
-            panels.append(Panel(_title(layer), figures.frequencies(table, columns, limit), words))
+            panels.append(Panel(_title(layer), figures.frequencies(table, columns, limit)))
         views.append(View.of(panels, title))
     caption = (
         "Each head’s share by frequency of the rotation, in per cent, from the fastest (1) to the slowest"

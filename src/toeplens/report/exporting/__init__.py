@@ -1,1 +1,1 @@
-"""What a page shows, for a paper: figures as pictures, tables as CSV and LaTeX. It reads finished pages alone."""
+"""What a page shows, for a paper: its figures as pictures, its tables as CSV and LaTeX."""

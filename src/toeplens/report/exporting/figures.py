@@ -1,192 +1,212 @@
-"""The figures of a page, read from its HTML: their panels, and what stands around these: titles, legends, scales."""
+"""Figures for a paper: as wide as its columns, in eight points, on white; kaleido draws them in the machine's browser.
+
+Sizes within are the page's pixels, of which `PIXELS` make an inch, so that the page's twelve pixels of type are eight
+points and all else keeps its proportion to them.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
 
-from toeplens.report.exporting.tables import VOID, OpenElements, slug
+from toeplens.ground import EnvironmentFailure, write_bytes
+from toeplens.report.kit.blocks import Block, Panel, Sign
+from toeplens.report.kit.canvas import untagged
+from toeplens.report.kit.colours import FAMILIES, HEAT, OTHER, PALETTE, head_look
+from toeplens.report.kit.tables import slug
 
-_PLACE = re.compile(r"(.+)-(\d+)-(\d+)-(\d+)")  # figure, view, group, panel
-_ON_SCREEN = re.compile(
-    r" ?\b(?:Press(?! et al)|Click|Hover|Point at)\b[^.]*\.|[;,] (?:hover|point at)\b[^.]*(?=\.)"
-)  # not in print
-_STYLE = re.compile(r"(?:^|;|-)color:\s*([^;]+)")
-_STROKES = {"solid", "dash", "dot", "dashdot", "longdash", "longdashdot"}
-_PATTERNS = {"rising": "/", "falling": "\\", "dotted": ".", "crossed": "x", "squared": "+"}
-
-
-@dataclass
-class Sign:
-    """An entry of a legend; ``key`` is its traces' meta, empty where it is no trace's."""
-
-    key: str = ""
-    title: str = ""
-    tint: str = ""
-    glyph: str = ""
-    dash: str = ""
-    pattern: str = ""
-
-
-@dataclass
-class Panel:
-    """One plot, and what stands over it; ``plot`` has its ``data`` and ``layout``."""
-
-    place: str
-    plot: Mapping[str, Any]
-    view: str = ""
-    group: str = ""
-    title: str = ""
-    legend: list[Sign] = field(default_factory=list)
+Format = Literal["svg", "png", "pdf"]
+FORMATS: tuple[Format, ...] = ("svg", "png", "pdf")
+INCHES = {1: 3.25, 2: 6.75}  # by columns of a page that has two
+PIXELS = 108  # an inch: 12 of them are 8 points
+_DOTS, _CSS = 300, 96  # an inch of PNG; pixels an inch, as browsers have it
+_INK, _FAINT = "#1b1f24", "#4a525e"
+_FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+_LETTER = 6.5  # pixels, of type of 11 and in the mean
+_TITLE, _RAMP, _LINE, _MARK = 22, 20, 18, 52  # heights; what a legend's entry needs beside its words
+_SYMBOLS = {glyph: symbol for _, symbol, glyph in (*FAMILIES.values(), OTHER, *PALETTE, *map(head_look, range(16)))}
+_ON_SCREEN = re.compile(r" ?\b(?:Press(?! et al)|Point at)\b[^.]*\.|[;,] (?:hover|point at)\b[^.]*(?=\.)")
+_MOST = 4  # tabs
+_MISSING = "figures: kaleido is not installed, which draws them; pip install 'toeplens[figures]' gets it."
+_NO_BROWSER = (
+    "figures: there is no Chrome or Chromium on this machine to draw them; 'apt-get install chromium' or "
+    "'kaleido_get_chrome' gets one, and BROWSER_PATH may name one."
+)
 
 
-@dataclass
-class Figure:
-    """A figure of a page.
+@dataclass(frozen=True)
+class Printed:
+    """A panel for a paper: its plot, its size in the page's pixels, and the titles of its view and group."""
 
-    id       its name
-    number   on the page; 0 where figures have none
-    width    how wide its panels are there: ``wide``, ``full``, ``medium`` or ``small``; empty where that is not said
-    legend   of all its panels
-    low, high, half  the ends of its colours, if it has some, and whether they begin at nothing
+    plot: dict[str, Any]
+    width: int
+    height: int
+    view: str
+    group: str
+    panel: str
+
+    @property
+    def inches(self) -> tuple[float, float]:
+        """How wide and how high it is on paper."""
+        return self.width / PIXELS, self.height / PIXELS
+
+
+def printed_caption(block: Block) -> str:
+    """A figure's caption without what can only be done on a screen."""
+    return _ON_SCREEN.sub("", block.caption).strip()
+
+
+def printed_panels(block: Block, columns: int | None = None) -> dict[str, Printed]:
+    """The panels of a figure by their names as files: the figure's, then as much of their titles as tells them apart.
+
+    columns  1 or 2; as many as they need, unless given
     """
-
-    id: str
-    number: int = 0
-    title: str = ""
-    caption: str = ""
-    width: str = ""
-    legend: list[Sign] = field(default_factory=list)
-    low: str = ""
-    high: str = ""
-    half: bool = False
-    panels: list[Panel] = field(default_factory=list)
-
-    def names(self) -> dict[str, Panel]:
-        """Its panels by their names as files: the figure's, then as much of their titles as tells them apart."""
-        views, groups = ({getattr(panel, name) for panel in self.panels} for name in ("view", "group"))
-        found: dict[str, Panel] = {}
-        for panel in self.panels:
-            parts = [panel.view if len(views) > 1 else "", panel.group if len(groups) > 1 else "", panel.title]
-            parts = [slug(part) for part in parts] if len(self.panels) > 1 else []
-            name = first = "-".join(dict.fromkeys([self.id, *filter(None, parts)]))
-            number = 1
-            while name in found:
-                number += 1
-                name = f"{first}-{number}"
-            found[name] = panel
-        return found
+    every = [(view, group, panel) for view in block.views for group in view.groups for panel in group.panels]
+    views, groups = {view.title for view, *_ in every}, {group.title for _, group, _ in every}
+    found: dict[str, Printed] = {}
+    for view, group, panel in every:
+        parts = [view.title if len(views) > 1 else "", group.title if len(groups) > 1 else "", panel.title]
+        parts = [slug(part) for part in parts] if len(every) > 1 else []
+        name = first = "-".join(dict.fromkeys([block.id, *filter(None, parts)]))
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{first}-{number}"
+        width = round(INCHES[columns or (2 if block.width == "full" else 1)] * PIXELS)
+        plot, height = _printed(block, panel, width, titled=len(every) > 1)
+        found[name] = Printed(plot, width, height, view.title, group.title, panel.title)
+    return found
 
 
-def read_figures(html: str, plots: Mapping[str, Any]) -> list[Figure]:
-    """The figures of a page that have a panel, in its order.
+def _printed(block: Block, panel: Panel, width: int, *, titled: bool) -> tuple[dict[str, Any], int]:
+    """A panel's plot and its height, with a title and a legend of its own."""
+    page = panel.figure.to_plotly_json()
+    data, layout = [{**trace, "showlegend": False} for trace in page["data"]], page["layout"]
+    margin, there = layout.get("margin", {}), {trace.get("meta") for trace in data}
+    title, top = untagged(panel.title) if titled else "", int(margin.get("t", 8))
+    signs = [sign for sign in (*block.legend, *panel.legend) if sign.title and (not sign.key or sign.key in there)]
+    ramped = block.ramp is not None and "coloraxis" in layout
+    across = max(1, int(width / (max((len(sign.title) for sign in signs), default=0) * _LETTER + _MARK)))
+    above = (_TITLE if title else 4) + (ceil(len(signs) / across) * _LINE + 6 if signs else 0) + _RAMP * ramped
+    plain = int(layout.get("height") or width / 1.84)
+    height = plain + above
+    layout |= {
+        "width": width,
+        "height": height,
+        "autosize": False,
+        "margin": {**margin, "t": top + above},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "font": {**layout.get("font", {}), "family": _FONT, "color": _INK},
+        "showlegend": bool(signs),
+    }
+    for name in [name for name in layout if name.startswith(("xaxis", "yaxis"))]:
+        layout[name] = {"automargin": True, "linecolor": _FAINT, **layout[name]}
+    corner = {"x": 0, "xref": "container", "xanchor": "left", "yref": "container", "yanchor": "top"}
+    if title:
+        most = int(width / 7.35)
+        text = title if len(title) <= most else f"{title[: most - 1].rstrip()}…"
+        words = {"text": f"<b>{text}</b>", "font": {"size": 12, "color": _INK}}
+        layout["title"] = {**words, **corner, "y": 1, "pad": {"l": 4, "t": 4}}
+    if signs:
+        data += [_entry(sign) for sign in signs]
+        place = {**corner, "y": 1 - (_TITLE if title else 2) / height, "orientation": "h", "tracegroupgap": 0}
+        look = {"font": {"size": 11}, "itemsizing": "constant", "traceorder": "normal", "bgcolor": "rgba(0,0,0,0)"}
+        layout["legend"] = {**place, **look}
+    if "coloraxis" in layout:
+        layout["coloraxis"] = _colours(
+            block, layout["coloraxis"], (top + 6) / max(1, plain - top - margin.get("b", 40))
+        )
+    return {"data": data, "layout": layout}, height
 
-    plots  of each place of the page its ``data`` and ``layout``
+
+def _entry(sign: Sign) -> dict[str, Any]:
+    """A trace of no points that stands in the legend as the page's entry looks."""
+    tint = sign.tint if sign.tint and "var(" not in sign.tint else _FAINT
+    points: dict[str, Any] = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip"}
+    points |= {"name": untagged(sign.title), "showlegend": True}
+    if sign.dash:
+        return {**points, "mode": "lines", "line": {"color": tint, "dash": sign.dash, "width": 2}}
+    if shape := getattr(sign, "shape", ""):
+        pattern = {"shape": shape, "fgcolor": "white", "size": 5}
+        return {**points, "type": "bar", "marker": {"color": tint, "pattern": pattern}}
+    symbol = _SYMBOLS.get(sign.glyph, "circle") if sign.glyph else "square"
+    return {**points, "mode": "markers", "marker": {"color": tint, "symbol": symbol, "size": 8}}
+
+
+def _colours(block: Block, axis: dict[str, Any], above: float) -> dict[str, Any]:
+    """The page's light colours, and their scale above the panel, with words at its ends."""
+    low, middle, high = HEAT["light"]
+    made = {**axis, "colorscale": [[0, low], [0.5, middle], [1, high]], "showscale": block.ramp is not None}
+    if block.ramp is None:
+        return made
+    if block.ramp.half:
+        made |= {"cmin": 0, "colorscale": [[0, middle], [1, high]]}
+    ticks = {"tickvals": [made.get("cmin"), made.get("cmax")], "ticks": "", "tickfont": {"size": 11}}
+    ticks["ticktext"] = [untagged(block.ramp.low), untagged(block.ramp.high)]
+    bar = {"orientation": "h", "thickness": 7, "len": 0.5, "x": 0.5, "xpad": 0, "ypad": 0, "outlinewidth": 0}
+    return made | {"colorbar": {**bar, **ticks, "y": 1 + above / 2, "yanchor": "bottom"}}
+
+
+def draw(
+    panels: Mapping[Path, Printed],
+    form: Format,
+    *,
+    tabs: int = 2,
+    on_done: Callable[[Path], None] = lambda path: None,
+) -> None:
+    """Draw panels into files, each whole or not at all.
+
+    Arguments
+        panels   by their file
+        form     ``svg``, ``png`` (300 dots an inch) or ``pdf``
+        tabs     how many are drawn at a time
+        on_done  told of each that is written
+
+    Raises `EnvironmentFailure` without kaleido, without a browser, and where that fails.
     """
-    reader = _Reader(plots)
-    reader.feed(html)
-    reader.close()
-    return [figure for figure in reader.figures if figure.panels]
+    kaleido, errors = programs()
+    work = _draw(kaleido, panels, form, min(tabs, _MOST, len(panels)), on_done)
+    try:
+        with ThreadPoolExecutor(1) as beside:  # a notebook's own thread has a loop that is running
+            beside.submit(asyncio.run, work).result()
+    except errors.ChromeNotFoundError:
+        raise EnvironmentFailure(_NO_BROWSER) from None
+    except (errors.BrowserClosedError, errors.BrowserFailedError, errors.ChannelClosedError, TimeoutError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise EnvironmentFailure(f"figures: the browser that draws them failed ({said[:200]}).") from None
 
 
-class _Reader(HTMLParser):
-    """Walks through a page; what is being read goes to the end of ``_text`` until its element ends."""
+def programs() -> tuple[Any, Any]:
+    """Kaleido and the errors of its browser; raises `EnvironmentFailure` where it is not installed."""
+    try:
+        return importlib.import_module("kaleido"), importlib.import_module("choreographer.errors")
+    except ImportError:
+        raise EnvironmentFailure(_MISSING) from None
 
-    def __init__(self, plots: Mapping[str, Any]) -> None:
-        super().__init__(convert_charrefs=True)
-        self.figures: list[Figure] = []
-        self._plots = plots
-        self._open = OpenElements()
-        self._views: list[str] = []
-        self._view, self._group, self._title, self._heading = 0, "", "", ""
-        self._own: list[Sign] | None = None  # the legend of a panel
-        self._ramp = False  # whether the low end of the colours was read
-        self._text = ""
 
-    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        told = {name: value or "" for name, value in attrs}
-        classes = told.get("class", "").split()
-        if tag not in VOID:
-            self._open.begin(tag, classes)
-        if tag in ("h2", "h4", "h5", "option", "figcaption", "b"):
-            self._text = "" if tag != "b" or "figcaption" not in self._open else self._text
-        if tag == "figure":
-            width = next((name for name in classes if name in ("wide", "full", "medium", "small")), "")
-            self.figures.append(Figure(told.get("id", "").removeprefix("figure-"), title=self._heading, width=width))
-            self._views, self._view, self._group, self._title = [], -1, "", ""
-        if "figure" not in self._open:
-            return
-        figure = self.figures[-1]
-        if "view" in classes:
-            self._view, self._group = self._view + 1, ""
-        elif "panel" in classes:
-            self._own, self._title = [], ""
-        elif "ramp" in classes:
-            figure.half = "half" in classes
-            self._ramp, self._text = False, ""
-        elif self._open.any_of("legend") and (tag == "button" or "fixed" in classes):
-            (figure.legend if self._own is None else self._own).append(Sign(told.get("data-key", "")))
-            self._text = ""
-        elif self._open.any_of("legend") and tag in ("span", "i"):
-            self._mark(figure.legend if self._own is None else self._own, told, classes)
-        elif "plot" in classes and told.get("id") in self._plots:
-            self._panel(figure, told["id"])
+async def _draw(
+    kaleido: Any, panels: Mapping[Path, Printed], form: Format, tabs: int, on_done: Callable[[Path], None]
+) -> None:
+    """A tab is given back when its panel is done, so that no more wait than there are tabs."""
+    scale = (_DOTS if form == "png" else _CSS) / PIXELS
+    # a proxy that is none: nothing that a browser asks for leaves the machine
+    async with kaleido.Kaleido(n=tabs, mathjax=False, proxy_server="127.0.0.1:9") as browser:
+        free = asyncio.Semaphore(tabs)
 
-    def _mark(self, signs: list[Sign], told: dict[str, str], classes: list[str]) -> None:
-        colour = _STYLE.search(told.get("style", ""))
-        if signs and colour and colour[1].strip():
-            signs[-1].tint = colour[1].strip()
-        if signs and "stroke" in classes:
-            signs[-1].dash = next((name for name in classes if name in _STROKES), "solid")
-        if signs and "fill" in classes:
-            signs[-1].pattern = next((_PATTERNS[name] for name in classes if name in _PATTERNS), "")
+        async def one(path: Path, panel: Printed) -> None:
+            async with free:
+                size = {"width": panel.width, "height": panel.height}
+                write_bytes(path, await browser.calc_fig(panel.plot, opts={"format": form, "scale": scale, **size}))
+                on_done(path)
 
-    def _panel(self, figure: Figure, place: str) -> None:
-        known = _PLACE.fullmatch(place)
-        figure.id = figure.id or (known[1] if known else place)
-        view = self._views[self._view] if 0 <= self._view < len(self._views) else ""
-        own = self._own or []
-        figure.panels.append(Panel(place, self._plots[place], view, self._group, self._title, own))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self._open:
-            return
-        classes = self._open.end(tag)
-        text = " ".join(self._text.split())
-        if tag == "h2":
-            self._heading = text
-        if "figure" not in self._open:
-            self._own = None
-            return
-        figure = self.figures[-1]
-        if tag == "b" and "figcaption" in self._open:
-            number = re.match(r"Figure (\d+)\. ", text)
-            figure.number = int(number[1]) if number else 0
-            figure.title = text[number.end() :].rstrip(".") if number else text
-            self._text = ""
-        elif tag == "figcaption":
-            figure.caption = _ON_SCREEN.sub("", text)
-        elif tag == "option":
-            self._views.append(text)
-        elif tag == "h4":
-            self._group = text
-        elif tag == "h5":
-            self._title = text
-        elif "panel" in classes:
-            self._own = None
-        elif self._open.any_of("ramp") and tag == "span":
-            figure.low, figure.high = (figure.low, text) if self._ramp else (text, "")
-            self._ramp, self._text = True, ""
-        elif "glyph" in classes and (self._open.any_of("legend") or "h5" in self._open):
-            signs = figure.legend if self._own is None else self._own
-            if signs and self._open.any_of("legend"):
-                signs[-1].glyph = text
-            self._text = ""
-        elif self._open.any_of("legend") and (tag == "button" or "fixed" in classes):
-            (figure.legend if self._own is None else self._own)[-1].title = text
-
-    def handle_data(self, data: str) -> None:
-        self._text += data
+        async with asyncio.TaskGroup() as group:
+            for path, panel in panels.items():
+                group.create_task(one(path, panel))

@@ -9,8 +9,7 @@ import numpy as np
 
 from toeplens.report.grid.look import encoding_looks, finished, line, spreads, task_looks
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
-from toeplens.report.kit.canvas import Canvas, untagged
-from toeplens.report.kit.plane import Look
+from toeplens.report.kit.canvas import Canvas, Look, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Column, Grid
 from toeplens.studies.grid import measured as heads
@@ -61,7 +60,7 @@ _RESTS: list[Line] = [(_rests("positional"), "solid", "positional "), (_rests("s
 def _scan(
     state: Grid, columns: Sequence[Column], tasks: Sequence[Look], title: str, lines: Sequence[Line]
 ) -> Panel | None:
-    canvas, told = Canvas(300, left=50), []
+    canvas = Canvas(300, left=50)
     values = sorted((float(column.value or 0), column.label) for column in columns)
     for one in tasks:
         for figure, dash, name in lines:
@@ -69,8 +68,7 @@ def _scan(
             if not found:
                 continue
             line(canvas, one, found, dash=dash, name=name)
-            told.append(f"{one.title}: {name}{', '.join(f'{at:g}: {spread.mean:.0%}' for at, spread in found)}")
-    if not told:
+    if not canvas.traces:
         return None
     low, high = values[0][0], values[-1][0]
     if low > 0 and log10(high / low) > _DECADES:
@@ -80,7 +78,7 @@ def _scan(
     option = next(iter(state.spec.encodings[columns[0].scan].scan))
     canvas.x(f"{option}, {_UNITS[option]}" if option in _UNITS else option, range=[low - room, high + room])
     canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
-    return Panel(title, canvas.figure(), "; ".join(told) + ".")
+    return Panel(title, canvas.figure())
 
 
 def centres(state: Grid) -> Block:
@@ -90,7 +88,7 @@ def centres(state: Grid) -> Block:
     sides = (("Encodings of several frequencies", False), ("Scanned, one value a model", True))
     panels, shown = [], set()
     for title, scan in sides:
-        canvas, told = Canvas(320, left=50), []
+        canvas = Canvas(320, left=50)
         for one in looks.values():
             models = [
                 cell
@@ -111,11 +109,10 @@ def centres(state: Grid) -> Block:
                 marker=one.heads(lost),
                 customdata=list(zip(where, [round(100 * drop, 1) for drop in lost], strict=True)),
             )
-            told.append(f"{one.title}: {len(points)} heads, centres {min(x):.1f} to {max(x):.1f}")
         canvas.x("centre of frequency use, octaves")
         canvas.y("positional share", range=[-0.04, 1.04])
-        if told:
-            panels.append(Panel(title, canvas.figure(), "; ".join(told) + "."))
+        if canvas.traces:
+            panels.append(Panel(title, canvas.figure()))
     caption = (
         "Heads that rotate, of models with skill: the mean of log₂ frequency, weighed by the share of the variance of "
         "the logits that each frequency makes, against how positional the head is; 0 octaves are one radian a "
@@ -150,7 +147,7 @@ def bands(state: Grid) -> Block:
     """What the models lose without each frequency, a panel an encoding."""
     tasks, panels, shown = task_looks(state.spec), [], set()
     for label, encoding in encoding_looks(state.spec).items():
-        canvas, told = Canvas(230, left=62, bottom=40), []
+        canvas = Canvas(230, left=62, bottom=40)
         for one in tasks.values():
             tables = [worth(cell) for cell in finished(state, one.key, label) if cell.skilled]
             tables = [table for table in tables if table]
@@ -159,12 +156,10 @@ def bands(state: Grid) -> Block:
             found = spreads(pair for table in tables for pair in table.items())
             line(canvas, one, found)
             shown.add(one.key)
-            most = max(found, key=lambda pair: pair[1].mean)
-            told.append(f"{one.title}: most at {most[0]:.3g}, {most[1].mean:.2g} nats")
-        if told:
+        if canvas.traces:
             canvas.x("radians a token", type="log", dtick=1)
             canvas.y("nats", rangemode="tozero")
-            panels.append(Panel(encoding.title, canvas.figure(), "; ".join(told) + ".", encoding.tint, encoding.glyph))
+            panels.append(Panel(encoding.title, canvas.figure(), tint=encoding.tint, glyph=encoding.glyph))
     caption = (
         "How much the cross-entropy rises when one frequency of one head stops turning, summed over heads and layers: "
         "a line a task, mean over seeds with skill, the band their range. Frequencies of 0, which never turn, have no "

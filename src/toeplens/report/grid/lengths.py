@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from toeplens.engine import LengthResult
 from toeplens.ground.words import listed, signed
 from toeplens.report.grid.look import encoding_looks, finished, spreads
 from toeplens.report.kit.blocks import Block, Group, Panel, View
 from toeplens.report.kit.canvas import Canvas, untagged
+from toeplens.report.kit.tables import DASH, Cell, Table, make_table
 from toeplens.studies import CellResult
 from toeplens.studies.grid import FIGURES, Grid, Relation
 from toeplens.studies.grid import measured as heads
@@ -20,7 +19,7 @@ def lengths(state: Grid) -> Block:
     ends = [skill for cell in state.results.cells for _, skill in _by_length(cell)]
     low = min([0.0, *ends])
     for task in state.spec.tasks:
-        canvas, told, cannot = Canvas(220, left=46, bottom=38), [], _cannot(state, task)
+        canvas, cannot = Canvas(220, left=46, bottom=38), _cannot(state, task)
         canvas.line_at(0)
         for label, one in looks.items():
             found = spreads(pair for cell in finished(state, task, label) for pair in _by_length(cell))
@@ -38,13 +37,10 @@ def lengths(state: Grid) -> Block:
                 name=untagged(one.title),
                 meta=one.key,
             )
-            steps = ", ".join(f"{spread.mean:.0%} at {factor:.3g}" for factor, spread in found)
-            told.append(f"{one.title} {steps}")
         canvas.x("times the training length", type="log", tickvals=[1, 1.25, 1.5, 2, 3, 4], range=[-0.04, 0.64])
         canvas.y("", range=[low * 1.05 - 0.02, 1.05], tickformat=".0%")
-        if told or cannot:
-            words = f"Skill: {'; '.join(told)}. {cannot}" if told else cannot
-            panels.append(Panel(state.spec.title_of(task), canvas.figure(), words.strip()))
+        if canvas.traces or cannot:
+            panels.append(Panel(state.spec.title_of(task), canvas.figure(), "" if canvas.traces else cannot))
     caption = (
         "Skill on test texts as long as those of training and longer: accuracy over the best guess from the length "
         "alone, as a share of what is left to learn, mean over seeds. 100%: all right; 0: no better than the guess; "
@@ -84,36 +80,38 @@ def _cannot(state: Grid, task: str) -> str:
     return " ".join(told)
 
 
-@dataclass(frozen=True)
-class RelationTable:
-    """Correlations, None where there is none; ``corner`` says what the rows are."""
+def relation_tables(state: Grid) -> dict[str, Table]:
+    """Correlations with what is left on longer texts: of all tasks a row a figure, of each task a row a task."""
+    every = {(each.figure, each.factor): each for each in state.relations if each.task is None}
+    factors = sorted({factor for _, factor in every})
+    figures = [figure for figure in FIGURES if any(of == figure for of, _ in every)]
+    by_figure = [(FIGURES[figure][0], [every.get((figure, factor)) for factor in factors]) for figure in figures]
+    found = {(each.task, each.figure): each for each in state.relations if each.task is not None}
+    tasks = [task for task in state.spec.tasks if any(task == of for of, _ in found)]
+    by_task = [(state.spec.title_of(task), [found.get((task, figure)) for figure in FIGURES]) for task in tasks]
+    tables = {
+        "by_length": ("all tasks", "Of the heads", [f"{factor:g} times" for factor in factors], by_figure),
+        "by_task": ("each task", "Task", [title for title, _ in FIGURES.values()], by_task),
+    }
+    return {
+        key: make_table(
+            f"Correlations with what is left on longer texts, {of}",
+            [corner, *(Cell(title, right=True) for title in columns)],
+            [[title, *map(_relation, entries)] for title, entries in rows],
+            note="Spearman’s rank correlation over models. Small print: its 95% interval, leaving out one family of "
+            "encodings at a time; how many models and encodings.",
+            css="numbers relations",
+        )
+        for key, (of, corner, columns, rows) in tables.items()
+        if by_figure
+    }
 
-    corner: str
-    columns: list[str]
-    rows: list[tuple[str, list[Relation | None]]]
 
-
-def by_length(state: Grid) -> RelationTable:
-    """All tasks together: a row a figure, a column a length."""
-    found = {(each.figure, each.factor): each for each in state.relations if each.task is None}
-    factors = sorted({factor for _, factor in found})
-    rows = [
-        (title, [found.get((figure, factor)) for factor in factors])
-        for figure, (title, _) in FIGURES.items()
-        if any(of == figure for of, _ in found)
-    ]
-    return RelationTable("Of the heads", [f"{factor:g} times" for factor in factors], rows)
-
-
-def by_task(state: Grid) -> RelationTable:
-    """Each task by itself, at `heads.LONGER` times the length: a row a task, a column a figure."""
-    found = {(each.figure, each.task): each for each in state.relations if each.task is not None}
-    rows = [
-        (state.spec.title_of(task), [found.get((figure, task)) for figure in FIGURES])
-        for task in state.spec.tasks
-        if any(task == of for _, of in found)
-    ]
-    return RelationTable("Task", [title for title, _ in FIGURES.values()], rows)
+def _relation(found: Relation | None) -> Cell:
+    if found is None:
+        return Cell(DASH, right=True)
+    ends = "" if found.low is None else f"{signed(found.low)} to {signed(found.high)}"
+    return Cell(signed(found.value), (ends, f"{len(found.points)} models, {found.encodings} encodings"), right=True)
 
 
 def relations(state: Grid) -> Block:

@@ -9,9 +9,8 @@ from math import isfinite
 import numpy as np
 
 from toeplens.ground.words import fixed
-from toeplens.report.kit.canvas import Canvas, untagged
+from toeplens.report.kit.canvas import Canvas, Look, untagged
 from toeplens.report.kit.colours import FAMILIES, PALETTE
-from toeplens.report.kit.plane import Look
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, GridSpec
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from toeplens.report.grid.look import Spread, encoding_looks, finished
 from toeplens.report.kit.blocks import Block, Group, Panel, View
-from toeplens.report.kit.canvas import Canvas, untagged
-from toeplens.report.kit.plane import Look, triangle
+from toeplens.report.kit.canvas import Canvas, Look, triangle, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import measured as heads
@@ -72,14 +71,12 @@ def plane(state: Grid) -> Block:
 
 
 def _panels(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]) -> list[Panel]:
-    made = [("Each head", _heads(state, looks, models)), ("What the skill rests on", _models(state, looks, models))]
-    return [Panel(title, canvas.figure(), words) for title, (canvas, words) in made if canvas is not None]
+    made = {"Each head": _heads(state, looks, models), "What the skill rests on": _models(state, looks, models)}
+    return [Panel(title, canvas.figure()) for title, canvas in made.items() if len(canvas.traces) > 1]
 
 
-def _heads(
-    state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]
-) -> tuple[Canvas | None, str]:
-    canvas, told = triangle(), []
+def _heads(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]) -> Canvas:
+    canvas = triangle()
     for label, one in looks.items():
         points = [
             point
@@ -100,8 +97,7 @@ def _heads(
             marker=one.heads(lost),
             customdata=list(zip(where, between, [round(100 * drop, 1) for drop in lost], strict=True)),
         )
-        told.append(f"{one.title}: {_counted(points)}")
-    return (canvas, "; ".join(told) + ".") if told else (None, "")
+    return canvas
 
 
 Point = tuple[float, float, float, float, str]  # positional, symbolic, interaction, lost, where
@@ -125,19 +121,8 @@ def _points(cell: CellResult, task: str) -> list[Point]:
     ]
 
 
-def _counted(points: Sequence[Point]) -> str:
-    shares = np.array([point[:3] for point in points])
-    over = (shares > _HALF).sum(0)
-    return (
-        f"of {len(points)} heads {over[0]} are over half positional, {over[1]} over half symbolic, "
-        f"{over[2]} over half interaction"
-    )
-
-
-def _models(
-    state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]
-) -> tuple[Canvas | None, str]:
-    canvas, told = triangle(), []
+def _models(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]) -> Canvas:
+    canvas = triangle()
     one_task = len({task for task, _ in models}) == 1
     for label, one in looks.items():
         rows = []
@@ -169,11 +154,7 @@ def _models(
                 for title, each in rows
             ],
         )
-        pairs = ", ".join(
-            f"{title} {mean[0]:.2f} and {mean[1]:.2f}" for (title, _), mean in zip(rows, means, strict=True)
-        )
-        told.append(f"{one.title}: {pairs}")
-    return (canvas, f"Positional and symbolic share. {'; '.join(told)}.") if told else (None, "")
+    return canvas
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

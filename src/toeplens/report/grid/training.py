@@ -8,9 +8,8 @@ import numpy as np
 
 from toeplens.report.grid.look import encoding_looks, finished, line, spreads
 from toeplens.report.kit.blocks import Block, Panel, View
-from toeplens.report.kit.canvas import Canvas
+from toeplens.report.kit.canvas import Canvas, Look
 from toeplens.report.kit.colours import GREY, PALETTE
-from toeplens.report.kit.plane import Look
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import measured as heads
@@ -41,17 +40,15 @@ def training(state: Grid) -> Block:
 
 
 def _panel(title: str, cells: Sequence[CellResult]) -> Panel:
-    canvas, told = Canvas(220, left=46, bottom=38), []
+    canvas = Canvas(220, left=46, bottom=38)
     canvas.line_at(0, dash="dot")
     for name, one in _LINES.items():
         found = spreads(pair for cell in cells for pair in followed(cell, name))
         if found:
             line(canvas, one, found, name=f"{one.title} ")
-            (start, first), (end, last) = found[0], found[-1]
-            told.append(f"{one.title} {first.mean:.0%} at step {start}, {last.mean:.0%} at step {end}")
     canvas.steps()
     canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
-    return Panel(title, canvas.figure(), f"{'; '.join(told)}. {len(cells)} seed{'s' if len(cells) > 1 else ''}.")
+    return Panel(title, canvas.figure())
 
 
 def followed(cell: CellResult, name: str) -> list[tuple[int, float]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
+import numpy as np
 import plotly.graph_objects as go
 
 
@@ -21,14 +23,66 @@ class Sign:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: its figure, and the same in words; ``legend`` is one of its own."""
+    """One plot: its figure, and what it shows in words (said of the figure unless given); ``legend`` is its own."""
 
     title: str
     figure: go.Figure
-    words: str
+    words: str = ""
     tint: str = ""
     glyph: str = ""
     legend: Sequence[Sign] = ()
+
+    @property
+    def alternative(self) -> str:
+        """For who does not see the plot."""
+        return self.words or described(self.figure)
+
+
+_FEW, _MANY = 8, 12  # points of a trace that are told one by one, and traces that are told
+
+
+def described(figure: go.Figure) -> str:
+    """A plot in words: its axes, and the values of each trace, or how many there are and between which they lie."""
+    layout, found = cast("Any", figure.layout), []
+    for trace in cast("tuple[Any, ...]", figure.data):
+        if trace.hoverinfo == "skip":  # drawn for comparison, or a range
+            continue
+        name = str(trace.name or trace.meta or "").replace("-", " ")
+        if trace.type == "heatmap":
+            rows = zip(trace.y, trace.z, strict=True)
+            points = [
+                (f"row {_place(layout.yaxis, y)}, column {x}", z)
+                for y, row in rows
+                for x, z in zip(trace.x, row, strict=True)
+            ]
+        else:
+            pairs = list(zip(trace.x, trace.y, strict=True))
+            down = (layout.yaxis.ticktext is not None and layout.yaxis.type != "log") or any(
+                isinstance(y, str) for _, y in pairs
+            )
+            axis = layout.yaxis if down else layout.xaxis
+            points = [(_place(axis, y), x) if down else (_place(axis, x), y) for x, y in pairs]
+        points = [(place, each) for place, each in points if isinstance(each, int | float) and np.isfinite(each)]
+        values = [value for _, value in points]
+        if trace.type == "heatmap" and values:
+            least, most = (of(points, key=lambda point: point[1]) for of in (min, max))
+            found.append(f"{len(trace.z)} rows, from {least[1]:.3g} ({least[0]}) to {most[1]:.3g} ({most[0]})")
+        elif values:
+            each = ", ".join(f"{place} {value:.3g}".strip() for place, value in points)
+            ends = f"{len(values)} points from {min(values):.3g} to {max(values):.3g}"
+            found.append((f"{name}: " if name else "") + (each if len(values) <= _FEW else ends))
+    more = [f"{len(found) - _MANY} more"] if len(found) > _MANY else []
+    axes = [str(axis.title.text) for axis in (layout.yaxis, layout.xaxis) if axis.title.text]
+    return f"{' by '.join(axes)}{': ' if axes else ''}{'; '.join(found[:_MANY] + more)}.".replace("<br>", " ")
+
+
+def _place(axis: Any, at: Any) -> str:
+    """What an axis calls a place: the nearest of its labels, or its number."""
+    if isinstance(at, str) or at is None:
+        return at or ""
+    if axis.ticktext is None or axis.tickvals is None or axis.type == "log":
+        return f"{at:.3g}"
+    return str(min(zip(axis.tickvals, axis.ticktext, strict=True), key=lambda tick: abs(tick[0] - at))[1])
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,17 @@
-"""What all figures share: an empty panel, its axes, what is drawn on it, and lines at what guesses score."""
+"""What all figures share: an empty panel, its axes, what is drawn on it, the plane of shares, maps of numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
 
-from toeplens.ground.words import or_none
+from toeplens.ground.words import or_none, whole
+from toeplens.report.kit.blocks import Sign
 from toeplens.report.kit.colours import GUESS, faded
 from toeplens.studies import Results
 
@@ -228,3 +231,101 @@ def _pointed(hover: str | Sequence[str]) -> dict[str, Any]:
     if isinstance(hover, str):
         return {"hovertemplate": hover} if hover else {}
     return {"text": hover, "hovertemplate": "%{text}<extra></extra>"}
+
+
+# ---- the plane of positional and symbolic shares ---------------------------------------------------------------------
+
+_SMALLEST, _LARGEST = 5.0, 20.0  # pixels across: of a head without which nothing is lost, and everything
+
+
+def triangle() -> Canvas:
+    canvas = Canvas(380, left=46, right=6, top=4, bottom=40)
+    axis = {"range": [-0.1, 1.06], "tickvals": [0, 0.25, 0.5, 0.75, 1], "constrain": "domain"}
+    canvas.x("positional share", **axis)
+    canvas.y("symbolic share", scaleanchor="x", **axis)
+    canvas.straight([0, 1, 0, 0], [0, 0, 1, 0], dash="solid")
+    canvas.note("<b>positional</b>", x=1.03, y=-0.06, xanchor="right")
+    canvas.note("<b>symbolic</b>", x=0.08, y=1.02, xanchor="left")
+    canvas.note("<b>interaction</b>", x=0, y=-0.06, xanchor="left")
+    return canvas
+
+
+@dataclass(frozen=True)
+class Look:
+    """An encoding or a task as the page shows it.
+
+    key            its label in the study; its entry in a legend, and its traces' meta
+    tint           colour
+    symbol, glyph  its marker, by plotly's name and as a character
+    """
+
+    key: str
+    title: str
+    tint: str
+    symbol: str
+    glyph: str
+
+    def add(self, canvas: Canvas, xs: Iterable[float], ys: Iterable[float], hover: str, **trace: Any) -> None:
+        """Marks on a canvas that its entry in the legend switches; ``marker`` says how they differ from its own."""
+        marker = {"color": self.tint, "symbol": self.symbol} | trace.pop("marker")
+        canvas.marks(xs, ys, marker, hover, name=untagged(self.title), meta=self.key, **trace)
+
+    def heads(self, lost: Iterable[float]) -> dict[str, Any]:
+        """Markers of heads, the larger the more accuracy is lost without the head."""
+        sizes = [round(_SMALLEST + (_LARGEST - _SMALLEST) * min(1.0, drop) ** 0.5, 1) for drop in lost]
+        return {"color": self.tint, "symbol": self.symbol, "size": sizes, "opacity": 0.6, "line": {"width": 0}}
+
+    @property
+    def sign(self) -> Sign:
+        """Its entry in a legend."""
+        return Sign(self.key, self.title, self.tint, self.glyph)
+
+
+# ---- maps of numbers by row and column -------------------------------------------------------------------------------
+
+FEW = 16  # rows and columns up to which cells have numbers and all rows have labels
+_TALL = 720  # pixels that rows take at most
+
+
+def heat(
+    shares: Float[np.ndarray, "R C"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    limit: float,
+    *,
+    ticks: tuple[Sequence[int], Sequence[str]],
+    title: str,
+    right: int = 6,
+    hover: Sequence[Sequence[str]] | None = None,
+    numbers: Sequence[Sequence[str]] | None = None,
+) -> go.Figure:
+    """Shares by row and column; what is not known is left empty.
+
+    columns  what a cell's column is called when it is pointed at, each another
+    limit    the share at the end of the colours
+    ticks    which columns have a label below, and the labels
+    hover    what is said of each cell; its share unless given
+    numbers  what stands in the cells; the shares of a few unless given with ``hover``
+    """
+    count = len(rows)
+    size = 22 if count <= FEW else max(4, min(14, _TALL // count))
+    few = count <= FEW and len(columns) <= FEW
+    longest = max((len(row) for row in rows), default=0)
+    below = 34 + 15 * (1 + max((text.count("<br>") for text in ticks[1]), default=0))
+    canvas = Canvas(min(size * count, _TALL) + below, left=14 + 7 * longest, right=right, top=4, bottom=below - 4)
+    step = max(1, -(-count * 14 // min(size * count, _TALL)))
+    canvas.heat(
+        [plain(row, 6 if hover else 3) for row in shares],
+        list(columns),
+        list(rows),
+        limit,
+        hover or "%{y}, %{x}: %{z:.1%}<extra></extra>",
+        gap=(int(len(columns) <= 2 * FEW), int(count <= 2 * FEW)),  # none where cells are small
+        numbers=numbers if hover else [[whole(value) for value in row] for row in shares] if few else None,
+        size=10,
+    )
+    axis: dict[str, Any] = {"showgrid": False, "type": "category", "ticks": "", "tickangle": 0}
+    canvas.x(title, tickvals=list(ticks[0]), ticktext=list(ticks[1]), **axis)
+    shown = list(range(0, count, step))
+    canvas.y("", autorange="reversed", tickvals=shown, ticktext=[rows[i] for i in shown], **axis)
+    return canvas.figure()

@@ -123,11 +123,3 @@ def told_mean(estimate: Estimate, scale: float = 1.0, digits: int = 1) -> str:
     """A mean with its interval, in words."""
     value, low, high = (fixed(scale * e, digits) for e in (estimate.value, estimate.low, estimate.high))
     return f"{value} (one seed)" if estimate.count == 1 else f"{value} [{low}, {high}] over {estimate.count} seeds"
-
-
-def told_means(
-    lines: Sequence[str], values: Sequence[Mapping[int, float]], scale: float = 1.0, digits: int = 1, unit: str = ""
-) -> str:
-    """The means of lines that have any number, in words."""
-    means = zip(lines, (estimated(dict(found)) for found in values), strict=True)
-    return "; ".join(f"{line} {fixed(scale * mean.value, digits)}{unit}" for line, mean in means if mean)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,32 @@ from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
 from toeplens.report.kit.packing import MADE_BY, PAKO, pack, packed_plotly, plotly
+from toeplens.report.kit.tables import Cell, Table, code, make_table
 from toeplens.studies import Entry
 
 PAGE = "report.html"  # the name of a study's page in its directory
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page before it is rendered: its figures and tables, which `toeplens figures` and `tables` write, too.
+
+    template  see `render_page`
+    blocks    its figures by id
+    tables    by the names that the template knows them by, in the page's order
+    facts     what else the template shows
+    drawn     figures that the page's own script draws
+    """
+
+    template: str
+    blocks: Mapping[str, Block]
+    tables: Mapping[str, Table]
+    facts: Mapping[str, Any]
+    drawn: Sequence[Block] = field(default=())
+
+    def html(self) -> str:
+        """The page as one HTML document."""
+        return render_page(self.template, self.blocks, tables=self.tables, **self.facts)
 
 
 def render_page(template: str, blocks: Mapping[str, Block] | None, *, plotly_file: str = "", **facts: Any) -> str:
@@ -55,6 +80,65 @@ def ledger(entries: Iterable[Entry]) -> list[list[Entry]]:
     for entry in entries:
         by_claim.setdefault(entry.claim.id, []).append(entry)
     return list(by_claim.values())
+
+
+def ledger_table(
+    claims: Iterable[Sequence[Entry]],
+    what: str = "Claim",
+    protocols: Iterable[str] = (),
+    recorded: Mapping[Any, Sequence[tuple[str, str, str]]] | None = None,
+) -> Table:
+    """A ledger's claims with a verdict under each protocol, as its macro shows them."""
+
+    def verdict(entry: Entry) -> Cell:
+        beside = (recorded or {}).get((entry.claim.id, entry.protocol), ())[:1]
+        return Cell(entry.verdict, tuple(f"{name}, {seeds}: {found}" for name, seeds, found in beside))
+
+    rows = [[each[0].claim.statement, each[0].claim.source, *map(verdict, each)] for each in claims]
+    return make_table(f"{what}s ledger", [what, "Source", *(list(protocols) or ["Verdict"])], rows)
+
+
+_SURROUNDINGS = {
+    "execution": "Execution",
+    "processor": "Processor",
+    "cores": "Cores",
+    "threads": "Threads of a process",
+    "gpu": "GPU",
+    "platform": "System",
+    "python": "Python",
+    "torch": "PyTorch",
+    "numpy": "NumPy",
+    "toeplens": "toeplens",
+}
+
+
+def machine_rows(recorded: Mapping[str, Any], without: Iterable[str] = ()) -> list[list[str | Cell]]:
+    """What a study ran on, a row a fact."""
+    return [
+        [text, str(recorded.get(key) or ("none" if key == "gpu" else "not recorded"))]
+        for key, text in _SURROUNDINGS.items()
+        if key not in without
+    ]
+
+
+def surroundings(state: Any, what: str, more: Sequence[tuple[str, str]] = ()) -> Table:
+    """A study's command, how much of it is finished (``what`` is counted), and what it ran on."""
+    command, seconds = (state.environment.get(key) for key in ("command", "seconds"))
+    place = Markup("<code>{}</code> (the same numbers as JSON: <code>results.json</code>, <code>claims.json</code>)")
+    there = f"{state.directory} (the same numbers as JSON: results.json, claims.json)"
+    took = f"{duration(seconds)} in all" if seconds else "not recorded"
+    if state.trained_seconds:
+        took += f"; the training of its models, one after the other, {duration(state.trained_seconds)}"
+    share = f"{floor(1000 * state.share) / 10}% of the training steps"
+    rows: list[list[str | Cell]] = [
+        ["Command", code(command or "not recorded")],
+        ["Directory", Cell(there, html=place.format(state.directory))],
+        *([name, text] for name, text in more),
+        ["Finished", f"{state.finished} of {state.total} {what}, {share}"],
+        ["Time", took],
+        *machine_rows(state.environment),
+    ]
+    return make_table("How it was run", [], rows, css="facts")
 
 
 @cache

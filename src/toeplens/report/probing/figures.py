@@ -7,9 +7,8 @@ import numpy as np
 from toeplens.ground.words import fixed
 from toeplens.lens import Estimate
 from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View
-from toeplens.report.kit.canvas import Canvas, plain
+from toeplens.report.kit.canvas import FEW, Canvas, heat, plain
 from toeplens.report.kit.colours import BLUE, ORANGE
-from toeplens.report.kit.maps import FEW, heat
 from toeplens.studies.probing import RETRIEVES, ProbeRecord
 
 _LEAST = 1e-3

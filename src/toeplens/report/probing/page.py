@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from toeplens.report.kit.blocks import numbered
-from toeplens.report.kit.page import render_page, write_report
+from toeplens.report.kit.page import Page, write_report
+from toeplens.report.kit.tables import Cell, Table, make_table, settings_table
 from toeplens.report.probing.figures import by_position, needles, retrievers
 from toeplens.studies.probing import ABOUT, ProbeRecord
 from toeplens.studies.probing.words import interval, title_of
@@ -20,14 +21,35 @@ def write_probe(record: ProbeRecord, directory: Path) -> Path:
 
 def render_probe(record: ProbeRecord) -> str:
     """The probe as one self-contained HTML document; the same record gives the same document."""
-    return render_page(
+    return probe_page(record).html()
+
+
+def probe_page(record: ProbeRecord) -> Page:
+    """The figures and tables of a probe."""
+    return Page(
         "report/probing/page.html.j2",
         numbered(make(record) for make in _MAKERS),
-        command="probe",
-        record=record,
-        summaries=[each for behaviour in ABOUT for each in record.summaries(behaviour)],
-        about=ABOUT,
-        title=title_of,
-        interval=interval,
-        model="/".join(Path(record.about.get("model") or "a model").parts[-2:]),
+        {"behaviours": behaviours_table(record), "settings": settings_table(sorted(record.about.items()))},
+        {
+            "command": "probe",
+            "record": record,
+            "model": "/".join(Path(record.about.get("model") or "a model").parts[-2:]),
+        },
     )
+
+
+def behaviours_table(record: ProbeRecord, *, changed: bool = True) -> Table:
+    """What a model can do, and, if it was ``changed``, what is left of it."""
+    changed = changed and bool(record.changes)
+    rows = []
+    for each in (one for behaviour in ABOUT for one in record.summaries(behaviour)):
+        row: list[str | Cell] = [Cell(title_of(each.behaviour), (ABOUT[each.behaviour],)), str(each.count)]
+        row += [interval(each.nats, 2), interval(each.right, 2, most=1)]
+        if changed:
+            row += [interval(each.changed_nats, 2), interval(each.changed_right, 2, most=1)]
+            row.append(interval(each.more_nats, 2, least=None))
+        rows.append(row)
+    names = ["Predicted", "Asked", "Nats a token", "Right"]
+    names += ["Nats, changed", "Right, changed", "More nats"] * changed
+    note = "Nats a token, and share of right answers, with 95% intervals. Small print: what is predicted."
+    return make_table("Behaviours", names, rows, right=range(1, 7), note=note, css="numbers small")

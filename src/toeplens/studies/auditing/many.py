@@ -24,11 +24,11 @@ import torch
 from toeplens.engine import Cluster, Limits, Workers, plan_workers, spread
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, choose, write_json
 from toeplens.ground.locks import LOCK
-from toeplens.ground.signals import ignored_by_children
 from toeplens.ground.machine import memory, out_of_memory
 from toeplens.ground.places import entered, must_be_of
 from toeplens.ground.reading import Count, Text
 from toeplens.ground.records import Record
+from toeplens.ground.signals import ignored_by_children
 from toeplens.sources.huggingface.checkpoints import GGUF, is_there
 from toeplens.sources.huggingface.loading import Dtype, called_of, open_model, place_of
 from toeplens.sources.huggingface.model import library, words

@@ -1,34 +1,41 @@
-"""The report says what the study's state says, for every state a study can be in, and needs nothing but itself."""
+"""The report renders in every state a study can be in, says what the state says, and needs nothing but itself."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from markupsafe import escape
-from tests.report.reading import Text, without_plotly
+from tests.report.reading import Text, figures, without_plotly
 
-from toeplens.ground.words import percent, points
-from toeplens.papers.deposit import PAPER_TABLE_1, SCALES, Reproduction, claims_of
-from toeplens.papers.deposit.page import render, write_page
+from toeplens.ground.words import percent
+from toeplens.lens import over_seeds
+from toeplens.lens.gradients.signal import margins
+from toeplens.papers.deposit import SCALES, Reproduction, claims_of
+from toeplens.papers.deposit.factors import concentrated, factor_table
+from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.page import render, reproduction_page, write_page
 from toeplens.papers.deposit.page.accuracy import convergence
-from toeplens.papers.deposit.page.look import TASKS, name
+from toeplens.papers.deposit.page.look import TASKS, colour, glyph, interval, marker, name, ordered
 from toeplens.papers.deposit.page.page import blocks
 from toeplens.papers.deposit.page.partial import partial_rope, rotated_heads
-from toeplens.papers.deposit.page.tables import settings
-from toeplens.papers.deposit.page.words import headline, largest_drop
+from toeplens.papers.deposit.page.seeds import strength_of
+from toeplens.papers.deposit.page.words import headline
+from toeplens.papers.deposit.questions import PARTS
 from toeplens.papers.deposit.recorded import recorded
-from toeplens.report.kit.packing import unpack
+from toeplens.report.kit.blocks import Block
+from toeplens.report.kit.page import Page
+from toeplens.report.kit.tables import Table
 from toeplens.studies import RULE, Finding, Key
-from toeplens.training.presets import DISTANCE
+from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
 Make = Callable[..., Reproduction]
 CLAIMS = claims_of(["core"])
+HOSTILE = "<script>alert(1)<&\"'><img src=x onerror=alert(2)>"
 
 
 @pytest.fixture(scope="module")
@@ -41,160 +48,83 @@ def page(study: Reproduction) -> str:
     return without_plotly(render(study))
 
 
-def test_the_page_is_written_whole_into_the_studys_directory(study: Reproduction) -> None:
+@pytest.fixture(scope="module")
+def whole(make_study: Make, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
+    """Every part, two seeds, all measures."""
+    return make_study(tmp_path_factory.mktemp("whole"), seeds=2, parts=("all",), measured=True)
+
+
+@pytest.fixture(scope="module")
+def shown(whole: Reproduction) -> Page:
+    return reproduction_page(whole)
+
+
+def panels(block: Block) -> list[Any]:
+    return [panel.figure for _, panel in block.places]
+
+
+def rows(table: Table) -> dict[str, list[str]]:
+    return {row[0].plain: [cell.whole for cell in row[1:]] for row in table.body}
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_complete_study(study: Reproduction, page: str) -> None:
     path = write_page(study)
-    assert path == study.directory / "report.html"
     assert [child.name for child in study.directory.iterdir()] == ["report.html"], "no temporary file is left"
     assert path.read_text() == render(study), "the same state gives the same page"
     path.unlink()
-
-
-def test_nothing_outside_the_page_is_referred_to(page: str) -> None:
-    plain = re.sub(r'(?m)^\s*//.*$|(?<=id="figures">)[^<]*|"http://www.w3.org/2000/svg"', "", page)  # a namespace
-    assert not re.search(r"(https?:)?//[a-z]", plain), "no address anywhere"
-    assert "@import" not in page
-    assert not re.search(r"url\((?!#)", page)
-    for tag, key, value in Text(page).attributes:
-        if key in ("src", "href", "srcset", "action", "data", "poster"):
-            assert (value or "").startswith(("#", "data:")), f"<{tag} {key}={value!r}>"
+    assert "Not complete" not in page
     assert "default-src 'none'" in page, "the browser is told to refuse any request"
-
-
-def test_every_claim_is_there_with_rule_verdicts_and_evidence(study: Reproduction, page: str) -> None:
-    text = Text(page).text
-    for claim in CLAIMS:
-        assert claim.id in text
-        assert " ".join(claim.statement.split()) in text
-        assert " ".join(claim.rule.split()) in text
-    for entry in study.entries:
-        assert all(" ".join(line.split()) in text for line in entry.evidence)
-    rows = Text(page).tables["Claims ledger"][1:]
-    assert len(rows) == len(CLAIMS)
-    for claim, row in zip(CLAIMS, rows, strict=True):
+    reader = Text(page)
+    links = [value or "" for _, key, value in reader.attributes if key in ("src", "href", "action", "data", "poster")]
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert all(" ".join(claim.rule.split()) in reader.text for claim in CLAIMS)
+    assert all(" ".join(line.split()) in reader.text for entry in study.entries for line in entry.evidence)
+    ledger = reader.tables["Claims ledger"][1:]
+    for claim, row in zip(CLAIMS, ledger, strict=True):
         verdicts = [entry.verdict for entry in study.entries if entry.claim.id == claim.id]
         places = [(claim.id, protocol) for protocol in study.plan.protocols]
         told = [[f"{found[0]}, {found[1]}: {found[2]}" for found in recorded().get(at, ())[:1]] for at in places]
-        assert [cell.strip() for cell in row[-2:]] == [
-            "".join([v, *more]) for v, more in zip(verdicts, told, strict=True)
-        ]
-    assert RULE in text
-
-
-def test_the_headline_counts_the_verdicts(study: Reproduction) -> None:
-    said = headline(study)
-    assert f"Of the {len(CLAIMS)} claims" in said
-    for protocol in study.plan.protocols:
-        held = sum(entry.verdict == "leans to hold" for entry in study.entries if entry.protocol == protocol)
-        assert re.search(rf"{protocol} protocol {held or 'none'} leans? to hold\b", said)
-    assert said.endswith(
-        "It takes 5 seeds to decide; beside a claim stands what the records found, where they have it."
-    )
-    assert recorded().keys() & {(entry.claim.id, entry.protocol) for entry in study.entries}
-    ours = [replace(entry, claim=replace(entry.claim, id="ours")) for entry in study.entries]
-    assert headline(replace(study, entries=ours)).endswith("It takes 5 seeds to decide.")
-    assert headline(replace(study, entries=[])) == "No claim is asked of what was trained here."
-    five = headline(replace(study, plan=replace(study.plan, seeds=5)))
-    assert re.search(r"paper protocol (\d+|none) holds? and (\d+|none) fails?;", five)
-
-
-def test_the_summary_names_the_winners_and_the_largest_drop(study: Reproduction, page: str) -> None:
-    text = Text(page).text
-    for protocol in study.plan.protocols:
-        for task in TASKS:
-            rows = [row for row in study.table if (row.protocol, row.task) == (protocol, task)]
-            best = max(rows, key=lambda row: row.accuracy or 0)
-            assert f"{protocol.capitalize()} protocol: {name(protocol, best.label)} ({percent(best.accuracy)})" in text
-    largest = max(float(cell.ablation.drops.max()) for cell in study.results.cells if cell.ablation)
-    found = largest_drop(study.results.cells)
-    assert found is not None
-    assert found.value == largest
-    assert f"{points(largest)} points" in text
-
-
-def test_table_one_has_the_states_numbers_beside_the_papers(study: Reproduction, page: str) -> None:
-    tables = Text(page).tables
-    for task, heading in TASKS.items():
-        rows = {row[0].split(" ", 1)[1].removesuffix("a").strip(): row for row in tables[f"Accuracy, {heading}"][2:-2]}
-        assert len(rows) == len({row.label for row in study.table if row.task == task})
-        for row in (row for row in study.table if row.task == task):
-            printed = rows[row.title]
-            told = PAPER_TABLE_1.get((task, row.label))
-            assert printed[1] == ("–" if told is None else f"{told:.2f}")
-            assert f"{100 * (row.accuracy or 0):.1f}" in printed
-            assert any(cell.startswith(points(row.largest_drop or 0)) for cell in printed)
-        guesses = tables[f"Accuracy, {heading}"][-2:]
-        plain = [row for row in study.table if row.task == task and row.label != "mla"]  # of whose program more counts
-        under = [next(row for row in plain if row.protocol == protocol) for protocol in study.plan.protocols]
-        assert [cell for cell in guesses[0] if cell][1:] == [f"{100 * row.chance:.1f}" for row in under]
-        assert [cell for cell in guesses[1] if cell][1:] == [f"{100 * row.length_chance:.1f}" for row in under]
-
-
-def test_deposits_are_the_lenses(study: Reproduction, page: str) -> None:
-    tables = Text(page).tables
-    cell = study.results.under("paper").of(DISTANCE, "rope")[0]
-    kinds = tables["Kinds of layers, Task 1 (distance), paper protocol"][1]
-    assert [kind.strip() for kind in kinds[1:]] == [layer.kind for layer in cell.deposits()]
-    printed = tables["Deposit figures, Task 1 (distance), paper protocol"][1][-9:]
-    first = cell.deposits()[0]
-    assert printed[:4] == ["1", first.kind, str(first.head + 1), f"{first.peak:.2f}"]
-
-
-def test_settings_that_differ_from_the_papers_are_marked(page: str) -> None:
-    rows = {row[0]: row[1:] for row in Text(page).tables["Settings"][1:]}
-    assert rows["width of the model (d_model)"] == ["256", "32", "yes"]
-    assert rows["learning rate (lr)"] == ["0.0001", "0.003", "yes"]
-    assert rows["dropout"] == ["0.1", "0", "yes"]
-    assert rows["weight decay"][-1] == "–"
-
-
-def test_a_complete_study_has_no_banner(page: str) -> None:
-    assert "Not complete" not in page
-
-
-def test_a_part_that_is_not_asked_for_has_no_section(page: str) -> None:
+        expected = ["".join([verdict, *more]) for verdict, more in zip(verdicts, told, strict=True)]
+        assert [cell.strip() for cell in row[-2:]] == expected
+    assert RULE in reader.text
+    plots = {value for tag, key, value in reader.attributes if (tag, key) == ("div", "id") and value in figures(page)}
+    assert plots == set(figures(page)) == {place for block in blocks(study).values() for place, _ in block.places}
     for part in ("factors", "mla", "seeds", "training"):
         assert f'id="{part}"' not in page
-        assert f'href="#{part}"' not in page
-    assert 'id="figure-deposit-encodings"' in page
-    assert "partial-peaks" not in page
 
 
-def test_an_unfinished_study_says_so_and_shows_what_there_is(make_study: Make, tmp_path: Path) -> None:
-    state = make_study(tmp_path, finished=5)
+@pytest.mark.parametrize("protocols", [("paper",), ("paper", "released")])
+def test_an_empty_and_an_unfinished_study(make_study: Make, tmp_path: Path, protocols: tuple[str, ...]) -> None:
+    state = make_study(tmp_path, finished=0, protocols=protocols, parts=("all",))
     text = Text(without_plotly(render(state))).text
-    assert f"5 of {state.total} cells are finished ({100 * state.share:.3g}% of the steps)" in text
-    assert "not finished" in text
+    assert f"0 of {state.total} cells are finished (0% of the steps)" in text
+    assert "No claim is judged yet." in text
+    assert "No finished model shows anything for this figure yet" in text
+    some = make_study(tmp_path, finished=5, protocols=protocols)
+    text = Text(without_plotly(render(some))).text
+    assert f"5 of {some.total} cells are finished ({100 * some.share:.3g}% of the steps)" in text
     assert "Not finished yet" in text
 
 
-@pytest.mark.parametrize("protocols", [("paper",), ("released",), ("paper", "released")])
-def test_an_empty_study_renders(make_study: Make, tmp_path: Path, protocols: tuple[str, ...]) -> None:
-    state = make_study(tmp_path, finished=0, protocols=protocols)
-    text = Text(without_plotly(render(state))).text
-    assert f"0 of {state.total} cells are finished (0% of the steps)" in text
-    assert "nothing has come out so far" in text
-    assert all(claim.id in text for claim in CLAIMS), "every claim is there, undecided"
-
-
-def test_a_diverged_run_is_shown_as_such(make_study: Make, tmp_path: Path) -> None:
-    gone = Key("paper", DISTANCE, "rope", 42)
-    page = without_plotly(render(make_study(tmp_path, diverged={gone})))
-    reader = Text(page)
+def test_diverged_runs_have_no_accuracy(make_study: Make, tmp_path: Path) -> None:
+    reader = Text(without_plotly(render(make_study(tmp_path, diverged={Key("paper", DISTANCE, "rope", 42)}))))
     assert "1 run diverged" in reader.text
     assert "diverged (1 of 1)" in reader.tables["Accuracy, Task 1 (distance)"][2]
-    assert "Diverged: RoPE (seed 42)" in reader.text
-    models = [row for row in reader.tables["Models"] if row[0] == "RoPE" and row[4] == "diverged"]
-    assert len(models) == 1
-    assert models[0][6:8] == ["–", "–"], "no accuracy is claimed for it"
-
-
-def test_only_diverged_runs_render(make_study: Make, tmp_path: Path) -> None:
+    (row,) = [row for row in reader.tables["Models"] if row[0] == "RoPE" and row[4] == "diverged"]
+    assert row[6:8] == ["–", "–"]
     keys = {cell.key for cell in make_study(tmp_path).plan.cells()}
-    state = make_study(tmp_path, diverged=keys)
-    assert f"{state.total} runs diverged" in Text(render(state)).text
+    assert "runs diverged" in Text(render(make_study(tmp_path, diverged=keys))).text
 
 
-HOSTILE = "<script>alert(1)<&\"'><img src=x onerror=alert(2)>"
+def test_a_study_of_the_ladder_alone_has_no_empty_sections(make_study: Make, tmp_path: Path) -> None:
+    page = render(make_study(tmp_path, scale="desk", protocols=("paper",), parts=("ladder",)))
+    assert 'id="ladder"' in page
+    for id in ("accuracy", "heads", "deposit", "partial", "sinusoid"):
+        assert f'id="{id}"' not in page
+        assert f'href="#{id}"' not in page
 
 
 def test_hostile_text_is_escaped_everywhere(make_study: Make, tmp_path: Path) -> None:
@@ -203,43 +133,92 @@ def test_hostile_text_is_escaped_everywhere(make_study: Make, tmp_path: Path) ->
     environment = dict.fromkeys(state.environment, HOSTILE + "</script>") | {"seconds": 1.0}
     page = without_plotly(render(replace(state, entries=entries, environment=environment)))
     assert HOSTILE not in page
-    assert "<script>alert" not in page
     assert "<img" not in page
     assert str(escape(HOSTILE)) in page
     assert not [value for _, key, value in Text(page).attributes if key.startswith("on")]
 
 
-def test_the_plots_data_cannot_leave_its_element(study: Reproduction, page: str) -> None:
-    data = re.search(r'<script type="text/plain" id="figures">(.*?)</script>', page, re.DOTALL)
-    assert data
-    assert re.fullmatch(r"[A-Za-z0-9+/=]+", data[1])
-    plots = json.loads(unpack(data[1]))
-    wanted = {place for block in blocks(study).values() for place, _ in block.places}
-    assert set(plots) == wanted
-    drawn = {value for tag, key, value in Text(page).attributes if (tag, key) == ("div", "id") and value in plots}
-    assert drawn == wanted, "every plot has its place"
+# ---- the summary and the tables --------------------------------------------------------------------------------------
 
 
-def test_every_plot_has_its_words(page: str) -> None:
-    reader = Text(page)
-    places_with_words = [v for t, k, v in reader.attributes if t == "div" and k == "aria-label" and v and len(v) > 30]
-    plots = [value for tag, key, value in reader.attributes if (tag, key, value) == ("div", "class", "plot")]
-    assert len(places_with_words) >= len(plots)
+def test_the_headline_counts_the_verdicts(study: Reproduction) -> None:
+    said = headline(study)
+    assert said.startswith(f"Of {len(CLAIMS)} claims, ")
+    for protocol in study.plan.protocols:
+        held = sum(entry.verdict == "leans to hold" for entry in study.entries if entry.protocol == protocol)
+        assert f"under the {protocol} protocol {held} lean to hold, " in said
+    assert headline(replace(study, entries=[])) == "No claim is asked of what was trained here."
+    assert " hold, " in headline(replace(study, plan=replace(study.plan, seeds=5))).replace("lean to hold", "")
 
 
-# --- the figures ---
+def test_the_main_results_are_the_best_and_the_largest(study: Reproduction) -> None:
+    found = rows(reproduction_page(study).tables["results"])
+    for place, protocol in enumerate(study.plan.protocols):
+        for task, text in TASKS.items():
+            mine = [row for row in study.table if (row.protocol, row.task) == (protocol, task)]
+            best = max(mine, key=lambda row: row.accuracy or 0)
+            assert found[f"Best on {text}"][place].startswith(
+                f"{name(protocol, best.label)} ({percent(best.accuracy)})"
+            )
+        cells = study.results.under(protocol).cells
+        largest = max(float(cell.ablation.drops.max()) for cell in cells if cell.ablation)
+        assert found["Largest loss by silencing one head"][place].startswith(f"{100 * largest:.1f} points, ")
 
 
-def _traces(figure: Any, kind: str) -> list[Any]:
-    return [trace for trace in figure.data if trace.type == kind]
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_settings_of_every_scale_are_told_beside_the_papers(make_study: Make, tmp_path: Path, scale: str) -> None:
+    state = make_study(tmp_path, scale=scale, protocols=("released",), finished=3)
+    found = rows(reproduction_page(state).tables["settings"])
+    assert found["learning rate after the warm-up"][0] == "cosine"
+    assert all(paper == ours for paper, ours, _ in found.values()) == (scale == "paper")
+    assert [differs for *_, differs in found.values()] == ["yes" if a != b else "–" for a, b, _ in found.values()]
+    chance, length = convergence(state.results, "released", DISTANCE, "test").layout.annotations
+    assert length.y - chance.y or length.yshift - chance.yshift, "labels of guesses do not run into each other"
+
+
+def test_the_tables_cells_are_the_factor_studys(whole: Reproduction, shown: Page) -> None:
+    effects = {table.name: table for key, table in shown.tables.items() if key.startswith("effects-")}
+    table = effects["Effects, Task 1 (distance), test accuracy, all other switches as in the program"]
+    every = factor_table(whole.results, whole.plan.protocols)
+    row = next(r for r in every if (r.task, r.base, r.switch, r.end) == (DISTANCE, "rope", "readout", "released"))
+    assert rows(table)["last token read"][table.columns().index("RoPE") - 1] == interval(row.effect("accuracy"))
+    assert list(rows(table))[-1].startswith("left over")
+    here = [row for row in every if (row.task, row.base) == (COUNT, "rope") and row.end == "released"]
+    most = max((e for row in here if (e := row.effect("accuracy"))), key=lambda effect: abs(effect.value))
+    (strongest,) = [r for r in shown.tables["strongest"].body if (r[0].text, r[1].text) == ("RoPE", TASKS[COUNT])][:1]
+    assert strongest[4].text == interval(most)
+    variants = {table.name: rows(table) for key, table in shown.tables.items() if key.startswith("variants-")}
+    accuracy = whole.results.under("released").accuracy(DISTANCE, "rope/mla-program")
+    told = variants["Variants of MLA, released protocol"]["RoPE in MLA’s program"][0]
+    assert told == interval(over_seeds(accuracy), sign=False)
+    assert interval(over_seeds(np.array([-0.1, 0.0, 0.04]))) == "−2.0 [−19.9, 15.9]"
+    assert interval(over_seeds(np.array([0.123]))) == "+12.3 (one seed)"
+
+
+# ---- names and figures -----------------------------------------------------------------------------------------------
+
+
+def test_every_label_has_a_name_of_its_own_and_the_look_of_its_encoding() -> None:
+    for scale in SCALES.values():
+        for protocol in PROTOCOLS:
+            labels = {label for part in PARTS.values() for _, label in part.places(scale, protocol)}
+            assert len({name(protocol, label) for label in labels}) == len(labels)
+            for label in labels:
+                base = str(replace(Label.parse(label), variant="")) if Label.parse(label).variant else label
+                assert (colour(label), marker(label), glyph(label)) == (colour(base), marker(base), glyph(base))
+    assert name("paper", "nope/mask") == "NoPE, bidirectional"
+    assert name("released", "nope/mask") == "NoPE, causal"
+    assert name("released", "rope/mask") == "RoPE (with sinusoid), causal"
+    labels = ["nope", "nope/mask", "partial-15", "partial-3", "rope/mask", "rope", "mla", "partial-2/random"]
+    expected = ["rope", "rope/mask", "partial-2/random", "partial-3", "partial-15", "mla", "nope", "nope/mask"]
+    assert ordered(labels) == expected
 
 
 def test_all_heat_maps_share_one_scale(study: Reproduction) -> None:
-    shown = blocks(study)
-    panels = [panel.figure for block in (shown["heads"], shown["sinusoid"]) for _, panel in block.places]
-    limits = {figure.layout.coloraxis.cmax for figure in panels if _traces(figure, "heatmap")}
-    assert len(limits) == 1
-    assert limits.pop() >= max(float(abs(c.ablation.drops).max()) for c in study.results.cells if c.ablation)
+    found = blocks(study)
+    drawn = [figure for block in (found["heads"], found["sinusoid"]) for figure in panels(block)]
+    (limit,) = {figure.layout.coloraxis.cmax for figure in drawn if figure.data[0].type == "heatmap"}
+    assert limit >= max(float(abs(cell.ablation.drops).max()) for cell in study.results.cells if cell.ablation)
 
 
 def test_partial_rope_ends_in_nope_and_in_rope_without_sinusoid(study: Reproduction) -> None:
@@ -250,20 +229,50 @@ def test_partial_rope_ends_in_nope_and_in_rope_without_sinusoid(study: Reproduct
     assert line.y[-1] == study.results.under("released").accuracy(DISTANCE, "rope-alone")[0]
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_labels_of_guesses_do_not_run_into_each_other(make_study: Make, tmp_path: Path, scale: str) -> None:
-    state = make_study(tmp_path, scale=scale, protocols=("released",), finished=3)
-    figure = convergence(state.results, "released", DISTANCE, "test")
-    chance, length = figure.layout.annotations
-    pixels = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
-    low, high = (note.y * pixels / 1.05 + note.yshift for note in (chance, length))
-    assert high - low >= 12
+def test_figures_are_of_the_measures(whole: Reproduction, shown: Page) -> None:
+    """One number of each figure of a part against the state."""
+    cells = whole.results.under("paper").of(DISTANCE, "rope")
+    violin = panels(shown.blocks["deposit-encodings"])[0].data[0]
+    assert list(violin.y) == [layer[1].peak for cell in cells if (layer := concentrated(cell))]
+    factors = panels(shown.blocks["factors"])[0]
+    mine = [r for r in factor_table(whole.results, PROTOCOLS) if (r.task, r.base) == (DISTANCE, "nope")]
+    for end in PROTOCOLS:
+        effects = [effect for row in mine if row.end == end and (effect := row.effect("accuracy"))]
+        means = next(trace for trace in factors.data if trace.meta == end and trace.error_x.array is not None)
+        np.testing.assert_allclose(means.x, [100 * effect.value for effect in effects])
+        np.testing.assert_allclose(means.error_x.array, [100 * (effect.high - effect.value) for effect in effects])
+    peaks = panels(shown.blocks["partial-peaks"])[0]
+    drawn = [c for c in whole.results.under("paper").of(DISTANCE, "partial-2/random") if concentrated(c)]
+    expected = np.mean([[layer.peak for layer in cell.deposits()] for cell in drawn], axis=0)
+    np.testing.assert_allclose(peaks.data[0].z[list(peaks.layout.yaxis.ticktext).index("2 at random")], expected)
+    training = panels(shown.blocks["training"])[0].data
+    watched = [row for row in cells[0].watched if row.get("drops")]
+    assert list(training[0].y) == [round(row["accuracy"], 4) for row in watched]
+    np.testing.assert_allclose(training[1].y[: len(watched)], [row["drops"][0][0] for row in watched], atol=1e-4)
+    exponents = panels(shown.blocks["seed-training"])[0]
+    mean = [trace for trace in exponents.data if trace.meta == "layer-2"][2]
+    by_seed = [[np.mean(row["exponent"][1]) for row in cell.watched] for cell in cells]
+    np.testing.assert_allclose(mean.y, np.mean(by_seed, axis=0), atol=1e-4)
+    ablation = cells[0].ablation
+    assert ablation is not None
+    place = (100 * ablation.drops[1, 2], 100 * cells[0].measures["position"]["drops"][1][2])
+    points = [p for trace in panels(shown.blocks["position"])[0].data for p in zip(trace.x, trace.y, strict=True)]
+    assert tuple(round(each, 2) for each in place) in points
+    greedy = np.mean([cell.measure("sets").greedy for cell in cells], axis=0)
+    run = np.isfinite(greedy)
+    np.testing.assert_allclose(panels(shown.blocks["sets"])[0].data[0].y, greedy[run], atol=1e-4)
+    records = [found for c in whole.results.under("paper").of(DISTANCE, "mla") if (found := strength_of(c))]
+    logits = [record.levels["logits"] for record in records]
+    (line,) = (trace for trace in panels(shown.blocks["seed-strength"])[2].data if trace.meta == "mla")
+    np.testing.assert_allclose(line.y, np.mean([level.layers.strength[0] for level in logits], axis=0), atol=1e-5)
+    lead = {round(x, 9) for trace in panels(shown.blocks["seed-lead"])[2].data for x in trace.x}
+    assert lead >= {round(float(margins(level.signal).ratio[0]), 9) for level in logits}
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_the_settings_of_every_scale_are_told_beside_the_papers(make_study: Make, tmp_path: Path, scale: str) -> None:
-    told = {text: (paper, ours) for text, paper, ours in settings(make_study(tmp_path, scale=scale, finished=3))}
-    assert told["learning rate after the warm-up"][0] == "cosine"
-    assert all(paper == ours for paper, ours in told.values()) == (scale == "paper")
-    plateau = told["training ends at the plateau"]
-    assert plateau == ("–", "gain 0.05, patience 3" if scale == "desk" else "–")
+def test_every_plot_is_described(shown: Page) -> None:
+    for block in shown.blocks.values():
+        for _, panel in block.places:
+            assert len(panel.alternative) > 20, block.id
+    words = shown.blocks["mla"].places[0][1].alternative
+    assert words.startswith("share of the skill, per cent: ")
+    assert "MLA, no final norm " in words

@@ -25,7 +25,6 @@ from toeplens.papers.deposit.page.look import (
     protocol_title,
     under_headings,
 )
-from toeplens.papers.deposit.page.words import describe_rows
 from toeplens.report.kit.blocks import Block, Group, Panel, View
 from toeplens.report.kit.canvas import Canvas, guess_levels, guesses_across, guesses_down
 from toeplens.report.kit.colours import GUESS
@@ -60,7 +59,7 @@ def accuracy_panel(
     if not rows:
         return None
     figure = accuracies(rows, state.results, accuracy_top(state, task))
-    return Panel(title or protocol_title(protocol), figure, describe_rows(rows))
+    return Panel(title or protocol_title(protocol), figure)
 
 
 def convergence_distance(state: Reproduction) -> Block:
@@ -82,7 +81,6 @@ def _convergence(state: Reproduction, task: str, paper: int) -> Block:
             Panel(
                 f"{split.capitalize()} accuracy",
                 convergence(state.results, protocol, task, split, top),
-                _last_epochs(cells, split),
             )
             for split in get_args(Split)
             if cells
@@ -97,15 +95,6 @@ def _convergence(state: Reproduction, task: str, paper: int) -> Block:
     )
     title = f"How fast each encoding learns {TASKS[task]}"
     return Block(f"convergence-{task}", title, caption, [under_headings(state, draw)], legend=signs)
-
-
-def _last_epochs(cells: Sequence[CellResult], split: Split) -> str:
-    last = []
-    for label in ordered(cell.key.label for cell in cells):
-        ends = [_curve(cell, split)[-1] for cell in cells if cell.key.label == label]
-        last.append(f"{name(cells[0].key.protocol, label)} {percent(float(np.mean(ends)))}")
-    seeds = "" if len(last) == len(cells) else ", mean over seeds"
-    return f"Curves of {split} accuracy by epoch; after the last epoch{seeds}: {', '.join(last)}."
 
 
 def _curve(cell: CellResult, split: Split) -> list[float]:

@@ -16,12 +16,10 @@ from toeplens.papers.deposit.factors import concentrated
 from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.looks import END, Look, Measure, in_order, look_at
 from toeplens.papers.deposit.page.look import (
-    Drawn,
     Models,
     beside,
     by_task,
     colour,
-    interval,
     legend,
     marker,
     models,
@@ -31,7 +29,7 @@ from toeplens.papers.deposit.rungs import BASES, RUNGS
 from toeplens.papers.deposit.rungs import TASK as LADDER_TASK
 from toeplens.report.kit.blocks import Block, Ramp, View
 from toeplens.report.kit.canvas import Canvas
-from toeplens.report.kit.dots import Series, dots, told_means
+from toeplens.report.kit.dots import Series, dots
 from toeplens.studies import CellResult
 from toeplens.studies.kit.results import estimated
 
@@ -54,21 +52,17 @@ def by_encoding(state: Reproduction) -> Block:
     peak = max([1.0, *map(peak_of, layers)]) * 1.05
     heads = max([2.0, *map(_heads, layers)]) * 1.05
 
-    def shares(protocol: Protocol, task: str) -> Drawn | None:
+    def shares(protocol: Protocol, task: str) -> go.Figure | None:
         found = models(state, protocol, task, CellResult.deposits)
         if not found:
             return None
-        told = _told(found, lambda values: f"{interval(estimated(dict(enumerate(values))), sign=False)} per cent")
-        drawn = violins(found, peak_of, "share of the skill", top=peak, percent=True, mark=PEAK)
-        return drawn, f"Share of the skill that one head carries, mean over seeds: {told}."
+        return violins(found, peak_of, "share of the skill", top=peak, percent=True, mark=PEAK)
 
-    def spreads(protocol: Protocol, task: str) -> Drawn | None:
+    def spreads(protocol: Protocol, task: str) -> go.Figure | None:
         found = models(state, protocol, task, CellResult.deposits)
         if not found:
             return None
-        told = _told(found, lambda values: f"{sum(values) / len(values):.1f}", _heads)
-        drawn = violins(found, _heads, "effective heads", top=heads)
-        return drawn, f"Effective heads of that layer, mean over seeds: {told}."
+        return violins(found, _heads, "effective heads", top=heads)
 
     kinds = (
         by_task(state, shares, "share of the skill that one head carries"),
@@ -82,15 +76,6 @@ def by_encoding(state: Reproduction) -> Block:
     )
     views = [view for pair in zip(*kinds, strict=True) for view in pair]
     return Block("deposit-encodings", "Deposit by encoding", caption, views)
-
-
-def _told(found: Models, mean: Callable[[list[float]], str], figure: Figure = peak_of) -> str:
-    """A figure of each encoding's most concentrated layers, in words."""
-    parts = []
-    for label, cells in found:
-        values = [figure(layer[1]) for cell in cells if (layer := concentrated(cell))]
-        parts.append(f"{name(cells[0].key.protocol, label)} {mean(values) if values else 'no skill'}")
-    return "; ".join(parts)
 
 
 def violins(
@@ -141,16 +126,9 @@ def _described(cell: CellResult, layer: int, deposit: LayerDeposit) -> str:
 def by_layer(state: Reproduction) -> Block:
     """Heat maps of encoding by layer, a row a seed."""
 
-    def draw(protocol: Protocol, task: str) -> Drawn | None:
+    def draw(protocol: Protocol, task: str) -> go.Figure | None:
         found = models(state, protocol, task, CellResult.deposits)
-        if not found:
-            return None
-        where = []
-        for label, cells in found:
-            places = [str(layer[0] + 1) for cell in cells if (layer := concentrated(cell))]
-            where.append(f"{name(protocol, label)} {', '.join(places) or 'no skill'}")
-        words = f"Heat map, encodings by layer, a row a seed. Most concentrated layer: {'; '.join(where)}."
-        return peaks_by_layer(found), words
+        return peaks_by_layer(found) if found else None
 
     caption = (
         "The share of the skill that the first head of each layer carries; a thin row is a seed, in order, so that "
@@ -240,7 +218,7 @@ def _block(state: Reproduction, place: str, title: str, caption: str, lines: Seq
             figure: Callable[[Look], float] = figure,
             scale: float = scale,
             digits: int = digits,
-        ) -> Drawn | None:
+        ) -> go.Figure | None:
             found = {
                 base: [_values(state, protocol, base, rung, moment, measure, figure) for _, rung, moment in lines]
                 for base in BASES[protocol]
@@ -261,8 +239,7 @@ def _block(state: Reproduction, place: str, title: str, caption: str, lines: Seq
                 if any(values)
             ]
             drawn.update(one.key for one in series)
-            told = [f"{name(protocol, one.key)}: {told_means(texts, one.values, scale, digits)}" for one in series]
-            return dots(texts, series, what, scale=scale, digits=digits), f"{what}: {'. '.join(told)}."
+            return dots(texts, series, what, scale=scale, digits=digits)
 
         views.append(beside(state, draw, what))
     return Block(place, title, caption, views, legend=legend(state, drawn))

@@ -13,27 +13,20 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.page.look import (
     TASKS,
-    Drawn,
     accuracy_top,
-    by_task,
-    colour,
     drop_limit,
     drop_ramp,
     layer_signs,
-    legend,
-    marker,
     model_panel,
-    models,
     name,
     ordered,
     plain_keys,
     protocol_title,
 )
-from toeplens.papers.deposit.page.words import describe_drops
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import GUESS, layer_look
-from toeplens.studies import CellResult, Key, Results
+from toeplens.studies import CellResult, Key
 
 
 def ablations_of(cells: Sequence[CellResult]) -> list[HeadAblation]:
@@ -94,7 +87,7 @@ def _missing(keys: Sequence[Key], why: str) -> str:
 
 def heat_panel(cell: CellResult, limit: float) -> Panel:
     """A model's heat map."""
-    return model_panel(cell, heatmap(cell, limit), describe_drops(cell))
+    return model_panel(cell, heatmap(cell, limit))
 
 
 def heatmap(cell: CellResult, limit: float) -> go.Figure:
@@ -126,94 +119,11 @@ def _drop_words(ablation: HeadAblation, layer: int, head: int) -> str:
     )
 
 
-def violins(state: Reproduction) -> Block:
-    """The same losses by layer, as the papers draw them."""
-    drops = [ablation.drops for ablation in ablations_of(state.results.cells)]
-    low = min((float(found.min()) for found in drops), default=0.0)
-    high = max((float(found.max()) for found in drops), default=1.0)
-    room = 0.06 * max(high - low, 0.02)
-
-    def draw(cells: list[CellResult]) -> Panel:
-        words = " ".join(describe_drops(cell) for cell in cells[:3])
-        return model_panel(cells[0], drops_by_layer(cells, low - room, high + room), words)
-
-    caption = (
-        "The same losses as a distribution, in the papers’ form: a point is a head, of every seed; the violin is "
-        "their density (with few heads, trust the points)."
-    )
-    return Block("violins", "Losses by layer, all heads of all seeds", caption, _each_task(state, draw), "small")
-
-
-def drops_by_layer(cells: Sequence[CellResult], low: float, high: float) -> go.Figure:
-    """The drops of all heads of all seeds, a violin a layer, every head a point (the papers' form of Figs. 4, 7, 8)."""
-    canvas = Canvas(170, left=46, right=4, top=4, bottom=34)
-    ablations = [(cell.key.seed, cell.ablation) for cell in cells if cell.ablation is not None]
-    tint = colour(cells[0].key.label) if cells else GUESS
-    for layer in range(max((len(ablation.drops) for _, ablation in ablations), default=0)):
-        found = [(seed, h, float(d)) for seed, a in ablations for h, d in enumerate(a.drops[layer], start=1)]
-        told = [
-            f"layer {layer + 1}, head {head}, seed {seed}<br><b>{points(d)} points lost</b>" for seed, head, d in found
-        ]
-        size = 6 if len(found) <= 16 else 4
-        values = [100 * drop for *_, drop in found]
-        canvas.violin(layer + 1, values, tint, told, jitter=0.5, width=0.8, size=size, opacity=0.75)
-    canvas.x("layer", dtick=1, showgrid=False)
-    canvas.y("points lost", range=[100 * low, 100 * high])
-    return canvas.figure()
-
-
-def skill(state: Reproduction) -> Block:
-    """Whether accuracy and the largest loss go together, whatever the encoding."""
-
-    def draw(protocol: Protocol, task: str) -> Drawn | None:
-        told = []
-        for label, cells in models(state, protocol, task, lambda cell: cell.ablation is not None):
-            found = [(ablation.baseline, ablation.drops.max()) for ablation in ablations_of(cells)]
-            accuracy, drop = np.mean(found, axis=0).tolist()
-            told.append(f"{name(protocol, label)} {percent(accuracy)} and {points(drop)}")
-        if not told:
-            return None
-        words = f"Accuracy, and the largest loss by one head in points, mean over seeds: {'; '.join(told)}."
-        return accuracy_and_drop(state.results, protocol, task, accuracy_top(state, task)), words
-
-    signs = legend(state, (cell.key.label for cell in state.results.cells if cell.ablation is not None))
-    caption = (
-        "A marker is a model. On the dotted line silencing one head takes the model down to chance. If only RoPE "
-        "put its skill into one head, only RoPE’s markers would lie near it."
-    )
-    title = "Accuracy, and how much of it hangs on one head"
-    return Block("skill", title, caption, by_task(state, draw), legend=signs)
-
-
-def accuracy_and_drop(results: Results, protocol: Protocol, task: str, top: float = 1.0) -> go.Figure:
-    """Each model's accuracy against the most that one of its heads carries; on the dotted line, all of the skill."""
-    canvas = Canvas(310)
-    cells = [cell for cell in results.under(protocol).cells if cell.key.task == task and cell.ablation is not None]
-    if cells:
-        chance = cells[0].chance
-        canvas.straight([chance, top], [0, 100 * (top - chance)])
-    for cell, ablation in zip(cells, ablations_of(cells), strict=True):
-        drop, label = float(ablation.drops.max()), cell.key.label
-        canvas.marks(
-            [ablation.baseline],
-            [100 * drop],
-            {"symbol": marker(label), "size": 11, "color": colour(label)},
-            f"<b>{name(protocol, label)}</b>, seed {cell.key.seed}<br>accuracy %{{x:.1%}}<br>"
-            f"largest drop {points(drop)} points<extra></extra>",
-            meta=label,
-        )
-    canvas.x("accuracy of the intact model", range=[0, top * 1.04], tickformat=".0%")
-    canvas.y("largest drop by one head, points", range=[-3 * top, 104 * top])
-    return canvas.figure()
-
-
 def cumulative(state: Reproduction) -> Block:
     """What is left as a layer's heads are silenced one after another."""
 
     def draw(cells: list[CellResult]) -> Panel:
-        half = ["never" if layer.half_at is None else str(layer.half_at) for layer in cells[0].deposits()]
-        words = f"Accuracy as heads are silenced; heads until half of the skill is gone, by layer: {', '.join(half)}."
-        return model_panel(cells[0], silencing_curves(cells, accuracy_top(state, cells[0].key.task)), words)
+        return model_panel(cells[0], silencing_curves(cells, accuracy_top(state, cells[0].key.task)))
 
     signs = layer_signs(max((len(ablation.drops) for ablation in ablations_of(state.results.cells)), default=0))
     signs += [Sign("", "half of the skill gone", GUESS, dash="dash"), Sign("", "chance", GUESS, dash="dot")]

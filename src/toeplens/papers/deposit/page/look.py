@@ -119,7 +119,6 @@ def interval(estimate: Estimate | None, *, sign: bool = True) -> str:
 # ---- how figures are arranged ---------------------------------------------------------------------------------------
 
 Models = list[tuple[str, list[CellResult]]]  # labels in the report's order, and their models by seed
-Drawn = tuple[go.Figure, str]  # a plot, and the same in words
 
 
 def models(state: Reproduction, protocol: Protocol, task: str, has: Callable[[CellResult], object]) -> Models:
@@ -129,13 +128,13 @@ def models(state: Reproduction, protocol: Protocol, task: str, has: Callable[[Ce
     return [(label, cells) for label, cells in found if cells]
 
 
-def beside(state: Reproduction, draw: Callable[[Protocol], Drawn | None], title: str = "") -> View:
+def beside(state: Reproduction, draw: Callable[[Protocol], go.Figure | None], title: str = "") -> View:
     """A view of one panel a protocol, side by side; ``draw`` gives None where there is nothing to show."""
     drawn = [(protocol_title(protocol), draw(protocol)) for protocol in state.plan.protocols]
-    return View.of([Panel(name_, *found) for name_, found in drawn if found], title)
+    return View.of([Panel(name_, found) for name_, found in drawn if found is not None], title)
 
 
-def by_task(state: Reproduction, draw: Callable[[Protocol, str], Drawn | None], what: str = "") -> list[View]:
+def by_task(state: Reproduction, draw: Callable[[Protocol, str], go.Figure | None], what: str = "") -> list[View]:
     """A view a task, of one panel a protocol; ``what`` is shown goes into its name."""
     return [
         beside(state, lambda protocol, task=task: draw(protocol, task), f"{name_}: {what}" if what else name_)
@@ -154,16 +153,21 @@ def layer_signs(depth: int, what: str = "layer", *, dots: bool = False) -> list[
     return [Sign(f"layer-{i}", f"{what} {i}", tint, *(("●",) if dots else ("", dash))) for i, (tint, dash) in looks]
 
 
-def model_panel(cell: CellResult, figure: go.Figure, words: str) -> Panel:
+def model_panel(cell: CellResult, figure: go.Figure) -> Panel:
     """A panel that shows one model, or one encoding's models."""
     label = cell.key.label
-    return Panel(name(cell.key.protocol, label), figure, words, colour(label), glyph(label))
+    return Panel(name(cell.key.protocol, label), figure, tint=colour(label), glyph=glyph(label))
 
 
 def drop_ramp(limit: float) -> Ramp:
     """The legend of heat maps of points lost."""
     end = points(limit).replace(".0", "")
     return Ramp(f"gains {end}", f"loses {end} points")
+
+
+def sign_of(label: str) -> Sign:
+    """The encoding's marker, to stand before its name."""
+    return Sign(label, title(label), colour(label), glyph(label))
 
 
 def legend(state: Reproduction, labels: Iterable[str]) -> list[Sign]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import plotly.graph_objects as go
+
 from toeplens.ground.words import fixed, percent
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
@@ -12,16 +14,16 @@ from toeplens.papers.deposit.factors import MEASURES, Values, concentrated, deci
 from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page.look import (
     PROTOCOL_NAMES,
-    Drawn,
     accuracy_top,
     beside,
     colour,
     interval,
-    name,
-    protocol_title,
+    sign_of,
 )
+from toeplens.papers.deposit.page.tables import kinds_cell
 from toeplens.report.kit.blocks import Block
-from toeplens.report.kit.dots import Series, dots, told_means
+from toeplens.report.kit.dots import Series, dots
+from toeplens.report.kit.tables import Cell, Table, make_table
 from toeplens.studies import CellResult
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
@@ -73,22 +75,10 @@ _SHOWN = (
 )
 
 
-@dataclass(frozen=True)
-class VariantRow:
-    """A line of the table: figures in words, and kinds with how many seeds have each."""
-
-    label: str
-    title: str
-    accuracy: str
-    peak: str
-    heads: str
-    kinds: list[tuple[str, str]]
-
-
 def figure(state: Reproduction) -> Block:
     """How concentrated each variant is."""
 
-    def draw(protocol: Protocol, shown: _Shown) -> Drawn | None:
+    def draw(protocol: Protocol, shown: _Shown) -> go.Figure | None:
         found = _models(state, protocol)
         if not found:
             return None
@@ -97,8 +87,7 @@ def figure(state: Reproduction) -> Block:
         series = [Series("", "", "circle", values, [colour(label) for label, _, _ in found])]
         biggest = max((shown.scale * v for one in values for v in one.values()), default=1.0)
         end = 100 * accuracy_top(state, DISTANCE) if shown.title == "test accuracy" else biggest
-        drawn = dots(texts, series, shown.axis, scale=shown.scale, span=(0, 1.05 * end))
-        return drawn, f"{shown.axis}, mean over seeds: {told_means(texts, values, shown.scale)}."
+        return dots(texts, series, shown.axis, scale=shown.scale, span=(0, 1.05 * end))
 
     views = [
         beside(state, lambda protocol, shown=shown: draw(protocol, shown), shown.title.capitalize()) for shown in _SHOWN
@@ -111,18 +100,32 @@ def figure(state: Reproduction) -> Block:
     return Block("mla", "MLA, and RoPE in MLA’s program", caption, views)
 
 
-def tables(state: Reproduction) -> list[tuple[str, list[VariantRow]]]:
+def tables(state: Reproduction) -> list[Table]:
     """Accuracy and deposit of each variant, a table a protocol."""
     found = [(PROTOCOL_NAMES[protocol], _models(state, protocol)) for protocol in state.plan.protocols]
-    return [(name_, [_row(*model) for model in models]) for name_, models in found if models]
+    return [
+        make_table(
+            f"Variants of MLA, {called}",
+            [
+                "Model",
+                "Test accuracy, %",
+                "Share of the skill that one head carries, %",
+                "Effective heads of its layer",
+                "Kind of that layer",
+            ],
+            [_row(*model) for model in models],
+            note="Beside a kind: models whose layer is of it, of all.",
+            css="numbers variants",
+        )
+        for called, models in found
+        if models
+    ]
 
 
-def _row(label: str, text: str, cells: list[CellResult]) -> VariantRow:
+def _row(label: str, text: str, cells: list[CellResult]) -> list[str | Cell]:
     peak, heads, accuracy = (estimated(_values(cells, shown)) for shown in _SHOWN)
-    many = fixed(heads.value if heads else None, 1)
-    counted = [(kind, f"{n}/{len(cells)}" if len(cells) > 1 else "") for kind, n in kinds(cells).items()]
-    shown = (interval(accuracy, sign=False), interval(peak, sign=False), many)
-    return VariantRow(label, text, *shown, counted)
+    shown = (interval(accuracy, sign=False), interval(peak, sign=False), fixed(heads.value if heads else None, 1))
+    return [Cell(text, sign=sign_of(label)), *shown, kinds_cell(kinds(cells))]
 
 
 def _models(state: Reproduction, protocol: Protocol) -> list[tuple[str, str, list[CellResult]]]:
@@ -138,34 +141,33 @@ def _values(cells: list[CellResult], shown: _Shown) -> Values:
     return {seed: value for seed, value in values.items() if value == value}  # NaN is no value
 
 
-def whose(state: Reproduction) -> list[str]:
-    """Whether MLA's diffuse pattern comes from MLA or from its program: two paired differences, in sentences."""
-    found = []
+_STEPS: dict[Protocol, tuple[tuple[str, str, str], ...]] = {
+    "released": (
+        ("rope", "rope/mla-program", "RoPE put into MLA’s program"),
+        ("rope/mla-program", "mla", "MLA in RoPE’s place inside that program"),
+        ("mla", "mla/bare", "MLA without input positions, padding mask and final norm"),
+    ),
+    "paper": (("rope", "mla", "MLA in RoPE’s place in the same decoder"),),
+}
+
+
+def steps_table(state: Reproduction) -> Table:
+    """Whether the diffuse pattern comes from MLA or from its program: paired differences of one head's share."""
+    lines: list[list[str | Cell]] = []
     for protocol in state.plan.protocols:
         under = state.results.under(protocol)
-        of = {label: _values(cells, _SHOWN[0]) for label in _ROWS[protocol] if (cells := under.of(DISTANCE, label))}
-        steps = []
-        if protocol == "released":
-            steps += [("rope", "rope/mla-program", f"putting {name('released', 'rope')} into MLA’s program")]
-            steps += [("rope/mla-program", "mla", "putting MLA in RoPE’s place inside that program")]
-            steps += [("mla", "mla/bare", "taking input positions, padding mask and final norm away from MLA")]
-        else:
-            steps += [("rope", "mla", "putting MLA in RoPE’s place in the same decoder")]
-        said = [f"{what} {text}" for first, second, what in steps if (text := _changed(of, first, second))]
-        if said:
-            lead = f"{protocol_title(protocol)}, share of the skill that one head carries: "
-            found.append(f"{lead}{'; '.join(said)}.")
-    return found
-
-
-def _changed(of: dict[str, Values], first: str, second: str) -> str:
-    if first not in of or second not in of:
-        return ""
-    start, end = of[first], of[second]
-    change = estimated({seed: end[seed] - start[seed] for seed in start.keys() & end.keys()})
-    levels = (estimated(start), estimated(end))
-    if change is None or None in levels:
-        return ""
-    before, after = (percent(level.value if level else None) for level in levels)
-    verdict = ("lowers it" if change.value < 0 else "raises it") if decided(change) else "changes it (not decided)"
-    return f"{verdict} from {before} to {after}, by {interval(change)} points"
+        for first, second, text in _STEPS[protocol]:
+            start, end = (_values(under.of(DISTANCE, label), _SHOWN[0]) for label in (first, second))
+            change = estimated({seed: end[seed] - start[seed] for seed in start.keys() & end.keys()})
+            levels = [estimated(start), estimated(end)]
+            if change is not None and None not in levels:
+                lines.append(
+                    [
+                        Cell(text, (PROTOCOL_NAMES[protocol],)),
+                        *(percent(level.value if level else None) for level in levels),
+                        Cell(interval(change), ("decided" if decided(change) else "not decided",)),
+                    ]
+                )
+    names = ["What is changed", "Before", "After", "Change, points"]
+    note = "Share of the skill that one head carries; changes are paired by seed, with their 95% intervals."
+    return make_table("MLA or its program", names, lines, note=note)

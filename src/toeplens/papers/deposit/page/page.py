@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toeplens.lens import THRESHOLDS
-from toeplens.papers.deposit import SCALES, Reproduction, title
+from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.page import (
     accuracy,
     deposits,
@@ -24,7 +24,7 @@ from toeplens.papers.deposit.page import (
 )
 from toeplens.papers.deposit.recorded import recorded
 from toeplens.report.kit.blocks import Block, numbered
-from toeplens.report.kit.page import ledger, render_page, write_report
+from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings, write_report
 from toeplens.studies import ENOUGH, RULE
 
 _Maker = Callable[[Reproduction], Block]
@@ -35,10 +35,8 @@ _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (accuracy.convergence_distance, True),
     (accuracy.convergence_count, True),
     (heads.heads, True),
-    (heads.violins, True),
     (deposits.by_encoding, True),
     (deposits.by_layer, True),
-    (heads.skill, True),
     (heads.cumulative, True),
     (silencing.position, False),
     (silencing.removed, False),
@@ -86,41 +84,61 @@ def write_page(state: Reproduction) -> Path:
 
 def render(state: Reproduction) -> str:
     """The report as one self-contained HTML document; the same state gives the same document."""
-    shown, encodings, settings = blocks(state), look.plain(state), tables.settings(state)
-    general = bool(look.plain_keys(state.plan) or _BESIDE & shown.keys())
-    return render_page(
+    return reproduction_page(state).html()
+
+
+def reproduction_page(state: Reproduction) -> Page:
+    """The figures and tables of the study."""
+    found, encodings, scale = blocks(state), look.plain(state), SCALES[state.plan.scale]
+    general = bool(look.plain_keys(state.plan) or _BESIDE & found.keys())
+    claims, protocols = ledger(state.entries), {p: look.PROTOCOL_NAMES[p] for p in state.plan.protocols}
+    known = recorded() if state.plan.seeds < ENOUGH else {}
+    seeds = ", ".join(map(str, sorted({key.seed for key in look.planned(state.plan)})))
+    deposits_shown = tables.deposit_tables(encodings) if general else []
+    effects = factors.tables(state) if "factors" in state.plan.parts else []
+    variants = mla.tables(state) if "mla" in state.plan.parts else []
+    facts = [("Scale", f"{state.plan.scale}: {scale.about}"), ("Protocols", ", ".join(state.plan.protocols))]
+    every = {
+        "results": words.results_table(state),
+        "encodings": tables.encodings_table(state),
+        "claims": ledger_table(claims, protocols=protocols, recorded=known),
+        **({f"accuracy-{task}": tables.accuracy_table(encodings, task) for task in look.TASKS} if general else {}),
+        **{f"kinds-{i}": kinds for i, (_, kinds, _) in enumerate(deposits_shown)},
+        **{f"deposits-{i}": each for i, (*_, each) in enumerate(deposits_shown)},
+        **({"strongest": factors.strongest_table(state)} if effects else {}),
+        **{f"effects-{i}": each for i, each in enumerate(effects)},
+        **{f"variants-{i}": each for i, each in enumerate(variants)},
+        **({"steps": mla.steps_table(state)} if variants else {}),
+        "run": surroundings(state, "cells", [*facts, ("Seeds", f"{seeds} (of weights, order and data)")]),
+        "settings": tables.settings_table(state),
+        "models": tables.models_table(state),
+    }
+    return Page(
         "papers/deposit/page/page.html.j2",
-        shown,
-        look=look,
-        state=state,
-        general=general,
-        scale=SCALES[state.plan.scale],
-        many_heads=SCALES[state.plan.scale].model["num_heads"] > 8,
-        headline=words.headline(state),
-        central=words.central(state),
-        measured=words.measured(state),
-        partings=words.partings(state),
-        answers=words.answers(state),
-        tallies=words.tallies(state),
-        seeds_note=words.seeds_note(state),
-        seeds_told=SCALES[state.plan.scale].told(state.plan.seeds),
-        seeds=sorted({key.seed for key in look.planned(state.plan)}),
-        largest=words.largest_drop((encodings if general else state).results.cells),
-        gone=words.diverged(state),
-        protocols={p: look.PROTOCOL_NAMES[p] for p in state.plan.protocols},
-        glossary=tables.terms(state),
-        claims=ledger(state.entries),
-        accuracy=tables.accuracy_tables(encodings),
-        deposits=tables.deposit_tables(encodings),
-        effects=factors.tables(state),
-        strongest=factors.sentences(state),
-        variants=mla.tables(state),
-        settings=settings,
-        differing=sum(paper != ours for _, paper, ours in settings),
-        shown=tables.shown,
-        title=title,
-        models=tables.model_rows(state),
-        thresholds=THRESHOLDS.split("; "),
-        rule=RULE,
-        recorded=recorded() if state.plan.seeds < ENOUGH else {},
+        found,
+        {key: table for key, table in every.items() if table.body},
+        {
+            "look": look,
+            "state": state,
+            "general": general,
+            "scale": scale,
+            "many_heads": scale.model["num_heads"] > 8,
+            "headline": words.headline(state),
+            "central": words.central(state),
+            "opposite": words.opposite(state),
+            "measured": words.measured(state),
+            "tallies": words.tallies(state),
+            "seeds_told": scale.told(state.plan.seeds),
+            "enough": ENOUGH,
+            "largest": words.largest_drop((encodings if general else state).results.cells),
+            "gone": words.diverged(state),
+            "protocols": protocols,
+            "claims": claims,
+            "deposits": deposits_shown,
+            "effects": effects,
+            "variants": variants,
+            "thresholds": THRESHOLDS.split("; "),
+            "rule": RULE,
+            "recorded": known,
+        },
     )

@@ -8,7 +8,7 @@ from math import isfinite
 import numpy as np
 import plotly.graph_objects as go
 
-from toeplens.ground.words import percent, whole
+from toeplens.ground.words import whole
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction, title
 from toeplens.papers.deposit.factors import concentrated
@@ -16,7 +16,6 @@ from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page.deposits import SHARE
 from toeplens.papers.deposit.page.look import (
     TASKS,
-    Drawn,
     accuracy_top,
     beside,
     colour,
@@ -28,9 +27,8 @@ from toeplens.papers.deposit.page.look import (
 from toeplens.report.kit.blocks import Block, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, guess_levels, guesses_across
 from toeplens.report.kit.colours import PINK, faded
-from toeplens.report.kit.dots import Series, dots, told_means
+from toeplens.report.kit.dots import Series, dots
 from toeplens.studies import CellResult, Results
-from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
 
 _DRAWN = PINK  # heads drawn at random
@@ -75,8 +73,7 @@ def accuracy(state: Reproduction) -> Block:
             drawn = rotated_heads(state.results, protocol, task, heads, drawn=True)
             drawn_too |= bool(drawn)
             figure = partial_rope(state.results, protocol, task, heads, accuracy_top(state, task))
-            words = _accuracies(state.results.under(protocol), task, [*found, *drawn])
-            panels.append(Panel(f"{what}, {protocol_title(protocol).lower()}", figure, words))
+            panels.append(Panel(f"{what}, {protocol_title(protocol).lower()}", figure))
     caption = (
         "Test accuracy when only some heads of every layer rotate (the paper’s Fig. 5). No rotating head is NoPE; "
         "all heads is RoPE, in the released protocol without its sinusoid, as the program for this experiment has "
@@ -90,16 +87,6 @@ def accuracy(state: Reproduction) -> Block:
             Sign("random", "heads drawn at random", _DRAWN, "✕"),
         ]
     return Block("partial", "RoPE on some of the heads", caption, [View.of(panels)], legend=signs)
-
-
-def _accuracies(under: Results, task: str, places: Sequence[tuple[int, str]]) -> str:
-    parts = []
-    for count, label in places:
-        mean = estimated(_by_seed(under.of(task, label)))
-        if mean:
-            which = f"{count} drawn at random" if Label.parse(label).variant == "random" else str(count)
-            parts.append(f"{which} {percent(mean.value)}")
-    return f"Test accuracy by number of rotating heads, mean over seeds: {', '.join(parts)}."
 
 
 def partial_rope(results: Results, protocol: Protocol, task: str, heads: int, top: float = 1.0) -> go.Figure:
@@ -166,7 +153,7 @@ def _in_layers(state: Reproduction, protocol: Protocol) -> list[tuple[str, list[
 def layers(state: Reproduction) -> Block:
     """Accuracy with RoPE in one layer alone."""
 
-    def draw(protocol: Protocol) -> Drawn | None:
+    def draw(protocol: Protocol) -> go.Figure | None:
         lines = _in_layers(state, protocol)
         if not any(Label.parse(label).layer for label, _ in lines):
             return None
@@ -174,8 +161,7 @@ def layers(state: Reproduction) -> Block:
         series = [Series("", "", "circle", values, [colour(label) for label, _ in lines])]
         texts = [title(label) for label, _ in lines]
         span = (0, 104 * accuracy_top(state, DISTANCE))
-        drawn = dots(texts, series, "test accuracy, per cent", scale=100, span=span)
-        return drawn, f"Test accuracy, mean over seeds: {told_means(texts, values, 100, unit='%')}."
+        return dots(texts, series, "test accuracy, per cent", scale=100, span=span)
 
     caption = (
         "Test accuracy on Task 1 with RoPE on all heads of one layer and no encoding elsewhere, between NoPE and RoPE "
@@ -187,16 +173,9 @@ def layers(state: Reproduction) -> Block:
 def peaks(state: Reproduction) -> Block:
     """Where the deposit is as more heads rotate."""
 
-    def draw(protocol: Protocol) -> Drawn | None:
+    def draw(protocol: Protocol) -> go.Figure | None:
         rows = [(text, cells) for text, cells in _rotating(state, protocol) if any(map(concentrated, cells))]
-        if len(rows) < 3:
-            return None
-        told = []
-        for text, cells in rows:
-            shares = _mean_peaks(cells)
-            layer = int(np.argmax(shares))
-            told.append(f"{text}: layer {layer + 1}, {shares[layer]:.0%}")
-        return peak_map(rows), f"Heat map of shares by layer. Most concentrated layer: {'; '.join(told)}."
+        return peak_map(rows) if len(rows) > 2 else None
 
     caption = (
         "Task 1. The share of the skill that the first head of each layer carries, in per cent, the mean over seeds, "

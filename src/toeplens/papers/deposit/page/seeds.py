@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import plotly.graph_objects as go
 
-from toeplens.ground.words import fixed
 from toeplens.lens import SeedStrength
 from toeplens.lens.gradients.signal import LEVELS, Level, margins
 from toeplens.model import Protocol
@@ -15,7 +14,6 @@ from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.factors import Values
 from toeplens.papers.deposit.page.look import (
     TASKS,
-    Drawn,
     beside,
     colour,
     layer_signs,
@@ -27,7 +25,7 @@ from toeplens.papers.deposit.page.look import (
 from toeplens.report.kit.blocks import Block, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import layer_look
-from toeplens.report.kit.dots import Series, dots, told_means
+from toeplens.report.kit.dots import Series, dots
 from toeplens.studies import CellResult
 
 _LEVELS: dict[Level, str] = {
@@ -45,13 +43,13 @@ def strength_of(cell: CellResult) -> SeedStrength | None:
     return found and found.strength
 
 
-def _views(state: Reproduction, draw: Callable[[Protocol, Records, Level], Drawn], what: str = "") -> list[View]:
+def _views(state: Reproduction, draw: Callable[[Protocol, Records, Level], go.Figure], what: str = "") -> list[View]:
     """A view a task and level, a panel a protocol that has the level's records."""
     views = []
     for task, title in TASKS.items():
         for level in LEVELS[::-1]:
 
-            def one(protocol: Protocol, task: str = task, level: Level = level) -> Drawn | None:
+            def one(protocol: Protocol, task: str = task, level: Level = level) -> go.Figure | None:
                 def known(cell: CellResult) -> bool:
                     record = strength_of(cell)
                     return record is not None and level in record.levels
@@ -68,12 +66,9 @@ def strength(state: Reproduction) -> Block:
     """Signal to noise of the positional gradient by batch size, in the first layer."""
     labels = set[str]()
 
-    def draw(protocol: Protocol, found: Records, level: Level) -> Drawn:
+    def draw(protocol: Protocol, found: Records, level: Level) -> go.Figure:
         labels.update(label for label, _ in found)
-        told = [f"{name(protocol, label)} {fixed(_mean_curve(records, level)[-1], 3)}" for label, records in found]
-        largest = _sizes(found)[-1]
-        words = f"Signal to noise by batch size; at a batch of {largest}, mean over seeds: {'; '.join(told)}."
-        return by_size(protocol, found, level), words
+        return by_size(protocol, found, level)
 
     views = _views(state, draw)
     caption = (
@@ -89,9 +84,8 @@ def strength(state: Reproduction) -> Block:
 def exponent(state: Reproduction) -> Block:
     """The slopes of those curves, by encoding and layer."""
 
-    def draw(protocol: Protocol, found: Records, level: Level) -> Drawn:
-        figure, words = _lines(protocol, found, lambda one: one.levels[level].layers.exponent, "exponent", -0.5)
-        return figure, f"Exponents, mean over seeds. {words}"
+    def draw(protocol: Protocol, found: Records, level: Level) -> go.Figure:
+        return _lines(protocol, found, lambda one: one.levels[level].layers.exponent, "exponent", -0.5)
 
     caption = (
         "The slope of signal to noise against batch size on logarithmic axes: −1/2 (dashed) is pure cancellation, 0 a "
@@ -110,9 +104,8 @@ def lead(state: Reproduction) -> Block:
         ("lead of a layer over that of the next", lambda signal: margins(signal).gamma, "lead over next layer’s lead"),
     ):
 
-        def draw(protocol: Protocol, found: Records, level: Level, of=of, axis=axis) -> Drawn:
-            figure, words = _lines(protocol, found, lambda one: of(one.levels[level].signal), axis, 1.0)
-            return figure, f"{axis.capitalize()}, mean over seeds. {words}"
+        def draw(protocol: Protocol, found: Records, level: Level, of=of, axis=axis) -> go.Figure:
+            return _lines(protocol, found, lambda one: of(one.levels[level].signal), axis, 1.0)
 
         views += _views(state, draw, f"; {what}")
     caption = (
@@ -148,11 +141,11 @@ def _mean_curve(records: dict[int, SeedStrength], level: Level) -> np.ndarray:
     return np.mean([record.levels[level].layers.strength[0] for record in records.values()], axis=0)
 
 
-def _lines(protocol: Protocol, found: Records, of: ByLayer, axis: str, mark: float) -> Drawn:
-    """Dots, a line an encoding and a series a layer, and the same in words."""
+def _lines(protocol: Protocol, found: Records, of: ByLayer, axis: str, mark: float) -> go.Figure:
+    """Dots, a line an encoding and a series a layer."""
     each = [{seed: of(record) for seed, record in records.items()} for _, records in found]
     lines = [name(protocol, label) for label, _ in found]
-    series, told = [], []
+    series = []
     for layer in range(max(len(layers) for seeds in each for layers in seeds.values())):
         values: list[Values] = [
             {seed: float(layers[layer]) for seed, layers in seeds.items() if np.isfinite(layers[layer])}
@@ -160,8 +153,7 @@ def _lines(protocol: Protocol, found: Records, of: ByLayer, axis: str, mark: flo
         ]
         tints = [layer_look(layer)[0]] * len(values)
         series.append(Series(f"layer-{layer + 1}", f"layer {layer + 1}<br>", "circle", values, tints))
-        told.append(f"Layer {layer + 1}: {told_means(lines, values, digits=2)}.")
-    return dots(lines, series, axis, digits=2, marks=(mark,)), " ".join(told)
+    return dots(lines, series, axis, digits=2, marks=(mark,))
 
 
 def _signs(state: Reproduction) -> list[Sign]:

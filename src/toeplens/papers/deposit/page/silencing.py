@@ -14,7 +14,6 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.page.look import (
     TASKS,
-    Drawn,
     Models,
     accuracy_top,
     beside,
@@ -30,7 +29,7 @@ from toeplens.papers.deposit.page.look import (
 from toeplens.report.kit.blocks import Block, Sign
 from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.colours import GUESS
-from toeplens.report.kit.dots import Series, dots, told_means
+from toeplens.report.kit.dots import Series, dots
 from toeplens.studies import CellResult
 from toeplens.training.presets import DISTANCE
 
@@ -47,16 +46,11 @@ def position(state: Reproduction) -> Block:
     cells = [cell for cell in state.results.cells if _placed(cell)]
     limit = max([0.1, *(float(abs(pair).max()) for cell in cells for pair in _drops(cell))])
 
-    def draw(protocol: Protocol, task: str) -> Drawn | None:
+    def draw(protocol: Protocol, task: str) -> go.Figure | None:
         found = models(state, protocol, task, _placed)
         if not found:
             return None
-        told = []
-        for label, mine in found:
-            most = np.mean([[drops.max() for drops in _drops(cell)] for cell in mine], axis=0)
-            told.append(f"{name(protocol, label)} {points(most[0])} and {points(most[1])}")
-        what = "Largest loss by silencing a head, and by taking its position, in points, mean over seeds"
-        return lost(protocol, found, limit), f"{what}: {'; '.join(told)}."
+        return lost(protocol, found, limit)
 
     caption = (
         "A marker is a head, of every seed. To the right: points lost when the head is silenced. Upwards: points lost "
@@ -121,7 +115,7 @@ def removed(state: Reproduction) -> Block:
         under_headings(
             state,
             lambda protocol, task=task: [
-                model_panel(cells[0], curves(cells, accuracy_top(state, task)), f"Accuracy as heads go. {_half(cells)}")
+                model_panel(cells[0], curves(cells, accuracy_top(state, task)))
                 for _, cells in models(state, protocol, task, _sets)
             ],
             title,
@@ -141,7 +135,7 @@ def sizes(state: Reproduction) -> Block:
     """How many heads are enough, by encoding."""
     share = " or ".join(f"{value:.0%}" for value in sorted({found.keep for found in _records(state.results.cells)}))
 
-    def draw(protocol: Protocol, task: str) -> Drawn | None:
+    def draw(protocol: Protocol, task: str) -> go.Figure | None:
         found = models(state, protocol, task, _sets)
         if not found:
             return None
@@ -149,8 +143,7 @@ def sizes(state: Reproduction) -> Block:
         most = max(len(record.order) for _, cells in found for record in _records(cells))
         lines = [name(protocol, label) for label, _ in found]
         series = [Series("", "", "circle", values, [colour(label) for label, _ in found])]
-        drawn = dots(lines, series, f"heads that are enough, of {most}", span=(0, 1.05 * most))
-        return drawn, f"Heads that are enough, of {most}, mean over seeds: {told_means(lines, values)}."
+        return dots(lines, series, f"heads that are enough, of {most}", span=(0, 1.05 * most))
 
     caption = (
         f"The size of a set of heads that keeps {share} of the skill when all other heads of the model are silenced, "
@@ -181,17 +174,6 @@ def _mean_curve(cells: Sequence[CellResult], curve: str) -> tuple[list[int], lis
     return run.tolist(), [round(float(value), 4) for value in rows[:, run].mean(0)]
 
 
-def _half(cells: Sequence[CellResult]) -> str:
-    """After how many heads half of the skill is gone."""
-    middle = float(np.mean([(record.baseline + record.chance) / 2 for record in _records(cells)]))
-    parts = []
-    for curve, (title, _) in _CURVES.items():
-        pairs = zip(*_mean_curve(cells, curve), strict=True)
-        gone = next((str(count) for count, accuracy in pairs if accuracy <= middle), "none")
-        parts.append(f"{title} {gone}")
-    return f"Heads silenced when half of the skill is gone: {', '.join(parts)}."
-
-
 # ---- the circuit of the costliest head -------------------------------------------------------------------------------
 
 Lines = Mapping[str, float]  # what stands at the left, and its number
@@ -208,7 +190,9 @@ def circuit(state: Reproduction) -> Block:
     views = []
     for what, lines_of in shown:
 
-        def draw(protocol: Protocol, what: str = what, lines_of: Callable[[Circuit], Lines] = lines_of) -> Drawn | None:
+        def draw(
+            protocol: Protocol, what: str = what, lines_of: Callable[[Circuit], Lines] = lines_of
+        ) -> go.Figure | None:
             found = models(state, protocol, DISTANCE, lambda cell: cell.measure("circuit") is not None)
             by_label = {
                 label: {cell.key.seed: lines_of(cell.measure("circuit")) for cell in cells if cell.skilled}
@@ -229,8 +213,7 @@ def circuit(state: Reproduction) -> Block:
                 for label, seeds in by_label.items()
                 if any(seeds.values())
             ]
-            words = [f"{name(protocol, one.key)}: {told_means(names, one.values, 1.0, 2)}" for one in series]
-            return dots(names, series, what.partition(": ")[2], digits=2), f"{what}. {'. '.join(words)}."
+            return dots(names, series, what.partition(": ")[2], digits=2)
 
         views.append(beside(state, draw, what))
     heads = [

@@ -15,7 +15,6 @@ from toeplens.papers.deposit.page.accuracy import accuracy_panel
 from toeplens.papers.deposit.page.heads import heat_panel
 from toeplens.papers.deposit.page.look import (
     TASKS,
-    Drawn,
     beside,
     colour,
     drop_limit,
@@ -83,15 +82,13 @@ def representation(state: Reproduction) -> Block:
         for quantity, (title, axis) in _SHOWN.items():
 
             def draw(
-                protocol: Protocol, task: str = task, quantity: str = quantity, title: str = title, axis: str = axis
-            ) -> Drawn | None:
+                protocol: Protocol, task: str = task, quantity: str = quantity, axis: str = axis
+            ) -> go.Figure | None:
                 found = lines(state, protocol, task, quantity)
                 if not found:
                     return None
                 labels.update(line.label for line in found)
-                told = [f"{name(protocol, line.label)} {', '.join(map(fixed, line.means))}" for line in found]
-                words = f"{title}. Mean over seeds, layer by layer: {'; '.join(told)}."
-                return by_layer(found, protocol, axis), words
+                return by_layer(found, protocol, axis)
 
             views.append(beside(state, draw, f"{TASKS[task]}: {title[0].lower()}{title[1:]}"))
     caption = (

@@ -9,7 +9,6 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from toeplens.ground.words import percent, points
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, title
 from toeplens.papers.deposit.labels import Label
@@ -47,7 +46,7 @@ def training(state: Reproduction) -> Block:
             def draw(protocol: Protocol, task: str = task, label: str = label) -> list[Panel]:
                 mine = {key.seed: rows for key, rows in watched.items() if _place(key) == (protocol, task, label)}
                 return [
-                    Panel(f"seed {seed}", drops(rows, span), _words(rows), colour(label), glyph(label))
+                    Panel(f"seed {seed}", drops(rows, span), tint=colour(label), glyph=glyph(label))
                     for seed, rows in mine.items()
                 ]
 
@@ -115,17 +114,6 @@ def _rounded(values: Iterable[float]) -> list[float]:
     return [round(float(value), 4) for value in values]
 
 
-def _words(rows: Sequence[dict[str, Any]]) -> str:
-    """When the head that is worth most in the end first has half of that."""
-    last = rows[-1]["drops"]
-    drop, layer, head = max((value, i, h) for i, heads in enumerate(last) for h, value in enumerate(heads))
-    half = next((row["step"] for row in rows if row["drops"][layer][head] >= drop / 2), rows[-1]["step"])
-    return (
-        f"Accuracy ends at {percent(rows[-1]['accuracy'])}. Head {head + 1} of layer {layer + 1} is worth most in the "
-        f"end, {points(drop)} points; it first has half of that at step {half} of {rows[-1]['step']}."
-    )
-
-
 def exponents(state: Reproduction) -> Block:
     """The exponent of signal to noise by batch size, against the training step: a line a layer, a panel an encoding."""
     depth = max((len(row[_FIELD]) for cell in state.results.cells for row in _rows(cell)), default=0)
@@ -134,7 +122,7 @@ def exponents(state: Reproduction) -> Block:
         panels = []
         for _, cells in models(state, protocol, task, _rows):
             steps, found = watched(cells)
-            panels.append(model_panel(cells[0], lines(steps, found), _exponents_told(steps, found)))
+            panels.append(model_panel(cells[0], lines(steps, found)))
         return panels
 
     views = [under_headings(state, lambda p, task=task: draw(p, task), name) for task, name in TASKS.items()]
@@ -178,12 +166,3 @@ def lines(steps: Sequence[int], found: Float[np.ndarray, "seeds moments layers"]
     canvas.steps()
     canvas.y("", range=[-0.72, 0.05], tickvals=[-0.5, -0.25, 0])
     return canvas.figure()
-
-
-def _exponents_told(steps: Sequence[int], found: Float[np.ndarray, "seeds moments layers"]) -> str:
-    first, last = (np.nanmean(found[:, at], axis=0) for at in (0, -1))
-    told = [
-        f"layer {i}: {a:.2f} at step {steps[0]}, {b:.2f} at step {steps[-1]}"
-        for i, (a, b) in enumerate(zip(first, last, strict=True), start=1)
-    ]
-    return f"Exponents, mean over heads and {found.shape[0]} seeds. {'; '.join(told)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import pi
 
 import numpy as np
@@ -11,10 +12,10 @@ from toeplens.lens import Estimate
 from toeplens.papers.positional_symbolic.pretrained.changes import by_speed
 from toeplens.papers.positional_symbolic.pretrained.plan import BANDS, DRAWS
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
-from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View
+from toeplens.report.auditing.maps import by_band
+from toeplens.report.kit.blocks import Block, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import BLUE, GREEN, GREY, ORANGE
-from toeplens.report.kit.maps import heat
 from toeplens.studies.probing import Behaviour, ProbeRecord
 
 _ASKED: dict[Behaviour, tuple[str, str]] = {
@@ -92,45 +93,8 @@ def _short(tokens: float) -> str:
 
 def layered(study: Pretrained) -> Block:
     """Layers by eighths: what stopping them in that layer alone adds to the loss."""
-    caption = (
-        "A cell is an eighth of one layer’s frequencies, which stands still in all of its heads; its colour is what "
-        "that adds to the loss, in nats a token."
-    )
-    audit, ramp = study.audits.get("bands"), Ramp("better without", "worse without")
-    if audit is None or not audit.bands:
-        return Block("layered", "", caption, [], "full", ramp=ramp)
-    kept = [layer for layer in audit.layers if audit.bands_of(layer)]
-    most = max(len(audit.bands_of(layer)) for layer in kept)
-    table = np.full((len(kept), most), np.nan)
-    for row, layer in zip(table, kept, strict=True):
-        row[:] = [np.nan if band.effect is None else band.effect for band in audit.bands_of(layer)] + [np.nan] * (
-            most - len(audit.bands_of(layer))
-        )
-    rows, columns = [f"L{layer.layer + 1}" for layer in kept], [f"eighth {band + 1}" for band in range(most)]
-    said = [
-        [f"{row}, {column}: {fixed(value, 4)} nats" for column, value in zip(columns, line, strict=True)]
-        for row, line in zip(rows, table, strict=True)
-    ]
-    limit = max(_NULL, float(np.nanmax(np.abs(table))))
-    figure = heat(
-        table,
-        rows,
-        columns,
-        limit,
-        ticks=(range(most), [str(band + 1) for band in range(most)]),
-        title="eighth, as in the model’s order of pairs",
-        hover=said,
-    )
-    at = np.unravel_index(int(np.nanargmax(table)), table.shape)
-    words = f"Most is eighth {at[1] + 1} of layer {kept[at[0]].layer + 1}: {fixed(float(table[at]), 3)} nats a token."
-    return Block(
-        "layered",
-        "Which layer’s frequencies the text needs",
-        caption,
-        [View.of([Panel("Loss", figure, words)])],
-        "full",
-        ramp=ramp,
-    )
+    audit, title = study.audits.get("bands"), "Which layer’s frequencies the text needs"
+    return Block("layered", title, "", []) if audit is None else replace(by_band(audit), id="layered", title=title)
 
 
 def retrieval(study: Pretrained) -> Block:

@@ -11,9 +11,8 @@ from toeplens.ground.words import fixed
 from toeplens.papers.positional_symbolic.pretrained.heads import Heads, effects_of
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
-from toeplens.report.kit.canvas import Canvas, plain
+from toeplens.report.kit.canvas import Canvas, heat, plain
 from toeplens.report.kit.colours import DEPTHS
-from toeplens.report.kit.maps import heat
 
 _KINDS = {"text": "The model", "random": "Random weights", "shuffled": "Tokens in random order"}
 _MAPPED = {
@@ -66,9 +65,7 @@ def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:
         for row, line in zip(rows, table, strict=True)
     ]
     figure = heat(table, rows, columns, limit, ticks=(range(across), columns), title="", hover=said)
-    best = int(np.nanargmax(values))
-    words = f"The largest is {fixed(values[best], 3)}, of layer {heads.layer[best] + 1} head {heads.head[best] + 1}."
-    return View.of([Panel(title.capitalize(), figure, words)], title)
+    return View.of([Panel(title.capitalize(), figure)], title)
 
 
 def plane(study: Pretrained) -> Block:

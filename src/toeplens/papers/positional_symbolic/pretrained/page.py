@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from markupsafe import Markup
+
+from toeplens.ground.words import duration
 from toeplens.papers.positional_symbolic.pretrained import change_figures, head_figures
 from toeplens.papers.positional_symbolic.pretrained.clustered import by_text
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.report.kit.blocks import Block, numbered
-from toeplens.report.kit.page import ledger, render_page, write_report
+from toeplens.report.kit.page import Page, ledger, ledger_table, machine_rows, write_report
+from toeplens.report.kit.tables import Cell, Table, code, make_table
+from toeplens.report.probing.page import behaviours_table
 from toeplens.studies import RULE
 from toeplens.studies.kit.verdicts import ENOUGH
-from toeplens.studies.probing import ABOUT
-from toeplens.studies.probing.words import interval, title_of
 
 _MAKERS: tuple[Callable[[Pretrained], Block], ...] = (
     head_figures.maps,
@@ -33,23 +36,47 @@ def write_pretrained(study: Pretrained) -> Path:
 
 def render_pretrained(study: Pretrained) -> str:
     """The page as one self-contained HTML document; the same state gives the same document."""
-    intact, first = study.probes.get("intact"), study.audits.get("text-0")
-    return render_page(
+    return pretrained_page(study).html()
+
+
+def pretrained_page(study: Pretrained) -> Page:
+    """The figures and tables of the study."""
+    intact, first, claims = study.probes.get("intact"), study.audits.get("text-0"), ledger(study.entries)
+    tables = {"claims": ledger_table(claims)}
+    if intact is not None:
+        tables["behaviours"] = behaviours_table(intact, changed=False)
+    layers = () if first is None else first.layers
+    return Page(
         "papers/positional_symbolic/pretrained/page.html.j2",
         numbered(make(study) for make in _MAKERS),
-        study=study,
-        model="/".join(Path(study.plan.model).parts[-2:]),
-        claims=ledger(study.entries),
-        tally=Counter(entry.verdict for entry in study.entries),
-        rule=RULE.replace("seed", study.plan.units.removesuffix("s")),
-        clustered=list(by_text(study)),
-        enough=ENOUGH,
-        first=first,
-        summaries=[] if intact is None else [each for name in ABOUT for each in intact.summaries(name)],
-        about=ABOUT,
-        title=title_of,
-        interval=interval,
-        dead=[]
-        if first is None
-        else [(layer.layer + 1, len(layer.dead), len(layer.frequencies)) for layer in first.layers if layer.dead],
+        {name: table for name, table in (tables | {"run": _run_table(study)}).items() if table.body},
+        {
+            "study": study,
+            "model": "/".join(Path(study.plan.model).parts[-2:]),
+            "claims": claims,
+            "tally": Counter(entry.verdict for entry in study.entries),
+            "rule": RULE.replace("seed", study.plan.units.removesuffix("s")),
+            "clustered": list(by_text(study)),
+            "enough": ENOUGH,
+            "first": first,
+            "dead": [(layer.layer + 1, len(layer.dead), len(layer.frequencies)) for layer in layers if layer.dead],
+        },
     )
+
+
+def _run_table(study: Pretrained) -> Table:
+    plan, about = study.plan, study.environment
+    texts = {name: digest[:12] for name, digest in plan.texts.items()}
+    shown = Markup(", ").join(Markup("{} <code>{}</code>").format(*each) for each in texts.items())
+    sizes = (
+        f"{plan.sequences * plan.together} sequences of each, {plan.tokens} tokens; effects on their first "
+        f"{plan.effect_tokens}; probes of {plan.probe_tokens}; seed {plan.seed}"
+    )
+    rows: list[list[str | Cell]] = [
+        ["Command", code(about.get("command") or "not recorded")],
+        ["Texts", Cell(", ".join(f"{name} {digest}" for name, digest in texts.items()), html=shown)],
+        ["Sizes", sizes],
+        ["Time", f"{duration(about['seconds'])} in all" if about.get("seconds") else "not recorded"],
+        *machine_rows(about, without=("execution", "threads", "numpy")),
+    ]
+    return make_table("How it was run", [], rows, css="facts")

@@ -9,7 +9,7 @@ from toeplens import tasks
 from toeplens.engine.language import Bits
 from toeplens.ground.records import Record
 from toeplens.report.grid.look import Spreads, encoding_looks, finished, spreads
-from toeplens.report.kit.plane import Look
+from toeplens.report.kit.canvas import Look
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, GridSpec
 from toeplens.studies.grid import language as figures

@@ -1,23 +1,23 @@
-"""What kinds of heads language models have, and whether those follow position or symbols."""
+"""What kinds of heads language models have, and what is lost without each head, and without its position."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
 
 from toeplens.engine.language import HeadPatterns
-from toeplens.ground.words import fixed
+from toeplens.ground.words import fixed, listed, percent, whole
 from toeplens.lens import Behaviour
-from toeplens.report.grid.language.cells import every, looks_of, record, viewed
-from toeplens.report.kit.blocks import Block, Panel, View
-from toeplens.report.kit.canvas import Canvas
+from toeplens.report.grid.language.cells import Cells, every, looks_of, record, viewed
+from toeplens.report.kit.blocks import Block, Panel, Ramp, View
+from toeplens.report.kit.canvas import Canvas, Look, heat, untagged
 from toeplens.report.kit.colours import PALETTE
-from toeplens.report.kit.plane import Look
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
-from toeplens.studies.grid.language import TOP
+from toeplens.studies.grid.language import TOP, position_shares
 
 _SMALL, _LARGE = 6, 11  # pixels across: of any head, and of the `TOP` of a model
 
@@ -115,13 +115,124 @@ def _panel(one: Look, cells: Sequence[CellResult], kind: _Kind) -> Panel | None:
         )
     canvas.x(kind.axis, range=[-0.04, 1.06], tickvals=[0, 0.25, 0.5, 0.75, 1])
     canvas.y(f"{kind.share} share", range=[-0.06, 1.08], tickvals=[0, 0.25, 0.5, 0.75, 1])
-    every_head = [head for heads in points.values() for head in heads]
-    top = [head for head in every_head if head[2] == _LARGE]
-    words = f"{len(every_head)} heads, {kind.axis} {fixed(min(h[0] for h in every_head))} to " + (
-        f"{fixed(max(h[0] for h in every_head))}; those with the most: {kind.axis} "
-        f"{fixed(float(np.mean([h[0] for h in top])))}, {kind.share} share "
-        f"{fixed(float(np.mean([h[1] for h in top])))} on average."
-        if top
-        else f"{fixed(max(h[0] for h in every_head))}."
+    return Panel(one.title, canvas.figure(), tint=one.tint, glyph=one.glyph)
+
+
+# ---- what is lost without each ---------------------------------------------------------------------------------------
+
+Heads = Float[np.ndarray, "L H"]
+_Table = Callable[[CellResult], Heads | None]
+_FEW = 8  # heads of a layer up to which cells have numbers
+
+
+def position(state: Grid) -> Block:
+    """Each head's share of what is lost when position is taken from it alone; a map an encoding."""
+    top = _top(state, position_shares)
+    views = _views(state, position_shares, top, lambda share: f"{percent(share)} of what is lost", whole)
+    caption = (
+        "Position is taken from one head at a time (its rotation stopped, its bias made even, its content kept): "
+        "each head’s share, in per cent, of the loss that all heads together gain so; a head whose loss is not told "
+        "from none counts as none. Rows are layers from the first; seeds have heads of their own, so that over seeds"
+        " a layer’s heads are put in order of their share, the largest first, before the mean is taken. Shares are "
+        "of what single heads cost, and heads may stand in for each other: a head with a small share is not proved "
+        "needless, and the shares say nothing of how much is lost in all. An encoding that acts at the input, or not"
+        " at all, has no head from which position could be taken."
     )
-    return Panel(one.title, canvas.figure(), words, one.tint, one.glyph)
+    ramp = Ramp("0%", f"{percent(top)} of what is lost", half=True)
+    return Block("position-share", "Where position sits", caption, views, "medium", ramp=ramp)
+
+
+def without(state: Grid) -> Block:
+    """The loss that a model gains without each head; a map an encoding."""
+    top = _top(state, _lost)
+    views = _views(
+        state,
+        _lost,
+        top,
+        lambda lost: f"{fixed(1000 * lost, 1)} thousandths of a nat",
+        lambda lost: fixed(1000 * lost, 0),
+    )
+    caption = (
+        "The loss that a model gains a token when one head’s output is set to nothing, in thousandths of a nat, on the "
+        "test texts that the study looks at; below zero the model is better without the head. Rows are layers from the "
+        "first; over seeds a layer’s heads are put in order, the costliest first, before the mean is taken. All panels "
+        "have the same colours. What a head costs alone is not what it adds beside others that can stand in for it."
+    )
+    ramp = Ramp(f"−{1000 * top:.0f}", f"{1000 * top:.0f} thousandths of a nat")
+    return Block("without", "Loss without each head", caption, views, "medium", ramp=ramp)
+
+
+def _lost(cell: CellResult) -> Heads | None:
+    return None if cell.by_loss is None else cell.by_loss.drops
+
+
+def _top(state: Grid, table: _Table) -> float:
+    """The end of the colours."""
+    found = [table(cell) for _, cells in every(state) for each in cells.values() for cell in each]
+    return max((float(np.nanmax(np.abs(one))) for one in found if one is not None), default=0.0) or 1.0
+
+
+def _views(
+    state: Grid, table: _Table, top: float, told: Callable[[float], str], short: Callable[[float], str]
+) -> list[View]:
+    """All seeds together where there are several, and each seed by itself."""
+    views: list[View] = []
+    for task, cells in every(state):
+        looks = looks_of(state, cells)
+        seeds = sorted({cell.key.seed for each in cells.values() for cell in each})
+        missing = _missing(looks, cells, table)
+        for seed in ([None] if len(seeds) > 1 else []) + seeds:
+            panels = [
+                _map(one, found, top, told, short, ordered=seed is None)
+                for one in looks
+                if (found := _tables(cells, one, table, seed))
+            ]
+            name = "mean over seeds" if seed is None else f"seed {seed}" if len(seeds) > 1 else ""
+            views.append(View.of(panels, viewed(task, name), missing))
+    return views
+
+
+def _tables(cells: Cells, one: Look, table: _Table, seed: int | None) -> list[Heads]:
+    found = [table(cell) for cell in cells[one.key] if seed is None or cell.key.seed == seed]
+    return [each for each in found if each is not None]
+
+
+def _missing(looks: Sequence[Look], cells: Cells, table: _Table) -> str:
+    names = [one.title for one in looks if not any(table(cell) is not None for cell in cells[one.key])]
+    return f"No map: {listed(names)}, where nothing is lost so." if names else ""
+
+
+def _map(
+    one: Look,
+    found: Sequence[Heads],
+    top: float,
+    told: Callable[[float], str],
+    short: Callable[[float], str],
+    *,
+    ordered: bool,
+) -> Panel:
+    values = np.mean([-np.sort(-each, axis=1) if ordered else each for each in found], axis=0)
+    layers, heads = values.shape
+    columns = [_nth(head) if ordered else f"head {head + 1}" for head in range(heads)]
+    marked = range(0, heads, 1 if heads <= _FEW else 2)
+    figure = heat(
+        values,
+        [f"L{layer + 1}" for layer in range(layers)],
+        columns,
+        top,
+        ticks=(marked, [str(head + 1) for head in marked]),
+        title="heads of a layer, the largest first" if ordered else "head",
+        hover=[
+            [
+                f"{untagged(one.title)}, layer {layer + 1}, {columns[head]}<br>{told(values[layer, head])}"
+                for head in range(heads)
+            ]
+            for layer in range(layers)
+        ],
+        numbers=[[short(value) for value in row] for row in values] if heads <= _FEW else None,
+    )
+    return Panel(one.title, figure, tint=one.tint, glyph=one.glyph)
+
+
+def _nth(place: int) -> str:
+    return "the largest" if place == 0 else f"number {place + 1} by size"

@@ -12,8 +12,7 @@ from toeplens.ground.words import fixed
 from toeplens.report.grid.language.cells import Cells, every, looks_of, record, times, together, trained_length, viewed
 from toeplens.report.grid.look import Spread, Spreads, line
 from toeplens.report.kit.blocks import Block, Panel, View
-from toeplens.report.kit.canvas import Canvas
-from toeplens.report.kit.plane import Look
+from toeplens.report.kit.canvas import Canvas, Look
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 
@@ -72,17 +71,14 @@ def _panels(lines: _Lines, part: Part) -> list[Panel]:
     """All of it and, where some lines rise high, the lowest part by itself."""
     if not lines:
         return []
-    told = "; ".join(f"{one.title}: {_steps(found)}" for one, found in lines)
     unit = f"{_UNIT} lost" if part == "gain" else _UNIT
-    panels = [Panel("All encodings", _drawn(lines, part, unit).figure(), f"{told}.")]
+    panels = [Panel("All encodings", _drawn(lines, part, unit).figure())]
     low, high = _ends(spread for _, found in lines for _, spread in found)
     top = max(found[0][1].mean for _, found in lines) + _ROOM
     if high > top + _ROOM:
         canvas, room = _drawn(lines, part, unit), 0.06 * (top - low)
         canvas.y(unit, range=[low - room, top])
-        over = [one.title for one, found in lines if max(spread.mean for _, spread in found) > top]
-        words = f"The same up to {fixed(top)}: {', '.join(over)} {'leave' if len(over) > 1 else 'leaves'} the panel."
-        panels.append(Panel("Close up", canvas.figure(), words))
+        panels.append(Panel("Close up", canvas.figure(), f"The same up to {fixed(top)}."))
     return panels
 
 
@@ -100,10 +96,6 @@ def _drawn(lines: _Lines, part: Part, unit: str) -> Canvas:
     canvas.x("times the training length", type="log", tickvals=factors, ticktext=[times(at) for at in factors])
     canvas.y(unit)
     return canvas
-
-
-def _steps(found: Spreads) -> str:
-    return ", ".join(f"{fixed(spread.mean, 3)} at {times(at)}" for at, spread in found)
 
 
 def _counted(cells: Cells) -> str:
@@ -171,13 +163,9 @@ def _along(lines: Sequence[tuple[Look, _Bins]], trained: int, first: float) -> P
     lines = [(one, found) for one, found in lines if found]
     if not lines:
         return None
-    canvas, told = Canvas(320, left=56), []
+    canvas = Canvas(320, left=56)
     for one, found in lines:
         line(canvas, one, [each[:2] for each in found], digits=3, places={at: name for at, _, name in found})
-        (_, begin, start), (_, end, last) = found[0], found[-1]
-        _, least, best = min(found, key=lambda each: each[1].mean)
-        steps = f"{fixed(begin.mean, 2)} at {start}, least {fixed(least.mean, 2)} at {best}"
-        told.append(f"{one.title}: {steps}, {fixed(end.mean, 2)} at {last}")
     low, reach = lines[0][1][0][0], max(found[-1][0] for _, found in lines)
     canvas.line_at(trained, vertical=True)
     canvas.note("training length", x=log10(trained), y=1, yref="paper", xanchor="right", yanchor="top", xshift=-4)
@@ -185,4 +173,4 @@ def _along(lines: Sequence[tuple[Look, _Bins]], trained: int, first: float) -> P
     canvas.x("position of the token", type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks])
     canvas.y("bits a token")
     title = f"From position {first + 1:g} on" if first else "All positions"
-    return Panel(title, canvas.figure(), "; ".join(told) + ".")
+    return Panel(title, canvas.figure())

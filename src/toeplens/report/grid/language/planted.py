@@ -13,9 +13,7 @@ from toeplens.ground.words import fixed, percent, whole
 from toeplens.report.grid.language.cells import Cells, every, looks_of, record, times, together, viewed
 from toeplens.report.grid.look import Spread, line
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
-from toeplens.report.kit.canvas import Canvas, untagged
-from toeplens.report.kit.maps import heat
-from toeplens.report.kit.plane import Look
+from toeplens.report.kit.canvas import Canvas, Look, heat, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 
@@ -82,11 +80,6 @@ def _spent(row: Needle) -> float | None:
 
 def _panel(one: Look, cells: Sequence[CellResult], guess: float) -> Panel:
     table = _table(cells, _right)
-    told = "; ".join(
-        f"{percent(float(np.mean(means)))} at {times(factor)}"
-        for factor in sorted({factor for _, factor in table})
-        if (means := [spread.mean for (_, at), spread in table.items() if at == factor and spread.count])
-    )
     hover = {place: f"{spread.told(1, percent=True)} found" for place, spread in table.items()}
     shown = _drawn(
         one,
@@ -96,7 +89,7 @@ def _panel(one: Look, cells: Sequence[CellResult], guess: float) -> Panel:
         hover,
         1 - guess,
     )
-    return Panel(one.title, shown, f"Found, mean over depths: {told}.", one.tint, one.glyph)
+    return Panel(one.title, shown, tint=one.tint, glyph=one.glyph)
 
 
 def _in_bits(one: Look, cells: Sequence[CellResult], guess: float) -> Panel:
@@ -110,9 +103,7 @@ def _in_bits(one: Look, cells: Sequence[CellResult], guess: float) -> Panel:
         hover,
         min(_WIDEST, guessed),
     )
-    means = [spread.mean for spread in table.values() if spread.count]
-    words = f"From {fixed(min(means))} to {fixed(max(means))} bits a token." if means else "Nothing could be asked."
-    return Panel(one.title, shown, words, one.tint, one.glyph)
+    return Panel(one.title, shown, tint=one.tint, glyph=one.glyph)
 
 
 def _drawn(
@@ -182,7 +173,7 @@ def _spans(cell: CellResult) -> list[tuple[float, float, float]]:
 
 
 def _copied(looks: Sequence[Look], cells: Cells, title: str, axis: str, *, accuracy: bool) -> Panel:
-    canvas, told = Canvas(280, left=54), []
+    canvas = Canvas(280, left=54)
     canvas.line_at(1, vertical=True)
     if not accuracy:
         canvas.line_at(0)
@@ -199,10 +190,6 @@ def _copied(looks: Sequence[Look], cells: Cells, title: str, axis: str, *, accur
             percent=accuracy,
             places={at: f"{times(at)} × the length" for at in factors},
         )
-        steps = ", ".join(
-            f"{percent(spread.mean) if accuracy else fixed(spread.mean)} at {times(at)}" for at, spread in found
-        )
-        told.append(f"{one.title}: {steps}")
     canvas.x(
         "distance, times the training length",
         type="log",
@@ -210,4 +197,4 @@ def _copied(looks: Sequence[Look], cells: Cells, title: str, axis: str, *, accur
         ticktext=[times(at) for at in ticks],
     )
     canvas.y(axis, **({"range": [-0.02, 1.04], "tickformat": ".0%"} if accuracy else {}))
-    return Panel(title, canvas.figure(), "; ".join(told) + ".")
+    return Panel(title, canvas.figure())

@@ -1,4 +1,4 @@
-"""A page is printed whole and on white: figures that nobody has scrolled to, folded ones, of a dark page too."""
+"""What all pages do in a browser: they are printed whole and on white, and say so where their program does not run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tests.report.browsing import ALL_DRAWN, Visit
 from tests.report.grid.state import made_up_grid
 
 from toeplens.report.grid.page import render_grid
+from toeplens.report.kit.packing import pack, packed_plotly
 
+pytestmark = pytest.mark.heavy
 _INK = """() => [...document.querySelectorAll(".ytick text")].filter((text) => text.getClientRects().length)
     .flatMap((text) => getComputedStyle(text).fill.match(/[0-9]+/g).slice(0, 3).map(Number))"""
 
@@ -49,3 +51,23 @@ def test_a_dark_page_is_printed_on_white(visit: Visit) -> None:
     visit.page.emulate_media(media="print", color_scheme="dark")
     assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     visit.end()
+
+
+def test_a_program_that_is_not_the_pages_own_is_not_run_and_figures_are_words(
+    browser: Browser, path: Path, tmp_path: Path
+) -> None:
+    changed = tmp_path / "page.html"
+    changed.write_text(
+        path.read_text(encoding="utf-8").replace(packed_plotly(), pack("window.Plotly = {}")), encoding="utf-8"
+    )
+    visit = Visit(browser, changed)
+    assert visit.page.locator(".banner").first.inner_text() == (
+        "The figures are told in words here: this browser does not run the program that draws them."
+    )
+    for place in visit.page.locator(".plot").all():
+        assert place.text_content() == place.get_attribute("aria-label")
+    assert visit.page.get_by_role("button", name="SVG").count() == 0
+    assert visit.fits_any_window()
+    assert [said for said in visit.complaints if "Content Security Policy" not in said] == []
+    assert len(visit.complaints) == 1
+    visit.page.close()
