@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toeplens.ground import InputError
@@ -137,6 +137,7 @@ def test_long_documents_are_cut_where_few_or_one_hold_most(sizes: list[int]):
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=120), st.integers(0, 99))
+@example([1] * 10, 0)  # one of ten is a tenth
 def test_documents_are_assigned_by_the_order_of_their_hashes(sizes: list[int], salt: int):
     digests = [sha256(f"{salt} {number}".encode()).digest() for number in range(len(sizes))]
     splits = assign(digests, sizes)

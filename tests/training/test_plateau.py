@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.builders import After, outcome, refusal, tiny
 
@@ -30,6 +30,7 @@ def by_hand(losses: list[float], gain: float, patience: int) -> int | None:
 
 
 @given(st.lists(st.floats(0, 4), max_size=12), st.floats(0.001, 1), st.integers(1, 4))
+@example([2.0, 1.5], 0.5, 1)  # lower by the gain itself
 def test_the_rule_is_what_it_says(losses: list[float], gain: float, patience: int) -> None:
     rule = Plateau(gain=gain, patience=patience)
     assert rule.reached(rows(*losses), 0.1, 99) == by_hand(losses, gain, patience)

@@ -117,6 +117,7 @@ def test_a_factor_that_is_not_semi_definite_breaks_the_bounds() -> None:
     assert max(broken) > 0.1
 
 
+@pytest.mark.heavy
 def test_the_example_of_the_theory(record: dict[str, Any]) -> None:
     """N = 64, square Wishart W in about [0, 4], RoPE with d = 16: clearly narrower, as in theory section 5."""
     example = record["sizes"]["example"]
@@ -130,6 +131,7 @@ def test_the_example_of_the_theory(record: dict[str, Any]) -> None:
     assert abs(values[-1] - example["mean"][-1]) < 0.6
 
 
+@pytest.mark.heavy
 def test_one_frequency_contracts_nothing_and_many_do(record: dict[str, Any]) -> None:
     sizes = record["sizes"]
     ratios, conditions = np.array(sizes["width_ratio"]), np.array(sizes["condition"])
@@ -140,6 +142,7 @@ def test_one_frequency_contracts_nothing_and_many_do(record: dict[str, Any]) -> 
     assert (conditions[:, 1:] < np.array(sizes["condition_w"])[:, None]).all()
 
 
+@pytest.mark.heavy
 def test_what_is_written_out_can_be_verified(record: dict[str, Any]) -> None:
     free = record["free"]
     for case in (free["known"], free["found"]):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from toeplens.papers.mathematics.c4.manifold import CLAIMS, ENCODINGS, LENGTHS, WIDTHS, curve, manifold
+from toeplens.papers.mathematics.c4 import manifold as module
+from toeplens.papers.mathematics.c4.manifold import CLAIMS, ENCODINGS, curve, manifold
 from toeplens.studies import combine
+
+WIDTHS, LENGTHS = (16, 64), (24, 128)
 
 
 @pytest.fixture(scope="module")
-def record() -> dict[str, Any]:
-    return manifold(0)
+def record() -> Iterator[dict[str, Any]]:
+    """Of smaller tables than the record's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "WIDTHS", WIDTHS)
+        patch.setattr(module, "LENGTHS", LENGTHS)
+        yield manifold(0)
 
 
 def models(trained: float, untrained: float = 1.25, local: float = 3.0) -> list[dict[str, Any]]:
