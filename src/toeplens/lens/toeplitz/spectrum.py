@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Complex, Float, Int, Shaped
@@ -106,14 +107,8 @@ def _operator(column: Shaped[np.ndarray, "N"], row: Shaped[np.ndarray, "N"]) -> 
         return lambda x: matmul_toeplitz((column, longer), np.concatenate((x, np.zeros((extra, *x.shape[1:])))))
 
     product, adjoint = by_fft(column, row), by_fft(row.conj(), column.conj())
-    return LinearOperator(
-        (len(column), len(column)),
-        matvec=product,
-        matmat=product,
-        rmatvec=adjoint,
-        rmatmat=adjoint,
-        dtype=column.dtype,  # type: ignore[call-arg]
-    )
+    made: dict[str, Any] = {"matvec": product, "matmat": product, "rmatvec": adjoint, "rmatmat": adjoint}
+    return LinearOperator(shape=(len(column), len(column)), **made | {"dtype": column.dtype})
 
 
 def extreme_eigenvalues(kernel: Kernel, size: int) -> tuple[float, float]:
