@@ -13,7 +13,6 @@ import typer
 
 from toeplens.cli.options import Budget, Compile, Device, Follow, Workers
 from toeplens.ground import InputError, choose, shown
-from toeplens.start import starting
 
 if TYPE_CHECKING:
     from toeplens import engine as engines
@@ -137,8 +136,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         if not isinstance(url := values.get("out"), str):
             command(**values)
             return
-        with starting():
-            from toeplens.engine import working_copy
+        from toeplens.engine import working_copy
 
         with working_copy(url) as directory:
             command(**{**values, "out": directory, "means": replace(values["means"], publish=url)})

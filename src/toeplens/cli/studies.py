@@ -143,7 +143,7 @@ def theory(
     as_json: Json = False,
 ) -> None:
     """Check the papers' mathematics by numbers: each statement as it stands and as it should stand, with a verdict."""
-    from toeplens.cli import tables
+    from toeplens.cli import console, tables
     from toeplens.cli.progress import StudyProgress, carry_out
     from toeplens.papers import mathematics
     from toeplens.papers.mathematics.page import write_theory
@@ -157,7 +157,7 @@ def theory(
     plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": hands.chosen(), "on_event": progress}
 
     def done(name: str, seed: int) -> None:
-        progress.say(f"{name}, seed {seed}: done")
+        console.say(f"{name}, seed {seed}: done", aside=True)
 
     def show(state: mathematics.Theory) -> None:
         tables.print_study(state, write_theory(state), as_json=as_json)
