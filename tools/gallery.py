@@ -14,30 +14,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "docs" / "gallery"
-RECORDS = ("laptop", "canonical", "smollm2", "language", "audit-smollm2")  # those that are there
-CARD = "rope"
+RECORDS = ("laptop", "canonical", "smollm2", "language", "audit-smollm2")
 
 
 def commands() -> dict[str, tuple[str, ...]]:
     """What makes each page, by its file."""
-    there = {
-        f"{name}.html": ("report", f"results/{name}")
-        for name in RECORDS
-        if any((ROOT / "results" / name / kept).exists() for kept in ("results.json.xz", "audit.json"))
-    }
-    return {**there, f"card-{CARD}.html": ("card", CARD, "--out", f"card-{CARD}.html")}
+    return {f"{name}.html": ("report", f"results/{name}") for name in RECORDS}
 
 
 def make(place: Path) -> None:
     """Make all of them in ``place``."""
     place.mkdir(parents=True, exist_ok=True)
     for page, command in commands().items():
-        said = place / page
-        said.unlink(missing_ok=True)
-        words = [str(said) if word == page else word for word in command]
-        subprocess.run([sys.executable, "-m", "toeplens", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        if command[0] == "report":
-            shutil.move(ROOT / command[1] / "report.html", said)
+        subprocess.run([sys.executable, "-m", "toeplens", *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        shutil.move(ROOT / command[1] / "report.html", place / page)
 
 
 if __name__ == "__main__":
