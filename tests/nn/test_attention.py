@@ -183,12 +183,12 @@ def test_a_cache_is_reordered_repeated_and_cropped() -> None:
     attention, x = layer("fox"), tokens()
     cache = attention.new_cache(2, N)
     attention(x[:, :6], cache=cache)
-    cache.reorder(torch.tensor([1, 1]))
-    close(attention(x[:, 6:7], cache=cache), attention(torch.cat((x[[1, 1], :6], x[:, 6:7]), dim=1))[:, -1:])
+    cache.reorder(torch.tensor([1, 0]))
+    close(attention(x[:, 6:7], cache=cache), attention(torch.cat((x[[1, 0], :6], x[:, 6:7]), dim=1))[:, -1:])
     cache.crop(6)
     cache.repeat(2)
     new = x[:, 7:8].repeat(2, 1, 1)
-    close(attention(new, cache=cache), attention(torch.cat((x[[1] * 4, :6], new), dim=1))[:, -1:])
+    close(attention(new, cache=cache), attention(torch.cat((x[[1, 1, 0, 0], :6], new), dim=1))[:, -1:])
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
