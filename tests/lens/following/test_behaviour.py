@@ -158,6 +158,22 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+def test_a_window_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of seven queries, in chunks of three."""
+    monkeypatch.setattr(two_way, "CHUNK", 3)
+    q, k = torch.randn(2, 1, 2, 17, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    case = {"q": q, "k": k, "rotation": torch.tensor([[1.0, 0.3]]), "pairing": "half", "layout": "bhnd", "bias": None}
+    case |= {
+        "k_position": None,
+        "causal": True,
+        "window": 7,
+        "chunk": None,
+        "scale": 1.0,
+        "lengths": torch.tensor([17]),
+    }
+    np.testing.assert_allclose(shares(behaviour(**case)), by_hand(case)[:3], rtol=0, atol=1e-8)
+
+
 def shares(found: Behaviour) -> np.ndarray:
     return np.stack([found.positional, found.symbolic, found.interaction])
 

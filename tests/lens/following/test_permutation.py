@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace
-from toeplens.lens.following.permutation import PermutationScores, permutation_scores
+from toeplens.lens.following.permutation import PermutationScores, _scores, permutation_scores
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 
@@ -76,6 +77,13 @@ def test_planted_heads_have_a_score_of_one() -> None:
     for scores in (found.logits, found.weights):
         np.testing.assert_allclose(scores.symbolic, 1, rtol=0, atol=1e-12)
         assert (scores.positional < 0.9).all()
+
+
+def test_the_error_of_a_ratio_by_hand() -> None:
+    """Two queries: covariances 1 and 3 over variances 2 and 2 are 1 on the whole, residuals -1 and 1."""
+    found = _scores(np.array([[1.0, 0.0, 2.0, 9.0], [3.0, 0.0, 2.0, 9.0]])[..., None])
+    assert found.positional == 1
+    assert found.positional_error == pytest.approx(math.sqrt(2 * 2 / (2 - 1)) / 4)
 
 
 def test_one_query_has_no_error_and_a_flat_head_no_score() -> None:

@@ -231,6 +231,14 @@ def test_heads_one_by_one_and_positions_in_pieces_are_the_same(name: str, monkey
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("blocks", [1, 3, 7])
+def test_blocks_of_positions_have_the_mean_over_labels(blocks: int) -> None:
+    each, labels = torch.arange(1.0, 15.0).view(2, 7), torch.zeros(2, 7, dtype=torch.long)
+    labels[0, :3] = outcome.NONE
+    each = each.masked_fill(labels == outcome.NONE, 0)
+    torch.testing.assert_close(outcome.over_labels(each, labels, blocks).mean(1), torch.tensor([5.5, 11.0]))
+
+
 def test_some_of_the_calls() -> None:
     """Any calls, in any order, with nothing before them run but once."""
     for name in ("Llama", "T5", "Albert"):
