@@ -69,7 +69,9 @@ def _main(
 
 def main() -> None:
     """Run the command line; errors are one line, exit code 2 for bad input and 3 for the machine's failures."""
-    _make_printable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the terminal's encoding lacks is escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
         print(end="", flush=True)
@@ -96,13 +98,6 @@ def main() -> None:
         if not out_of_memory(error):
             raise
         _fail(str(EnvironmentFailure("the machine's memory is used up; lower --workers or the sizes.")), 3)
-
-
-def _make_printable() -> None:
-    """What the terminal's encoding lacks is escaped."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _fail(message: str, code: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -91,7 +91,11 @@ def audit_tables(found: Audit) -> list[Table]:
     for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
         heads.add_row(names.short(head), *(_short(getattr(head, name), name) for name in columns))
     layers = table("Layers", "layers", "heads", "position", "window", "difference")
-    for alike in _alike(found.layers):
+    rows: dict[tuple[object, ...], list[LayerRecord]] = {}  # layers that are the same in all that is printed of them
+    for one in found.layers:
+        key = (one.side, one.kind, one.heads, one.key_heads, _position(one), _window(one))
+        rows.setdefault(key, []).append(one)
+    for alike in rows.values():
         first, proof = alike[0], max(max(each.outputs, each.weights or 0.0) for each in alike)
         count = str(first.heads) if first.heads == first.key_heads else f"{first.heads} on {first.key_heads}"
         numbers = spans(each.layer + 1 for each in alike)
@@ -139,12 +143,8 @@ def probe_table(found: ProbeRecord) -> Table:
     made = table("What it can do (95 % intervals)", "predicted", "asked", *columns)
     for behaviour in ABOUT:
         for each in found.summaries(behaviour):
-            row = [
-                title_of(behaviour).lower(),
-                str(each.count),
-                interval(each.nats, 2),
-                interval(each.right, 2, most=1),
-            ]
+            row = [title_of(behaviour).lower(), str(each.count)]
+            row += [interval(each.nats, 2), interval(each.right, 2, most=1)]
             if found.changes:
                 row += [interval(each.changed_nats, 2), interval(each.more_nats, 2, least=None)]
             made.add_row(*row)
@@ -179,15 +179,6 @@ def audit_notes(found: Audit) -> Iterator[str]:
     if "race" in found.about:
         yield found.about["race"]
     yield f"the captured pass differs from a plain one by {found.whole:.1e} (relative)"
-
-
-def _alike(layers: Sequence[LayerRecord]) -> list[list[LayerRecord]]:
-    """Layers that are the same in all that is printed of them, in the order of the first of each."""
-    found: dict[tuple[object, ...], list[LayerRecord]] = {}
-    for one in layers:
-        key = (one.side, one.kind, one.heads, one.key_heads, _position(one), _window(one))
-        found.setdefault(key, []).append(one)
-    return list(found.values())
 
 
 def _position(layer: LayerRecord) -> str:

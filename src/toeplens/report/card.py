@@ -79,13 +79,22 @@ def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
 
 
 def _panels(card: Card) -> list[Panel]:
-    attention = Panel("Attention by distance", _attention(card), _attention_words(card))
+    near, far = card.profile.mean[:, 0].mean(), card.profile.mean[:, -1].mean()
+    words = "Contents that resemble one another; 1 is a key's share without position."
+    attention = Panel("Attention by distance", _attention(card), f"{words} {near:.2f} at 0, {far:.2f} farthest.")
     if card.kernel is None:
         return [attention]
     rotation = card.kernel.ndim == 3
     title = "Kernel by distance, mean over frequencies" if rotation else "Kernel by distance"
-    kernel = _curves(card, card.offsets, flat(card.kernel), "distance i − j")
-    first = [Panel(title, kernel, _kernel_words(card))]
+    canvas, xs = Canvas(250), card.offsets
+    window = np.abs(xs) <= min(128, card.sizes["max_len"] - 1)
+    for row, tint, name in _each_head(flat(card.kernel)):
+        canvas.lines(xs[window].tolist(), plain(row[window]), tint, "%{x}: %{y:.4g}", width=1.4, name=name)
+    canvas.x("distance i − j")
+    canvas.y("")
+    canvas.line_at(0, vertical=True, dash="dot")
+    kind = "real part" if rotation else "one curve a head" if len(card.kernel) > 1 else "one for all heads"
+    first = [Panel(title, canvas.figure(), f"At its starting parameters; {kind}.")]
     if rotation:
         bands = Panel("Kernel by frequency, real part", _bands(card), "Rows are frequencies, from high to low.")
         first.append(bands)
@@ -98,34 +107,10 @@ def _panels(card: Card) -> list[Panel]:
     return [*first, attention, Panel("Symbol", _symbol(card.angles, card.symbol), words)]
 
 
-def _attention_words(card: Card) -> str:
-    near, far = card.profile.mean[:, 0].mean(), card.profile.mean[:, -1].mean()
-    return (
-        f"Contents that resemble one another; 1 is a key's share without position. {near:.2f} at 0, {far:.2f} farthest."
-    )
-
-
-def _kernel_words(card: Card) -> str:
-    assert card.kernel is not None
-    kind = "real part" if card.kernel.ndim == 3 else "one curve a head" if len(card.kernel) > 1 else "one for all heads"
-    return f"At its starting parameters; {kind}."
-
-
 def _each_head(rows: np.ndarray) -> Iterator[tuple[np.ndarray, str, str]]:
     """Values, colour and name of each head, or of all together."""
     names = [f"head {head}" for head in range(1, len(rows) + 1)] if len(rows) > 1 else ["all heads"]
     return zip(rows, spectrum(len(rows)), names, strict=True)
-
-
-def _curves(card: Card, xs: np.ndarray, rows: np.ndarray, title: str) -> go.Figure:
-    canvas = Canvas(250)
-    window = np.abs(xs) <= min(128, card.sizes["max_len"] - 1)
-    for row, tint, name in _each_head(rows):
-        canvas.lines(xs[window].tolist(), plain(row[window]), tint, "%{x}: %{y:.4g}", width=1.4, name=name)
-    canvas.x(title)
-    canvas.y("")
-    canvas.line_at(0, vertical=True, dash="dot")
-    return canvas.figure()
 
 
 def _bands(card: Card) -> go.Figure:

@@ -247,8 +247,7 @@ def _symbol(kernel: ToeplitzProfile, causal: bool) -> tuple[np.ndarray, np.ndarr
     """The symbol of `_mirrored` under a window."""
     both = _mirrored(kernel, causal)
     size = (both.shape[1] + 1) // 2
-    window = 1 - np.abs(np.arange(-size + 1, size)) / size
-    angles, values = symbol(both * window, max(256, 4 * size))
+    angles, values = symbol(both * (1 - np.abs(np.arange(-size + 1, size)) / size), max(256, 4 * size))
     return angles, np.real(values)
 
 

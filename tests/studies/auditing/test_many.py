@@ -192,8 +192,10 @@ def test_as_many_at_a_time_as_the_memory_holds(models: Path, tmp_path: Path, mon
         monkeypatch.setattr(many, "memory", lambda times=times: times * size)
         assert many._room(pieces) == count
     assert many._room([*pieces, piece(models, "far", tmp_path, there=False)]) == 1
+    packed = replace(pieces[0], model=str(tmp_path / "m.gguf"))
     (tmp_path / "m.gguf").write_bytes(bytes(100))
-    assert many._need(tmp_path / "m.gguf") == 800
+    monkeypatch.setattr(many, "memory", lambda: 1600)
+    assert many._room([packed]) == 2
 
 
 @pytest.mark.heavy

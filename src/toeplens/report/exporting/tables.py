@@ -129,19 +129,13 @@ def _head(rows: Sequence[Sequence[Cell]]) -> list[str]:
                 parts.append(rf"\multicolumn{{{count}}}{{c}}{{{_cell(cell)}}}")
                 rules.append(rf"\cmidrule(lr){{{x}-{x + count - 1}}}")
             else:
-                parts.append("" if below else _stacked(cell))
+                texts = textwrap.wrap(cell.whole, _NAME, break_long_words=False) or [""]
+                name = r"\\".join(map(escaped, texts))
+                side = "r" if cell.right else "l"
+                parts.append("" if below else name if len(texts) == 1 else rf"\shortstack[{side}]{{{name}}}")
             x += count
         lines.append(" & ".join(parts) + r" \\" + (" " + "".join(rules) if y + 1 < len(rows) else ""))
     return lines
-
-
-def _stacked(cell: Cell) -> str:
-    """A column's name, a long one in several lines."""
-    lines = textwrap.wrap(cell.whole, _NAME, break_long_words=False) or [""]
-    if len(lines) == 1:
-        return escaped(lines[0])
-    stacked = r"\\".join(map(escaped, lines))
-    return rf"\shortstack[{'r' if cell.right else 'l'}]{{{stacked}}}"
 
 
 def _cell(cell: Cell) -> str:

@@ -299,7 +299,8 @@ def read_tokens(path: Path) -> Any:
                 raise InputError(f"tokens: {path} could not be read ({why}); it must be whole numbers.") from None
         if path.suffix == ".json":
             content = json.loads(path.read_text(encoding="utf-8-sig"))
-            if _holds_truths(content):
+            rows = content if isinstance(content, list) else [content]
+            if any(isinstance(each, bool) for row in rows for each in (row if isinstance(row, list) else [row])):
                 raise InputError(f"tokens: {path} holds true or false; it must be whole numbers.")
             return content if _uneven(content) is not None else np.asarray(content)
     except InputError:
@@ -308,12 +309,6 @@ def read_tokens(path: Path) -> Any:
         why = "its lists are of different lengths" if "inhomogeneous" in str(error) else str(error).rstrip(".")
         raise InputError(f"tokens: {path} could not be read ({why}).") from None
     raise InputError(f"tokens: {path} was given; it must be a .npy or a .json file.")
-
-
-def _holds_truths(content: Any) -> bool:
-    """Whether a list, or one in it, has a truth value, which Python would count as 0 or 1."""
-    rows = content if isinstance(content, list) else [content]
-    return any(isinstance(each, bool) for row in rows for each in (row if isinstance(row, list) else [row]))
 
 
 def read_text(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -106,7 +106,8 @@ class Contrast:
 
 def contrast(*terms: tuple[float, Values], grain: float = GRAIN) -> Contrast:
     """A `Contrast` of weights with figures, one a seed."""
-    return Contrast(tuple((weight, tuple(_listed(values))) for weight, values in terms), grain)
+    listed = ((w, values.values() if isinstance(values, Mapping) else values) for w, values in terms)
+    return Contrast(tuple((weight, tuple(map(float, values))) for weight, values in listed), grain)
 
 
 def of_one(values: Values, grain: float = GRAIN) -> Contrast:
@@ -117,7 +118,3 @@ def of_one(values: Values, grain: float = GRAIN) -> Contrast:
 def difference(first: Values, second: Values, grain: float = GRAIN) -> Contrast:
     """One mean less another."""
     return contrast((1.0, first), (-1.0, second), grain=grain)
-
-
-def _listed(values: Values) -> Iterable[float]:
-    return (float(value) for value in (values.values() if isinstance(values, Mapping) else values))

@@ -99,7 +99,8 @@ class Probing:
                 f"output: {mixed} was given; questions are asked one by one, so that only zero is allowed."
             )
         try:
-            self._check(changes)
+            tokens = torch.tensor([self.items[0].tokens], device=self.loaded.model.device)
+            check_predicts(self.loaded, calls_of(self.loaded.model, {"input_ids": tokens}, changes), NEEDING)
             intact = self.intact
             if changes:
                 changed = _answers(self.loaded.model, self.items, changes, self._told("changed"))
@@ -111,11 +112,6 @@ class Probing:
         rows = [row for number, item in enumerate(self.items) for row in _rows(number, item, intact, changed)]
         about = self.about | {"seconds": round(time.monotonic() - started, 1)}
         return ProbeRecord(about, tuple(told(changes)), tuple(rows), found)
-
-    def _check(self, changes: Sequence[Change]) -> None:
-        """Refuse what a short pass tells: that a model sees what comes after, and has not what is to be changed."""
-        tokens = torch.tensor([self.items[0].tokens], device=self.loaded.model.device)
-        check_predicts(self.loaded, calls_of(self.loaded.model, {"input_ids": tokens}, changes), NEEDING)
 
     def _told(self, what: str) -> Callable[[int], None]:
         return lambda done: self.report(what, done, len(self.items))
