@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from toeplens.cli import audits, cite, export, lists, pretrained, probes, runs, studies
+from toeplens.cli import audits, cite, export, lists, probes, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.signals import EXIT_CODE, INTERRUPTED
@@ -34,7 +34,7 @@ for _name, _command in {
     "audit": audits.audit,
     "compare": audits.compare,
     "probe": probes.probe,
-    "pretrained": pretrained.pretrained,
+    "pretrained": probes.pretrained,
     "train": runs.train_run,
     "ablate": runs.ablate,
     "decompose": runs.decompose,

@@ -16,7 +16,7 @@ from toeplens.ground.words import duration, fixed, spans
 from toeplens.studies.auditing import Audit, LayerRecord
 from toeplens.studies.auditing.words import Names, done
 from toeplens.studies.probing import ABOUT, ProbeRecord
-from toeplens.studies.probing.words import interval, title_of
+from toeplens.studies.probing.record import interval, title_of
 
 _LISTED = 12  # heads that are printed
 _NAMED = 4  # weights that are named

@@ -13,7 +13,7 @@ from toeplens.ground import InputError, choose, read_json
 from toeplens.ground.places import free
 
 if TYPE_CHECKING:
-    from toeplens.training import RunSpec
+    pass
 
 
 def train_run(

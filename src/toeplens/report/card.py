@@ -104,7 +104,15 @@ def _panels(card: Card) -> list[Panel]:
     words = (
         f"The kernel's Fourier series, smoothed over {card.sizes['max_len']} positions; dotted where it is negative."
     )
-    return [*first, attention, Panel("Symbol", _symbol(card.angles, card.symbol), words)]
+    canvas, half, angles = Canvas(250), card.angles > 0, card.angles
+    floor = 1e-6 * max(float(np.abs(card.symbol).max()), 1e-300)
+    for row, tint, name in _each_head(card.symbol):
+        for dash, sign, values in by_sign(row[half], floor):
+            hover = f"%{{x:.3f}}: {sign}%{{y:.4g}}"
+            canvas.lines(plain(angles[half]), values, tint, hover, width=1.2, dash=dash, name=name)
+    canvas.x("φ (radians a token)", type="log")
+    canvas.y("", type="log", exponentformat="power", dtick=1)
+    return [*first, attention, Panel("Symbol", canvas.figure(), words)]
 
 
 def _each_head(rows: np.ndarray) -> Iterator[tuple[np.ndarray, str, str]]:
@@ -143,20 +151,6 @@ def _attention(card: Card) -> go.Figure:
     canvas.x("distance + 1", type="log")
     canvas.y("", rangemode="tozero")
     canvas.line_at(1)
-    return canvas.figure()
-
-
-def _symbol(angles: np.ndarray, rows: np.ndarray) -> go.Figure:
-    """Sizes on logarithmic axes; dotted where the symbol is negative."""
-    canvas = Canvas(250)
-    half = angles > 0
-    floor = 1e-6 * max(float(np.abs(rows).max()), 1e-300)
-    for row, tint, name in _each_head(rows):
-        for dash, sign, values in by_sign(row[half], floor):
-            hover = f"%{{x:.3f}}: {sign}%{{y:.4g}}"
-            canvas.lines(plain(angles[half]), values, tint, hover, width=1.2, dash=dash, name=name)
-    canvas.x("φ (radians a token)", type="log")
-    canvas.y("", type="log", exponentformat="power", dtick=1)
     return canvas.figure()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from toeplens.engine import examples_of
 from toeplens.ground import InputError
 from toeplens.ground.records import MaybeNaN, Record
-from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, Split, ToeplitzProfile, decompose, symbol
+from toeplens.lens import AttentionTrace, LayerTrace, NoForm, Split, ToeplitzProfile, decompose, symbol
 from toeplens.lens.kit.terms import written_out_profile
 from toeplens.sources import DecoderSource, relevance
 from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
@@ -193,7 +193,17 @@ def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> Layer
     why = ""
     try:
         made = decompose(trace, layer, split=split)
-        profile, kernel, parts = made.profile, made.kernel, _parts(made)
+        profile, kernel, branches = made.profile, made.kernel, made.by_frequency()
+        parts = Parts(
+            made.names,
+            _both(made.shares.logits, made.shares.softmax),
+            _both(made.kinds.logits, made.kinds.softmax),
+            made.named(),
+            None if branches is None else _both(branches.logits, branches.softmax),
+            kernel.diagonal_means.cpu().numpy(),
+            kernel.share.cpu().numpy(),
+            made.error,
+        )
     except NoForm as error:
         profile = kernel = written_out_profile(found)
         why = str(error).removeprefix("encoding: ")
@@ -216,20 +226,6 @@ def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> Layer
         heads.tolist(),
         decays_of(offsets, means, np.broadcast_to(counts.cpu().numpy(), means.shape)),
         [] if parts is None else [kernel_ends(row) for row in _mirrored(kernel, found.causal)],
-    )
-
-
-def _parts(made: LogitParts) -> Parts:
-    branches = made.by_frequency()
-    return Parts(
-        made.names,
-        _both(made.shares.logits, made.shares.softmax),
-        _both(made.kinds.logits, made.kinds.softmax),
-        made.named(),
-        None if branches is None else _both(branches.logits, branches.softmax),
-        made.kernel.diagonal_means.cpu().numpy(),
-        made.kernel.share.cpu().numpy(),
-        made.error,
     )
 
 

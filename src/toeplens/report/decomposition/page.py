@@ -176,15 +176,14 @@ def _parts(structure: RunStructure) -> Block:
         "Which share depends on distance is not seen here: a rotation acts on content-content too."
         + (f" Nowhere over {SMALL:.1%}, and not drawn: {listed(small)}." if small else "")
     )
-    tables = {which: [_columns(parts, which, shown) for parts in found] for which in SEEN}
+    tables = {}
+    for which in SEEN:
+        tables[which] = [np.full((len(parts.shares[which]), len(shown)), np.nan) for parts in found]
+        for parts, table in zip(found, tables[which], strict=True):
+            there = [x for x, name in enumerate(shown) if name in parts.names]
+            table[:, there] = parts.shares[which][:, [parts.names.index(shown[x]) for x in there]]
     block = Block("parts", "Which vectors the logits come from", caption, [])
     return _bar_block(structure, block, tables, [FILLS[name] for name in shown])
-
-
-def _columns(parts: Parts, which: str, names: list[str]) -> Float[np.ndarray, "H P"]:
-    nothing = np.full(len(parts.shares[which]), np.nan)
-    columns = [parts.shares[which][:, parts.names.index(name)] if name in parts.names else nothing for name in names]
-    return np.stack(columns, axis=1) if columns else nothing[:, None][:, :0]
 
 
 def _distance(structure: RunStructure) -> Block:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from toeplens.report.grid.look import Spread, encoding_looks, finished
-from toeplens.report.kit.blocks import Block, Group, Panel, View
+from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, Look, triangle, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid

@@ -307,17 +307,16 @@ def failed(piece: Piece, error: ToeplensError) -> Audited:
 
 
 def _work(piece: Piece, threads: int, says: Connection) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
     says.send(_audited(piece, lambda what, done, total: says.send((what, done, total))))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)
 
 
 def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited:

@@ -199,10 +199,13 @@ class Kind(Generic[Plan, Found]):
             content = {"study": self.name, **asked, _SECONDS: seconds, _ENVIRONMENT: environment()}
             write_json(directory / STUDY, content)
             make_directory(directory / RUNS)
+            started = time.monotonic()
             try:
-                with _timed(directory):
-                    work()
+                work()
             finally:
+                content = read_json(directory / STUDY)
+                spent = round(content[_SECONDS] + time.monotonic() - started, 1)
+                write_json(directory / STUDY, {**content, _SECONDS: spent})
                 state = self.gather(directory)
         return state
 
@@ -291,18 +294,6 @@ def _ours(directory: Path) -> Iterator[bool]:
             yield True
     except Busy:
         yield False
-
-
-@contextmanager
-def _timed(directory: Path) -> Iterator[None]:
-    """Add what is done inside to the study's time."""
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        content = read_json(directory / STUDY)
-        spent = round(content[_SECONDS] + time.monotonic() - started, 1)
-        write_json(directory / STUDY, {**content, _SECONDS: spent})
 
 
 def of_study(limits: Limits | None, out: Path) -> Limits:
