@@ -81,15 +81,27 @@ def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
 def _panels(card: Card) -> list[Panel]:
     near, far = card.profile.mean[:, 0].mean(), card.profile.mean[:, -1].mean()
     words = "Contents that resemble one another; 1 is a key's share without position."
-    attention = Panel("Attention by distance", _attention(card), f"{words} {near:.2f} at 0, {far:.2f} farthest.")
+    canvas = Canvas(250)
+    distances, mean = card.profile.distances + 1, card.profile.mean
+    steps = np.unique(np.geomspace(1, len(distances), 60).astype(int)) - 1
+    edges = [*steps.tolist(), len(distances)]
+    blocks = [slice(a, b) for a, b in itertools.pairwise(edges)]
+    smooth = np.stack([mean[:, block].mean(1) for block in blocks], axis=1)
+    xs = [float(distances[block].mean()) for block in blocks]
+    canvas.band(xs, plain(smooth.min(0)), plain(smooth.max(0)), BLUE, 0.15, "")
+    canvas.lines(xs, plain(smooth.mean(0)), BLUE, "%{x:.0f}: %{y:.3g}<extra></extra>")
+    canvas.x("distance + 1", type="log")
+    canvas.y("", rangemode="tozero")
+    canvas.line_at(1)
+    attention = Panel("Attention by distance", canvas.figure(), f"{words} {near:.2f} at 0, {far:.2f} farthest.")
     if card.kernel is None:
         return [attention]
     rotation = card.kernel.ndim == 3
     title = "Kernel by distance, mean over frequencies" if rotation else "Kernel by distance"
-    canvas, xs = Canvas(250), card.offsets
-    window = np.abs(xs) <= min(128, card.sizes["max_len"] - 1)
+    canvas, offsets = Canvas(250), card.offsets
+    window = np.abs(offsets) <= min(128, card.sizes["max_len"] - 1)
     for row, tint, name in _each_head(flat(card.kernel)):
-        canvas.lines(xs[window].tolist(), plain(row[window]), tint, "%{x}: %{y:.4g}", width=1.4, name=name)
+        canvas.lines(offsets[window].tolist(), plain(row[window]), tint, "%{x}: %{y:.4g}", width=1.4, name=name)
     canvas.x("distance i − j")
     canvas.y("")
     canvas.line_at(0, vertical=True, dash="dot")
@@ -135,22 +147,6 @@ def _bands(card: Card) -> go.Figure:
     )
     canvas.x("distance i − j")
     canvas.y("frequency", autorange="reversed")
-    return canvas.figure()
-
-
-def _attention(card: Card) -> go.Figure:
-    canvas = Canvas(250)
-    distances, mean = card.profile.distances + 1, card.profile.mean
-    steps = np.unique(np.geomspace(1, len(distances), 60).astype(int)) - 1
-    edges = [*steps.tolist(), len(distances)]
-    blocks = [slice(a, b) for a, b in itertools.pairwise(edges)]
-    smooth = np.stack([mean[:, block].mean(1) for block in blocks], axis=1)
-    xs = [float(distances[block].mean()) for block in blocks]
-    canvas.band(xs, plain(smooth.min(0)), plain(smooth.max(0)), BLUE, 0.15, "")
-    canvas.lines(xs, plain(smooth.mean(0)), BLUE, "%{x:.0f}: %{y:.3g}<extra></extra>")
-    canvas.x("distance + 1", type="log")
-    canvas.y("", rangemode="tozero")
-    canvas.line_at(1)
     return canvas.figure()
 
 

@@ -231,10 +231,9 @@ def by_band(audit: AuditRecord) -> Block:
     if not kept:
         return Block("bands", "", caption, [], "full", ramp=_RAMP)
     table = _effects(audit)
-    said = [_words(Names.of(audit).short_layer(layer), bands) for layer, bands in kept]
     worst = max(audit.bands, key=lambda band: band.effect or 0.0)
     text = f"{len(kept)} layers; the largest effect is {told(worst.effect)}, of {_place(audit, worst)}."
-    panel = Panel("Effect of each band, by layer", _figure(audit, table, _limit(table), said), text)
+    panel = Panel("Effect of each band, by layer", _figure(audit, table, _limit(table)), text)
     return Block("bands", f"What {done(audit)} a layer does", caption, [View.of([panel])], "full", ramp=_RAMP)
 
 
@@ -249,10 +248,9 @@ def bands_of_both(first: AuditRecord, second: AuditRecord, names: tuple[str, str
     tables = _effects(first), _effects(second)
     limit, views = max(map(_limit, tables)), []
     for audit, name, table in zip((first, second), names, tables, strict=True):
-        said = [_words(Names.of(audit).short_layer(layer), bands) for layer, bands in _kept(audit)]
         worst = max(audit.bands, key=lambda band: band.effect or 0.0)
         text = f"The largest effect in {name} is {told(worst.effect)}, of {_place(audit, worst)}."
-        views.append(View.of([Panel(name, _figure(audit, table, limit, said), text)], name))
+        views.append(View.of([Panel(name, _figure(audit, table, limit), text)], name))
     bands = [[(x.side, x.kind, x.layer, x.first, x.last) for x in audit.bands] for audit in (first, second)]
     if bands[0] == bands[1]:
         change = tables[1] - tables[0]
@@ -303,8 +301,11 @@ def _limit(table: Float[np.ndarray, "L n"]) -> float:
     return max(float(np.nanmax(np.abs(table), initial=0.0)), _LEAST)
 
 
-def _figure(audit: AuditRecord, table: Float[np.ndarray, "L n"], limit: float, said: list[list[str]]) -> go.Figure:
+def _figure(
+    audit: AuditRecord, table: Float[np.ndarray, "L n"], limit: float, said: list[list[str]] | None = None
+) -> go.Figure:
     kept, names = _kept(audit), Names.of(audit)
+    said = said or [_words(names.short_layer(layer), bands) for layer, bands in kept]
     columns = [f"{band.first + 1}–{band.last + 1}" for band in max((row for _, row in kept), key=len)]
     numbers = [["" if np.isnan(value) else fixed(float(value), _DIGITS) for value in row] for row in table]
     return heat(

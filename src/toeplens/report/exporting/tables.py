@@ -101,7 +101,11 @@ def latex_of(table: Table) -> str:
     lines = [" & ".join(map(_cell, row)) + r" \\" for row in body]
     told = f"{table.name}. {table.note}".strip()
     caption = rf"\caption{{{escaped(told)}}}\label{{tab:{table.file}}}"
-    columns = "".join(_column([row[x] for row in body]) for x in range(width))
+    columns = ""
+    for cells in ([row[x] for row in body] for x in range(width)):
+        wraps = any(len(cell.plain) > _LONG for cell in cells)
+        side = "r" if any(cell.right for cell in cells) else "l"
+        columns += r">{\raggedright\arraybackslash}p{0.4\linewidth}" if wraps else side
     names = _head(head)
     begun = [r"\toprule", *names, *([r"\midrule"] if names else [])]
     if tall:
@@ -144,9 +148,3 @@ def _cell(cell: Cell) -> str:
         return text
     note = rf"{{\scriptsize {escaped(cell.note)}}}"
     return f"{text} {note}" if text else note
-
-
-def _column(cells: Sequence[Cell]) -> str:
-    if any(len(cell.plain) > _LONG for cell in cells):
-        return r">{\raggedright\arraybackslash}p{0.4\linewidth}"
-    return "r" if any(cell.right for cell in cells) else "l"

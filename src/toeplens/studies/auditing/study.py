@@ -34,7 +34,7 @@ from toeplens.studies.auditing.kept import Kept, identity
 from toeplens.studies.auditing.measuring import Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
 from toeplens.studies.auditing.padded import measure_padded
-from toeplens.studies.auditing.record import HeadRecord, Measured, NoSuchHead, NoSuchLayer
+from toeplens.studies.auditing.record import NoSuchHead, NoSuchLayer
 from toeplens.studies.kit.changes import told
 from toeplens.studies.kit.questions import LONGEST, MOST_ASKED, SEEDS, Item, Writer
 from toeplens.studies.kit.retrieving import Place, retrieval_of
@@ -156,7 +156,9 @@ def audit(
             measured, whole = measure(loaded, inputs, wanted, kept, report, changes)
         else:
             measured, whole = measure_padded(loaded, inputs, read.there, wanted, kept, report, changes)
-        measured = with_retrieval(measured, scores)
+        for at, call in enumerate(measured if scores else ()):
+            own = (replace(h, retrieval=scores.get((h.layer, h.head))) if h.kind == "self" else h for h in call.heads)
+            measured[at] = replace(call, heads=tuple(own))
         changed = not_silenced(measured)
         _check_heads(some, first, [each.layer.heads for each in measured])
         if effects != "none":
@@ -255,15 +257,6 @@ def scores_of(
         found = [[one.layer, one.head, one.score] for one in retrieval_of(loaded, needles, report)]
         kept.put("needles", found)
     return {(layer, head): score for layer, head, score in found}
-
-
-def with_retrieval(measured: Sequence[Measured], scores: Mapping[Place, float]) -> list[Measured]:
-    """The measured calls with their heads' retrieval scores."""
-
-    def scored(head: HeadRecord) -> HeadRecord:
-        return replace(head, retrieval=scores.get((head.layer, head.head)) if head.kind == "self" else None)
-
-    return [replace(call, heads=tuple(map(scored, call.heads))) if scores else call for call in measured]
 
 
 def _must_be_same(directory: Path, read: Sequences, changes: Sequence[Change]) -> None:

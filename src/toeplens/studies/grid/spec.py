@@ -84,14 +84,7 @@ class EncodingPart(_Part):
     options: dict[str, Any] = {}
     scan: dict[str, list[Number]] = {}
     model: dict[str, Any] = {}
-    tasks: tuple[str, ...] | None = None
-
-    @field_validator("tasks", mode="after")
-    @classmethod
-    def _some_tasks(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if value == ():
-            raise ValueError("tasks: none was given; name one or more, or leave it out for all.")
-        return value
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
     @field_validator("encoding", mode="before")
     @classmethod

@@ -79,19 +79,17 @@ class Contrast:
 
     def above(self, bar: float) -> float:
         """P-value against the sum being at ``bar`` or below."""
-        if not np.isfinite(bar):
-            return float(bar > 0)
-        if self.error == 0:
-            return float(0 if self.value > bar else 1)
-        return float(stdtr(self.freedom, (bar - self.value) / self.error))
+        return self._beyond(bar, 1)
 
     def below(self, bar: float) -> float:
         """P-value against the sum being at ``bar`` or above."""
+        return self._beyond(bar, -1)
+
+    def _beyond(self, bar: float, side: int) -> float:
         if not np.isfinite(bar):
-            return float(bar < 0)
-        if self.error == 0:
-            return float(0 if self.value < bar else 1)
-        return float(stdtr(self.freedom, (self.value - bar) / self.error))
+            return float(side * bar > 0)
+        lead = side * (self.value - bar)
+        return float(lead <= 0) if self.error == 0 else float(stdtr(self.freedom, -lead / self.error))
 
     def seeds_to_decide(self, bar: float, level: float) -> int | None:
         """How many seeds would do, if means and spreads stay; None if more than `MOST_TIMES` as many as now."""
