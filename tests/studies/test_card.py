@@ -35,11 +35,7 @@ class Window(OffsetBias):
 @pytest.fixture
 def theirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The encodings of this file, as another package would bring them."""
-    monkeypatch.setattr(
-        registry,
-        "entry_points",
-        lambda group: [EntryPoint("window", f"{__name__}:Window", group)],
-    )
+    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("window", f"{__name__}:Window", group)])
     registry._found.cache_clear()
     yield
     monkeypatch.undo()
