@@ -16,27 +16,23 @@ from toeplens.training import run as store
 
 MANY = "9" * 300
 REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are wrong in more ways in test_spec.py
-    # names: the nearest is named
     "train --encoding rop": "there is no 'rop'; did you mean 'rope'",
     "reproduce --scale smok": "scale: there is no 'smok'; did you mean 'smoke'",
     "card rope --set d_model=3": "option of encoding 'rope': there is no 'd_model'",
     "train TINY --set model.d_model=20 --set model.num_heads=4": "head_dim: 5 was given",
-    # fields
     "train TINY --set epoch=3": "epoch: no such field; did you mean 'epochs'? Known: average, batch_size, ",
     "train TINY --set task_options.ordered=x": "ordered: 'x' was given; it must be true or false.",
     "train TINY --set epochs": "'epochs' was given; it must be of the form field=value",
+    "train TINY --set epochs.x=3": "epochs has no fields",
     "train TINY --set lr=Infinity": "lr: ",
     "card rope --set base=x": "base: 'x' was given; it must be a number.",
     "card --set base=3": "set: an option was given, but no encoding",
     "card rope --length 3": "length: 3 was given",
-    # machines
     "train TINY --device tpu": "device: ",
-    # counts and times
     "reproduce --scale smoke --seeds 0": "seeds: 0 was given",
     "reproduce --scale smoke --stack 0": "stack: 0 was given; it must be from 1 to 256",
     "reproduce --scale smoke --workers 0": "workers: 0 was given",
     "train TINY --time-budget '5 minutes'": "time_budget: '5 minutes' was given",
-    # out of range
     "train TINY --set train_examples=1000000000": "its model and its examples need at least",
     "card rope --length 9999999999999": "length: 9999999999999 was given",
     f"train TINY --set epochs={MANY * 20}": "set: epochs=",

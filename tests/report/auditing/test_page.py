@@ -203,6 +203,8 @@ def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) ->
     top = max(BERT.heads, key=lambda head: head.effect or 0)
     named = f"layer {top.layer + 1} head {top.head + 1}"
     assert f"matters most is {named}: silencing it adds {words.significant(top.effect)} nats" in own
+    counted = sum((head.previous or 0) > 0.5 for head in BERT.heads)
+    assert f"on the token before: {counted} of 72 (most layer " in own
     assert "of 66 (most layer " in own, "a head whose induction is not known is not counted"
     layer = max(BERT.layers, key=lambda one: one.deposit["top_share"] or 0)
     assert f"deposit is that of layer {layer.layer + 1}: " in own

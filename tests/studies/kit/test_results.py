@@ -16,7 +16,7 @@ from tests.papers.deposit.told import TOLD
 from tests.papers.deposit.worlds import Model, distance, made_up, results
 
 from toeplens.studies import CellResult, Key, Results
-from toeplens.studies.kit.results import ACCURACY, estimated
+from toeplens.studies.kit.results import ACCURACY, BySeed, estimated
 from toeplens.studies.kit.verdicts import above
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -186,6 +186,7 @@ def test_a_comparison_without_models_says_why() -> None:
 
 
 def test_a_mean_over_seeds_has_an_interval() -> None:
+    assert BySeed({1: 0.5, 2: 3.0}) - BySeed({1: 0.25, 3: 1.0}) == {1: 0.25}, "of the seeds that both have"
     assert estimated({}) is None
     found = estimated({1: 0.25, 5: 0.75})
     assert (found.value, found.count) == (0.5, 2)
