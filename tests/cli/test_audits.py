@@ -122,11 +122,7 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
         (["--layers", "a"], "layers: 'a' was given; it must be numbers from 1 to 9999 and ranges such as 1,4,9-12."),
         (["--layers", "1-9"], "layers: 3 was given; the model has layers 1 to 2."),
         (["--heads", "5"], "heads: 5 was given; the layers have heads 1 to 2 at most."),
-        (["--layers", "1-99999999"], "it must be numbers from 1 to 9999"),
-        (["--max-tokens", "33"], "sequences of 33 tokens were given; the model has positions for 32."),
-        (["--effects", "all"], "effects: there is no 'all'"),
         (["--tokens", "bad.json", "--tokens=no.npy"], "tokens: 2 files were given; an audit reads one."),
-        (["--dtype", "int8"], "dtype: there is no 'int8'"),
     ],
 )
 def test_errors_are_one_line(
@@ -181,13 +177,11 @@ def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp
 
 def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "large.npy", np.full((2, 8), 2**64 - 1, dtype=np.uint64))
-    (tmp_path / "random.npy").write_bytes(bytes(range(256)))
     (tmp_path / "header.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + b"__import__('os')".ljust(117) + b"\n")
     (tmp_path / "folder.npy").mkdir()
     (tmp_path / "far.json").write_text(f"[[{10**30}, 3]]")
     for name, said in (
         ("large.npy", "tokens: they go up to 18446744073709551615; a token is at most 9223372036854775807."),
-        ("random.npy", "random.npy could not be read (it is no .npy file, is damaged or cut short, or holds objects)"),
         (
             "header.npy",
             "header.npy could not be read (it is no .npy file, is damaged or cut short, or holds objects); it must",
@@ -265,3 +259,83 @@ def test_effects_that_take_long_say_once_what_takes_less(
     said = capsys.readouterr().err
     assert said.count("--first 10 does.") == shorter
     assert not shorter or re.search(r"^heads: about 4\.\d minutes left; --first 10 does\.$", said, re.MULTILINE)
+
+
+# ---- several models
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many models one after another, without processes of their own."""
+
+    def one_by_one(work: Any, pieces: Any, limits: Any, workers: Any, *, on_done: Any, on_told: Any) -> None:
+        for index, piece in enumerate(pieces):
+            on_done(index, many._audited(piece, lambda *what, index=index: on_told(index, what)))
+
+    monkeypatch.setattr(many, "spread", one_by_one)
+
+
+@pytest.mark.usefixtures("here")
+def test_several_models_are_audited_into_directories_of_their_own(
+    toeplens: Toeplens, model: Path, reader: Path, tmp_path: Path
+) -> None:
+    """A line of each; of the same request the numbers of one that is audited alone."""
+    (tmp_path / "ids.json").write_text(json.dumps(np.random.default_rng(0).integers(0, 31, (8, 12)).tolist()))
+    options = ["--tokens", tmp_path / "ids.json"]
+    told = toeplens("audit", model, reader, *options, "--out", tmp_path / "out")
+    assert told.code == 0, told
+    rows = [line.split() for line in told.out.splitlines() if "│" in line]
+    assert [[row[1], row[3], row[5]] for row in rows] == [["tiny", "2", "4"], ["reader", "2", "8"]]
+    assert f"pages: {tmp_path / 'out' / '*' / 'report.html'}" in told.out
+    assert [line.partition(" in ")[0] for line in told.err.splitlines()] == [
+        "[1/2] tiny: 4 heads",
+        "[2/2] reader: 8 heads",
+    ]
+    alone = toeplens("audit", model, *options, "--out", tmp_path / "alone", "--json").json()
+    among = open_audit(tmp_path / "out" / "tiny")
+    assert among.summary()["heads"] == alone["heads"]
+    unlike = ("request", "seconds")
+    assert {name: value for name, value in among.about.items() if name not in unlike} == {
+        name: value for name, value in alone["about"].items() if name not in unlike
+    }
+    assert "request" not in alone["about"]
+    again = toeplens("audit", model, reader, *options, "--out", tmp_path / "out", "--json")
+    assert again.err.splitlines() == ["[1/2] tiny: 4 heads, as it was", "[2/2] reader: 8 heads, as it was"]
+    assert again.json()["pages"]["tiny"] == str(tmp_path / "out" / "tiny" / "report.html")
+
+
+@pytest.mark.usefixtures("here")
+def test_models_that_fail_are_told_at_the_end(toeplens: Toeplens, model: Path, reader: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    options = ["--text", tmp_path / "a.txt", "--max-tokens", 12, "--effects", "none", "--out", tmp_path / "out"]
+    told = toeplens("audit", model, "no/such/model", reader, *options)  # tiny has no tokenizer
+    assert told.code == 2
+    asked, *lines, first, second = told.err.splitlines()
+    assert asked == "model: there is no directory no/such/model; the hub is asked for it."
+    assert lines[:2] == ["[1/3] tiny: failed", "[2/3] model: failed"]
+    assert first.startswith("error: tiny: model: ")
+    assert "has no tokenizer that can be read" in first
+    assert second.startswith("error: model: model: no/such/model could not be loaded: there is no such file")
+    assert "reader" in told.out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", "audits.json", "reader"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tiny", "--workers", 2], "workers: 2 was given with one model; it is of several."),
+        (["tiny", "--engine", "ray"], "engine: 'ray' was given with one model; it is of several."),
+        (["tiny", "./tiny"], "model: ./tiny was given twice; each model has one audit."),
+        (["tiny", "run", "--max-tokens", 8], "max_tokens: it was given; a run is audited on examples of its own"),
+    ],
+)
+def test_what_does_not_go_with_several_or_with_one_is_refused(
+    toeplens: Toeplens, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, "tiny")
+    shutil.copytree(model, "other")
+    Path("run").mkdir()
+    Path("run/spec.json").write_text("{}")
+    assert toeplens("audit", *words, "--out", "out").refusal().startswith(f"error: {said}")
+    assert not Path("out").exists()

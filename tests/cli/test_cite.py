@@ -56,7 +56,3 @@ def test_a_recorded_studys_encodings_are_cited(toeplens: Toeplens):
     assert "2104.09864" in known
     assert len(known) == len(set(known))
     assert "2505.13027" not in known, "it is among the papers"
-
-
-def test_what_is_no_study_is_refused(toeplens: Toeplens, tmp_path: Path):
-    assert "is not a study's directory" in toeplens("cite", tmp_path).refusal()

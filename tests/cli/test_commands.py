@@ -67,18 +67,7 @@ def test_a_card(tmp_path: Path):
 
 
 COMMANDS = ["reproduce", "study", "theory", "audit", "compare", "train", "ablate", "decompose", "extrapolate"]
-COMMANDS += [
-    "probe",
-    "pretrained",
-    "report",
-    "claims",
-    "figures",
-    "tables",
-    "cite",
-    "encodings",
-    "card",
-    "tasks",
-]
+COMMANDS += ["probe", "pretrained", "report", "claims", "figures", "tables", "cite", "encodings", "card", "tasks"]
 
 
 def test_every_command_is_named_and_helps(toeplens: Toeplens):
@@ -119,7 +108,6 @@ def test_train_then_ablate(toeplens: Toeplens, tmp_path: Path, monkeypatch: pyte
     found = toeplens("ablate", run.directory, "--examples", "10", "--sets", "--json").json()
     assert len(found["sets"]["greedy"]) == run.spec.model.num_layers * run.spec.model.num_heads + 1
     ablation = read_ablation(run.directory, Asked(10))
-    assert ablation is not None
     assert np.array_equal(found["drops"], ablation.drops)
     assert (found["examples"], found["metric"]) == (10, "accuracy")
     assert [layer["kind"] for layer in found["deposit"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from tests.cli.command import Toeplens
 from tests.report.auditing.test_page import made_up
-from tests.report.exporting.recorded import recorded_grid
+from tests.report.grid.state import recorded_grid
 
 from toeplens.report import PAGE
 from toeplens.studies.auditing import save
@@ -51,13 +50,6 @@ def test_every_figure_is_drawn_and_told(toeplens: Toeplens, study: Path, drawn: 
     assert all(each["number"] and each["title"] and each["caption"] for each in made["files"])
 
 
-def test_without_what_draws_them_one_sentence_says_so(toeplens: Toeplens, study: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "kaleido", None)
-    answer = toeplens("figures", study)
-    assert answer.code == 3
-    assert "pip install 'toeplens[figures]'" in answer.err
-
-
 def test_some_figures_by_name_or_number_in_another_place(toeplens: Toeplens, study: Path, drawn: list[str]):
     out = study.parent / "paper"
     answer = toeplens("figures", study, "--figure", "plane", "--figure", "2", "--columns", "2", "--out", out)
@@ -87,15 +79,10 @@ def test_every_table_is_written(toeplens: Toeplens, study: Path, form: str, endi
 
 @pytest.mark.usefixtures("drawn")
 def test_bad_input_is_one_sentence(toeplens: Toeplens, study: Path):
-    assert (
-        "figure: there is no 'plan'; did you mean 'plane'" in toeplens("figures", study, "--figure", "plan").refusal()
-    )
+    refused = toeplens("figures", study, "--figure", "plan").refusal()
+    assert "figure: there is no 'plan'; did you mean 'plane'" in refused
     assert "columns must be 1 or 2 (got 3)." in toeplens("figures", study, "--columns", "3").refusal()
     assert "format: there is no 'gif'; known: pdf, png, svg." in toeplens("figures", study, "--format", "gif").refusal()
-    assert (
-        "format: there is no 'word'; known: both, csv, latex."
-        in toeplens("tables", study, "--format", "word").refusal()
-    )
     assert "holds files that are not the tables's" in toeplens("tables", study, "--out", study).refusal()
     (study / "empty").mkdir()
     assert "holds no study, audit or probe" in toeplens("tables", study / "empty").refusal()

@@ -80,15 +80,6 @@ def test_memory_that_is_used_up_is_the_machines_failure(
         assert "memory is used up" in toeplens("train", *TINY, "--out", tmp_path).refusal(3)
 
 
-@pytest.mark.heavy
-def test_a_locale_without_signs_gets_tables_too():
-    """In a process of its own, whose streams are as the locale has them."""
-    locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run([*TOEPLENS, "tasks", "--full"], capture_output=True, env={**os.environ, **locale})
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"trigger-count" in done.stdout
-
-
 def test_what_a_stream_cannot_write_is_escaped(monkeypatch: pytest.MonkeyPatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))

@@ -61,12 +61,6 @@ def test_what_a_cluster_has_is_not_looked_for_on_this_machine(given: dict, devic
     assert Means(**MEANS, hands=Hands(**NONE | CELL)).limits().machines is None
 
 
-def test_a_stack_that_cannot_be_is_refused_before_anything_is_written(toeplens, tmp_path: Path):
-    answer = toeplens("reproduce", "--scale", "smoke", "--out", tmp_path / "a", "--stack", "0")
-    assert "stack: 0 was given; it must be from 1 to 256" in answer.refusal()
-    assert not (tmp_path / "a").exists()
-
-
 def test_loggers_that_are_not_installed_are_refused_before_anything_is_written(
     toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -100,9 +94,6 @@ def test_a_run_is_logged_and_what_fails_is_a_warning(toeplens, tmp_path: Path, c
 
 
 def test_the_commands_take_them(toeplens, tmp_path: Path):
-    answer = toeplens("reproduce", "--scale", "smoke", "--out", tmp_path / "a", "--address", "head:6379")
-    assert answer.code == 2
-    assert "address: 'head:6379' was given, which only --engine ray takes." in answer.err
     answer = toeplens("theory", "--scale", "smoke", "--out", "s4://there")
     assert "out: must be a URL of a file system that is installed (got 's4://there'" in answer.refusal()
     assert not (tmp_path / "a").exists()

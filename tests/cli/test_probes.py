@@ -43,10 +43,8 @@ def test_a_probe_is_written_over_an_older_one_alone(
     assert refused.endswith("/tiny'; give an empty or new directory.")
     assert refused.startswith(f"error: out: {out} holds the probe of ")
     twice = ("--text", text, "--text", tmp_path / "none.txt")
-    assert (
-        toeplens("probe", model, *twice, "--out", out, *LITTLE).refusal()
-        == "error: text: 2 were given; a probe reads one."
-    )
+    refused = toeplens("probe", model, *twice, "--out", out, *LITTLE).refusal()
+    assert refused == "error: text: 2 were given; a probe reads one."
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "notes.txt").write_text("mine")
     refused = toeplens("probe", model, "--text", text, "--out", tmp_path / "else", *LITTLE).refusal()
@@ -58,11 +56,8 @@ def test_a_probe_is_written_over_an_older_one_alone(
     [
         (("--lengths", "64,many"), "lengths: '64,many' was given; it must be whole numbers with commas between them."),
         (("--lengths", "32"), "lengths: 32 was given; each must be from 64 to 1048576, and be given once."),
-        (("--sequences", "1000000000"), "sequences: 1000000000 was given; it must be from 2 to 1000."),
-        (("--change", "layers=1"), "change: 'layers=1' says nothing that is to be done; it needs one of attention, "),
         (("--change", "layers=1 speed=1e300"), "speed: 1e+300 was given; it must be from -1000000 to 1000000."),
         (("--change", "layers=7 output=zero"), "layers: 7 was given; there are 2 calls of self attention"),
-        (("--change", "layers=1 bias=off"), "bias: model.layers.0.self_attn (LlamaAttention) adds nothing"),
     ],
 )
 def test_what_cannot_be_probed(

@@ -105,7 +105,6 @@ def test_a_signal_while_a_command_imports_is_one_sentence(number: signal.Signals
     with subprocess.Popen(
         [*TOEPLENS, "encodings"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(number)
         _, err = process.communicate(timeout=300)

@@ -11,9 +11,10 @@ import torch
 
 from toeplens.engine import examples_of
 from toeplens.ground import InputError
-from toeplens.lens import AttentionTrace, decompose, fit_decay, toeplitz_profile
+from toeplens.lens import AttentionTrace, decompose, toeplitz_profile
 from toeplens.sources import DecoderSource, relevance
 from toeplens.studies.decomposition import ORIGINS, SHOWN, _symbol, decompose_run
+from toeplens.studies.kit.kernels import decays_of, kernel_ends
 from toeplens.training import Run, run_spec, train
 from toeplens.training.presets import starting_spec
 
@@ -36,11 +37,9 @@ def test_it_is_what_the_lens_finds(runs: dict[str, Run]) -> None:
     assert [layer.layer for layer in structure.layers] == list(range(run.spec.model.num_layers))
     for layer in structure.layers:
         parts = decompose(trace, layer.layer)
-        assert layer.parts is not None
         np.testing.assert_allclose(layer.parts.shares["logits"], parts.shares.logits, atol=1e-9)
         np.testing.assert_allclose(layer.parts.kinds["softmax"], parts.kinds.softmax, atol=1e-9)
         np.testing.assert_allclose(layer.toeplitz, parts.profile.share, atol=1e-9)
-        assert layer.parts.branches is not None
         np.testing.assert_allclose(layer.parts.branches["logits"].sum(1), 1, atol=1e-9)
 
 
@@ -72,7 +71,6 @@ def test_the_example_is_one_sequences_logits(runs: dict[str, Run]) -> None:
 
 def test_the_symbol_lies_within_the_eigenvalues_of_the_kernels_matrix(runs: dict[str, Run]) -> None:
     layer = decompose_run(runs["alibi"], examples=8).layers[0]
-    assert layer.parts is not None
     half = (layer.parts.kernel + layer.parts.kernel[:, ::-1]) / 2
     size = (half.shape[1] + 1) // 2
     places = np.arange(size)
@@ -82,39 +80,21 @@ def test_the_symbol_lies_within_the_eigenvalues_of_the_kernels_matrix(runs: dict
         assert layer.symbol[head].max() <= values[-1] + 1e-9
 
 
-def test_the_kernels_ends_are_those_of_its_matrix_and_of_its_series(runs: dict[str, Run]) -> None:
-    """Eigenvalues of the matrix written out; the series at 20,000 angles."""
+def test_decays_and_kernels_ends_are_those_of_the_layers_means(runs: dict[str, Run]) -> None:
+    """Kernels of both sides are their Hermitian part, causal ones with their mirror image."""
     for name, causal in (("alibi", False), ("rope", True)):
-        layer = decompose_run(runs[name], examples=8).layers[0]
-        assert layer.parts is not None
-        for kernel, ends in zip(layer.parts.kernel, layer.ends, strict=True):
-            both = np.concatenate((kernel[:0:-1], kernel)) if causal else (kernel + kernel[::-1]) / 2
-            places = np.arange(ends.size)
-            values = np.linalg.eigvalsh(both[places[:, None] - places + ends.size - 1])
-            np.testing.assert_allclose([ends.lowest, ends.highest], values[[0, -1]], atol=1e-9)
-            offsets = np.arange(1 - ends.size, ends.size)
-            series = (both * np.cos(np.linspace(0, np.pi, 20_000)[:, None] * offsets)).sum(1)
-            np.testing.assert_allclose([ends.symbol_low, ends.symbol_high], [series.min(), series.max()], atol=1e-5)
-            assert ends.symbol_low <= ends.lowest + 1e-9
-            assert ends.highest <= ends.symbol_high + 1e-9
-
-
-def test_decays_are_fitted_to_the_mean_logits_by_distance(runs: dict[str, Run]) -> None:
-    """Both sides of a query together, from the logits written out."""
-    run = runs["alibi"]
-    examples = examples_of(run.spec, 8)
-    trace = AttentionTrace(DecoderSource(run.model()), torch.from_numpy(examples.tokens))
-    for layer, found in zip(trace, decompose_run(run, examples=8).layers, strict=True):
-        logits = layer.logits().double().numpy()
-        places = np.arange(logits.shape[-1])
-        away = np.abs(places[:, None] - places)
-        for head, decay in enumerate(found.decays):
-            means = np.array([logits[:, head, away == d].mean() for d in places])
-            best = fit_decay(places, means, counts=np.array([(away == d).sum() for d in places]))[0]
-            assert decay is not None
-            assert decay.form == best.form
-            assert decay.parameters == pytest.approx(dict(best.parameters), rel=1e-3)
-            assert decay.r2 == pytest.approx(best.r2, rel=1e-5)
+        run = runs[name]
+        trace = AttentionTrace(DecoderSource(run.model()), torch.from_numpy(examples_of(run.spec, 8).tokens))
+        for found, layer in zip(trace, decompose_run(run, examples=8).layers, strict=True):
+            for kernel, ends in zip(layer.parts.kernel, layer.ends, strict=True):
+                both = np.concatenate((kernel[:0:-1], kernel)) if causal else (kernel + kernel[::-1]) / 2
+                assert ends == kernel_ends(both)
+            size = found.q.shape[2]
+            counts = [float(min(size, size - delta) if delta >= 0 else size + delta) for delta in layer.offsets]
+            for decay, wanted in zip(
+                layer.decays, decays_of(layer.offsets, layer.means, np.tile(counts, (len(layer.means), 1))), strict=True
+            ):
+                assert (decay.form, decay.r2) == (wanted.form, pytest.approx(wanted.r2))
 
 
 def test_class_logits_are_traced_back_where_the_rules_go_through(runs: dict[str, Run]) -> None:
@@ -122,7 +102,6 @@ def test_class_logits_are_traced_back_where_the_rules_go_through(runs: dict[str,
     examples = examples_of(run.spec, 8)
     found = relevance(run.model(), torch.from_numpy(examples.tokens))
     origins = decompose_run(run, examples=8).origins
-    assert origins is not None
     assert origins.parts.keys() == set(ORIGINS)
     assert origins.parts["position_attention"] == pytest.approx(found.position_attention.sum(1).mean())
     assert origins.parts["softmax"] == pytest.approx(found.softmax.mean())

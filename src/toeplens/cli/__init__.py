@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from toeplens.cli import audits, cite, export, lists, pretrained, probes, runs, studies
+from toeplens.cli import audits, cite, export, lists, probes, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.signals import EXIT_CODE, INTERRUPTED
@@ -34,7 +34,7 @@ for _name, _command in {
     "audit": audits.audit,
     "compare": audits.compare,
     "probe": probes.probe,
-    "pretrained": pretrained.pretrained,
+    "pretrained": probes.pretrained,
     "train": runs.train_run,
     "ablate": runs.ablate,
     "decompose": runs.decompose,
@@ -69,7 +69,9 @@ def _main(
 
 def main() -> None:
     """Run the command line; errors are one line, exit code 2 for bad input and 3 for the machine's failures."""
-    _make_printable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the terminal's encoding lacks is escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
         print(end="", flush=True)
@@ -96,13 +98,6 @@ def main() -> None:
         if not out_of_memory(error):
             raise
         _fail(str(EnvironmentFailure("the machine's memory is used up; lower --workers or the sizes.")), 3)
-
-
-def _make_printable() -> None:
-    """What the terminal's encoding lacks is escaped."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _fail(message: str, code: int) -> None:

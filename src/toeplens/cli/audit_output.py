@@ -5,18 +5,24 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from toeplens.cli.console import err, say, table
+from toeplens import report
+from toeplens.cli.console import err, out, print_json, say, table
+from toeplens.engine import Workers
 from toeplens.ground.words import duration, fixed, spans
 from toeplens.studies.auditing import Audit, LayerRecord
+from toeplens.studies.auditing.many import Audited, Request, audit_many
 from toeplens.studies.auditing.words import Names, done
 from toeplens.studies.probing import ABOUT, ProbeRecord
-from toeplens.studies.probing.words import interval, title_of
+from toeplens.studies.probing.record import interval, title_of
 
 _LISTED = 12  # heads that are printed
 _NAMED = 4  # weights that are named
@@ -91,7 +97,11 @@ def audit_tables(found: Audit) -> list[Table]:
     for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
         heads.add_row(names.short(head), *(_short(getattr(head, name), name) for name in columns))
     layers = table("Layers", "layers", "heads", "position", "window", "difference")
-    for alike in _alike(found.layers):
+    rows: dict[tuple[object, ...], list[LayerRecord]] = {}  # layers that are the same in all that is printed of them
+    for one in found.layers:
+        key = (one.side, one.kind, one.heads, one.key_heads, _position(one), _window(one))
+        rows.setdefault(key, []).append(one)
+    for alike in rows.values():
         first, proof = alike[0], max(max(each.outputs, each.weights or 0.0) for each in alike)
         count = str(first.heads) if first.heads == first.key_heads else f"{first.heads} on {first.key_heads}"
         numbers = spans(each.layer + 1 for each in alike)
@@ -139,12 +149,8 @@ def probe_table(found: ProbeRecord) -> Table:
     made = table("What it can do (95 % intervals)", "predicted", "asked", *columns)
     for behaviour in ABOUT:
         for each in found.summaries(behaviour):
-            row = [
-                title_of(behaviour).lower(),
-                str(each.count),
-                interval(each.nats, 2),
-                interval(each.right, 2, most=1),
-            ]
+            row = [title_of(behaviour).lower(), str(each.count)]
+            row += [interval(each.nats, 2), interval(each.right, 2, most=1)]
             if found.changes:
                 row += [interval(each.changed_nats, 2), interval(each.more_nats, 2, least=None)]
             made.add_row(*row)
@@ -181,15 +187,6 @@ def audit_notes(found: Audit) -> Iterator[str]:
     yield f"the captured pass differs from a plain one by {found.whole:.1e} (relative)"
 
 
-def _alike(layers: Sequence[LayerRecord]) -> list[list[LayerRecord]]:
-    """Layers that are the same in all that is printed of them, in the order of the first of each."""
-    found: dict[tuple[object, ...], list[LayerRecord]] = {}
-    for one in layers:
-        key = (one.side, one.kind, one.heads, one.key_heads, _position(one), _window(one))
-        found.setdefault(key, []).append(one)
-    return list(found.values())
-
-
 def _position(layer: LayerRecord) -> str:
     """What position does in a layer, in few words: a rotation by how many of the dimensions it turns."""
     return _ROTATION.sub(r"turns \1/\2 (\3)", layer.position).replace(" of the pairs switched off", " pairs off")
@@ -206,3 +203,80 @@ def _short(value: float | None, name: str) -> str:
     if value is None or name != "effect" or value == 0 or abs(value) >= 0.0005:
         return fixed(value, 3 if name == "effect" else 2)
     return f"{value:.0e}"
+
+
+# ---- of several models ----------------------------------------------------------------------------------------------
+
+
+def audit_all(models: Sequence[str], directory: Path, request: Request, workers: Workers, *, as_json: bool) -> None:
+    """Audit models, print a line of each, and raise what failed as an exit code."""
+    with ManyProgress(len(models)) as progress:
+        found = audit_many(
+            models,
+            directory,
+            request,
+            workers=workers,
+            write=report.write_audit,
+            on_progress=progress.of,
+            on_done=progress.finished,
+        )
+    pages = {each.name: str(directory / each.name / report.PAGE) for each in found.done}
+    if as_json:
+        print_json({**found.to_dict(), "pages": pages})
+    elif pages:
+        out.print(many_table(found.done))
+        for each in found.done:
+            for line in notes(each):
+                say(f"{each.name}: {line}")
+        say(f"pages: {directory / '*' / report.PAGE}")
+    for each in found.failed:
+        err.print(f"error: {each.name}: {each.why}", highlight=False, markup=False, soft_wrap=True)
+    if found.code:
+        raise typer.Exit(found.code)
+
+
+class ManyProgress(AuditProgress):
+    """Live bars over what is done of each model, with a line for each that is finished."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count, self.done = count, 0
+
+    def of(self, name: str, what: str, done: int, total: int) -> None:
+        """Take note of how many layers or heads of a model are done."""
+        self(f"{name}: {what}", done, total)
+
+    def finished(self, found: Audited, new: bool) -> None:
+        """Take note of what became of a model."""
+        self.done += 1
+        for what in [what for what in self.tasks if what.startswith(f"{found.name}: ")]:
+            self.bar.remove_task(self.tasks.pop(what))
+        told = "failed" if found.why is not None else f"{found.heads} heads"
+        if found.why is None:
+            seconds = found.about.get("seconds")
+            told += ", as it was" if not new else "" if seconds is None else f" in {duration(max(1.0, seconds))}"
+        say(f"[{self.done}/{self.count}] {found.name}: {told}", aside=True)
+
+
+def many_table(rows: Sequence[Audited]) -> Table:
+    """A line a model: its heads, how positional they are, which matters most, and the proof."""
+    columns = ("layers", "heads", "pos.", "loss", "effect", "of", "proof")
+    made = table("Audits (mean positional share, largest effect)", "model", *columns)
+    for each in rows:
+        made.add_row(
+            escape(each.name),
+            str(each.layers),
+            str(each.heads),
+            fixed(each.positional, 2),
+            fixed(each.baseline, 3),
+            fixed(each.effect, 3),
+            each.head or "–",
+            f"{max(each.difference or 0.0, each.whole or 0.0):.1e}",
+        )
+    return made
+
+
+def notes(each: Audited) -> list[str]:
+    """What has to be known of an audit beside its line."""
+    why = each.about.get("no_effects")
+    return [*weight_notes(each.about), *([] if why is None else [f"no effects: {why}"])]

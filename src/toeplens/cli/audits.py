@@ -99,7 +99,7 @@ def audit(
     Without --text and --tokens it reads random tokens whose second half repeats the first. Of several models each is
     audited so, several at a time; one that fails is told at the end, and the same command goes on.
     """
-    from toeplens.cli import audit_many, console
+    from toeplens.cli import audit_output, console
     from toeplens.sources.huggingface.checkpoints import is_there
     from toeplens.studies import auditing, probing
     from toeplens.studies.auditing.many import Request
@@ -137,7 +137,7 @@ def audit(
             raise InputError("text: two files have the same name; each must have its own.")
         request = replace(request, texts=texts)
     if len(model) > 1:
-        audit_many.audit_all(model, out, request, workers, as_json=as_json)
+        audit_output.audit_all(model, out, request, workers, as_json=as_json)
     else:
         _audit_one(model[0], out, request, as_json=as_json)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,26 +65,22 @@ def cite(
 def _encodings(directory: Path) -> list[str]:
     """The encodings of a run's or a study's models, each once, in order."""
     from toeplens import encodings
+    from toeplens.cli.studies import kind_of
+    from toeplens.papers import deposit, mathematics
+    from toeplens.studies import grid
     from toeplens.training import Run
 
-    specs = [Run.open(directory).spec] if (directory / "spec.json").is_file() else list(_specs(directory))
+    specs: list[Any] = []  # none of a pretrained model's
+    if (directory / "spec.json").is_file():
+        specs = [Run.open(directory).spec]
+    elif isinstance(state := kind_of(directory)[0].gather(directory), grid.Grid):
+        specs = [cell.job.spec for cell in grid.cells(state.spec)]
+    elif isinstance(state, deposit.Reproduction):
+        specs = [cell.job.spec for cell in state.plan.cells()]
+    elif isinstance(state, mathematics.Theory):
+        specs = [job.spec for job in mathematics.jobs(state.scale, state.seeds)]
     names: dict[str, None] = {}
     for spec in specs:
         for each in filter(None, (spec.model.encoding, spec.model.input_encoding)):
             names |= dict.fromkeys(encodings.named(each))
     return list(names)
-
-
-def _specs(directory: Path) -> Iterator[Any]:
-    """The runs that a study asks for; none of a pretrained model's."""
-    from toeplens.cli.studies import kind_of
-    from toeplens.papers import deposit, mathematics
-    from toeplens.studies import grid
-
-    state = kind_of(directory)[0].gather(directory)
-    if isinstance(state, grid.Grid):
-        yield from (cell.job.spec for cell in grid.cells(state.spec))
-    elif isinstance(state, deposit.Reproduction):
-        yield from (cell.job.spec for cell in state.plan.cells())
-    elif isinstance(state, mathematics.Theory):
-        yield from (job.spec for job in mathematics.jobs(state.scale, state.seeds))

@@ -71,11 +71,17 @@ class Hands:
                 if (given := getattr(self, name)) is not None:
                     raise InputError(f"{name}: {shown(given)} was given, which only --engine ray takes.")
             return self.workers
+        memory = None
+        if (text := self.memory_per_cell) is not None:
+            match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+            if match is None or float(match[1]) <= 0:
+                raise InputError(f"memory_per_cell: {text!r} was given; it must be a positive size such as 500M or 4G.")
+            memory = int(float(match[1]) * _UNITS[match[2].upper()])
         return Cluster(
             address=self.address,
             cpus=1.0 if self.cpus_per_cell is None else self.cpus_per_cell,
             gpus=self.gpus_per_cell or 0.0,
-            memory=_bytes(self.memory_per_cell),
+            memory=memory,
             at_once=self.workers,
         )
 
@@ -146,13 +152,3 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     given.__annotations__ = {each.name: each.annotation for each in parameters}
     return given
-
-
-def _bytes(text: str | None) -> int | None:
-    """``500M``, ``4G`` or plain bytes."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
-    if match is None or float(match[1]) <= 0:
-        raise InputError(f"memory_per_cell: {text!r} was given; it must be a positive size such as 500M or 4G.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -98,16 +98,16 @@ def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     return content
 
 
-def _integer(text: str) -> int:
-    if len(text) > _DIGITS:
-        raise ValueError(f"an integer of {len(text)} digits")
-    return int(text)
-
-
 def _value(path: str, text: str) -> Any:
     """JSON as it stands, anything else as a word."""
+
+    def integer(digits: str) -> int:
+        if len(digits) > _DIGITS:
+            raise ValueError(f"an integer of {len(digits)} digits")
+        return int(digits)
+
     try:
-        value = json.loads(text, parse_int=_integer)
+        value = json.loads(text, parse_int=integer)
         json.dumps(value)
     except json.JSONDecodeError:
         return text

@@ -13,7 +13,7 @@ from toeplens.ground import InputError, choose, read_json
 from toeplens.ground.places import free
 
 if TYPE_CHECKING:
-    from toeplens.training import RunSpec
+    pass
 
 
 def train_run(
@@ -78,7 +78,15 @@ def train_run(
         if scale is not None:
             raise InputError(f"scale: {scale!r} was given beside {spec}, which has sizes of its own; leave it out.")
         several = encoding if encoding is None or "+" not in encoding else encodings.canonical(encoding)
-        _agree(spec, wanted, encoding=several, protocol=protocol, task=task, seed=seed)
+        model = wanted.model
+        for name, value, others in (
+            ("encoding", several, {model.encoding}),
+            ("protocol", protocol, {model.protocol}),
+            ("task", task, {wanted.task}),
+            ("seed", seed, {wanted.seed, wanted.data_seed}),
+        ):
+            for other in others - {value} if value is not None else ():
+                raise InputError(f"{name}: {value!r} was given, but {spec} has {other!r}; leave it out, or use --set.")
     limits = limits_of(time_budget, device, compile, follow=follow)
     must_be_installed(limits.follow)
     progress = RunProgress(wanted, limits)
@@ -115,16 +123,6 @@ def train_run(
             console.say("not watched: this run was finished before")
 
     carry_out(work, progress, limits, show)
-
-
-def _agree(spec: Path, wanted: RunSpec, **given: str | int | None) -> None:
-    """Refuse an option beside a spec that says something else."""
-    model = wanted.model
-    said = {"encoding": [model.encoding], "protocol": [model.protocol], "task": [wanted.task]}
-    for name, value in given.items():
-        for other in {**said, "seed": [wanted.seed, wanted.data_seed]}[name]:
-            if value not in (None, other):
-                raise InputError(f"{name}: {value!r} was given, but {spec} has {other!r}; leave it out, or use --set.")
 
 
 def ablate(

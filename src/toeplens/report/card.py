@@ -79,13 +79,34 @@ def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
 
 
 def _panels(card: Card) -> list[Panel]:
-    attention = Panel("Attention by distance", _attention(card), _attention_words(card))
+    near, far = card.profile.mean[:, 0].mean(), card.profile.mean[:, -1].mean()
+    words = "Contents that resemble one another; 1 is a key's share without position."
+    canvas = Canvas(250)
+    distances, mean = card.profile.distances + 1, card.profile.mean
+    steps = np.unique(np.geomspace(1, len(distances), 60).astype(int)) - 1
+    edges = [*steps.tolist(), len(distances)]
+    blocks = [slice(a, b) for a, b in itertools.pairwise(edges)]
+    smooth = np.stack([mean[:, block].mean(1) for block in blocks], axis=1)
+    xs = [float(distances[block].mean()) for block in blocks]
+    canvas.band(xs, plain(smooth.min(0)), plain(smooth.max(0)), BLUE, 0.15, "")
+    canvas.lines(xs, plain(smooth.mean(0)), BLUE, "%{x:.0f}: %{y:.3g}<extra></extra>")
+    canvas.x("distance + 1", type="log")
+    canvas.y("", rangemode="tozero")
+    canvas.line_at(1)
+    attention = Panel("Attention by distance", canvas.figure(), f"{words} {near:.2f} at 0, {far:.2f} farthest.")
     if card.kernel is None:
         return [attention]
     rotation = card.kernel.ndim == 3
     title = "Kernel by distance, mean over frequencies" if rotation else "Kernel by distance"
-    kernel = _curves(card, card.offsets, flat(card.kernel), "distance i − j")
-    first = [Panel(title, kernel, _kernel_words(card))]
+    canvas, offsets = Canvas(250), card.offsets
+    window = np.abs(offsets) <= min(128, card.sizes["max_len"] - 1)
+    for row, tint, name in _each_head(flat(card.kernel)):
+        canvas.lines(offsets[window].tolist(), plain(row[window]), tint, "%{x}: %{y:.4g}", width=1.4, name=name)
+    canvas.x("distance i − j")
+    canvas.y("")
+    canvas.line_at(0, vertical=True, dash="dot")
+    kind = "real part" if rotation else "one curve a head" if len(card.kernel) > 1 else "one for all heads"
+    first = [Panel(title, canvas.figure(), f"At its starting parameters; {kind}.")]
     if rotation:
         bands = Panel("Kernel by frequency, real part", _bands(card), "Rows are frequencies, from high to low.")
         first.append(bands)
@@ -95,37 +116,21 @@ def _panels(card: Card) -> list[Panel]:
     words = (
         f"The kernel's Fourier series, smoothed over {card.sizes['max_len']} positions; dotted where it is negative."
     )
-    return [*first, attention, Panel("Symbol", _symbol(card.angles, card.symbol), words)]
-
-
-def _attention_words(card: Card) -> str:
-    near, far = card.profile.mean[:, 0].mean(), card.profile.mean[:, -1].mean()
-    return (
-        f"Contents that resemble one another; 1 is a key's share without position. {near:.2f} at 0, {far:.2f} farthest."
-    )
-
-
-def _kernel_words(card: Card) -> str:
-    assert card.kernel is not None
-    kind = "real part" if card.kernel.ndim == 3 else "one curve a head" if len(card.kernel) > 1 else "one for all heads"
-    return f"At its starting parameters; {kind}."
+    canvas, half, angles = Canvas(250), card.angles > 0, card.angles
+    floor = 1e-6 * max(float(np.abs(card.symbol).max()), 1e-300)
+    for row, tint, name in _each_head(card.symbol):
+        for dash, sign, values in by_sign(row[half], floor):
+            hover = f"%{{x:.3f}}: {sign}%{{y:.4g}}"
+            canvas.lines(plain(angles[half]), values, tint, hover, width=1.2, dash=dash, name=name)
+    canvas.x("φ (radians a token)", type="log")
+    canvas.y("", type="log", exponentformat="power", dtick=1)
+    return [*first, attention, Panel("Symbol", canvas.figure(), words)]
 
 
 def _each_head(rows: np.ndarray) -> Iterator[tuple[np.ndarray, str, str]]:
     """Values, colour and name of each head, or of all together."""
     names = [f"head {head}" for head in range(1, len(rows) + 1)] if len(rows) > 1 else ["all heads"]
     return zip(rows, spectrum(len(rows)), names, strict=True)
-
-
-def _curves(card: Card, xs: np.ndarray, rows: np.ndarray, title: str) -> go.Figure:
-    canvas = Canvas(250)
-    window = np.abs(xs) <= min(128, card.sizes["max_len"] - 1)
-    for row, tint, name in _each_head(rows):
-        canvas.lines(xs[window].tolist(), plain(row[window]), tint, "%{x}: %{y:.4g}", width=1.4, name=name)
-    canvas.x(title)
-    canvas.y("")
-    canvas.line_at(0, vertical=True, dash="dot")
-    return canvas.figure()
 
 
 def _bands(card: Card) -> go.Figure:
@@ -142,36 +147,6 @@ def _bands(card: Card) -> go.Figure:
     )
     canvas.x("distance i − j")
     canvas.y("frequency", autorange="reversed")
-    return canvas.figure()
-
-
-def _attention(card: Card) -> go.Figure:
-    canvas = Canvas(250)
-    distances, mean = card.profile.distances + 1, card.profile.mean
-    steps = np.unique(np.geomspace(1, len(distances), 60).astype(int)) - 1
-    edges = [*steps.tolist(), len(distances)]
-    blocks = [slice(a, b) for a, b in itertools.pairwise(edges)]
-    smooth = np.stack([mean[:, block].mean(1) for block in blocks], axis=1)
-    xs = [float(distances[block].mean()) for block in blocks]
-    canvas.band(xs, plain(smooth.min(0)), plain(smooth.max(0)), BLUE, 0.15, "")
-    canvas.lines(xs, plain(smooth.mean(0)), BLUE, "%{x:.0f}: %{y:.3g}<extra></extra>")
-    canvas.x("distance + 1", type="log")
-    canvas.y("", rangemode="tozero")
-    canvas.line_at(1)
-    return canvas.figure()
-
-
-def _symbol(angles: np.ndarray, rows: np.ndarray) -> go.Figure:
-    """Sizes on logarithmic axes; dotted where the symbol is negative."""
-    canvas = Canvas(250)
-    half = angles > 0
-    floor = 1e-6 * max(float(np.abs(rows).max()), 1e-300)
-    for row, tint, name in _each_head(rows):
-        for dash, sign, values in by_sign(row[half], floor):
-            hover = f"%{{x:.3f}}: {sign}%{{y:.4g}}"
-            canvas.lines(plain(angles[half]), values, tint, hover, width=1.2, dash=dash, name=name)
-    canvas.x("φ (radians a token)", type="log")
-    canvas.y("", type="log", exponentformat="power", dtick=1)
     return canvas.figure()
 
 

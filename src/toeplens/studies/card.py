@@ -145,7 +145,11 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
         report = conformance.check(name, strict=False, **options)
         small = conformance.Specimen(lambda: encodings.build(name, **conformance.SIZES, **options))
         measured, declared = conformance.measure(small), conformance.declared(small.encoding)
-        offsets, kernel = _kernel(encoding)
+        offsets, kernel = np.arange(1 - length, length), None
+        if encoding.axes == 1:
+            with torch.no_grad():
+                found = encoding.kernel(torch.from_numpy(offsets))
+            kernel = None if found is None else found.numpy()
         angles = values = None
         if kernel is not None and np.isnan(kernel).any():
             raise InputError(f"encoding: the kernel of {name!r} is no number at some distances; none can be drawn.")
@@ -180,13 +184,6 @@ def symbol_of(offsets: Int[np.ndarray, "D"], kernel: np.ndarray) -> tuple[np.nda
     angles, found = symbol(rows, 4 * length)
     values = np.real(found)
     return angles, np.where(np.abs(values) > 1e-13 * np.abs(rows).sum(-1, keepdims=True), values, 0.0)
-
-
-def _kernel(encoding: PositionalEncoding) -> tuple[np.ndarray, np.ndarray | None]:
-    offsets = torch.arange(-encoding.max_len + 1, encoding.max_len)
-    with torch.no_grad():
-        kernel = encoding.kernel(offsets) if encoding.axes == 1 else None
-    return offsets.numpy(), None if kernel is None else kernel.numpy()
 
 
 def _project(encoding: PositionalEncoding, batch: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:

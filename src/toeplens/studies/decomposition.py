@@ -12,7 +12,7 @@ from torch import Tensor
 from toeplens.engine import examples_of
 from toeplens.ground import InputError
 from toeplens.ground.records import MaybeNaN, Record
-from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, Split, ToeplitzProfile, decompose, symbol
+from toeplens.lens import AttentionTrace, LayerTrace, NoForm, Split, ToeplitzProfile, decompose, symbol
 from toeplens.lens.kit.terms import written_out_profile
 from toeplens.sources import DecoderSource, relevance
 from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
@@ -193,7 +193,17 @@ def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> Layer
     why = ""
     try:
         made = decompose(trace, layer, split=split)
-        profile, kernel, parts = made.profile, made.kernel, _parts(made)
+        profile, kernel, branches = made.profile, made.kernel, made.by_frequency()
+        parts = Parts(
+            made.names,
+            _both(made.shares.logits, made.shares.softmax),
+            _both(made.kinds.logits, made.kinds.softmax),
+            made.named(),
+            None if branches is None else _both(branches.logits, branches.softmax),
+            kernel.diagonal_means.cpu().numpy(),
+            kernel.share.cpu().numpy(),
+            made.error,
+        )
     except NoForm as error:
         profile = kernel = written_out_profile(found)
         why = str(error).removeprefix("encoding: ")
@@ -219,20 +229,6 @@ def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> Layer
     )
 
 
-def _parts(made: LogitParts) -> Parts:
-    branches = made.by_frequency()
-    return Parts(
-        made.names,
-        _both(made.shares.logits, made.shares.softmax),
-        _both(made.kinds.logits, made.kinds.softmax),
-        made.named(),
-        None if branches is None else _both(branches.logits, branches.softmax),
-        made.kernel.diagonal_means.cpu().numpy(),
-        made.kernel.share.cpu().numpy(),
-        made.error,
-    )
-
-
 def _both(logits: Tensor, softmax: Tensor) -> dict[str, np.ndarray]:
     return {"logits": logits.cpu().numpy(), "softmax": softmax.cpu().numpy()}
 
@@ -247,8 +243,7 @@ def _symbol(kernel: ToeplitzProfile, causal: bool) -> tuple[np.ndarray, np.ndarr
     """The symbol of `_mirrored` under a window."""
     both = _mirrored(kernel, causal)
     size = (both.shape[1] + 1) // 2
-    window = 1 - np.abs(np.arange(-size + 1, size)) / size
-    angles, values = symbol(both * window, max(256, 4 * size))
+    angles, values = symbol(both * (1 - np.abs(np.arange(-size + 1, size)) / size), max(256, 4 * size))
     return angles, np.real(values)
 
 

@@ -76,14 +76,7 @@ def bits_of(key: Key) -> Bits:
         whole, slid = base + 0.1 / factor + gain / 2, base + 0.08 / factor
         rows.append(
             AtLength(
-                round(factor * LENGTH),
-                factor,
-                24,
-                12,
-                around(whole),
-                around(slid),
-                around(base + gain),
-                around(gain),
+                round(factor * LENGTH), factor, 24, 12, around(whole), around(slid), around(base + gain), around(gain)
             )
         )
     edges = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512])

@@ -5,25 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser
-from tests.report.browsing import Visit
-from tests.report.grid.language_state import (
-    BITS,
-    FINDS,
-    GUESS,
-    KEEPS,
-    LOST,
-    NO_ROOM,
-    SECONDS,
-    TOO_LONG,
-    language_grid,
-    language_spec,
-)
-from tests.report.reading import Text, figures, stands_alone, without_plotly
+from tests.report.grid.language_state import BITS, FINDS, GUESS, KEEPS, LOST, NO_ROOM, SECONDS, TOO_LONG, language_grid
+from tests.report.reading import Text, figures, stands_alone, traces, without_plotly
 
 from toeplens.report.grid.page import render_grid, write_grid
 from toeplens.studies import CellResult
@@ -49,11 +35,6 @@ def _rows(text: Text, label: str) -> dict[str, list[str]]:
     """The cells of a table by the row's name, each with single spaces."""
     rows = [[" ".join(cell.split()) for cell in row] for row in text.tables[label]]
     return {re.sub(r"^\W+ (?=\w)", "", row[0]): row[1:] for row in rows if row}
-
-
-def _traces(page: str, place: str) -> dict[str, dict[str, Any]]:
-    """The last trace of each legend entry: bands come before what they belong to."""
-    return {trace["meta"]: trace for trace in figures(page)[place]["data"] if "meta" in trace}
 
 
 def _of(state: Grid, label: str) -> list[CellResult]:
@@ -96,7 +77,7 @@ def test_the_table_is_the_figures_best_first(text: Text) -> None:
 
 def test_bits_by_length_are_means_over_seeds(state: Grid, page: str) -> None:
     for view, part in enumerate(("end", "gain", "whole", "sliding")):
-        trace = _traces(page, f"bits-{view}-0-0")["rope"]
+        trace = traces(page, f"bits-{view}-0-0")["rope"]
         wanted = [
             np.mean([cell.measures["bits"]["lengths"][at][part]["value"] for cell in _of(state, "rope")])
             for at in range(4)
@@ -110,11 +91,11 @@ def test_bits_by_length_are_means_over_seeds(state: Grid, page: str) -> None:
 
 
 def test_loss_by_position_is_drawn_at_the_bins(state: Grid, page: str) -> None:
-    trace = _traces(page, "positions-0-0-0")["t5"]
+    trace = traces(page, "positions-0-0-0")["t5"]
     assert trace["x"] == [1, 2, 3.5, 6.5, 12.5, 24.5, 48.5, 96.5, 192.5, 384.5]
     assert trace["y"][4] == pytest.approx(BITS["t5"] + 3 / 5, abs=6e-6)
     assert [trace["customdata"][at][1] for at in (0, 2, 9)] == ["position 1", "positions 3–4", "positions 257–512"]
-    later = _traces(page, "positions-0-0-1")["t5"]
+    later = traces(page, "positions-0-0-1")["t5"]
     assert later["x"] == trace["x"][4:]
 
 
@@ -135,10 +116,10 @@ def test_needle_maps_are_coloured_from_a_guess_on(page: str) -> None:
 
 
 def test_copies_are_drawn_where_they_could_be_asked(page: str) -> None:
-    trace = _traces(page, "copies-0-0-0")["t5"]
+    trace = traces(page, "copies-0-0-0")["t5"]
     assert trace["x"] == [0.5, 0.9, 2, 4]
     assert trace["y"] == pytest.approx([1.8, 1.8, 1.44, 1.44])
-    assert _traces(page, "copies-0-0-1")["t5"]["y"] == pytest.approx([0.6, 0.6, 0.48, 0.48])
+    assert traces(page, "copies-0-0-1")["t5"]["y"] == pytest.approx([0.6, 0.6, 0.48, 0.48])
     levels = [
         shape["y0"] for shape in figures(page)["copies-0-0-0"]["layout"]["shapes"] if shape.get("xref") == "paper"
     ]
@@ -147,8 +128,8 @@ def test_copies_are_drawn_where_they_could_be_asked(page: str) -> None:
 
 def test_every_head_is_among_the_kinds(state: Grid, page: str) -> None:
     for view, (weight, share) in enumerate((("previous", "positional"), ("induction", "symbolic"))):
-        traces = _traces(page, f"kinds-{view}-0-0")
-        assert list(traces) == ["layer-0", "layer-1", "layer-2"]
+        drawn = traces(page, f"kinds-{view}-0-0")
+        assert list(drawn) == ["layer-0", "layer-1", "layer-2"]
         for layer in range(3):
             wanted = {
                 (
@@ -158,9 +139,9 @@ def test_every_head_is_among_the_kinds(state: Grid, page: str) -> None:
                 for cell in _of(state, "rope")
                 for head in range(4)
             }
-            trace = traces[f"layer-{layer}"]
+            trace = drawn[f"layer-{layer}"]
             assert set(zip(trace["x"], trace["y"], strict=True)) == wanted
-    sizes = [size for trace in _traces(page, "kinds-0-0-0").values() for size in trace["marker"]["size"]]
+    sizes = [size for trace in traces(page, "kinds-0-0-0").values() for size in trace["marker"]["size"]]
     assert sorted(sizes)[-10:] == [6] + [11] * 9, "three of each seed are large"
 
 
@@ -176,7 +157,6 @@ def test_deposits_are_shares_with_each_seeds_heads_in_order(state: Grid, page: s
     np.testing.assert_allclose(first["z"], shares[0], atol=1e-5)
     (lost,) = figures(page)["without-1-0-0"]["data"]
     by_loss = _of(state, "rope")[0].by_loss
-    assert by_loss is not None
     np.testing.assert_allclose(lost["z"], by_loss.drops, atol=1e-5)
     assert lost["text"][0][int(by_loss.drops[0].argmax())] == "100", "thousandths of a nat"
 
@@ -243,17 +223,3 @@ def test_a_part_of_a_study_and_none_of_it(tmp_path: Path) -> None:
     )
     places = {place.split("-")[0] for place in figures(render_grid(bare))}
     assert places == {"bits", "positions"}
-
-
-@pytest.mark.heavy
-def test_it_draws_every_plot_without_a_word_and_fits_any_window(browser: Browser, tmp_path: Path) -> None:
-    visit = Visit(browser, write_grid(language_grid(tmp_path, language_spec(("rope", "alibi"), seeds=1))), 390)
-    visit.read_to_the_end()
-    sizes = visit.sizes()
-    assert len(sizes) > 12
-    assert all(100 < across <= 390 and down > 80 for _, across, down in sizes), sizes
-    assert visit.fits_any_window()
-    lengths = visit.page.locator("#needles-0-0-0 .xtick").all_text_contents()
-    assert lengths == ["½", "1", "2", "4"], "no label is taken for a place"
-    assert visit.barriers() == []
-    visit.end()

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, expect
-from tests.report.browsing import Visit
 from tests.report.grid.state import (
     FACTORS,
     GUESS,
@@ -23,7 +20,7 @@ from tests.report.grid.state import (
     made_up_grid,
     made_up_spec,
 )
-from tests.report.reading import figures, stands_alone, without_plotly
+from tests.report.reading import figures, stands_alone, traces, without_plotly
 
 from toeplens.report.grid.frequencies import worth
 from toeplens.report.grid.look import encoding_looks
@@ -43,15 +40,9 @@ def page(state: Grid) -> str:
     return render_grid(state)
 
 
-def _traces(page: str, place: str) -> dict[str, dict[str, Any]]:
-    """The last trace of each legend entry: bands and rings come before what they belong to."""
-    return {trace["meta"]: trace for trace in figures(page)[place]["data"] if "meta" in trace}
-
-
 def _table(page: str, label: str) -> dict[str, list[str]]:
     """The cells of a table by its region's name, without their marks, by the row's name."""
     found = re.search(rf'aria-label="{label}"[^>]*><table.*?</table>', page, re.DOTALL)
-    assert found is not None
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', found[0], re.DOTALL)
     return {
         re.sub(r"<span class=\"glyph\".*?</span>", "", name).strip(): [
@@ -71,7 +62,6 @@ def _skilled(cell: CellResult) -> bool:
 
 
 def _lost(cell: CellResult) -> np.ndarray:
-    assert cell.by_loss is not None
     return np.maximum(cell.by_loss.drops, 0)
 
 
@@ -98,7 +88,7 @@ def test_the_matrix_is_the_accuracies(state: Grid, page: str) -> None:
 
 def test_every_head_of_a_skilled_model_is_on_the_plane(state: Grid, page: str) -> None:
     for view, tasks in enumerate((("index", "retrieval"), ("index",), ("retrieval",))):
-        traces = _traces(page, f"plane-{view}-0-0")
+        by_label = traces(page, f"plane-{view}-0-0")
         for label in encoding_looks(state.spec):
             wanted = []
             for cell in state.results.cells:
@@ -109,10 +99,10 @@ def test_every_head_of_a_skilled_model_is_on_the_plane(state: Grid, page: str) -
                             if shares["positional"][layer][head] is not None:
                                 names = ("positional", "symbolic", "interaction")
                                 wanted.append([shares[name][layer][head] for name in names])
-            drawn = traces.get(label, {"x": [], "y": [], "customdata": []})
+            drawn = by_label.get(label, {"x": [], "y": [], "customdata": []})
             got = [[x, y, more[1]] for x, y, more in zip(drawn["x"], drawn["y"], drawn["customdata"], strict=True)]
             np.testing.assert_allclose(np.array(sorted(got)), np.array(sorted(wanted)), atol=6e-5)
-    assert "nope" not in _traces(page, "plane-1-0-0"), "its models on index have no skill"
+    assert "nope" not in traces(page, "plane-1-0-0"), "its models on index have no skill"
 
 
 def test_an_encoding_without_a_mark_says_why(state: Grid, page: str) -> None:
@@ -130,10 +120,9 @@ def test_an_encoding_without_a_mark_says_why(state: Grid, page: str) -> None:
         "t5": "encoding: FoX &amp; others have no table",
         "nope": "no model with 25% or more of the skill",
     }
-    drawn = _traces(made, "plane-0-0-0")
+    drawn = traces(made, "plane-0-0-0")
     assert drawn.keys().isdisjoint({"alibi", "t5", "nope"})
     legend = re.search(r'id="figure-plane".*?</figure>', made, re.DOTALL)
-    assert legend is not None
     assert "RoPE" in legend[0]
     assert ">t5<" not in legend[0]
 
@@ -148,7 +137,7 @@ def test_what_the_skill_rests_on_is_weighed_by_what_is_lost(state: Grid, page: s
                 total += _lost(cell)[at]
                 weighed += _lost(cell)[at] * share
         each.append(weighed / total)
-    mark = _traces(page, "plane-1-0-1")["rope"]
+    mark = traces(page, "plane-1-0-1")["rope"]
     assert mark["x"] == [pytest.approx(np.mean(each), abs=6e-5)]
     low, high = sorted(each)
     assert mark["customdata"][0][1] == f"{np.mean(each):.2f} ({low:.2f} to {high:.2f})"
@@ -157,7 +146,7 @@ def test_what_the_skill_rests_on_is_weighed_by_what_is_lost(state: Grid, page: s
 def test_a_scan_is_drawn_by_its_values(state: Grid, page: str) -> None:
     figure = figures(page)["scan-0-0-0"]
     assert figure["layout"]["xaxis"]["type"] == "log"
-    trace = _traces(page, "scan-0-0-0")["index"]
+    trace = traces(page, "scan-0-0-0")["index"]
     assert trace["x"] == [0.001, 3]
     means = [np.mean([cell.accuracy for cell in _of(state, "index", label)]) for label in ("turn/0.001", "turn/3")]
     assert trace["y"] == pytest.approx(means, abs=6e-6)
@@ -173,7 +162,7 @@ def test_centres_are_against_positional_shares(state: Grid, page: str) -> None:
             for head in range(HEADS)
             if (share := cell.measures["behaviour"]["positional"][layer][head]) is not None
         }
-        trace = _traces(page, f"centre-0-0-{panel}")["index"]
+        trace = traces(page, f"centre-0-0-{panel}")["index"]
         assert set(zip(trace["x"], trace["y"], strict=True)) == wanted
 
 
@@ -183,13 +172,13 @@ def test_what_a_frequency_is_worth_is_summed_over_heads(state: Grid, page: str) 
         drops = np.array(cell.measures["bands"]["drops"])
         assert worth(cell) == pytest.approx({1.0: drops[..., 0].sum(), 0.1: drops[..., 1].sum()})
     assert worth(_of(state, "index", "nope")[0]) == {}
-    trace = _traces(page, "bands-0-0-0")["index"]
+    trace = traces(page, "bands-0-0-0")["index"]
     assert trace["x"] == [0.1, 1], "without those that never turn"
     assert trace["y"] == pytest.approx([np.mean([worth(cell)[at] for cell in found]) for at in (0.1, 1.0)], abs=1e-5)
 
 
 def test_skill_by_length_and_why_there_is_none(state: Grid, page: str) -> None:
-    trace = _traces(page, "lengths-0-0-0")["rope"]
+    trace = traces(page, "lengths-0-0-0")["rope"]
     assert trace["x"] == list(FACTORS[:-1])
     for at, mean in enumerate(trace["y"]):
         rows = [cell.measures["extrapolation"]["rows"][at] for cell in _of(state, "index", "rope")]
@@ -208,12 +197,11 @@ def test_correlations_are_those_of_the_state(state: Grid) -> None:
     for title, figure in names.items():
         for told, factor in zip(table[title], FACTORS[1:-1], strict=True):
             (one,) = [r for r in state.relations if (r.figure, r.task, r.factor) == (figure, None, factor)]
-            assert one.value is not None
             ends = "−0.25 to +0.75 "
             counted = f"{len(one.points)} models, {one.encodings} encodings"
             assert told == f"{one.value:+.2f} ".replace("-", "−") + ends + counted
     points = next(r.points for r in state.relations if (r.figure, r.task, r.factor) == ("deposit", None, 1.25))
-    drawn = sum(len(trace["x"]) for trace in _traces(page, "relations-0-0-0").values())
+    drawn = sum(len(trace["x"]) for trace in traces(page, "relations-0-0-0").values())
     assert drawn == len(points)
 
 
@@ -223,14 +211,13 @@ def test_the_head_that_matters_in_the_end_is_followed(state: Grid, page: str) ->
         layer, head = divmod(int(_lost(cell).argmax()), HEADS)
         wanted = [(row["step"], row["symbolic"][layer][head]) for row in cell.watched]
         assert followed(cell, "symbolic") == wanted
-    trace = _traces(page, "training-0-0-0")["symbolic"]
+    trace = traces(page, "training-0-0-0")["symbolic"]
     means = np.mean([[value for _, value in followed(cell, "symbolic")] for cell in found], axis=0)
     assert (trace["x"], trace["y"]) == ([0, 4, 12], pytest.approx(means, abs=6e-6))
     unskilled = _of(state, "index", "nope")[0]
     assert followed(unskilled, "symbolic") == []
     assert followed(unskilled, "accuracy") == [(0, 0.0), (4, 0.2), (12, 0.6)]
     by_loss = found[0].by_loss
-    assert by_loss is not None
     none_counts = replace(found[0], by_loss=replace(by_loss, low=np.zeros_like(by_loss.drops)))
     assert followed(none_counts, "symbolic") == [], "a tie decides nothing"
 
@@ -281,22 +268,3 @@ def test_titles_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     names = {trace.get("name", "") for figure in figures(own).values() for trace in figure["data"]}
     assert not any("<" in name for name in names), "nor as plotly's own marks"
     assert stands_alone(page)
-
-
-@pytest.mark.heavy
-def test_it_draws_every_plot_without_a_word_and_fits_any_window(browser: Browser, page: str, tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(page)
-    visit = Visit(browser, path, 390)
-    visit.read_to_the_end()
-    lines = visit.page.locator("#lengths-0-0-0 .scatterlayer .trace")
-    expect(lines).to_have_count(5)
-    visit.page.locator("#figure-lengths .legend button").first.click()
-    expect(lines).to_have_count(4)
-    visit.unfold()
-    sizes = visit.sizes()
-    assert len(sizes) > 10
-    assert all(100 < across <= 390 and down > 100 for _, across, down in sizes), sizes
-    assert visit.fits_any_window()
-    assert visit.barriers() == visit.barriers("dark") == []
-    visit.end()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 from tests.report.browsing import ALL_DRAWN, Visit
+from tests.report.grid.language_state import language_grid, language_spec
 from tests.report.grid.state import made_up_grid
 
-from toeplens.report.grid.page import render_grid
+from toeplens.report.grid.page import render_grid, write_grid
 from toeplens.report.kit.packing import pack, packed_plotly
 
 pytestmark = pytest.mark.heavy
@@ -71,3 +72,28 @@ def test_a_program_that_is_not_the_pages_own_is_not_run_and_figures_are_words(
     assert [said for said in visit.complaints if "Content Security Policy" not in said] == []
     assert len(visit.complaints) == 1
     visit.page.close()
+
+
+@pytest.mark.parametrize("kind", ["grid", "language"])
+def test_a_page_draws_every_plot_without_a_word_and_fits_any_window(
+    browser: Browser, path: Path, tmp_path: Path, kind: str
+) -> None:
+    if kind == "language":
+        path = write_grid(language_grid(tmp_path, language_spec(("rope", "alibi"), seeds=1)))
+    visit = Visit(browser, path, 390)
+    visit.read_to_the_end()
+    if kind == "grid":
+        lines = visit.page.locator("#lengths-0-0-0 .scatterlayer .trace")
+        expect(lines).to_have_count(5)
+        visit.page.locator("#figure-lengths .legend button").first.click()
+        expect(lines).to_have_count(4)
+        visit.unfold()
+    else:
+        lengths = visit.page.locator("#needles-0-0-0 .xtick").all_text_contents()
+        assert lengths == ["½", "1", "2", "4"], "no label is taken for a place"
+    sizes = visit.sizes()
+    assert len(sizes) > 10
+    assert all(100 < across <= 390 and down > 80 for _, across, down in sizes), sizes
+    assert visit.fits_any_window()
+    assert visit.barriers() == visit.barriers("dark") == []
+    visit.end()

@@ -1,13 +1,20 @@
-"""Dots: where the axis of a figure ends, and what is told of an interval that is longer."""
+"""Dots: where an axis ends, and what is told of longer intervals; what pages hold compressed comes back as it was."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plotly.offline import get_plotlyjs_version
 
 from toeplens.report.kit.dots import Series, dots
+from toeplens.report.kit.packing import pack, packed_plotly, plotly, unpack
 
 
 def drawn(*values: dict[int, float], **options: Any) -> Any:
@@ -40,3 +47,27 @@ def test_what_is_no_number_is_not_drawn(span: Any) -> None:
 def test_ends_that_are_given_and_numbers_of_one_value_are_left_alone() -> None:
     assert drawn({0: 0.0, 1: 100.0}, span=(0, 100)).layout.xaxis.range == (0, 100)
     assert drawn({0: 3.0, 1: 3.0}).layout.xaxis.range is None
+
+
+# ---- what pages hold compressed --------------------------------------------------------------------------------------
+
+FOREIGN = [base64.b64encode(content).decode() for content in (b"no gzip", gzip.compress(b"\xff", mtime=0))]
+
+
+@given(st.text())
+def test_packing_gives_back_what_was_packed(text: str) -> None:
+    assert unpack(pack(text)) == text
+    assert pack(text) == pack(text)
+    assert re.fullmatch(r"[A-Za-z0-9+/=]*", pack(text))
+
+
+@pytest.mark.parametrize("packed", ["{", "a", "äöü", *FOREIGN])
+def test_what_was_not_packed_is_refused(packed: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        unpack(packed)
+
+
+def test_the_program_is_of_the_version_that_plotly_comes_with() -> None:
+    """Else `python tools/page_programs.py`."""
+    assert f"plotly.js (cartesian - minified) v{get_plotlyjs_version()}" in plotly()[:200]
+    assert len(packed_plotly()) < 7e5

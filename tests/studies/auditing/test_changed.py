@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GROUPED, tiny
+from tests.sources.huggingface.models import GROUPED, SIZES, tiny
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change
 from toeplens.studies.auditing import Audit, audit
+from toeplens.studies.auditing.audit import csv_of
 from toeplens.studies.auditing.words import audited
 
 TOKENS = torch.randint(3, 31, (3, 20), generator=torch.Generator().manual_seed(4))
@@ -79,3 +80,35 @@ def test_a_head_whose_logits_are_changed_shows_the_changed_attention(model: Any)
     part = audit(model, TOKENS, effects="none", changes=[Change(layer=0, heads=(0,), attention="symbolic")])
     assert part.heads[0].previous is None
     assert part.heads[1].previous is not None
+
+
+# ---- columns made of a head's other numbers
+
+
+@pytest.fixture(scope="module")
+def unused(model: Any) -> Audit:
+    """Of a model in whose layer 2 the queries of head 3 have nothing in pairs 1 and 4, counted from 1."""
+    model = copy.deepcopy(model)
+    width = model.config.hidden_size // model.config.num_attention_heads
+    with torch.no_grad():
+        for pair in (0, 3):
+            for row in (pair, pair + width // 2):
+                model.model.layers[1].self_attn.q_proj.weight[2 * width + row] = 0
+    return audit(model, TOKENS, effects="none")
+
+
+def test_dead_pairs_are_counted_head_by_head(unused: Audit) -> None:
+    """The layer has none: its other heads use these pairs."""
+    assert unused.layers[1].dead == ()
+    assert {(head.layer, head.head): head.dead for head in unused.heads if head.dead} == {(1, 2): 2}
+    assert unused.table()["dead"] == [head.dead for head in unused.heads]
+    assert b'"dead"' in csv_of(unused).splitlines()[0]
+
+
+def test_the_strongest_pair_has_the_largest_share_of_the_norms(unused: Audit) -> None:
+    for head in unused.heads:
+        assert head.norm_top == max(head.norm_use[1:])
+        assert head.norm_top == pytest.approx(max(head.norm_use), abs=1e-9), "all dimensions are turned here"
+    model = tiny("BertModel", **SIZES)
+    unturned = audit(model, TOKENS, effects="none")
+    assert {(head.dead, head.norm_top) for head in unturned.heads} == {(None, None)}

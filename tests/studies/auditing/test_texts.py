@@ -16,7 +16,6 @@ from toeplens.ground import InputError
 from toeplens.studies.auditing import Audit, audit
 from toeplens.studies.auditing.effects import interval_of, over_texts, way_of
 from toeplens.studies.auditing.inputs import from_texts, inputs_of, shared
-from toeplens.studies.auditing.words import audited
 
 
 def text(seed: int, words: int = 200) -> str:
@@ -61,14 +60,6 @@ def test_each_sequence_is_the_beginning_of_its_text() -> None:
         assert own[:, 1:].flatten().tolist() == ids[: own[:, 1:].numel()]  # after <s>
 
 
-def test_a_shorter_text_is_one_sequence_of_its_own_length() -> None:
-    made = from_texts(tokenizer(), {"short": "sea sun", **TEXTS}, 5, 16)
-    assert made.texts == ("novel", "novel", "code", "code", "short")
-    assert made.lengths == (16, 16, 16, 16, len(tokenizer()("sea sun")["input_ids"]))
-    assert made.there is not None
-    assert made.there.sum(1).tolist() == list(made.lengths)
-
-
 def test_a_beginning_that_the_tokenizer_does_not_add_is_said(model: Any) -> None:
     from tokenizers import processors
 
@@ -85,13 +76,6 @@ def test_a_beginning_that_the_tokenizer_does_not_add_is_said(model: Any) -> None
     )
     for other in (tokenizer(), none):  # one that adds it, and one that has none
         assert "unused_bos" not in audited_with(other).about
-
-
-def test_an_audit_names_its_texts(found: Audit) -> None:
-    assert found.about["text"] == "2 of novel and 2 of code"
-    assert found.about["texts"] == ["novel", "novel", "code", "code"]
-    assert audited(found) == "4 × 16 tokens (2 of novel and 2 of code)"
-    assert found.about["intervals"] == "over 2 texts"
 
 
 def test_an_audit_of_several_texts_is_that_of_their_sequences(model: Any, found: Audit) -> None:
@@ -145,5 +129,7 @@ def test_intervals_hold_where_sequences_of_a_text_are_alike() -> None:
 def test_what_cannot_be_done_with_several_texts(model: Any) -> None:
     with pytest.raises(InputError, match=r"^first: 3 was given beside several texts"):
         audit(model, TEXTS, first=3, **OPTIONS)
+    with pytest.raises(InputError, match="max_tokens: 1 was given; this tokenizer adds 1"):
+        from_texts(tokenizer(), TEXTS, 4, 1)
     with pytest.raises(InputError, match=r"^text: text 2 has less than 2 tokens; "):
         audit(model, ["sea sun moon", ""], tokenizer=tokenizer(), max_tokens=16)

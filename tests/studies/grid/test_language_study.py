@@ -11,7 +11,6 @@ from tests.report.grid.language_state import language_grid
 
 from toeplens.engine import Limits
 from toeplens.ground import InputError
-from toeplens.papers.language import LANGUAGE, LANGUAGE_LARGE, LANGUAGE_SMOKE
 from toeplens.papers.language.claims import CLAIMS
 from toeplens.studies import grid
 from toeplens.studies.grid import language
@@ -108,17 +107,6 @@ def test_going_on_asks_for_the_same_text(done: grid.Grid, folder: Path):
         _unchanged.cache_clear()
 
 
-def test_other_text_is_another_study_and_needs_a_task_that_reads_it(tmp_path: Path):
+def test_other_text_is_another_study(tmp_path: Path):
     other = grid.grid_spec(content(tmp_path / "other")).of_text([str(tmp_path)])
     assert other.tasks["language"].options == {"text": [str(tmp_path)], "length": 16}
-    plain = grid.grid_spec({"tasks": {"index": None}, "encodings": {"rope": None}})
-    with pytest.raises(InputError, match=r"text: it was given; no task of this study reads text from files"):
-        plain.of_text(["a.txt"])
-
-
-@pytest.mark.parametrize("path", [LANGUAGE, LANGUAGE_SMOKE, LANGUAGE_LARGE])
-def test_those_that_come_along_name_all_that_their_claims_ask_for(path: Path):
-    spec = grid.read_spec(path)
-    assert {"nope", "sinusoidal", "alibi", "rope"} <= {column.label for column in spec.columns()}
-    assert {"bits", "needles", "patterns", "behaviour", "frequency", "position-loss"} <= set(spec.measures)
-    assert {"extension", "extension-tuned"} <= set(spec.measures)

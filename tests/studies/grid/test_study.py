@@ -65,6 +65,8 @@ def test_what_comes_along_is_a_study(name: str):
     assert len({cell.key for cell in found}) == len(found) == len(jobs_of(found))
     if spec.claims == "language":
         assert {"rope", "nope", "alibi", "sinusoidal"} <= {cell.key.label for cell in found}
+        assert {"bits", "needles", "patterns", "behaviour", "frequency", "position-loss"} <= set(spec.measures)
+        assert {"extension", "extension-tuned"} <= set(spec.measures)
         assert {cell.key.task for cell in found} == {"language"}
         return
     assert spec.claims == "positional-symbolic"
@@ -142,15 +144,9 @@ def test_a_scan_gives_whole_numbers_where_the_option_takes_no_others_and_labels_
     assert [column.label for column in columns] == ["some/0.12345671", "some/0.12345672"]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("seeds: 1\ntasks: {index: }\nseeds: 2\n", "'seeds' is given twice, again in line 3"),
-    ],
-)
-def test_a_name_that_stands_twice_in_a_file_is_refused(text: str, words: str):
-    with pytest.raises(InputError, match=f"^spec: it is no study .{words}.*\\.$"):
-        spec_from_yaml(text)
+def test_a_name_that_stands_twice_in_a_file_is_refused():
+    with pytest.raises(InputError, match=r"^spec: it is no study .'seeds' is given twice, again in line 3.*\.$"):
+        spec_from_yaml("seeds: 1\ntasks: {index: }\nseeds: 2\n")
 
 
 def test_a_mapping_that_takes_over_another_may_change_what_it_took():
@@ -202,8 +198,6 @@ def test_a_file_that_is_no_study_is_one_sentence(text: str, tmp_path: Path):
 def test_a_file_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(InputError, match=r"^spec: there is no .*none\.yaml; give a YAML file, or one of canonical"):
         grid.read_spec(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match=r"^spec: there is no 'canon'; did you mean 'canonical'"):
-        grid.read_spec("canon")
 
 
 # ---- carried out ----------------------------------------------------------------------------------------------------
@@ -300,26 +294,9 @@ def test_a_study_of_more_models_than_anybody_reads_is_refused():
         grid.cells(spec)
 
 
-THEORY = {"study": "theory", "scale": "smoke", "seeds": 1, "environment": {}, "seconds": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (json.dumps(THEORY), "holds another study"),
-        ("[]", "study: .*damaged"),
-        ('{"study": "grid", "seconds": "long", "environment": {}}', "study: .*damaged"),
-    ],
-)
-def test_another_studys_directory_is_left_alone(text: str, words: str, tmp_path: Path, here: Here):
-    (tmp_path / "study.json").write_text(text)
-    with pytest.raises(InputError, match=words):
+def test_another_studys_directory_is_left_alone(tmp_path: Path, here: Here):
+    theory = {"study": "theory", "scale": "smoke", "seeds": 1, "environment": {}, "seconds": 0.0}
+    (tmp_path / "study.json").write_text(json.dumps(theory))
+    with pytest.raises(InputError, match="holds another study"):
         grid.study(grid.grid_spec(content()), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} <= {"study.json", ".lock"}
-
-
-def test_a_directory_with_other_files_is_left_alone(tmp_path: Path, here: Here):
-    (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="files that are not a study's"):
-        grid.study(grid.grid_spec(content()), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

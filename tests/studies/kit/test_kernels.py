@@ -23,7 +23,6 @@ def test_a_planted_decay_is_found_from_both_sides() -> None:
     push = np.where(offsets == 0, 0, np.sign(offsets))  # up after, down before: gone where they weigh the same
     counts = 41.0 - np.abs(offsets)
     found = decay_of(offsets, true + push, counts)
-    assert found is not None
     assert found.form == "exponential"
     assert found.parameters == pytest.approx({"a": 3, "tau": 7, "c": -1}, rel=1e-6)
     assert found.r2 == pytest.approx(1)
@@ -31,10 +30,8 @@ def test_a_planted_decay_is_found_from_both_sides() -> None:
     assert found.explains
     beyond = np.where(np.abs(offsets) > 30, np.nan, true), np.where(np.abs(offsets) > 30, 0, counts)
     shorter = decay_of(offsets, *beyond)
-    assert shorter is not None
     assert shorter.parameters == pytest.approx(found.parameters, rel=1e-4)
     lopsided = decay_of(offsets, true + push, np.where(offsets < 0, 0, counts))
-    assert lopsided is not None
     assert lopsided.parameters["c"] == pytest.approx(0, abs=0.2)
 
 
@@ -46,8 +43,6 @@ def test_heads_together_are_as_each_alone() -> None:
     for counts in (same, np.where((np.arange(5) % 2 == 0)[:, None] & (offsets > 20), 0, same)):
         for found, *rows in zip(decays_of(offsets, means, counts), means, counts, strict=True):
             alone = decay_of(offsets, *rows)
-            assert found is not None
-            assert alone is not None
             assert found.form == alone.form
             assert found.r2 == pytest.approx(alone.r2, abs=1e-9)
             assert found.parameters == pytest.approx(alone.parameters, rel=1e-5, abs=1e-6)
@@ -57,7 +52,6 @@ def test_too_few_distances_have_no_form() -> None:
     assert decay_of(np.arange(3), np.ones(3), np.ones(3)) is None
     assert decay_of(np.arange(9), np.ones(9), (np.arange(9) < 3).astype(float)) is None
     same = decay_of(np.arange(4), np.ones(4), np.ones(4))
-    assert same is not None
     assert (same.form, same.r2, same.half_distance, same.explains) == ("constant", None, None, False)
     assert Decay.from_dict(same.to_dict()) == same
 

@@ -49,8 +49,6 @@ def _question(item: Item, words: Any) -> int:
 
 def test_a_needle_lies_at_its_depth_and_holds_its_answer(items: list[Item], words: Any) -> None:
     for item in of(items, "needle"):
-        assert item.needle is not None
-        assert item.depth is not None
         first, last = item.needle
         answer = [item.tokens[place] for place in item.places]
         inside = list(item.tokens[first:last])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.papers.deposit.numbers import reproduced
+from tests.report.grid.language_state import language_grid
 
 from toeplens.ground import InputError
 from toeplens.papers.deposit.study import KIND as REPRODUCTION
@@ -107,3 +109,23 @@ def test_a_cell_is_of_plain_fields() -> None:
         if field not in ("measures", "watched"):  # earlier versions had none
             without = {name: value for name, value in good.items() if name != field}
             refused(lambda c=without: CellResult.from_dict(c, "results.json"), "results.json", field)
+
+
+# ---- records alone
+
+
+def test_a_grid_study_is_what_its_record_tells(tmp_path: Path) -> None:
+    state = language_grid(tmp_path)
+    GRID.write_down(state)
+    again = grid.gather(tmp_path)
+    assert grid.is_grid(tmp_path)
+    assert not GRID.holds(tmp_path)
+    assert again.spec == state.spec
+    assert [entry.to_dict() for entry in again.entries] == [entry.to_dict() for entry in state.entries]
+    assert (again.finished, again.total, again.environment) == (state.finished, state.total, state.environment)
+    assert [cell.to_dict() for cell in again.results.cells] == [cell.to_dict() for cell in state.results.cells]
+    packed = gzip.compress((tmp_path / "results.json").read_bytes())
+    (tmp_path / "results.json").unlink()
+    (tmp_path / "results.json.gz").write_bytes(packed)
+    assert grid.gather(tmp_path).found() == again.found()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.json", "results.json.gz"], "nothing is written"

@@ -16,34 +16,29 @@ import pytest
 from toeplens.engine import Limits
 from toeplens.ground import InputError
 from toeplens.ground.signals import stop_on_signals
-from toeplens.papers import deposit as reproduce
 from toeplens.papers import mathematics as theory
 from toeplens.papers.mathematics import study as theory_study
 from toeplens.studies import grid
 
 RECORDED = Path(__file__).parents[3] / "results" / "theory" / "results.json"
 OVER = Limits(device="cpu", deadline=0.0)
-MADE: dict[str, Any] = {
-    "reproduce": lambda out: reproduce.reproduce(out, scale="smoke", limits=OVER),
-    "grid": lambda out: grid.study(grid.read_spec("canonical-smoke"), out, limits=OVER),
-    "theory": lambda out: theory.check_theory(out, scale="smoke", seeds=1, limits=OVER),
-}
-GATHERED: dict[str, Any] = {"reproduce": reproduce.gather, "grid": grid.gather, "theory": theory.gather}
 
 
-@pytest.mark.parametrize("kind", MADE)
-def test_a_study_that_another_process_carries_out_is_read_and_not_written(kind: str, tmp_path: Path):
-    MADE[kind](tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
+def test_a_study_that_another_process_carries_out_is_read_and_not_written(tmp_path: Path):
+    def made() -> grid.Grid:
+        return grid.study(grid.read_spec("canonical-smoke"), tmp_path, limits=OVER)
+
+    made()
+    before = (tmp_path / "study.json").read_bytes()
     (tmp_path / "results.json").write_text("the other process's")
     with (tmp_path / ".lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         with pytest.raises(InputError, match=r"^study: .* is being worked on by another process"):
-            MADE[kind](tmp_path)
-        assert GATHERED[kind](tmp_path).finished == 0
+            made()
+        assert grid.gather(tmp_path).finished == 0
     assert (tmp_path / "results.json").read_text() == "the other process's"
-    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(before["study.json"])
-    MADE[kind](tmp_path)
+    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(before)
+    made()
 
 
 @pytest.mark.parametrize("over", ["deadline", "signal"])

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -154,8 +153,9 @@ def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tu
         canvas.y(up, **axis)
         higher = sum(b > a for a, b, _ in known)
         text = f"{higher} of {len(known)} heads are above the diagonal, {sum(b < a for a, b, _ in known)} below it."
-        if (r := _correlation(xs, ys)) is not None:
-            text += f" Correlation {words.told(r, 2)}."
+        x, y = (np.asarray(found) - np.mean(found) for found in (xs, ys))
+        if (size := sqrt(float(x @ x) * float(y @ y))) > 0:  # else one of them does not vary
+            text += f" Correlation {words.told(float(x @ y) / size, 2)}."
         views.append(View.of([Panel(COLUMNS[name].capitalize(), canvas.figure(), text)], title(name)))
     caption = (
         f"A mark is a head: across in {names[0]}, up in {names[1]}. On the dotted diagonal nothing has changed. "
@@ -217,22 +217,15 @@ def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: t
 
 def _settings(first: Audit, second: Audit) -> list[Difference]:
     known = [name for name in dict.fromkeys((*first.about, *second.about)) if name not in _PASSING]
-    found = [(name, *(_said(a.about.get(name)) for a in (first, second))) for name in known]
+    found = []
+    for name in known:
+        values = [audit.about.get(name) for audit in (first, second)]
+        lists = ["; ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else value for value in values]
+        found.append((name, *("–" if value is None else str(value) for value in lists)))
     found += [("effects of", str(first.effect or "none"), str(second.effect or "none"))]
     found += [("effects found by", str(first.method or "–"), str(second.method or "–"))]
     found += [("intact loss", words.told(first.baseline), words.told(second.baseline))]
     return [Difference(name.replace("_", " "), "", a, b) for name, a, b in found if a != b]
-
-
-def _said(value: Any) -> str:
-    """A setting in words; a dash where there is none."""
-    return (
-        "; ".join(map(str, value)) or "none"
-        if isinstance(value, list | tuple)
-        else "–"
-        if value is None
-        else str(value)
-    )
 
 
 def _layers(first: Audit, second: Audit) -> list[Difference]:
@@ -253,24 +246,14 @@ def _facts(layer: LayerRecord) -> Iterator[tuple[str, str]]:
     yield "softcap", "none" if layer.softcap is None else f"{layer.softcap:g}"
     yield "a query sees", sees(layer)
     yield "position", layer.position
-    yield _FREQUENCIES, _ends_of(layer.frequencies)
-
-
-def _ends_of(turned: tuple[float, ...]) -> str:
-    return f"{max(turned):.3g} and {min(turned):.3g} rad a position" if turned else "none"
+    turned = layer.frequencies
+    yield _FREQUENCIES, f"{max(turned):.3g} and {min(turned):.3g} rad a position" if turned else "none"
 
 
 def _ends(values: list[float]) -> list[float]:
     low, high = min(values), max(values)
     room = 0.05 * (high - low) or 0.5
     return [float(f"{low - room:.5g}"), float(f"{high + room:.5g}")]
-
-
-def _correlation(xs: tuple[float, ...], ys: tuple[float, ...]) -> float | None:
-    """Pearson's; None where either does not vary."""
-    x, y = (np.asarray(found) - np.mean(found) for found in (xs, ys))
-    size = sqrt(float(x @ x) * float(y @ y))
-    return float(x @ y) / size if size > 0 else None
 
 
 def _plain(name: str) -> str:

@@ -40,18 +40,27 @@ def distances(audit: Audit) -> Block:
     found = {
         place: [one for one in audit.heads if one.profile and (one.side, one.kind) == place] for place in names.places
     }
-    found = {place: heads for place, heads in found.items() if heads}
+    found = {  # the nearest first
+        place: sorted(heads, key=lambda head: np.inf if head.distance is None else head.distance)
+        for place, heads in found.items()
+        if heads
+    }
     tables = [_profiles(heads) for heads in found.values()]
     limit = limit_of(tables)
     groups = [
-        Group(place_title(place) if len(found) > 1 else "", [_by_distance(names, _ordered(heads), limit, "All heads")])
+        Group(place_title(place) if len(found) > 1 else "", [_by_distance(names, heads, limit, "All heads")])
         for place, heads in found.items()
     ]
     views = [View("all heads", groups)] if groups else []
     for layer in audit.layers:
         if heads := [head for head in audit.of(layer) if head.profile]:
             title = names.layer(layer)
-            views.append(View.of([_by_distance(names, heads, limit, _sentence(layer, title))], title))
+            at_most = layer.chunk or layer.window
+            if layer.window is not None and not layer.causal:
+                at_most = 2 * layer.window - 1
+            sees = "" if at_most is None else f", which sees {at_most} keys at most"
+            panel = _by_distance(names, heads, limit, f"{title[:1].upper()}{title[1:]}{sees}")
+            views.append(View.of([panel], title))
     ramp = Ramp("0%", f"{limit:.0%} of a head’s attention", half=True)
     return Block("distance", "Attention by distance", _BY_DISTANCE, views, "full", ramp=ramp)
 
@@ -65,18 +74,6 @@ def bins(count: int) -> list[str]:
 def _profiles(heads: Sequence[HeadRecord]) -> Float[np.ndarray, "H B"]:
     width = max(len(head.profile) for head in heads)
     return np.array([[*head.profile, *[np.nan] * (width - len(head.profile))] for head in heads], dtype=float)
-
-
-def _ordered(heads: Sequence[HeadRecord]) -> list[HeadRecord]:
-    return sorted(heads, key=lambda head: np.inf if head.distance is None else head.distance)
-
-
-def _sentence(layer: LayerRecord, title: str) -> str:
-    text = f"{title[:1].upper()}{title[1:]}"
-    at_most = layer.chunk or layer.window
-    if layer.window is not None and not layer.causal:
-        at_most = 2 * layer.window - 1
-    return text if at_most is None else f"{text}, which sees {at_most} keys at most"
 
 
 def _by_distance(names: Names, heads: Sequence[HeadRecord], limit: float, title: str) -> Panel:
@@ -105,9 +102,17 @@ Table = Float[np.ndarray, "R C"]
 def frequencies(audit: Audit) -> Block:
     """A view of all layers, a map for each set of frequencies, and a view of each layer; none without rotation."""
     names = Names.of(audit)
-    rotary = [one for one in audit.layers if one.frequencies and any(_uses(head, one) for head in audit.of(one))]
+    rotary = [
+        one
+        for one in audit.layers
+        if one.frequencies
+        and any(len(getattr(head, use)) == _width(one, use) for head in audit.of(one) for use in _USES)
+    ]
     tables = {(i, use): _table(list(audit.of(one)), one, use) for i, one in enumerate(rotary) for use in _USES}
-    means = {place: _mean(table) for place, table in tables.items()}
+    means = {}
+    for place, table in tables.items():
+        known = table[~np.isnan(table).all(1)]
+        means[place] = known.mean(0) if len(known) else np.full(table.shape[1], np.nan)
     groups, limit = [], limit_of([mean[None] for mean in means.values()])
     for i, turned in enumerate(one.frequencies for one in rotary):
         same = [j for j, one in enumerate(rotary) if alike(one.frequencies, turned)]
@@ -136,10 +141,6 @@ def _shown(panels: list[Panel | None]) -> list[Panel]:
     return [panel for panel in panels if panel is not None]
 
 
-def _uses(head: HeadRecord, layer: LayerRecord) -> bool:
-    return any(len(getattr(head, use)) == _width(layer, use) for use in _USES)
-
-
 def _width(layer: LayerRecord, use: str) -> int:
     return len(layer.frequencies) + (1 if use == "norm_use" else 2)
 
@@ -151,32 +152,24 @@ def _table(heads: Sequence[HeadRecord], layer: LayerRecord, use: str) -> Table:
     return np.array([row if len(row) == width else [np.nan] * width for row in rows], dtype=float)
 
 
-def _mean(table: Table) -> Float[np.ndarray, "C"]:
-    known = table[~np.isnan(table).all(1)]
-    return known.mean(0) if len(known) else np.full(table.shape[1], np.nan)
-
-
 def _use_panel(table: Table, rows: list[str], turned: Sequence[float], use: str, limit: float) -> Panel | None:
     """A map without the columns of dimensions that are not turned, and of a bias, where there are none."""
     if np.isnan(table).all():
         return None
-    columns = [_STILL, *(_told(pair, one) for pair, one in enumerate(turned)), _BIAS][: table.shape[1]]
+    told = (f"pair {pair}: {one:.3g} rad a position, {_wave(one)} tokens" for pair, one in enumerate(turned))
+    columns = [_STILL, *told, _BIAS][: table.shape[1]]
     labels = ["not<br>turned", *(f"{one:.2g}<br>{_wave(one)}" for one in turned), _BIAS][: table.shape[1]]
     used = set(np.flatnonzero(np.nan_to_num(table).any(axis=0)).tolist())
     kept = [i for i, name in enumerate(columns) if name not in (_STILL, _BIAS) or i in used]
     table, columns, labels = table[:, kept], [columns[i] for i in kept], [labels[i] for i in kept]
     pairs = [i for i, name in enumerate(columns) if name not in (_STILL, _BIAS)]
     step = max(1, round((len(pairs) - 1) / (_TICKS - 1)))
-    ticks = sorted({*pairs[::step], *(set(range(len(columns))) - set(pairs))} - _crowded(columns, step))
+    last = len(columns) - 1  # the label of a bias would run into those of the last pairs
+    crowded = range(max(0, last - step // 2), last) if columns[last] == _BIAS and step > 1 else ()
+    ticks = sorted({*pairs[::step], *(set(range(len(columns))) - set(pairs))} - set(crowded))
     title = "radians a position; wavelength in tokens"
     shown = heat(table, rows, columns, limit, ticks=(ticks, [labels[i] for i in ticks]), title=title, right=14)
     return Panel(_USES[use], shown)
-
-
-def _crowded(columns: Sequence[str], step: int) -> set[int]:
-    """The place of the last pairs where the label of a bias would run into theirs."""
-    last = len(columns) - 1
-    return set(range(max(0, last - step // 2), last)) if columns[last] == _BIAS and step > 1 else set()
 
 
 def _wave(turn: float) -> str:
@@ -184,10 +177,6 @@ def _wave(turn: float) -> str:
         return "∞"
     length = 2 * pi / abs(turn)
     return f"{length:.2g}" if length < 10 else f"{length:,.0f}" if length < 10_000 else f"{length / 1000:,.0f}k"
-
-
-def _told(pair: int, turn: float) -> str:
-    return f"pair {pair}: {turn:.3g} rad a position, {_wave(turn)} tokens"
 
 
 # ---- the map that the page's script draws, for print -----------------------------------------------------------------
@@ -242,10 +231,9 @@ def by_band(audit: AuditRecord) -> Block:
     if not kept:
         return Block("bands", "", caption, [], "full", ramp=_RAMP)
     table = _effects(audit)
-    said = [_words(Names.of(audit).short_layer(layer), bands) for layer, bands in kept]
     worst = max(audit.bands, key=lambda band: band.effect or 0.0)
     text = f"{len(kept)} layers; the largest effect is {told(worst.effect)}, of {_place(audit, worst)}."
-    panel = Panel("Effect of each band, by layer", _figure(audit, table, _limit(table), said), text)
+    panel = Panel("Effect of each band, by layer", _figure(audit, table, _limit(table)), text)
     return Block("bands", f"What {done(audit)} a layer does", caption, [View.of([panel])], "full", ramp=_RAMP)
 
 
@@ -260,18 +248,18 @@ def bands_of_both(first: AuditRecord, second: AuditRecord, names: tuple[str, str
     tables = _effects(first), _effects(second)
     limit, views = max(map(_limit, tables)), []
     for audit, name, table in zip((first, second), names, tables, strict=True):
-        said = [_words(Names.of(audit).short_layer(layer), bands) for layer, bands in _kept(audit)]
         worst = max(audit.bands, key=lambda band: band.effect or 0.0)
         text = f"The largest effect in {name} is {told(worst.effect)}, of {_place(audit, worst)}."
-        views.append(View.of([Panel(name, _figure(audit, table, limit, said), text)], name))
-    pairs = list(zip(first.bands, second.bands, strict=False))
-    if len(first.bands) == len(second.bands) and all(_same(*pair) for pair in pairs):
+        views.append(View.of([Panel(name, _figure(audit, table, limit), text)], name))
+    bands = [[(x.side, x.kind, x.layer, x.first, x.last) for x in audit.bands] for audit in (first, second)]
+    if bands[0] == bands[1]:
         change = tables[1] - tables[0]
         called = Names.of(first).short_layer
         said = [
-            [f"{text}; then {told(band.effect)}" for text, band in zip(_words(called(layer), own), bands, strict=True)]
-            for (layer, own), (_, bands) in zip(_kept(first), _kept(second), strict=True)
+            [f"{text}; then {told(band.effect)}" for text, band in zip(_words(called(layer), own), others, strict=True)]
+            for (layer, own), (_, others) in zip(_kept(first), _kept(second), strict=True)
         ]
+        pairs = zip(first.bands, second.bands, strict=True)
         moved = [(abs((b.effect or 0.0) - (a.effect or 0.0)), a, b) for a, b in pairs]
         _, one, other = max(moved, key=lambda each: each[0])
         text = (
@@ -300,12 +288,6 @@ def _place(audit: AuditRecord, band: BandRecord) -> str:
     return f"pairs {band.first + 1} to {band.last + 1} in {Names.of(audit).layer(audit.layer_of(band))}"
 
 
-def _same(one: BandRecord, other: BandRecord) -> bool:
-    """Whether they are the same pairs of the same layer."""
-    first, second = ((x.side, x.kind, x.layer, x.first, x.last) for x in (one, other))
-    return first == second
-
-
 def _effects(audit: AuditRecord) -> Float[np.ndarray, "L n"]:
     """Effects by layer and band; NaN where they are not known, and after a layer's last band."""
     kept = _kept(audit)
@@ -319,9 +301,13 @@ def _limit(table: Float[np.ndarray, "L n"]) -> float:
     return max(float(np.nanmax(np.abs(table), initial=0.0)), _LEAST)
 
 
-def _figure(audit: AuditRecord, table: Float[np.ndarray, "L n"], limit: float, said: list[list[str]]) -> go.Figure:
+def _figure(
+    audit: AuditRecord, table: Float[np.ndarray, "L n"], limit: float, said: list[list[str]] | None = None
+) -> go.Figure:
     kept, names = _kept(audit), Names.of(audit)
+    said = said or [_words(names.short_layer(layer), bands) for layer, bands in kept]
     columns = [f"{band.first + 1}–{band.last + 1}" for band in max((row for _, row in kept), key=len)]
+    numbers = [["" if np.isnan(value) else fixed(float(value), _DIGITS) for value in row] for row in table]
     return heat(
         table,
         [names.short_layer(layer) for layer, _ in kept],
@@ -330,14 +316,8 @@ def _figure(audit: AuditRecord, table: Float[np.ndarray, "L n"], limit: float, s
         ticks=(range(len(columns)), columns),
         title="pairs of the rotation",
         hover=[row + [""] * (len(columns) - len(row)) for row in said],
-        numbers=_numbers(table),
+        numbers=numbers if max(table.shape) <= FEW else None,
     )
-
-
-def _numbers(table: Float[np.ndarray, "L n"]) -> list[list[str]] | None:
-    if max(table.shape) > FEW:
-        return None
-    return [["" if np.isnan(value) else fixed(float(value), _DIGITS) for value in row] for row in table]
 
 
 def _words(layer: str, bands: Sequence[BandRecord]) -> list[str]:

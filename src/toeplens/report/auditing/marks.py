@@ -74,7 +74,14 @@ def _plane_panel(audit: Audit, names: Names, known: list[HeadRecord], places: li
             look.heads(sizes) | {"color": tints(audit, heads)},
             "%{customdata[0]}<br>positional %{x:.3f}, symbolic %{y:.3f}, "
             "interaction %{customdata[1]}%{customdata[2]}<extra></extra>",
-            customdata=[[names.short(head), told(head.interaction), _effect(audit, head, digits)] for head in heads],
+            customdata=[
+                [
+                    names.short(head),
+                    told(head.interaction),
+                    f"<br>effect {told(head.effect, digits)}" * bool(audit.effect),
+                ]
+                for head in heads
+            ],
             meta=look.key,
         )
     for axis, share in ((canvas.x, "positional"), (canvas.y, "symbolic")):
@@ -89,10 +96,6 @@ def _plane_panel(audit: Audit, names: Names, known: list[HeadRecord], places: li
             "shares are of logits that hardly vary."
         )
     return Panel("Each head", canvas.figure(), text)
-
-
-def _effect(audit: Audit, head: HeadRecord, digits: int) -> str:
-    return "" if audit.effect is None else f"<br>effect {told(head.effect, digits)}"
 
 
 # ---- effects ---------------------------------------------------------------------------------------------------------
@@ -138,11 +141,12 @@ def _effects_panel(audit: Audit, names: Names, heads: list[HeadRecord]) -> Panel
         lines = {
             "error_y": {"array": up, "arrayminus": down, "symmetric": False, "color": GUESS, "width": 0, "thickness": 1}
         }
+    between = [f" ({interval})" if (interval := interval_told(head, digits)) else "" for head in heads]
     canvas.marks(
         [round(head.layer + 1 + _WIDE * (2 * (head.head + 0.5) / counts[head.layer] - 1), 4) for head in heads],
         [float(f"{head.effect or 0:.6g}") for head in heads],
         {"color": tints(audit, heads), "size": 6 if len(heads) <= _BARS else 4},
-        [f"{names.short(head)}: {told(head.effect, digits)}{_between(head, digits)}" for head in heads],
+        [f"{names.short(h)}: {told(h.effect, digits)}{ends}" for h, ends in zip(heads, between, strict=True)],
         **lines,
     )
     canvas.line_at(0, dash="solid")
@@ -159,11 +163,6 @@ def _effects_panel(audit: Audit, names: Names, heads: list[HeadRecord]) -> Panel
 def _reach(head: HeadRecord, end: str) -> float:
     other = getattr(head, end)
     return 0.0 if other is None or head.effect is None else float(f"{max(0.0, abs(other - head.effect)):.6g}")
-
-
-def _between(head: HeadRecord, digits: int) -> str:
-    interval = interval_told(head, digits)
-    return f" ({interval})" if interval else ""
 
 
 def interval_told(head: HeadRecord, digits: int) -> str:

@@ -16,7 +16,7 @@ from toeplens.lens import toeplitz_part
 from toeplens.report.kit.blocks import Block, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, by_sign, plain
 from toeplens.report.kit.colours import BLUE, head_look
-from toeplens.studies.decomposition import LayerStructure, Origins, RunStructure
+from toeplens.studies.decomposition import LayerStructure, RunStructure
 
 FEW = 8  # heads (or frequencies) up to which there is room for numbers
 _NUMBER = 10  # pixels
@@ -72,13 +72,15 @@ def bars(shares: Float[np.ndarray, "H P"], fills: Sequence[Fill], ends: tuple[fl
     canvas = Canvas(270, left=48, right=6, top=6, bottom=36)
     heads = list(range(1, len(shares) + 1))
     few = len(heads) <= FEW
+    drawn = {"fillmode": "overlay", "fgcolor": "rgba(255,255,255,.5)", "size": 6, "solidity": 0.22}
     for fill, column in zip(fills, shares.T, strict=True):
+        pattern = {"shape": fill.shape, **drawn} if fill.shape else {}
         canvas.add(
             "bar",
             x=heads,
             y=plain(column),
             meta=fill.key,
-            marker={"color": fill.tint, "line": {"width": 0}, "pattern": _pattern(fill)},
+            marker={"color": fill.tint, "line": {"width": 0}, "pattern": pattern},
             hovertemplate=f"head %{{x}}<br><b>{fill.title}</b>: %{{y:.1%}}<extra></extra>",
             **({"text": [whole(value) for value in column], "textposition": "inside", "textangle": 0} if few else {}),
             insidetextanchor="middle",
@@ -208,12 +210,6 @@ def _head_ticks(count: int) -> dict[str, Any]:
     return {"dtick": step, "tick0": 0 if step > 1 else 1}
 
 
-def _pattern(fill: Fill) -> dict[str, Any]:
-    if not fill.shape:
-        return {}
-    return {"shape": fill.shape, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,.5)", "size": 6, "solidity": 0.22}
-
-
 # ---- where class logits come from ------------------------------------------------------------------------------------
 
 TITLES = {
@@ -232,33 +228,28 @@ def origins(structure: RunStructure) -> Block:
         "The logit of the predicted class, traced back through the model by relevance propagation, mean over the "
         "sequences. What the softmax leaves over belongs to neither: weights sum to 1, whatever the logits are."
     )
-    panels = [] if found is None else [Panel("Parts of the mean logit", _bars(found), _words(found))]
+    panels = []
+    if found is not None:
+        canvas, titles = Canvas(230, left=160), [TITLES[name] for name in found.parts]
+        canvas.add(
+            "bar",
+            orientation="h",
+            x=list(found.parts.values()),
+            y=[title for title, _ in titles],
+            marker={"color": [tint for _, tint in titles]},
+            hovertemplate="%{y}: %{x:.3g}<extra></extra>",
+        )
+        canvas.line_at(0, vertical=True, dash="solid")
+        canvas.x("logit")
+        canvas.y(autorange="reversed", showgrid=False)
+        parts = ", ".join(f"{TITLES[name][0]} {value:.3g}" for name, value in found.parts.items())
+        words = (
+            f"Of a mean logit of {found.logit:.3g} over {found.sequences} sequences: {parts}. Position has "
+            f"{percent(found.share)} of the parts’ absolute values. They add up to each logit within "
+            f"{found.error:.0e} of these."
+        )
+        panels.append(Panel("Parts of the mean logit", canvas.figure(bargap=0.35), words))
     return Block("origins", "What class logits go back to", caption, [View.of(panels)])
-
-
-def _bars(found: Origins) -> go.Figure:
-    canvas = Canvas(230, left=160)
-    canvas.add(
-        "bar",
-        orientation="h",
-        x=list(found.parts.values()),
-        y=[TITLES[name][0] for name in found.parts],
-        marker={"color": [TITLES[name][1] for name in found.parts]},
-        hovertemplate="%{y}: %{x:.3g}<extra></extra>",
-    )
-    canvas.line_at(0, vertical=True, dash="solid")
-    canvas.x("logit")
-    canvas.y(autorange="reversed", showgrid=False)
-    return canvas.figure(bargap=0.35)
-
-
-def _words(found: Origins) -> str:
-    parts = ", ".join(f"{TITLES[name][0]} {value:.3g}" for name, value in found.parts.items())
-    return (
-        f"Of a mean logit of {found.logit:.3g} over {found.sequences} sequences: {parts}. Position has "
-        f"{percent(found.share)} of the parts’ absolute values. They add up to each logit within "
-        f"{found.error:.0e} of these."
-    )
 
 
 def decay_words(layer: LayerStructure) -> str:

@@ -56,6 +56,7 @@ def render_structure(structure: RunStructure) -> str:
     """The decomposition of a run as one HTML document; the same structure gives the same document."""
     makers = (_kinds, _parts, _distance, _symbols, _examples, _frequencies, origins)
     found = numbered(make(structure) for make in makers)
+    error = max((parts.error for _, parts in _with_parts(structure)), default=None)
     return render_page(
         "report/decomposition/page.html.j2",
         found,
@@ -63,7 +64,7 @@ def render_structure(structure: RunStructure) -> str:
         structure=structure,
         lead=_lead(structure),
         top=_most_positional(structure),
-        error=_error(structure),
+        error=None if error is None else power(error),
         missing=_missing(structure),
         strongest=_strongest,
         rotated=any(parts.branches for _, parts in _with_parts(structure)),
@@ -85,12 +86,6 @@ def _missing(structure: RunStructure) -> list[tuple[str, str]]:
         if layer.parts is None:
             reasons.setdefault(layer.why, []).append(str(layer.layer + 1))
     return [(f"Layer{'s' if len(which) > 1 else ''} {listed(which)}", why) for why, which in reasons.items()]
-
-
-def _error(structure: RunStructure) -> str | None:
-    """The largest error of the sum of the parts, as a power of ten; None without parts."""
-    error = max((parts.error for _, parts in _with_parts(structure)), default=None)
-    return None if error is None else power(error)
 
 
 def _most_positional(structure: RunStructure) -> tuple[str, str, float] | None:
@@ -150,17 +145,15 @@ def _kinds(structure: RunStructure) -> Block:
         "contents give when distance is averaged out. Coupled: the rest, where the two work together."
     )
     found = [parts for _, parts in _with_parts(structure)]
-    tables = {which: [_with_untold(parts.kinds[which]) for parts in found] for which in SEEN}
+    tables = {}
+    for which in SEEN:  # a last column: what is left of position where content is not known
+        kinds = [parts.kinds[which] for parts in found]
+        tables[which] = [np.column_stack((x, np.where(np.isnan(x[:, 1]), 1 - x[:, 0], np.nan))) for x in kinds]
     fills = [*(FILLS[name] for name in KINDS), UNTOLD]
     if not any(np.isfinite(table[:, -1]).any() for each in tables.values() for table in each):
         fills.pop()
         tables = {which: [table[:, :-1] for table in each] for which, each in tables.items()}
     return _bar_block(structure, Block("kinds", "Position, content, or both", caption, []), tables, fills)
-
-
-def _with_untold(kinds: Float[np.ndarray, "H 3"]) -> Float[np.ndarray, "H 4"]:
-    """With one more column: what is left of position where content is not known."""
-    return np.column_stack((kinds, np.where(np.isnan(kinds[:, 1]), 1 - kinds[:, 0], np.nan)))
 
 
 def _parts(structure: RunStructure) -> Block:
@@ -183,15 +176,14 @@ def _parts(structure: RunStructure) -> Block:
         "Which share depends on distance is not seen here: a rotation acts on content-content too."
         + (f" Nowhere over {SMALL:.1%}, and not drawn: {listed(small)}." if small else "")
     )
-    tables = {which: [_columns(parts, which, shown) for parts in found] for which in SEEN}
+    tables = {}
+    for which in SEEN:
+        tables[which] = [np.full((len(parts.shares[which]), len(shown)), np.nan) for parts in found]
+        for parts, table in zip(found, tables[which], strict=True):
+            there = [x for x, name in enumerate(shown) if name in parts.names]
+            table[:, there] = parts.shares[which][:, [parts.names.index(shown[x]) for x in there]]
     block = Block("parts", "Which vectors the logits come from", caption, [])
     return _bar_block(structure, block, tables, [FILLS[name] for name in shown])
-
-
-def _columns(parts: Parts, which: str, names: list[str]) -> Float[np.ndarray, "H P"]:
-    nothing = np.full(len(parts.shares[which]), np.nan)
-    columns = [parts.shares[which][:, parts.names.index(name)] if name in parts.names else nothing for name in names]
-    return np.stack(columns, axis=1) if columns else nothing[:, None][:, :0]
 
 
 def _distance(structure: RunStructure) -> Block:
@@ -207,7 +199,10 @@ def _distance(structure: RunStructure) -> Block:
     groups = []
     for layer in structure.layers:
         parts = layer.parts
-        ends = _ends(layer.means if parts is None else np.concatenate((layer.means, parts.kernel)))
+        drawn = layer.means if parts is None else np.concatenate((layer.means, parts.kernel))
+        low, high = float(np.nanmin(drawn, initial=0)), float(np.nanmax(drawn, initial=0))
+        room = 0.06 * max(high - low, 1e-9)
+        ends = low - room, high + room
         panels = []
         if parts is not None:
             words = f"Of what mean contents give, a function of the distance alone: {_range(parts.fixed)}."
@@ -306,12 +301,6 @@ def _signs(structure: RunStructure) -> list[Sign]:
 
 def _width(structure: RunStructure) -> str:
     return "medium" if _heads(structure) <= figures.FEW else "wide"
-
-
-def _ends(values: Float[np.ndarray, "H D"]) -> tuple[float, float]:
-    low, high = float(np.nanmin(values, initial=0)), float(np.nanmax(values, initial=0))
-    room = 0.06 * max(high - low, 1e-9)
-    return low - room, high + room
 
 
 def _range(values: Float[np.ndarray, "H"]) -> str:

@@ -101,7 +101,11 @@ def latex_of(table: Table) -> str:
     lines = [" & ".join(map(_cell, row)) + r" \\" for row in body]
     told = f"{table.name}. {table.note}".strip()
     caption = rf"\caption{{{escaped(told)}}}\label{{tab:{table.file}}}"
-    columns = "".join(_column([row[x] for row in body]) for x in range(width))
+    columns = ""
+    for cells in ([row[x] for row in body] for x in range(width)):
+        wraps = any(len(cell.plain) > _LONG for cell in cells)
+        side = "r" if any(cell.right for cell in cells) else "l"
+        columns += r">{\raggedright\arraybackslash}p{0.4\linewidth}" if wraps else side
     names = _head(head)
     begun = [r"\toprule", *names, *([r"\midrule"] if names else [])]
     if tall:
@@ -129,19 +133,13 @@ def _head(rows: Sequence[Sequence[Cell]]) -> list[str]:
                 parts.append(rf"\multicolumn{{{count}}}{{c}}{{{_cell(cell)}}}")
                 rules.append(rf"\cmidrule(lr){{{x}-{x + count - 1}}}")
             else:
-                parts.append("" if below else _stacked(cell))
+                texts = textwrap.wrap(cell.whole, _NAME, break_long_words=False) or [""]
+                name = r"\\".join(map(escaped, texts))
+                side = "r" if cell.right else "l"
+                parts.append("" if below else name if len(texts) == 1 else rf"\shortstack[{side}]{{{name}}}")
             x += count
         lines.append(" & ".join(parts) + r" \\" + (" " + "".join(rules) if y + 1 < len(rows) else ""))
     return lines
-
-
-def _stacked(cell: Cell) -> str:
-    """A column's name, a long one in several lines."""
-    lines = textwrap.wrap(cell.whole, _NAME, break_long_words=False) or [""]
-    if len(lines) == 1:
-        return escaped(lines[0])
-    stacked = r"\\".join(map(escaped, lines))
-    return rf"\shortstack[{'r' if cell.right else 'l'}]{{{stacked}}}"
 
 
 def _cell(cell: Cell) -> str:
@@ -150,9 +148,3 @@ def _cell(cell: Cell) -> str:
         return text
     note = rf"{{\scriptsize {escaped(cell.note)}}}"
     return f"{text} {note}" if text else note
-
-
-def _column(cells: Sequence[Cell]) -> str:
-    if any(len(cell.plain) > _LONG for cell in cells):
-        return r">{\raggedright\arraybackslash}p{0.4\linewidth}"
-    return "r" if any(cell.right for cell in cells) else "l"

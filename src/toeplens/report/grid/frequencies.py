@@ -65,9 +65,8 @@ def _scan(
     for one in tasks:
         for figure, dash, name in lines:
             found = spreads((at, figure(cell)) for at, label in values for cell in finished(state, one.key, label))
-            if not found:
-                continue
-            line(canvas, one, found, dash=dash, name=name)
+            if found:
+                line(canvas, one, found, dash=dash, name=name)
     if not canvas.traces:
         return None
     low, high = values[0][0], values[-1][0]
@@ -149,13 +148,10 @@ def bands(state: Grid) -> Block:
     for label, encoding in encoding_looks(state.spec).items():
         canvas = Canvas(230, left=62, bottom=40)
         for one in tasks.values():
-            tables = [worth(cell) for cell in finished(state, one.key, label) if cell.skilled]
-            tables = [table for table in tables if table]
-            if not tables:
-                continue
-            found = spreads(pair for table in tables for pair in table.items())
-            line(canvas, one, found)
-            shown.add(one.key)
+            skilled = [cell for cell in finished(state, one.key, label) if cell.skilled]
+            if found := spreads(pair for cell in skilled for pair in worth(cell).items()):
+                line(canvas, one, found)
+                shown.add(one.key)
         if canvas.traces:
             canvas.x("radians a token", type="log", dtick=1)
             canvas.y("nats", rangemode="tozero")

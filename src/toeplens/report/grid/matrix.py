@@ -10,6 +10,7 @@ from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table
 from toeplens.studies.grid import Grid, Row, cells
 from toeplens.studies.grid import language as of_language
 from toeplens.studies.grid import measured as heads
+from toeplens.studies.kit.results import skill
 
 _DEEPEST = 55  # per cent of the tint under a full cell: letters stay readable on it in either scheme
 
@@ -24,12 +25,13 @@ def matrix(state: Grid) -> Table:
         mine = [row for (of, _), row in found.items() if of == task]
         most = max(mine, key=lambda row: row.seeds - row.diverged, default=None)
         guesses = [percent(each, sign=False) for each in ((most.chance, most.length_chance) if most else (None, None))]
+        rule = Cell(small=(DASH,), right=True)  # the best one, as the encoding with most finished models has it
+        if most and most.rule is not None and most.rule_accuracy is not None:
+            rule = _tinted(most.rule_accuracy, skill(most.rule_accuracy, most.length_chance), most.rule)
         each = [
             _entry(found.get((task, label)), state.spec.seeds) if task in tasks[label] else Cell() for label in looks
         ]
-        rows.append(
-            [state.spec.title_of(task), *each, Cell(guesses[0], right=True, css="edge"), guesses[1], _rule(most)]
-        )
+        rows.append([state.spec.title_of(task), *each, Cell(guesses[0], right=True, css="edge"), guesses[1], rule])
     names = [
         Cell(one.title, right=True, sign=one, css="edge" if i == 0 else "") for i, one in enumerate(looks.values())
     ]
@@ -59,13 +61,6 @@ def _entry(row: Row | None, planned: int) -> Cell:
         notes.append(f"{row.seeds}/{planned} seeds")
     ends = (percent(end, sign=False).replace("100.0", "100") for end in (row.lowest, row.highest))  # columns are narrow
     return _tinted(row.accuracy, row.skill, "–".join(ends) if count > 1 else "", ", ".join(notes))
-
-
-def _rule(row: Row | None) -> Cell:
-    """The best rule without a model, as the encoding with most finished models has it."""
-    if row is None or row.rule is None or row.rule_accuracy is None:
-        return Cell(small=(DASH,), right=True)
-    return _tinted(row.rule_accuracy, (row.rule_accuracy - row.length_chance) / (1 - row.length_chance), row.rule)
 
 
 def _tinted(accuracy: float | None, skill: float | None, *small: str) -> Cell:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from toeplens.report.grid.look import Spread, encoding_looks, finished
-from toeplens.report.kit.blocks import Block, Group, Panel, View
+from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, Look, triangle, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
@@ -50,13 +50,12 @@ def plane(state: Grid) -> Block:
         for label in looks
     }
     shown = [task for task in state.spec.tasks if any(models[task, label] for label in looks)]
-    views = [
-        View(
-            "all tasks" if len(some) > 1 else state.spec.title_of(some[0]),
-            [Group("", _panels(state, looks, {pair: found for pair, found in models.items() if pair[0] in some}))],
-        )
-        for some in ([shown] if len(shown) > 1 else []) + [[task] for task in shown]
-    ]
+    views = []
+    for some in ([shown] if len(shown) > 1 else []) + [[task] for task in shown]:
+        mine = {pair: found for pair, found in models.items() if pair[0] in some}
+        drawn = {"Each head": _heads(state, looks, mine), "What the skill rests on": _models(state, looks, mine)}
+        panels = [Panel(title, canvas.figure()) for title, canvas in drawn.items() if len(canvas.traces) > 1]
+        views.append(View.of(panels, "all tasks" if len(some) > 1 else state.spec.title_of(some[0])))
     used = {label for (_, label), found in models.items() if any(_points(cell, "") for cell in found)}
     caption = (
         "How much of the variance of a head’s logits is a matter of where the keys are (positional), of what they are "
@@ -68,11 +67,6 @@ def plane(state: Grid) -> Block:
     )
     signs = [one.sign for label, one in looks.items() if label in used]
     return Block("plane", "Positional, symbolic, or both at once", caption, views, legend=signs)
-
-
-def _panels(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]) -> list[Panel]:
-    made = {"Each head": _heads(state, looks, models), "What the skill rests on": _models(state, looks, models)}
-    return [Panel(title, canvas.figure()) for title, canvas in made.items() if len(canvas.traces) > 1]
 
 
 def _heads(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]) -> Canvas:

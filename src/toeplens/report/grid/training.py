@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from toeplens.report.grid.look import encoding_looks, finished, line, spreads
@@ -28,7 +26,16 @@ def training(state: Grid) -> Block:
     for label, encoding in encoding_looks(state.spec).items():
         each = [(task, finished(state, task, label)) for task in state.spec.tasks]
         found = [(task, [cell for cell in cells if followed(cell, "accuracy")]) for task, cells in each]
-        panels = [_panel(state.spec.title_of(task), cells) for task, cells in found if cells]
+        panels = []
+        for task, cells in ((task, cells) for task, cells in found if cells):
+            canvas = Canvas(220, left=46, bottom=38)
+            canvas.line_at(0, dash="dot")
+            for name, one in _LINES.items():
+                if drawn := spreads(pair for cell in cells for pair in followed(cell, name)):
+                    line(canvas, one, drawn, name=f"{one.title} ")
+            canvas.steps()
+            canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
+            panels.append(Panel(state.spec.title_of(task), canvas.figure()))
         views.append(View.of(panels, encoding.title))
     caption = (
         "The head without which most accuracy is lost after training, followed from the start: its shares, beside the "
@@ -37,18 +44,6 @@ def training(state: Grid) -> Block:
     )
     signs = [one.sign for one in _LINES.values()]
     return Block("training", "When heads take sides", caption, views, "medium", signs)
-
-
-def _panel(title: str, cells: Sequence[CellResult]) -> Panel:
-    canvas = Canvas(220, left=46, bottom=38)
-    canvas.line_at(0, dash="dot")
-    for name, one in _LINES.items():
-        found = spreads(pair for cell in cells for pair in followed(cell, name))
-        if found:
-            line(canvas, one, found, name=f"{one.title} ")
-    canvas.steps()
-    canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
-    return Panel(title, canvas.figure())
 
 
 def followed(cell: CellResult, name: str) -> list[tuple[int, float]]:

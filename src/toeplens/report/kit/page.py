@@ -161,20 +161,16 @@ def policy(programs: Iterable[str], *, draws: bool) -> Markup:
 
     draws  whether plotly's program, which the page unpacks, is among them
     """
-    allowed = [_hash(asset(program)) for program in programs] + ([_plotly_hash()] if draws else [])
+    allowed = [_hash(asset(program)) for program in programs] + ([_hash(plotly())] if draws else [])
     return Markup(
         f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; img-src data: blob:"
         "; base-uri 'none'; form-action 'none'"
     )
 
 
+@cache
 def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
-
-
-@cache
-def _plotly_hash() -> str:
-    return _hash(plotly())
 
 
 def inline(script: str) -> str:

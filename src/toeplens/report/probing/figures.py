@@ -60,7 +60,9 @@ def needles(record: ProbeRecord) -> Block:
         for row, depth in zip(table, depths, strict=True):
             which = [at[depth, length] for length in lengths]
             row[:] = [nats[i].value for i in which]
-            hover.append([f"{100 * depth:.0f}%, {_told(nats[i])}, all right in {rights[i].value:.0%}" for i in which])
+            said = [f"{fixed(x.value)} nats [{', '.join(map(fixed, _ends(x)))}]" for x in (nats[i] for i in which)]
+            shares = [f"all right in {rights[i].value:.0%}" for i in which]
+            hover.append([f"{100 * depth:.0f}%, {nat}, {share}" for nat, share in zip(said, shares, strict=True)])
             numbers.append([fixed(nats[i].value, 2) for i in which])
         columns = [f"{length} tokens" for length in lengths]
         rows = [f"{100 * depth:.0f}%" for depth in depths]
@@ -121,8 +123,3 @@ def retrievers(record: ProbeRecord) -> Block:
 
 def _ends(each: Estimate) -> tuple[float, float]:
     return max(0.0, each.low), each.high
-
-
-def _told(each: Estimate) -> str:
-    low, high = _ends(each)
-    return f"{fixed(each.value)} nats [{fixed(low)}, {fixed(high)}]"

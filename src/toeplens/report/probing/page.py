@@ -9,7 +9,7 @@ from toeplens.report.kit.page import Page, write_report
 from toeplens.report.kit.tables import Cell, Table, make_table, settings_table
 from toeplens.report.probing.figures import by_position, needles, retrievers
 from toeplens.studies.probing import ABOUT, ProbeRecord
-from toeplens.studies.probing.words import interval, title_of
+from toeplens.studies.probing.record import interval, title_of
 
 _MAKERS = (by_position, needles, retrievers)
 

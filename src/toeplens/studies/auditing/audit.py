@@ -51,18 +51,9 @@ def finished(
     said = {"no_effects": changed.unknown, "intervals": changed.intervals, "race": changed.race}
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     known = {name: value for name, value in said.items() if value is not None}
-    return Audit(
-        about={**about, "seed": seed, **known, **versions, "seconds": round(time.monotonic() - started, 1)},
-        layers=changed.layers,
-        heads=changed.heads,
-        effect=changed.effect,
-        method=changed.method,
-        baseline=changed.baseline,
-        whole=whole,
-        words=words,
-        check=changed.check,
-        bands=changed.bands,
-    )
+    own: dict[str, Any] = {name: value for name, value in vars(changed).items() if name not in (*said, "unknown")}
+    about = {**about, "seed": seed, **known, **versions, "seconds": round(time.monotonic() - started, 1)}
+    return Audit(about=about, whole=whole, words=words, **own)
 
 
 def save(audit: Audit, directory: Path) -> Path:

@@ -18,7 +18,7 @@ from toeplens.sources.huggingface import BandEffects, HeadEffects, NoGradient, b
 from toeplens.sources.huggingface.effects.head_effects import Taken, head_estimates
 from toeplens.sources.huggingface.effects.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.racing import Guess, race
+from toeplens.studies.auditing.racing import race
 from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, LayerRecord, Measured, Method, Number
 
 # of a layer's heads: effects, and the ends of their intervals
@@ -163,31 +163,21 @@ def _race(
 
     counts = [count for *_, count in calls]
     raced = race(some, inputs, counts, first, kept, on_progress, estimate, seed)
-    told = {
-        "effect": raced.outcome,
-        "method": method,
-        "baseline": _mean(raced.baseline),
-        "intervals": "over blocks of tokens within the sequences",
-        "race": _raced(first, raced.guess),
-    }
-    return silenced(measured, (interval_of(own, seed) for own in raced.parts), **told)
+    race_words = f"Heads whose intervals lay below those of {first} others were left out of the later sequences."
+    if (guess := raced.guess) is not None:
+        doubt = ", so that others of them may be, too: only without a race is that known" if guess.missed else ""
+        race_words = (
+            f"{guess.left} heads were left out by a guess, from an estimate of all from a few backward passes; of "
+            f"{guess.drawn} more that it would leave out, drawn and run all the same, {guess.missed or 'none'} came "
+            f"out among the first {first}{doubt}. {race_words}"
+        )
+    told = {"effect": raced.outcome, "method": method, "baseline": _mean(raced.baseline), "race": race_words}
+    columns, way = (interval_of(own, seed) for own in raced.parts), "over blocks of tokens within the sequences"
+    return silenced(measured, columns, intervals=way, **told)
 
 
 def _mean(baseline: Float[np.ndarray, "B"] | None) -> Number:
     return None if baseline is None else or_none(float(np.mean(baseline)))
-
-
-def _raced(first: int, guess: Guess | None) -> str:
-    """Which heads were left out of a race for the first places, and what holds that up."""
-    told = f"Heads whose intervals lay below those of {first} others were left out of the later sequences."
-    if guess is None:
-        return told
-    doubt = ", so that others of them may be, too: only without a race is that known" if guess.missed else ""
-    return (
-        f"{guess.left} heads were left out by a guess, from an estimate of all from a few backward passes; of "
-        f"{guess.drawn} more that it would leave out, drawn and run all the same, {guess.missed or 'none'} came out "
-        f"among the first {first}{doubt}. {told}"
-    )
 
 
 def _of_bands(

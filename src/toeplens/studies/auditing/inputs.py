@@ -96,7 +96,13 @@ def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
         tokens = tokens.masked_fill(~there, int(pad or 0) if known else 0)
     found, sides = {"input_ids": tokens.to(model.device)}, [""]
     if model.config.is_encoder_decoder:
-        found["decoder_input_ids"] = _shifted(found["input_ids"], model.config)
+        names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+        given = ((name, id) for name in names if (id := getattr(model.config, name, None)) is not None)
+        name, start = next(given, ("", 0))
+        if not isinstance(start, int) or not 0 <= start <= _LARGEST:
+            raise InputError(f"model: its {name} is {shown(start)}; it must be a token of its vocabulary.")
+        ids = found["input_ids"]
+        found["decoder_input_ids"] = torch.cat((torch.full_like(ids[:, :1], start), ids[:, :-1]), dim=1)
         sides.append("decoder_")
     if there is not None:
         names = [f"{side}attention_mask" for side in sides]
@@ -108,15 +114,6 @@ def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
                 "that all must be of one length."
             )
     return found
-
-
-def _shifted(tokens: Int[Tensor, "B N"], config: Any) -> Int[Tensor, "B N"]:
-    """What the decoder of an encoder-decoder reads: the token it starts with, then the tokens but the last."""
-    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-    name, start = next(((name, id) for name in names if (id := getattr(config, name, None)) is not None), ("", 0))
-    if not isinstance(start, int) or not 0 <= start <= _LARGEST:
-        raise InputError(f"model: its {name} is {shown(start)}; it must be a token of its vocabulary.")
-    return torch.cat((torch.full_like(tokens[:, :1], start), tokens[:, :-1]), dim=1)
 
 
 def check_fit(loaded: Loaded, read: Sequences) -> None:
@@ -299,7 +296,8 @@ def read_tokens(path: Path) -> Any:
                 raise InputError(f"tokens: {path} could not be read ({why}); it must be whole numbers.") from None
         if path.suffix == ".json":
             content = json.loads(path.read_text(encoding="utf-8-sig"))
-            if _holds_truths(content):
+            rows = content if isinstance(content, list) else [content]
+            if any(isinstance(each, bool) for row in rows for each in (row if isinstance(row, list) else [row])):
                 raise InputError(f"tokens: {path} holds true or false; it must be whole numbers.")
             return content if _uneven(content) is not None else np.asarray(content)
     except InputError:
@@ -308,12 +306,6 @@ def read_tokens(path: Path) -> Any:
         why = "its lists are of different lengths" if "inhomogeneous" in str(error) else str(error).rstrip(".")
         raise InputError(f"tokens: {path} could not be read ({why}).") from None
     raise InputError(f"tokens: {path} was given; it must be a .npy or a .json file.")
-
-
-def _holds_truths(content: Any) -> bool:
-    """Whether a list, or one in it, has a truth value, which Python would count as 0 or 1."""
-    rows = content if isinstance(content, list) else [content]
-    return any(isinstance(each, bool) for row in rows for each in (row if isinstance(row, list) else [row]))
 
 
 def read_text(path: Path) -> str:

@@ -46,6 +46,7 @@ from toeplens.version import __version__
 Write = Callable[[Audit, Path, bytes], Path]  # of an audit, its directory and its table as Parquet: writes its page
 RESULT = "audits.json"
 _DIGITS = 16  # of a request's digest
+_OTHERS = ("texts", "tokens", "wishes")  # fields of a request that are no options of an audit
 _LOOK = 0.1  # seconds
 _HUB = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _TAKES, _PACKED = 3, 8  # times the bytes of its files that a model takes: in float32, with its passes; and a GGUF file
@@ -81,34 +82,21 @@ class Request:
         """What is done to each head."""
         return ("none" if self.wishes else "exact") if self.effects is None else self.effects
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `toeplens.studies.audit`, beside what is read and what is changed."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _OTHERS}
+        return own | {"effects": self.method}
+
     def check(self) -> None:
         """Refuse what is wrong whatever the model."""
         choose("dtype", self.dtype, get_args(Dtype))
-        check_options(
-            effects=self.method,
-            sequences=self.sequences,
-            max_tokens=self.max_tokens,
-            seed=self.seed,
-            first=self.first,
-            heads=self.heads,
-            needles=self.needles,
-            changes=self.wishes,
-        )
+        check_options(**self.options, changes=self.wishes)
 
     def check_run(self, model: str) -> None:
         """Refuse what a run has no use for, if the model is one."""
         if is_run(model):
-            check_run_options(
-                text=self.texts,
-                tokens=self.tokens,
-                max_tokens=self.max_tokens,
-                first=self.first,
-                heads=self.heads,
-                needles=self.needles or None,
-                change=self.wishes or None,
-                dtype=self.dtype,
-                pickled=self.pickled,
-            )
+            check_run_options(text=self.texts, tokens=self.tokens, **self.options, change=self.wishes or None)
 
     def digest(self, model: str) -> str:
         """Tells this request, of this model as it is now, with these versions, from others.
@@ -154,18 +142,8 @@ def audit_in(
             found = audit(
                 loaded,
                 request.texts if tokens is None else tokens,
-                layers=request.layers,
-                sequences=request.sequences,
-                max_tokens=request.max_tokens,
-                effects=request.method,  # type: ignore[arg-type]
-                first=request.first,
-                heads=request.heads,
-                needles=request.needles,
+                **request.options,
                 changes=changes_of(loaded, request.wishes),
-                dtype=request.dtype,  # type: ignore[arg-type]
-                device=request.device,
-                pickled=request.pickled,
-                seed=request.seed,
                 keep=directory,
                 on_progress=on_progress,
             )
@@ -306,7 +284,10 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
                 found = hears.recv()
             except (EOFError, OSError):
                 process.join()
-                return _dead(piece, process.exitcode)
+                code = process.exitcode
+                end = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+                why = f"its process died ({end}); if memory is short, lower --workers, --sequences or --max-tokens."
+                return failed(piece, EnvironmentFailure(f"{why} What was finished is kept."))
             if not isinstance(found, tuple):
                 return found
             tell(found)
@@ -322,32 +303,20 @@ def failed(piece: Piece, error: ToeplensError) -> Audited:
     return Audited(piece.name, piece.asked, " ".join(str(error).split()), error.exit_code)
 
 
-def _dead(piece: Piece, code: int | None) -> Audited:
-    end = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-    return failed(
-        piece,
-        EnvironmentFailure(
-            f"its process died ({end}); if memory is short, lower --workers, --sequences or --max-tokens. What was "
-            "finished is kept."
-        ),
-    )
-
-
 # ---- in the process -------------------------------------------------------------------------------------------------
 
 
 def _work(piece: Piece, threads: int, says: Connection) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
     says.send(_audited(piece, lambda what, done, total: says.send((what, done, total))))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)
 
 
 def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited:
@@ -411,7 +380,12 @@ def audit_many(
         if not request.tokens.is_file():
             raise InputError(f"tokens: there is no file {request.tokens}; of many models it must be one.")
         request = replace(request, tokens=request.tokens.absolute())
-    pieces = [_piece(name, model, place.absolute(), request, write) for name, model in zip(names, models, strict=True)]
+    pieces = []
+    for name, model in zip(names, models, strict=True):
+        there = is_there(model)
+        at = os.path.abspath(model) if there else model
+        directory = place.absolute() / name
+        pieces.append(Piece(name, model, at, there, directory, request, request.digest(at), write))
     if isinstance(workers, Cluster):
         workers.must_serve(request.device)
     else:
@@ -429,7 +403,12 @@ def directories_of(models: Sequence[str]) -> list[str]:
     ``.gguf``, with as many of the folders above as tell it from the others. Raises `InputError` for a model that is
     given twice.
     """
-    parts = [_parts(model) for model in models]
+    parts = []
+    for model in models:
+        path = Path(os.path.abspath(model))  # a link by its own name
+        named = path.with_suffix("") if path.suffix == GGUF else path
+        found = [part for part in named.parts if part != path.anchor] or ["root"]
+        parts.append(model.split("/") if _on_hub(model) else found)
     depths = [len(each) if _on_hub(model) else 1 for each, model in zip(parts, models, strict=True)]
     while True:
         names = ["--".join(each[-depth:]) for each, depth in zip(parts, depths, strict=True)]
@@ -449,31 +428,15 @@ def _on_hub(model: str) -> bool:
     return not is_there(model) and _HUB.fullmatch(model) is not None
 
 
-def _parts(model: str) -> list[str]:
-    if _on_hub(model):
-        return model.split("/")
-    place = Path(os.path.abspath(model))  # a link by its own name
-    named = place.with_suffix("") if place.suffix == GGUF else place
-    return [part for part in named.parts if part != place.anchor] or ["root"]
-
-
-def _piece(name: str, model: str, out: Path, request: Request, write: Write | None) -> Piece:
-    there = is_there(model)
-    at = os.path.abspath(model) if there else model
-    return Piece(name, model, at, there, out / name, request, request.digest(at), write)
-
-
 def _room(pieces: Sequence[Piece]) -> int:
     """How many of the models this machine's memory holds at a time; one where it is not known how large they are."""
     if not all(piece.there for piece in pieces):
         return 1
-    return max(1, memory() // max(1, *(_need(Path(piece.model)) for piece in pieces)))
-
-
-def _need(model: Path) -> int:
-    files = files_of(model)
-    packed = any(name.endswith(GGUF) for name, *_ in files)
-    return (_PACKED if packed else _TAKES) * sum(size for _, size, _ in files)
+    largest = 1
+    for files in (files_of(Path(piece.model)) for piece in pieces):
+        packed = any(name.endswith(GGUF) for name, *_ in files)
+        largest = max(largest, (_PACKED if packed else _TAKES) * sum(size for _, size, _ in files))
+    return max(1, memory() // largest)
 
 
 def _go_on(

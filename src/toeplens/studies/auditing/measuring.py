@@ -152,24 +152,12 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Seque
     heads = head_records(found, sums, shares, use, table, offsets)
     for change in changes:
         if change.output is None and change.meets(call):
-            heads = _changed(heads, found, call, tokens, change)
+            seen = tuple(replace(found, head=head.head) for head in heads)
+            if change.attention is None:
+                seen = head_records(found, sums_of(with_changed_logits(call, change), tokens), None, None)
+            which = change.heads_of(call)
+            heads = tuple(seen[head.head] if head.head in which else head for head in heads)
     return Measured(record, heads)
-
-
-def _changed(
-    heads: tuple[HeadRecord, ...],
-    place: HeadRecord,
-    call: AttentionCall,
-    tokens: Int[Tensor, "B N"],
-    change: Change,
-) -> tuple[HeadRecord, ...]:
-    """The records of a layer's heads, those whose logits are changed as they are then."""
-    if change.attention is None:
-        seen = head_records(place, sums_of(with_changed_logits(call, change), tokens), None, None)
-    else:
-        seen = tuple(replace(place, head=head.head) for head in heads)
-    which = change.heads_of(call)
-    return tuple(seen[head.head] if head.head in which else head for head in heads)
 
 
 def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:

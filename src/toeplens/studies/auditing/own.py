@@ -51,7 +51,6 @@ def is_run(model: Any) -> bool:
 
 def audit_run(
     model: Run | str | Path,
-    *,
     layers: frozenset[int] | None,
     sequences: int,
     method: Method | None,
@@ -181,7 +180,6 @@ def _layer(
 
 
 def _frequency_use(layer: LayerTrace) -> FrequencyUse | None:
-    """None where nothing is turned by pairs. Heads may turn or not."""
     try:
         found = frequency_use(layer, counted="used")
     except NoForm:

@@ -43,7 +43,11 @@ def measure_padded(
         check_padding(loaded, inputs, int(there[-1].sum()))
 
     def own(call: AttentionCall, tokens: Tensor) -> Measured:
-        return _measured(call, tokens, there.to(call.q.device), changes)
+        seen = there.to(call.q.device)[:, None, :, None]  # queries of padding see nothing
+        visible = seen.expand(-1, 1, -1, call.k.shape[2]) if call.visible is None else call.visible & seen
+        masked = replace(call, visible=visible)
+        found = measuring.measure_call(masked, tokens, changes)
+        return replace(found, layer=replace(found.layer, unknown=_why(masked, found.layer.unknown)))
 
     return measuring.measure(loaded, inputs, layers, kept, report, changes, own)
 
@@ -84,15 +88,6 @@ def _apart(one: Tensor, other: Tensor) -> float:
     """The largest difference, relative to the largest number."""
     size = float(one.abs().max())
     return float((one - other).abs().max()) / (size if size > 0 else 1.0) if one.shape == other.shape else torch.inf
-
-
-def _measured(call: AttentionCall, tokens: Tensor, there: Bool[Tensor, "B N"], changes: Sequence[Change]) -> Measured:
-    """The measures of a call, in which queries of padding see nothing."""
-    seen = there[:, None, :, None]
-    visible = seen.expand(-1, 1, -1, call.k.shape[2]) if call.visible is None else call.visible & seen
-    hidden = replace(call, visible=visible)
-    found = measuring.measure_call(hidden, tokens, changes)
-    return replace(found, layer=replace(found.layer, unknown=_why(hidden, found.layer.unknown)))
 
 
 def _why(call: AttentionCall, unknown: str | None) -> str | None:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.ground.machine import out_of_memory, within
+from toeplens.ground.words import listed
 from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
-from toeplens.sources.huggingface.beforehand import Called, calls_of
+from toeplens.sources.huggingface.beforehand import calls_of
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library, of_libraries, words
 from toeplens.studies.auditing.audit import RECORD, Audit, finished, open_audit
@@ -33,7 +34,7 @@ from toeplens.studies.auditing.kept import Kept, identity
 from toeplens.studies.auditing.measuring import Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
 from toeplens.studies.auditing.padded import measure_padded
-from toeplens.studies.auditing.record import HeadRecord, Measured, NoSuchHead, NoSuchLayer
+from toeplens.studies.auditing.record import NoSuchHead, NoSuchLayer
 from toeplens.studies.kit.changes import told
 from toeplens.studies.kit.questions import LONGEST, MOST_ASKED, SEEDS, Item, Writer
 from toeplens.studies.kit.retrieving import Place, retrieval_of
@@ -41,6 +42,14 @@ from toeplens.studies.kit.retrieving import Place, retrieval_of
 Silencing = Literal["exact", "position", "bands", "attribution", "none"]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
 _MOST = 100_000  # sequences, and heads that are wanted
+_BOUNDS = {
+    "sequences": (1, _MOST),
+    "max_tokens": (2, LONGEST),
+    "seed": (0, SEEDS),
+    "first": (1, _MOST),
+    "needles": (0, MOST_ASKED),
+}
+_OF_RUNS = ("layers", "sequences", "effects", "device", "seed")
 
 
 def audit(
@@ -104,25 +113,16 @@ def audit(
     memory runs out.
     """
     started = time.monotonic()
-    check_options(
-        effects=effects,
-        sequences=sequences,
-        max_tokens=max_tokens,
-        seed=seed,
-        first=first,
-        heads=heads,
-        needles=needles,
-        changes=changes,
-    )
+    options: dict[str, Any] = {"max_tokens": max_tokens, "first": first, "heads": heads, "needles": needles}
+    check_options(effects=effects, sequences=sequences, seed=seed, changes=changes, **options)
     report = on_progress or (lambda what, done, total: None)
     wanted = None if layers is None else frozenset(layers)
     directory = None if keep is None else Path(keep)
     if is_run(model):
-        given = {"data": data, "tokenizer": tokenizer, "max_tokens": max_tokens, "first": first, "heads": heads}
-        check_run_options(**given, needles=needles or None, changes=changes or None, dtype=dtype, pickled=pickled)
-        method = None if effects == "none" else effects
-        options = {"sequences": sequences or EXAMPLES, "device": device, "seed": seed, "on_progress": report}
-        return audit_run(model, layers=wanted, method=method, directory=directory, **options)
+        options |= {"changes": changes or None, "dtype": dtype, "pickled": pickled}
+        check_run_options(data=data, tokenizer=tokenizer, **options)
+        method, count = None if effects == "none" else effects, sequences or EXAMPLES
+        return audit_run(model, wanted, count, method, device, seed, directory, report)
     loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)
     if isinstance(data, Mapping) and any(isinstance(x, Tensor) for x in data.values()):
         loaded, data = as_tokens(loaded, data)
@@ -140,7 +140,12 @@ def audit(
     inputs, mask_token = inputs_of(model, read), mask_token_of(tokenizer)
     some = None if heads is None else frozenset(heads)
     if wanted is not None or some is not None or first is not None or changes:
-        _check_there(calls_of(model, inputs, changes), wanted, some, first)
+        calls = calls_of(model, inputs, changes)
+        seen = {call.layer for call in calls}
+        if calls and wanted is not None and not wanted <= seen:
+            raise NoSuchLayer(min(wanted - seen), max(seen))
+        if calls:
+            _check_heads(some, first, [call.heads for call in calls if wanted is None or call.layer in wanted])
     how = (effects, first, None if some is None else sorted(some))
     asked = needles_of(tokenizer, data, needles, read.tokens.shape[1], seed)
     how = (*how, [item.tokens for item in asked], [repr(change) for change in changes])
@@ -151,7 +156,9 @@ def audit(
             measured, whole = measure(loaded, inputs, wanted, kept, report, changes)
         else:
             measured, whole = measure_padded(loaded, inputs, read.there, wanted, kept, report, changes)
-        measured = with_retrieval(measured, scores)
+        for at, call in enumerate(measured if scores else ()):
+            own = (replace(h, retrieval=scores.get((h.layer, h.head))) if h.kind == "self" else h for h in call.heads)
+            measured[at] = replace(call, heads=tuple(own))
         changed = not_silenced(measured)
         _check_heads(some, first, [each.layer.heads for each in measured])
         if effects != "none":
@@ -171,7 +178,11 @@ def audit(
         raise
     except Exception as error:
         if out_of_memory(error):
-            raise _too_much(read, model) from error
+            size = " sequences of ".join(map(str, read.tokens.shape))
+            raise EnvironmentFailure(
+                f"memory: it was used up on {model.device} by {size} tokens; lower sequences or max_tokens, take fewer "
+                "layers or a smaller dtype, or do without effects."
+            ) from error
         if of_libraries(error):
             raise InputError(f"model: the audit of {type(model).__name__} broke off: {words(error)}.") from error
         raise
@@ -184,61 +195,35 @@ def audit(
     return finished(changed, about, whole=whole, seed=seed, started=started, words=read.words)
 
 
-def check_options(
-    *,
-    effects: str,
-    sequences: int | None,
-    max_tokens: int | None,
-    seed: int,
-    first: int | None,
-    heads: Sequence[int] | None,
-    needles: int,
-    changes: Sequence[Any],
-) -> None:
+def check_options(*, effects: str, heads: Sequence[int] | None, changes: Sequence[Any], **options: Any) -> None:
     """Refuse options of `audit` that go with no model, or not with one another."""
     choose("effects", effects, get_args(Silencing))
-    for field, number, least, most in (
-        ("sequences", sequences, 1, _MOST),
-        ("max_tokens", max_tokens, 2, LONGEST),
-        ("seed", seed, 0, SEEDS),
-        ("first", first, 1, _MOST),
-        ("needles", needles, 0, MOST_ASKED),
-    ):
-        within(field, number, least, most)
+    for field, (least, most) in _BOUNDS.items():
+        within(field, options[field], least, most)
     if heads is not None and not len(heads):
         raise InputError("heads: none were given; at least one is needed.")
-    for field, given in (("first", first), ("heads", heads)):
+    for field, given in (("first", options["first"]), ("heads", heads)):
         if given is not None and effects not in ("exact", "position"):
             without = "without effects" if effects == "none" else f"beside effects {effects!r}"
             raise InputError(f"{field}: it was given {without}; it is of the effects exact and position alone.")
-    if changes and (effects != "none" or needles):
-        field = "needles" if needles else "effects"
+    if changes and (effects != "none" or options["needles"]):
+        field = "needles" if options["needles"] else "effects"
         raise InputError(f"changes: they were given beside {field}; a changed model is measured without.")
 
 
 def check_run_options(**options: Any) -> None:
     """Refuse options that a run has no use for: what is given of them is not what they are without a word."""
-    given = [name for name, value in options.items() if value is not None and value is not False and value != "auto"]
-    if given:
-        raise InputError(
-            f"{given[0]}: it was given; a run is audited on examples of its own test set, in float32, so that only "
-            "layers, sequences, effects, device and seed are allowed."
-        )
-
-
-def _check_there(
-    calls: Sequence[Called], layers: frozenset[int] | None, heads: frozenset[int] | None, first: int | None
-) -> None:
-    """Refuse layers and heads that none of the calls has, and more heads than they have, where they are known."""
-    if not calls:
-        return
-    seen = {call.layer for call in calls}
-    if layers is not None and not layers <= seen:
-        raise NoSuchLayer(min(layers - seen), max(seen))
-    _check_heads(heads, first, [call.heads for call in calls if layers is None or call.layer in layers])
+    for name, value in options.items():
+        nothing = value is None or (isinstance(value, str | int) and value in ("auto", 0))
+        if name not in _OF_RUNS and not nothing:
+            raise InputError(
+                f"{name}: it was given; a run is audited on examples of its own test set, in float32, so that only "
+                f"{listed(_OF_RUNS)} are allowed."
+            )
 
 
 def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequence[int]) -> None:
+    """Refuse heads that none of the calls has, and more heads than they have."""
     most = max(counts, default=0)
     if heads is not None and not 0 <= min(heads) <= max(heads) < most:
         raise NoSuchHead(max(heads), most - 1)
@@ -272,15 +257,6 @@ def scores_of(
         found = [[one.layer, one.head, one.score] for one in retrieval_of(loaded, needles, report)]
         kept.put("needles", found)
     return {(layer, head): score for layer, head, score in found}
-
-
-def with_retrieval(measured: Sequence[Measured], scores: Mapping[Place, float]) -> list[Measured]:
-    """The measured calls with their heads' retrieval scores."""
-
-    def scored(head: HeadRecord) -> HeadRecord:
-        return replace(head, retrieval=scores.get((head.layer, head.head)) if head.kind == "self" else None)
-
-    return [replace(call, heads=tuple(map(scored, call.heads))) if scores else call for call in measured]
 
 
 def _must_be_same(directory: Path, read: Sequences, changes: Sequence[Change]) -> None:
@@ -339,11 +315,3 @@ def _about(loaded: Loaded) -> dict[str, Any]:
         "device": str(model.device),
         "transformers": library().__version__,
     }
-
-
-def _too_much(read: Sequences, model: Any) -> EnvironmentFailure:
-    count, length = read.tokens.shape
-    return EnvironmentFailure(
-        f"memory: it was used up on {model.device} by {count} sequences of {length} tokens; lower sequences or "
-        "max_tokens, take fewer layers or a smaller dtype, or do without effects."
-    )

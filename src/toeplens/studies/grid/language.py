@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from toeplens.engine.language import Bits, Copying, Extension, HeadPatterns, Nee
 from toeplens.ground.records import Record
 from toeplens.lens.kit.intervals import spearman
 from toeplens.studies.grid.spec import GridSpec
-from toeplens.studies.kit.results import CellResult, Results
+from toeplens.studies.kit.results import CellResult, Results, mean_of
 
 TOP = 3  # heads that stand for a kind, at most: those with the most weight on the token before, or the copy's follower
 LEAST = 0.2  # of its weight that a head of a kind gives there
@@ -165,11 +165,7 @@ def language_rows(spec: GridSpec, results: Results) -> list[LanguageRow]:
 
 
 def _row(task: str, label: str, title: str, cells: list[CellResult]) -> LanguageRow:
-    def mean(figure: Callable[[CellResult], float]) -> float | None:
-        values = np.array([figure(cell) for cell in cells], dtype=float)
-        values = values[np.isfinite(values)]
-        return float(values.mean()) if len(values) else None
-
+    mean = partial(mean_of, cells)
     every = [bits(cell) for cell in cells]
     return LanguageRow(
         task=task,

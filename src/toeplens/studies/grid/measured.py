@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from toeplens.engine import LengthResult
 from toeplens.ground.records import Record
 from toeplens.lens.ablation.deposit import counted_drops
 from toeplens.studies.grid.spec import Column, GridSpec
-from toeplens.studies.kit.results import CellResult, Results
+from toeplens.studies.kit.results import CellResult, Results, mean_of
 
 LONGER = 1.5  # times the training length: where extrapolation is compared
 _NEAR = 0.1  # a length is a whole number of tokens, so not always the factor that was asked for
@@ -136,13 +137,11 @@ def matrix(spec: GridSpec, results: Results) -> list[Row]:
 def _row(task: str, column: Column, cells: Sequence[CellResult]) -> Row:
     finished = [cell for cell in cells if cell.status == "complete"]
 
-    def mean(figure: Callable[[CellResult], float]) -> float | None:
-        values = np.array([figure(cell) for cell in finished], dtype=float)
-        values = values[np.isfinite(values)]
-        return float(values.mean()) if len(values) else None
-
+    mean = partial(mean_of, finished)
     accuracies = [cell.accuracy for cell in finished]
-    rule, rule_accuracy = _best_rule(finished)
+    tables = [row.baselines for cell in finished if (row := at_length(cell, 1.0)) is not None]
+    scores = {name: float(np.mean([table[name] for table in tables])) for name in tables[0]} if tables else {}
+    rule = max(scores, key=lambda name: scores[name], default=None)  # on average over the seeds
     return Row(
         task=task,
         label=column.label,
@@ -159,20 +158,10 @@ def _row(task: str, column: Column, cells: Sequence[CellResult]) -> Row:
         chance=cells[0].chance,
         length_chance=cells[0].length_chance,
         rule=rule,
-        rule_accuracy=rule_accuracy,
+        rule_accuracy=None if rule is None else scores[rule],
         seeds=len(cells),
         diverged=len(cells) - len(finished),
         learning=sum(not cell.settled for cell in finished),
         parameters=cells[0].parameters,
         train_seconds=mean(lambda cell: cell.result["seconds"]),
     )
-
-
-def _best_rule(cells: Sequence[CellResult]) -> tuple[str | None, float | None]:
-    """The rule without a model that scores most, on average over the seeds."""
-    tables = [row.baselines for cell in cells if (row := at_length(cell, 1.0)) is not None]
-    if not tables:
-        return None, None
-    scores = {name: float(np.mean([table[name] for table in tables])) for name in tables[0]}
-    best = max(scores, key=lambda name: scores[name], default=None)
-    return (None, None) if best is None else (best, scores[best])

@@ -84,14 +84,7 @@ class EncodingPart(_Part):
     options: dict[str, Any] = {}
     scan: dict[str, list[Number]] = {}
     model: dict[str, Any] = {}
-    tasks: tuple[str, ...] | None = None
-
-    @field_validator("tasks", mode="after")
-    @classmethod
-    def _some_tasks(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if value == ():
-            raise ValueError("tasks: none was given; name one or more, or leave it out for all.")
-        return value
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
     @field_validator("encoding", mode="before")
     @classmethod
@@ -176,7 +169,10 @@ class GridSpec(_Part):
         for label, part in self.tasks.items():
             choose(f"tasks.{label}", part.task or label, tasks.names())
         for label, part in self.encodings.items():
-            _known(f"encodings.{label}", part.encoding or label)
+            try:
+                encodings.named(part.encoding or label)
+            except InputError as error:
+                raise InputError(f"encodings.{label}: {str(error).removeprefix('encoding: ')}") from error
             for task in part.tasks or ():
                 choose(f"encodings.{label}.tasks", task, self.tasks)
         counts = Counter(column.label for column in self.columns())
@@ -198,7 +194,12 @@ class GridSpec(_Part):
                 for value in values:
                     shown = f"{value:g}" if short else repr(value)
                     given = _as_taken(name, option, value)
-                    options = _with(part.options, option, given) if " + " in name else {**part.options, option: given}
+                    options = {**part.options, option: given}
+                    if " + " in name:  # options of several encodings: rope.base
+                        one, _, own = option.partition(".")
+                        before = part.options.get(one, {})
+                        given = {**before, own: given} if own and isinstance(before, dict) else given
+                        options = {**part.options, one: given}
                     title = f"{called}, {option} {shown}"
                     yield Column(f"{label}/{shown}", title, options=options, scan=label, value=value, **about)
 
@@ -222,26 +223,11 @@ class GridSpec(_Part):
         return self.tasks[task].title or task
 
 
-def _known(field: str, name: str) -> None:
-    """Refuse a name, or several at once, that there is not."""
-    try:
-        encodings.named(name)
-    except InputError as error:
-        raise InputError(f"{field}: {str(error).removeprefix('encoding: ')}") from error
-
-
 def _as_taken(name: str, option: str, value: float) -> float:
     """A scan's value as a whole number, where it is one and the option takes whole numbers alone."""
     taken = encodings.options(name).get(option)
     kinds = () if taken is None else get_args(taken.annotation) or (taken.annotation,)
     return int(value) if value.is_integer() and int in kinds and float not in kinds else value
-
-
-def _with(options: dict[str, Any], option: str, value: float) -> dict[str, Any]:
-    """Options of several encodings with one of them changed: ``rope.base``."""
-    name, _, own = option.partition(".")
-    given = options.get(name, {})
-    return {**options, name: {**given, own: value} if own and isinstance(given, dict) else value}
 
 
 def specs() -> tuple[str, ...]:

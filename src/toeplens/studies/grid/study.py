@@ -22,12 +22,11 @@ from toeplens.studies.grid.relations import Relation, relations
 from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, spec_from_yaml
 from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of, reread_cells
 from toeplens.studies.kit.claims import Claim, Entry, judge_all
-from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import CellResult, Key, Results
 from toeplens.studies.kit.study import Begun, Kind, read_study
 from toeplens.studies.kit.verdicts import Finding, unknown
 from toeplens.tasks.language import Language, LanguageTask
-from toeplens.training import RunSpec, run_spec
+from toeplens.training import run_spec
 
 _MOST = 10_000  # models: listing and reading more would take minutes
 
@@ -166,15 +165,6 @@ class Grid(Gathered):
         return {"table": table, **more, "relations": related, **super().found()}
 
 
-def _read(directory: Path, plan: tuple[GridSpec, list[Cell]], environment: dict[str, Any]) -> Grid:
-    spec, wanted = plan
-    return _judged(gather_cells(directory, wanted, environment), spec)
-
-
-def _reread(kept: Kept, plan: tuple[GridSpec, list[Cell]]) -> Grid:
-    return _judged(reread_cells(kept), plan[0])
-
-
 def _judged(gathered: Gathered, spec: GridSpec) -> Grid:
     related = relations(spec, gathered.results)
     with_claims: dict[str, Any] = vars(gathered) | {"entries": judged(Evidence(spec, gathered.results, related))}
@@ -195,7 +185,14 @@ def _plan(asked: Asked) -> tuple[GridSpec, list[Cell]]:
     return spec, cells(spec)
 
 
-KIND = Kind("grid", "study", Asked, _plan, _read, _reread)
+KIND = Kind(
+    "grid",
+    "study",
+    Asked,
+    _plan,
+    lambda directory, plan, environment: _judged(gather_cells(directory, plan[1], environment), plan[0]),
+    lambda kept, plan: _judged(reread_cells(kept), plan[0]),
+)
 gather, is_grid = KIND.gather, KIND.tells
 
 
@@ -219,20 +216,15 @@ def study(
     """
     spec = _pinned(spec, Path(out))
     jobs = jobs_of(cells(spec))
-    for job in jobs:
-        _must_have_text(job.spec, job.measures)
+    for job in jobs:  # text that is too short is refused before anything is trained
+        task = job.spec.build_task()
+        if isinstance(task, LanguageTask):
+            task.must_have("train", job.spec.train_examples)
+            task.must_have("validation", job.spec.test_examples)
+            task.must_have("test", 1)
+            if "bits" in job.measures:
+                cut(task.corpus(), "test", task.length, 2, 0)  # documents that are long enough
     return KIND.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs, limits, workers, on_event)
-
-
-def _must_have_text(spec: RunSpec, measures: Sequence[str]) -> None:
-    """Refuse text that is too short for a run, before anything is trained."""
-    task = spec.build_task()
-    if isinstance(task, LanguageTask):
-        task.must_have("train", spec.train_examples)
-        task.must_have("validation", spec.test_examples)
-        task.must_have("test", 1)
-        if "bits" in measures:
-            cut(task.corpus(), "test", task.length, 2, 0)  # documents that are long enough
 
 
 def _pinned(spec: GridSpec, out: Path) -> GridSpec:

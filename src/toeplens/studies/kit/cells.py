@@ -125,7 +125,7 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
 def reread_cells(kept: Kept) -> Gathered:
     """The same from what was written of it; what was trained of unfinished runs is not known there."""
     results = Results(CellResult.from_list(kept.content.get("cells"), f"{kept.path}: cells"))
-    return Gathered(**kept.head, results=results, share=kept.finished / max(1, kept.total))
+    return Gathered(**kept.head, results=results, share=kept.head["finished"] / max(1, kept.head["total"]))
 
 
 def _result(

@@ -136,7 +136,16 @@ def read_change(text: str) -> Wish:
     bands = {name: numbers(name, given[name]) for name in ("still", "silent") if name in given}
     options: dict[str, Any] = {name: numbers(name, given[name]) for name in ("heads", "groups") if name in given}
     options |= {name: given[name] for name in ("attention", "output", "kind", "side") if name in given}
-    exchanged = _exchanged(given["exchange"]) if "exchange" in given else ((), ())
+    exchanged: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    if "exchange" in given:
+        first, *rest = [numbers("exchange", part) for part in given["exchange"].split(":")]
+        named = [pair for band in (first, *rest) for pair in band]
+        if [len(band) for band in rest] != [len(first)] or len(set(named)) != len(named):
+            raise InputError(
+                f"exchange: {shown(given['exchange'])} was given; it must be two bands of as many different pairs, "
+                "none in both, such as 1-4:29-32."
+            )
+        exchanged = first, rest[0]
     if bands or exchanged[0]:
         options["bands"] = BandControl(**bands)
     if "bias" in given:
@@ -150,18 +159,6 @@ def read_change(text: str) -> Wish:
             except ValueError:
                 raise InputError(f"{name}: {shown(given[name])} was given; it must be a number.") from None
     return Wish(layers, Change(layer=0, **options), exchanged)
-
-
-def _exchanged(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The two bands of ``1-4:29-32``, from 0."""
-    bands = [numbers("exchange", part) for part in text.split(":")]
-    named = [pair for band in bands for pair in band]
-    if len(bands) != 2 or len(bands[0]) != len(bands[1]) or len(set(named)) != len(named):
-        raise InputError(
-            f"exchange: {shown(text)} was given; it must be two bands of as many different pairs, none in both, "
-            "such as 1-4:29-32."
-        )
-    return bands[0], bands[1]
 
 
 def numbers(field: str, text: str) -> tuple[int, ...]:

@@ -96,7 +96,12 @@ class Entry:
         share = self.error / sharing(parts)
         told = zip(self.findings, told_of(self.findings, self.error), strict=True)
         still = [part for part, verdict in told if part.essential and verdict in OPEN]
-        wanting = [_wanting(part, self.error, share) for part in still]
+        wanting = [  # with the errors that the ledger leaves to each
+            part.wanting
+            if part.comparison is None or part.holds is None or part.sides != (True, True)
+            else part.comparison.wanting(self.error, share)
+            for part in still
+        ]
         alone = f"decided alone ({self.plain}), but not with the correction for the whole ledger"
         return [*([alone] if self.plain not in OPEN else []), *dict.fromkeys(each for each in wanting if each)]
 
@@ -119,13 +124,6 @@ class Entry:
             "wanting": self.wanting,
             "elsewhere": [asdict(aside) for aside in self.asides],
         }
-
-
-def _wanting(part: Finding, to_hold: float, to_fail: float) -> str:
-    """What would decide a part, with the errors that its ledger leaves to it."""
-    if part.comparison is None or part.holds is None or part.sides != (True, True):
-        return part.wanting
-    return part.comparison.wanting(to_hold, to_fail)
 
 
 def every(*checks: Callable[[Data], Sequence[Finding]]) -> Callable[[Data], list[Finding]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,19 +79,17 @@ class Contrast:
 
     def above(self, bar: float) -> float:
         """P-value against the sum being at ``bar`` or below."""
-        if not np.isfinite(bar):
-            return float(bar > 0)
-        if self.error == 0:
-            return float(0 if self.value > bar else 1)
-        return float(stdtr(self.freedom, (bar - self.value) / self.error))
+        return self._beyond(bar, 1)
 
     def below(self, bar: float) -> float:
         """P-value against the sum being at ``bar`` or above."""
+        return self._beyond(bar, -1)
+
+    def _beyond(self, bar: float, side: int) -> float:
         if not np.isfinite(bar):
-            return float(bar < 0)
-        if self.error == 0:
-            return float(0 if self.value < bar else 1)
-        return float(stdtr(self.freedom, (self.value - bar) / self.error))
+            return float(side * bar > 0)
+        lead = side * (self.value - bar)
+        return float(lead <= 0) if self.error == 0 else float(stdtr(self.freedom, -lead / self.error))
 
     def seeds_to_decide(self, bar: float, level: float) -> int | None:
         """How many seeds would do, if means and spreads stay; None if more than `MOST_TIMES` as many as now."""
@@ -106,7 +104,8 @@ class Contrast:
 
 def contrast(*terms: tuple[float, Values], grain: float = GRAIN) -> Contrast:
     """A `Contrast` of weights with figures, one a seed."""
-    return Contrast(tuple((weight, tuple(_listed(values))) for weight, values in terms), grain)
+    listed = ((w, values.values() if isinstance(values, Mapping) else values) for w, values in terms)
+    return Contrast(tuple((weight, tuple(map(float, values))) for weight, values in listed), grain)
 
 
 def of_one(values: Values, grain: float = GRAIN) -> Contrast:
@@ -117,7 +116,3 @@ def of_one(values: Values, grain: float = GRAIN) -> Contrast:
 def difference(first: Values, second: Values, grain: float = GRAIN) -> Contrast:
     """One mean less another."""
     return contrast((1.0, first), (-1.0, second), grain=grain)
-
-
-def _listed(values: Values) -> Iterable[float]:
-    return (float(value) for value in (values.values() if isinstance(values, Mapping) else values))

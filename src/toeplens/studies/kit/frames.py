@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from math import isnan
 from typing import Any, TypedDict, get_type_hints
 
 import numpy as np
@@ -160,8 +159,8 @@ def schema(kind: type) -> pa.Schema:
 def table(kind: type, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Rows as a table of the columns that ``kind`` names; null for NaN and for what a row does not have."""
     columns = schema(kind)
-    kept = list(rows)
-    return pa.table({name: [_known(row.get(name)) for row in kept] for name in columns.names}, schema=columns)
+    kept = [{name: value for name, value in row.items() if value == value} for row in rows]  # NaN is not itself
+    return pa.table({name: [row.get(name) for row in kept] for name in columns.names}, schema=columns)
 
 
 def by_head(**figures: Float[np.ndarray, "L H"] | None) -> Iterator[dict[str, Any]]:
@@ -173,7 +172,3 @@ def by_head(**figures: Float[np.ndarray, "L H"] | None) -> Iterator[dict[str, An
     for layer in range(layers):
         for head in range(heads):
             yield {"layer": layer, "head": head, **{name: float(each[layer, head]) for name, each in known.items()}}
-
-
-def _known(value: Any) -> Any:
-    return None if isinstance(value, float) and isnan(value) else value

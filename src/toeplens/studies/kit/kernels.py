@@ -12,7 +12,7 @@ from toeplens.ground import reading
 from toeplens.ground.records import Record
 from toeplens.ground.words import or_none
 from toeplens.lens import hermitian_part, szego
-from toeplens.lens.toeplitz.decay import DecayFit, Form, fit_decays
+from toeplens.lens.toeplitz.decay import Form, fit_decays
 
 _FEWEST = 4  # distances that a decay is fitted to, at least
 ROWS = 256  # of a kernel as a matrix, at most
@@ -69,12 +69,11 @@ def decays_of(
     if (pairs > 0).sum() < _FEWEST:
         return [None] * len(means)
     sums = np.stack([np.bincount(away, counts[0] * row) for row in np.nan_to_num(means)])
-    return [_told(fits[0]) for fits in fit_decays(np.arange(len(pairs)), sums / np.maximum(pairs, 1), counts=pairs)]
-
-
-def _told(best: DecayFit) -> Decay:
-    parameters = {name: or_none(value) for name, value in best.parameters.items()}
-    return Decay(best.form, parameters, or_none(best.r2), or_none(best.half_distance))
+    found: list[Decay | None] = []
+    for best, *_ in fit_decays(np.arange(len(pairs)), sums / np.maximum(pairs, 1), counts=pairs):
+        parameters = {name: or_none(value) for name, value in best.parameters.items()}
+        found.append(Decay(best.form, parameters, or_none(best.r2), or_none(best.half_distance)))
+    return found
 
 
 def kernel_ends(kernel: Float[np.ndarray, "D"]) -> KernelEnds:

@@ -107,7 +107,11 @@ class Writer:
         self.tokenizer = tokenizer
         self.random = np.random.Generator(np.random.Philox(seed))
         self.words = isinstance(text, str)
-        self.start = self._leading() if self.words else []
+        self.start: list[int] = []
+        if self.words:  # the special tokens that the tokenizer puts before a text
+            bare, whole = self._ids("so"), token_ids(tokenizer, "so")
+            starts = (at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare)
+            self.start = whole[: next(starts, 0)]
         ids = token_ids(tokenizer, text, add_special_tokens=False, verbose=False) if isinstance(text, str) else text
         self.text = np.asarray(ids, dtype=np.int64)
 
@@ -164,22 +168,25 @@ class Writer:
 
     def counting(self) -> Item:
         """How often a word stands in a list."""
-        return self._listed("counting", self._counts, self._counted)
+
+        def make() -> tuple[str, str, list[str]]:
+            count = int(self.random.integers(1, len(self._counts) + 1))
+            asked, *others = self.random.permutation(self._words)[: _LISTED - count + 1].tolist()
+            words = self.random.permutation([asked] * count + others).tolist()
+            question = f"List: {', '.join(words)}. How many times does {asked} occur? Answer:"
+            return question, self._counts[count - 1], words
+
+        return self._listed("counting", self._counts, make)
 
     def order(self) -> Item:
         """Which word comes after another."""
-        return self._listed("order", None, self._ordered)
 
-    def _counted(self) -> tuple[str, str, list[str]]:
-        count = int(self.random.integers(1, len(self._counts) + 1))
-        asked, *others = self.random.permutation(self._words)[: _LISTED - count + 1].tolist()
-        words = self.random.permutation([asked] * count + others).tolist()
-        return f"List: {', '.join(words)}. How many times does {asked} occur? Answer:", self._counts[count - 1], words
+        def make() -> tuple[str, str, list[str]]:
+            words = self.random.permutation(self._words)[:_LISTED].tolist()
+            at = int(self.random.integers(0, _LISTED - 1))
+            return f"List: {', '.join(words)}. Which word comes after {words[at]}? Answer:", words[at + 1], words
 
-    def _ordered(self) -> tuple[str, str, list[str]]:
-        words = self.random.permutation(self._words)[:_LISTED].tolist()
-        at = int(self.random.integers(0, _LISTED - 1))
-        return f"List: {', '.join(words)}. Which word comes after {words[at]}? Answer:", words[at + 1], words
+        return self._listed("order", None, make)
 
     def _listed(self, behaviour: Behaviour, choices: Sequence[str] | None, make: Any) -> Item:
         tokens = [*self.start]
@@ -242,14 +249,6 @@ class Writer:
 
     def _ids(self, text: str) -> list[int]:
         return token_ids(self.tokenizer, text, add_special_tokens=False)
-
-    def _leading(self) -> list[int]:
-        """The special tokens that the tokenizer puts before a text."""
-        bare, whole = self._ids("so"), token_ids(self.tokenizer, "so")
-        for at in range(len(whole) - len(bare) + 1):
-            if whole[at : at + len(bare)] == bare:
-                return whole[:at]
-        return []
 
     def _piece(self, length: int) -> list[int]:
         """So many tokens of the text, from a random place on."""

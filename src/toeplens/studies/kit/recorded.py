@@ -28,22 +28,14 @@ class _Head(Record):
 class Kept:
     """A results.json.
 
-    path             where it lies
-    content          all that it holds: what was asked, and what was found
-    finished, total  as in `toeplens.studies.kit.study.State`, and so is ``environment``
+    path     where it lies
+    content  all that it holds: what was asked, and what was found
+    head     what of a `toeplens.studies.kit.study.State` every kind of study has the same, but for its ledger
     """
 
     path: Path
     content: Mapping[str, Any]
-    finished: int
-    total: int
-    environment: dict[str, Any]
-
-    @property
-    def head(self) -> dict[str, Any]:
-        """What of a `toeplens.studies.kit.study.State` every kind of study has the same, but for its ledger."""
-        counted = {"finished": self.finished, "total": self.total, "environment": self.environment}
-        return {"directory": self.path.parent, **counted}
+    head: dict[str, Any]
 
 
 def record_in(directory: Path) -> tuple[str, Path] | None:
@@ -58,16 +50,11 @@ def record_in(directory: Path) -> tuple[str, Path] | None:
 
 def read_record(path: Path) -> Kept:
     """A results.json, or one compressed by gzip or xz; what cannot be read, or is no such, raises `InputError`."""
-    content = parse_json(_text(path), path)
-    head = _Head.from_dict(content, path)
-    return Kept(
-        path=path, content=content, finished=head.finished, total=head.total, environment=dict(head.environment)
-    )
-
-
-def _text(path: Path) -> str:
     try:
-        content = read_bytes(path)
-        return (unzipped(content, LARGEST) if path.suffix in (".gz", ".xz") else content).decode()
+        packed = read_bytes(path)
+        text = (unzipped(packed, LARGEST) if path.suffix in (".gz", ".xz") else packed).decode()
     except (OSError, ValueError) as error:
         raise InputError(f"study: {path} could not be read ({str(error).lower().rstrip('.')}).") from None
+    content = parse_json(text, path)
+    head = _Head.from_dict(content, path)
+    return Kept(path=path, content=content, head={"directory": path.parent, **vars(head)})

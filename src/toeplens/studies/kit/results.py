@@ -369,3 +369,9 @@ class Results:
 def estimated(values: Mapping[int, float]) -> Estimate | None:
     """Mean over seeds with Student's interval; None without a seed."""
     return over_seeds(np.array(list(values.values()))) if values else None
+
+
+def mean_of(cells: Iterable[CellResult], figure: Callable[[CellResult], float]) -> float | None:
+    """A figure's mean over the models that have one; None where none has."""
+    values = [value for cell in cells if np.isfinite(value := figure(cell))]
+    return float(np.mean(values)) if values else None

@@ -156,7 +156,7 @@ class Kind(Generic[Plan, Found]):
     def open_record(self, path: Path | str) -> Found:
         """A study as its results.json tells it (plain, gzip or xz), its claims judged as rules are now."""
         kept = read_record(Path(path))
-        content = {_SECONDS: kept.environment.get(_SECONDS, 0.0), **kept.content}  # as study.json has them
+        content = {_SECONDS: kept.head["environment"].get(_SECONDS, 0.0), **kept.content}  # as study.json has them
         return self.reread(kept, self._planned(self.record.from_dict(content, f"study: {path}"), kept.path))
 
     def gather(self, directory: Path | str) -> Found:
@@ -190,11 +190,22 @@ class Kind(Generic[Plan, Found]):
         """
         _open_directory(directory)
         with locked(directory, "study"):
-            self._claim_directory(directory, asked)
+            had = _open_directory(directory)
+            if had is not None and had["study"] != self.name:
+                raise InputError(f"out: {directory} holds another study; give another directory.")
+            if had is not None and (scale := had.get("scale")) != asked.get("scale"):
+                raise InputError(f"out: {directory} holds a study at scale {scale!r}; give another directory.")
+            seconds = 0.0 if had is None else had.get(_SECONDS, 0.0)
+            content = {"study": self.name, **asked, _SECONDS: seconds, _ENVIRONMENT: environment()}
+            write_json(directory / STUDY, content)
+            make_directory(directory / RUNS)
+            started = time.monotonic()
             try:
-                with _timed(directory):
-                    work()
+                work()
             finally:
+                content = read_json(directory / STUDY)
+                spent = round(content[_SECONDS] + time.monotonic() - started, 1)
+                write_json(directory / STUDY, {**content, _SECONDS: spent})
                 state = self.gather(directory)
         return state
 
@@ -214,17 +225,6 @@ class Kind(Generic[Plan, Found]):
         _must_go_on(runs, jobs, limits)
         work = partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event)
         return self.carry_out(Path(out), asked, work)
-
-    def _claim_directory(self, directory: Path, asked: dict[str, Any]) -> None:
-        had = _open_directory(directory)
-        if had is not None and had["study"] != self.name:
-            raise InputError(f"out: {directory} holds another study; give another directory.")
-        if had is not None and had.get("scale") != asked.get("scale"):
-            raise InputError(f"out: {directory} holds a study at scale {had.get('scale')!r}; give another directory.")
-        seconds = 0.0 if had is None else had.get(_SECONDS, 0.0)
-        content = {"study": self.name, **asked, _SECONDS: seconds, _ENVIRONMENT: environment()}
-        write_json(directory / STUDY, content)
-        make_directory(directory / RUNS)
 
 
 def read_study(directory: Path) -> dict[str, Any] | None:
@@ -294,18 +294,6 @@ def _ours(directory: Path) -> Iterator[bool]:
             yield True
     except Busy:
         yield False
-
-
-@contextmanager
-def _timed(directory: Path) -> Iterator[None]:
-    """Add what is done inside to the study's time."""
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        content = read_json(directory / STUDY)
-        spent = round(content[_SECONDS] + time.monotonic() - started, 1)
-        write_json(directory / STUDY, {**content, _SECONDS: spent})
 
 
 def of_study(limits: Limits | None, out: Path) -> Limits:

@@ -83,7 +83,7 @@ class Probing:
     @cached_property
     def intact(self) -> dict[int, Predictions]:
         """What the intact model makes of each item."""
-        return _answers(self.loaded.model, self.items, (), self._told("items"))
+        return _answers(self.loaded.model, self.items, (), partial(self.report, "items"))
 
     @cached_property
     def heads(self) -> tuple[HeadRetrieval, ...]:
@@ -99,36 +99,26 @@ class Probing:
                 f"output: {mixed} was given; questions are asked one by one, so that only zero is allowed."
             )
         try:
-            self._check(changes)
+            tokens = torch.tensor([self.items[0].tokens], device=self.loaded.model.device)
+            check_predicts(self.loaded, calls_of(self.loaded.model, {"input_ids": tokens}, changes), NEEDING)
             intact = self.intact
             if changes:
-                changed = _answers(self.loaded.model, self.items, changes, self._told("changed"))
+                changed = _answers(self.loaded.model, self.items, changes, partial(self.report, "changed"))
             found = self.heads if heads and any(item.needle for item in self.items) else ()
         except (InputError, EnvironmentFailure):
             raise
         except Exception as error:
-            raise self._failure(error) from error
+            if out_of_memory(error):
+                raise EnvironmentFailure(
+                    f"memory: it was used up on {self.loaded.model.device}; give smaller lengths or a smaller dtype."
+                ) from error
+            if of_libraries(error):
+                name = type(self.loaded.model).__name__
+                raise InputError(f"model: the probe of {name} broke off: {words(error)}.") from error
+            raise
         rows = [row for number, item in enumerate(self.items) for row in _rows(number, item, intact, changed)]
         about = self.about | {"seconds": round(time.monotonic() - started, 1)}
         return ProbeRecord(about, tuple(told(changes)), tuple(rows), found)
-
-    def _check(self, changes: Sequence[Change]) -> None:
-        """Refuse what a short pass tells: that a model sees what comes after, and has not what is to be changed."""
-        tokens = torch.tensor([self.items[0].tokens], device=self.loaded.model.device)
-        check_predicts(self.loaded, calls_of(self.loaded.model, {"input_ids": tokens}, changes), NEEDING)
-
-    def _told(self, what: str) -> Callable[[int], None]:
-        return lambda done: self.report(what, done, len(self.items))
-
-    def _failure(self, error: Exception) -> Exception:
-        if out_of_memory(error):
-            return EnvironmentFailure(
-                f"memory: it was used up on {self.loaded.model.device}; give smaller lengths or a smaller dtype."
-            )
-        if of_libraries(error):
-            name = type(self.loaded.model).__name__
-            return InputError(f"model: the probe of {name} broke off: {words(error)}.")
-        return error
 
 
 def probe(
@@ -199,18 +189,18 @@ def open_probe(directory: Path | str) -> ProbeRecord:
 
 
 def _answers(
-    model: Any, items: Sequence[Item], changes: Sequence[Change], report: Callable[[int], None]
+    model: Any, items: Sequence[Item], changes: Sequence[Change], report: Callable[[int, int], None]
 ) -> dict[int, Predictions]:
     """What the model makes of each item: of each of its answer's tokens."""
     found: dict[int, Predictions] = {}
-    report(0)
+    report(0, len(items))
     for numbers, tokens in batches(items, _CHANGED_AT_ONCE if changes else _AT_ONCE):
         one = items[numbers[0]]
         choices = torch.tensor([items[number].choices for number in numbers]) if one.choices else None
         made = predictions(model, torch.from_numpy(tokens), one.places, choices=choices, changes=changes)
         for number, nats, right in zip(numbers, made.nats.cpu(), made.right.cpu(), strict=True):
             found[number] = Predictions(nats, right)
-        report(len(found))
+        report(len(found), len(items))
         if not bool(made.nats.isfinite().all()):
             raise InputError("model: its answers hold infinite numbers or nan; give it in float32 (--dtype).")
     return found

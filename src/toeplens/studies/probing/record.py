@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from toeplens.ground import reading
 from toeplens.ground.records import Record
+from toeplens.ground.words import fixed
 from toeplens.lens import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.kit.intervals import newcombe, wilson
 from toeplens.studies.kit.questions import Behaviour
@@ -107,30 +108,24 @@ class ProbeRecord(Record):
 
 
 def _summary(behaviour: Behaviour, place: dict[str, Any], items: list[ItemRecord]) -> Summary:
-    def over(value: Callable[[ItemRecord], float], *, share: bool = False) -> Estimate:
-        return _over_items(items, [value(item) for item in items], share)
+    def over(values: Iterable[float], *, share: bool = False) -> Estimate:
+        return _over_items(items, list(values), share)
 
-    def of_changed(value: Callable[[ItemRecord], float], *, share: bool = False) -> Estimate | None:
-        return None if items[0].changed_nats is None else over(value, share=share)
-
-    def nats(item: ItemRecord) -> float:
-        return float(item.changed_nats or 0.0)
-
-    def right(item: ItemRecord) -> float:
-        return float(item.changed_right or 0.0)
-
+    after: tuple[Estimate | None, ...] = (None, None, None, None)
+    if items[0].changed_nats is not None:
+        nats = [float(item.changed_nats or 0.0) for item in items]
+        right = over((float(item.changed_right or 0.0) for item in items), share=True)
+        more = over(changed - item.nats for changed, item in zip(nats, items, strict=True))
+        after = (over(nats), right, more, _more_right(items))
     return Summary(
         behaviour,
         place.get("length"),
         place.get("depth"),
         place.get("start"),
         len({item.item for item in items}),
-        over(lambda item: item.nats),
-        over(lambda item: item.right, share=True),
-        of_changed(nats),
-        of_changed(right, share=True),
-        of_changed(lambda item: nats(item) - item.nats),
-        None if items[0].changed_right is None else _more_right(items),
+        over(item.nats for item in items),
+        over((item.right for item in items), share=True),
+        *after,
     )
 
 
@@ -168,3 +163,17 @@ def _estimate(means: Float[np.ndarray, "n"]) -> Estimate:
         return over_seeds(means)
     (low,), (high,) = bootstrap_means(means[:, None])
     return Estimate(float(means.mean()), float(low), float(high), len(means))
+
+
+def title_of(behaviour: Behaviour) -> str:
+    """What a behaviour is called in a table."""
+    return {"loss": "Text"}.get(behaviour, behaviour.capitalize())
+
+
+def interval(each: Estimate | None, digits: int = 3, *, least: float | None = 0.0, most: float | None = None) -> str:
+    """A mean and the ends of its interval, which go no further than the least and the most that there can be."""
+    if each is None:
+        return "–"
+    low = each.low if least is None else max(least, each.low)
+    high = each.high if most is None else min(most, each.high)
+    return f"{fixed(each.value, digits)} [{fixed(low, digits)}, {fixed(high, digits)}]"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeVar
 
 from toeplens import tasks
 from toeplens.engine.language import Bits
 from toeplens.ground.records import Record
-from toeplens.report.grid.look import Spreads, encoding_looks, finished, spreads
+from toeplens.report.grid.look import encoding_looks, finished
 from toeplens.report.kit.canvas import Look
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, GridSpec
@@ -59,11 +59,6 @@ def record(cell: CellResult, name: str, kind: type[Kind]) -> Kind | None:
     """A measure of a cell; None where it was not made, or the encoding has no such thing."""
     found = cell.measure(name)
     return found if isinstance(found, kind) else None
-
-
-def together(cells: Iterable[CellResult], of: Callable[[CellResult], Iterable[tuple[float, float]]]) -> Spreads:
-    """Places and values of several seeds' models, a spread a place."""
-    return spreads(pair for cell in cells for pair in of(cell))
 
 
 def trained_length(cells: Cells) -> int:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from toeplens.engine.language import HeadPatterns
 from toeplens.ground.words import fixed, listed, percent, whole
 from toeplens.lens import Behaviour
-from toeplens.report.grid.language.cells import Cells, every, looks_of, record, viewed
+from toeplens.report.grid.language.cells import every, looks_of, record, viewed
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
 from toeplens.report.kit.canvas import Canvas, Look, heat, untagged
 from toeplens.report.kit.colours import PALETTE
@@ -43,7 +43,12 @@ def kinds(state: Grid) -> Block:
     views: list[View] = []
     layers = 0
     for task, cells in every(state):
-        found = {label: [cell for cell in each if _both(cell)] for label, each in cells.items()}
+        found = {
+            label: [
+                cell for cell in each if record(cell, "patterns", HeadPatterns) and record(cell, "behaviour", Behaviour)
+            ]
+            for label, each in cells.items()
+        }
         found = {label: each for label, each in found.items() if each}
         layers = max([layers, *(len(_patterns(cell).previous) for each in found.values() for cell in each)])
         for kind in _KINDS:
@@ -65,10 +70,6 @@ def kinds(state: Grid) -> Block:
 def layer_looks(count: int) -> list[Look]:
     """The layers of a model, each with a colour and a marker."""
     return [Look(f"layer-{layer}", f"Layer {layer + 1}", *PALETTE[layer % len(PALETTE)]) for layer in range(count)]
-
-
-def _both(cell: CellResult) -> bool:
-    return record(cell, "patterns", HeadPatterns) is not None and record(cell, "behaviour", Behaviour) is not None
 
 
 def _patterns(cell: CellResult) -> HeadPatterns:
@@ -180,26 +181,18 @@ def _views(
     for task, cells in every(state):
         looks = looks_of(state, cells)
         seeds = sorted({cell.key.seed for each in cells.values() for cell in each})
-        missing = _missing(looks, cells, table)
+        tables = {one.key: [(cell.key.seed, table(cell)) for cell in cells[one.key]] for one in looks}
+        names = [one.title for one in looks if all(found is None for _, found in tables[one.key])]
+        missing = f"No map: {listed(names)}, where nothing is lost so." if names else ""
         for seed in ([None] if len(seeds) > 1 else []) + seeds:
             panels = [
                 _map(one, found, top, told, short, ordered=seed is None)
                 for one in looks
-                if (found := _tables(cells, one, table, seed))
+                if (found := [x for of, x in tables[one.key] if seed in (None, of) and x is not None])
             ]
             name = "mean over seeds" if seed is None else f"seed {seed}" if len(seeds) > 1 else ""
             views.append(View.of(panels, viewed(task, name), missing))
     return views
-
-
-def _tables(cells: Cells, one: Look, table: _Table, seed: int | None) -> list[Heads]:
-    found = [table(cell) for cell in cells[one.key] if seed is None or cell.key.seed == seed]
-    return [each for each in found if each is not None]
-
-
-def _missing(looks: Sequence[Look], cells: Cells, table: _Table) -> str:
-    names = [one.title for one in looks if not any(table(cell) is not None for cell in cells[one.key])]
-    return f"No map: {listed(names)}, where nothing is lost so." if names else ""
 
 
 def _map(
@@ -213,7 +206,8 @@ def _map(
 ) -> Panel:
     values = np.mean([-np.sort(-each, axis=1) if ordered else each for each in found], axis=0)
     layers, heads = values.shape
-    columns = [_nth(head) if ordered else f"head {head + 1}" for head in range(heads)]
+    columns = [f"number {head + 1} by size" if ordered else f"head {head + 1}" for head in range(heads)]
+    columns = ["the largest", *columns[1:]] if ordered else columns
     marked = range(0, heads, 1 if heads <= _FEW else 2)
     figure = heat(
         values,
@@ -232,7 +226,3 @@ def _map(
         numbers=[[short(value) for value in row] for row in values] if heads <= _FEW else None,
     )
     return Panel(one.title, figure, tint=one.tint, glyph=one.glyph)
-
-
-def _nth(place: int) -> str:
-    return "the largest" if place == 0 else f"number {place + 1} by size"

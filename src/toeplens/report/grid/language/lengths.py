@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import log10
 from typing import Literal
 
 from toeplens.engine.language import AtLength, Bits
 from toeplens.ground.words import fixed
-from toeplens.report.grid.language.cells import Cells, every, looks_of, record, times, together, trained_length, viewed
-from toeplens.report.grid.look import Spread, Spreads, line
+from toeplens.report.grid.language.cells import Cells, every, looks_of, record, times, trained_length, viewed
+from toeplens.report.grid.look import Spread, Spreads, line, spreads
 from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, Look
 from toeplens.studies import CellResult
@@ -35,8 +35,11 @@ def by_length(state: Grid) -> Block:
     for task, cells in every(state):
         looks = looks_of(state, cells)
         for part, title in _PARTS.items():
-            lines = [(one, together(cells[one.key], _read(part))) for one in looks]
-            lines = [(one, found) for one, found in lines if found]
+            lines = []
+            for one in looks:
+                rows = [(row.factor, getattr(row, part)) for cell in cells[one.key] for row in _rows(cell)]
+                if found := spreads((factor, each.value) for factor, each in rows if each is not None):
+                    lines.append((one, found))
             shown |= {one.key for one, _ in lines}
             views.append(View.of(_panels(lines, part), viewed(task, title), _counted(cells)))
     caption = (
@@ -52,16 +55,6 @@ def by_length(state: Grid) -> Block:
     return Block("bits", "Bits a byte by length", caption, views, legend=signs)
 
 
-def _read(part: Part) -> Callable[[CellResult], Iterable[tuple[float, float]]]:
-    def of(cell: CellResult) -> Iterable[tuple[float, float]]:
-        for row in _rows(cell):
-            found = getattr(row, part)
-            if found is not None:
-                yield row.factor, found.value
-
-    return of
-
-
 def _rows(cell: CellResult) -> Sequence[AtLength]:
     found = record(cell, "bits", Bits)
     return () if found is None else found.lengths
@@ -73,18 +66,14 @@ def _panels(lines: _Lines, part: Part) -> list[Panel]:
         return []
     unit = f"{_UNIT} lost" if part == "gain" else _UNIT
     panels = [Panel("All encodings", _drawn(lines, part, unit).figure())]
-    low, high = _ends(spread for _, found in lines for _, spread in found)
+    means = [spread.mean for _, found in lines for _, spread in found]
+    low, high = min(means), max(means)
     top = max(found[0][1].mean for _, found in lines) + _ROOM
     if high > top + _ROOM:
         canvas, room = _drawn(lines, part, unit), 0.06 * (top - low)
         canvas.y(unit, range=[low - room, top])
         panels.append(Panel("Close up", canvas.figure(), f"The same up to {fixed(top)}."))
     return panels
-
-
-def _ends(found: Iterable[Spread]) -> tuple[float, float]:
-    means = [spread.mean for spread in found]
-    return min(means), max(means)
 
 
 def _drawn(lines: _Lines, part: Part, unit: str) -> Canvas:
@@ -119,8 +108,12 @@ def by_position(state: Grid) -> Block:
     """The loss of a token against where it stands, in bins that double; a line an encoding."""
     views, shown = [], set()
     for task, cells in every(state):
-        lines = [(one, _bins_of(cells[one.key])) for one in looks_of(state, cells)]
-        lines = [(one, found) for one, found in lines if found]
+        lines = []
+        for one in looks_of(state, cells):
+            names = {at: name for cell in cells[one.key] for at, _, name in _bins(cell)}
+            found = spreads((at, value) for cell in cells[one.key] for at, value, _ in _bins(cell))
+            if found:
+                lines.append((one, [(at, spread, names[at]) for at, spread in found]))
         shown |= {one.key for one, _ in lines}
         trained = trained_length(cells)
         panels = [_along(lines, trained, first) for first in (0, _LATER)]
@@ -138,12 +131,6 @@ def by_position(state: Grid) -> Block:
 
 
 _Bins = list[tuple[float, Spread, str]]  # each bin's middle, counted from 1, its loss, and its name
-
-
-def _bins_of(cells: Sequence[CellResult]) -> _Bins:
-    names = {at: name for cell in cells for at, _, name in _bins(cell)}
-    found = together(cells, lambda cell: [(at, value) for at, value, _ in _bins(cell)])
-    return [(at, spread, names[at]) for at, spread in found]
 
 
 def _bins(cell: CellResult) -> list[tuple[float, float, str]]:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from math import log2
 
 import numpy as np
-import plotly.graph_objects as go
 
 from toeplens.engine.language import Copying, Needle, Needles
 from toeplens.ground.words import fixed, percent, whole
-from toeplens.report.grid.language.cells import Cells, every, looks_of, record, times, together, viewed
-from toeplens.report.grid.look import Spread, line
+from toeplens.report.grid.language.cells import Cells, every, looks_of, record, times, viewed
+from toeplens.report.grid.look import Spread, line, spreads
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
 from toeplens.report.kit.canvas import Canvas, Look, heat, untagged
 from toeplens.studies import CellResult
@@ -31,12 +30,12 @@ def needles(state: Grid) -> Block:
         found = {label: each for label, each in cells.items() if any(_map(cell) for cell in each)}
         if not found:
             continue
-        guesses.append(guess := _guess(found))
+        asked = (record(cell, "needles", Needles) for each in found.values() for cell in each)
+        guesses.append(guess := next(each.guess for each in asked if each))
         looks = looks_of(state, found)
-        accuracies = [_panel(one, found[one.key], guess) for one in looks]
         views += [
-            View.of(accuracies, viewed(task, _ACCURACY)),
-            View.of([_in_bits(one, found[one.key], guess) for one in looks], viewed(task, _BITS)),
+            View.of([_panel(one, found[one.key], guess, bits=bits) for one in looks], viewed(task, title))
+            for bits, title in ((False, _ACCURACY), (True, _BITS))
         ]
     told = f" ({percent(guesses[0])} right, {log2(1 / guesses[0]):.2f} bits)" if guesses else ""
     caption = (
@@ -57,10 +56,6 @@ def _map(cell: CellResult) -> Sequence[Needle]:
     return [] if found is None else found.rows
 
 
-def _guess(cells: Cells) -> float:
-    return next(found.guess for each in cells.values() for cell in each if (found := record(cell, "needles", Needles)))
-
-
 def _table(cells: Sequence[CellResult], value: _Value) -> dict[tuple[float, float], Spread]:
     """By depth and factor: the values of the seeds."""
     found: dict[tuple[float, float], list[float | None]] = {}
@@ -70,70 +65,36 @@ def _table(cells: Sequence[CellResult], value: _Value) -> dict[tuple[float, floa
     return {place: Spread.of(values) for place, values in found.items()}
 
 
-def _right(row: Needle) -> float | None:
-    return None if row.accuracy is None else row.accuracy.value
-
-
-def _spent(row: Needle) -> float | None:
-    return None if row.bits is None else row.bits.value
-
-
-def _panel(one: Look, cells: Sequence[CellResult], guess: float) -> Panel:
-    table = _table(cells, _right)
-    hover = {place: f"{spread.told(1, percent=True)} found" for place, spread in table.items()}
-    shown = _drawn(
-        one,
-        cells,
-        {place: spread.mean - guess for place, spread in table.items()},
-        {place: whole(spread.mean) for place, spread in table.items()},
-        hover,
-        1 - guess,
-    )
-    return Panel(one.title, shown, tint=one.tint, glyph=one.glyph)
-
-
-def _in_bits(one: Look, cells: Sequence[CellResult], guess: float) -> Panel:
-    table, guessed = _table(cells, _spent), log2(1 / guess)
-    hover = {place: f"{spread.told(2)} bits a token" for place, spread in table.items()}
-    shown = _drawn(
-        one,
-        cells,
-        {place: guessed - spread.mean for place, spread in table.items()},
-        {place: fixed(spread.mean, 1) if spread.count else "" for place, spread in table.items()},
-        hover,
-        min(_WIDEST, guessed),
-    )
-    return Panel(one.title, shown, tint=one.tint, glyph=one.glyph)
-
-
-def _drawn(
-    one: Look,
-    cells: Sequence[CellResult],
-    colours: dict[tuple[float, float], float],
-    numbers: dict[tuple[float, float], str],
-    hover: dict[tuple[float, float], str],
-    limit: float,
-) -> go.Figure:
-    depths, factors = sorted({depth for depth, _ in colours}), sorted({factor for _, factor in colours})
+def _panel(one: Look, cells: Sequence[CellResult], guess: float, *, bits: bool) -> Panel:
+    """Bits, or the share of the value's tokens that are right, by depth and length; colours are from a guess."""
+    name = "bits" if bits else "accuracy"
+    table = _table(cells, lambda row: None if (found := getattr(row, name)) is None else found.value)
+    guessed = log2(1 / guess) if bits else guess
+    depths, factors = sorted({depth for depth, _ in table}), sorted({factor for _, factor in table})
     counts = {(row.depth, row.factor): row.needles for cell in cells for row in _map(cell)}
-    nowhere = float("nan")
-    return heat(
-        np.array([[colours.get((depth, factor), nowhere) for factor in factors] for depth in depths]),
+    values = np.full((len(depths), len(factors)), np.nan)
+    numbers = [[""] * len(factors) for _ in depths]
+    hover = [[""] * len(factors) for _ in depths]
+    for y, depth in enumerate(depths):
+        for x, factor in enumerate(factors):
+            said = "–"
+            if spread := table.get((depth, factor)):
+                values[y, x] = guessed - spread.mean if bits else spread.mean - guessed
+                numbers[y][x] = whole(spread.mean) if not bits else fixed(spread.mean, 1) if spread.count else ""
+                said = f"{spread.told(2)} bits a token" if bits else f"{spread.told(1, percent=True)} found"
+            place = f"{untagged(one.title)}<br>{times(factor)} × the length, depth {depth:.0%}"
+            hover[y][x] = f"{place}<br>{said}<br>{counts.get((depth, factor), 0)} needles a model"
+    figure = heat(
+        values,
         [f"{depth:.0%}" for depth in depths],
         [f"{times(factor)} ×" for factor in factors],  # no numbers, which would be taken for places
-        limit,
+        min(_WIDEST, guessed) if bits else 1 - guess,
         ticks=(range(len(factors)), [times(factor) for factor in factors]),
         title="times the training length",
-        hover=[
-            [
-                f"{untagged(one.title)}<br>{times(factor)} × the length, depth {depth:.0%}<br>"
-                f"{hover.get((depth, factor), '–')}<br>{counts.get((depth, factor), 0)} needles a model"
-                for factor in factors
-            ]
-            for depth in depths
-        ],
-        numbers=[[numbers.get((depth, factor), "") for factor in factors] for depth in depths],
+        hover=hover,
+        numbers=numbers,
     )
+    return Panel(one.title, figure, tint=one.tint, glyph=one.glyph)
 
 
 # ---- copies ---------------------------------------------------------------------------------------------------------
@@ -179,9 +140,8 @@ def _copied(looks: Sequence[Look], cells: Cells, title: str, axis: str, *, accur
         canvas.line_at(0)
     factors = sorted({at for each in cells.values() for cell in each for at, *_ in _spans(cell)})
     for one in looks:
-        found = together(
-            cells[one.key], lambda cell: [(at, right if accuracy else saved) for at, right, saved in _spans(cell)]
-        )
+        each = [span for cell in cells[one.key] for span in _spans(cell)]
+        found = spreads((at, right if accuracy else saved) for at, right, saved in each)
         line(
             canvas,
             one,

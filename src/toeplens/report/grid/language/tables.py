@@ -64,7 +64,10 @@ def _prices(state: Grid, task: str, title: str, rows: list[LanguageRow]) -> Pric
         ]
         for row in rows
     ]
-    ngrams = _ngrams([cell for each in cells.values() for cell in each])
+    measured = [record(cell, "bits", Bits) for each in cells.values() for cell in each]
+    counted = [found.ngrams for found in measured if found and found.ngrams]
+    orders = sorted({order for table in counted for order in table}, key=int)
+    ngrams = [(n, fixed(float(np.mean([table[n] for table in counted if n in table])), 3)) for n in orders]
     for place, (order, bits) in enumerate(ngrams):
         name = "Counting tokens" if order == "0" else f"Counting, {order} before"
         blank = [Cell(css="edge" if at in (3, 5, 7) else "") for at in range(2, 9)]
@@ -95,13 +98,6 @@ def _prices(state: Grid, task: str, title: str, rows: list[LanguageRow]) -> Pric
 def _range(cells: Sequence[CellResult], figure: Callable[[CellResult], float]) -> str:
     spread = Spread.of(map(figure, cells))
     return f"{fixed(spread.low, 3)} to {fixed(spread.high, 3)}" if spread.count > 1 else ""
-
-
-def _ngrams(cells: list[CellResult]) -> list[tuple[str, str]]:
-    tables = [found.ngrams for cell in cells if (found := record(cell, "bits", Bits)) and found.ngrams]
-    orders = sorted({order for table in tables for order in table}, key=int)
-    means = [(order, float(np.mean([table[order] for table in tables if order in table]))) for order in orders]
-    return [(order, fixed(mean, 3)) for order, mean in means]
 
 
 # ---- ways to a longer context ----------------------------------------------------------------------------------------
