@@ -14,7 +14,7 @@ from transformers.models.llama4 import modeling_llama4 as llama4
 
 from toeplens import encodings
 from toeplens.encodings import attend, attention_weights
-from toeplens.encodings.tempered import Tempered
+from toeplens.encodings.lengths import Tempered
 
 H, D, N = SIZES["num_heads"], SIZES["head_dim"], 9
 PLACES = torch.tensor([0, 1, 2, 7, 8, 63, 64, 8191, 1_048_576])

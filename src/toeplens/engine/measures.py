@@ -214,11 +214,6 @@ def _position(**choices: Any) -> Callable[[Subject], Found]:
     return measured
 
 
-def _sets(subject: Subject) -> Found:
-    """Accuracy against heads removed in the whole model, and a set that suffices."""
-    return head_sets(subject.source(), subject.batches(_SETS), chance=subject.run.spec.guess).to_dict()
-
-
 def _position_sets(subject: Subject) -> Found:
     """A set of heads that suffices when position is taken from all others, which keep their content."""
     source, batches = subject.source(), subject.batches(_SETS)
@@ -355,7 +350,9 @@ class Measure(NamedTuple):
 MEASURES: dict[str, Measure] = {
     "position": Measure(HeadAblation, _position()),
     "position-loss": Measure(HeadAblation, _position(metric="loss")),
-    "sets": Measure(HeadSets, _sets),
+    "sets": Measure(
+        HeadSets, lambda made: head_sets(made.source(), made.batches(_SETS), chance=made.run.spec.guess).to_dict()
+    ),
     "position-sets": Measure(HeadSets, _position_sets),
     "bias": Measure(BiasSpread, _bias),
     "circuit": Measure(Circuit, _circuit),

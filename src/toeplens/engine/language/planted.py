@@ -99,7 +99,7 @@ def needles(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int =
 
         def planted(text: np.ndarray, rng: np.random.Generator, depth: float) -> np.ndarray:
             key, value = rng.choice(letters, KEY), rng.choice(letters, VALUE)
-            ends = np.array([_end(corpus)])
+            ends = np.array([ord("\n") if corpus.raw else corpus.separator])  # the end of a line, or of a document
             needle, question = np.concatenate((ends, key, value, ends)), np.concatenate((ends, key, value))
             room = len(text) - len(needle) - len(question)
             at = round(depth * room)
@@ -203,8 +203,3 @@ def letters_of(corpus: Corpus, most: int = _ALPHABET) -> Int[np.ndarray, "m"]:
     if len(found) < 2:
         raise InputError(f"text: it has {len(found)} different tokens; at least 2 are needed.")
     return found
-
-
-def _end(corpus: Corpus) -> int:
-    """What stands around a needle: the end of a line at the byte level, else the separator of documents."""
-    return ord("\n") if corpus.raw else corpus.separator

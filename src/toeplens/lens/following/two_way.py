@@ -512,11 +512,6 @@ class _Tile:
     def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b k 1 C d"]:
         return self.movable.ordered(self.content[:, :, rows]).unsqueeze(2)
 
-    def _turned(self, products: Tensor, met: Met, dtype: torch.dtype) -> Rows:
-        """The rotated dimensions of what a chunk's queries see, [b, k, ..]."""
-        rows = met.of(lambda x: x[..., : 2 * self.movable.pairs].squeeze(2).to(dtype))
-        return Rows(products.squeeze(2).to(dtype), rows.own, rows.far)
-
     def _shared(self, positions: Float[Tensor, "_b _k 1 C F"]) -> Float[Tensor, "1 _k 1 C F"]:
         """What positions are made of, once for all sequences and heads that share the rotation."""
         return positions[:1, : len(self.turns)]
@@ -581,7 +576,11 @@ class _Tile:
             return squares_of_all(w, contents.squeeze(2), positions.squeeze(2)) / seen**2
         dtype = self.dtype if before.count else torch.float64  # the first rows are about a mean of later ones too
         met = (contents, chunk.contents), (positions, chunk.positions.of(self._shared))
-        known = [self._turned(products, rows, dtype) for products, rows in met]
+        known = [
+            Rows(products.squeeze(2).to(dtype), rows.own, rows.far)
+            for products, given in met
+            for rows in [given.of(lambda x: x[..., : 2 * pairs].squeeze(2).to(dtype))]
+        ]
         square = summed_squares(w.to(dtype.to_complex()), *known) / seen**2
         by_content = _wide(joined(w * position), before.contents.mean.shape[-1])
         by_position = _wide(joined(w.conj() * content), before.positions.mean.shape[-1])

@@ -251,7 +251,7 @@ def frequency_use(
     assert k is not None
     plain = q.ndim == 2
     one = _tensors_use(keys, *((q[None], k[None]) if plain else (q, k)), _rates_of(rotation, q.shape[-2]))
-    return _mapped(one, lambda x: x[0]) if plain else one
+    return _together((), [one], lambda found: found[0][0]) if plain else one
 
 
 def _rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float[Tensor, "*_H _n"] | None:
@@ -259,10 +259,6 @@ def _rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Floa
     if isinstance(rotation, Rotary):
         return rotation.frequencies_at(torch.arange(length, device=rotation.frequencies.device))
     return None if isinstance(rotation, PositionalEncoding) else rotation
-
-
-def _mapped(use: FrequencyUse, change: Callable[[Tensor], Tensor]) -> FrequencyUse:
-    return _together((), [use], lambda found: change(found[0]))
 
 
 def _together(
