@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from toeplens.engine.limits import Limits, clocks
-from toeplens.engine.pool import Piece, Told, Work, take
+from toeplens.engine.pool import Limits, Piece, Told, Work, clocks, take
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, shown
 from toeplens.ground.machine import cores
 

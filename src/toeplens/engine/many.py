@@ -14,8 +14,7 @@ import torch
 
 from toeplens.engine.cluster import Cluster, in_cluster
 from toeplens.engine.jobs import Job, carry_out, is_done
-from toeplens.engine.limits import Limits
-from toeplens.engine.pool import Piece, Told, Work, in_processes
+from toeplens.engine.pool import Limits, Piece, Told, Work, in_processes
 from toeplens.engine.remote import published
 from toeplens.engine.stacks import Room, stacks_of, train_stack
 from toeplens.ground import EnvironmentFailure, choose

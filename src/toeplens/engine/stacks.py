@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from toeplens.engine.jobs import Job, loggers_of, watcher_of
-from toeplens.engine.limits import MOST_STACKED, Limits
 from toeplens.engine.measures import forget_measured
+from toeplens.engine.pool import MOST_STACKED, Limits
 from toeplens.engine.remote import published
 from toeplens.ground import InputError
 from toeplens.ground.locks import Busy

@@ -11,7 +11,7 @@ import torch
 
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace
-from toeplens.lens.following.permutation import PermutationScores, permutation_scores
+from toeplens.lens.following.behaviour import PermutationScores, permutation_scores
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from toeplens.encodings.attention import attend
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.conformance.facts import LENGTH, declared, logits_of, loses_bias, measure
-from toeplens.encodings.conformance.specimen import Specimen, apart
+from toeplens.encodings.conformance.specimen import LENGTH, Specimen, apart, declared, logits_of, loses_bias, measure
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Positions, Stream
 

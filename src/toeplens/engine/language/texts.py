@@ -83,9 +83,8 @@ def read(
     device = model.readout.weight.device
     model.eval()
     losses, hits = [], []
-    size = at_once(tokens.shape[1] - 1, device)
-    for start in range(0, len(tokens), size):
-        part = torch.from_numpy(tokens[start : start + size]).to(device)
+    for texts in torch.from_numpy(tokens).split(at_once(tokens.shape[1] - 1, device)):
+        part = texts.to(device)
         x, context = model.begin(part[:, :-1])
         for layer in range(model.config.num_layers):
             x = model.block(layer).finish(*model.layer_heads(layer, x, context))

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.interface import patched
-from toeplens.sources.huggingface.interventions.change import Change
-from toeplens.sources.huggingface.interventions.passes import intervened
+from toeplens.sources.huggingface.interventions.change import Change, intervened
 from toeplens.sources.huggingface.model import SEAT, checked_model, configs_of
 
 _AT_ONCE = 1 << 27  # logits that a block of tokens may have, over its sequences

@@ -2,7 +2,6 @@
 
 from toeplens.tasks.language.corpus import Corpus
 from toeplens.tasks.language.synthetic import MarkovLanguage, NestedLanguage, SyntheticLanguage
-from toeplens.tasks.language.task import LanguageTask
-from toeplens.tasks.language.text import Language
+from toeplens.tasks.language.task import Language, LanguageTask
 
 __all__ = ["Corpus", "Language", "LanguageTask", "MarkovLanguage", "NestedLanguage", "SyntheticLanguage"]
