@@ -38,7 +38,6 @@ FAMILIES = (
     "lengths",
     "remapped",
     "planes",
-    "segments",
 )  # the modules of this package, each with its ENCODINGS: name -> class
 
 

@@ -59,8 +59,7 @@ from toeplens.lens import (
 )
 from toeplens.lens.kit.terms import written_out_profile
 from toeplens.lens.kit.toeplitz import ToeplitzShares
-from toeplens.lens.toeplitz.bias_spread import BiasSpread, bias_spread
-from toeplens.lens.toeplitz.contraction import contraction
+from toeplens.lens.toeplitz.contraction import BiasSpread, bias_spread, contraction
 from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.tasks import Examples
