@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, agree, randomised
+from tests.encodings.samples import SIZES, agree, build, randomised
 from torch import Tensor
 from x_transformers import x_transformers
 
@@ -20,11 +20,6 @@ from toeplens.ground import InputError
 
 H, D = 3, 8
 QUERIES, KEYS = [3, 0, 63], [0, 3, 40, 63, 2]
-
-
-def build(name: str, **options: Any) -> PositionalEncoding:
-    torch.manual_seed(0)
-    return encodings.build(name, **SIZES, **options)
 
 
 def added(encoding: PositionalEncoding, positions: Tensor, batch: int = 1) -> Tensor:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, draw, randomised
+from tests.encodings.samples import build as samples_build
+from tests.encodings.samples import draw
 from torch import Tensor
 from x_transformers.x_transformers import DataDependentAlibi
 
-from toeplens import encodings
 from toeplens.encodings import Seen, attend, attention_logits
 from toeplens.encodings.householder import BLOCK, PaTH, PaTHFoX, accumulate
 
@@ -26,12 +27,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 every_case = pytest.mark.parametrize(("name", "options"), CASES)
 
-
-def build(name: str, **options: Any) -> PaTH:
-    torch.manual_seed(0)
-    encoding = encodings.build(name, **SIZES, **options).double()
-    assert isinstance(encoding, PaTH)
-    return randomised(encoding, 0.5)
+build = partial(samples_build, std=0.5)
 
 
 def inputs(length: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import cmath
 import math
-from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES, agree, draw
+from tests.encodings.samples import agree, build, draw
 from torch import Tensor
 
-from toeplens import encodings
 from toeplens.encodings import BandControl, PositionalEncoding, controlled
 
 B, H, D, N = 2, 3, 8, 6
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
-
-
-def build(name: str, **options: Any) -> PositionalEncoding:
-    return encodings.build(name, **SIZES, **options)
 
 
 def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, agree, draw, randomised
+from tests.encodings.samples import SIZES, agree, draw
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attention_logits
-from toeplens.encodings.remapped import BiPE, following_position, segment_positions
+from toeplens.encodings.remapped import following_position, segment_positions
 
 H, D, N = SIZES["num_heads"], SIZES["head_dim"], 12
 SEPARATORS = [3, 7]
 ACROSS = pytest.mark.parametrize("across", ["rope", "alibi"])
 INSIDE = pytest.mark.parametrize("inside", ["learned", "sinusoidal"])
 
-
-def build(**options: Any) -> BiPE:
-    encoding = randomised(encodings.build("bipe", **SIZES, **options)).double()
-    assert isinstance(encoding, BiPE)
-    return encoding
+build = partial(samples_build, "bipe", std=1.0)
 
 
 def counted(tokens: list[int], segment: int = 0, place: int = 0) -> list[list[int]]:

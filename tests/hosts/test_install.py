@@ -268,17 +268,6 @@ def test_layers_whose_heads_are_of_one_size_take_an_encoding_where_others_have_a
             hosts.install(model, "nope", layers=wrong)
 
 
-@pytest.mark.parametrize("name", ["rope", "path"])
-def test_packed_texts_are_apart_where_the_model_keeps_them_apart(name: str) -> None:
-    """A text of one token among them."""
-    model = installed(name).double()
-    ids, places = IDS[:1], torch.tensor([[0, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
-    with torch.no_grad():
-        packed = model(ids, position_ids=places, use_cache=False).logits
-        parts = [model(ids[:, some], use_cache=False).logits for some in (slice(0, 1), slice(1, 5), slice(5, 12))]
-    assert torch.allclose(packed, torch.cat(parts, dim=1), atol=1e-9)
-
-
 def test_a_configuration_that_two_models_share_takes_one_encoding() -> None:
     first = llama()
     second = type(first)(first.config)
