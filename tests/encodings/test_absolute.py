@@ -190,11 +190,3 @@ def test_what_stands_for_no_place_is_as_near_to_all(relative: bool) -> None:
     assert torch.equal(bias[:, 0, :], bias[:, 0, :1].expand(-1, 40))
     assert torch.equal(bias[:, 1:, 0], bias[:, 1:2, 0].expand(-1, 39))
     assert (bias[:, 0, 0] - bias[:, 1, 0]).abs().min() > 1e-6
-
-
-def test_weights_of_the_bias_as_it_was_before_do_not_load() -> None:
-    """Position 0's row used to vary with the other token; a run saved so is refused, not taken for this one."""
-    encoding = tupe(relative=True, untied_first=True)
-    before = {name: value for name, value in encoding.state_dict().items() if name != "relative_first"}
-    with pytest.raises(RuntimeError, match="relative_first"):
-        encoding.load_state_dict(before)

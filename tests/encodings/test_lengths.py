@@ -93,18 +93,6 @@ def test_the_imaginary_head_is_the_programs() -> None:
         agree(ours[1][:, h], y * cos + key_half * sin, 1e-9)
 
 
-def test_real_heads_are_ropes_and_the_kernel_says_which_are_not() -> None:
-    q, k = vectors()
-    ours, rope = build("rope-plus-plus", heads="own"), build("rope", pairing="half")
-    agree(logits(ours, q, k)[:, ::2], logits(rope, q, k)[:, ::2], 0)
-    offsets = torch.arange(-9, 10)
-    kernel, plain = ours.kernel(offsets), rope.kernel(offsets)[0]
-    for h in range(H):
-        agree(torch.view_as_real(kernel[h]), torch.view_as_real(plain * (-1j if h == 1 else 1)), 1e-12)
-    same = draw(1, H, 1, D).expand(1, H, N, D)
-    agree(logits(ours, same, same)[0, 1].diagonal(), torch.zeros(N, dtype=torch.float64), 1e-9)
-
-
 def test_bands_under_control_stop_in_imaginary_heads_too() -> None:
     q, k = vectors()
     stopped = controlled(build("rope-plus-plus", heads="own"), BandControl(still=(0, 1, 2, 3)))

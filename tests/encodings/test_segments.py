@@ -48,14 +48,6 @@ def test_a_separator_ends_its_segment(tokens: list[int], segment: int, place: in
     assert segment_positions(ids, SEPARATORS, first=first).tolist() == counted(tokens, segment, place)
 
 
-def test_it_is_what_the_released_program_counts() -> None:
-    """Its example of separators 869 and 13, worked on paper."""
-    tokens = torch.tensor([[5, 6, 869, 7, 13, 13, 8], [13, 1, 1, 1, 1, 1, 1]])
-    positions = segment_positions(tokens, [869, 13])
-    assert positions[..., 0].tolist() == [[0, 0, 0, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1]]
-    assert positions[..., 1].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 0, 1, 2, 3, 4, 5]]
-
-
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=20), st.data())
 def test_decoding_goes_on_where_the_text_was(tokens: list[int], data: st.DataObject) -> None:
     ids = torch.tensor([tokens, tokens[::-1]])

@@ -40,7 +40,7 @@ class Limits:
                         counted from when the limits were made, in all processes of this machine
     should_stop         asked before every unit of work
     publish             URL that runs are fetched from and published to, see `toeplens.engine.remote`; None for nowhere
-    stack               how many models of equal shape are trained as one, see `toeplens.engine.stacks`; None: as many
+    stack               how many models of equal shape are trained as one, see `toeplens.engine.many`; None: as many
                         as fill a GPU, and on a CPU, where it does not pay, 1
     machines            in words, those that carry the work out, where that is not this one: then what devices this one
                         has says nothing

@@ -169,7 +169,7 @@ def ablate_by(
             curve[:, 1] = np.take_along_axis(alone[0].mean(-1).reshape(layers, heads), orders, 1)[:, 0]
             if heads > 1:
                 places = np.argsort(orders, axis=1)[:, None]  # the first 2, 3, ... heads are ablated together
-                growing = torch.from_numpy((places >= np.arange(2, heads + 1)[:, None]).astype(np.float32))
+                growing = list(torch.from_numpy((places >= np.arange(2, heads + 1)[:, None]).astype(np.float32)))
                 together = _answers(source, kept, growing, metrics[:1], replacing, memory, "together")[1]
                 curve[:, 2:] = together.mean(-1).reshape(layers, heads - 1)
     found: dict[Metric, HeadAblation] = {}

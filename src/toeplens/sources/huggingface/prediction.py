@@ -91,19 +91,14 @@ def _passes(
         at = [place - 1 - start for place in some]
         given, logits = _given(model, tokens[:, start:stop], at, changes, held | {"use_cache": stop - start < last})
         keys = getattr(given, "past_key_values", None)
-        if stop - start < last and not _of_keys(keys):  # all tokens at once
+        kinds = {type(layer).__name__ for layer in getattr(keys, "layers", ())}  # whether it holds nothing but keys
+        if stop - start < last and not (kinds and kinds <= _KEYS):  # all tokens at once
             step = last
             continue
         held = {"past_key_values": keys}
         start = stop
         if some:
             yield some, logits
-
-
-def _of_keys(cache: Any) -> bool:
-    """Whether all that a cache holds is keys and values, as they are."""
-    kinds = {type(layer).__name__ for layer in getattr(cache, "layers", ())}
-    return bool(kinds) and kinds <= _KEYS
 
 
 def _by_length(model: Any) -> bool:

@@ -111,7 +111,14 @@ class Change:
             raise InputError(f"speed: {self.speed} was given; it must be from -{_FASTEST} to {_FASTEST}.")
         if self.seed < 0:
             raise InputError(f"seed: {self.seed} was given; it must be at least 0.")
-        given = [name for name, value in self._ways().items() if value]
+        ways = {
+            "bands": self.bands is not None,
+            "speed": self.speed != 1,
+            "bias": not self.bias,
+            "attention": self.attention is not None,
+            "output": self.output is not None,
+        }
+        given = [name for name, value in ways.items() if value]
         if not given:
             raise InputError(
                 "bands: none were given, nor a speed other than 1, bias, attention or output; one is needed."
@@ -120,15 +127,6 @@ class Change:
         if len(given) > max(1, len(logits)):
             first = self._turning if given[0] == "bands" else given[0]
             raise InputError(f"{given[-1]}: it was given beside {first}; the two cannot be had together.")
-
-    def _ways(self) -> dict[str, bool]:
-        return {
-            "bands": self.bands is not None,
-            "speed": self.speed != 1,
-            "bias": not self.bias,
-            "attention": self.attention is not None,
-            "output": self.output is not None,
-        }
 
     @property
     def turns(self) -> bool:
