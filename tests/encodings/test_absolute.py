@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, agree, randomised
+from tests.encodings.samples import SIZES, agree, build, randomised
 from torch import Tensor
 from x_transformers import x_transformers
 
@@ -20,11 +20,6 @@ from toeplens.ground import InputError
 
 H, D = 3, 8
 QUERIES, KEYS = [3, 0, 63], [0, 3, 40, 63, 2]
-
-
-def build(name: str, **options: Any) -> PositionalEncoding:
-    torch.manual_seed(0)
-    return encodings.build(name, **SIZES, **options)
 
 
 def added(encoding: PositionalEncoding, positions: Tensor, batch: int = 1) -> Tensor:
@@ -195,11 +190,3 @@ def test_what_stands_for_no_place_is_as_near_to_all(relative: bool) -> None:
     assert torch.equal(bias[:, 0, :], bias[:, 0, :1].expand(-1, 40))
     assert torch.equal(bias[:, 1:, 0], bias[:, 1:2, 0].expand(-1, 39))
     assert (bias[:, 0, 0] - bias[:, 1, 0]).abs().min() > 1e-6
-
-
-def test_weights_of_the_bias_as_it_was_before_do_not_load() -> None:
-    """Position 0's row used to vary with the other token; a run saved so is refused, not taken for this one."""
-    encoding = tupe(relative=True, untied_first=True)
-    before = {name: value for name, value in encoding.state_dict().items() if name != "relative_first"}
-    with pytest.raises(RuntimeError, match="relative_first"):
-        encoding.load_state_dict(before)

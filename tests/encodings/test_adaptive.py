@@ -10,25 +10,14 @@ import pytest
 import scipy.linalg
 import torch
 from rotary_embedding_torch import RotaryEmbedding
-from tests.encodings.samples import SIZES
+from tests.encodings.samples import build
 from torch import Tensor
 
-from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attention_logits
 
 H, D, N = 3, 8, 6
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
-
-
-def build(name: str, *, random: bool = False, **options: Any) -> PositionalEncoding:
-    torch.manual_seed(0)
-    encoding = encodings.build(name, **SIZES, **options)
-    if random:
-        with torch.no_grad():
-            for parameter in encoding.parameters():
-                parameter.normal_(std=0.5)
-    return encoding
 
 
 def vectors(dtype: torch.dtype = torch.float64, length: int = N) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +54,7 @@ def by_hand(q: Tensor, k: Tensor, angle: Any, pairing: str) -> Tensor:
 @PAIRINGS
 @pytest.mark.parametrize("per_head", [False, True])
 def test_learned_frequencies_turn_by_themselves(per_head: bool, pairing: str) -> None:
-    encoding = build("rope-learned", random=True, per_head=per_head, pairing=pairing)
+    encoding = build("rope-learned", std=0.5, per_head=per_head, pairing=pairing)
     offsets, places = encoding.offset.tolist(), PLACES.tolist()
 
     def angle(b: int, h: int, row: int, column: int, t: int) -> float:
@@ -76,7 +65,7 @@ def test_learned_frequencies_turn_by_themselves(per_head: bool, pairing: str) ->
 
 
 def test_learned_frequencies_are_rotary_embedding_torchs_and_receive_its_gradient() -> None:
-    ours, theirs = build("rope-learned", random=True), RotaryEmbedding(D, learned_freq=True)
+    ours, theirs = build("rope-learned", std=0.5).float(), RotaryEmbedding(D, learned_freq=True)
     with torch.no_grad():
         theirs.freqs.copy_((ours.frequencies + ours.offset)[0])
     q, k, _ = vectors(torch.float32, 64)
@@ -102,7 +91,7 @@ def test_it_starts_as_rope(name: str, pairing: str) -> None:
 @PAIRINGS
 @pytest.mark.parametrize("kind", ["inverse", "shared"])
 def test_haropes_logits_are_the_formulas(kind: str, pairing: str) -> None:
-    encoding = build("harope", random=True, map=kind, pairing=pairing)
+    encoding = build("harope", std=0.5, map=kind, pairing=pairing)
     encoding = encoding.double()
     q, k, x = vectors()
     mapped_q, mapped_k = torch.empty_like(q), torch.empty_like(k)
@@ -130,7 +119,7 @@ def test_haropes_logits_are_the_formulas(kind: str, pairing: str) -> None:
 @PAIRINGS
 @pytest.mark.parametrize("start", ["rope", "printed"])
 def test_caropes_logits_are_the_formulas(start: str, pairing: str) -> None:
-    encoding = build("carope", random=True, start=start, pairing=pairing).double()
+    encoding = build("carope", std=0.5, start=start, pairing=pairing).double()
     q, k, x = vectors()
     weight = encoding.weight.detach()
     constant = math.log(math.expm1(10000.0 ** (2 / D) - 1)) if start == "rope" else 0.0
@@ -148,6 +137,6 @@ def test_caropes_logits_are_the_formulas(start: str, pairing: str) -> None:
 
 
 def test_carope_takes_no_notice_of_the_numbers_of_positions() -> None:
-    encoding = build("carope", random=True)
+    encoding = build("carope", std=0.5)
     q, k, x = vectors()
     assert torch.equal(logits(encoding, q, k, x), logits(encoding, q, k, x, PLACES * 2 + 7))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES, randomised
+from tests.encodings.samples import SIZES
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 
 from toeplens import encodings
@@ -19,11 +20,7 @@ from toeplens.ground import InputError
 B, N = 2, 12
 KINDS = ("nope", "rope", "alibi", "t5", "mla", "fox", "shaw", "cope", "urpe", "dape-v2", "path", "carope")
 
-
-def build(name: str) -> PositionalEncoding:
-    torch.manual_seed(0)
-    encoding = encodings.build(name, **SIZES).double()
-    return randomised(encoding)
+build = partial(samples_build, std=1.0)
 
 
 def inputs(encoding: PositionalEncoding, length: int = N) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from transformers import Qwen2VLTextConfig, Qwen3VLTextConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -19,18 +21,12 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
-from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
 
 H, D = 2, 12
-SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
+build = partial(samples_build, num_heads=H, head_dim=D)
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
-
-
-def build(name: str, head_dim: int = D, **options: Any) -> PositionalEncoding:
-    torch.manual_seed(0)
-    return encodings.build(name, **{**SIZES, "head_dim": head_dim}, **options)
 
 
 def vectors(length: int, head_dim: int = D, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -147,9 +143,9 @@ def qwen_tables(kind: str) -> tuple[PositionalEncoding, Any]:
     rope = {"rope_type": "default", "rope_theta": 1000000.0}
     if kind == "qwen2":
         config = Qwen2VLTextConfig(**settings, rope_parameters={**rope, "mrope_section": [16, 24, 24]})
-        return build("mrope", 128), qwen2_vl.Qwen2VLRotaryEmbedding(config)
+        return build("mrope", head_dim=128), qwen2_vl.Qwen2VLRotaryEmbedding(config)
     config = Qwen3VLTextConfig(**settings, rope_parameters={**rope, "mrope_section": [24, 20, 20]})
-    return build("mrope", 128, interleaved_sections=True), qwen3_vl.Qwen3VLTextRotaryEmbedding(config)
+    return build("mrope", head_dim=128, interleaved_sections=True), qwen3_vl.Qwen3VLTextRotaryEmbedding(config)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
@@ -166,7 +162,7 @@ def test_m_rope_is_qwen_vls(kind: str) -> None:
 def test_axial_is_the_qwen2_vl_vision_towers() -> None:
     config = Qwen2VLVisionConfig(embed_dim=H * 32, num_heads=H)
     theirs = qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)
-    ours = build("axial-rope", 32, pairing="half", grid=[6, 9])
+    ours = build("axial-rope", head_dim=32, pairing="half", grid=[6, 9])
     places = ours.place(torch.arange(54))
     q, k = vectors(54, 32, torch.float32)
     cos, sin = theirs(q, places)
@@ -179,11 +175,11 @@ def test_axial_is_the_qwen2_vl_vision_towers() -> None:
 
 
 def test_shares_of_the_pairs_by_default() -> None:
-    assert build("axial-rope", 14).axis_of.tolist() == [0, 0, 0, 0, 1, 1, 1]
-    assert build("mrope", 128).axis_of.bincount().tolist() == [16, 24, 24]
-    assert build("mrope", 128, interleaved_sections=True).axis_of.bincount().tolist() == [24, 20, 20]
+    assert build("axial-rope", head_dim=14).axis_of.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert build("mrope", head_dim=128).axis_of.bincount().tolist() == [16, 24, 24]
+    assert build("mrope", head_dim=128, interleaved_sections=True).axis_of.bincount().tolist() == [24, 20, 20]
     for head_dim in range(2, 40, 2):
         for interleaved in (False, True):
-            assert len(build("mrope", head_dim, interleaved_sections=interleaved).axis_of) == head_dim // 2
+            assert len(build("mrope", head_dim=head_dim, interleaved_sections=interleaved).axis_of) == head_dim // 2
     with pytest.raises(InputError, match=r"^head_dim: 6 .*\.$"):
-        build("rope-mixed", 6)
+        build("rope-mixed", head_dim=6)

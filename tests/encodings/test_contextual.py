@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES, randomised
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from x_transformers import x_transformers
 
-from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, Seen, attention_logits
 
 B, H, D, N = 2, 3, 8, 9
 SCALE = D**-0.5
 
-
-def build(name: str, **options: Any) -> PositionalEncoding:
-    torch.manual_seed(0)
-    encoding = encodings.build(name, **SIZES, **options).double().requires_grad_(False)
-    return randomised(encoding)
+build = partial(samples_build, std=1.0, grad=False)
 
 
 def draw(length: int = N) -> tuple[Tensor, Tensor]:

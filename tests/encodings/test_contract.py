@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.builders import REPRESENTATIVES
-from tests.encodings.samples import SIZES, randomised
+from tests.encodings.samples import SIZES
 from torch import Tensor
 
 from toeplens import encodings
@@ -147,21 +145,6 @@ def test_another_package_adds_an_encoding_by_entry_point_and_takes_no_name_of_ou
 # ---- positions ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rope", "partial-rope", "mla", "t5", "alibi", "relative-table"])
-@given(shift=st.integers(-(10**6), 10**6), stretch=st.integers(1, 40))
-def test_logits_depend_on_offsets_alone(name: str, shift: int, stretch: int) -> None:
-    encoding = randomised(build(name, {}))
-    positions = torch.arange(N) * stretch
-    q, k = queries_and_keys(encoding)
-    # a phase of 10^6 is known to 10^6 2^-53 = 1e-10
-    assert torch.allclose(
-        logits(encoding, q, k, positions, positions),
-        logits(encoding, q, k, positions + shift, positions + shift),
-        rtol=0,
-        atol=1e-7,
-    )
-
-
 @pytest.mark.parametrize("name", ["learned", "random-fixed"])
 @pytest.mark.parametrize("positions", [[0, 64], [-1, 3], [[0, 1], [2, 1000]]])
 def test_a_table_holds_no_position_beyond_its_rows(name: str, positions: list) -> None:
@@ -243,34 +226,7 @@ def test_a_rotation_takes_any_memory_layout(pairing: str) -> None:
             )
 
 
-def test_latent_attention_takes_an_odd_content_part() -> None:
-    encoding = build("mla", {"rotary_dim": 4}, head_dim=5, d_model=15)
-    q, k = queries_and_keys(encoding)
-    positions = torch.arange(N)
-    turned, _ = encoding.rotate(q, k, positions, positions)
-    assert torch.equal(turned[..., :5], q[..., :5])
-
-
 # ---- what single encodings are --------------------------------------------------------------------------------------
-
-
-def test_no_encoding_does_nothing() -> None:
-    encoding = build("nope", {})
-    q, k = queries_and_keys(encoding)
-    positions = torch.arange(N)
-    assert encoding.rotate(q, k, positions, positions) == (q, k)
-    assert encoding.bias(positions, positions) is None
-    assert not encoding.kernel(torch.arange(-3, 4)).any()
-
-
-def test_the_two_pairings_differ_by_a_permutation_of_the_dimensions() -> None:
-    interleaved, half = build("rope", {}), build("rope", {"pairing": "half"})
-    order = torch.cat((torch.arange(0, 8, 2), torch.arange(1, 8, 2)))
-    q, k = queries_and_keys(interleaved)
-    positions = torch.arange(N)
-    a, _ = interleaved.rotate(q, k, positions, positions)
-    b, _ = half.rotate(q[..., order], k[..., order], positions, positions)
-    assert torch.allclose(a[..., order], b, rtol=0, atol=1e-15)
 
 
 def test_partial_rope_turns_only_what_was_chosen() -> None:
@@ -312,15 +268,6 @@ def test_alibi_is_the_published_penalty() -> None:
     assert torch.allclose(kernel[:, 0], -4 * released.slopes)
 
 
-def test_t5_gives_keys_after_the_query_a_bucket_of_their_own_or_the_first() -> None:
-    offsets = torch.arange(-200, 201)
-    causal, both = build("t5", {}).buckets(offsets), build("t5", {"bidirectional": True}).buckets(offsets)
-    assert not causal[offsets <= 0].any()
-    assert causal.max() == both.max() == 31
-    assert set(both[offsets < 0].tolist()).isdisjoint(both[offsets >= 0].tolist())
-    assert torch.equal(causal[200:216], torch.arange(16))
-
-
 def test_rope_absolute_is_rope_with_a_sinusoid() -> None:
     both, rope, sinusoid = (build(name, {}) for name in ("rope-absolute", "rope", "sinusoidal"))
     q, k = queries_and_keys(rope)
@@ -328,29 +275,6 @@ def test_rope_absolute_is_rope_with_a_sinusoid() -> None:
     x = torch.randn(B, N, both.d_model)
     assert torch.equal(both.embed(x, positions), sinusoid.embed(x, positions))
     assert torch.equal(both.rotate(q, k, positions, positions)[0], rope.rotate(q, k, positions, positions)[0])
-
-
-def test_a_sinusoid_is_sines_and_cosines_in_the_declared_order() -> None:
-    positions = torch.arange(N)
-    interleaved = build("sinusoidal", {}).table(positions)
-    halves = build("sinusoidal", {"layout": "halves"}).table(positions)
-    for t in range(12):
-        phase = positions.double() / 10000 ** (2 * t / 24)
-        for sine, cosine in ((interleaved[:, 2 * t], interleaved[:, 2 * t + 1]), (halves[:, t], halves[:, 12 + t])):
-            assert torch.allclose(sine, phase.sin(), rtol=0, atol=1e-14)
-            assert torch.allclose(cosine, phase.cos(), rtol=0, atol=1e-14)
-
-
-def test_latent_attention_turns_its_last_dimensions_alone() -> None:
-    encoding = build("mla", {"rotary_dim": 4})
-    rope = build("rope", {}, head_dim=4)
-    q, k = queries_and_keys(encoding)
-    positions = torch.arange(N)
-    turned = encoding.rotate(q, k, positions, positions)
-    rotary = rope.rotate(q[..., 8:].contiguous(), k[..., 8:].contiguous(), positions, positions)
-    for x, whole, part in zip((q, k), turned, rotary, strict=True):
-        assert torch.equal(whole[..., :8], x[..., :8])
-        assert torch.allclose(whole[..., 8:], part, rtol=0, atol=1e-15)
 
 
 def test_the_released_phase_table_reads_halves_as_if_they_were_interleaved() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES, agree, randomised
+from tests.encodings.samples import SIZES, agree
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from x_transformers import x_transformers
@@ -26,12 +28,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 every_case = pytest.mark.parametrize(("name", "options"), CASES)
 
-
-def build(name: str, **options: Any) -> CumulativeBias:
-    torch.manual_seed(0)
-    encoding = encodings.build(name, **SIZES, **options).double()
-    assert isinstance(encoding, CumulativeBias)
-    return randomised(encoding, 0.5)
+build = partial(samples_build, std=0.5)
 
 
 def content(length: int = N, seed: int = 1) -> Tensor:

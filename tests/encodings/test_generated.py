@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.encodings.samples import SIZES, agree, draw, randomised
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 
 from toeplens import encodings
@@ -18,10 +20,7 @@ H, D, N = 3, 8, 5
 PLANE = torch.tensor([[0, 0], [1, 0], [2, 5], [7, 3], [-4, 60]])
 LINE = torch.tensor([0, 1, 9, 300, -7])
 
-
-def build(name: str, **options: Any) -> PositionalEncoding:
-    torch.manual_seed(0)
-    return randomised(encodings.build(name, **SIZES, **options).double().requires_grad_(False), std=0.5)
+build = partial(samples_build, std=0.5, grad=False)
 
 
 def exponential(matrix: np.ndarray) -> np.ndarray:

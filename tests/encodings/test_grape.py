@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES, agree, draw, randomised
+from tests.encodings.samples import SIZES, agree, draw
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 
 from toeplens import encodings
@@ -17,10 +18,7 @@ B, H, D, N, W = 2, 3, 8, 6, 24
 PLACES = torch.tensor([-5, 0, 1, 9, 30, 12])
 SCALE = D**-0.5
 
-
-def build(name: str, **options: Any) -> PositionalEncoding:
-    torch.manual_seed(0)
-    return randomised(encodings.build(name, **SIZES, **options).double().requires_grad_(False), std=0.5)
+build = partial(samples_build, std=0.5, grad=False)
 
 
 def softplus(x: float) -> float:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, draw, randomised
+from tests.encodings.samples import build as samples_build
+from tests.encodings.samples import draw
 from torch import Tensor
-from x_transformers.x_transformers import DataDependentAlibi
 
-from toeplens import encodings
 from toeplens.encodings import Seen, attend, attention_logits
 from toeplens.encodings.householder import BLOCK, PaTH, PaTHFoX, accumulate
 
@@ -26,12 +26,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 every_case = pytest.mark.parametrize(("name", "options"), CASES)
 
-
-def build(name: str, **options: Any) -> PaTH:
-    torch.manual_seed(0)
-    encoding = encodings.build(name, **SIZES, **options).double()
-    assert isinstance(encoding, PaTH)
-    return randomised(encoding, 0.5)
+build = partial(samples_build, std=0.5)
 
 
 def inputs(length: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -216,17 +211,3 @@ def test_far_sums_of_gates_lose_nothing() -> None:
     wanted = steps * torch.nn.functional.logsigmoid(torch.tensor(0.3).double())
     bias = encoding.bias(rows, torch.arange(length), seen=seen)
     assert torch.allclose(bias[0, 0, 0].double(), wanted, rtol=1e-6, atol=0)
-
-
-def test_gates_are_x_transformers() -> None:
-    ours = build("path-fox").float()
-    theirs = DataDependentAlibi(24, H)
-    x = draw(B, 30, 24).float()
-    with torch.no_grad():
-        theirs.to_forget_gates[0].weight.copy_(ours.gate.weight)
-        theirs.to_forget_gates[0].bias.copy_(ours.gate.bias)
-    keys = torch.zeros(B, H, 30, D)
-    bias = ours.bias(torch.arange(30), torch.arange(30), seen=Seen(keys, keys, torch.arange(30), ours.note(x)))
-    difference = float((bias - theirs(x)).detach().tril().abs().max())
-    assert difference < 1e-4
-    print(f"path-fox gates: {difference:.1e}")

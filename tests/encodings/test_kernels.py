@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES, agree, randomised
+from tests.encodings.samples import SIZES, agree
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from x_transformers import x_transformers
@@ -27,11 +29,7 @@ def _double() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def build(name: str, **options: Any) -> PositionalEncoding:
-    torch.manual_seed(0)
-    sizes = {**SIZES, **{size: options.pop(size) for size in SIZES if size in options}}
-    encoding = encodings.build(name, **sizes, **options).double()
-    return randomised(encoding)
+build = partial(samples_build, std=1.0)
 
 
 def by_loops(function: Any, q_positions: list[int], k_positions: list[int]) -> Tensor:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import cmath
 import math
-from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES, agree, draw
+from tests.encodings.samples import agree, build, draw
 from torch import Tensor
 
-from toeplens import encodings
 from toeplens.encodings import BandControl, PositionalEncoding, controlled
 
 B, H, D, N = 2, 3, 8, 6
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
-
-
-def build(name: str, **options: Any) -> PositionalEncoding:
-    return encodings.build(name, **SIZES, **options)
 
 
 def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:
@@ -97,18 +91,6 @@ def test_the_imaginary_head_is_the_programs() -> None:
         half, key_half = (torch.cat((-z[..., D // 2 :], z[..., : D // 2]), dim=-1) for z in (x, y))
         agree(ours[0][:, h], x * sin - half * cos if h == 1 else x * cos + half * sin, 1e-9)
         agree(ours[1][:, h], y * cos + key_half * sin, 1e-9)
-
-
-def test_real_heads_are_ropes_and_the_kernel_says_which_are_not() -> None:
-    q, k = vectors()
-    ours, rope = build("rope-plus-plus", heads="own"), build("rope", pairing="half")
-    agree(logits(ours, q, k)[:, ::2], logits(rope, q, k)[:, ::2], 0)
-    offsets = torch.arange(-9, 10)
-    kernel, plain = ours.kernel(offsets), rope.kernel(offsets)[0]
-    for h in range(H):
-        agree(torch.view_as_real(kernel[h]), torch.view_as_real(plain * (-1j if h == 1 else 1)), 1e-12)
-    same = draw(1, H, 1, D).expand(1, H, N, D)
-    agree(logits(ours, same, same)[0, 1].diagonal(), torch.zeros(N, dtype=torch.float64), 1e-9)
 
 
 def test_bands_under_control_stop_in_imaginary_heads_too() -> None:

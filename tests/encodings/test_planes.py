@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 from tests.encodings.samples import SIZES, agree, draw, randomised
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from transformers import Swinv2Config
 from transformers.models.swin import modeling_swin as swin
@@ -15,17 +16,12 @@ from transformers.models.swinv2 import modeling_swinv2 as swinv2
 
 from toeplens import encodings
 from toeplens.encodings import attend
-from toeplens.encodings.planes import PlaneBias
 from toeplens.ground import InputError
 
 H, D = SIZES["num_heads"], SIZES["head_dim"]
 WINDOWS = pytest.mark.parametrize("window", [(7, 7), (3, 5), (1, 4)])
 
-
-def build(name: str, **options: Any) -> PlaneBias:
-    encoding = randomised(encodings.build(name, **SIZES, **options)).double()
-    assert isinstance(encoding, PlaneBias)
-    return encoding
+build = partial(samples_build, std=1.0)
 
 
 def raster(window: tuple[int, int]) -> Tensor:

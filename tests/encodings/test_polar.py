@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import cmath
 import math
-from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES
+from tests.encodings.samples import build
 from torch import Tensor
 from x_transformers import x_transformers
 
-from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 
 H, D, N = 3, 8, 6
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
-
-
-def build(name: str, **options: Any) -> PositionalEncoding:
-    return encodings.build(name, **SIZES, **options)
 
 
 def vectors(dtype: torch.dtype = torch.float64, length: int = N) -> tuple[Tensor, Tensor]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import agree, randomised
+from tests.encodings.samples import agree
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from transformers import DebertaConfig, DebertaV2Config, VitsConfig, Wav2Vec2BertConfig, XLNetConfig
 from transformers.models.deberta import modeling_deberta as deberta
@@ -24,12 +26,7 @@ SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
 SCALE = 0.3
 QUERIES, KEYS = [3, 9, 60, -4], [0, 3, 61, 4, 30, -40, 2]
 
-
-def build(name: str, **options: Any) -> PositionalEncoding:
-    torch.manual_seed(0)
-    sizes = {**SIZES, **{size: options.pop(size) for size in SIZES if size in options}}
-    encoding = encodings.build(name, **sizes, **options).double().requires_grad_(False)
-    return randomised(encoding)
+build = partial(samples_build, std=1.0, grad=False)
 
 
 def draw(*lengths: int, dim: int = D) -> tuple[Tensor, ...]:

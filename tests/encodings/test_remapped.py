@@ -9,12 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, agree, draw
+from tests.encodings.samples import SIZES, agree, build, draw
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import attend
-from toeplens.encodings.remapped import Remapped
 from toeplens.encodings.rotary import RoPE
 
 H, D = SIZES["num_heads"], SIZES["head_dim"]
@@ -28,12 +27,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("dual-chunk", {"chunk": 6, "window": 3}),
     ("dual-chunk", {"chunk": 6, "window": 3, "largest": "released"}),
 ]
-
-
-def build(name: str, **options: Any) -> Remapped:
-    encoding = encodings.build(name, **SIZES, **options)
-    assert isinstance(encoding, Remapped)
-    return encoding
 
 
 def remapped(name: str, i: int, j: int, options: dict[str, Any]) -> float:

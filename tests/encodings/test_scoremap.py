@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES, draw, randomised
+from tests.encodings.samples import SIZES, draw
+from tests.encodings.samples import build as samples_build
 from torch import Tensor, nn
 
 from toeplens import encodings
@@ -25,11 +27,7 @@ DAPES: list[tuple[str, dict[str, Any]]] = [
 every_dape = pytest.mark.parametrize(("name", "options"), DAPES)
 PAST = torch.ones(N, N, dtype=torch.bool).tril()
 
-
-def build(name: str, **options: Any) -> Any:
-    torch.manual_seed(0)
-    encoding = encodings.build(name, **SIZES, **options).double()
-    return randomised(encoding, 0.5)
+build = partial(samples_build, std=0.5)
 
 
 def logits_of(encoding: PositionalEncoding, q: Tensor, k: Tensor, **more: Any) -> Tensor:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, agree, draw, randomised
+from tests.encodings.samples import SIZES, agree, draw
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attention_logits
-from toeplens.encodings.segments import BiPE, following_position, segment_positions
+from toeplens.encodings.remapped import following_position, segment_positions
 
 H, D, N = SIZES["num_heads"], SIZES["head_dim"], 12
 SEPARATORS = [3, 7]
 ACROSS = pytest.mark.parametrize("across", ["rope", "alibi"])
 INSIDE = pytest.mark.parametrize("inside", ["learned", "sinusoidal"])
 
-
-def build(**options: Any) -> BiPE:
-    encoding = randomised(encodings.build("bipe", **SIZES, **options)).double()
-    assert isinstance(encoding, BiPE)
-    return encoding
+build = partial(samples_build, "bipe", std=1.0)
 
 
 def counted(tokens: list[int], segment: int = 0, place: int = 0) -> list[list[int]]:
@@ -48,14 +46,6 @@ def test_a_separator_ends_its_segment(tokens: list[int], segment: int, place: in
     assert segment_positions(ids, SEPARATORS).tolist() == counted(tokens)
     first = torch.tensor([segment, place])
     assert segment_positions(ids, SEPARATORS, first=first).tolist() == counted(tokens, segment, place)
-
-
-def test_it_is_what_the_released_program_counts() -> None:
-    """Its example of separators 869 and 13, worked on paper."""
-    tokens = torch.tensor([[5, 6, 869, 7, 13, 13, 8], [13, 1, 1, 1, 1, 1, 1]])
-    positions = segment_positions(tokens, [869, 13])
-    assert positions[..., 0].tolist() == [[0, 0, 0, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1]]
-    assert positions[..., 1].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 0, 1, 2, 3, 4, 5]]
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=20), st.data())

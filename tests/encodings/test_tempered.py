@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tests.encodings.samples import SIZES, agree, draw, randomised
+from tests.encodings.samples import build as samples_build
 from torch import nn
 from transformers import Llama4TextConfig
 from transformers.models.llama4 import modeling_llama4 as llama4
 
 from toeplens import encodings
 from toeplens.encodings import attend, attention_weights
-from toeplens.encodings.tempered import Tempered
+from toeplens.encodings.lengths import Tempered
 
 H, D, N = SIZES["num_heads"], SIZES["head_dim"], 9
 PLACES = torch.tensor([0, 1, 2, 7, 8, 63, 64, 8191, 1_048_576])
 
-
-def build(name: str, **options: Any) -> Tempered:
-    encoding = randomised(encodings.build(name, **SIZES, **options)).double()
-    assert isinstance(encoding, Tempered)
-    return encoding
+build = partial(samples_build, std=1.0)
 
 
 def told(encoding: encodings.PositionalEncoding, places: torch.Tensor, **more: Any) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, randomised
+from tests.encodings.samples import SIZES
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 
 from toeplens import encodings
@@ -19,11 +20,7 @@ from toeplens.ground import InputError
 DEPTH = 5
 PATHS = st.lists(st.integers(1, 3), max_size=DEPTH)
 
-
-def build(name: str, **options: Any) -> Any:
-    torch.manual_seed(0)
-    encoding = encodings.build(name, **{**SIZES, **options.pop("sizes", {})}, **options).double()
-    return randomised(encoding, 0.5)
+build = partial(samples_build, std=0.5)
 
 
 def tensor(*paths: list[int], depth: int = DEPTH) -> Tensor:
@@ -78,8 +75,8 @@ def test_running_numbers_are_the_nodes_of_a_tree_that_grows_level_by_level(branc
 
 
 def test_by_default_the_tree_holds_max_len_nodes_and_no_level_more() -> None:
-    assert [build("syntactic-bias", sizes={"max_len": n}).axes for n in (1, 7, 8, 63, 64, 512)] == [2, 2, 3, 5, 6, 9]
-    assert build("syntactic-bias", branching=3, sizes={"max_len": 41}).axes == 4
+    assert [build("syntactic-bias", max_len=n).axes for n in (1, 7, 8, 63, 64, 512)] == [2, 2, 3, 5, 6, 9]
+    assert build("syntactic-bias", branching=3, max_len=41).axes == 4
 
 
 # ---- the input vectors ----------------------------------------------------------------------------------------------
@@ -88,7 +85,7 @@ def test_by_default_the_tree_holds_max_len_nodes_and_no_level_more() -> None:
 @given(st.lists(PATHS, min_size=1, max_size=4))
 @settings(max_examples=30, deadline=None)
 def test_vectors_are_the_published_stacks(paths: list[list[int]]) -> None:
-    encoding = build("syntactic", branching=3, max_depth=DEPTH, sizes={"d_model": 34})
+    encoding = build("syntactic", branching=3, max_depth=DEPTH, d_model=34)
     decays = encoding.raw_decay.detach().tanh().tolist()
     assert len(decays) == 2  # 30 of the 34 dimensions
     wanted = torch.tensor([pushed(path, decays, 3, DEPTH, 34) for path in paths], dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -187,21 +186,6 @@ def test_a_model_of_nans_is_looked_at_too():
 
 
 # ---- looking is free ------------------------------------------------------------------------------------------------
-
-
-def test_a_look_leaves_the_model_and_the_random_states_as_they_were():
-    spec = tiny()
-    model, looks = decoder(spec), watcher(spec)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].copy()
-    first = looks.look(model, 0)
-    assert torch.equal(states[0], torch.get_rng_state())
-    assert states[1] == random.getstate()
-    assert np.array_equal(states[2], np.random.get_state(legacy=False)["state"]["key"])
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
-    assert not any(module.training for module in model.modules())
-    assert looks.look(model, 7) == first
 
 
 # ---- how it is asked for --------------------------------------------------------------------------------------------

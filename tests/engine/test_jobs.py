@@ -15,7 +15,7 @@ import torch
 from tests import builders
 from tests.builders import COUNTING, After, held, refusal
 
-from toeplens.engine import Asked, Job, Limits, ablate_run, carry_out, jobs, limits, measure_run, read_ablation
+from toeplens.engine import Asked, Job, Limits, ablate_run, carry_out, jobs, measure_run, pool, read_ablation
 from toeplens.engine import examples as looked_at
 from toeplens.ground import InputError, read_json, write_json
 from toeplens.lens import HeadAblation, ablate_heads
@@ -215,7 +215,7 @@ def test_an_ablation_keeps_its_deadline(
     run: Run, monkeypatch: pytest.MonkeyPatch, took: list[int], deadline: float, left_at: int
 ):
     now, seconds = [0.0], iter(took)
-    for module in (jobs, limits):
+    for module in (jobs, pool):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
     states = DecoderSource.states
 
@@ -295,7 +295,7 @@ def test_an_ablation_needs_examples(run: Run):
 
 def test_limits_are_over_when_someone_says_so_or_time_is_up(monkeypatch: pytest.MonkeyPatch):
     wall, steady = [100.0], [0.0]
-    monkeypatch.setattr(limits, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: steady[0]))
+    monkeypatch.setattr(pool, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: steady[0]))
     assert not Limits().over()
     assert not Limits().over(1e9)
     assert Limits(should_stop=lambda: True).over()
@@ -306,7 +306,7 @@ def test_limits_are_over_when_someone_says_so_or_time_is_up(monkeypatch: pytest.
 
 def test_a_clock_that_is_set_anew_moves_no_deadline(monkeypatch: pytest.MonkeyPatch):
     wall, steady = [100.0], [7.0]
-    monkeypatch.setattr(limits, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: steady[0]))
+    monkeypatch.setattr(pool, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: steady[0]))
     asked = Limits(deadline=110.0)
     wall[0], steady[0] = 20.0, 16.0  # set back after 9 seconds
     assert not asked.over()

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.builders import After, held, tiny
 
-from toeplens.engine import Cluster, Job, Limits, many, run_jobs, stacks
-from toeplens.engine.stacks import Room, stacks_of, train_stack
+from toeplens.engine import Cluster, Job, Limits, many, run_jobs
+from toeplens.engine.many import Room, stacks_of, train_stack
 from toeplens.training import Run, RunSpec
 from toeplens.training.run import RESULT
 from toeplens.training.stack import that_fill_a_gpu
@@ -42,7 +42,7 @@ def nothing(told: Any) -> None:
 def test_stacks_are_shared_out_over_places_and_fill_a_share_of_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Room, full: int, sizes: list[int]
 ):
-    monkeypatch.setattr(stacks, "that_fill_a_gpu", lambda spec: full)
+    monkeypatch.setattr(many, "that_fill_a_gpu", lambda spec: full)
     wanted = jobs(100)
     found = stacks_of(wanted, range(100), tmp_path, Limits(), room)
     assert [len(some) for some in found] == sizes
@@ -123,7 +123,7 @@ def test_each_of_a_stack_is_followed_by_its_label(tmp_path: Path):
 
 
 def test_where_memory_ends_a_stack_is_trained_in_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    train_as_one, sizes = stacks.train_as_one, []
+    train_as_one, sizes = many.train_as_one, []
 
     def at_most_two(specs: Sequence[RunSpec], *given: Any, **options: Any) -> list[Run]:
         sizes.append(len(specs))
@@ -131,7 +131,7 @@ def test_where_memory_ends_a_stack_is_trained_in_halves(tmp_path: Path, monkeypa
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return train_as_one(specs, *given, **options)
 
-    monkeypatch.setattr(stacks, "train_as_one", at_most_two)
+    monkeypatch.setattr(many, "train_as_one", at_most_two)
     wanted, told = jobs(5), []
     assert train_stack(wanted, tmp_path, Limits(), lambda what: told.append(what[0]))
     assert sizes == [5, 2, 3, 1, 2]
@@ -143,6 +143,6 @@ def test_a_model_for_which_there_is_no_memory_is_an_error(tmp_path: Path, monkey
     def never(*given: Any, **options: Any) -> list[Run]:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(stacks, "train_as_one", never)
+    monkeypatch.setattr(many, "train_as_one", never)
     with pytest.raises(torch.OutOfMemoryError):
         train_stack(jobs(3), tmp_path, Limits(), nothing)

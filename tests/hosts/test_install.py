@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import INPUTS, state, tiny
+from tests.sources.huggingface.models import GROUPED, INPUTS, state, tiny
 from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
+from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.hosts.seat import Seat
 
 IDS = INPUTS["input_ids"]
@@ -229,6 +230,42 @@ def test_several_threads_may_ask_one_host() -> None:
             with ThreadPoolExecutor(4) as pool:
                 found = list(pool.map(lambda text: model(text).logits, texts))
             assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, wanted, strict=True))
+
+
+def test_under_autocast_it_is_as_near_as_plain_attention() -> None:
+    """Its queries are float32 there, and products are not. The bound is that of tests/encodings/test_precision.py."""
+
+    def error(model: Any) -> Tensor:
+        ids = torch.randint(31, (1, 300), generator=torch.Generator().manual_seed(0))
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            found = model(ids).logits.double()
+        with torch.no_grad():
+            exact = copy.deepcopy(model).double()(ids).logits
+        return (found - exact).norm() / exact.norm()
+
+    model = tiny(FAMILIES["Llama"][0], **{**FAMILIES["Llama"][1], "max_position_embeddings": 512, "gain": 0.3})
+    plain = error(model)
+    with torch.autocast("cpu", torch.bfloat16):  # the proof is not rounded either
+        hosts.install(model, "fox")
+    assert error(model) <= 3 * plain
+
+
+def test_layers_whose_heads_are_of_one_size_take_an_encoding_where_others_have_another() -> None:
+    """Gemma 4's layers with full attention have wider heads than those with windows."""
+    sizes = GROUPED | {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": 6, "hidden_size_per_layer_input": 8}
+    sizes |= {"vocab_size_per_layer_input": 31, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    wide = {f"{layer:02d}": {"head_dim": 16} for layer in (1, 3)}
+    model = tiny("Gemma4ForCausalLM", **sizes, per_layer_config=wide)
+    for layers in ([0, 2], [1, 3]):
+        with intervened(model, [Change(layer=layer, speed=0.0) for layer in layers]):
+            stopped = logits(model)
+        hosts.install(model, "nope", layers=layers)
+        assert torch.allclose(logits(model), stopped, atol=1e-5)
+        hosts.uninstall(model)
+        assert not torch.allclose(logits(model), stopped, atol=1e-2)
+    for wrong in (None, [0, 1]):
+        with pytest.raises(InputError, match=r"^layers: heads of \w+ are of several sizes .* in layers \[0, 2\]"):
+            hosts.install(model, "nope", layers=wrong)
 
 
 def test_a_configuration_that_two_models_share_takes_one_encoding() -> None:

@@ -11,8 +11,7 @@ import torch
 from tests.builders import REPRESENTATIVES
 from torch import Tensor, nn
 
-from toeplens.encodings.control import BandControl
-from toeplens.encodings.rotary import controlled
+from toeplens.encodings.rotary import BandControl, controlled
 from toeplens.model import Decoder, decoder, decoder_config, fused_cpu
 from toeplens.model.decoder import Block
 

@@ -192,7 +192,6 @@ def jsonl(*lines: str) -> bytes:
 
 REFUSED: dict[str, tuple[bytes | None, str]] = {
     "missing.txt": (None, "text: there is no {file}."),
-    "empty.txt": (b"", "text: {file} holds no text."),
     "half.jsonl": (jsonl('{"text": "a"}', '{"text": '), "text: {file}, line 2, is not JSON ("),
     "other.jsonl": (
         b'{"b": 1, "a": 2}',
@@ -245,7 +244,6 @@ def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
         ({"text": "a.txt"}, "text: 'a.txt' was given; it must be a list of words."),
         ({"text": ["a", ""]}, "text: ['a', ''] was given; each must be the name of a file or a folder."),
         ({"sha256": "12"}, "sha256: '12' was given; it must be 64 digits of 0-9 and a-f."),
-        ({"tokeniser": "bytes"}, "there is no 'tokeniser'; did you mean 'tokenizer'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_sentence(options: dict[str, Any], message: str):

@@ -12,7 +12,7 @@ import pytest
 
 from toeplens.ground import InputError
 from toeplens.tasks import build
-from toeplens.tasks.language import Corpus, Language, store, text
+from toeplens.tasks.language import Corpus, Language, store, task
 from toeplens.tasks.language.corpus import SPLITS
 
 TEXT = "".join(f"{number} bottles of beer on the wall\n" for number in range(900, 0, -1))
@@ -22,7 +22,7 @@ TEXT = "".join(f"{number} bottles of beer on the wall\n" for number in range(900
 def fresh(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known yet, and files that were just written are taken for old ones."""
     store._opened.cache_clear()
-    text._unchanged.cache_clear()
+    task._unchanged.cache_clear()
     monkeypatch.setattr(store, "_SETTLED", -(10**18))
 
 

@@ -11,7 +11,6 @@ from toeplens.tasks import build
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "addition": [
-        ({"base": 1}, "base: 1 was given"),
         ({"length": 4, "padded": True}, "length: 4 was given; it must be a whole number of at least 5."),
         ({"min_digits": 6}, "min_digits: 6 was given; 18 tokens hold numbers of 5."),
     ],
@@ -22,16 +21,13 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "contextual-count": [
         ({"length": 30}, "length: 30 was given; it must be a whole number of at least 31."),
-        ({"marks": 0}, "marks: 0 was given"),
     ],
     "parity": [
-        ({"length": 0}, "length: 0 was given; it must be a whole number of at least 1."),
         ({"min_length": 65}, "min_length: 65 was given; it must be at most length (64)."),
     ],
     "index": [
         ({"length": 8, "positions": 8}, "positions: 8 was given; the shortest text has 7 words to ask for."),
         ({"from_end": "yes"}, "from_end: 'yes' was given; it must be true or false."),
-        ({"from_ends": True}, "there is no 'from_ends'; did you mean 'from_end'"),
     ],
     "retrieval": [
         ({"keys": 4}, "pairs: 8 was given; there are only 4 different keys."),
@@ -48,9 +44,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"queries": 9}, "queries: 9 was given; there are only 8 pairs to ask for."),
         ({"length": 22}, "length: 22 was given; it must be a whole number of at least 23."),
     ],
-    "copy": [
-        ({"length": 1}, "length: 1 was given; it must be a whole number of at least 2."),
-    ],
     "reverse": [
         ({"length": 9, "min_items": 5}, "min_items: 5 was given; 9 tokens hold 4."),
     ],
@@ -58,13 +51,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"words": 31, "repeats": False}, "words: 31 was given; without repeats 32 items need as many."),
     ],
     "trigger-distance": [
-        ({"length": True}, "length: True was given"),
         ({"length": 8, "max_distance": 8}, "max_distance: 8 was given; two triggers in 8 tokens are 1 to 7 apart."),
         ({"vocab_size": 3}, "vocab_size: 3 was given; it must be a whole number of at least 4."),
         ({"form": "released", "num_triggers": 3}, "num_triggers: 3 was given; the released form"),
         ({"form": "released", "vocab_size": 70}, "vocab_size: 70 was given; a segment of 70"),
         ({"form": "released", "length": 96}, "length: the triggers don't fit: 25 + 1 + 70 + 1 tokens"),
-        ({"form": "relased"}, "form: there is no 'relased'; did you mean 'released'?"),
     ],
     "trigger-count": [
         ({"length": 8, "words": 9}, "words: 9 was given; it must be from 1 to length (8)."),
@@ -96,8 +87,6 @@ def test_a_length_that_is_none_is_refused(length: Any):
 TOO_SHORT = [
     ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}, 8, "max_distance: 8 was given"),
     ("index", {"length": 10}, 9, "length: 9 was given; index cannot be the same there: positions: 9 was given"),
-    ("retrieval", {"distractors": 0, "length": 9}, 10, "pairs: 9 was given; there are only 8 different keys."),
-    ("mix", {}, 6, "length: 6 was given; it must be a whole number of at least 7."),
     ("recall", {"distractors": 0}, 73, "pairs: 33 was given; there are only 32 different keys."),
     ("dyck", {"ask": "depth"}, 7, "max_depth: 8 was given; 7 brackets do not get that deep."),
     ("sort", {"repeats": False}, 66, "words: 32 was given; without repeats 33 items need as many."),

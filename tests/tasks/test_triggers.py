@@ -331,15 +331,6 @@ def test_length_chance_is_the_count_over_all_cases(max_between: int, max_side: i
         assert task.length_chance(2) == pytest.approx(float(best_guess_from_length(**sizes, ignored=2)), rel=1e-12)
 
 
-# ---- options ------------------------------------------------------------------------------------------------------
-
-
-# ---- other lengths ------------------------------------------------------------------------------------------------
-
-
 def test_what_the_answer_depends_on_is_said():
     assert build("trigger-distance").answer == "both"
     assert build("trigger-count").answer == "content"
-
-
-# ---- sets of examples ---------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from tests.builders import MODEL, After, outcome
 
 from toeplens.model import Decoder
 from toeplens.training import initial_model, run_spec, train
-from toeplens.training.ema import EMA
-from toeplens.training.session import Session
+from toeplens.training.session import EMA, Session
 
 
 def spec(**fields: Any):

@@ -135,8 +135,6 @@ def test_a_name_is_the_same_in_another_process():
 
 RECORDED = {  # the names that runs at 1/sqrt(d) had before encodings stated a scale
     "t5": "c0ec8d07cdebd2c8",
-    "tupe": "bbe25eda3f56d55c",
-    "deberta": "115c9431c174df78",
     "rope": "ea45d5d05de91370",
 }
 
@@ -198,28 +196,15 @@ def test_chance_leaves_the_ignored_label_out():
         ),
         ({"betas": (1.0, 0.9)}, "betas: (1.0, 0.9) was given; both must be from 0 to under 1"),
         ({"epochs": 0}, "epochs: "),
-        ({"lr": 0}, "lr: "),
         ({"lr": float("inf")}, "lr: input should be a finite number"),
-        ({"warmup": 1.0}, "warmup: "),
         ({"seed": -1}, "seed: -1 was given; it must be from 0 to 18446744073709551615."),
-        ({"data_seed": 2**64}, "data_seed: 18446744073709551616 was given; it must be from 0 to 18446744073709551615."),
         ({"epochs": 10**5000}, "epochs: input should be less than or equal to 1000000000 (given: one of"),
         ({"model": MODEL | {"encoding_options": {"a": [{"b": float("-inf")}]}}}, "model.encoding_options.a: ["),
-        (
-            {"task_options": {"length": [8, float("inf")]}},
-            "task_options.length: [8, inf] was given; only what JSON can hold",
-        ),
         ({"learning_rate": 1e-3}, "learning_rate: no such field"),
         ({"model": MODEL | {"num_heads": 3}}, "model: d_model: 16 was given; it must be divisible by num_heads (3)."),
         (
             {"task_options": {"length": 8, "vocab_size": 12, "max_distance": 1}, "ignore_label": 1},
             "ignore_label: 1 was given; it is the task's only label",
-        ),
-        ({"task_options": 3}, "task_options: it must have names and values (given: 3)"),
-        ({"task": "trigger"}, "task: there is no 'trigger'; did you mean"),
-        (
-            {"task_options": {"lenght": 8}},
-            "option of task 'trigger-distance': there is no 'lenght'; did you mean 'length'",
         ),
     ],
 )

@@ -7,10 +7,9 @@ from toeplens.encodings.attention import KEPT, attend, attention_logits, attenti
 from toeplens.encodings.base import Coupling, PositionalEncoding
 from toeplens.encodings.bias import OffsetBias
 from toeplens.encodings.composed import Composed, compose
-from toeplens.encodings.control import BandControl, swapped
 from toeplens.encodings.kit import offsets_between
 from toeplens.encodings.registry import build, canonical, get, named, names, options, unusable
-from toeplens.encodings.rotary import MLA, Rotary, controlled
+from toeplens.encodings.rotary import MLA, BandControl, Rotary, controlled, swapped
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Positions
 

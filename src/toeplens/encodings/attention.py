@@ -515,13 +515,11 @@ def flex_attend(
     block_mask = None
     if seen.causal:
         length = seen.q.shape[-2]
-        block_mask = create_block_mask(_past, None, None, length, length, device=str(seen.q.device))
+        block_mask = create_block_mask(
+            lambda batch, head, query, key: query >= key, None, None, length, length, device=str(seen.q.device)
+        )
     run = flex_attention if torch.compiler.is_compiling() else _kernel(seen.q.device.type)
     return run(seen.q, seen.k, v, score_mod=score_mod, block_mask=block_mask, scale=seen.scale)
-
-
-def _past(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return query >= key
 
 
 @cache

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from toeplens.encodings.absolute import Sinusoidal
 from toeplens.encodings.bands import XPos
 from toeplens.encodings.base import HOOKS, Coupling, PositionalEncoding
+from toeplens.encodings.lengths import Tempered
 from toeplens.encodings.relative import DeBERTa, Shaw, TransformerXL
 from toeplens.encodings.rotations import PoPE
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
-from toeplens.encodings.tempered import Tempered
 from toeplens.ground import InputError, shown
 
 ALONE = ("rotate", "score", "transform_logits", "transform_weights", "add_values")  # hooks with room for one
@@ -272,7 +272,8 @@ class Composed(PositionalEncoding):
         """The heads and numbers of each one's notes, from those of one token."""
         found: dict[int, tuple[int, int]] = {}
         for index, part in enumerate(self.each()):
-            notes = part.note(torch.zeros(1, 1, self.d_model, device=_device(part))) if part.overrides("note") else None
+            device = next((x.device for x in chain(part.parameters(), part.buffers())), None)
+            notes = part.note(torch.zeros(1, 1, self.d_model, device=device)) if part.overrides("note") else None
             if notes is not None:
                 found[index] = notes.shape[1], notes.shape[3]
         return found
@@ -300,13 +301,6 @@ def _beside(factors: Sequence[Tensor]) -> Tensor:
     """Factors of several products as those of their sum."""
     lead = torch.broadcast_shapes(*(factor.shape[:-1] for factor in factors))
     return torch.cat([factor.expand(*lead, -1) for factor in factors], dim=-1)
-
-
-def _device(module: nn.Module) -> torch.device:
-    """Where its numbers are."""
-    for tensor in chain(module.parameters(), module.buffers()):
-        return tensor.device
-    return torch.zeros(()).device
 
 
 # ---- what several are as one, and what keeps them from it -----------------------------------------------------------

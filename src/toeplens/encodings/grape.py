@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -170,7 +171,7 @@ class GRAPEAdditive(PositionalEncoding):
         super().__init__(**sizes)
         self.rate = choose("rate", rate, ("query-key", "query", "key", "constant"))
         self.slopes = self.register_exact("slopes", geometric_slopes(self.num_heads))
-        self.omega = self.learned((self.num_heads,), _softplus_of_one)
+        self.omega = self.learned((self.num_heads,), partial(nn.init.constant_, val=0.541324854612918))  # softplus: 1
         start = normal(self.head_dim**-0.5)
         self.v = self.learned((self.num_heads, self.head_dim), start) if "query" in self.rate else None
         self.u = self.learned((self.num_heads, self.head_dim), start) if "key" in self.rate else None
@@ -190,10 +191,6 @@ class GRAPEAdditive(PositionalEncoding):
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 1 D"]:
         """The function of the offset that queries and keys weigh: the distance."""
         return offsets.abs().to(torch.complex128)[None, None]
-
-
-def _softplus_of_one(omega: Tensor) -> Tensor:
-    return nn.init.constant_(omega, 0.541324854612918)  # softplus of which is 1
 
 
 def _rate(x: Float[Tensor, "B H N d"], direction: Float[Tensor, "H d"]) -> Float[Tensor, "B H N"]:

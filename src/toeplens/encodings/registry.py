@@ -38,9 +38,6 @@ FAMILIES = (
     "lengths",
     "remapped",
     "planes",
-    "tempered",
-    "stick_breaking",
-    "segments",
 )  # the modules of this package, each with its ENCODINGS: name -> class
 
 
@@ -148,7 +145,9 @@ def _together(parts: tuple[str, ...], kinds: tuple[type[PositionalEncoding], ...
     facts = {
         **joint_facts(kinds),
         "toeplitz": False,  # which depends on the options: ask one that was built
-        "options": classmethod(lambda cls: _options_of(parts)),
+        "options": classmethod(
+            lambda cls: {f"{part}.{option}": taken for part in parts for option, taken in options(part).items()}
+        ),
         "__doc__": "\n\n".join(("Several encodings that act together, each through its own hooks.", *about)),
         "__new__": new,
     }
@@ -163,10 +162,6 @@ def _part(name: str, sizes: dict[str, int], options_given: Mapping[str, Any]) ->
         if str(error).partition(":")[0] not in options(name):
             raise
         raise InputError(f"{name}.{error}") from error
-
-
-def _options_of(parts: Sequence[str]) -> dict[str, inspect.Parameter]:
-    return {f"{part}.{option}": taken for part in parts for option, taken in options(part).items()}
 
 
 def options(name: str | Sequence[str]) -> dict[str, inspect.Parameter]:

@@ -8,9 +8,9 @@ from toeplens.engine.examples import DataSplit, examples_of
 from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate
 from toeplens.engine.head_watch import HeadWatch, Watched
 from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation, without_weights
-from toeplens.engine.limits import Limits
 from toeplens.engine.many import Event, Workers, must_have, plan_workers, run_jobs, spread
 from toeplens.engine.measures import FEWEST, MEASURES, Asked, as_record, measure_run, read_measures
+from toeplens.engine.pool import Limits
 from toeplens.engine.remote import working_copy
 from toeplens.ground.signals import stop_on_signals
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from toeplens.engine.limits import Limits, clocks
-from toeplens.engine.pool import Piece, Told, Work, take
+from toeplens.engine.pool import Limits, Piece, Told, Work, clocks, take
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, shown
 from toeplens.ground.machine import cores
 
@@ -152,7 +151,7 @@ def in_cluster(
     board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=here).remote()
     needs = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus, "memory": cluster.memory}
     task = ray.remote(_do).options(**needs, max_retries=_RETRIES)
-    plain = replace(limits, should_stop=_never, deadline=None, device=cluster.device(limits.device))
+    plain = replace(limits, should_stop=lambda: False, deadline=None, device=cluster.device(limits.device))
     left, done, waiting = list(range(len(pieces))), set[int](), dict[Any, int]()
     failure: BaseException | None = None
     stopping = stopped = False
@@ -205,10 +204,6 @@ def in_cluster(
             f"a worker of the cluster ended unexpectedly ({type(failure).__name__}: {str(failure).splitlines()[0]}); "
             f"finished work is saved; run the same command to resume."
         ) from failure
-
-
-def _never() -> bool:
-    return False
 
 
 class _Board:

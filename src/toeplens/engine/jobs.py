@@ -16,7 +16,6 @@ import numpy as np
 from toeplens.encodings.registry import package_of
 from toeplens.engine.examples import DataSplit
 from toeplens.engine.head_watch import TOGETHER, HeadWatch
-from toeplens.engine.limits import Limits
 from toeplens.engine.measures import (
     Asked,
     Subject,
@@ -26,6 +25,7 @@ from toeplens.engine.measures import (
     read_record,
     write_record,
 )
+from toeplens.engine.pool import Limits
 from toeplens.engine.remote import published
 from toeplens.ground import InputError, ToeplensError, choose, write_bytes
 from toeplens.ground.errors import first_line

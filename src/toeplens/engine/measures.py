@@ -59,8 +59,7 @@ from toeplens.lens import (
 )
 from toeplens.lens.kit.terms import written_out_profile
 from toeplens.lens.kit.toeplitz import ToeplitzShares
-from toeplens.lens.toeplitz.bias_spread import BiasSpread, bias_spread
-from toeplens.lens.toeplitz.contraction import contraction
+from toeplens.lens.toeplitz.contraction import BiasSpread, bias_spread, contraction
 from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.tasks import Examples
@@ -214,11 +213,6 @@ def _position(**choices: Any) -> Callable[[Subject], Found]:
     return measured
 
 
-def _sets(subject: Subject) -> Found:
-    """Accuracy against heads removed in the whole model, and a set that suffices."""
-    return head_sets(subject.source(), subject.batches(_SETS), chance=subject.run.spec.guess).to_dict()
-
-
 def _position_sets(subject: Subject) -> Found:
     """A set of heads that suffices when position is taken from all others, which keep their content."""
     source, batches = subject.source(), subject.batches(_SETS)
@@ -355,7 +349,9 @@ class Measure(NamedTuple):
 MEASURES: dict[str, Measure] = {
     "position": Measure(HeadAblation, _position()),
     "position-loss": Measure(HeadAblation, _position(metric="loss")),
-    "sets": Measure(HeadSets, _sets),
+    "sets": Measure(
+        HeadSets, lambda made: head_sets(made.source(), made.batches(_SETS), chance=made.run.spec.guess).to_dict()
+    ),
     "position-sets": Measure(HeadSets, _position_sets),
     "bias": Measure(BiasSpread, _bias),
     "circuit": Measure(Circuit, _circuit),

@@ -24,7 +24,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from toeplens.engine.limits import Limits
+from toeplens.engine.pool import Limits
 from toeplens.ground import EnvironmentFailure, InputError, write_bytes
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import is_leftover, make_directory

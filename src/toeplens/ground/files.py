@@ -137,12 +137,8 @@ def write_json(path: Path, content: Any, *, rows: str | None = None, record: boo
         content = {key: value for key, value in content.items() if key != rows}
         tail = f',\n "{rows}": [\n' + ",\n".join(items) + "\n ]\n}\n"
     text = json.dumps(content, indent=1, allow_nan=False, sort_keys=True)
-    text = re.sub(r"\[\n([^\[\]{}\"]*?)\n *\]", _one_line, text)
+    text = re.sub(r"\[\n([^\[\]{}\"]*?)\n *\]", lambda match: f"[{' '.join(match[1].split())}]", text)
     write_text(path, (text if rows is None else text.removesuffix("\n}")) + tail)
-
-
-def _one_line(match: re.Match[str]) -> str:
-    return "[" + " ".join(match[1].split()) + "]"
 
 
 def plain(content: Any, field: str = "options") -> Any:

@@ -32,7 +32,9 @@ def must_be(field: str, value: Any, annotation: Any) -> None:
     annotation of something else than numbers, words, true and false, None, and lists of these allows anything.
     """
     if not _fits(value, annotation):
-        raise InputError(f"{field}: {shown(value)} was given; it must be {_either(_words(annotation))}.")
+        *others, last = _words(annotation)
+        allowed = f"{', '.join(others)} or {last}" if others else last
+        raise InputError(f"{field}: {shown(value)} was given; it must be {allowed}.")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -64,7 +66,3 @@ def _words(hint: Any) -> list[str]:
 
 def _many(hint: Any) -> str:
     return f"lists of {_many(get_args(hint)[0])}" if get_origin(hint) in _LISTS else _MANY.get(hint, "values")
-
-
-def _either(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -109,6 +109,4 @@ def checked(kind: type[T], content: Any, where: Path | str) -> T:
         raise InputError(f"{where} is damaged: {sentence(error).rstrip('.')}.") from None
 
 
-@cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(kind)
+_adapter: Any = cache(TypeAdapter)

@@ -7,12 +7,18 @@ from toeplens.lens.ablation.ablate import HeadAblation, ablate_by, ablate_heads,
 from toeplens.lens.ablation.attribution import EstimateCheck, Scalable, check_estimates, sample_heads
 from toeplens.lens.ablation.deposit import THRESHOLDS, LayerDeposit, deposit, gini
 from toeplens.lens.ablation.head_sets import HeadSets, cumulative_ablation, head_sets, sufficient_set
-from toeplens.lens.following.behaviour import Behaviour, behaviour
+from toeplens.lens.following.behaviour import Behaviour, PermutationScores, behaviour, permutation_scores
 from toeplens.lens.following.patterns import Patterns, PatternSums, Retrieval, retrieval
-from toeplens.lens.following.permutation import PermutationScores, permutation_scores
 from toeplens.lens.following.position_effect import PositionEffect, position_effect
-from toeplens.lens.frequency.bands import BandAblation, ablate_bands
-from toeplens.lens.frequency.use import FrequencyRecord, FrequencyUse, RotaryOffsets, frequency_use, rotary_offsets
+from toeplens.lens.frequency.use import (
+    BandAblation,
+    FrequencyRecord,
+    FrequencyUse,
+    RotaryOffsets,
+    ablate_bands,
+    frequency_use,
+    rotary_offsets,
+)
 from toeplens.lens.gradients.descent import Differentiable, PositionalDrift, positional_drift
 from toeplens.lens.gradients.signal import Margins, SeedStrength, margins, seed_strength
 from toeplens.lens.kit.intervals import Estimate, bootstrap_means, over_seeds

@@ -1,7 +1,8 @@
-"""A run while it is being fitted: its model, optimiser, data and rows, all of which its checkpoint has."""
+"""A run while it is being fitted: its model, the average of its weights, optimiser, data and rows."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -16,11 +17,33 @@ from toeplens.ground import InputError, write_json
 from toeplens.model import Decoder
 from toeplens.training import run as store
 from toeplens.training.batches import IGNORED, Batches, answer, correct, loss_of, precise
-from toeplens.training.ema import EMA
 from toeplens.training.environment import Execution, Segment, ended, environment, gone_on, setup_of
 from toeplens.training.loggers import Loggers, OpenLogger, RunInfo
 from toeplens.training.spec import RunSpec
 from toeplens.training.watcher import Watch, Watcher
+
+
+class EMA:
+    """A model whose weights are the exponential moving average of another's.
+
+    ``model`` is the averaged one. Its decay at step t is min(decay, (1 + t) / (10 + t)), so that the weights of the
+    first steps, which are soon worth nothing, are soon forgotten.
+    """
+
+    def __init__(self, of: Decoder, decay: float) -> None:
+        self.model, self.decay = copy.deepcopy(of), decay
+
+    def share(self, step: int) -> float:
+        """How much of the mean a step's weights become, the first being 1."""
+        return 1 - min(self.decay, (1 + step) / (10 + step))
+
+    @torch.no_grad()
+    def update(self, of: Decoder, step: int) -> None:
+        """Take up the weights after a step, the first being 1."""
+        share = self.share(step)
+        for mean, weight in zip(self.model.parameters(), of.parameters(), strict=True):
+            mean.lerp_(weight, share)
+
 
 _TESTED_AT_ONCE = 2**18  # tokens of an evaluation, on a GPU
 TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # what attention with dropout needs grows with it: 13 GB at 2**16

@@ -8,7 +8,7 @@ import torch
 from tests.engine.language.conftest import LENGTH, model_of
 
 from toeplens.engine.language import HeadPatterns, head_patterns
-from toeplens.engine.language import heads as module
+from toeplens.engine.language import planted as module
 from toeplens.engine.language.texts import cut
 from toeplens.lens import AttentionTrace
 from toeplens.sources import DecoderSource

@@ -19,8 +19,7 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.following import two_way
-from toeplens.lens.following.behaviour import Behaviour, behaviour
-from toeplens.lens.following.permutation import permutation_scores
+from toeplens.lens.following.behaviour import Behaviour, behaviour, permutation_scores
 from toeplens.lens.kit import movable
 from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, movable_from
 from toeplens.lens.kit.position import position_parts

@@ -13,8 +13,7 @@ from tests.lens.following.test_behaviour import shares, shares_of
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, Rotary
 from toeplens.ground import InputError
-from toeplens.lens.following.behaviour import behaviour
-from toeplens.lens.following.permutation import permutation_scores
+from toeplens.lens.following.behaviour import behaviour, permutation_scores
 from toeplens.lens.frequency.use import frequency_use
 
 ENCODED = [

@@ -12,7 +12,7 @@ import torch
 
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace
-from toeplens.lens.following.permutation import PermutationScores, _scores, permutation_scores
+from toeplens.lens.following.behaviour import PermutationScores, _scores, permutation_scores
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 

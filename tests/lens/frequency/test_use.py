@@ -21,8 +21,7 @@ from toeplens.encodings import BandControl, Rotary, controlled, swapped
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.frequency import use
-from toeplens.lens.frequency.bands import ablate_bands
-from toeplens.lens.frequency.use import frequency_use, layer_use
+from toeplens.lens.frequency.use import ablate_bands, frequency_use, layer_use
 from toeplens.lens.kit.terms import NoForm
 from toeplens.lens.kit.trace import Counted
 from toeplens.model import Attention, Decoder

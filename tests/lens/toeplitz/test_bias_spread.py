@@ -6,7 +6,7 @@ import torch
 
 from toeplens import encodings
 from toeplens.ground import InputError
-from toeplens.lens.toeplitz.bias_spread import bias_spread
+from toeplens.lens.toeplitz.contraction import bias_spread
 
 _SIZES = {"d_model": 16, "num_heads": 4, "head_dim": 4, "max_len": 12}
 

@@ -12,7 +12,7 @@ from tests.studies.measures import extrapolation, longer
 from toeplens.engine.measures import Spectra
 from toeplens.lens import FrequencyRecord, HeadAblation, HeadSets, PositionalDrift, Representation, SeedStrength
 from toeplens.lens.gradients.signal import LevelSignal, Strength
-from toeplens.lens.toeplitz.bias_spread import BiasSpread
+from toeplens.lens.toeplitz.contraction import BiasSpread
 
 LAYERS, HEADS, PAIRS, CHANCE = 4, 4, 4, 0.1
 NAN = float("nan")

@@ -151,12 +151,7 @@ def test_position_is_taken_from_the_relative_form_alone() -> None:
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ({}, "inputs: none were given"),
         ({"input_values": torch.zeros(4)}, r"input_values is \[4\]; it must be a tensor with the sequences first"),
-        (
-            {"waves": torch.zeros(2, 640)},
-            "waves was given, which Wav2Vec2ConformerModel does not take; .* input_values",
-        ),
         ({**waves(2), "attention_mask": torch.ones(3, SAMPLES)}, "2 of input_values, 3 of attention_mask were given"),
         ({**waves(2), "attention_mask": torch.ones(2, SAMPLES).tril(600)}, "their mask hides some of them"),
         ({"input_values": torch.zeros(2, 45)}, "a single frame of each; at least 2"),

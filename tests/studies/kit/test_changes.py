@@ -7,7 +7,7 @@ import torch
 from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, T5, tiny
 
 from toeplens.encodings import BandControl
-from toeplens.encodings.control import swapped
+from toeplens.encodings.rotary import swapped
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.loading import Loaded

@@ -6,8 +6,7 @@
 runs every check on a small instance and raises `NonConformance`, with all findings in its message, if one fails.
 """
 
-from toeplens.encodings.conformance.facts import Facts, declared, measure
-from toeplens.encodings.conformance.specimen import SIZES, Specimen
+from toeplens.encodings.conformance.specimen import SIZES, Facts, Specimen, declared, measure
 from toeplens.encodings.conformance.suite import CHECKS, Finding, NonConformance, Report, check
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A small instance of an encoding with random content around it, and attention over that content."""
+"""A small instance of an encoding with random content around it; and what an encoding is, measured on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from toeplens.encodings.attention import attend, attention_logits
 from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Positions, Stream
+from toeplens.ground import InputError
 
 # sizes at which an encoding is checked unless others are given
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
@@ -99,3 +101,162 @@ def apart(a: Tensor, b: Tensor) -> float:
     difference = torch.where(same, torch.zeros_like(a), a - b).abs().max() if a.numel() else torch.tensor(0.0)
     size = torch.where(b.isfinite(), b, torch.zeros_like(b)).abs().max() if b.numel() else torch.tensor(1.0)
     return float(difference / size.clamp(min=1.0))
+
+
+NOTHING = 1e-9  # relative differences of float64 numbers below this are rounding
+LENGTH = 16
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Where position enters, and how, as measured on random input."""
+
+    couplings: frozenset[str]
+    data_dependent: bool
+    toeplitz: bool
+
+
+def measure(specimen: Specimen) -> Facts:
+    """The facts of the specimen's encoding.
+
+    couplings       the hooks that change something (a rotation that leaves a content part alone is a concatenation)
+    data_dependent  for a query and a key that stay what they are, does the logit change with the other tokens, or with
+                    what else is known of the content? And if not: is the logit, over many contents and position pairs,
+                    more than a fixed set of functions of position (for one query, a matrix of low rank)? Either makes
+                    it dependent.
+    toeplitz        with the same content everywhere, do logits depend on the offset alone? (Vectors added at the
+                    input: their inner products.) Not asked of what depends on data.
+    """
+    couplings = _couplings(specimen)
+    dependent = _depends_on_others(specimen, couplings) or _is_no_kernel_family(specimen, couplings)
+    return Facts(couplings, dependent, not dependent and _is_toeplitz(specimen, couplings))
+
+
+def _seen(specimen: Specimen) -> tuple[Seen, Positions]:
+    x = specimen.content(2, LENGTH)
+    seen = Seen.of(*specimen.project(x)[:2], notes=specimen.encoding.note(x), scale=specimen.scale)
+    return seen, specimen.positions(LENGTH)
+
+
+def _couplings(specimen: Specimen) -> frozenset[str]:
+    encoding, found = specimen.encoding, set()
+    seen, p = _seen(specimen)
+    x = specimen.content(2, LENGTH)
+    if apart(encoding.embed(x, p), x) > NOTHING:
+        found.add("input")
+    q, k = encoding.hook("rotate", seen.q, seen.k, p, p, seen=seen)
+    if q.shape != seen.q.shape or apart(q, seen.q) > NOTHING:
+        content = encoding.head_dim
+        beside = encoding.query_dim > content and q.shape == seen.q.shape
+        kept = beside and apart(q[..., :content], seen.q[..., :content]) <= NOTHING
+        found.add("concatenation" if kept else "rotation")
+    plain = q @ k.transpose(-2, -1)
+    if apart(encoding.hook("score", q, k, p, p, seen=seen).tril(), plain.tril()) > NOTHING:
+        found.add("accumulated")
+    bias = encoding.hook("bias", p, p, seen=seen)
+    if bias is not None and float(bias.detach().abs().max()) > NOTHING:
+        found.add("bias")
+    logits = plain * specimen.scale
+    if apart(encoding.hook("transform_logits", logits, p, p, seen=seen).tril(), logits.tril()) > NOTHING:
+        found.add("logits")
+    weights = logits.softmax(-1)
+    if apart(encoding.hook("transform_weights", weights, p, p, seen=seen).tril(), weights.tril()) > NOTHING:
+        found.add("weights")
+    if "logits" not in found and encoding.hook("add_values", weights, p, p, seen=seen) is not None:
+        found.add("logits")
+    return frozenset(found or {"none"})
+
+
+def loses_bias(specimen: Specimen) -> bool:
+    """Whether `transform_logits` gives the same for logits with a bias and without."""
+    seen, p = _seen(specimen)
+    logits = seen.q @ seen.k.transpose(-2, -1) * specimen.scale
+    hook = specimen.encoding.hook
+    made = [hook("transform_logits", logits + bias, p, p, seen=seen) for bias in (0.0, torch.rand_like(logits))]
+    return apart(*made) <= NOTHING
+
+
+def logits_of(specimen: Specimen, q: Tensor, k: Tensor, x: Tensor, *, causal: bool = True) -> Tensor:
+    """The logits of given queries and keys at positions 0, 1, 2, ..., with the notes of content ``x``."""
+    return attention_logits(q, k, **specimen.layer(x, specimen.positions(q.shape[-2])), causal=causal)
+
+
+def _depends_on_others(specimen: Specimen, couplings: frozenset[str]) -> bool:
+    encoding, row, column = specimen.encoding, LENGTH - 4, 5
+    positions = specimen.positions(LENGTH)
+    if "input" in couplings:
+        added = [encoding.embed(x, positions) - x for x in (specimen.content(2, LENGTH), specimen.content(2, LENGTH))]
+        if apart(*added) > NOTHING:
+            return True
+    contents = [specimen.content(1, LENGTH) for _ in range(2)]
+    (q, k, _), (other_q, other_k, _) = (specimen.project(x) for x in contents)
+    other_q[..., row, :], other_k[..., column, :] = q[..., row, :], k[..., column, :]
+    results = logits_of(specimen, q, k, contents[0]), logits_of(specimen, other_q, other_k, contents[1])
+    if apart(*(logits[..., row, column] for logits in results)) > NOTHING:
+        return True
+    if "weights" not in couplings:
+        return False
+    weights = torch.rand(2, encoding.num_heads, LENGTH, LENGTH, dtype=torch.float64, generator=specimen.generator)
+    seen = [_seen(specimen)[0] for _ in range(2)]
+    made = (encoding.hook("transform_weights", weights, positions, positions, seen=each) for each in seen)
+    return apart(*made) > NOTHING
+
+
+def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
+    """Whether the logits of one head, as a matrix of contents by position pairs, have no low rank."""
+    if couplings <= {"none", "input"}:
+        return False
+    encoding = specimen.encoding
+    most = 4 * encoding.query_dim + 4  # sums of products of a query, a key and fixed functions stay well under this
+    length = 2 * most  # more distances than that
+    length = min(length, encoding.max_len) if encoding.bounded else length
+    positions = specimen.positions(length)
+    for size in (1, 8):  # a phase that content makes shows itself at large ones alone
+        rows = []
+        for x in (size * specimen.content(3 * most, 1)).split(32):
+            x = x.expand(-1, length, -1)
+            q, k, _ = specimen.project(x)
+            told = {**specimen.layer(x, positions), "q_positions": positions[-1:]}
+            rows.append(attention_logits(q[..., -1:, :], k, **told)[:, 0, 0])
+        logits = torch.cat(rows).detach()
+        singular = torch.linalg.svdvals(logits[:, logits.isfinite().all(0)])  # keys that are hidden tell nothing
+        if int((singular > NOTHING * singular[0]).sum()) > most:
+            return True
+    return False
+
+
+def _is_toeplitz(specimen: Specimen, couplings: frozenset[str]) -> bool:
+    encoding = specimen.encoding
+    strides = (1,) if encoding.bounded else (1, 397)  # near, and far beyond any threshold
+    return all(_is_toeplitz_at(specimen, couplings, torch.arange(LENGTH) * stride) for stride in strides)
+
+
+def _is_toeplitz_at(specimen: Specimen, couplings: frozenset[str], places: Tensor) -> bool:
+    encoding = specimen.encoding
+    positions = encoding.place(places)
+    if couplings == {"input"}:
+        rows = encoding.embed(torch.zeros(1, LENGTH, encoding.d_model, dtype=torch.float64), positions)
+        return _constant_diagonals(rows @ rows.transpose(-1, -2))
+    if "weights" in couplings:
+        seen, _ = _seen(specimen)
+        ones = torch.ones(2, encoding.num_heads, LENGTH, LENGTH, dtype=torch.float64)
+        if not _constant_diagonals(encoding.hook("transform_weights", ones, positions, positions, seen=seen)):
+            return False
+    x = specimen.content(1, 1).expand(1, LENGTH, -1)
+    if encoding.axes == 1:
+        return _constant_diagonals(specimen.logits(x, positions, causal=False))
+    scattered = positions[torch.randperm(LENGTH, generator=specimen.generator)]
+    try:
+        moved = specimen.logits(x, scattered + torch.arange(1, encoding.axes + 1), causal=False)
+    except InputError:
+        return False  # these coordinates are no lengths: they cannot be moved
+    return apart(moved, specimen.logits(x, scattered, causal=False)) <= NOTHING
+
+
+def _constant_diagonals(matrix: Tensor) -> bool:
+    return apart(matrix[..., 1:, 1:], matrix[..., :-1, :-1]) <= NOTHING
+
+
+def declared(encoding: PositionalEncoding) -> Facts:
+    """The facts that the encoding states."""
+    return Facts(frozenset({encoding.coupling, *encoding.also_couples}), encoding.data_dependent, encoding.toeplitz)

@@ -10,7 +10,7 @@ import torch
 
 from toeplens.encodings import registry
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.conformance import behaviour, numerics
+from toeplens.encodings.conformance import behaviour
 from toeplens.encodings.conformance.specimen import SIZES, Specimen
 from toeplens.ground import InputError, choose
 
@@ -25,12 +25,12 @@ CHECKS: dict[str, Callable[[Specimen], str]] = {
     "decoding": behaviour.decoding,
     "padding": behaviour.padding,
     "shift": behaviour.shift,
-    "precision": numerics.precision,
-    "casts": numerics.casts,
-    "gradients": numerics.gradients,
-    "state": numerics.state,
-    "memory": numerics.memory,
-    "compile": numerics.compiled,
+    "precision": behaviour.precision,
+    "casts": behaviour.casts,
+    "gradients": behaviour.gradients,
+    "state": behaviour.state,
+    "memory": behaviour.memory,
+    "compile": behaviour.compiled,
 }
 
 

@@ -2,8 +2,16 @@
 
 from toeplens.engine.language.bits import AtLength, Bits, bits
 from toeplens.engine.language.extension import Extended, Extension, extension
-from toeplens.engine.language.heads import HeadPatterns, head_patterns
-from toeplens.engine.language.planted import Copied, Copying, Needle, Needles, copying, needles
+from toeplens.engine.language.planted import (
+    Copied,
+    Copying,
+    HeadPatterns,
+    Needle,
+    Needles,
+    copying,
+    head_patterns,
+    needles,
+)
 
 __all__ = [
     "AtLength",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
@@ -84,7 +83,8 @@ def read(
     device = model.readout.weight.device
     model.eval()
     losses, hits = [], []
-    for part in _batches(tokens, at_once(tokens.shape[1] - 1, device), device):
+    for texts in torch.from_numpy(tokens).split(at_once(tokens.shape[1] - 1, device)):
+        part = texts.to(device)
         x, context = model.begin(part[:, :-1])
         for layer in range(model.config.num_layers):
             x = model.block(layer).finish(*model.layer_heads(layer, x, context))
@@ -118,8 +118,3 @@ def sliding(
         begin = stop - window
         found.append(reader(tokens[:, begin : stop + 1], done - begin))
     return np.concatenate(found, axis=1)
-
-
-def _batches(tokens: np.ndarray, size: int, device: torch.device) -> Iterator[Tensor]:
-    for start in range(0, len(tokens), size):
-        yield torch.from_numpy(tokens[start : start + size]).to(device)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
@@ -168,7 +168,8 @@ def ablate_by(
             curve[:, 0] = intacts[0].mean()
             curve[:, 1] = np.take_along_axis(alone[0].mean(-1).reshape(layers, heads), orders, 1)[:, 0]
             if heads > 1:
-                growing = [_silenced_in(order) for order in orders]
+                places = np.argsort(orders, axis=1)[:, None]  # the first 2, 3, ... heads are ablated together
+                growing = list(torch.from_numpy((places >= np.arange(2, heads + 1)[:, None]).astype(np.float32)))
                 together = _answers(source, kept, growing, metrics[:1], replacing, memory, "together")[1]
                 curve[:, 2:] = together.mean(-1).reshape(layers, heads - 1)
     found: dict[Metric, HeadAblation] = {}
@@ -208,11 +209,6 @@ def _sampled(
     gains = [(1 - torch.eye(source.num_heads))[heads] for heads in sample]
     (intact,), (alone,) = _answers(source, batches, gains, [metric], replacing, None, "sample")
     return np.split(harm(metric, intact, alone).mean(-1), np.cumsum([len(heads) for heads in sample])[:-1])
-
-
-def _silenced_in(order: Int[np.ndarray, "H"]) -> Float[Tensor, "H1 H"]:
-    """Gains with the first 2, 3, ... heads of the order ablated together."""
-    return torch.from_numpy((np.argsort(order) >= np.arange(2, len(order) + 1)[:, None]).astype(np.float32))
 
 
 def _answers(

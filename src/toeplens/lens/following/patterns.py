@@ -221,12 +221,14 @@ class PatternSums:
         kept = weights.sum(-1)
         several = (seen > 1) & (kept > 0)
         later = (rows > 0) | self.cross
+        tiny = torch.finfo(weights.dtype).tiny
+        entropy = kept.log() - weights.clamp(min=tiny).log_().mul_(weights).sum(-1) / kept  # of weights over their sum
         found = {
             "queries": seen > 0,
             "kept": kept,
             "first": weights[..., 0] * (later & (start == 0)),
             "firsts": (seen > 0) & later,
-            "entropy": (_entropy(weights, kept) / seen.clamp(min=2).to(kept.dtype).log()).where(several, 0),
+            "entropy": (entropy / seen.clamp(min=2).to(kept.dtype).log()).where(several, 0),
             "entropies": several,
         }
         if not self.cross:
@@ -253,12 +255,6 @@ def _by_offset(x: Float[Tensor, "B _H R K"]) -> Float[Tensor, "_H D"]:
     for row in range(count):
         sums[..., count - 1 - row : count - 1 - row + keys].add_(x[..., row, :])
     return sums.double().sum(0).flip(-1)
-
-
-def _entropy(weights: Float[Tensor, "B H R K"], kept: Float[Tensor, "B H R"]) -> Float[Tensor, "B H R"]:
-    """Of weights over their sum."""
-    tiny = torch.finfo(weights.dtype).tiny
-    return kept.log() - weights.clamp(min=tiny).log_().mul_(weights).sum(-1) / kept
 
 
 def _copies(tokens: Int[Tensor, "B N"], rows: Int[Tensor, "R"], start: int, count: int) -> Bool[Tensor, "B 1 R K"]:

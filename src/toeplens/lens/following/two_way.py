@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -212,7 +212,8 @@ def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: R
     count, group = w.shape[-2], w.shape[-3]
     queries = _steps(w).transpose(-4, -3).flatten(-3, -2)  # [b, k, U, g STEP, n]
     total = _formed(queries, placed, seen)
-    allowed = _allowed(near_contents.shape[-2], w.device).repeat(group, 1)
+    own = torch.ones(STEP, STEP, dtype=torch.bool, device=w.device)  # of a step's rows, its own and then the far ones
+    allowed = torch.cat((own.tril(), own.triu()), dim=-1)[:, : near_contents.shape[-2]].repeat(group, 1)
     query, row = allowed.nonzero().unbind(-1)
     chosen = queries[..., query, :]
     put = _real(_complex(near_positions)[..., row, :] * chosen)
@@ -221,16 +222,6 @@ def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: R
     each = each + ((put @ near_contents.mT).square() * allowed[query]).sum(-1)
     total = total.index_add_(-1, query, each).unflatten(-1, (group, -1))
     return total.transpose(-3, -2).flatten(-2)[..., :count]
-
-
-def squares_of_all(
-    w: Complex[Tensor, "b k g C n"],
-    contents: Float[Tensor, "b k two_n two_n"],
-    positions: Float[Tensor, "_b _k two_n _m"],
-) -> Float[Tensor, "b k g C"]:
-    """`summed_squares` where every query sees all: given the products of contents and of positions."""
-    total = _formed(w.flatten(-3, -2), *(_paired(_paired(x).mT) for x in (positions, contents)))
-    return total.unflatten(-1, w.shape[-3:-1])
 
 
 def _formed(
@@ -270,12 +261,6 @@ def _steps(x: Tensor) -> Tensor:
 def _before(x: Float[Tensor, "*B U n n"]) -> Float[Tensor, "*B U n n"]:
     """The sums over the steps before each."""
     return F.pad(x[..., :-1, :, :].cumsum(-3), (0, 0, 0, 0, 1, 0))
-
-
-def _allowed(rows: int, device: torch.device) -> Bool[Tensor, "S P"]:
-    """Which of a step's rows, its own and then the far ones, its queries see."""
-    own = torch.ones(STEP, STEP, dtype=torch.bool, device=device)
-    return torch.cat((own.tril(), own.triu()), dim=-1)[:, :rows]
 
 
 CHUNK = 32  # queries at once; in their own chunk they meet the keys one by one
@@ -512,11 +497,6 @@ class _Tile:
     def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b k 1 C d"]:
         return self.movable.ordered(self.content[:, :, rows]).unsqueeze(2)
 
-    def _turned(self, products: Tensor, met: Met, dtype: torch.dtype) -> Rows:
-        """The rotated dimensions of what a chunk's queries see, [b, k, ..]."""
-        rows = met.of(lambda x: x[..., : 2 * self.movable.pairs].squeeze(2).to(dtype))
-        return Rows(products.squeeze(2).to(dtype), rows.own, rows.far)
-
     def _shared(self, positions: Float[Tensor, "_b _k 1 C F"]) -> Float[Tensor, "1 _k 1 C F"]:
         """What positions are made of, once for all sequences and heads that share the rotation."""
         return positions[:1, : len(self.turns)]
@@ -578,10 +558,15 @@ class _Tile:
         products = before.contents.products, self._shared(before.positions.products)
         contents, positions = (x[..., : 2 * pairs, : 2 * pairs] for x in products)
         if chunk is None:
-            return squares_of_all(w, contents.squeeze(2), positions.squeeze(2)) / seen**2
+            both = (_paired(_paired(x.squeeze(2)).mT) for x in (positions, contents))
+            return _formed(w.flatten(-3, -2), *both).unflatten(-1, w.shape[-3:-1]) / seen**2
         dtype = self.dtype if before.count else torch.float64  # the first rows are about a mean of later ones too
         met = (contents, chunk.contents), (positions, chunk.positions.of(self._shared))
-        known = [self._turned(products, rows, dtype) for products, rows in met]
+        known = [
+            Rows(products.squeeze(2).to(dtype), rows.own, rows.far)
+            for products, given in met
+            for rows in [given.of(lambda x: x[..., : 2 * pairs].squeeze(2).to(dtype))]
+        ]
         square = summed_squares(w.to(dtype.to_complex()), *known) / seen**2
         by_content = _wide(joined(w * position), before.contents.mean.shape[-1])
         by_position = _wide(joined(w.conj() * content), before.positions.mean.shape[-1])

@@ -1,14 +1,14 @@
 """How heads use the frequencies of a rotation: by the norms of their pairs, and by what makes their logits vary.
 
 A logit is Re sum_t q_t conj(k_t) kernel_t(i - j), a sum over pairs of dimensions, each with a frequency of its own
-(theory, section 3). What a model loses without a frequency is measured in `toeplens.lens.frequency.bands`.
+(theory, section 3). What a model loses without a frequency of a head is measured too (`ablate_bands`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,11 +16,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.encodings import PositionalEncoding, Rotary
+from toeplens.encodings import BandControl, PositionalEncoding, Rotary
 from toeplens.encodings.rotary import Pairing
-from toeplens.ground import InputError
+from toeplens.ground import InputError, choose
 from toeplens.ground.reading import Count
-from toeplens.ground.records import Record
+from toeplens.ground.records import AtLeast1, Record
+from toeplens.lens.kit.intervals import bootstrap_means
+from toeplens.lens.kit.interventions import Batch, Metric, Replayable, counted_batches, examples_answers, harm
 from toeplens.lens.kit.movable import Given, MovableKeys, in_bhnd, movable_from, parts_of, turned_pairs
 from toeplens.lens.kit.sums import over_keys
 from toeplens.lens.kit.terms import (
@@ -251,7 +253,7 @@ def frequency_use(
     assert k is not None
     plain = q.ndim == 2
     one = _tensors_use(keys, *((q[None], k[None]) if plain else (q, k)), _rates_of(rotation, q.shape[-2]))
-    return _mapped(one, lambda x: x[0]) if plain else one
+    return _together((), [one], lambda found: found[0][0]) if plain else one
 
 
 def _rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float[Tensor, "*_H _n"] | None:
@@ -259,10 +261,6 @@ def _rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Floa
     if isinstance(rotation, Rotary):
         return rotation.frequencies_at(torch.arange(length, device=rotation.frequencies.device))
     return None if isinstance(rotation, PositionalEncoding) else rotation
-
-
-def _mapped(use: FrequencyUse, change: Callable[[Tensor], Tensor]) -> FrequencyUse:
-    return _together((), [use], lambda found: change(found[0]))
 
 
 def _together(
@@ -431,3 +429,104 @@ def _norms(
         seen = own.q if own.asked is None else where_present(own.q, own.asked)
         total += (seen * over_keys(own.content, own.causal, own.window)[:, each]).sum((0, 2))
     return total / pairs
+
+
+Off = Literal["rotation", "pair"]
+
+
+@runtime_checkable
+class Controllable(Replayable, Protocol):
+    """What the ablation of bands needs of a source beside replay: head outputs with bands under control."""
+
+    @property
+    def pairs(self) -> Sequence[int]:
+        """How many pairs of dimensions each layer's encoding turns; 0 without a rotation."""
+        ...
+
+    def outputs_under(self, state: Any, control: BandControl) -> Float[Tensor, "b N H head_dim"]:
+        """The head outputs of the state's layer at all positions, with its bands under control."""
+        ...
+
+
+@dataclass(frozen=True)
+class BandAblation(Record):
+    """What is lost when one band of one head is changed, everything else being as it is.
+
+    drops      [L, H, n] mean over the examples that count, positive for harm; NaN in a layer without a rotation
+    low, high  paired bootstrap interval over examples, each band's for itself: of many bands some intervals miss 0 by
+               chance. A change that shows in none of the examples gets [0, 0], however few these are
+    baseline   the metric of the intact model
+    examples   how many count
+    metric     ``accuracy``, ``loss`` or ``kl`` (see `ablate_heads`)
+    off        ``rotation``: the pair no longer turns and its content counts; ``pair``: the pair is taken out
+    """
+
+    WORDS = "band ablation"
+
+    drops: Float[np.ndarray, "L H n"]
+    low: Float[np.ndarray, "L H n"]
+    high: Float[np.ndarray, "L H n"]
+    baseline: float
+    examples: AtLeast1
+    metric: Metric
+    off: Off
+
+
+@torch.no_grad()
+def ablate_bands(
+    source: Controllable,
+    batches: Iterable[Batch],
+    *,
+    off: Off = "rotation",
+    metric: Metric = "loss",
+    layers: Collection[int] | None = None,
+    bootstrap: int = 1000,
+) -> BandAblation:
+    """Take each frequency from each head and measure what the model loses (measures, "Frequency use", c).
+
+    For one layer and band all heads' changed outputs are formed at once, and the model goes on from there with one head
+    changed at a time: as much work as n head ablations.
+
+    Arguments
+        source     a model with a rotation in at least one layer (`toeplens.sources`)
+        batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
+        off        what becomes of the band, see `BandAblation`
+        metric     ``loss`` (cross-entropy in nats), ``accuracy`` or ``kl``
+        layers     where bands are taken; everywhere unless given, and what is left out is NaN
+        bootstrap  resamples for the intervals; none with 0
+    """
+    choose("off", off, get_args(Off))
+    choose("metric", metric, get_args(Metric))
+    kept, pairs = counted_batches(batches), source.pairs
+    most = max(pairs)
+    if most == 0:
+        raise InputError("encoding: no layer of this model turns pairs of dimensions, so there are no bands to take.")
+    wanted = range(len(pairs)) if layers is None else layers
+    places = [(layer, band) for layer, count in enumerate(pairs) if layer in wanted for band in range(count)]
+    if not places:
+        turning = [layer for layer, count in enumerate(pairs) if count]
+        raise InputError(f"layers: {list(wanted)} were given; the layers with a rotation are {turning}.")
+    one_by_one = 1 - torch.eye(source.num_heads)
+
+    def answers(index: int) -> Iterator[Tensor]:
+        tokens, _, lengths = kept[index]
+        for layer, state in enumerate(source.states(tokens, lengths)):
+            if not layer:
+                yield source.replay(state, torch.ones(1, source.num_heads))
+            for band in range(pairs[layer]) if layer in wanted else ():
+                control = BandControl(**{"still" if off == "rotation" else "silent": (band,)})
+                yield source.replay(state, one_by_one, [source.outputs_under(state, control)])
+
+    (before,), (after,) = examples_answers([metric], kept, answers)
+    harms = harm(metric, before, after)
+    low, high = bootstrap_means(harms.T, samples=bootstrap)
+    shape = (source.num_layers, source.num_heads, most)
+
+    def placed(values: Float[np.ndarray, "PH"]) -> Float[np.ndarray, "L H n"]:
+        filled = np.full(shape, np.nan)
+        for (layer, band), heads in zip(places, values.reshape(len(places), -1), strict=True):
+            filled[layer, :, band] = heads
+        return filled
+
+    drops, low, high = placed(harms.mean(-1)), placed(low), placed(high)
+    return BandAblation(drops, low, high, float(before.mean()), len(before), metric, off)

@@ -150,7 +150,15 @@ def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> Lo
     energy = torch.stack([part[1].abs().sum(-1) for part in parts.values()]).sum(0)
     variances = spread(whole, whole, pieces.pairs)
     rotation = pieces.rotation
-    by_group = None if rotation is None else [grouped(parts[name], rotation.groups) for name in PRODUCTS]
+    columns = (
+        None
+        if rotation is None
+        else [
+            column
+            for name in PRODUCTS
+            for column in by_column(spread(grouped(parts[name], rotation.groups), whole, pieces.pairs))
+        ]
+    )
     return LogitParts(
         layer=layer,
         split=split,
@@ -158,7 +166,7 @@ def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> Lo
         names=tuple(parts),
         shares=shares_of([spread(part, whole, pieces.pairs) for part in sums], variances, energy),
         frequencies=None if rotation is None else rotation.frequencies,
-        frequency_shares=None if by_group is None else _by_frequency(by_group, whole, pieces.pairs, variances, energy),
+        frequency_shares=None if columns is None else shares_of(columns, variances, energy),
         kinds=kinds_of(pieces),
         kernel=pieces.kernel(),
         profile=pieces.profile(),
@@ -195,17 +203,6 @@ def _commons(pieces: Pieces) -> dict[str, CovarianceSums]:
         for name, fixed in batch.fixed.items():
             parts.setdefault(name, []).append(whole.known(fixed).unsqueeze(-1))
     return {name: torch.stack(found).sum(0) for name, found in parts.items()}
-
-
-def _by_frequency(
-    parts: list[CovarianceSums],
-    whole: CovarianceSums,
-    pairs: float,
-    variances: tuple[Tensor, Tensor],
-    energy: Float[Tensor, "H"],
-) -> Shares:
-    columns = [column for part in parts for column in by_column(spread(part, whole, pairs))]
-    return shares_of(columns, variances, energy)
 
 
 def kinds_of(pieces: Pieces) -> Shares:

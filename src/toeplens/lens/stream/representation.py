@@ -140,7 +140,12 @@ def representation(
         norms = np.sqrt(np.where(known, variance, np.nan) * (np.nan if original is None else original.variance))
         product = np.array([one.product for one in found])
         bases = [_leading(one.covariance, energy) if there else None for one, there in zip(found, known, strict=True)]
-        angles = tuple(_angles(basis, original) for basis in bases)
+        angles = tuple(
+            np.empty(0)
+            if basis is None or original is None
+            else np.degrees(subspace_angles(basis, original.basis))[::-1]
+            for basis in bases
+        )
         return Representation(
             layers=np.array(trace.layers),
             sequences=len(trace.tokens),
@@ -310,12 +315,6 @@ def _leading(covariance: Float[np.ndarray, "D D"], energy: float) -> Float[np.nd
     positive = int(np.sum(values > len(values) * np.finfo(np.float64).eps * values[0]))
     held = np.cumsum(values[:positive])
     return vectors[:, : min(positive, 1 + int(np.searchsorted(held, energy * (1 - 1e-12) * np.trace(covariance))))]
-
-
-def _angles(basis: Float[np.ndarray, "D r"] | None, original: _Original | None) -> Float[np.ndarray, "_"]:
-    if basis is None or original is None:
-        return np.empty(0)
-    return np.degrees(subspace_angles(basis, original.basis))[::-1]
 
 
 def _decodability(stream: _Stream, rows: Int[Tensor, "N"], fifths: list[Tensor]) -> float:

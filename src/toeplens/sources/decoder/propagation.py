@@ -66,7 +66,11 @@ def relevance(
     count, length = tokens.shape
     if model.config.readout == "each":
         raise InputError("readout: this model answers at each token; relevance is taken of one answer a text.")
-    _require_classes(classes, count, model.config.num_classes)
+    known = model.config.num_classes
+    if classes is not None and (classes.shape != (count,) or int(classes.min()) < 0 or int(classes.max()) >= known):
+        raise InputError(
+            f"classes: {classes.flatten().tolist()[:8]} were given; {count} from 0 to {known - 1} are needed."
+        )
     _require_linear(model, length)
     size = max(1, _AT_ONCE // (model.config.num_heads * length**2))
     found = []
@@ -118,7 +122,12 @@ def _propagate(model: Decoder, tokens: Tensor, lengths: Tensor | None, classes: 
         "offsets": offsets_of(tokens.shape[1], model.config.causal),
     }
     found = Relevance(**{name: x.detach().cpu().numpy() for name, x in made.items()})
-    _require_conserved(model, found)
+    if not (found.errors <= _TOLERANCE).all():
+        worst = int(np.nan_to_num(found.errors, nan=np.inf).argmax())
+        raise InputError(
+            f"encoding: with {type(model.encoding).__name__} the parts of a logit of {found.target[worst]:.6g} add up "
+            f"to {found.total[worst]:.6g}; {_ALLOWED}."
+        )
     return found
 
 
@@ -194,15 +203,6 @@ def _by_the_rules(model: Decoder, biases: Tensor) -> Iterator[None]:
             handle.remove()
 
 
-def _require_classes(classes: Tensor | None, count: int, known: int) -> None:
-    if classes is None:
-        return
-    if classes.shape != (count,) or int(classes.min()) < 0 or int(classes.max()) >= known:
-        raise InputError(
-            f"classes: {classes.flatten().tolist()[:8]} were given; {count} from 0 to {known - 1} are needed."
-        )
-
-
 def _require_linear(model: Decoder, length: int) -> None:
     """Refuse encodings that do more than the rules know."""
     device = model.readout.weight.device
@@ -221,13 +221,3 @@ def _turns_linearly(encoding: PositionalEncoding, length: int, device: torch.dev
     places = encoding.place(torch.arange(length, device=device))
     turned = [encoding.rotate(q, k, places, places) for q, k in (one, other, one + other)]
     return all(torch.allclose(a + b, both, rtol=0, atol=1e-9) for a, b, both in zip(*turned, strict=True))
-
-
-def _require_conserved(model: Decoder, found: Relevance) -> None:
-    errors = found.errors
-    if not (errors <= _TOLERANCE).all():
-        worst = int(np.nan_to_num(errors, nan=np.inf).argmax())
-        raise InputError(
-            f"encoding: with {type(model.encoding).__name__} the parts of a logit of {found.target[worst]:.6g} add up "
-            f"to {found.total[worst]:.6g}; {_ALLOWED}."
-        )

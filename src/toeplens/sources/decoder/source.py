@@ -110,7 +110,8 @@ class _Tree:
         changed = _Changed(self, layer, inputs, residual, heads)
         for start in range(0, len(children), self.nodes):
             some = children[start : start + self.nodes]
-            x = changed.finish([node for node, _ in some], self._gains(layer, [copies[0] for _, copies in some]))
+            gains = self.gains[[copies[0] for _, copies in some], layer - self.first]
+            x = changed.finish([node for node, _ in some], None if bool((gains == 1).all()) else gains)
             context = self._context(len(some))
             if layer + 1 < self.first + self.gains.shape[1]:
                 after = _layer_heads(self.model, layer + 1, x, context)
@@ -129,11 +130,6 @@ class _Tree:
             for each in copies:
                 found.setdefault((node, self.keys[each][index]), []).append(each)
         return [(node, copies) for (node, _), copies in found.items()]
-
-    def _gains(self, layer: int, copies: list[int]) -> Float[Tensor, "n H"] | None:
-        """The copies' gains in ``layer``; None where all are 1."""
-        gains = self.gains[copies, layer - self.first]
-        return None if bool((gains == 1).all()) else gains
 
 
 class _Changed:

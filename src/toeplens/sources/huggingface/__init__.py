@@ -13,8 +13,7 @@ from toeplens.sources.huggingface.effects.head_effects import (
     head_effects,
 )
 from toeplens.sources.huggingface.frames import as_tokens
-from toeplens.sources.huggingface.interventions.change import Change
-from toeplens.sources.huggingface.interventions.passes import compared_changed, intervened
+from toeplens.sources.huggingface.interventions.change import Change, compared_changed, intervened
 from toeplens.sources.huggingface.loading import load_model, load_tokenizer
 from toeplens.sources.huggingface.prediction import Predictions, predictions
 

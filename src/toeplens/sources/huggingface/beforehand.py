@@ -11,8 +11,7 @@ from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
 from toeplens.sources.huggingface.capture.passes import captured
-from toeplens.sources.huggingface.interventions.change import Change
-from toeplens.sources.huggingface.interventions.passes import Changed
+from toeplens.sources.huggingface.interventions.change import Change, Changed
 from toeplens.sources.huggingface.loading import Loaded
 
 _SEQUENCES, _TOKENS = 2, 16  # of a short pass, at most

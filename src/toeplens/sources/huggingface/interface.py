@@ -180,23 +180,18 @@ def _observed(from_table: bool, function: Callable[..., Any]) -> Callable[..., A
         if observer is NOBODY or observer.pieces:
             return observer.attend(function, from_table, module, *args, **kwargs)
         asked = (module, *args[:2])
-        _check_once(observer, asked)
+        before = [ref() for ref in observer.asked]
+        if len(asked) == len(before) == 3 and all(x is y for x, y in zip(before, asked, strict=True)):
+            raise InputError(
+                f"model: each head of {type(module).__name__} puts out several products of the same weights, which "
+                "cannot be changed as one; its heads have no effects."
+            )
         made = observer.attend(function, from_table, module, *args, **kwargs)
         observer.asked = tuple(map(weakref.ref, asked))
         return made
 
     setattr(observed, _ORIGINAL, function)
     return observed
-
-
-def _check_once(observer: Observer, asked: tuple[Any, ...]) -> None:
-    """Raise `InputError` where a module asks for attention of the queries and keys that it asked for last."""
-    before = [ref() for ref in observer.asked]
-    if len(asked) == len(before) == 3 and all(x is y for x, y in zip(before, asked, strict=True)):
-        raise InputError(
-            f"model: each head of {type(asked[0]).__name__} puts out several products of the same weights, which "
-            "cannot be changed as one; its heads have no effects."
-        )
 
 
 def eager_function(module: nn.Module) -> Callable[..., Any]:

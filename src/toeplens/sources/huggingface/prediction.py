@@ -12,8 +12,7 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.interface import patched
-from toeplens.sources.huggingface.interventions.change import Change
-from toeplens.sources.huggingface.interventions.passes import intervened
+from toeplens.sources.huggingface.interventions.change import Change, intervened
 from toeplens.sources.huggingface.model import SEAT, checked_model, configs_of
 
 _AT_ONCE = 1 << 27  # logits that a block of tokens may have, over its sequences
@@ -92,19 +91,14 @@ def _passes(
         at = [place - 1 - start for place in some]
         given, logits = _given(model, tokens[:, start:stop], at, changes, held | {"use_cache": stop - start < last})
         keys = getattr(given, "past_key_values", None)
-        if stop - start < last and not _of_keys(keys):  # all tokens at once
+        kinds = {type(layer).__name__ for layer in getattr(keys, "layers", ())}  # whether it holds nothing but keys
+        if stop - start < last and not (kinds and kinds <= _KEYS):  # all tokens at once
             step = last
             continue
         held = {"past_key_values": keys}
         start = stop
         if some:
             yield some, logits
-
-
-def _of_keys(cache: Any) -> bool:
-    """Whether all that a cache holds is keys and values, as they are."""
-    kinds = {type(layer).__name__ for layer in getattr(cache, "layers", ())}
-    return bool(kinds) and kinds <= _KEYS
 
 
 def _by_length(model: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from toeplens.encodings import BandControl
-from toeplens.encodings.control import swapped
+from toeplens.encodings.rotary import swapped
 from toeplens.ground import InputError, shown
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import listed, spans

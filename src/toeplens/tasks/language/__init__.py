@@ -1,10 +1,7 @@
 """Language as a task: the next token at every place of windows of a corpus."""
 
 from toeplens.tasks.language.corpus import Corpus
-from toeplens.tasks.language.markov import MarkovLanguage
-from toeplens.tasks.language.nested import NestedLanguage
-from toeplens.tasks.language.synthetic import SyntheticLanguage
-from toeplens.tasks.language.task import LanguageTask
-from toeplens.tasks.language.text import Language
+from toeplens.tasks.language.synthetic import MarkovLanguage, NestedLanguage, SyntheticLanguage
+from toeplens.tasks.language.task import Language, LanguageTask
 
 __all__ = ["Corpus", "Language", "LanguageTask", "MarkovLanguage", "NestedLanguage", "SyntheticLanguage"]

@@ -1,7 +1,8 @@
-"""What languages that are made up share: documents from their options alone, kept in memory."""
+"""Languages that are made up: documents from their options alone, kept in memory; by chains, and nested."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -120,3 +121,211 @@ def _made(task: SyntheticLanguage) -> Corpus:
 def _part(rows: Int[np.ndarray, "D n1"]) -> Part:
     many, size = rows.shape
     return Part(rows.ravel(), size * np.arange(many + 1), np.full(many, size - 1))
+
+
+_TABLE = 2**26  # pairs of a context and a word that may follow
+_CHOSEN_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkovLanguage(SyntheticLanguage):
+    """Which word comes next? Text by a Markov chain, in which spans come again that stood there before.
+
+    After each ``order`` words one of ``branches`` others follows, the likeliest as often as 1, the next as 1/2, 1/3 and
+    so on; which these are was drawn for every context, word number r as often as 1/r. At each place outside a copy, one
+    begins with chance ``copy_rate``: ``span`` tokens from a place of the document that is drawn among all from which
+    as many were there; after it the chain goes on from the copy's last words. A document begins with ``order`` words
+    of which all are as likely, and may end in a copy.
+
+    Arguments
+        words      how many there are
+        order      words by which the next is drawn
+        branches   words that may follow
+        copy_rate  chance of a copy at each place
+        span       tokens of a copy
+        documents, document  how many there are, and tokens of each
+        text_seed  of the text; the seed of a data set chooses its windows
+        length     tokens of a window
+    """
+
+    name = "markov-language"
+
+    words: int = 64
+    order: int = 2
+    branches: int = 6
+    copy_rate: float = 0.01
+    span: int = 24
+
+    def __post_init__(self) -> None:
+        words_within(words=self.words)
+        at_least(1, order=self.order, branches=self.branches, span=self.span)
+        rates(copy_rate=self.copy_rate)
+        if self.branches > self.words:
+            raise InputError(f"branches: {self.branches} was given; there are only {self.words} words.")
+        highest = math.floor(math.log(_TABLE, self.words) + 1e-9) - 1
+        if self.order > highest:
+            raise InputError(f"order: {self.order} was given; with {self.words} words it must be at most {highest}.")
+        self.check_documents(max(self.order, self.span if self.copy_rate else 0) + 1)
+
+    @property
+    def vocab_size(self) -> int:
+        return 1 + self.words
+
+    def write(self) -> Callable[[np.random.Generator, int], Texts]:
+        table, shares, contexts = self._followers(), zipf(self.branches), self.words**self.order
+
+        def write(rng: np.random.Generator, count: int) -> Texts:
+            text = np.zeros((self.document, count), dtype=np.int64)
+            rows, context = np.arange(count), np.zeros(count, dtype=np.int64)
+            left, source = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+            for step in range(self.document):
+                chances = rng.random((3, count))
+                if step < self.order:
+                    text[step] = (self.words * chances[0]).astype(np.int64)
+                else:
+                    if step >= self._first_copy:
+                        begins = (left == 0) & (chances[1] < self.copy_rate)
+                        left[begins] = self.span
+                        source[begins] = (chances[2, begins] * (step - self.span + 1)).astype(np.int64)
+                    said = table[context, drawn(shares, chances[0])]
+                    text[step] = np.where(left > 0, text[source, rows], said)
+                    source += left > 0
+                    left -= left > 0
+                context = (context * self.words + text[step]) % contexts
+            return 1 + text.T
+
+        return write
+
+    @property
+    def _first_copy(self) -> int:
+        """The first place at which a copy may begin."""
+        return max(self.order, self.span)
+
+    def _followers(self) -> Int[np.ndarray, "contexts branches"]:
+        """The words that may follow each context, the likeliest first."""
+        rng, contexts = self.rng(0), self.words**self.order
+        found, size = [], max(1, _CHOSEN_AT_ONCE // self.words)
+        for start in range(0, contexts, size):
+            scores = rng.gumbel(size=(min(size, contexts - start), self.words)) + np.log(zipf(self.words))
+            found.append(np.argsort(-scores, axis=1)[:, : self.branches])  # as drawn one by one without putting back
+        return np.concatenate(found)
+
+    def entropy(self) -> float:
+        """Nats a token of a document for who is told where copies begin and of what: exact where nothing is copied.
+
+        With copies the entropy is higher by `copies` at most.
+        """
+        said = sum(share * (1 - self._rate(step)) for step, share in enumerate(self._undecided()))
+        return (self.order * math.log(self.words) + said * entropy_of(zipf(self.branches))) / self.document
+
+    def copies(self) -> float:
+        """Nats a token that are in where copies begin and what they repeat."""
+        total = 0.0
+        for step, share in enumerate(self._undecided()):
+            rate = self._rate(step)
+            if rate:
+                total += share * (entropy_of(np.array([rate, 1 - rate])) + rate * math.log(step - self.span + 1))
+        return total / self.document
+
+    def _rate(self, step: int) -> float:
+        return self.copy_rate if step >= self._first_copy else 0.0
+
+    def _undecided(self) -> list[float]:
+        """How likely each place is none within a copy that began before it, nor one of the first words."""
+        found = [0.0] * (self.document + self.span)
+        found[self.order] = 1.0
+        for step in range(self.order, self.document):
+            rate = self._rate(step)
+            found[step + 1] += found[step] * (1 - rate)
+            found[step + self.span] += found[step] * rate
+        return found[: self.document]
+
+
+_KINDS = 2**10
+
+
+@dataclass(frozen=True, kw_only=True)
+class NestedLanguage(SyntheticLanguage):
+    """Which token comes next? Brackets of several kinds in one another, and words that tell the innermost kind.
+
+    At each place a bracket opens with chance ``opens``, its kind any of ``kinds``, unless ``max_depth`` are open; the
+    innermost closes with chance ``closes``, if one is open; else there is a word. How often each word occurs falls by
+    Zipf's law, in an order of its own for each innermost kind, and outside of brackets. A document begins outside and
+    ends anywhere.
+
+    Arguments
+        kinds      kinds of brackets
+        max_depth  deepest nesting
+        words      how many there are, the same ones for all kinds
+        opens, closes  chances at each place
+        documents, document  how many there are, and tokens of each
+        text_seed  of the text; the seed of a data set chooses its windows
+        length     tokens of a window
+    """
+
+    name = "nested-language"
+
+    kinds: int = 4
+    max_depth: int = 8
+    words: int = 48
+    opens: float = 0.12
+    closes: float = 0.12
+
+    def __post_init__(self) -> None:
+        at_least(1, kinds=self.kinds, max_depth=self.max_depth)
+        words_within(words=self.words)
+        rates(opens=self.opens, closes=self.closes)
+        if self.opens + self.closes > 1:
+            raise InputError(f"closes: {self.closes} was given; with opens ({self.opens:g}) it must be at most 1.")
+        if self.kinds > _KINDS:
+            raise InputError(f"kinds: {self.kinds} was given; it must be from 1 to {_KINDS}.")
+        self.check_documents(1)
+
+    @property
+    def vocab_size(self) -> int:
+        return 1 + 2 * self.kinds + self.words
+
+    def write(self) -> Callable[[np.random.Generator, int], Texts]:
+        fixed, shares, deepest = self.rng(0), zipf(self.words), min(self.max_depth, self.document)
+        orders = np.stack([fixed.permutation(self.words) for _ in range(self.kinds + 1)])
+
+        def write(rng: np.random.Generator, count: int) -> Texts:
+            text = np.zeros((self.document, count), dtype=np.int64)
+            rows, depth = np.arange(count), np.zeros(count, dtype=np.int64)
+            stack = np.full((deepest + 1, count), self.kinds)  # the kind outside of brackets comes after the others
+            for step in range(self.document):
+                chances = rng.random((2, count))
+                inner = stack[depth, rows]
+                up = (chances[0] < self.opens) & (depth < self.max_depth)
+                down = (chances[0] >= 1 - self.closes) & (depth > 0)
+                kind = (self.kinds * chances[1]).astype(np.int64)
+                word = 1 + 2 * self.kinds + orders[inner, drawn(shares, chances[1])]
+                text[step] = np.where(up, 1 + kind, np.where(down, 1 + self.kinds + inner, word))
+                depth += up
+                depth -= down
+                stack[depth[up], rows[up]] = kind[up]
+            return text.T
+
+        return write
+
+    def entropy(self) -> float:
+        """Nats a token of a document, exact: what came before tells which brackets are open."""
+        deepest = min(self.max_depth, self.document)
+        up, down = np.full(deepest + 1, self.opens), np.full(deepest + 1, self.closes)
+        up[self.max_depth :], down[0] = 0.0, 0.0
+        each = np.array([self._entropy(a, b) for a, b in zip(up, down, strict=True)])
+        at: Float[np.ndarray, "depths"] = np.zeros(deepest + 1)
+        at[0], total = 1.0, 0.0
+        for _ in range(self.document):
+            total += float(at @ each)
+            moved = at * (1 - up - down)
+            moved[1:] += (at * up)[:-1]
+            moved[:-1] += (at * down)[1:]
+            at = moved
+        return total / self.document
+
+    def _entropy(self, up: float, down: float) -> float:
+        """Nats of the next token where brackets open and close with these chances."""
+        word = 1 - up - down
+        split = entropy_of(np.array([up, down, word]))
+        return split + up * math.log(self.kinds) + word * entropy_of(zipf(self.words))

@@ -27,7 +27,6 @@ from tests.sources.huggingface.models import (
 )
 from torch import Tensor, nn
 
-from toeplens import encodings
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import AttentionCall, captured
 
@@ -223,33 +222,6 @@ def test_rotations_are_found(name: str) -> None:
         assert int(found.pairs.min()) == first
         torch.testing.assert_close(found.frequencies, torch.tensor(frequencies, dtype=torch.float64), atol=1e-6, rtol=0)
         torch.testing.assert_close(found.magnitudes, torch.ones_like(found.frequencies), atol=1e-6, rtol=0)
-
-
-def test_our_encodings_do_the_same() -> None:
-    """Our rotation of the unrotated queries and keys, our ALiBi and our T5 buckets are the models'."""
-    sizes = {"d_model": 32, "num_heads": 4, "max_len": 64}
-    positions = torch.arange(TOKENS)
-    for name, pairing, width in (("Llama", "half", 8), ("GPTNeoX", "half", 4), ("GPTJ", "interleaved", 4)):
-        call = calls_of(name)[0]
-        rope = encodings.build("rope", head_dim=width, pairing=pairing, **sizes)
-        assert call.unrotated is not None
-        q, k = (x[..., :width] for x in call.unrotated)
-        turned = rope.rotate(q, k.repeat_interleave(4 // k.shape[1], 1), positions, positions)
-        torch.testing.assert_close(turned[0], call.q[..., :width], atol=1e-5, rtol=0)
-        torch.testing.assert_close(turned[1][:, :: 4 // k.shape[1]], call.k[..., :width], atol=1e-5, rtol=0)
-    for name, factor in (("Bloom", 1.0), ("Mpt", 1.0), ("Falcon-alibi", 8**-0.5)):
-        alibi = encodings.build("alibi", head_dim=8, **sizes).kernel(positions)
-        torch.testing.assert_close(calls_of(name)[1].bias_by_offset(), alibi * factor, atol=1e-5, rtol=0)
-    stacks = {"encoder": model_of("T5").encoder, "decoder": model_of("T5").decoder}
-    for call in calls_of("T5"):
-        if call.kind == "cross":
-            assert call.bias is None
-            continue
-        t5 = encodings.build("t5", head_dim=8, bidirectional=call.side == "encoder", **sizes)
-        t5.weight.data.copy_(stacks[call.side].block[0].layer[0].SelfAttention.relative_attention_bias.weight)
-        length = call.q.shape[2]
-        offsets = torch.arange(0 if call.causal else 1 - length, length)
-        torch.testing.assert_close(call.bias_by_offset(), t5.kernel(offsets).double(), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPTJ", "T5"])

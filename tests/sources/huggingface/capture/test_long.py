@@ -23,7 +23,7 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import compared
-from toeplens.sources.huggingface.capture import eager, passes, proof, rotation
+from toeplens.sources.huggingface.capture import observer, passes, proof, rotation
 from toeplens.sources.huggingface.capture.rotation import find_rotation
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, table
 
@@ -36,7 +36,7 @@ def test_fused_attention_is_the_eager_one(kind: str, padded: bool, monkeypatch: 
     """Its outputs go on and are proved, with the eager weights of some queries."""
     model, inputs = tiny(kind, **KINDS[kind]), padded_inputs() if padded else INPUTS
     whole = calls_in(model, inputs)
-    monkeypatch.setattr(eager, "_LONG", 1)
+    monkeypatch.setattr(observer, "_LONG", 1)
     monkeypatch.setattr(proof, "_AT_ONCE", 1)
     found = calls_in(model, inputs)
     assert len(found) == len(whole) == 2
@@ -61,7 +61,7 @@ def test_fused_attention_that_is_another_is_not_gone_on_with(way: str, monkeypat
             raise ValueError("softcap")
         return 1.01 * own(*args, **more)[0], None
 
-    monkeypatch.setattr(eager, "_LONG", 1)
+    monkeypatch.setattr(observer, "_LONG", 1)
     monkeypatch.setitem(table(), "sdpa", other)
     for call, before in zip(calls_in(model), whole, strict=True):
         assert call.weights is not None

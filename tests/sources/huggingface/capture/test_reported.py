@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GROUPED, NARROW, SIZES, calls_in, state, tiny
+from tests.sources.huggingface.models import GROUPED, NARROW, SIZES, T5, calls_in, state, tiny
 
+from toeplens.lens import NoForm
 from toeplens.sources.huggingface import Change, compared_changed
 from toeplens.studies import audit
 
@@ -64,6 +66,18 @@ def test_layers_with_another_layers_keys_are_read_and_changed(kind: str, sizes: 
     assert compared_changed(model, {"input_ids": TEXT}, lambda call: None, [change]) < 1e-4
 
 
+@pytest.mark.parametrize(("kind", "sizes"), [("LlamaForCausalLM", SIZES), ("T5ForConditionalGeneration", T5)])
+def test_under_autocast_rounding_is_that_of_its_dtype(kind: str, sizes: dict[str, Any]) -> None:
+    model = tiny(kind, **sizes)
+    exact = audit(model, TEXT, effects="none")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = audit(model, TEXT, effects="none")
+    assert found.whole > 100 * exact.whole
+    for layer, plain in zip(found.layers, exact.layers, strict=True):
+        assert layer.unknown == plain.unknown
+        assert layer.tolerance > 1000 * plain.tolerance
+
+
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 LAYERED = {"full_attention": DYNAMIC, "sliding_attention": DYNAMIC}
 
@@ -87,3 +101,21 @@ def test_what_was_read_before_changes_nothing(kind: str, sizes: dict[str, Any], 
     assert found[0].layers[1].frequencies != found[1].layers[1].frequencies
     with torch.no_grad():
         assert torch.equal(model(long[:, :20]).logits, own)
+
+
+@pytest.mark.parametrize(("heads", "tokens"), [(4, 300), (32, 16)])
+def test_a_bias_made_in_16_bits_is_by_offset_to_their_rounding(heads: int, tokens: int) -> None:
+    """Falcon makes ALiBi's bias in bfloat16, whatever the model's own dtype."""
+    sizes = {"vocab_size": 31, "hidden_size": 8 * heads, "num_hidden_layers": 1, "num_attention_heads": heads}
+    model = tiny("FalconModel", **sizes, alibi=True, multi_query=False, new_decoder_architecture=False)
+    text = torch.randint(4, 31, (1, tokens), generator=torch.Generator().manual_seed(5))
+    (call,) = calls_in(model, {"input_ids": text})
+    table = call.placed()["bias"]
+    slopes = 2.0 ** (-8 * torch.arange(1, heads + 1) / heads)
+    wanted = -slopes.unsqueeze(1) * torch.arange(tokens) / 8**0.5
+    assert float((table - wanted).abs().max()) < 0.02 * float(wanted.abs().max())
+    assert call.bias is not None
+    other = call.bias.expand(-1, -1, tokens, -1).clone()
+    other[..., -1, tokens // 2] *= 1.25
+    with pytest.raises(NoForm, match="no function of the offset"):
+        replace(call, bias=other).bias_by_offset()

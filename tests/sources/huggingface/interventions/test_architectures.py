@@ -21,7 +21,7 @@ from tests.sources.huggingface.interventions.ways import (
 from tests.sources.huggingface.models import INPUTS, TOKENS, calls_in, state, tiny
 
 from toeplens.encodings import BandControl
-from toeplens.encodings.control import swapped
+from toeplens.encodings.rotary import swapped
 from toeplens.sources.huggingface import Change, intervened
 
 WIDE = {

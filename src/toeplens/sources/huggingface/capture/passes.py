@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.calls import AttentionCall
-from toeplens.sources.huggingface.capture.observer import ROTATIONS, PassObserver
+from toeplens.sources.huggingface.capture.observer import ROTATIONS, PassObserver, without_softmax
 from toeplens.sources.huggingface.interface import (
     OBSERVER,
     Entry,
@@ -87,7 +87,8 @@ def captured(
         OBSERVER.reset(token)
         for handle in handles:
             handle.remove()
-    observer.require_any(type(model).__name__)
+    if not observer.counts:
+        raise InputError(f"model: {without_softmax(type(model).__name__, observer.passed)}.")
     return output
 
 

@@ -139,7 +139,8 @@ class Anatomy:
             )
         config: Any = self.model.config if self._speech else stack.config
         config = config.get_text_config()
-        heads, _, head_dim = sizes.pop() if sizes else _bloom(modules[0])
+        first: Any = modules[0]
+        heads, _, head_dim = sizes.pop() if sizes else (first.num_heads, None, first.head_dim)  # BLOOM's
         causal = bool(getattr(modules[0], "is_causal", True))
         own = next((getattr(config, name) for name in _LENGTHS if getattr(config, name, None)), 2048)
         return Found(
@@ -167,10 +168,6 @@ def _trunk(side: Any, modules: set[nn.Module]) -> nn.Module:
     tokens = [module for module in around if hasattr(module, "get_input_embeddings")]
     own = [module for module in tokens if "input_ids" in inspect.signature(module.forward).parameters]
     return (own if side.main_input_name == "input_ids" else around)[-1]
-
-
-def _bloom(module: Any) -> tuple[int, int, int]:
-    return module.num_heads, module.num_heads, module.head_dim
 
 
 def _nearest(stack: nn.Module, module: nn.Module, reached: set[nn.Module]) -> nn.Module | None:

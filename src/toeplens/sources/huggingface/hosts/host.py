@@ -37,9 +37,10 @@ def prove_host(host: Any, anatomy: Anatomy) -> None:
     model, kind = host.model, type(host.model).__name__
     with host.without_position(), trial(model), recorded() as calls:
         inputs = anatomy.example()
+        takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         first = run(model, inputs)
         worst = max((_apart(call.out, _own(call)) for call in calls), default=0.0)
-        moved = run(model, inputs | _spread(inputs)) if _takes_positions(model) else first
+        moved = run(model, inputs | _spread(inputs)) if _reads_tokens(model) and takes_positions else first
         even = _reads_tokens(model) and all(call.kwargs.get("s_aux") is None for call in calls)  # sinks count the keys
         alike = run(model, {name: torch.full_like(x, 3) for name, x in inputs.items()}) if even else None
     allowed = TOLERANCES.get(first.dtype, 5e-2)
@@ -75,10 +76,6 @@ def _spread(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _reads_tokens(model: Any) -> bool:
     return model.main_input_name == "input_ids"
-
-
-def _takes_positions(model: Any) -> bool:
-    return _reads_tokens(model) and "position_ids" in inspect.signature(model.forward).parameters
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
