@@ -16,7 +16,7 @@ from tests.papers.deposit.worlds import HEADS, LAYERS, SPREAD, Layers, Model, Wo
 from toeplens.engine.measures import Spectra
 from toeplens.lens import FrequencyRecord, HeadAblation
 from toeplens.lens.kit.intervals import spearman
-from toeplens.papers.deposit.claims import spectra
+from toeplens.papers.deposit.claims import mechanism
 from toeplens.studies import ENOUGH, CellResult, Claim, Results, Verdict
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -178,11 +178,11 @@ def test_a_random_order_of_the_encodings_gives_as_much_as_often_as_is_told() -> 
     """Against all orders of six encodings, one by one."""
     rng = np.random.default_rng(0)
     pairs = np.stack((np.arange(6.0), rng.permutation(6)))
-    finding = spectra._judged("it", pairs, 1, ENOUGH)
+    finding = mechanism._judged("it", pairs, 1, ENOUGH)
     found = float(spearman(pairs))
     every = [float(spearman(np.stack((pairs[0], order)))) for order in itertools.permutations(pairs[1])]
     assert finding.holds == pytest.approx(np.mean([each >= found - 1e-9 for each in every]), abs=0.02)
-    turned = spectra._judged("it", pairs, -1, ENOUGH)
+    turned = mechanism._judged("it", pairs, -1, ENOUGH)
     assert turned.holds == pytest.approx(np.mean([each <= found + 1e-9 for each in every]), abs=0.02)
 
 

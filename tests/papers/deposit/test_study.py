@@ -17,16 +17,8 @@ from tests.studies.here import Here
 
 from toeplens.engine import Limits, many, run_jobs
 from toeplens.ground import InputError, read_json
-from toeplens.papers.deposit import (
-    PAPER_TABLE_1,
-    SCALES,
-    Reproduction,
-    claims_of,
-    gather,
-    grid,
-    reproduce,
-)
-from toeplens.papers.deposit.page.words import measured
+from toeplens.papers.deposit import PAPER_TABLE_1, SCALES, Reproduction, claims_of, gather, grid, reproduce
+from toeplens.papers.deposit.page.page import measured
 from toeplens.studies import Cell, CellResult, limits_for
 from toeplens.studies.kit import study
 from toeplens.training import RunSpec

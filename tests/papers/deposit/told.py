@@ -88,11 +88,7 @@ CHANGES: dict[str, dict[str, World]] = {
         "fails": distance(relative=0.9),
         "undecided": distance(nope=0.25 * 0.9 + 0.1),
     },
-    "task1-alibi-nope-fail": {
-        "holds": {},
-        "fails": distance(alibi=0.9),
-        "undecided": distance(alibi=0.25 * 0.9 + 0.1),
-    },
+    "task1-alibi-nope-fail": {"holds": {}, "fails": distance(alibi=0.9), "undecided": distance(alibi=0.25 * 0.9 + 0.1)},
     "task1-alibi-poor": {"holds": {}, "fails": distance(alibi=0.7), "undecided": distance(alibi=0.1 + 0.83 / 2)},
     "table1-task1-order": {"holds": {}, "fails": distance(mla=0.95), "undecided": distance(mla=0.91)},
     "table1-task2-order": {"holds": {}, "fails": count(rope=0.8), "undecided": count(rope=0.76)},
@@ -155,11 +151,7 @@ CHANGES: dict[str, dict[str, World]] = {
         "fails": count(rope=Model(0.9).single(2)),
         "undecided": count(rope=Model(0.9).first_layer(0.2, 0, 0, 0)),
     },
-    "mla-removes-deposit": {
-        "holds": {},
-        "fails": distance(mla=Model(0.88).single(0)),
-        "undecided": distance(mla=0.2),
-    },
+    "mla-removes-deposit": {"holds": {}, "fails": distance(mla=Model(0.88).single(0)), "undecided": distance(mla=0.2)},
     "rope-absolute-moves-deposit": {
         "holds": {},
         "fails": distance(rope_absolute=Model(0.8).single(0, 2)),

@@ -82,10 +82,7 @@ ESSENTIAL: dict[str, dict[int, World]] = {
     "deposit-only-rope": _each("nope alibi relative absolute", Model(0.6).single(1)),
     "deposit-not-task2": _each("rope", Model(0.69).single(3), count),
     "mla-removes-deposit": _each("mla", Model(0.88).single(3)),
-    "rope-absolute-moves-deposit": {
-        0: distance(rope_absolute=Model(0.8).single(0, 2)),
-        1: distance(rope_absolute=0.8),
-    },
+    "rope-absolute-moves-deposit": {0: distance(rope_absolute=Model(0.8).single(0, 2)), 1: distance(rope_absolute=0.8)},
     "one-or-two-heads-suffice": _each("partial_1 partial_2", 0.5),
     "deposit-more-under-rope": _each("nope alibi relative absolute", Model(0.6).single(1)),
     "absolute-uneven": {

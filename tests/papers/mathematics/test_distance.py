@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toeplens.papers.mathematics.distance import (
-    beyond,
-    commuting,
-    functions_of_distance,
-    sinusoid,
-    without_coupling,
-)
+from toeplens.papers.mathematics.distance import beyond, commuting, functions_of_distance, sinusoid, without_coupling
 from toeplens.papers.mathematics.normalising import toeplitz_gap
 
 

@@ -67,11 +67,7 @@ OTHERWISE: dict[str, tuple[World, str, Verdict]] = {
     "mixed-index": (changed(("index", "*"), positional=0.7, symbolic=0.2), "canonical-tasks-pure", "fails"),
     "mixed-retrieval": (changed(("retrieval", "*"), positional=0.2, symbolic=0.7), "canonical-tasks-pure", "fails"),
     "reversed": (changed(("reverse", "rope"), accuracy=0.8), "intricate-tasks-exceed", "fails"),
-    "reversed-already": (
-        changed(("reverse", "rope"), accuracy=0.8, settled=False),
-        "intricate-tasks-exceed",
-        "fails",
-    ),
+    "reversed-already": (changed(("reverse", "rope"), accuracy=0.8, settled=False), "intricate-tasks-exceed", "fails"),
     "not-reversed-yet": (changed(("dyck", "rope"), settled=False), "intricate-tasks-exceed", "undecided"),
     "nope-can": (changed(("index", "nope"), accuracy=0.9), "canonical-tasks", "fails"),
     "nope-can-nothing": (changed(("retrieval", "nope"), accuracy=0.8), "canonical-tasks", "fails"),

@@ -10,7 +10,7 @@ from scipy import stats
 
 from toeplens.ground import read_json
 from toeplens.papers.positional_symbolic.pretrained import Pretrained, gather, is_pretrained, open_record
-from toeplens.papers.positional_symbolic.pretrained.clustered import by_text
+from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 
 RESULTS = Path(__file__).parents[3] / "results"
 RECORDS = [name for name in ("smollm2", "gemma3") if (RESULTS / name / "claims.json").exists()]

@@ -15,9 +15,8 @@ from toeplens.ground import InputError, choose
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit.claims import claims_of
-from toeplens.papers.deposit.labels import TITLES, Label, model_fields, other_protocol, title
+from toeplens.papers.deposit.labels import RUNGS, TITLES, Label, model_fields, other_protocol, title
 from toeplens.papers.deposit.questions import CORE, SCALES, Scale, chosen_parts, measures_of, places_of
-from toeplens.papers.deposit.rungs import RUNGS
 from toeplens.papers.deposit.tables import Row, accuracy_table
 from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of, reread_cells
 from toeplens.studies.kit.claims import judge

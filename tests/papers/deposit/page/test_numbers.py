@@ -123,10 +123,7 @@ def test_silencing_curves_and_where_half_of_the_skill_is_gone() -> None:
         (pytest.approx((0.8 + 0.1) / 2), "dash"),
         (0.1, "dot"),
     ], "half way from the accuracy down to chance"
-    assert [trace.y for trace in figure.data] == [
-        pytest.approx((0.8, 0.45, 0.325)),
-        pytest.approx((0.8, 0.625, 0.6)),
-    ]
+    assert [trace.y for trace in figure.data] == [pytest.approx((0.8, 0.45, 0.325)), pytest.approx((0.8, 0.625, 0.6))]
     assert hovers(figure.data[0])[1] == "layer 1, 1 heads silenced: 45.0%"
 
 

@@ -21,12 +21,11 @@ from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page import render, reproduction_page, write_page
 from toeplens.papers.deposit.page.accuracy import convergence
 from toeplens.papers.deposit.page.look import TASKS, colour, glyph, interval, marker, name, ordered
-from toeplens.papers.deposit.page.page import blocks
+from toeplens.papers.deposit.page.page import blocks, headline
 from toeplens.papers.deposit.page.partial import partial_rope, rotated_heads
 from toeplens.papers.deposit.page.seeds import strength_of
-from toeplens.papers.deposit.page.words import headline
 from toeplens.papers.deposit.questions import PARTS
-from toeplens.papers.deposit.recorded import recorded
+from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.page import Page
 from toeplens.report.kit.tables import Table

@@ -6,14 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from toeplens.papers.deposit.claims.common import FINAL, Check, Test, compare, full_rope, left_out, on_rope, over
-from toeplens.papers.deposit.claims.looking import (
+from toeplens.papers.deposit.claims.common import (
     AS_THE_PAPERS,
     BY_LOSS,
+    FINAL,
     HALF_A_DOUBLING,
     SPREAD,
     At,
+    Check,
+    Test,
     Way,
+    compare,
+    full_rope,
+    left_out,
+    on_rope,
+    over,
     watched_claim,
 )
 from toeplens.papers.deposit.labels import title
@@ -89,9 +96,7 @@ def _unfinished(measure: Measure) -> Check:
     early, late = (at.largest() for at in looks)
     learning = "over 90% right after it had stopped learning, too little skill, or not looked at"
     both = replace(
-        early,
-        counts=lambda cell: early.counts(cell) and late.counts(cell) and in_order(cell, "able"),
-        without=learning,
+        early, counts=lambda cell: early.counts(cell) and late.counts(cell) and in_order(cell, "able"), without=learning
     )
 
     def check(results: Results) -> list[Finding]:

@@ -78,10 +78,7 @@ def _convergence(state: Reproduction, task: str, paper: int) -> Block:
         cells = [cell for cell in whole if cell.key.task == task and cell.epochs]
         top = accuracy_top(state, task)
         return [
-            Panel(
-                f"{split.capitalize()} accuracy",
-                convergence(state.results, protocol, task, split, top),
-            )
+            Panel(f"{split.capitalize()} accuracy", convergence(state.results, protocol, task, split, top))
             for split in get_args(Split)
             if cells
         ]

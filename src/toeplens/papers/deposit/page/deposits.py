@@ -13,20 +13,10 @@ from toeplens.lens.ablation.deposit import PEAK
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.factors import concentrated
-from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.labels import BASES, RUNGS, Label
+from toeplens.papers.deposit.labels import TASK as LADDER_TASK
 from toeplens.papers.deposit.looks import END, Look, Measure, in_order, look_at
-from toeplens.papers.deposit.page.look import (
-    Models,
-    beside,
-    by_task,
-    colour,
-    legend,
-    marker,
-    models,
-    name,
-)
-from toeplens.papers.deposit.rungs import BASES, RUNGS
-from toeplens.papers.deposit.rungs import TASK as LADDER_TASK
+from toeplens.papers.deposit.page.look import Models, beside, by_task, colour, legend, marker, models, name
 from toeplens.report.kit.blocks import Block, Ramp, View
 from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.dots import Series, dots

@@ -12,14 +12,7 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.factors import MEASURES, Values, concentrated, decided, kinds
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.page.look import (
-    PROTOCOL_NAMES,
-    accuracy_top,
-    beside,
-    colour,
-    interval,
-    sign_of,
-)
+from toeplens.papers.deposit.page.look import PROTOCOL_NAMES, accuracy_top, beside, colour, interval, sign_of
 from toeplens.papers.deposit.page.tables import kinds_cell
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.dots import Series, dots
