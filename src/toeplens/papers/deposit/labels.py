@@ -34,29 +34,25 @@ TITLES = {
 
 _RELEASED_MLA = {"rotary_query": "shared", "latent_norm": False, "phase_table": "released"}
 
-# one difference between the two protocols each: the fields of the model that it sets (none: fields of the run)
-SWITCHES: dict[str, tuple[str, ...]] = {
-    "data": (),
-    "encoding": ("encoding", "encoding_options"),
-    "input": ("input_encoding", "input_encoding_options"),
-    "mask": ("causal",),
-    "padding": ("pad_mask",),
-    "keys": ("key_value_source",),
-    "readout": ("readout",),
-    "norm": ("final_norm",),
-    "activation": ("activation",),
+# one difference between the two protocols each: the fields of the model that it sets (none: fields of the run), and
+# what it is called with the paper's setting and with the program's
+_SWITCHES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "data": ((), "texts as in the paper", "texts as in the program"),
+    "encoding": (("encoding", "encoding_options"), "the encoding as in the paper", "the encoding as in the program"),
+    "input": (
+        ("input_encoding", "input_encoding_options"),
+        "nothing added at the input",
+        "positions added at the input",
+    ),
+    "mask": (("causal",), "causal", "bidirectional"),
+    "padding": (("pad_mask",), "padding hidden", "padding attended"),
+    "keys": (("key_value_source",), "keys and values from the layer", "keys and values from the embeddings"),
+    "readout": (("readout",), "last token read", "mean read"),
+    "norm": (("final_norm",), "final norm", "no final norm"),
+    "activation": (("activation",), "ReLU", "GELU"),
 }
-SWITCH_TITLES = {
-    "data": ("texts as in the paper", "texts as in the program"),
-    "encoding": ("the encoding as in the paper", "the encoding as in the program"),
-    "input": ("nothing added at the input", "positions added at the input"),
-    "mask": ("causal", "bidirectional"),
-    "padding": ("padding hidden", "padding attended"),
-    "keys": ("keys and values from the layer", "keys and values from the embeddings"),
-    "readout": ("last token read", "mean read"),
-    "norm": ("final norm", "no final norm"),
-    "activation": ("ReLU", "GELU"),
-}
+SWITCHES = {switch: fields for switch, (fields, *_) in _SWITCHES.items()}
+SWITCH_TITLES = {switch: titles for switch, (_, *titles) in _SWITCHES.items()}
 
 _MLA_PROGRAM = {
     key: value for key, value in protocol_switches("released", "mla").items() if key not in ("causal", "dropout_on")

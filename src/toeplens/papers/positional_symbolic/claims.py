@@ -10,11 +10,10 @@ Of arXiv 2511.11579 we have the abstract. What stands there has it as its source
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isfinite, pi
-from typing import Any
 
 import numpy as np
 
@@ -119,10 +118,6 @@ def _carried(task: str, share: str) -> Figure:
     return of_skilled(words, lambda cell: heads.carried(cell, share), _NO_HEAD, grain=0.02)
 
 
-def _done_by(task: str, share: str) -> Check:
-    return model(task, ROPE, _carried(task, share), over(_MOST))
-
-
 def _pure(task: str, share: str) -> Check:
     """The task's own kind, so over all encodings that may do it as they like: each weighs alike."""
 
@@ -157,19 +152,16 @@ def _exceeds(task: str) -> Check:
         if not labels:
             return [unknown(f"skill on {task}", "no finished run that counts")]
         findings = []
+        skill = replace(_skill(task), counts=lambda cell: cell.status == "complete")
         for label in labels:
             stopped = all(cell.settled for cell in data.results.of(task, label))
             findings += [
                 one_sided(finding, holds=stopped, fails=True, why="models that are still learning")
-                for finding in model(task, label, replace(_skill(task), counts=_ended), under(_HALF))(data)
+                for finding in model(task, label, skill, under(_HALF))(data)
             ]
         return findings
 
     return check
-
-
-def _ended(cell: CellResult) -> bool:
-    return cell.status == "complete"
 
 
 # ---- how heads come to it --------------------------------------------------------------------------------------------
@@ -226,17 +218,11 @@ def _correlations(data: Evidence, use: str, follows: str) -> dict[int, float]:
     by_seed: dict[int, list[tuple[float, float]]] = {}
     for task in data.spec.tasks:
         for cell in data.skilled(task, ROPE):
-            by_seed.setdefault(cell.key.seed, []).extend(
-                _frequency_and_behaviour(cell.measure(use), cell.measure(follows))
-            )
+            used, found = cell.measure(use), cell.measure(follows)
+            if used is not None and found is not None:
+                pairs = zip(used.centre.ravel(), (found.positional - found.symbolic).ravel(), strict=True)
+                by_seed.setdefault(cell.key.seed, []).extend(pair for pair in pairs if np.isfinite(pair).all())
     return {seed: float(spearman(np.array(pairs).T)) for seed, pairs in sorted(by_seed.items()) if len(pairs) > 2}
-
-
-def _frequency_and_behaviour(use: Any, follows: Any) -> Iterator[tuple[float, float]]:
-    if use is not None and follows is not None:
-        for pair in zip(use.centre.ravel(), (follows.positional - follows.symbolic).ravel(), strict=True):
-            if np.isfinite(pair).all():
-                yield pair
 
 
 def _halves(cell: CellResult) -> float:
@@ -256,12 +242,6 @@ _TURNING = of_skilled("loss on index without the faster half less that without t
 # ---- what is learned with bands --------------------------------------------------------------------------------------
 
 
-def _needs(task: str, right: str, wrong: str) -> Check:
-    """Is a task learned better with one band alone than with the other; and does that decide whether it is learned?"""
-    skill = Figure(f"skill on {task}, ", lambda cell: cell.skill, ACCURACY.counts, ACCURACY.without)
-    return every(better(task, right, wrong), as_support(better(task, right, wrong, skill, over(_CONTROL))))
-
-
 def _needed(kind: str, task: str, right: str, wrong: str, words: tuple[str, str]) -> Claim[Evidence]:
     return Claim(
         f"{task}-needs-{right}-frequencies",
@@ -271,7 +251,7 @@ def _needed(kind: str, task: str, right: str, wrong: str, words: tuple[str, str]
         f"On {task}, the three {words[0]} frequencies alone against the three {words[1]}: {BETTER}. Supporting, that "
         f"this controls performance: skill higher by more than {_CONTROL:g}, since a quarter of what can be learned "
         f"is what counts as having learned something. {STOPPED}",
-        _needs(task, right, wrong),
+        every(better(task, right, wrong), as_support(better(task, right, wrong, _skill(task), over(_CONTROL)))),
     )
 
 
@@ -419,7 +399,10 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "Shares of RoPE's heads, each head weighed by what is lost without it: on index the positional one over "
         f"{_MOST:g}, on retrieval the symbolic one over {_MOST:g} (more than all else together). {_COUNTS} "
         f"{ONLY_SKILLED}",
-        every(_done_by(INDEX, "positional"), _done_by(RETRIEVAL, "symbolic")),
+        every(
+            model(INDEX, ROPE, _carried(INDEX, "positional"), over(_MOST)),
+            model(RETRIEVAL, ROPE, _carried(RETRIEVAL, "symbolic"), over(_MOST)),
+        ),
     ),
     Claim(
         "canonical-tasks-pure",

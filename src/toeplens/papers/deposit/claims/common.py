@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log2
@@ -70,14 +70,11 @@ def against(first: str, *rivals: str) -> list[tuple[str, str]]:
     return [(first, rival) for rival in rivals]
 
 
-def able(cell: CellResult) -> bool:
-    """Whether a cell's ablation can say anything: the model learned at least a quarter of what there is to learn."""
-    return cell.ablation is not None and cell.skilled
-
-
 def has(measure: str, *, skill: bool = True) -> Counts:
-    """Whether a cell has a measure, and unless ``skill`` is False is `able` too."""
-    return lambda cell: cell.measure(measure) is not None and (able(cell) or not skill)
+    """Whether a cell has a measure, and unless ``skill`` is False an ablation and a quarter of what can be learned."""
+    return lambda cell: (
+        cell.measure(measure) is not None and (not skill or (cell.ablation is not None and cell.skilled))
+    )
 
 
 def models(label: str, *parts: Asked, task: str = DISTANCE) -> Check:
@@ -124,7 +121,9 @@ def is_released(results: Results) -> bool:
 
 _WITHOUT = "too little skill, or not looked at"
 _LITTLE = "too little skill, heads that cost too little together, or not looked at"
-_TITLES = {"accuracy": "by accuracy", "loss": "by loss"}
+_MOMENTS = {"end": "at the end", "able": "when over 90% right", "plateau": "at the plateau"} | {
+    moment: f"at {moment} the plateau's steps" for moment in ("twice", "four times", "eight times")
+}
 
 
 @dataclass(frozen=True)
@@ -227,20 +226,6 @@ AS_THE_PAPERS = At(END, "accuracy")
 BY_LOSS = At(END, "loss")
 
 
-def _seen(way: Way, first: At) -> tuple[Check, Mapping[str, Check]]:
-    """The check in the first way of looking, and those in all others, by their names."""
-    rest = [At(moment, measure) for moment, measure in LOOKS if At(moment, measure) != first]
-    return way(first), {f"{_moment(at.moment)}, {_TITLES[at.measure]}": way(at) for at in rest}
-
-
-def _moment(moment: str) -> str:
-    names = {"end": "at the end", "able": "when over 90% right", "plateau": "at the plateau"}
-    return names.get(moment, f"at {moment} the plateau's steps")
-
-
-# ---- ways of looking -------------------------------------------------------------------------------------------------
-
-
 def of_rope(*parts: Callable[[At], tuple[Figure, Callable[..., Finding]]]) -> Way:
     """Parts that are asked of RoPE alone, on all heads."""
     return lambda at: on_rope(lambda rope: models(rope, *(part(at) for part in parts)))
@@ -263,5 +248,9 @@ def watched_claim(
     first: At = AS_THE_PAPERS,
 ) -> Claim[Results]:
     """A claim about heads, judged in the ``first`` way of looking, and beside that in all others."""
-    check, elsewhere = _seen(way, first)
-    return make(name, source, statement, f"{rule} {_WHY}", check, elsewhere=elsewhere)
+    elsewhere = {
+        f"{_MOMENTS[at.moment]}, by {at.measure}": way(at)
+        for at in (At(moment, measure) for moment, measure in LOOKS)
+        if at != first
+    }
+    return make(name, source, statement, f"{rule} {_WHY}", way(first), elsewhere=elsewhere)

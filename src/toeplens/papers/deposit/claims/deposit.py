@@ -51,17 +51,10 @@ _SEVERAL = 4  # heads
 _NON_ROPE = ("nope", "alibi", "relative", "absolute")
 
 
-def _first_third(layers: int) -> slice:
-    return slice(0, -(-layers // 3))
-
-
-def _shallow_largest(look: Look) -> float:
-    return look.largest(_first_third(len(look.costs)))
-
-
-def _shallow_lead(look: Look) -> float:
-    shallow = _first_third(len(look.costs))
-    return look.largest(shallow) - look.largest(slice(shallow.stop, None))
+def _shallow(look: Look) -> tuple[float, float]:
+    """The largest cost of a head in the first third of the layers, and after it."""
+    end = -(-len(look.costs) // 3)
+    return look.largest(slice(0, end)), look.largest(slice(end, None))
 
 
 def _needed_by_none(at: At) -> tuple[Figure, Callable[..., Finding]]:
@@ -261,8 +254,14 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "RoPE (without a sinusoid): the largest cost of a head in the first third of the layers over a quarter of the "
         "skill, and larger than that of any head after them.",
         of_rope(
-            lambda at: (at.figure("largest cost in the first third, ", _shallow_largest), at.over(at.bars.some)),
-            lambda at: (at.figure("the same less the largest after it, ", _shallow_lead), at.over(0.0)),
+            lambda at: (
+                at.figure("largest cost in the first third, ", lambda look: _shallow(look)[0]),
+                at.over(at.bars.some),
+            ),
+            lambda at: (
+                at.figure("the same less the largest after it, ", lambda look: (s := _shallow(look))[0] - s[1]),
+                at.over(0.0),
+            ),
         ),
     ),
     watched_claim(

@@ -147,8 +147,7 @@ def _work(cell: CellResult) -> np.ndarray:
 
 def _works(cell: CellResult) -> bool:
     """Whether these add up to a tenth of the skill."""
-    skill = cell.measure("position").baseline - cell.length_chance
-    return bool(_work(cell).sum() >= 0.1 * skill)
+    return bool(_work(cell).sum() >= 0.1 * (cell.measure("position").baseline - cell.length_chance))
 
 
 def _standing(signal: np.ndarray, costs: np.ndarray) -> float:

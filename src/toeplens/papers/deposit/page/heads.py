@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import plotly.graph_objects as go
@@ -60,10 +61,6 @@ def heads(state: Reproduction) -> Block:
         "is (the paper’s Figs. 4, 7 and 8). One colour scale for all maps; hover for the 95% bootstrap interval."
     )
     return Block("heads", "What each head is worth", caption, views, "small", ramp=drop_ramp(limit))
-
-
-def _each_task(state: Reproduction, draw: Callable[[list[CellResult]], Panel]) -> list[View]:
-    return [View(TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in TASKS]
 
 
 def _models(
@@ -142,7 +139,7 @@ def cumulative(state: Reproduction) -> Block:
         "Accuracy with a layer’s heads silenced together, most important first; the mean over seeds. A steep first "
         "step is a single head at work; a slow fall is work spread over many."
     )
-    views = _each_task(state, draw)
+    views = [View(TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in TASKS]
     return Block("cumulative", "Silencing one head after another", caption, views, "small", signs)
 
 
@@ -192,9 +189,7 @@ def position(state: Reproduction) -> Block:
 
     def draw(protocol: Protocol, task: str) -> go.Figure | None:
         found = models(state, protocol, task, _placed)
-        if not found:
-            return None
-        return lost(protocol, found, limit)
+        return lost(protocol, found, limit) if found else None
 
     caption = (
         "A marker is a head, of every seed. To the right: points lost when the head is silenced. Upwards: points lost "
@@ -331,35 +326,31 @@ def circuit(state: Reproduction) -> Block:
         ("what it needs: nats lost when one of its frequencies stops turning", _frequencies),
     )
     used = set[str]()
-    views = []
-    for what, lines_of in shown:
 
-        def draw(
-            protocol: Protocol, what: str = what, lines_of: Callable[[Circuit], Lines] = lines_of
-        ) -> go.Figure | None:
-            found = models(state, protocol, DISTANCE, lambda cell: cell.measure("circuit") is not None)
-            by_label = {
-                label: {cell.key.seed: lines_of(cell.measure("circuit")) for cell in cells if cell.skilled}
-                for label, cells in found
-            }
-            names = list(dict.fromkeys(line for seeds in by_label.values() for told in seeds.values() for line in told))
-            if not names:
-                return None
-            used.update(label for label, seeds in by_label.items() if any(seeds.values()))
-            series = [
-                Series(
-                    label,
-                    f"{name(protocol, label)}, ",
-                    marker(label),
-                    [{seed: told[line] for seed, told in seeds.items() if line in told} for line in names],
-                    [colour(label)] * len(names),
-                )
-                for label, seeds in by_label.items()
-                if any(seeds.values())
-            ]
-            return dots(names, series, what.partition(": ")[2], digits=2)
+    def draw(protocol: Protocol, what: str, lines_of: Callable[[Circuit], Lines]) -> go.Figure | None:
+        found = models(state, protocol, DISTANCE, lambda cell: cell.measure("circuit") is not None)
+        by_label = {
+            label: {cell.key.seed: lines_of(cell.measure("circuit")) for cell in cells if cell.skilled}
+            for label, cells in found
+        }
+        by_label = {label: seeds for label, seeds in by_label.items() if any(seeds.values())}
+        names = list(dict.fromkeys(line for seeds in by_label.values() for told in seeds.values() for line in told))
+        if not names:
+            return None
+        used.update(by_label)
+        series = [
+            Series(
+                label,
+                f"{name(protocol, label)}, ",
+                marker(label),
+                [{seed: told[line] for seed, told in seeds.items() if line in told} for line in names],
+                [colour(label)] * len(names),
+            )
+            for label, seeds in by_label.items()
+        ]
+        return dots(names, series, what.partition(": ")[2], digits=2)
 
-        views.append(beside(state, draw, what))
+    views = [beside(state, partial(draw, what=what, lines_of=lines_of), what) for what, lines_of in shown]
     heads = [
         f"{name(cell.key.protocol, cell.key.label)}, seed {cell.key.seed}: layer {found.head[0] + 1}, head "
         f"{found.head[1] + 1} ({found.cost:.2f} nats)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,15 +22,15 @@ from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings, w
 from toeplens.report.kit.tables import DASH, Cell, Table, make_table
 from toeplens.studies import ENOUGH, RULE, CellResult, Entry, Verdict
 from toeplens.studies.kit.verdicts import SIDES
-from toeplens.training.presets import DISTANCE
+from toeplens.training.presets import COUNT, DISTANCE
 
 _Maker = Callable[[Reproduction], Block]
 # in the page's order; those that show encodings as their protocol has them come with True: variants and the models of
 # other parts would crowd them
 _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (accuracy.accuracy, True),
-    (accuracy.convergence_distance, True),
-    (accuracy.convergence_count, True),
+    (functools.partial(accuracy.learning, task=DISTANCE, paper=2), True),
+    (functools.partial(accuracy.learning, task=COUNT, paper=3), True),
     (heads.heads, True),
     (deposits.by_encoding, True),
     (deposits.by_layer, True),

@@ -64,10 +64,6 @@ def rotated_heads(
     return sorted(counts.items())
 
 
-def _by_seed(cells: Sequence[CellResult]) -> dict[int, float]:
-    return {cell.key.seed: cell.accuracy for cell in cells if cell.status == "complete"}
-
-
 def accuracy(state: Reproduction) -> Block:
     """Accuracy by how many heads rotate (Fig. 5)."""
     heads = SCALES[state.plan.scale].model["num_heads"]
@@ -164,7 +160,7 @@ def layers(state: Reproduction) -> Block:
         lines = _in_layers(state, protocol)
         if not any(Label.parse(label).layer for label, _ in lines):
             return None
-        values = [_by_seed(cells) for _, cells in lines]
+        values = [{c.key.seed: c.accuracy for c in cells if c.status == "complete"} for _, cells in lines]
         series = [Series("", "", "circle", values, [colour(label) for label, _ in lines])]
         texts = [title(label) for label, _ in lines]
         span = (0, 104 * accuracy_top(state, DISTANCE))
@@ -209,7 +205,8 @@ def _rotating(state: Reproduction, protocol: Protocol) -> Rows:
 
 def peak_map(rows: Rows) -> go.Figure:
     """The share of the skill that each layer's first head carries, the mean over the seeds that have skill."""
-    shares = [_mean_peaks(cells) for _, cells in rows]
+    able = [[[layer.peak for layer in cell.deposits()] for cell in cells if concentrated(cell)] for _, cells in rows]
+    shares = [np.mean(peaks, axis=0).tolist() if peaks else [] for peaks in able]
     depth = max((len(layers) for layers in shares), default=0)
     z = [[*layers, *[None] * (depth - len(layers))] for layers in shares]
     canvas = Canvas(40 + 24 * len(rows), left=20, right=4, top=2, bottom=40)
@@ -226,12 +223,6 @@ def peak_map(rows: Rows) -> go.Figure:
     texts = [text for text, _ in rows]
     canvas.y(tickvals=list(range(len(rows))), ticktext=texts, autorange="reversed", automargin=True, showgrid=False)
     return canvas.figure()
-
-
-def _mean_peaks(cells: Sequence[CellResult]) -> list[float]:
-    """The peak of each layer, the mean over the models that have skill; empty if none has."""
-    able = [[layer.peak for layer in cell.deposits()] for cell in cells if concentrated(cell)]
-    return np.mean(able, axis=0).tolist() if able else []
 
 
 def _described(text: str, cells: Sequence[CellResult], layer: int) -> str:

@@ -122,18 +122,15 @@ def lead(state: Reproduction) -> Block:
     return Block("seed-lead", "Which head is ahead, and by how much", caption, views, legend=_signs(state))
 
 
-def _sizes(found: Records) -> list[int]:
-    return list(next(iter(found[0][1].values())).sizes)
-
-
 def by_size(protocol: Protocol, found: Records, level: Level) -> go.Figure:
     """Signal to noise by batch size, a line an encoding; undefined curves are left out."""
-    canvas, sizes = Canvas(300), _sizes(found)
+    canvas, sizes = Canvas(300), list(next(iter(found[0][1].values())).sizes)
     canvas.straight(sizes, [n**-0.5 for n in sizes], width=1.5)
     for label, records in found:
+        mean = np.mean([record.levels[level].layers.strength[0] for record in records.values()], axis=0)
         canvas.lines(
             sizes,
-            plain(_mean_curve(records, level), 5),
+            plain(mean, 5),
             colour(label),
             f"<b>{name(protocol, label)}</b><br>%{{x}} examples: %{{y:.3f}}<extra></extra>",
             marker={"symbol": marker(label), "size": 7},
@@ -142,10 +139,6 @@ def by_size(protocol: Protocol, found: Records, level: Level) -> go.Figure:
     canvas.x("examples in the mean", type="log", tickvals=sizes[:: max(1, len(sizes) // 6)])
     canvas.y("signal to noise", type="log", tickvals=_TICKS, ticktext=[f"{tick:g}" for tick in _TICKS])
     return canvas.figure()
-
-
-def _mean_curve(records: dict[int, SeedStrength], level: Level) -> np.ndarray:
-    return np.mean([record.levels[level].layers.strength[0] for record in records.values()], axis=0)
 
 
 def _lines(protocol: Protocol, found: Records, of: ByLayer, axis: str, mark: float) -> go.Figure:
@@ -185,7 +178,7 @@ def training(state: Reproduction) -> Block:
         for label in ordered(key.label for key in watched if key.task == task):
 
             def draw(protocol: Protocol, task: str = task, label: str = label) -> list[Panel]:
-                mine = {key.seed: rows for key, rows in watched.items() if _place(key) == (protocol, task, label)}
+                mine = {key.seed: rows for key, rows in watched.items() if key == Key(protocol, task, label, key.seed)}
                 return [
                     Panel(f"seed {seed}", drops(rows, span), tint=colour(label), glyph=glyph(label))
                     for seed, rows in mine.items()
@@ -199,10 +192,6 @@ def training(state: Reproduction) -> Block:
         "grey line is the intact model’s accuracy. Where one line leaves the others, the deposit forms."
     )
     return Block("training", "When the deposit forms", caption, views, "medium", signs)
-
-
-def _place(key: Key) -> tuple[str, str, str]:
-    return key.protocol, key.task, key.label
 
 
 def moments(cell: CellResult) -> list[dict[str, Any]]:

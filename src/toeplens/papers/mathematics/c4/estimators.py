@@ -30,7 +30,7 @@ from toeplens.ground import InputError
 from toeplens.lens.kit.position import position_means
 from toeplens.lens.stream.subspace import linear_error, position_subspace
 from toeplens.lens.toeplitz.levinson import frequencies, predictor
-from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, in_all, universal
+from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, in_all, relative_error, universal
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.verdicts import Finding, opposite, supporting
 
@@ -65,7 +65,7 @@ def _spans(encoding: str, width: int, vocabulary: int, seed: int, rng: np.random
     found = position_subspace(p, words, energy=1)
     oblique = None
     if found.separable:
-        oblique = _relative(found.separate(p[:, None] + words[:8])[0] - p[:, None], np.stack([p - p.mean(0)] * 8))
+        oblique = relative_error(found.separate(p[:, None] + words[:8])[0] - p[:, None], np.stack([p - p.mean(0)] * 8))
     return {
         "encoding": encoding,
         "width": width,
@@ -114,8 +114,8 @@ def _error(name: str, means: Float[np.ndarray, "N"], planted: Float[np.ndarray, 
     order = len(planted)
     try:
         if name == "predictor":
-            return _relative(predictor(means[: order + 1], order).coefficients - planted, planted)
-        return _relative(frequencies(means, order) - planted, planted)
+            return relative_error(predictor(means[: order + 1], order).coefficients - planted, planted)
+        return relative_error(frequencies(means, order) - planted, planted)
     except InputError:
         return np.inf
 
@@ -164,7 +164,7 @@ def _recovered(means: Float[np.ndarray, "N"], p: Float[np.ndarray, "N D"], angle
     found = frequencies(means, len(angles))
     powers = np.linalg.lstsq(np.cos(np.arange(POSITIONS)[:, None] * found), means, rcond=None)[0]
     rebuilt = _circles(np.sqrt(np.clip(powers, 0, None)), found)
-    return _relative(rebuilt @ orthogonal_procrustes(rebuilt, p)[0] - p, p)
+    return relative_error(rebuilt @ orthogonal_procrustes(rebuilt, p)[0] - p, p)
 
 
 def _projections(rng: np.random.Generator) -> float:
@@ -201,9 +201,9 @@ def _pair(rng: np.random.Generator) -> dict[str, Any]:
     mixed = positional + np.exp(rng.normal(size=positional.shape))
     medians = np.array([np.median(np.diagonal(mixed, -delta)) for delta in range(POSITIONS)])
     record: dict[str, Any] = {
-        "single_gap": _relative(content - positional, positional),
-        "means_gap": _relative(diagonal_means(np.mean(texts @ texts.transpose(0, 2, 1), 0)) - kernel, kernel),
-        "extraction_gap": _relative(medians - diagonal_means(mixed), medians),
+        "single_gap": relative_error(content - positional, positional),
+        "means_gap": relative_error(diagonal_means(np.mean(texts @ texts.transpose(0, 2, 1), 0)) - kernel, kernel),
+        "extraction_gap": relative_error(medians - diagonal_means(mixed), medians),
     }
     for name, before, after, x in (
         ("positional", positional, positional, np.stack([p] * TEXTS)),
@@ -212,13 +212,9 @@ def _pair(rng: np.random.Generator) -> dict[str, Any]:
         record[name] = {
             "stay": float(np.corrcoef(before[off], after[off])[0, 1]),
             "move": float(np.corrcoef(before[np.ix_(order, order)][off], after[off])[0, 1]),
-            "position_share": _relative(np.stack([position_means(torch.from_numpy(x))[1]] * TEXTS), x) ** 2,
+            "position_share": relative_error(np.stack([position_means(torch.from_numpy(x))[1]] * TEXTS), x) ** 2,
         }
     return record
-
-
-def _relative(rest: Float[np.ndarray, "..."], whole: Float[np.ndarray, "..."]) -> float:
-    return float(np.linalg.norm(rest) / np.linalg.norm(whole))
 
 
 EXACT = 1e-6  # a relative error below this is rounding

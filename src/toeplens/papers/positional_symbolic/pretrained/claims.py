@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from toeplens.papers.positional_symbolic.pretrained.making import PREVIOUS, retrieving
-from toeplens.papers.positional_symbolic.pretrained.plan import DRAWS
-from toeplens.papers.positional_symbolic.pretrained.state import FEWEST, Pretrained, effects_of
+from toeplens.papers.positional_symbolic.pretrained.state import DRAWS, FEWEST, Pretrained, effects_of
 from toeplens.studies.kit.asking import chance
 from toeplens.studies.kit.claims import Claim, Entry
 from toeplens.studies.kit.contrasts import of_one
@@ -137,12 +135,7 @@ def _counts(study: Pretrained, kind: str, name: str) -> list[float] | None:
     heads = study.heads(kind)
     if heads is None or not np.isfinite(heads.columns[name]).any(1).all():
         return None
-    return heads.by_text(partial(_count, name))
-
-
-def _count(name: str, columns: dict[str, np.ndarray]) -> float:
-    """How many heads are pure, of those whose share is known."""
-    return float((columns[name] >= _PURE).sum())
+    return heads.by_text(lambda columns: float((columns[name] >= _PURE).sum()))
 
 
 # ---- retrieval -------------------------------------------------------------------------------------------------------

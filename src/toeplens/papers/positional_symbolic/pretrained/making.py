@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError, read_json, write_json
-from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, BANDS, Plan
+from toeplens.papers.positional_symbolic.pretrained.state import AUDITED, BANDS, Plan
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.hosts.host import install_same
 from toeplens.sources.huggingface.loading import Loaded

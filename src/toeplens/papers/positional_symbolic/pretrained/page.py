@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from math import pi, tau
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -15,8 +17,7 @@ from toeplens.ground.words import duration, fixed
 from toeplens.lens import Estimate
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.papers.positional_symbolic.pretrained.making import by_speed
-from toeplens.papers.positional_symbolic.pretrained.plan import BANDS, DRAWS
-from toeplens.papers.positional_symbolic.pretrained.state import Heads, Pretrained, effects_of
+from toeplens.papers.positional_symbolic.pretrained.state import BANDS, DRAWS, Heads, Pretrained, effects_of
 from toeplens.report.auditing.maps import by_band
 from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, heat, plain
@@ -90,7 +91,6 @@ _MAPPED = {
     "first": "attention on the first token",
     "induction": "induction",
 }
-_NULL = 1e-9
 
 
 def maps(study: Pretrained) -> Block:
@@ -111,7 +111,7 @@ def maps(study: Pretrained) -> Block:
             audit = study.audits.get(name)
             if audit is not None:
                 effects = effects_of(audit)
-                views.append(_map(title, heads, effects, max(_NULL, float(np.nanmax(np.abs(effects), initial=0.0)))))
+                views.append(_map(title, heads, effects, max(1e-9, float(np.nanmax(np.abs(effects), initial=0.0)))))
     views = [view for view in views if view.groups]
     return Block("maps", "The map of heads", caption, views, "full", ramp=Ramp("nothing", "most", half=True))
 
@@ -229,14 +229,6 @@ def bands(study: Pretrained) -> Block:
     for behaviour, (title, tint) in _ASKED.items():
         more = [_more(probe, behaviour) for _, probe in found]
         means = [each.value for each in more]
-        error = {
-            "type": "data",
-            "symmetric": False,
-            "array": plain([e.high - e.value for e in more]),
-            "arrayminus": plain([e.value - e.low for e in more]),
-            "thickness": 1,
-            "width": 3,
-        }
         canvas.lines(
             xs,
             plain(means),
@@ -244,7 +236,7 @@ def bands(study: Pretrained) -> Block:
             f"{title}: %{{y:.3f}} nats more<extra></extra>",
             marker={"size": 7},
             meta=behaviour,
-            error_y=error,
+            error_y=_bars(more),
         )
         worst = int(np.argmax(means))
         told.append(f"{title}: most without eighth {found[worst][0] + 1}, {fixed(means[worst])} nats more")
@@ -259,6 +251,12 @@ def _more(probe: ProbeRecord, behaviour: Behaviour) -> Estimate:
     more = probe.summary(behaviour).more_nats
     assert more is not None
     return more
+
+
+def _bars(each: Sequence[Estimate]) -> dict[str, Any]:
+    ends = [[max(0.0, e.high - e.value) for e in each], [max(0.0, e.value - e.low) for e in each]]
+    up, down = map(plain, ends)
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1, "width": 3}
 
 
 def _band_turns(study: Pretrained, band: int) -> str:
@@ -308,16 +306,8 @@ def retrieval(study: Pretrained) -> Block:
     for title, tint, probe in found:
         each, kept = _more(probe, "needle"), probe.summary("needle").changed_right
         assert kept is not None
-        error = {
-            "type": "data",
-            "symmetric": False,
-            "array": [max(0.0, each.high - each.value)],
-            "arrayminus": [max(0.0, each.value - each.low)],
-            "thickness": 1,
-            "width": 3,
-        }
         hover = f"{title}: %{{x:.3f}} nats more, {kept.value:.0%} of the needles found<extra></extra>"
-        canvas.marks([round(each.value, 4)], [title], {"color": tint, "size": 9}, hover, error_x=error)
+        canvas.marks([round(each.value, 4)], [title], {"color": tint, "size": 9}, hover, error_x=_bars([each]))
         words.append(f"{title} {kept.value:.0%}")
     canvas.x("nats a token more")
     canvas.y("", type="category", autorange="reversed")
