@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.papers.deposit.told import ABSOLUTE, ALIBI, CHANGES, ROPE, SKILLED, WITH_SINUSOID, rope
+from tests.papers.deposit.told import (
+    ABSOLUTE,
+    ALIBI,
+    FAILS,
+    HOLDS,
+    MLA,
+    OPEN,
+    ROPE,
+    SKILLED,
+    WITH_SINUSOID,
+    peaks,
+    rope,
+)
 from tests.papers.deposit.worlds import Layers, Model, World, count, distance
+
+from toeplens.studies import Verdict
 
 
 def _each(
@@ -124,8 +138,12 @@ ESSENTIAL: dict[str, dict[int, World]] = {
     "few-bands-trained": {0: rope(bands=(3, 4)), 1: rope(bands=(1, 1))},
     "rope-loses-length": {0: rope(kept=0.8)},
     "mla-keeps-length": {0: rope(kept=0.8)},
-    "contraction-speeds-learning": {0: CHANGES["contraction-speeds-learning"]["fails"]},
-    "contraction-brings-deposit": {0: CHANGES["contraction-brings-deposit"]["fails"]},
+    "contraction-speeds-learning": {
+        0: distance(
+            rope=ROPE.within(width=9.0), mla=MLA.within(width=8.0), rope_absolute=WITH_SINUSOID.within(width=7.0)
+        )
+    },
+    "contraction-brings-deposit": {0: peaks(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)},
 }
 # of a supporting part: the claim holds in part
 SUPPORTING: dict[str, dict[int, World]] = {
@@ -163,4 +181,13 @@ SUPPORTING: dict[str, dict[int, World]] = {
     "additive-directions-displaced": {2: distance(absolute=ABSOLUTE.within(alignment=0.1))},
     "one-head-knows-position": {2: rope(positional=2)},
     "significant-angle-massive": {1: rope(massive=0.25)},
+}
+# what to change in it for each verdict
+CHANGES: dict[str, dict[Verdict, World]] = {
+    name: {
+        "holds": HOLDS.get(name, {}),
+        "fails": FAILS.get(name, HOLDS.get(name, {}) | next(iter(parts.values()))),
+        "undecided": OPEN.get(name, {}),
+    }
+    for name, parts in ESSENTIAL.items()
 }
