@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.studies.here import Here
 
-from toeplens.engine import Limits, many, run_jobs
+from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import PAPER_TABLE_1, SCALES, Reproduction, claims_of, gather, grid, reproduce
 from toeplens.papers.deposit.page.page import measured
@@ -290,36 +289,6 @@ def test_every_cell_is_carried_out_and_written_down(copy: Path):
     assert [(c["id"], c["protocol"]) for c in claims["claims"]] == [
         (c.id, p) for c in claims_of(["core"]) for p in PROTOCOLS
     ]
-
-
-@pytest.mark.heavy
-def test_workers_find_what_one_process_finds(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The micro scale reaches the workers with their jobs; they know nothing of it themselves."""
-    monkeypatch.setattr(study, "run_jobs", run_jobs)
-    monkeypatch.setattr(many, "plan_workers", lambda *_: (2, torch.get_num_threads()))
-    state = reproduce(tmp_path / "study", scale="smoke", workers=2)
-    assert state.complete
-    assert told(state) == told(gather(copy))
-
-
-def test_stopped_and_gone_on_with_it_finds_the_same(finished: Path, here: Here, tmp_path: Path):
-    out = tmp_path / "study"
-    here.stop_after = 0
-    begun = reproduce(out, scale="smoke")
-    assert (begun.finished, begun.share, begun.complete) == (0, 0.0, False)
-    assert {entry.verdict for entry in begun.entries} == {"undecided"}
-    assert not (out / "results.json").exists()
-    here.stop_after = 3
-    part = reproduce(out, scale="smoke")
-    assert (part.finished, part.total) == (3, CELLS)
-    assert 0 < part.share < 1
-    assert len(read_json(out / "results.json")["cells"]) == 3
-    assert gather(out).finished == 3
-    here.stop_after = 10**6
-    whole = reproduce(out, scale="smoke")
-    assert whole.complete
-    assert len(here.done) == CELLS
-    assert told(whole) == told(gather(shutil.copytree(finished, tmp_path / "copy")))
 
 
 def test_runs_without_weights_count_and_are_not_measured(finished: Path, here: Here, tmp_path: Path):

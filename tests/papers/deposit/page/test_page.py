@@ -95,14 +95,13 @@ def test_a_complete_study(study: Reproduction, page: str) -> None:
         assert f'id="{part}"' not in page
 
 
-@pytest.mark.parametrize("protocols", [("paper",), ("paper", "released")])
-def test_an_empty_and_an_unfinished_study(make_study: Make, tmp_path: Path, protocols: tuple[str, ...]) -> None:
-    state = make_study(tmp_path, finished=0, protocols=protocols, parts=("all",))
+def test_an_empty_and_an_unfinished_study(make_study: Make, tmp_path: Path) -> None:
+    state = make_study(tmp_path, finished=0, parts=("all",))
     text = Text(without_plotly(render(state))).text
     assert f"0 of {state.total} cells are finished (0% of the steps)" in text
     assert "No claim is judged yet." in text
     assert "No finished model shows anything for this figure yet" in text
-    some = make_study(tmp_path, finished=5, protocols=protocols)
+    some = make_study(tmp_path, finished=5)
     text = Text(without_plotly(render(some))).text
     assert f"5 of {some.total} cells are finished ({100 * some.share:.3g}% of the steps)" in text
     assert "Not finished yet" in text
