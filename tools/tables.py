@@ -24,9 +24,8 @@ from recorded import RESULTS, Recorded, record_of
 from toeplens.ground.words import fixed
 from toeplens.papers.deposit import SCALES
 from toeplens.papers.deposit.factors import decided, factor_table, factor_wholes, left_over
-from toeplens.papers.deposit.labels import title
+from toeplens.papers.deposit.labels import BASES, RUNGS, TASK, title
 from toeplens.papers.deposit.looks import END, in_order, look_at
-from toeplens.papers.deposit.rungs import BASES, RUNGS, TASK
 from toeplens.studies import ENOUGH, CellResult
 from toeplens.studies.grid import language
 from toeplens.studies.grid.measured import kept

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.builders import script
 
-from toeplens.papers.deposit.recorded import recorded
+from toeplens.papers.deposit.tables import recorded
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tests.papers.deposit.told import CHANGES, TOLD, rope
-from tests.papers.deposit.told_parts import ESSENTIAL, SUPPORTING
+from tests.papers.deposit.told import CHANGES, ESSENTIAL, SUPPORTING, TOLD, rope
 from tests.papers.deposit.worlds import World, changed, results
 
 from toeplens.model import Protocol

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.papers.deposit.insides import ablation
+from tests.papers.deposit.insides import HEADS
 from tests.papers.deposit.test_claims import BY_ID, MEASURED, each_of, entry, parts, verdict, world
-from tests.papers.deposit.told import ROPE, SKILLED, TOLD, rope
-from tests.papers.deposit.worlds import HEADS, LAYERS, SPREAD, Layers, Model, World, changed, distance, results
+from tests.papers.deposit.told import ROPE, TOLD, rope
+from tests.papers.deposit.worlds import LAYERS, Layers, Model, World, changed, distance, results
 
 from toeplens.engine.measures import Spectra
 from toeplens.lens import FrequencyRecord, HeadAblation
 from toeplens.lens.kit.intervals import spearman
-from toeplens.papers.deposit.claims import spectra
+from toeplens.papers.deposit.claims import mechanism
 from toeplens.studies import ENOUGH, CellResult, Claim, Results, Verdict
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -178,11 +178,11 @@ def test_a_random_order_of_the_encodings_gives_as_much_as_often_as_is_told() -> 
     """Against all orders of six encodings, one by one."""
     rng = np.random.default_rng(0)
     pairs = np.stack((np.arange(6.0), rng.permutation(6)))
-    finding = spectra._judged("it", pairs, 1, ENOUGH)
+    finding = mechanism._judged("it", pairs, 1, ENOUGH)
     found = float(spearman(pairs))
     every = [float(spearman(np.stack((pairs[0], order)))) for order in itertools.permutations(pairs[1])]
     assert finding.holds == pytest.approx(np.mean([each >= found - 1e-9 for each in every]), abs=0.02)
-    turned = spectra._judged("it", pairs, -1, ENOUGH)
+    turned = mechanism._judged("it", pairs, -1, ENOUGH)
     assert turned.holds == pytest.approx(np.mean([each <= found + 1e-9 for each in every]), abs=0.02)
 
 
@@ -329,29 +329,6 @@ def test_without_accuracy_on_training_examples_there_is_no_gap(name: str, model:
     found = entry(name, changed(results(world(name)), bare))
     assert found.verdict == "undecided"
     assert "not measured" in found.evidence[0]
-
-
-def test_heads_are_compared_where_both_have_skill() -> None:
-    found = results(TOLD | distance(**SKILLED))
-    lost = changed(
-        found,
-        lambda cell: (
-            replace(cell, result=cell.result | {"test_accuracy": 0.2}, ablation=ablation((SPREAD,) * LAYERS, 0.2))
-            if cell.key.label == "nope"
-            else cell
-        ),
-    )
-    for name in ("rope-needs-fewer-heads", "deposit-more-under-rope", "nope-relative-alibi-alike"):
-        assert verdict(name, found) == "holds"
-        assert verdict(name, lost) == "undecided"
-
-
-def test_costs_are_shares_of_the_skill() -> None:
-    """The same loss is a larger share of a smaller skill: 0.6 of 0.83 under RoPE, of 0.7 with dropout."""
-    dropped = TOLD | distance(rope__dropout=Model(0.8).single(0))
-    (largest, more) = parts("dropout-keeps-deposit", results(dropped, seeds=1, spread=0.0))
-    assert f": {0.6 / 0.7:.3f} of the skill (1 seed), bar 0.25" in largest.evidence
-    assert f": {0.6 / 0.7 - 0.6 / 0.83:.3f} of the skill (1 seed), bar -0.1" in more.evidence
 
 
 def test_dropout_against_itself_is_no_comparison() -> None:

@@ -10,7 +10,6 @@ from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit import PARTS, SCALES, grid, title
 from toeplens.papers.deposit.labels import (
     PARTIAL,
-    SWITCH_TITLES,
     SWITCHES,
     TITLES,
     Label,
@@ -50,14 +49,6 @@ def test_all_switches_together_are_the_other_protocol(base: str) -> None:
         own |= {name: model("released", f"{base}/{switch}")[name] for name in SWITCHES[switch]}
     # dropout is 0 at the scales where this is studied, so where it would act is no difference
     assert {name for name in own if own[name] != other[name]} <= {"protocol", "dropout_on"}
-
-
-def test_each_encoding_has_the_switches_in_which_its_two_models_differ() -> None:
-    assert switches_of("nope") == ["data", "mask", "padding", "keys", "readout", "norm"]
-    assert switches_of("relative") == ["data", "encoding", "mask", "padding", "keys", "readout", "norm"]
-    assert switches_of("rope") == ["data", "input", "mask", "padding", "keys", "readout", "norm"]
-    assert switches_of("mla") == ["data", "encoding", "input", "mask", "readout", "activation"]
-    assert SWITCH_TITLES.keys() == SWITCHES.keys()
 
 
 def test_the_data_switch_changes_the_texts_alone() -> None:
@@ -103,11 +94,6 @@ def test_every_cell_of_every_part_is_a_run_with_a_name(scale: str) -> None:
         assert str(at) == cell.key.label
         assert at.plain or at.variant in ("", "random") or at.layer or variant_title(at.variant)
         assert at.base in TITLES or (at.base == PARTIAL and at.heads)
-
-
-def test_the_core_comes_first_and_is_what_it_was() -> None:
-    core = [cell.job.spec.name for cell in grid("laptop", PROTOCOLS, 2)]
-    assert [cell.job.spec.name for cell in grid("laptop", PROTOCOLS, 2, ["all"])][: len(core)] == core
 
 
 def _asks(part: Part, key: Key) -> bool:

@@ -12,21 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.studies.here import Here
 
-from toeplens.engine import Limits, many, run_jobs
+from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
-from toeplens.papers.deposit import (
-    PAPER_TABLE_1,
-    SCALES,
-    Reproduction,
-    claims_of,
-    gather,
-    grid,
-    reproduce,
-)
-from toeplens.papers.deposit.page.words import measured
+from toeplens.papers.deposit import PAPER_TABLE_1, SCALES, Reproduction, claims_of, gather, grid, reproduce
+from toeplens.papers.deposit.page.page import measured
 from toeplens.studies import Cell, CellResult, limits_for
 from toeplens.studies.kit import study
 from toeplens.training import RunSpec
@@ -91,13 +82,6 @@ def test_tasks_of_few_seeds_have_no_more_however_many_are_asked_for():
     assert grid("desk", ["paper"], 5) == [cell for cell in found if cell.key.seed < 105]
 
 
-@every_scale
-def test_heads_are_counted_on_the_test_set_or_as_the_program_on_both(scale: str):
-    for cell in grid(scale, PROTOCOLS, 1):
-        assert cell.job.split == ("test" if cell.key.protocol == PAPER else "train+test")
-        assert cell.job.examples == SCALES[scale].ablation_examples
-
-
 def test_the_paper_scale_is_table_3_and_table_4():
     for protocol in PROTOCOLS:
         for (task, train, test, epochs), label in itertools.product(
@@ -141,6 +125,7 @@ def test_in_the_papers_protocol_every_model_is_the_same_causal_decoder(scale: st
             model = cell.job.spec.model
             assert {name: getattr(model, name) for name in PAPERS_SWITCHES} == PAPERS_SWITCHES, label
             assert cell.job.spec.ignore_label is None
+            assert (cell.job.split, cell.job.examples) == ("test", SCALES[scale].ablation_examples)
 
 
 @every_scale
@@ -149,6 +134,7 @@ def test_in_the_released_protocol_the_switches_are_the_programs(scale: str):
         for label, cell in cells(scale, RELEASED, task).items():
             model = cell.job.spec.model
             assert not model.causal
+            assert cell.job.split == "train+test"
             assert model.activation == ("gelu" if label == "mla" else "relu")
             if label == "mla":
                 continue
@@ -194,31 +180,21 @@ def test_the_programs_mla_is_another_program(scale: str):
         assert encoding.d_compress == 128
 
 
-@pytest.mark.parametrize(
-    ("protocol", "label", "encoding", "options"),
-    [
-        (PAPER, "rope", "rope", {}),
-        (PAPER, "rope-absolute", "rope-absolute", {}),
-        (PAPER, "mla", "mla", {}),
-        (PAPER, "relative", "t5", {}),
-        (PAPER, "random", "random-fixed", {}),
-        (PAPER, "alibi", "alibi", {}),
-        (PAPER, "nope", "nope", {}),
-        (PAPER, "absolute", "sinusoidal", {}),
-        (PAPER, "partial-4", "partial-rope", {"heads": 4}),
-        (RELEASED, "relative", "relative-table", {}),
-        (RELEASED, "random", "random-fixed", {"trainable": True}),
-        (RELEASED, "alibi", "alibi", {"slopes": "exponential"}),
-        (RELEASED, "nope", "nope", {}),
-        (RELEASED, "absolute", "sinusoidal", {}),
-    ],
-)
-def test_the_two_protocols_mean_different_things_by_the_same_word(
-    protocol: str, label: str, encoding: str, options: dict[str, Any]
-):
-    for task in (DISTANCE, COUNT):
-        model = spec("paper", protocol, task, label).model
-        assert (model.encoding, model.encoding_options) == (encoding, options)
+def test_the_two_protocols_mean_different_things_by_the_same_word():
+    expected: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+        label: {PAPER: (label, {}), RELEASED: (label, {})} for label in ("rope", "nope")
+    }
+    expected["rope-absolute"] = {PAPER: ("rope-absolute", {})}
+    expected["mla"] = {PAPER: ("mla", {})}
+    expected["partial-4"] = {PAPER: ("partial-rope", {"heads": 4}), RELEASED: ("partial-rope", {"heads": 4})}
+    expected["absolute"] = {PAPER: ("sinusoidal", {}), RELEASED: ("sinusoidal", {})}
+    expected["relative"] = {PAPER: ("t5", {}), RELEASED: ("relative-table", {})}
+    expected["random"] = {PAPER: ("random-fixed", {}), RELEASED: ("random-fixed", {"trainable": True})}
+    expected["alibi"] = {PAPER: ("alibi", {}), RELEASED: ("alibi", {"slopes": "exponential"})}
+    for task, (label, by_protocol) in itertools.product((DISTANCE, COUNT), expected.items()):
+        for protocol, encoding in by_protocol.items():
+            model = spec("paper", protocol, task, label).model
+            assert (model.encoding, model.encoding_options) == encoding
 
 
 @pytest.mark.parametrize(
@@ -315,36 +291,6 @@ def test_every_cell_is_carried_out_and_written_down(copy: Path):
     ]
 
 
-@pytest.mark.heavy
-def test_workers_find_what_one_process_finds(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The micro scale reaches the workers with their jobs; they know nothing of it themselves."""
-    monkeypatch.setattr(study, "run_jobs", run_jobs)
-    monkeypatch.setattr(many, "plan_workers", lambda *_: (2, torch.get_num_threads()))
-    state = reproduce(tmp_path / "study", scale="smoke", workers=2)
-    assert state.complete
-    assert told(state) == told(gather(copy))
-
-
-def test_stopped_and_gone_on_with_it_finds_the_same(finished: Path, here: Here, tmp_path: Path):
-    out = tmp_path / "study"
-    here.stop_after = 0
-    begun = reproduce(out, scale="smoke")
-    assert (begun.finished, begun.share, begun.complete) == (0, 0.0, False)
-    assert {entry.verdict for entry in begun.entries} == {"undecided"}
-    assert not (out / "results.json").exists()
-    here.stop_after = 3
-    part = reproduce(out, scale="smoke")
-    assert (part.finished, part.total) == (3, CELLS)
-    assert 0 < part.share < 1
-    assert len(read_json(out / "results.json")["cells"]) == 3
-    assert gather(out).finished == 3
-    here.stop_after = 10**6
-    whole = reproduce(out, scale="smoke")
-    assert whole.complete
-    assert len(here.done) == CELLS
-    assert told(whole) == told(gather(shutil.copytree(finished, tmp_path / "copy")))
-
-
 def test_runs_without_weights_count_and_are_not_measured(finished: Path, here: Here, tmp_path: Path):
     """What other parts ask of trained weights is missing; what was found without it stays."""
     out = tmp_path / "study"
@@ -425,39 +371,6 @@ def test_runs_that_diverge_are_finished_and_said_to_have_diverged(
     for cell in read_json(tmp_path / "study" / "results.json")["cells"]:
         assert CellResult.from_dict(cell).status == "diverged"
     assert told(reproduce(tmp_path / "study", scale="smoke")) == told(state)
-
-
-# ---- tables ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_papers_numbers_are_those_of_its_table_1():
-    assert {key: PAPER_TABLE_1[key] for key in PAPER_TABLE_1} == {
-        (DISTANCE, "mla"): 88.34,
-        (COUNT, "mla"): 97.41,
-        (DISTANCE, "rope"): 92.64,
-        (COUNT, "rope"): 69.43,
-        (DISTANCE, "nope"): 3.51,
-        (COUNT, "nope"): 77.69,
-    }
-
-
-# ---- refused --------------------------------------------------------------------------------------------------------
-
-
-def test_an_error_in_a_cell_keeps_what_is_finished(here: Here, tmp_path: Path):
-    here.stop_after = 2
-    out = tmp_path / "study"
-    first = reproduce(out, scale="smoke")
-    assert first.finished == 2
-    here.stop_after = 10**6
-    unbegun = [c.job.spec.name for c in first.plan.cells() if c.job.spec.name not in here.done][-1]
-    shutil.rmtree(out / "runs" / unbegun)
-    (out / "runs" / unbegun).mkdir()
-    (out / "runs" / unbegun / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="holds files that are not a run's"):
-        reproduce(out, scale="smoke")
-    assert read_json(out / "results.json")["finished"] == CELLS - 1
-    assert (out / "runs" / unbegun / "thesis.txt").read_text() == "mine"
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from tests.papers.deposit.insides import CHANCE, HEADS, LAYERS, Inside, ablation, bias, measured, signals
+from tests.papers.deposit.insides import CHANCE, LAYERS, Inside, ablation, bias, measured, signals
 
 from toeplens.engine.head_watch import Watched
 from toeplens.model import Protocol
@@ -169,18 +169,3 @@ def _world(task: str, models: dict[str, float | Model]) -> World:
         (task, name.replace("__", "/").replace("_", "-")): model if isinstance(model, Model) else Model(model)
         for name, model in models.items()
     }
-
-
-__all__ = [
-    "HEADS",
-    "LAYERS",
-    "SINGLE",
-    "SPREAD",
-    "Model",
-    "World",
-    "changed",
-    "count",
-    "distance",
-    "made_up",
-    "results",
-]

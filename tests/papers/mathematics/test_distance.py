@@ -1,23 +1,19 @@
-"""Remark 3.2 and section 3.2: solutions counted by hand, made by hand, and drawn; sinusoids entry by entry."""
+"""Remarks 3.1, 3.2 and Theorem 3.1: what is Toeplitz, what softmax leaves of it, and the holes between eigenvalues."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toeplens.papers.mathematics.distance import (
-    beyond,
-    commuting,
-    functions_of_distance,
-    sinusoid,
-    without_coupling,
-)
-from toeplens.papers.mathematics.normalising import toeplitz_gap
+from toeplens.papers.mathematics.distance import beyond, commuting, functions_of_distance, sinusoid, without_coupling
+from toeplens.papers.mathematics.filling import DEGREES, SIZES, eigenvalues_of, filling, kernel_of, longest_hole
+from toeplens.papers.mathematics.normalising import causal, softmax, toeplitz_gap
 
 
 def inside(g: np.ndarray, space: np.ndarray) -> float:
@@ -102,3 +98,73 @@ def test_without_coupling_two_contents_differ_by_one_number() -> None:
     for g in np.moveaxis(space, -1, 0):
         apart = g[1, 0] - g[0, 1]
         np.testing.assert_allclose(apart, apart[0], atol=1e-12)
+
+
+def matrix(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+@given(seed=st.integers(0, 999), rows=st.integers(1, 6), columns=st.integers(1, 6))
+def test_the_gap_is_the_spread_along_diagonals(seed: int, rows: int, columns: int) -> None:
+    x = matrix(seed, rows, columns)
+    diagonals: dict[int, list[float]] = {}
+    for i in range(rows):
+        for j in range(columns):
+            diagonals.setdefault(i - j, []).append(x[i, j])
+    rest = sum((value - sum(each) / len(each)) ** 2 for each in diagonals.values() for value in each)
+    assert toeplitz_gap(x) == pytest.approx(math.sqrt(rest / (x**2).sum()), rel=1e-9, abs=1e-12)
+
+
+def test_softmax_and_the_mask_entry_by_entry() -> None:
+    logits = matrix(0, 5, 5)
+    for window in (None, 2):
+        found = softmax(causal(logits, window))
+        for i in range(5):
+            seen = [j for j in range(i + 1) if window is None or i - j < window]
+            total = sum(math.exp(logits[i, j]) for j in seen)
+            for j in range(5):
+                wanted = math.exp(logits[i, j]) / total if j in seen else 0.0
+                assert found[i, j] == pytest.approx(wanted, abs=1e-14)
+
+
+def test_two_positions_by_hand() -> None:
+    """T(0, 1; 2, 0) over all keys: rows (1, e)/(1 + e) and (e², 1)/(1 + e²), whose diagonal entries differ."""
+    toeplitz = np.array([[0.0, 1.0], [2.0, 0.0]])
+    weights = softmax(toeplitz)
+    assert weights[0, 0] == pytest.approx(1 / (1 + math.e))
+    assert weights[1, 1] == pytest.approx(1 / (1 + math.e**2))
+    assert toeplitz_gap(toeplitz) == 0
+    assert toeplitz_gap(weights) > 0.05
+    assert toeplitz_gap(softmax(np.array([[0.0, 1.0], [1.0, 0.0]]))) < 1e-15
+
+
+@given(st.lists(st.floats(-1, 2), min_size=1, max_size=9), st.floats(-3, -1), st.floats(2, 4))
+def test_the_longest_hole_is_that_of_a_loop(values: list[float], low: float, high: float) -> None:
+    ends = [low, *sorted(values), high]
+    wanted = max(b - a for a, b in pairwise(ends)) / (high - low)
+    assert longest_hole(np.array(values), low, high) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_a_hole_ends_where_the_range_does() -> None:
+    assert longest_hole(np.array([5.0, 0.5]), 0.0, 1.0) == 0.5
+    assert longest_hole(np.array([0.9]), 0.0, 1.0) == pytest.approx(0.9)
+
+
+def test_neighbours_alone_have_known_eigenvalues() -> None:
+    """T(0, 1, 0, ..) has 2 cos(kπ/(N + 1)) in [-2, 2]; its longest hole is sin²-shaped, in the middle."""
+    values = 2 * np.cos(np.arange(1, 101) * np.pi / 101)
+    np.testing.assert_allclose(np.linalg.eigvalsh(np.eye(100, k=1) + np.eye(100, k=-1)), values[::-1], atol=1e-12)
+    assert longest_hole(values, -2, 2) == pytest.approx(np.sin(np.pi / 202), rel=1e-9)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_eigenvalues_of_the_diagonals_are_those_of_the_matrix(degree: int) -> None:
+    kernel = kernel_of(np.random.default_rng(degree), degree)
+    table = [[kernel[degree + i - j] if abs(i - j) <= degree else 0 for j in range(40)] for i in range(40)]
+    np.testing.assert_allclose(eigenvalues_of(kernel, 40), np.linalg.eigvalsh(np.array(table)), atol=1e-12)
+
+
+def test_holes_shrink_as_the_matrix_grows() -> None:
+    lengths = np.array(filling(1)["holes"]["lengths"])
+    assert lengths.shape == (len(DEGREES), len(SIZES))
+    assert (np.diff(lengths, axis=1) < 0).all()

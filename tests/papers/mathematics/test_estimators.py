@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from toeplens.ground import read_json
-from toeplens.papers.mathematics.c4.claims import CLAIMS
-from toeplens.papers.mathematics.c4.estimators import diagonal_means, estimators
+from toeplens.papers.mathematics.c4.estimators import CLAIMS, diagonal_means, estimators
 from toeplens.studies.kit.verdicts import combine
 
 MEASURED = {

@@ -1,11 +1,24 @@
-"""RollPE and URPE: rolls in loops, the Fourier basis, and that equal tokens could have told positions apart."""
+"""RollPE, URPE and MLA's logits (eq. 12), in loops; what each reading cannot reach, against other ways of asking."""
 
 from __future__ import annotations
+
+import cmath
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from toeplens.papers.mathematics.latent import (
+    beyond_mixture,
+    beyond_scalar,
+    beyond_toeplitz,
+    grams,
+    ours,
+    paired,
+    waves,
+)
 from toeplens.papers.mathematics.related import (
     BIASES,
     ROTATIONS,
@@ -69,3 +82,92 @@ def test_spread_by_hand() -> None:
 def test_factors_give_any_outputs(causal: bool) -> None:
     target = np.random.default_rng(4).normal(size=7)
     np.testing.assert_allclose(urpe_outputs(target, causal), target, atol=1e-12)
+
+
+ANGLES = {2: [1.0], 4: [1.0, 0.01]}  # base 10000
+
+
+def vectors(seed: int, size: int, width: int) -> list[np.ndarray]:
+    return list(np.random.default_rng(seed).normal(size=(4, size, width)))
+
+
+@pytest.mark.parametrize("width", ANGLES)
+def test_our_mla_is_a_plain_branch_and_a_turned_one(width: int) -> None:
+    q_content, k_content, q, k = vectors(0, 5, width)
+    found = ours(np.concatenate((q_content, q), 1), np.concatenate((k_content, k), 1), width)
+    for i in range(5):
+        for j in range(5):
+            plain = sum(a * b for a, b in zip(q_content[i], k_content[j], strict=True))
+            turned = sum(
+                complex(q[i, 2 * t], q[i, 2 * t + 1])
+                * complex(k[j, 2 * t], -k[j, 2 * t + 1])
+                * cmath.exp(1j * (i - j) * angle)
+                for t, angle in enumerate(ANGLES[width])
+            )
+            assert found[i, j] == pytest.approx(plain + turned.real, abs=1e-12)
+
+
+def test_gram_matrices_and_waves_entry_by_entry() -> None:
+    q, k = (paired(x) for x in vectors(1, 4, 6)[:2])
+    wave = waves(np.array([0.3, 2.0, 0.0]), 4)
+    for t, i, j in np.ndindex(3, 4, 4):
+        assert grams(q, k)[t, i, j] == pytest.approx(q[i, t] * k[j, t].conjugate(), abs=1e-14)
+        assert wave[t, i, j] == pytest.approx(cmath.exp(1j * (i - j) * (0.3, 2.0, 0.0)[t]), abs=1e-14)
+    x = vectors(1, 4, 6)[0]
+    assert paired(x)[2, 1] == complex(x[2, 2], x[2, 3])
+
+
+def complex_matrix(seed: int, size: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(2, size, size)).T @ [1, 1j]
+
+
+@given(seed=st.integers(0, 999))
+def test_no_factor_does_better_than_the_least_error(seed: int) -> None:
+    """Both least errors against random factors near the best one, found again from the normal equations."""
+    rng = np.random.default_rng(seed)
+    logits, fixed = rng.normal(size=(2, 4, 4))
+    gram = complex_matrix(seed, 4)
+
+    def error(factor: np.ndarray | complex) -> float:
+        return float(np.linalg.norm(logits - fixed - np.real(factor * gram)) / np.linalg.norm(logits))
+
+    design = np.stack((np.real(gram).ravel(), -np.imag(gram).ravel()), 1)
+    best = np.linalg.solve(design.T @ design, design.T @ (logits - fixed).ravel()) @ [1, 1j]
+    assert beyond_scalar(logits, fixed, gram) == pytest.approx(error(complex(best)), rel=1e-9)
+    for _ in range(10):
+        assert error(complex(best) + rng.normal() + 1j * rng.normal()) >= beyond_scalar(logits, fixed, gram)
+        kernel = rng.normal(size=(7, 2)) @ [1, 1j]
+        toeplitz = kernel[np.subtract.outer(np.arange(4), np.arange(4)) + 3]
+        assert error(toeplitz) >= beyond_toeplitz(logits, fixed, gram)
+    assert beyond_toeplitz(logits, fixed, gram) <= beyond_scalar(logits, fixed, gram)
+
+
+def test_a_toeplitz_factor_is_found_again() -> None:
+    gram, kernel = complex_matrix(2, 6), np.random.default_rng(3).normal(size=(11, 2)) @ [1, 1j]
+    toeplitz = kernel[np.subtract.outer(np.arange(6), np.arange(6)) + 5]
+    fixed = np.real(gram)
+    assert beyond_toeplitz(fixed + np.real(gram * toeplitz), fixed, gram) < 1e-13
+    assert beyond_scalar(fixed + np.real(gram * (2 - 1j)), fixed, gram) < 1e-13
+
+
+@given(seed=st.integers(0, 999))
+def test_no_mixture_of_the_branches_gets_below_the_bound(seed: int) -> None:
+    """Alternating least squares over (c_1, c_2) and α, from a random start, stays above the bound."""
+    rng = np.random.default_rng(seed)
+    first, second, wave = complex_matrix(seed, 6), complex_matrix(seed + 1, 6), waves(np.array([1.0]), 6)[0]
+    logits = np.real(first + second * wave)
+    bound = beyond_mixture(logits, first, second, wave)
+    assert bound > 0
+
+    def fitted(terms: list[np.ndarray], wanted: np.ndarray) -> np.ndarray:
+        design = np.stack([part.ravel() for term in terms for part in (np.real(term), -np.imag(term))], 1)
+        found = np.linalg.lstsq(design, wanted.ravel(), rcond=None)[0]
+        return found[::2] + 1j * found[1::2]
+
+    alpha = complex(*rng.normal(size=2))
+    for _ in range(30):
+        c = fitted([first * (alpha * wave + 1), second * (alpha * wave + 1)], logits)
+        mixed = c[0] * first + c[1] * second
+        alpha = complex(fitted([mixed * wave], logits - np.real(mixed))[0])
+        rest = logits - np.real(mixed * (alpha * wave + 1))
+        assert np.linalg.norm(rest) / np.linalg.norm(logits) >= bound

@@ -24,9 +24,8 @@ from toeplens.papers.positional_symbolic.pretrained import (
     judged,
     open_record,
 )
-from toeplens.papers.positional_symbolic.pretrained.changes import changes_of, previous, retrieving
-from toeplens.papers.positional_symbolic.pretrained.clustered import by_text
-from toeplens.papers.positional_symbolic.pretrained.making import Making
+from toeplens.papers.positional_symbolic.pretrained.claims import by_text
+from toeplens.papers.positional_symbolic.pretrained.making import Making, changes_of, previous, retrieving
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
 from toeplens.sources.huggingface import load_model
 from toeplens.studies.auditing.record import AuditRecord, HeadRecord

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 from tests.studies.probing.models import TEXT, tokenizer
 
 from toeplens.papers.positional_symbolic.pretrained import Pretrained, examine, gather
-from toeplens.papers.positional_symbolic.pretrained.making import Making
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
-from toeplens.papers.positional_symbolic.pretrained.plan import TOGETHER
+from toeplens.papers.positional_symbolic.pretrained.state import TOGETHER
 from toeplens.sources.huggingface import load_model
 from toeplens.studies.auditing import audit
 
@@ -95,18 +93,6 @@ def test_where_position_is_in_the_keys_several_sequences_are_measured_at_once(en
         for head in each.heads:
             assert head.positional is not None
             assert abs(head.positional + (head.symbolic or 0) + (head.interaction or 0) - 1) < 1e-6
-
-
-def test_groups_share_no_token_and_are_put_in_random_order_row_by_row(encoder: Pretrained, models: Any) -> None:
-    loaded = load_model(str(models["encoder"]), device="cpu")
-    plan = replace(encoder.plan, texts=TEXTS)
-    windows = Making(loaded, plan, encoder.directory, lambda what, done, total: None).windows
-    assert windows.shape == (2 * 3 * 32, 20)
-    whole = loaded.tokenizer()(TEXTS["one"], add_special_tokens=False)["input_ids"]
-    rest = list(whole)
-    for row in windows[:96].tolist():
-        at = next(i for i in range(len(rest)) if rest[i : i + 19] == row[1:])
-        rest = rest[at + 19 :]
 
 
 def test_heads_that_know_no_position_can_be_purely_symbolic(models: dict[str, Path]) -> None:

@@ -8,15 +8,14 @@ scale. ``partial-2`` is RoPE on the first two heads,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from toeplens.ground import InputError, choose
 from toeplens.model import Protocol, protocol_switches
-from toeplens.papers.deposit.rungs import RUNGS
-from toeplens.training.presets import PROTOCOLS
+from toeplens.training.presets import DISTANCE, PROTOCOLS, Preset, task_sizes
 
 Fields = dict[str, Any]
 PARTIAL = "partial"
@@ -35,29 +34,25 @@ TITLES = {
 
 _RELEASED_MLA = {"rotary_query": "shared", "latent_norm": False, "phase_table": "released"}
 
-# one difference between the two protocols each: the fields of the model that it sets (none: fields of the run)
-SWITCHES: dict[str, tuple[str, ...]] = {
-    "data": (),
-    "encoding": ("encoding", "encoding_options"),
-    "input": ("input_encoding", "input_encoding_options"),
-    "mask": ("causal",),
-    "padding": ("pad_mask",),
-    "keys": ("key_value_source",),
-    "readout": ("readout",),
-    "norm": ("final_norm",),
-    "activation": ("activation",),
+# one difference between the two protocols each: the fields of the model that it sets (none: fields of the run), and
+# what it is called with the paper's setting and with the program's
+_SWITCHES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "data": ((), "texts as in the paper", "texts as in the program"),
+    "encoding": (("encoding", "encoding_options"), "the encoding as in the paper", "the encoding as in the program"),
+    "input": (
+        ("input_encoding", "input_encoding_options"),
+        "nothing added at the input",
+        "positions added at the input",
+    ),
+    "mask": (("causal",), "causal", "bidirectional"),
+    "padding": (("pad_mask",), "padding hidden", "padding attended"),
+    "keys": (("key_value_source",), "keys and values from the layer", "keys and values from the embeddings"),
+    "readout": (("readout",), "last token read", "mean read"),
+    "norm": (("final_norm",), "final norm", "no final norm"),
+    "activation": (("activation",), "ReLU", "GELU"),
 }
-SWITCH_TITLES = {
-    "data": ("texts as in the paper", "texts as in the program"),
-    "encoding": ("the encoding as in the paper", "the encoding as in the program"),
-    "input": ("nothing added at the input", "positions added at the input"),
-    "mask": ("causal", "bidirectional"),
-    "padding": ("padding hidden", "padding attended"),
-    "keys": ("keys and values from the layer", "keys and values from the embeddings"),
-    "readout": ("last token read", "mean read"),
-    "norm": ("final norm", "no final norm"),
-    "activation": ("ReLU", "GELU"),
-}
+SWITCHES = {switch: fields for switch, (fields, *_) in _SWITCHES.items()}
+SWITCH_TITLES = {switch: titles for switch, (_, *titles) in _SWITCHES.items()}
 
 _MLA_PROGRAM = {
     key: value for key, value in protocol_switches("released", "mla").items() if key not in ("causal", "dropout_on")
@@ -207,3 +202,71 @@ def other_protocol(protocol: Protocol) -> Protocol:
 def _written_out(fields: Fields) -> Fields:
     """The fields with every switch that the protocol would set by itself."""
     return {"encoding_options": {}} | protocol_switches(fields["protocol"], fields["encoding"]) | fields
+
+
+Sized = TypeVar("Sized", bound=Preset)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One change of a scale.
+
+    axis       what is changed: the rungs of an axis stand on one line
+    value      what it is here, in a few words
+    model, optimiser  fields of the model and of the training that it sets
+    tokens     length of the texts
+    epochs     most epochs
+    """
+
+    axis: str
+    value: str
+    model: dict[str, Any] = field(default_factory=dict)
+    optimiser: dict[str, Any] = field(default_factory=dict)
+    tokens: int | None = None
+    epochs: int | None = None
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return f"{self.axis}: {self.value}"
+
+    def applied(self, scale: Sized) -> Sized:
+        """The scale with this change."""
+        sizes = scale.tasks
+        if self.tokens is not None:
+            sizes = task_sizes(sizes, self.tokens)
+        if self.epochs is not None:
+            sizes = {task: replace(size, epochs=self.epochs) for task, size in sizes.items()}
+        model = scale.model | self.model | ({} if self.tokens is None else {"max_len": self.tokens})
+        return replace(scale, model=model, optimiser=scale.optimiser | self.optimiser, tasks=sizes)
+
+
+LENGTH, HEADS, LAYERS, WIDTH = "tokens", "heads", "layers", "width"
+RATE, REGULARISED, TRAINED = "learning rate", "regularisation", "training"
+_PLATEAU = {"gain": 0.05, "patience": 3}
+# at a tenth of the rate a plateau takes five times as many evaluations to tell
+_SLOW = {"lr": 1e-4, "betas": (0.98, 0.9), "plateau": {"gain": 0.05, "patience": 15}, "warmup": 0.006}
+
+RUNGS: dict[str, Rung] = {
+    **{f"tokens-{count}": Rung(LENGTH, str(count), tokens=count) for count in (24, 32, 48, 64)},
+    "tokens-96": Rung(LENGTH, "96, of 128 words", model={"vocab_size": 128}, tokens=96),  # the labels need as many
+    **{f"heads-{count}": Rung(HEADS, str(count), model={"num_heads": count}) for count in (4, 8)},
+    **{f"layers-{count}": Rung(LAYERS, str(count), model={"num_layers": count}) for count in (2, 4)},
+    "width-256": Rung(WIDTH, "256", model={"d_model": 256, "d_ff": 512}),
+    "rate-paper": Rung(RATE, "the papers' 1e-4 and betas", optimiser=_SLOW, epochs=20),
+    "cosine": Rung(RATE, "1e-3 with a cosine", optimiser={"schedule": "cosine", "average": None, "plateau": None}),
+    "drop": Rung(REGULARISED, "dropout 0.1", model={"dropout": 0.1}),
+    "decay": Rung(REGULARISED, "weight decay 0.1", optimiser={"weight_decay": 0.1}),
+    # the warm-up has as many steps as without the change
+    "longer": Rung(
+        TRAINED,
+        "8 times the plateau's steps",
+        optimiser={"plateau": _PLATEAU | {"beyond": 8.0}, "warmup": 0.004},
+        epochs=30,
+    ),
+}
+BASES: dict[Protocol, tuple[str, ...]] = {
+    "paper": ("rope", "mla", "absolute", "nope"),
+    "released": ("rope-alone", "rope"),
+}
+TASK = DISTANCE

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float
 
 from toeplens.engine.head_watch import MOMENTS
-from toeplens.lens import HeadAblation
 from toeplens.lens.ablation.deposit import counted_drops
 from toeplens.studies.kit.results import SKILLED, CellResult
 
@@ -99,12 +98,9 @@ def look_at(cell: CellResult, moment: str = END, measure: Measure = "accuracy") 
         ended = seen.ablation is None and seen.step == cell.watched[-1]["step"]
         found = (cell.ablation, cell.by_loss) if ended else (seen.ablation, seen.by_loss)
     by_accuracy, by_loss = found
-    if by_accuracy is None or not _skilled(by_accuracy, cell.length_chance):
+    guess = cell.length_chance
+    if by_accuracy is None or (by_accuracy.baseline - guess) / (1 - guess) < SKILLED:
         return None
     if measure == "loss":
         return None if by_loss is None else Look(counted_drops(by_loss))
-    return Look(counted_drops(by_accuracy) / (by_accuracy.baseline - cell.length_chance))
-
-
-def _skilled(ablation: HeadAblation, guess: float) -> bool:
-    return (ablation.baseline - guess) / (1 - guess) >= SKILLED
+    return Look(counted_drops(by_accuracy) / (by_accuracy.baseline - guess))

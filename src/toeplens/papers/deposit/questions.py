@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from toeplens.ground import InputError, choose
 from toeplens.ground.words import listed
 from toeplens.model import Protocol
-from toeplens.papers.deposit.labels import PARTIAL, Label, switches_of, title
-from toeplens.papers.deposit.rungs import BASES, RUNGS
-from toeplens.papers.deposit.rungs import TASK as LADDER_TASK
+from toeplens.papers.deposit.labels import BASES, PARTIAL, RUNGS, Label, switches_of, title
+from toeplens.papers.deposit.labels import TASK as LADDER_TASK
 from toeplens.training.presets import COUNT, DISTANCE, PRESETS, Preset
 
 _CURVES = ("rope", "mla", "nope", "alibi", "relative", "absolute", "rope-absolute")

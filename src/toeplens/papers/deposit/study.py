@@ -15,13 +15,11 @@ from toeplens.ground import InputError, choose
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit.claims import claims_of
-from toeplens.papers.deposit.labels import TITLES, Label, model_fields, other_protocol, title
+from toeplens.papers.deposit.labels import RUNGS, TITLES, Label, model_fields, other_protocol, title
 from toeplens.papers.deposit.questions import CORE, SCALES, Scale, chosen_parts, measures_of, places_of
-from toeplens.papers.deposit.rungs import RUNGS
 from toeplens.papers.deposit.tables import Row, accuracy_table
 from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of, reread_cells
 from toeplens.studies.kit.claims import judge
-from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import Key, Seeds
 from toeplens.studies.kit.study import Begun, Kind
 from toeplens.training import RunSpec, run_spec
@@ -133,14 +131,6 @@ def _plan(asked: Asked) -> Plan:
     return Plan(choose("scale", asked.scale, SCALES), asked.protocols, asked.seeds, chosen_parts(asked.parts))
 
 
-def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Reproduction:
-    return _judged(gather_cells(directory, plan.cells(), environment), plan)
-
-
-def _reread(kept: Kept, plan: Plan) -> Reproduction:
-    return _judged(reread_cells(kept), plan)
-
-
 def _judged(gathered: Gathered, plan: Plan) -> Reproduction:
     entries = judge(claims_of(plan.parts), gathered.results, plan.protocols)
     table = accuracy_table(gathered.results, plan.protocols)
@@ -148,7 +138,14 @@ def _judged(gathered: Gathered, plan: Plan) -> Reproduction:
     return Reproduction(**judged, plan=plan, table=table)
 
 
-KIND = Kind("reproduce", "reproduce", Asked, _plan, _read, _reread)
+KIND = Kind(
+    "reproduce",
+    "reproduce",
+    Asked,
+    _plan,
+    lambda directory, plan, environment: _judged(gather_cells(directory, plan.cells(), environment), plan),
+    lambda kept, plan: _judged(reread_cells(kept), plan),
+)
 gather = KIND.gather
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 
 import numpy as np
 
 from toeplens.ground.records import Record
 from toeplens.model import Protocol
 from toeplens.papers.deposit.labels import Label, title
+from toeplens.studies import Verdict
 from toeplens.studies.kit.results import Results
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -88,3 +92,17 @@ def _row(results: Results, protocol: Protocol, task: str, label: str) -> Row:
         where=where,
         kinds=kinds,
     )
+
+
+Found = tuple[str, str, Verdict]  # the record's scale, its seeds in words, what it found
+
+
+@cache
+def recorded() -> dict[tuple[str, str], tuple[Found, ...]]:
+    """Verdicts of the records by claim and protocol, the most telling record first."""
+    text = resources.files("toeplens.papers.deposit").joinpath("recorded.json").read_text(encoding="utf-8")
+    found: dict[tuple[str, str], tuple[Found, ...]] = {}
+    for scale, record in json.loads(text).items():
+        for claim, protocol, verdict in record["verdicts"]:
+            found[claim, protocol] = (*found.get((claim, protocol), ()), (scale, record["seeds"], verdict))
+    return found

@@ -164,10 +164,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "A language model without an encoding reads longer texts without loss.",
         f"What the end of a text loses at {_FAR} is under {_LITTLE:g} bits a byte. Supporting: it loses less than "
         f"RoPE.",
-        every(
-            _one(NOPE, _LOST, under(_LITTLE, _UNIT)),
-            as_support(_two(NOPE, ROPE, _LOST, under(0.0, _UNIT))),
-        ),
+        every(_one(NOPE, _LOST, under(_LITTLE, _UNIT)), as_support(_two(NOPE, ROPE, _LOST, under(0.0, _UNIT)))),
     ),
     Claim(
         "long-context-helps",

@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
 from toeplens.ground import InputError
 from toeplens.lens import bootstrap_means
 from toeplens.papers.mathematics.feasibility import (
     Form,
     Signs,
-    Solution,
     additive,
     additive_possible,
     additive_signs,
@@ -110,7 +109,8 @@ def _rows(
         possible[index] = rotary_possible(forms["rotary"], signs[index])
     met = found["additive"].met
     lost = met & ~found["rotary"].met
-    columns = {"bound": bound, "possible": possible, **_columns(found)}
+    columns = {"bound": bound, "possible": possible} | {name: each.met.astype(float) for name, each in found.items()}
+    columns |= {f"{name}_margin": each.margin for name, each in found.items()}
     columns["gain"] = columns["rotary"] - bound
     values = np.stack([column.astype(float) for column in columns.values()], axis=1)
     rows, start = [], 0
@@ -131,11 +131,6 @@ def _rows(
             }
         )
     return rows
-
-
-def _columns(found: dict[str, Solution]) -> dict[str, Float[np.ndarray, "I"]]:
-    shares = {name: solution.met.astype(float) for name, solution in found.items()}
-    return shares | {f"{name}_margin": solution.margin for name, solution in found.items()}
 
 
 def _stated(test: str, size: int, relative: Bool[np.ndarray, "I"], turned: Bool[np.ndarray, "I"]) -> dict[str, Any]:

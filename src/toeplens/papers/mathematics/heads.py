@@ -18,7 +18,7 @@ from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.lens.toeplitz.single_phase import single_phase
 from toeplens.model import Decoder
 from toeplens.papers.mathematics.c4.manifold import curve
-from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, universal
+from toeplens.papers.mathematics.records import UNIVERSAL, Records, universal
 from toeplens.sources import DecoderSource
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import difference
@@ -186,17 +186,14 @@ def _gram(records: Records) -> list[Finding]:
 def _not_orthogonal(records: Records) -> list[Finding]:
     def shared(label: str, state: str) -> Finding:
         text = f"{ADDED[label]}, {state}: share of the words in the positions' span, over that of chance"
-        return above(text, _overlaps(records, f"{label} {state}"), TURNED)
+        models = [record.get(f"{label} {state}", {}) for record in records[NAME]]
+        spans = [model["spans"] for model in models if "spans" in model]
+        return above(text, [each["overlap"] / each["chance"] for each in spans], TURNED)
 
     return [
         *(shared(label, "trained") for label in ADDED),
         *(supporting(shared(label, "untrained")) for label in ADDED),
     ]
-
-
-def _overlaps(records: Records, model: str) -> list[float]:
-    spans: list[Record] = [record[model]["spans"] for record in records[NAME] if "spans" in record.get(model, {})]
-    return [each["overlap"] / each["chance"] for each in spans]
 
 
 CLAIMS: tuple[Claim[Records], ...] = (

@@ -321,12 +321,7 @@ _claim = ClaimsOn(
 _stated = partial(_claim, SOURCE)
 _corrected = partial(_claim, f"{SOURCE}, corrected")
 CLAIMS: tuple[Claim[Records], ...] = (
-    _stated(
-        "lemma-b1-bound",
-        "max|f| is at most max|g| = 2 Σ w_i.",
-        "The triangle inequality proves it.",
-        ("bound",),
-    ),
+    _stated("lemma-b1-bound", "max|f| is at most max|g| = 2 Σ w_i.", "The triangle inequality proves it.", ("bound",)),
     _stated(
         "lemma-b1-equality",
         "max|f| = 2 Σ w_i if and only if all phases θ_i coincide modulo 2π.",

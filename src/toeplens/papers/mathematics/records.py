@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from toeplens.ground import InputError
 from toeplens.studies.kit.claims import Claim
@@ -44,6 +45,11 @@ def universal(what: str, *, tried: int, violations: int, worst: str) -> Finding:
 def short(values: Any) -> Any:
     """Six digits, as plain lists and numbers."""
     return [short(value) for value in values] if np.ndim(values) else float(f"{values:.6g}") + 0.0
+
+
+def relative_error(rest: Float[np.ndarray, "..."], whole: Float[np.ndarray, "..."]) -> float:
+    """The norm of what is left over, in units of the norm of all."""
+    return float(np.linalg.norm(rest) / np.linalg.norm(whole))
 
 
 def generator(seed: int, tries: int) -> np.random.Generator:

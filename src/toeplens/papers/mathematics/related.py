@@ -25,7 +25,7 @@ from toeplens.encodings import PositionalEncoding, build
 from toeplens.encodings.rotary import Rotary
 from toeplens.encodings.scoremap import URPE
 from toeplens.model import Decoder, DecoderConfig
-from toeplens.papers.mathematics.records import ROUNDING, ClaimsOn, Records, generator, tally
+from toeplens.papers.mathematics.records import ROUNDING, ClaimsOn, Records, generator, relative_error, tally
 from toeplens.studies.kit.claims import Claim
 
 HEAD_DIMS = (3, 4, 7, 8, 16)
@@ -110,8 +110,8 @@ def _rolling(rng: np.random.Generator, tries: int) -> dict[str, Any]:
             for _ in range(tries // 4):
                 q, k = rng.normal(size=(2, POSITIONS, width))
                 wanted = rolled_logits(q, k, speed)
-                rolled.append(_relative(rope_logits(q, k, speed) - wanted, wanted))
-                encoding.append(_relative(_package_logits(q, k, speed) - wanted, wanted))
+                rolled.append(relative_error(rope_logits(q, k, speed) - wanted, wanted))
+                encoding.append(relative_error(_package_logits(q, k, speed) - wanted, wanted))
     return {"rolled": tally(rolled), "encoding": tally(encoding), "own-width": tally(own)}
 
 
@@ -172,12 +172,8 @@ def _equal(rng: np.random.Generator, tries: int) -> dict[str, Any]:
                         found[name].append(spread(outputs))
     for causal in (True, False):
         for target in (np.arange(POSITIONS) / POSITIONS, *rng.normal(size=(tries, POSITIONS))):
-            found["factors"].append(_relative(urpe_outputs(target, causal) - target, target))
+            found["factors"].append(relative_error(urpe_outputs(target, causal) - target, target))
     return {name: tally(margins) for name, margins in found.items()}
-
-
-def _relative(rest: np.ndarray, whole: np.ndarray) -> float:
-    return float(np.linalg.norm(rest) / np.linalg.norm(whole))
 
 
 def related(seed: int, *, tries: int = 200) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from toeplens.papers.mathematics import (
     related,
     small_norm,
 )
-from toeplens.papers.mathematics.c4 import claims as c4
 from toeplens.papers.mathematics.c4 import estimators, manifold
 from toeplens.papers.mathematics.records import Record, Records
 from toeplens.studies.kit.claims import Claim, judge_all
@@ -60,7 +59,7 @@ CLAIMS: tuple[Claim[Records], ...] = (
     *phases.CLAIMS,
     *heads.CLAIMS,
     *expressiveness.CLAIMS,
-    *c4.CLAIMS,
+    *estimators.CLAIMS,
     *manifold.CLAIMS,
     *related.CLAIMS,
     *small_norm.CLAIMS,

@@ -17,8 +17,7 @@ from toeplens.papers.deposit.page import render
 from toeplens.papers.deposit.page.accuracy import accuracies, convergence
 from toeplens.papers.deposit.page.deposits import peaks_by_layer, violins
 from toeplens.papers.deposit.page.heads import heatmap, silencing_curves
-from toeplens.report.grid.matrix import costs, matrix
-from toeplens.report.grid.page import render_grid
+from toeplens.report.grid.matrix import matrix
 from toeplens.report.kit.blocks import Block
 from toeplens.studies import Key, Results, judge
 from toeplens.studies.grid import Grid
@@ -123,10 +122,7 @@ def test_silencing_curves_and_where_half_of_the_skill_is_gone() -> None:
         (pytest.approx((0.8 + 0.1) / 2), "dash"),
         (0.1, "dot"),
     ], "half way from the accuracy down to chance"
-    assert [trace.y for trace in figure.data] == [
-        pytest.approx((0.8, 0.45, 0.325)),
-        pytest.approx((0.8, 0.625, 0.6)),
-    ]
+    assert [trace.y for trace in figure.data] == [pytest.approx((0.8, 0.45, 0.325)), pytest.approx((0.8, 0.625, 0.6))]
     assert hovers(figure.data[0])[1] == "layer 1, 1 heads silenced: 45.0%"
 
 
@@ -165,16 +161,6 @@ def test_the_matrix_and_its_colours(grid: Grid) -> None:
     assert (at["rope"].css, at["rope"].style) == ("tint more", "--size:41%")
     assert (at["nope"].whole, at["nope"].style) == ("25.0 (1 diverged, 1/1 still learning)", "--size:3%")
     assert (at["simple"].whole, at["simple"].style) == ("30.0 (bag)", "--size:7%"), "over a guess from the length"
-
-
-def test_every_model_of_a_grid_has_its_skill(grid: Grid) -> None:
-    rows = Text(without_plotly(render_grid(grid))).tables["Models"]
-    told = {(row[0], row[2]): row[3:-1] for row in rows[1:]}
-    assert told["rope", "42"] == ["complete", "90.0", "87.5", "32.0", "50.0"]
-    assert told["nope", "42"] == ["complete", "25.0", "6.2", "–", "–"]
-    assert told["nope", "43"] == ["diverged", "–", "–", "–", "–"]
-    assert told["alibi", "43"] == ["not finished", "–", "–", "–", "–"]
-    assert [cell.text for cell in costs(grid).body[0]] == ["rope", "2", "1,000", "2.0", "1.00", "90.0%"]
 
 
 def test_a_model_that_stopped_learning_keeps_its_last_value_in_the_mean() -> None:

@@ -21,12 +21,11 @@ from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page import render, reproduction_page, write_page
 from toeplens.papers.deposit.page.accuracy import convergence
 from toeplens.papers.deposit.page.look import TASKS, colour, glyph, interval, marker, name, ordered
-from toeplens.papers.deposit.page.page import blocks
+from toeplens.papers.deposit.page.page import blocks, headline
 from toeplens.papers.deposit.page.partial import partial_rope, rotated_heads
 from toeplens.papers.deposit.page.seeds import strength_of
-from toeplens.papers.deposit.page.words import headline
 from toeplens.papers.deposit.questions import PARTS
-from toeplens.papers.deposit.recorded import recorded
+from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.page import Page
 from toeplens.report.kit.tables import Table
@@ -96,14 +95,13 @@ def test_a_complete_study(study: Reproduction, page: str) -> None:
         assert f'id="{part}"' not in page
 
 
-@pytest.mark.parametrize("protocols", [("paper",), ("paper", "released")])
-def test_an_empty_and_an_unfinished_study(make_study: Make, tmp_path: Path, protocols: tuple[str, ...]) -> None:
-    state = make_study(tmp_path, finished=0, protocols=protocols, parts=("all",))
+def test_an_empty_and_an_unfinished_study(make_study: Make, tmp_path: Path) -> None:
+    state = make_study(tmp_path, finished=0, parts=("all",))
     text = Text(without_plotly(render(state))).text
     assert f"0 of {state.total} cells are finished (0% of the steps)" in text
     assert "No claim is judged yet." in text
     assert "No finished model shows anything for this figure yet" in text
-    some = make_study(tmp_path, finished=5, protocols=protocols)
+    some = make_study(tmp_path, finished=5)
     text = Text(without_plotly(render(some))).text
     assert f"5 of {some.total} cells are finished ({100 * some.share:.3g}% of the steps)" in text
     assert "Not finished yet" in text

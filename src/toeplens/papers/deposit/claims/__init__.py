@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toeplens.papers.deposit.claims import accuracy, deposit, ladder, mechanism, partial, positional_heads, spectra
+from toeplens.papers.deposit.claims import accuracy, deposit, ladder, mechanism
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.results import Results
 
-_ROOMS = (accuracy, deposit, partial, mechanism, positional_heads, spectra, ladder)
 # the ledger of a reproduction
-CLAIMS: tuple[Claim[Results], ...] = tuple(claim for room in _ROOMS for claim in room.CLAIMS)
+CLAIMS: tuple[Claim[Results], ...] = tuple(
+    claim for file in (accuracy, deposit, mechanism, ladder) for claim in file.CLAIMS
+)
 
 
 def claims_of(parts: Sequence[str]) -> tuple[Claim[Results], ...]:

@@ -163,12 +163,11 @@ def _positions_cost(results: Results) -> list[Finding]:
     return [above(what, contrast((1, nope), *mean), MARGIN)]
 
 
-def _quiet(cell: CellResult) -> float:
-    """Doublings of the learned bias's spread over the offsets."""
-    return cell.measure("bias").doublings
-
-
-_BIAS = Figure("doublings of the learned bias's spread", _quiet, lambda cell: cell.measure("bias") is not None)
+_BIAS = Figure(
+    "doublings of the learned bias's spread",
+    lambda cell: cell.measure("bias").doublings,
+    lambda cell: cell.measure("bias") is not None,
+)
 
 
 def _bias_attenuates(results: Results) -> list[Finding]:

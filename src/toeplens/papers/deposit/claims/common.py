@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
+from math import log2
 
 from toeplens.papers.deposit.labels import title
+from toeplens.papers.deposit.looks import END, LOOKS, Look, Measure, look_at
 from toeplens.papers.deposit.questions import CORE
 from toeplens.studies.kit.asking import BETTER as BETTER
 from toeplens.studies.kit.asking import MARGIN as MARGIN
@@ -16,8 +19,8 @@ from toeplens.studies.kit.asking import between as between
 from toeplens.studies.kit.asking import left_out as left_out
 from toeplens.studies.kit.asking import over as over
 from toeplens.studies.kit.asking import under as under
-from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.results import ACCURACY, SKILLED, CellResult, Figure, Results
+from toeplens.studies.kit.claims import Claim, every
+from toeplens.studies.kit.results import ACCURACY, ONLY_SKILLED, SKILLED, CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import Finding, unknown
 from toeplens.training.presets import DISTANCE
 
@@ -67,14 +70,11 @@ def against(first: str, *rivals: str) -> list[tuple[str, str]]:
     return [(first, rival) for rival in rivals]
 
 
-def able(cell: CellResult) -> bool:
-    """Whether a cell's ablation can say anything: the model learned at least a quarter of what there is to learn."""
-    return cell.ablation is not None and cell.skilled
-
-
 def has(measure: str, *, skill: bool = True) -> Counts:
-    """Whether a cell has a measure, and unless ``skill`` is False is `able` too."""
-    return lambda cell: cell.measure(measure) is not None and (able(cell) or not skill)
+    """Whether a cell has a measure, and unless ``skill`` is False an ablation and a quarter of what can be learned."""
+    return lambda cell: (
+        cell.measure(measure) is not None and (not skill or (cell.ablation is not None and cell.skilled))
+    )
 
 
 def models(label: str, *parts: Asked, task: str = DISTANCE) -> Check:
@@ -117,3 +117,140 @@ def both_positions(results: Results) -> str:
 def is_released(results: Results) -> bool:
     """Whether these are models of the released protocol, or would be if there were any."""
     return results.protocol == "released" or any(cell.key.protocol == "released" for cell in results.cells)
+
+
+_WITHOUT = "too little skill, or not looked at"
+_LITTLE = "too little skill, heads that cost too little together, or not looked at"
+_MOMENTS = {"end": "at the end", "able": "when over 90% right", "plateau": "at the plateau"} | {
+    moment: f"at {moment} the plateau's steps" for moment in ("twice", "four times", "eight times")
+}
+
+
+@dataclass(frozen=True)
+class Bars:
+    """How much one head costs, in a measure's own unit."""
+
+    most: float  # the bulk of it
+    some: float  # pronounced
+    little: float  # does not affect the whole
+    unit: str
+
+
+BARS: dict[Measure, Bars] = {"accuracy": Bars(0.5, 0.25, 0.1, " of the skill"), "loss": Bars(0.7, 0.35, 0.1, " nats")}
+_WHY = (
+    "Bars: half of the skill (0.7 nats: the answer's probability halves) is the bulk of it, since the source has 60 of "
+    "93 points; a quarter (0.35 nats) is what it calls pronounced; under a tenth (0.1 nats) does not affect the whole. "
+    f"A head counts if its interval leaves 0. {ONLY_SKILLED}"
+)
+# of rules that ask where the cost lies
+WHERE = (
+    "Where the cost lies is asked of models whose heads, one silenced at a time, cost 0.1 nats (by accuracy a tenth of "
+    "the skill) together: else there is nothing to lie anywhere."
+)
+HALF_A_DOUBLING = 0.5  # of the effective heads
+# of those that ask nothing else
+SPREAD = (
+    "Half a doubling is 1.4 times as many: less could not be seen in the sources' pictures of heads. Looked at by "
+    f"loss: of models that get all right hardly a head's cost in accuracy is told from none. {WHERE}"
+)
+
+
+@dataclass(frozen=True)
+class At:
+    """How one looks: at which moment, and by which measure."""
+
+    moment: str
+    measure: Measure
+
+    @property
+    def bars(self) -> Bars:
+        """In the measure's unit."""
+        return BARS[self.measure]
+
+    def figure(self, words: str, of: Callable[[Look], float]) -> Figure:
+        """A number of what is seen."""
+        number, counts = self._number(of), lambda cell: self._look(cell) is not None
+        return Figure(words, number, counts, _WITHOUT, 0.002, self._wanted)
+
+    def spread(self, words: str, of: Callable[[Look], float]) -> Figure:
+        """A number of where the cost lies, which a model has if its heads cost something together."""
+
+        def counts(cell: CellResult) -> bool:
+            look = self._look(cell)
+            return look is not None and look.total >= self.bars.little
+
+        return Figure(words, self._number(of), counts, _LITTLE, 0.05, self._wanted)
+
+    @property
+    def _wanted(self) -> str:
+        """Of records from before heads were looked at by loss, which their weights can still be."""
+        more = "models with skill, whose heads cost something"
+        again = "toeplens ablate RUN --metric loss, with the study's --examples and --split"
+        return f"{more}; where loss was not looked at, {again}" if self.measure == "loss" else more
+
+    def doublings(self, *, every: bool = False) -> Figure:
+        """The effective heads of the whole model, in doublings; of ``every`` model with a head that costs anything."""
+        made = self.spread("doublings of the effective heads, ", lambda look: log2(look.effective_heads))
+        return (
+            replace(made, counts=lambda cell: (look := self._look(cell)) is not None and look.total > 0)
+            if every
+            else made
+        )
+
+    def _look(self, cell: CellResult) -> Look | None:
+        return look_at(cell, self.moment, self.measure)
+
+    def _number(self, of: Callable[[Look], float]) -> Callable[[CellResult], float]:
+        def number(cell: CellResult) -> float:
+            look = self._look(cell)
+            assert look is not None
+            return of(look)
+
+        return number
+
+    def largest(self, layers: slice = slice(None), where: str = "any layer") -> Figure:
+        """The largest cost of a head."""
+        return self.figure(f"largest cost of a head of {where}, ", lambda look: look.largest(layers))
+
+    def over(self, bar: float) -> Callable[..., Finding]:
+        """Is it above a bar?"""
+        return over(bar, self.bars.unit)
+
+    def under(self, bar: float) -> Callable[..., Finding]:
+        """Is it below a bar?"""
+        return under(bar, self.bars.unit)
+
+
+Way = Callable[[At], Check]
+AS_THE_PAPERS = At(END, "accuracy")
+BY_LOSS = At(END, "loss")
+
+
+def of_rope(*parts: Callable[[At], tuple[Figure, Callable[..., Finding]]]) -> Way:
+    """Parts that are asked of RoPE alone, on all heads."""
+    return lambda at: on_rope(lambda rope: models(rope, *(part(at) for part in parts)))
+
+
+def of_each(labels: Iterable[str], *parts: Callable[[At], tuple[Figure, Callable[..., Finding]]], task: str) -> Way:
+    """Parts that are asked of each of these encodings."""
+    return lambda at: every(
+        *(learned(label, models(label, *(part(at) for part in parts), task=task), task) for label in labels)
+    )
+
+
+def watched_claim(
+    make: Callable[..., Claim[Results]],
+    name: str,
+    source: str,
+    statement: str,
+    rule: str,
+    way: Way,
+    first: At = AS_THE_PAPERS,
+) -> Claim[Results]:
+    """A claim about heads, judged in the ``first`` way of looking, and beside that in all others."""
+    elsewhere = {
+        f"{_MOMENTS[at.moment]}, by {at.measure}": way(at)
+        for at in (At(moment, measure) for moment, measure in LOOKS)
+        if at != first
+    }
+    return make(name, source, statement, f"{rule} {_WHY}", way(first), elsewhere=elsewhere)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from toeplens.papers.deposit.claims.common import FINAL, Check, Test, compare, full_rope, left_out, on_rope, over
-from toeplens.papers.deposit.claims.looking import (
+from toeplens.papers.deposit.claims.common import (
     AS_THE_PAPERS,
     BY_LOSS,
+    FINAL,
     HALF_A_DOUBLING,
     SPREAD,
     At,
+    Check,
     Way,
+    compare,
+    full_rope,
+    left_out,
+    on_rope,
+    over,
     watched_claim,
 )
 from toeplens.papers.deposit.labels import title
 from toeplens.papers.deposit.looks import Measure, in_order
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import contrast, of_one
-from toeplens.studies.kit.results import Figure, Results
+from toeplens.studies.kit.results import Results
 from toeplens.studies.kit.verdicts import Finding, above
 from toeplens.training.presets import DISTANCE
 
@@ -33,30 +39,17 @@ def _at_rung(base: str, rung: str) -> str:
     return f"{base}/{rung}" if rung else base
 
 
-def _rungs(
-    first: str, second: str, figure: Callable[[At], Figure], test: Callable[[At], Test]
-) -> Callable[[At], Check]:
-    """RoPE's figure on one rung less that on another, and how it is judged; an empty rung is the scale itself."""
+def _rungs(first: str, second: str, *, spread: bool = False) -> Way:
+    """RoPE's largest cost of a head (or ``spread``: its effective heads) on one rung less that on another.
 
-    return lambda at: on_rope(
-        lambda rope: compare(DISTANCE, [(_at_rung(rope, first), _at_rung(rope, second))], figure(at), test(at))
-    )
+    An empty rung is the scale itself.
+    """
 
+    def way(at: At) -> Check:
+        figure, test = (at.doublings(), over(HALF_A_DOUBLING)) if spread else (at.largest(), at.over(at.bars.little))
+        return on_rope(lambda rope: compare(DISTANCE, [(_at_rung(rope, first), _at_rung(rope, second))], figure, test))
 
-def _largest(at: At) -> Figure:
-    return at.largest()
-
-
-def _heads(at: At) -> Figure:
-    return at.doublings()
-
-
-def _little(at: At) -> Test:
-    return at.over(at.bars.little)
-
-
-def _half(at: At) -> Test:
-    return over(HALF_A_DOUBLING)
+    return way
 
 
 def _of_encoding(at: At) -> Check:
@@ -89,9 +82,7 @@ def _unfinished(measure: Measure) -> Check:
     early, late = (at.largest() for at in looks)
     learning = "over 90% right after it had stopped learning, too little skill, or not looked at"
     both = replace(
-        early,
-        counts=lambda cell: early.counts(cell) and late.counts(cell) and in_order(cell, "able"),
-        without=learning,
+        early, counts=lambda cell: early.counts(cell) and late.counts(cell) and in_order(cell, "able"), without=learning
     )
 
     def check(results: Results) -> list[Finding]:
@@ -114,7 +105,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "ladder-length",
         "A deposit comes with the task's difficulty: the longer the texts, the more hangs on one head.",
         "RoPE: the largest cost of a head with 96 tokens less that with 24: over a tenth of the skill.",
-        _rungs("tokens-96", "tokens-24", _largest, _little),
+        _rungs("tokens-96", "tokens-24"),
     ),
     _claim(
         "ladder-unfinished",
@@ -137,26 +128,26 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "ladder-heads",
         "With fewer heads to share the work more hangs on one.",
         "RoPE: the largest cost of a head with 4 heads less that with 16: over a tenth of the skill.",
-        _rungs("heads-4", "", _largest, _little),
+        _rungs("heads-4", ""),
     ),
     _ours(
         "ladder-layers",
         "With fewer layers more hangs on one head.",
         "RoPE: the largest cost of a head with 2 layers less that with 6: over a tenth of the skill.",
-        _rungs("layers-2", "", _largest, _little),
+        _rungs("layers-2", ""),
     ),
     _ours(
         "ladder-rate",
         "The papers' low learning rate makes deposits larger.",
         "RoPE: the largest cost of a head at the papers' 1e-4 with their betas less that at 1e-3: over a tenth of the "
         "skill.",
-        _rungs("rate-paper", "", _largest, _little),
+        _rungs("rate-paper", ""),
     ),
     _ours(
         "ladder-dropout-spreads",
         "Dropout spreads the work over more heads.",
         f"RoPE: effective heads of the whole model with dropout 0.1 less without: over half a doubling. {SPREAD}",
-        _rungs("drop", "", _heads, _half),
+        _rungs("drop", "", spread=True),
         BY_LOSS,
     ),
     _ours(
@@ -164,7 +155,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "Weight decay gathers the work in fewer heads.",
         "RoPE: effective heads of the whole model with next to no weight decay (1e-5) less with 0.1: over half a "
         f"doubling. {SPREAD}",
-        _rungs("", "decay", _heads, _half),
+        _rungs("", "decay", spread=True),
         BY_LOSS,
     ),
 )

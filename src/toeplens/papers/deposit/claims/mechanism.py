@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
+from scipy.special import ndtr
 
 from toeplens.lens import margins
 from toeplens.lens.ablation.deposit import counted_drops
@@ -15,6 +18,8 @@ from toeplens.papers.deposit.claims.common import (
     FINAL,
     V1,
     Check,
+    against,
+    between,
     both_positions,
     compare,
     has,
@@ -25,11 +30,12 @@ from toeplens.papers.deposit.claims.common import (
     over,
     under,
 )
-from toeplens.papers.deposit.labels import title
+from toeplens.papers.deposit.labels import Label, title
 from toeplens.papers.deposit.looks import look_at
+from toeplens.studies.grid.measured import LONGER, kept
 from toeplens.studies.kit.claims import Claim, as_support, every
 from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure, Results
-from toeplens.studies.kit.verdicts import Finding, unknown
+from toeplens.studies.kit.verdicts import ENOUGH, LEVEL, Finding, Verdict, unknown
 from toeplens.training.presets import DISTANCE
 
 _FIXED = 1 / 512
@@ -141,8 +147,7 @@ def _work(cell: CellResult) -> np.ndarray:
 
 def _works(cell: CellResult) -> bool:
     """Whether these add up to a tenth of the skill."""
-    skill = cell.measure("position").baseline - cell.length_chance
-    return bool(_work(cell).sum() >= 0.1 * skill)
+    return bool(_work(cell).sum() >= 0.1 * (cell.measure("position").baseline - cell.length_chance))
 
 
 def _standing(signal: np.ndarray, costs: np.ndarray) -> float:
@@ -168,12 +173,10 @@ def _stream(words: str, of: Callable[[Any], float]) -> Figure:
 
 
 _ALIGNMENT = _stream(
-    "after layer 2: alignment with the input's positions - chance, ",
-    lambda found: found.alignment[2] - found.chance,
+    "after layer 2: alignment with the input's positions - chance, ", lambda found: found.alignment[2] - found.chance
 )
 _COEFFICIENT = _stream(
-    "after layer 2: coefficient on the input's position vectors, ",
-    lambda found: found.coefficient[2],
+    "after layer 2: coefficient on the input's position vectors, ", lambda found: found.coefficient[2]
 )
 _DECODABLE = _stream(
     "R2 of reading the position off the stream after layer 2 and later, mean, ",
@@ -205,6 +208,180 @@ def _displaced(results: Results) -> list[Finding]:
         *models(both, (_ALIGNMENT, under(0.1)), (_COEFFICIENT, under(0.1)))(results),
         *as_support(compare(DISTANCE, [(both, "absolute")], _ALIGNMENT, under(0.0)))(results),
     ]
+
+
+# ---- trained heads ---------------------------------------------------------------------------------------------------
+
+
+def _lost(rank: int, words: str) -> Figure:
+    """What is lost by taking position from one head, the ``rank``th from the most on, as a share of the skill."""
+
+    def of(cell: CellResult) -> float:
+        found = cell.measure("position")
+        drops = np.sort(counted_drops(found), axis=None)[::-1]
+        return float(drops[rank] / (found.baseline - cell.length_chance)) if rank < len(drops) else 0.0
+
+    return Figure(words, of, has("position"))
+
+
+def _heads_of(measure: str, words: str, of: Callable[[int], float] = float) -> Figure:
+    def number(cell: CellResult) -> float:
+        return float(of(len(cell.measure(measure).sufficient)))
+
+    return Figure(words, number, has(measure), grain=0.1)
+
+
+_NEEDED = _heads_of("sets", "doublings of the heads that suffice, ", lambda count: float(np.log2(max(1, count))))
+_POSITIONAL = _heads_of("position-sets", "heads that need position, ")
+
+
+def _costliest(cell: CellResult) -> tuple[int, int]:
+    """Layer and head; only of a model in which a head costs anything."""
+    look = look_at(cell)
+    assert look is not None
+    layer, head = np.unravel_index(look.costs.argmax(), look.costs.shape)
+    return int(layer), int(head)
+
+
+def _used(words: str, of: Callable[[CellResult], float], grain: float = 0.02) -> Figure:
+    return Figure(words, of, lambda cell: has("frequency")(cell) and look_at(cell) is not None, grain=grain)
+
+
+def _of_costliest(words: str, of: Callable[[CellResult], float]) -> Figure:
+    def counts(cell: CellResult) -> bool:
+        look = look_at(cell)
+        return has("frequency")(cell) and look is not None and look.matter > 0
+
+    return Figure(words, of, counts, "no skill, no head that matters, or not measured", 0.02)
+
+
+def _norm_of_used(cell: CellResult) -> float:
+    """Doublings of the norm share of the pair the costliest head's logits vary by most, over an even share."""
+    found, (layer, head) = cell.measure("frequency"), _costliest(cell)
+    pairs = np.asarray(found.logits)[layer, head, 1:-1]
+    norms = np.asarray(found.norms)[layer, head, 1:]
+    if not np.isfinite(pairs).any():
+        return float("nan")
+    with np.errstate(divide="ignore"):
+        return float(np.log2(norms[np.nanargmax(pairs)] * len(norms)))
+
+
+def _massive(cell: CellResult) -> float:
+    """Doublings of what the largest dimension of the costliest head has of its energy, over an even share."""
+    found, (layer, head) = cell.measure("frequency"), _costliest(cell)
+    largest = np.asarray(found.massive)[:, layer, head].max()
+    return float(np.log2(largest * 2 * (np.asarray(found.norms).shape[-1] - 1)))
+
+
+def _breadth(layers: slice) -> Callable[[CellResult], float]:
+    """Mean over heads: the effective number of pairs that the logits vary by, as a share of all pairs."""
+
+    def of(cell: CellResult) -> float:
+        shares = np.clip(np.asarray(cell.measure("frequency").logits)[layers, :, 1:-1], 0, None)
+        total, squares = shares.sum(-1), np.square(shares).sum(-1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            effective = total**2 / squares / shares.shape[-1]
+        return float(np.nanmean(effective)) if np.isfinite(effective).any() else float("nan")
+
+    return of
+
+
+_FIRST_BREADTH = _used("share of the frequencies that the first layer's heads use, ", _breadth(slice(0, 1)))
+_GROWTH = _used(
+    "the same in the later layers less the first, ",
+    lambda cell: _breadth(slice(1, None))(cell) - _breadth(slice(0, 1))(cell),
+)
+
+
+_KEPT = Figure(f"share of the skill kept at {LONGER:g} times the length, ", kept, has("extrapolation"))
+
+
+_FEWEST = 5  # encodings that ranks are compared over
+_BAR, _ORDERS = 0.5, 9999
+
+
+# ---- spectra against learning ----------------------------------------------------------------------------------------
+
+
+def _width(cell: CellResult) -> float:
+    widths = np.log2(cell.measure("contraction").width[0])
+    return float(np.nanmean(widths)) if np.isfinite(widths).any() else float("nan")
+
+
+def _ranked(
+    words: str, of: Callable[[CellResult], float], counts: Callable[[CellResult], bool], without: str
+) -> Figure:
+    return Figure(words, of, lambda cell: cell.measure("contraction") is not None and counts(cell), without)
+
+
+def _goes_with(figure: Figure, sign: int) -> Callable[[Results], list[Finding]]:
+    """Does the rank of an encoding's figure go with (sign 1), or against, that of its first layer's spectral range?
+
+    Encodings are the units, each by its mean over seeds: seeds of the same few encodings are no encodings of their own.
+    """
+
+    def check(results: Results) -> list[Finding]:
+        plain = [results.of(DISTANCE, label) for label in results.labels(DISTANCE) if Label.parse(label).plain]
+        seen = [[(_width(cell), figure.of(cell)) for cell in cells if figure.counts(cell)] for cells in plain]
+        known = [[pair for pair in pairs if not np.isnan(pair).any()] for pairs in seen]
+        count, there = (sum(map(len, each)) for each in (plain, known))
+        points = [np.mean(pairs, axis=0) for pairs in known if pairs]
+        what = f"over {len(points)} encodings, rank correlation of the first layer's spectral range with {figure.words}"
+        if there < count:
+            what += f" ({count - there} of {count} models left out: {figure.without})"
+        if len(points) < _FEWEST:
+            return [
+                unknown(
+                    what,
+                    f"fewer than {_FEWEST} encodings that count",
+                    f"{_FEWEST} encodings with models that are not left out",
+                )
+            ]
+        return [_judged(what, np.array(points).T, sign, min(len(pairs) for pairs in known if pairs))]
+
+    return check
+
+
+def _judged(what: str, pairs: Float[np.ndarray, "2 E"], sign: int, seeds: int) -> Finding:
+    """Holds where a random order of the encodings rarely gives as much; fails where `_BAR` rarely gives as little."""
+    found = sign * float(spearman(pairs))
+    text = f"{what}: {sign * found:.2f}"
+    if np.isnan(found):
+        return unknown(what, "all ranks are equal")
+    if seeds < ENOUGH:
+        side: Verdict = "leans to hold" if found > _BAR else "leans to fail" if found < 0 else "undecided"
+        return Finding(side, f"{text} ({seeds} seed{'s' if seeds > 1 else ''})", wanting=f"{ENOUGH} seeds")
+    rng = np.random.Generator(np.random.Philox(0))
+    orders = rng.permuted(np.tile(pairs[1], (_ORDERS, 1)), axis=1)
+    by_chance = sign * spearman(np.stack((np.broadcast_to(pairs[0], orders.shape), orders)))
+    holds = float((1 + (by_chance >= found - 1e-9).sum()) / (1 + _ORDERS))
+    error = np.sqrt(1.06 / max(1, pairs.shape[1] - 3))  # of Fisher's transform of a rank correlation
+    fails = float(ndtr((np.arctanh(np.clip(found, -0.999, 0.999)) - np.arctanh(_BAR)) / error))
+    finding = Finding("undecided", text, holds, fails, wanting="more encodings, not more seeds")
+    return replace(finding, verdict=finding.at(LEVEL))
+
+
+def _slow(cell: CellResult) -> float:
+    """Whoever never learns half comes last, however early its training ended."""
+    return cell.half_learned if cell.learned_half else float("inf")
+
+
+_SLOW = _ranked(
+    "how long half takes to learn",
+    _slow,
+    lambda cell: cell.looked_back and cell.status != "diverged",
+    "diverged, not measured, or training examples not looked at after evaluations",
+)
+
+
+def _peak(cell: CellResult) -> float:
+    look = look_at(cell)
+    return float("nan") if look is None else look.largest()
+
+
+_PEAK = _ranked(
+    "the largest cost of a head", _peak, lambda cell: look_at(cell) is not None, "diverged, not measured, or no skill"
+)
 
 
 CLAIMS: tuple[Claim[Results], ...] = (
@@ -303,5 +480,110 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "cannot learn it never stops guessing.",
         _through_mask,
         part="factors",
+    ),
+    mechanism(
+        "one-head-knows-position",
+        f"{V1}, App. D",
+        "Once one head of RoPE has position, the others no longer capture it.",
+        "The rotation is taken from one head at a time: the largest loss over a quarter of the skill, without which "
+        "position is spread or kept in several heads, and the second largest of the whole model under a tenth, which "
+        "does not affect the whole. Supporting: left to one head alone (between 0.5 and 1.5 in the "
+        "mean), rotation keeps 90% of the skill, all but that tenth. "
+        f"{ONLY_SKILLED}",
+        on_rope(
+            lambda rope: every(
+                models(
+                    rope,
+                    (_lost(0, "largest loss by taking position from one head, "), over(0.25)),
+                    (_lost(1, "second largest, "), under(0.1)),
+                ),
+                as_support(models(rope, (_POSITIONAL, between(0.5, 1.5)))),
+            )
+        ),
+    ),
+    mechanism(
+        "rope-needs-fewer-heads",
+        f"{V1}, App. D",
+        "Much fewer parameters answer to position under RoPE than under relative encoding or none.",
+        "Size of a set of heads that keeps 90% of the skill when all others are silenced, in doublings: RoPE less "
+        "NoPE and less relative below -1, each: half as many are much fewer. Heads that work on content are among "
+        f"them, under every encoding, as position cannot be taken from NoPE. {ONLY_SKILLED}",
+        on_rope(lambda rope: compare(DISTANCE, against(rope, "nope", "relative"), _NEEDED, under(-1.0))),
+    ),
+    mechanism(
+        "two-heads-do-it",
+        f"{FINAL}: key findings",
+        "RoPE needs one or two heads for all positional reasoning; the rest are redundant.",
+        "Size of a set of RoPE's heads whose rotation keeps 90% of the skill when all others' is stopped: between "
+        f"0.5, for who needs none is no case of it, and 2.5, so that two are nearer than three. The others keep their "
+        f"content. {ONLY_SKILLED}",
+        on_rope(lambda rope: models(rope, (_POSITIONAL, between(0.5, 2.5)))),
+    ),
+    mechanism(
+        "significant-angle-massive",
+        f"{V1}, B.2",
+        "RoPE needs one significant angle, which corresponds to massive values.",
+        "In RoPE's costliest head: the pair of dimensions that its logits vary by most has more than twice an even "
+        "share of the norms (the least that anybody would call more than its share). Supporting: its largest dimension "
+        "has more than four times an even share of the energy of queries or keys (twice of the norm is four times of "
+        f"the energy). {ONLY_SKILLED}",
+        on_rope(
+            lambda rope: every(
+                models(
+                    rope,
+                    (
+                        _of_costliest("doublings of the most used pair's norm over an even share, ", _norm_of_used),
+                        over(1.0),
+                    ),
+                ),
+                as_support(
+                    models(rope, (_of_costliest("doublings of the largest dimension's energy, ", _massive), over(2.0)))
+                ),
+            )
+        ),
+    ),
+    mechanism(
+        "few-bands-trained",
+        f"{V1}, App. D",
+        "Only some frequency bands are fully trained, and their influence spreads to most bands in deep layers.",
+        "RoPE: the heads of the first layer use less than half of the frequencies (effective number by the variance "
+        "of the logits, mean over heads), or they would be most; those of later layers use more, by over a tenth of "
+        f"all, less than which spreads to none. {ONLY_SKILLED}",
+        on_rope(lambda rope: models(rope, (_FIRST_BREADTH, under(0.5)), (_GROWTH, over(0.1)))),
+    ),
+    mechanism(
+        "rope-loses-length",
+        f"{V1}, App. D and 5.2",
+        "RoPE's length generalisation is drastically affected: it falls short of what it was designed for.",
+        f"Share of RoPE's skill kept on texts of {LONGER:g} times the training length under a half: what "
+        f"keeps most of its skill is not drastically affected. {ONLY_SKILLED}",
+        on_rope(lambda rope: models(rope, (_KEPT, under(0.5)))),
+    ),
+    mechanism(
+        "mla-keeps-length",
+        f"{V1}, 5.2",
+        "MLA, by diffusing positional responsibility, points toward a remedy for length generalisation.",
+        f"Share of the skill kept on texts of {LONGER:g} times the training length, MLA less RoPE: over 0.05, less "
+        f"than which is no remedy. {ONLY_SKILLED}",
+        on_rope(lambda rope: compare(DISTANCE, [("mla", rope)], _KEPT, over(0.05))),
+    ),
+    mechanism(
+        "contraction-speeds-learning",
+        f"{V1}, abstract, 3.3, App. B, 6",
+        "Spectral contraction makes learning faster: spectra predict learning dynamics.",
+        "Over the encodings (each by its mean over seeds, and last if a model of it never learns half), the first "
+        "layer's range of eigenvalues with position over without it, at initialisation, goes with the examples until "
+        "half is learned: the rank correlation is more than a random order of the encodings gives. It fails where a "
+        "correlation of 0.5, half way to an order that predicts all, would not give so little.",
+        _goes_with(_SLOW, 1),
+    ),
+    mechanism(
+        "contraction-brings-deposit",
+        f"{V1}, 3.3",
+        "Spectral contraction leads to a deposit in single heads.",
+        "Over the encodings (each by its mean over seeds), the first layer's range of eigenvalues with position over "
+        "without it, at initialisation, goes against the largest cost of a head after training: decided as the link to "
+        f"learning is. {ONLY_SKILLED}",
+        _goes_with(_PEAK, -1),
     ),
 )

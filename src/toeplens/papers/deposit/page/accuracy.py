@@ -28,8 +28,7 @@ from toeplens.papers.deposit.page.look import (
 from toeplens.report.kit.blocks import Block, Group, Panel, View
 from toeplens.report.kit.canvas import Canvas, guess_levels, guesses_across, guesses_down
 from toeplens.report.kit.colours import GUESS
-from toeplens.studies import CellResult, Results
-from toeplens.training.presets import COUNT, DISTANCE
+from toeplens.studies import Results
 
 Split = Literal["train", "test"]
 
@@ -62,26 +61,15 @@ def accuracy_panel(
     return Panel(title or protocol_title(protocol), figure)
 
 
-def convergence_distance(state: Reproduction) -> Block:
-    """Learning curves of Task 1 (Fig. 2)."""
-    return _convergence(state, DISTANCE, 2)
+def learning(state: Reproduction, task: str, paper: int) -> Block:
+    """Learning curves of a task, which are the figure ``paper`` there."""
 
-
-def convergence_count(state: Reproduction) -> Block:
-    """Learning curves of Task 2 (Fig. 3)."""
-    return _convergence(state, COUNT, 3)
-
-
-def _convergence(state: Reproduction, task: str, paper: int) -> Block:
     def draw(protocol: Protocol) -> list[Panel]:
         whole = [cell for cell in state.results.under(protocol).cells if Label.parse(cell.key.label).heads is None]
         cells = [cell for cell in whole if cell.key.task == task and cell.epochs]
         top = accuracy_top(state, task)
         return [
-            Panel(
-                f"{split.capitalize()} accuracy",
-                convergence(state.results, protocol, task, split, top),
-            )
+            Panel(f"{split.capitalize()} accuracy", convergence(state.results, protocol, task, split, top))
             for split in get_args(Split)
             if cells
         ]
@@ -95,11 +83,6 @@ def _convergence(state: Reproduction, task: str, paper: int) -> Block:
     )
     title = f"How fast each encoding learns {TASKS[task]}"
     return Block(f"convergence-{task}", title, caption, [under_headings(state, draw)], legend=signs)
-
-
-def _curve(cell: CellResult, split: Split) -> list[float]:
-    """Accuracy by epoch; NaN where none could be recorded."""
-    return np.array([row.get(f"{split}_accuracy") for row in cell.epochs], dtype=float).tolist()
 
 
 def convergence(results: Results, protocol: Protocol, task: str, split: Split, top: float = 1.0) -> go.Figure:
@@ -121,7 +104,10 @@ def convergence(results: Results, protocol: Protocol, task: str, split: Split, t
         cells = under.of(task, label)
         whole = [cell for cell in cells if cell.status == "complete"]
         text = name(protocol, label) if whole else f"{name(protocol, label)} (diverged)"
-        curves = [_curve(cell, split) for cell in whole or cells]
+        curves: list[list[float]] = [
+            np.array([row.get(f"{split}_accuracy") for row in cell.epochs], dtype=float).tolist()
+            for cell in whole or cells
+        ]
         epochs = max(([round(row["epoch"], 2) for row in cell.epochs] for cell in whole or cells), key=len, default=[])
         if whole:
             curves = [curve + curve[-1:] * (len(epochs) - len(curve)) for curve in curves]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from math import isfinite
 
 import plotly.graph_objects as go
@@ -13,21 +15,11 @@ from toeplens.lens.ablation.deposit import PEAK
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.factors import concentrated
-from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.labels import BASES, RUNGS, Label
+from toeplens.papers.deposit.labels import TASK as LADDER_TASK
 from toeplens.papers.deposit.looks import END, Look, Measure, in_order, look_at
-from toeplens.papers.deposit.page.look import (
-    Models,
-    beside,
-    by_task,
-    colour,
-    legend,
-    marker,
-    models,
-    name,
-)
-from toeplens.papers.deposit.rungs import BASES, RUNGS
-from toeplens.papers.deposit.rungs import TASK as LADDER_TASK
-from toeplens.report.kit.blocks import Block, Ramp, View
+from toeplens.papers.deposit.page.look import Models, beside, by_task, colour, legend, marker, models, name
+from toeplens.report.kit.blocks import Block, Ramp
 from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.dots import Series, dots
 from toeplens.studies import CellResult
@@ -37,32 +29,23 @@ SHARE = Ramp("0%", "100% of the skill", half=True)
 Figure = Callable[[LayerDeposit], float]
 
 
-def peak_of(layer: LayerDeposit) -> float:
-    """The share of the skill that the layer's first head carries."""
-    return layer.peak
-
-
-def _heads(layer: LayerDeposit) -> float:
-    return layer.effective_heads
-
-
 def by_encoding(state: Reproduction) -> Block:
     """Violins of the most that one head carries, and of the effective heads of its layer."""
     layers = [layer[1] for cell in state.results.cells if (layer := concentrated(cell))]
-    peak = max([1.0, *map(peak_of, layers)]) * 1.05
-    heads = max([2.0, *map(_heads, layers)]) * 1.05
+    peak = max([1.0, *(layer.peak for layer in layers)]) * 1.05
+    heads = max([2.0, *(layer.effective_heads for layer in layers)]) * 1.05
 
     def shares(protocol: Protocol, task: str) -> go.Figure | None:
         found = models(state, protocol, task, CellResult.deposits)
-        if not found:
-            return None
-        return violins(found, peak_of, "share of the skill", top=peak, percent=True, mark=PEAK)
+        return (
+            violins(found, lambda layer: layer.peak, "share of the skill", top=peak, percent=True, mark=PEAK)
+            if found
+            else None
+        )
 
     def spreads(protocol: Protocol, task: str) -> go.Figure | None:
         found = models(state, protocol, task, CellResult.deposits)
-        if not found:
-            return None
-        return violins(found, _heads, "effective heads", top=heads)
+        return violins(found, lambda layer: layer.effective_heads, "effective heads", top=heads) if found else None
 
     kinds = (
         by_task(state, shares, "share of the skill that one head carries"),
@@ -165,7 +148,8 @@ def peaks_by_layer(found: Models) -> go.Figure:
 
 # ---- the ladder ------------------------------------------------------------------------------------------------------
 
-_SHOWN: tuple[tuple[str, Measure, Callable[[Look], float], float, int], ...] = (
+_Shown = tuple[str, Measure, Callable[[Look], float], float, int]
+_SHOWN: tuple[_Shown, ...] = (
     ("largest cost of a head, % of the skill", "accuracy", lambda look: look.largest(), 100.0, 1),
     ("largest cost of a head, nats", "loss", lambda look: look.largest(), 1.0, 2),
     ("heads whose cost is told from none", "accuracy", lambda look: look.matter, 1.0, 0),
@@ -207,53 +191,27 @@ def _rungs(state: Reproduction) -> Sequence[str]:
 
 
 def _block(state: Reproduction, place: str, title: str, caption: str, lines: Sequence[Line]) -> Block:
-    views: list[View] = []
     drawn = set[str]()
-    for what, measure, figure, scale, digits in _SHOWN:
 
-        def draw(
-            protocol: Protocol,
-            what: str = what,
-            measure: Measure = measure,
-            figure: Callable[[Look], float] = figure,
-            scale: float = scale,
-            digits: int = digits,
-        ) -> go.Figure | None:
-            found = {
-                base: [_values(state, protocol, base, rung, moment, measure, figure) for _, rung, moment in lines]
-                for base in BASES[protocol]
-            }
-            kept = [line for line in range(len(lines)) if any(values[line] for values in found.values())]
-            if not kept:
-                return None
-            texts = [lines[line][0] for line in kept]
-            series = [
-                Series(
-                    base,
-                    f"{name(protocol, base)}, ",
-                    marker(base),
-                    [values[line] for line in kept],
-                    [colour(base)] * len(kept),
-                )
-                for base, values in found.items()
-                if any(values)
-            ]
-            drawn.update(one.key for one in series)
-            return dots(texts, series, what, scale=scale, digits=digits)
+    def draw(protocol: Protocol, shown: _Shown) -> go.Figure | None:
+        what, measure, figure, scale, digits = shown
+        found: dict[str, list[dict[int, float]]] = {base: [] for base in BASES[protocol]}
+        for base, (_, rung, moment) in product(found, lines):
+            cells = state.results.under(protocol).of(LADDER_TASK, str(Label(base, None, rung)))
+            looks = {cell.key.seed: look_at(cell, moment, measure) for cell in cells if in_order(cell, moment)}
+            found[base].append({seed: float(figure(look)) for seed, look in looks.items() if look is not None})
+        kept = [line for line in range(len(lines)) if any(values[line] for values in found.values())]
+        if not kept:
+            return None
+        series = [
+            Series(
+                base, f"{name(protocol, base)}, ", marker(base), [values[n] for n in kept], [colour(base)] * len(kept)
+            )
+            for base, values in found.items()
+            if any(values)
+        ]
+        drawn.update(one.key for one in series)
+        return dots([lines[line][0] for line in kept], series, what, scale=scale, digits=digits)
 
-        views.append(beside(state, draw, what))
+    views = [beside(state, partial(draw, shown=shown), shown[0]) for shown in _SHOWN]
     return Block(place, title, caption, views, legend=legend(state, drawn))
-
-
-def _values(
-    state: Reproduction,
-    protocol: Protocol,
-    base: str,
-    rung: str,
-    moment: str,
-    measure: Measure,
-    figure: Callable[[Look], float],
-) -> dict[int, float]:
-    cells: list[CellResult] = state.results.under(protocol).of(LADDER_TASK, str(Label(base, None, rung)))
-    looks = {cell.key.seed: look_at(cell, moment, measure) for cell in cells if in_order(cell, moment)}
-    return {seed: float(figure(look)) for seed, look in looks.items() if look is not None}

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import plotly.graph_objects as go
 
+from toeplens.engine.circuit import KEYS, PLACES, Circuit
 from toeplens.ground.words import listed, percent, points, whole
-from toeplens.lens import HeadAblation
+from toeplens.lens import HeadAblation, HeadSets
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.page.look import (
     TASKS,
+    Models,
     accuracy_top,
+    beside,
+    by_task,
+    colour,
     drop_limit,
     drop_ramp,
     layer_signs,
+    legend,
+    marker,
     model_panel,
+    models,
     name,
     ordered,
     plain_keys,
     protocol_title,
+    under_headings,
 )
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import GUESS, layer_look
+from toeplens.report.kit.dots import Series, dots
 from toeplens.studies import CellResult, Key
+from toeplens.training.presets import DISTANCE
 
 
 def ablations_of(cells: Sequence[CellResult]) -> list[HeadAblation]:
@@ -49,10 +61,6 @@ def heads(state: Reproduction) -> Block:
         "is (the paper’s Figs. 4, 7 and 8). One colour scale for all maps; hover for the 95% bootstrap interval."
     )
     return Block("heads", "What each head is worth", caption, views, "small", ramp=drop_ramp(limit))
-
-
-def _each_task(state: Reproduction, draw: Callable[[list[CellResult]], Panel]) -> list[View]:
-    return [View(TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in TASKS]
 
 
 def _models(
@@ -131,7 +139,7 @@ def cumulative(state: Reproduction) -> Block:
         "Accuracy with a layer’s heads silenced together, most important first; the mean over seeds. A steep first "
         "step is a single head at work; a slow fall is work spread over many."
     )
-    views = _each_task(state, draw)
+    views = [View(TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in TASKS]
     return Block("cumulative", "Silencing one head after another", caption, views, "small", signs)
 
 
@@ -164,3 +172,220 @@ def silencing_curves(cells: Sequence[CellResult], top: float = 1.0) -> go.Figure
     canvas.x("heads silenced", dtick=1 if curves.shape[1] <= 9 else 4)
     canvas.percent(top)
     return canvas.figure()
+
+
+# curve of a record: how its legend calls it, and its dash
+_CURVES: dict[str, tuple[str, str]] = {
+    "greedy": ("the most harmful next", "solid"),
+    "importance": ("by what each is worth alone", "dash"),
+    "random": ("in random orders", "dot"),
+}
+
+
+def position(state: Reproduction) -> Block:
+    """What each head is worth, against what its position is worth."""
+    cells = [cell for cell in state.results.cells if _placed(cell)]
+    limit = max([0.1, *(float(abs(pair).max()) for cell in cells for pair in _drops(cell))])
+
+    def draw(protocol: Protocol, task: str) -> go.Figure | None:
+        found = models(state, protocol, task, _placed)
+        return lost(protocol, found, limit) if found else None
+
+    caption = (
+        "A marker is a head, of every seed. To the right: points lost when the head is silenced. Upwards: points lost "
+        "when it keeps its content and loses its position alone (its rotation or its bias). On the dotted line the "
+        "head is worth what its position is worth; at the bottom it matters for something else. Encodings that give "
+        "position at the input alone have nothing to take from a single head."
+    )
+    signs = legend(state, (cell.key.label for cell in cells))
+    return Block("position", "Was the head lost, or its position?", caption, by_task(state, draw), legend=signs)
+
+
+def _placed(cell: CellResult) -> bool:
+    return cell.ablation is not None and cell.measure("position") is not None
+
+
+def _drops(cell: CellResult) -> tuple[np.ndarray, np.ndarray]:
+    """What is lost without each head, and without its position alone."""
+    assert cell.ablation is not None
+    return cell.ablation.drops, cell.measure("position").drops
+
+
+def lost(protocol: Protocol, found: Models, limit: float) -> go.Figure:
+    """Points lost without a head's position against points lost without the head; a trace an encoding."""
+    canvas = Canvas(330)
+    ends = [-100 * limit, 100 * limit]
+    canvas.straight(ends, ends)
+    for label, cells in found:
+        heads = [
+            (100 * float(whole[place]), 100 * float(alone[place]), cell.key.seed, place)
+            for cell in cells
+            for whole, alone in [_drops(cell)]
+            for place in np.ndindex(whole.shape)
+        ]
+        canvas.marks(
+            [round(head[0], 2) for head in heads],
+            [round(head[1], 2) for head in heads],
+            {"symbol": marker(label), "size": 7, "color": colour(label), "opacity": 0.75},
+            [
+                f"<b>{name(protocol, label)}</b>, seed {seed}, layer {place[0] + 1}, head {place[1] + 1}<br>"
+                f"head silenced: {points(x / 100)} points<br>position taken: {points(y / 100)} points"
+                for x, y, seed, place in heads
+            ],
+            meta=label,
+        )
+    span = {"range": [-12 * limit, 104 * limit]}
+    canvas.x("head silenced: points lost", **span)
+    canvas.y("position taken: points lost", **span)
+    return canvas.figure()
+
+
+def _sets(cell: CellResult) -> HeadSets | None:
+    return cell.measure("sets")
+
+
+def _records(cells: Sequence[CellResult]) -> list[HeadSets]:
+    return [found for cell in cells if (found := _sets(cell))]
+
+
+def removed(state: Reproduction) -> Block:
+    """Accuracy against the number of heads that are silenced in the whole model."""
+    views = [
+        under_headings(
+            state,
+            lambda protocol, task=task: [
+                model_panel(cells[0], curves(cells, accuracy_top(state, task)))
+                for _, cells in models(state, protocol, task, _sets)
+            ],
+            title,
+        )
+        for task, title in TASKS.items()
+    ]
+    signs = [Sign(key, title, GUESS, dash=dash) for key, (title, dash) in _CURVES.items()]
+    caption = (
+        "Test accuracy as heads of all layers are silenced one after another, the mean over seeds: the most harmful "
+        "next, by what each is worth alone, and in random orders. A steep first step is one head that all depends on; "
+        "the dotted grey line is chance."
+    )
+    return Block("sets", "Silencing heads of the whole model", caption, views, "small", signs)
+
+
+def sizes(state: Reproduction) -> Block:
+    """How many heads are enough, by encoding."""
+    share = " or ".join(f"{value:.0%}" for value in sorted({found.keep for found in _records(state.results.cells)}))
+
+    def draw(protocol: Protocol, task: str) -> go.Figure | None:
+        found = models(state, protocol, task, _sets)
+        if not found:
+            return None
+        values = [{c.key.seed: float(len(c.measure("sets").sufficient)) for c in cells} for _, cells in found]
+        most = max(len(record.order) for _, cells in found for record in _records(cells))
+        lines = [name(protocol, label) for label, _ in found]
+        series = [Series("", "", "circle", values, [colour(label) for label, _ in found])]
+        return dots(lines, series, f"heads that are enough, of {most}", span=(0, 1.05 * most))
+
+    caption = (
+        f"The size of a set of heads that keeps {share} of the skill when all other heads of the model are silenced, "
+        "and from which no head can go: the smallest such set may be smaller still. Rings are seeds, the bar is the "
+        "95% interval of the mean."
+    )
+    return Block("sets-size", "How many heads are enough", caption, by_task(state, draw))
+
+
+def curves(cells: Sequence[CellResult], top: float) -> go.Figure:
+    """The mean curves over the seeds; points that were not run are bridged."""
+    canvas = Canvas(170, left=44, right=6, top=4, bottom=34)
+    canvas.line_at(_records(cells)[0].chance, dash="dot")
+    tint = colour(cells[0].key.label)
+    for curve, (title, dash) in _CURVES.items():
+        count, accuracy = _mean_curve(cells, curve)
+        hover = f"%{{x}} heads silenced, {title}: %{{y:.1%}}<extra></extra>"
+        canvas.lines(count, accuracy, GUESS if curve == "random" else tint, hover, dash=dash, meta=curve)
+    canvas.x("heads silenced", nticks=6)
+    canvas.percent(top)
+    return canvas.figure()
+
+
+def _mean_curve(cells: Sequence[CellResult], curve: str) -> tuple[list[int], list[float]]:
+    """How many heads are silenced, and the mean accuracy over seeds (and orders), at the points that all have."""
+    rows = np.concatenate([np.atleast_2d(getattr(record, curve)) for record in _records(cells)])
+    run = np.flatnonzero(np.isfinite(rows).all(0))
+    return run.tolist(), [round(float(value), 4) for value in rows[:, run].mean(0)]
+
+
+# ---- the circuit of the costliest head -------------------------------------------------------------------------------
+
+Lines = Mapping[str, float]  # what stands at the left, and its number
+
+
+def circuit(state: Reproduction) -> Block:
+    """Where the costliest head of each model looks, which frequencies it needs, and who reads it."""
+    shown: tuple[tuple[str, Callable[[Circuit], Lines]], ...] = (
+        ("who reads it: nats lost when this reader does not see the head", _readers),
+        ("where it looks: mean attention weight", _looks),
+        ("what it needs: nats lost when one of its frequencies stops turning", _frequencies),
+    )
+    used = set[str]()
+
+    def draw(protocol: Protocol, what: str, lines_of: Callable[[Circuit], Lines]) -> go.Figure | None:
+        found = models(state, protocol, DISTANCE, lambda cell: cell.measure("circuit") is not None)
+        by_label = {
+            label: {cell.key.seed: lines_of(cell.measure("circuit")) for cell in cells if cell.skilled}
+            for label, cells in found
+        }
+        by_label = {label: seeds for label, seeds in by_label.items() if any(seeds.values())}
+        names = list(dict.fromkeys(line for seeds in by_label.values() for told in seeds.values() for line in told))
+        if not names:
+            return None
+        used.update(by_label)
+        series = [
+            Series(
+                label,
+                f"{name(protocol, label)}, ",
+                marker(label),
+                [{seed: told[line] for seed, told in seeds.items() if line in told} for line in names],
+                [colour(label)] * len(names),
+            )
+            for label, seeds in by_label.items()
+        ]
+        return dots(names, series, what.partition(": ")[2], digits=2)
+
+    views = [beside(state, partial(draw, what=what, lines_of=lines_of), what) for what, lines_of in shown]
+    heads = [
+        f"{name(cell.key.protocol, cell.key.label)}, seed {cell.key.seed}: layer {found.head[0] + 1}, head "
+        f"{found.head[1] + 1} ({found.cost:.2f} nats)"
+        for cell in state.results.cells
+        if cell.skilled and (found := cell.measure("circuit")) is not None
+    ]
+    caption = (
+        "The head whose silence costs each model most, by loss. A path is cut by letting one reader see the residual "
+        "stream without what the head itself adds to it; everything else stays. Paths do not add up: what one "
+        f"carries another may carry too. Heads: {'; '.join(heads)}."
+    )
+    return Block("circuit", "What the costliest head does", caption, views, legend=legend(state, used))
+
+
+def _readers(found: Circuit) -> Lines:
+    return {
+        _reader(layer - found.head[0], reader): float(value)
+        for layer, reader, value in zip(found.layers, found.readers, found.paths, strict=True)
+    }
+
+
+def _reader(later: int, reader: str) -> str:
+    if reader == "readout":
+        return "the readout"
+    return "its own layer's FFN" if later == 0 else f"{later} layer{'s' if later > 1 else ''} on: {reader}"
+
+
+def _looks(found: Circuit) -> Lines:
+    return {
+        f"{query} to {key}": float(value)
+        for query, row in zip(PLACES, found.attention, strict=True)
+        for key, value in zip(KEYS, row, strict=True)
+        if np.isfinite(value) and query != key
+    }
+
+
+def _frequencies(found: Circuit) -> Lines:
+    return {f"frequency {place} (1: fastest)": float(value) for place, value in enumerate(found.bands, start=1)}

@@ -172,12 +172,10 @@ def sign_of(label: str) -> Sign:
 
 def legend(state: Reproduction, labels: Iterable[str]) -> list[Sign]:
     """A legend of encodings."""
-    return [Sign(label, _legend_title(state, label), colour(label), glyph(label)) for label in ordered(labels)]
-
-
-def _legend_title(state: Reproduction, label: str) -> str:
-    hidden = label == "rope" and "released" in state.plan.protocols
-    return "RoPE (released: with sinusoid)" if hidden else title(label)
+    signs = map(sign_of, ordered(labels))
+    if "released" in state.plan.protocols:
+        return [replace(s, title="RoPE (released: with sinusoid)") if s.key == "rope" else s for s in signs]
+    return list(signs)
 
 
 def protocol_title(protocol: Protocol) -> str:

@@ -12,14 +12,7 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.factors import MEASURES, Values, concentrated, decided, kinds
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.page.look import (
-    PROTOCOL_NAMES,
-    accuracy_top,
-    beside,
-    colour,
-    interval,
-    sign_of,
-)
+from toeplens.papers.deposit.page.look import PROTOCOL_NAMES, accuracy_top, beside, colour, interval, sign_of
 from toeplens.papers.deposit.page.tables import kinds_cell
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.dots import Series, dots
@@ -53,11 +46,6 @@ _ROWS: dict[Protocol, dict[str, str]] = {
 }
 
 
-def _effective(cell: CellResult) -> float:
-    found = concentrated(cell)
-    return found[1].effective_heads if found else float("nan")
-
-
 @dataclass(frozen=True)
 class _Shown:
     """A figure of a model: how it is told, and on which axis."""
@@ -70,7 +58,12 @@ class _Shown:
 
 _SHOWN = (
     _Shown("share of the skill that one head carries", MEASURES["peak"], 100, "share of the skill, per cent"),
-    _Shown("effective heads of that layer", _effective, 1, "effective heads"),
+    _Shown(
+        "effective heads of that layer",
+        lambda cell: found[1].effective_heads if (found := concentrated(cell)) else float("nan"),
+        1,
+        "effective heads",
+    ),
     _Shown("test accuracy", MEASURES["accuracy"], 100, "test accuracy, per cent"),
 )
 

@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
+import numpy as np
+
+from toeplens.ground.words import percent, points
 from toeplens.lens import THRESHOLDS
+from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
-from toeplens.papers.deposit.page import (
-    accuracy,
-    deposits,
-    factors,
-    heads,
-    look,
-    mla,
-    partial,
-    seeds,
-    silencing,
-    sinusoid,
-    tables,
-    training,
-    words,
-)
-from toeplens.papers.deposit.recorded import recorded
+from toeplens.papers.deposit.page import accuracy, deposits, factors, heads, look, mla, partial, seeds, tables
+from toeplens.papers.deposit.page.look import PROTOCOL_NAMES, TASKS, name, plain, protocol_title
+from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings, write_report
-from toeplens.studies import ENOUGH, RULE
+from toeplens.report.kit.tables import DASH, Cell, Table, make_table
+from toeplens.studies import ENOUGH, RULE, CellResult, Entry, Verdict
+from toeplens.studies.kit.verdicts import SIDES
+from toeplens.training.presets import COUNT, DISTANCE
 
 _Maker = Callable[[Reproduction], Block]
 # in the page's order; those that show encodings as their protocol has them come with True: variants and the models of
 # other parts would crowd them
 _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (accuracy.accuracy, True),
-    (accuracy.convergence_distance, True),
-    (accuracy.convergence_count, True),
+    (functools.partial(accuracy.learning, task=DISTANCE, paper=2), True),
+    (functools.partial(accuracy.learning, task=COUNT, paper=3), True),
     (heads.heads, True),
     (deposits.by_encoding, True),
     (deposits.by_layer, True),
     (heads.cumulative, True),
-    (silencing.position, False),
-    (silencing.removed, False),
-    (silencing.sizes, False),
-    (silencing.circuit, True),
+    (heads.position, False),
+    (heads.removed, False),
+    (heads.sizes, False),
+    (heads.circuit, True),
     (factors.figure, False),
     (partial.accuracy, False),
     (partial.layers, False),
     (partial.peaks, False),
-    (sinusoid.sinusoid, True),
-    (sinusoid.representation, False),
+    (partial.sinusoid, True),
+    (partial.representation, False),
     (mla.figure, False),
     (deposits.by_rung, False),
     (deposits.by_moment, False),
     (seeds.strength, False),
     (seeds.exponent, False),
     (seeds.lead, False),
-    (training.training, False),
-    (training.exponents, True),
+    (seeds.training, False),
+    (seeds.exponents, True),
 )
 # what is shown only if its part is asked for: cells of other parts alone would give a part of it
 _PART: dict[_Maker, str] = {
@@ -99,7 +96,7 @@ def reproduction_page(state: Reproduction) -> Page:
     variants = mla.tables(state) if "mla" in state.plan.parts else []
     facts = [("Scale", f"{state.plan.scale}: {scale.about}"), ("Protocols", ", ".join(state.plan.protocols))]
     every = {
-        "results": words.results_table(state),
+        "results": results_table(state),
         "encodings": tables.encodings_table(state),
         "claims": ledger_table(claims, protocols=protocols, recorded=known),
         **({f"accuracy-{task}": tables.accuracy_table(encodings, task) for task in look.TASKS} if general else {}),
@@ -123,15 +120,15 @@ def reproduction_page(state: Reproduction) -> Page:
             "general": general,
             "scale": scale,
             "many_heads": scale.model["num_heads"] > 8,
-            "headline": words.headline(state),
-            "central": words.central(state),
-            "opposite": words.opposite(state),
-            "measured": words.measured(state),
-            "tallies": words.tallies(state),
+            "headline": headline(state),
+            "central": central(state),
+            "opposite": opposite(state),
+            "measured": measured(state),
+            "tallies": tallies(state),
             "seeds_told": scale.told(state.plan.seeds),
             "enough": ENOUGH,
-            "largest": words.largest_drop((encodings if general else state).results.cells),
-            "gone": words.diverged(state),
+            "largest": largest_drop((encodings if general else state).results.cells),
+            "gone": diverged(state),
             "protocols": protocols,
             "claims": claims,
             "deposits": deposits_shown,
@@ -142,3 +139,130 @@ def reproduction_page(state: Reproduction) -> Page:
             "recorded": known,
         },
     )
+
+
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+# what the papers are known for, in the order in which they tell it
+_CENTRAL = (
+    "task1-rope-best",
+    "task1-nope-relative-fail",
+    "deposit-first-layer",
+    "deposit-only-rope",
+    "mla-removes-deposit",
+)
+
+
+def tallies(state: Reproduction) -> dict[Protocol, Counter[Verdict]]:
+    """The verdicts under each protocol, counted."""
+    found: dict[Protocol, Counter[Verdict]] = {}
+    for protocol in state.plan.protocols:
+        found[protocol] = Counter(dict.fromkeys(VERDICTS, 0))
+        found[protocol].update(entry.verdict for entry in state.entries if entry.protocol == protocol)
+    return found
+
+
+def headline(state: Reproduction) -> str:
+    """How many claims hold and fail under each protocol."""
+    counted = tallies(state)
+    total = max(counts.total() for counts in counted.values())
+    if not state.begun or not total:
+        return "No claim is judged yet." if total else "No claim is asked of what was trained here."
+    held, failed = ("leans to hold", "leans to fail") if state.plan.seeds < ENOUGH else ("holds", "fails")
+    verb = "lean to " if state.plan.seeds < ENOUGH else ""
+    parts = [
+        f"under the {PROTOCOL_NAMES[protocol]} {counts[held]} {verb}hold, {counts[failed]} {verb}fail"
+        for protocol, counts in counted.items()
+    ]
+    return f"Of {total} claims, {'; '.join(parts)}."
+
+
+def central(state: Reproduction) -> list[list[Entry]]:
+    """What the papers are known for: the entries of these claims, one a protocol."""
+    found = {entries[0].claim.id: entries for entries in ledger(state.entries)}
+    return [found[each] for each in _CENTRAL if each in found]
+
+
+def opposite(state: Reproduction) -> list[list[Entry]]:
+    """The claims that come out on opposite sides under the two protocols."""
+    return [each for each in ledger(state.entries) if {-1, 1} <= {SIDES.get(entry.verdict, 0) for entry in each}]
+
+
+def measured(state: Reproduction) -> list[str]:
+    """At which scale: sizes beside the papers', and how many models."""
+    scale, counts = SCALES[state.plan.scale], (len(state.models), len(state.results.cells), state.finished)
+    models, there, finished = counts
+    sizes = [
+        f"{each.model['num_layers']} layers of {each.model['num_heads']} heads, {each.model['d_model']} wide, on texts "
+        f"of {each.tasks[DISTANCE].paper['length']} tokens"
+        for each in ((scale,) if state.plan.scale == "paper" else (scale, SCALES["paper"]))
+    ]
+    counted = f"{there:,} of {state.total:,} models"
+    if models < there:  # one run may stand in two
+        counted = f"{models:,} models in {there:,} of {state.total:,} places of the study"
+    if finished < there:
+        counted += f" ({there - finished:,} of them not measured in full)"
+    return [
+        f"{' (the papers’: '.join(sizes)}{')' if len(sizes) > 1 else ', the papers’ own sizes'}.",
+        f"{counted}, {scale.told(state.plan.seeds)} of each; then every head silenced in turn.",
+    ]
+
+
+def largest_drop(cells: Sequence[CellResult]) -> tuple[CellResult, float, int, int] | None:
+    """The largest loss by silencing one head of any of the models: the model, what it loses, layer and head."""
+    drops = []
+    for cell in cells:
+        if cell.ablation is not None and cell.status == "complete":
+            layer, head = np.unravel_index(cell.ablation.drops.argmax(), cell.ablation.drops.shape)
+            drops.append((cell, float(cell.ablation.drops[layer, head]), int(layer), int(head)))
+    return max(drops, key=lambda drop: drop[1], default=None)
+
+
+def diverged(state: Reproduction) -> list[str]:
+    """The models that diverged, by name."""
+    gone = [cell.key for cell in state.results.cells if cell.status == "diverged"]
+    return [
+        f"{name(key.protocol, key.label)}, {TASKS[key.task]}, {PROTOCOL_NAMES[key.protocol]}, seed {key.seed}"
+        for key in gone
+    ]
+
+
+def results_table(state: Reproduction) -> Table:
+    """What came out, a row a question and a column a protocol."""
+    encodings = plain(state)
+    protocols = state.plan.protocols
+    lines: list[list[str | Cell]] = [
+        *([f"Best on {TASKS[task]}", *(_best(encodings, task, protocol) for protocol in protocols)] for task in TASKS),
+        ["Largest loss by silencing one head", *(_largest(encodings, protocol) for protocol in protocols)],
+        [
+            f"Models with a layer carried by one head, {TASKS[DISTANCE]}",
+            *(_single(encodings, protocol) for protocol in protocols),
+        ],
+    ]
+    lines = [line for line in lines if any(cell != Cell(DASH) for cell in line[1:])]
+    return make_table("Main results", ["Question", *map(protocol_title, protocols)], lines)
+
+
+def _best(state: Reproduction, task: str, protocol: Protocol) -> Cell:
+    rows = [row for row in state.table if (row.protocol, row.task) == (protocol, task) and row.accuracy is not None]
+    if not rows:
+        return Cell(DASH)
+    first, *rest = [f"{name(protocol, row.label)} ({percent(row.accuracy)})" for row in rows[:3]]
+    guess = f"length only: {percent(rows[0].length_chance)}"
+    return Cell(first, (f"then {', '.join(rest)}" if rest else "", guess))
+
+
+def _largest(state: Reproduction, protocol: Protocol) -> Cell:
+    found = largest_drop(state.results.under(protocol).cells)
+    if found is None:
+        return Cell(DASH)
+    cell, value, layer, head = found
+    place = f"{TASKS[cell.key.task]}, layer {layer + 1}, head {head + 1}, seed {cell.key.seed}"
+    return Cell(f"{points(value)} points, {name(protocol, cell.key.label)}", (place,))
+
+
+def _single(state: Reproduction, protocol: Protocol) -> Cell:
+    cells = [c for c in state.results.under(protocol).cells if c.key.task == DISTANCE and c.deposits()]
+    kinds = [{layer.kind for layer in cell.deposits()} for cell in cells]
+    able = [found for found in kinds if found != {"no-skill"}]
+    single = sum("single-head" in found for found in able)
+    return Cell(f"{single} of {len(able)} with skill") if cells else Cell(DASH)

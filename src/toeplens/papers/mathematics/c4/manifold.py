@@ -36,11 +36,7 @@ _SOURCE = "arXiv 2505.13027 v1, Appendix C.4"
 def curve(p: Float[np.ndarray, "N D"]) -> dict[str, Any]:
     """What is asked of a table of positions: ``neighbour_error``, ``local_rank`` (of `WINDOW` positions), ``rank``."""
     found = curve_dimension(p, window=WINDOW)
-    return {
-        "neighbour_error": short(neighbour_error(p)),
-        "local_rank": short(found.local_rank),
-        "rank": found.rank,
-    }
+    return {"neighbour_error": short(neighbour_error(p)), "local_rank": short(found.local_rank), "rank": found.rank}
 
 
 def manifold(seed: int) -> dict[str, Any]:

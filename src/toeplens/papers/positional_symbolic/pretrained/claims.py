@@ -6,19 +6,27 @@ what was learned stands the same architecture with random weights, and the model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, retrieving
-from toeplens.papers.positional_symbolic.pretrained.heads import FEWEST, effects_of
-from toeplens.papers.positional_symbolic.pretrained.plan import DRAWS
-from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
+from toeplens.papers.positional_symbolic.pretrained.making import PREVIOUS, retrieving
+from toeplens.papers.positional_symbolic.pretrained.state import DRAWS, FEWEST, Pretrained, effects_of
 from toeplens.studies.kit.asking import chance
-from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.verdicts import Finding, above, below, interval_above, supporting, unknown
+from toeplens.studies.kit.claims import Claim, Entry
+from toeplens.studies.kit.contrasts import of_one
+from toeplens.studies.kit.verdicts import (
+    LEVEL,
+    Comparison,
+    Finding,
+    Verdict,
+    above,
+    below,
+    interval_above,
+    supporting,
+    unknown,
+)
 from toeplens.studies.probing import RETRIEVES, Behaviour
 
 Check = Callable[[Pretrained], list[Finding]]
@@ -127,12 +135,7 @@ def _counts(study: Pretrained, kind: str, name: str) -> list[float] | None:
     heads = study.heads(kind)
     if heads is None or not np.isfinite(heads.columns[name]).any(1).all():
         return None
-    return heads.by_text(partial(_count, name))
-
-
-def _count(name: str, columns: dict[str, np.ndarray]) -> float:
-    """How many heads are pure, of those whose share is known."""
-    return float((columns[name] >= _PURE).sum())
+    return heads.by_text(lambda columns: float((columns[name] >= _PURE).sum()))
 
 
 # ---- retrieval -------------------------------------------------------------------------------------------------------
@@ -358,3 +361,47 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         _concentrated,
     ),
 )
+
+
+# ---- verdicts with each text as one ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ByText:
+    """A comparison over sequences, with each text as one number.
+
+    part       of the claim
+    low, high  the 95 % interval of the texts' mean
+    verdict    by that interval, without correction, and however few texts there are
+    """
+
+    entry: Entry
+    part: Finding
+    texts: int
+    value: float
+    low: float
+    high: float
+    verdict: Verdict
+
+    @property
+    def differs(self) -> bool:
+        """Whether the part, without correction too, is decided otherwise over sequences."""
+        return self.verdict != self.part.verdict
+
+
+def by_text(study: Pretrained) -> Iterator[ByText]:
+    """Every comparison of the ledger that is over sequences; none where there is one text, or one sequence of each."""
+    names = [name for name, _ in study.plan.places]
+    texts = list(dict.fromkeys(names))
+    if len(texts) < 2 or study.plan.sequences == 1:
+        return
+    for entry in study.entries:
+        for part in entry.findings:
+            if part.comparison is None or not over_units(part, study):
+                continue
+            ((_, values),) = part.comparison.seen.terms
+            means = [np.mean([x for x, name in zip(values, names, strict=True) if name == text]) for text in texts]
+            seen = of_one(np.array(means), part.comparison.seen.grain)
+            yes, no = Comparison(seen, part.comparison.low, part.comparison.high).chances()
+            found = Finding("undecided", "", yes, no)
+            yield ByText(entry, part, len(texts), seen.value, *seen.interval(LEVEL), found.at(LEVEL))

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
+from math import pi, tau
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from markupsafe import Markup
+from plotly.colors import sample_colorscale
 
-from toeplens.ground.words import duration
-from toeplens.papers.positional_symbolic.pretrained import change_figures, head_figures
-from toeplens.papers.positional_symbolic.pretrained.clustered import by_text
-from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
-from toeplens.report.kit.blocks import Block, numbered
+from toeplens.ground.words import duration, fixed
+from toeplens.lens import Estimate
+from toeplens.papers.positional_symbolic.pretrained.claims import by_text
+from toeplens.papers.positional_symbolic.pretrained.making import by_speed
+from toeplens.papers.positional_symbolic.pretrained.state import BANDS, DRAWS, Heads, Pretrained, effects_of
+from toeplens.report.auditing.maps import by_band
+from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View, numbered
+from toeplens.report.kit.canvas import Canvas, heat, plain
+from toeplens.report.kit.colours import BLUE, DEPTHS, GREEN, GREY, ORANGE
 from toeplens.report.kit.page import Page, ledger, ledger_table, machine_rows, write_report
 from toeplens.report.kit.tables import Cell, Table, code, make_table
 from toeplens.report.probing.page import behaviours_table
 from toeplens.studies import RULE
 from toeplens.studies.kit.verdicts import ENOUGH
-
-_MAKERS: tuple[Callable[[Pretrained], Block], ...] = (
-    head_figures.maps,
-    head_figures.plane,
-    head_figures.frequencies,
-    change_figures.bands,
-    change_figures.layered,
-    change_figures.retrieval,
-)
+from toeplens.studies.probing import Behaviour, ProbeRecord
 
 
 def write_pretrained(study: Pretrained) -> Path:
@@ -48,7 +49,7 @@ def pretrained_page(study: Pretrained) -> Page:
     layers = () if first is None else first.layers
     return Page(
         "papers/positional_symbolic/pretrained/page.html.j2",
-        numbered(make(study) for make in _MAKERS),
+        numbered(make(study) for make in (maps, plane, frequencies, bands, layered, retrieval)),
         {name: table for name, table in (tables | {"run": _run_table(study)}).items() if table.body},
         {
             "study": study,
@@ -80,3 +81,235 @@ def _run_table(study: Pretrained) -> Table:
         *machine_rows(about, without=("execution", "threads", "numpy")),
     ]
     return make_table("How it was run", [], rows, css="facts")
+
+
+_KINDS = {"text": "The model", "random": "Random weights", "shuffled": "Tokens in random order"}
+_MAPPED = {
+    "positional": "positional share",
+    "symbolic": "symbolic share",
+    "previous": "attention on the token before",
+    "first": "attention on the first token",
+    "induction": "induction",
+}
+
+
+def maps(study: Pretrained) -> Block:
+    """Layers by heads: what each head does, mean over texts; what it, and its position, are worth."""
+    heads, views = study.heads("text"), []
+    caption = "A cell is a head; layers go down, heads across. Shares and attention are means over the sequences."
+    if heads is not None:
+        views += [_map(title, heads, heads.mean(name), 1.0) for name, title in _MAPPED.items()]
+        intact = study.probes.get("intact")
+        if intact is not None and intact.heads:
+            scores = {(each.layer, each.head): each.score for each in intact.heads}
+            values = np.array([scores.get(place, np.nan) for place in zip(heads.layer, heads.head, strict=True)])
+            views.append(_map("retrieval score", heads, values, 1.0))
+        for name, title in (
+            ("silenced", "nats added without the head"),
+            ("position", "nats added without its position"),
+        ):
+            audit = study.audits.get(name)
+            if audit is not None:
+                effects = effects_of(audit)
+                views.append(_map(title, heads, effects, max(1e-9, float(np.nanmax(np.abs(effects), initial=0.0)))))
+    views = [view for view in views if view.groups]
+    return Block("maps", "The map of heads", caption, views, "full", ramp=Ramp("nothing", "most", half=True))
+
+
+def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:
+    if not np.isfinite(values).any():
+        return View(title, [])
+    layers, across = sorted(set(heads.layer.tolist())), int(heads.head.max()) + 1
+    table = np.full((len(layers), across), np.nan)
+    row = {layer: at for at, layer in enumerate(layers)}
+    for layer, head, value in zip(heads.layer, heads.head, values, strict=True):
+        table[row[int(layer)], int(head)] = value
+    local = {int(layer) for layer in heads.layer[heads.local]}
+    mixed = len(heads.parts) > 1
+    rows = [f"L{layer + 1}{' window' if mixed and layer in local else ''}" for layer in layers]
+    columns = [f"H{head + 1}" for head in range(across)]
+    said = [
+        [f"{row}, {column}: {fixed(value, 4)}" for column, value in zip(columns, line, strict=True)]
+        for row, line in zip(rows, table, strict=True)
+    ]
+    figure = heat(table, rows, columns, limit, ticks=(range(across), columns), title="", hover=said)
+    return View.of([Panel(title.capitalize(), figure)], title)
+
+
+def plane(study: Pretrained) -> Block:
+    """Positional and symbolic share of each head, of the model and of what knows nothing."""
+    caption = (
+        "A mark is a head, by the shares of its logits’ variance that come from where keys stand (across) and from "
+        "what they hold (up), mean over sequences. Colours go from the first layer (blue) to the last (orange)."
+    )
+    panels = []
+    for kind, title in _KINDS.items():
+        heads = study.heads(kind)
+        if heads is None:
+            continue
+        x, y = heads.mean("positional"), heads.mean("symbolic")
+        canvas = Canvas(300)
+        canvas.straight([0, 1], [1, 0])
+        _marks(canvas, heads, x, y)
+        canvas.x("positional share", range=[-0.05, 1.05])
+        canvas.y("symbolic share", range=[-0.05, 1.05])
+        over = [int((values > 0.5).sum()) for values in (x, y)]
+        panels.append(
+            Panel(title, canvas.figure(), f"Of {len(x)} heads {over[0]} are over half positional, {over[1]} symbolic.")
+        )
+    return Block("plane", "Positional or symbolic", caption, [View.of(panels)] if panels else [], "medium")
+
+
+def frequencies(study: Pretrained) -> Block:
+    """The positional share of each head against the frequency that it uses."""
+    caption = (
+        "A mark is a head: across how many tokens a turn takes of the frequency that it uses (the centre of gravity of "
+        "what the pairs do for its logits’ variance), up its positional share, mean over sequences. Squares: layers "
+        "that see a window."
+    )
+    panels = []
+    known = {kind: heads for kind in _KINDS if (heads := study.heads(kind)) is not None}
+    turns = {kind: _turns(heads) for kind, heads in known.items() if np.isfinite(heads.columns["centre"]).any()}
+    ends = [each for turn in turns.values() for each in np.log10(turn[np.isfinite(turn)]).tolist()]
+    for kind, turn in turns.items():
+        heads, title, canvas = known[kind], _KINDS[kind], Canvas(300)
+        _marks(canvas, heads, turn, heads.mean("positional"))
+        span = {"range": [max(ends) + 0.1, min(ends) - 0.1], "dtick": 1, "exponentformat": "power"}
+        canvas.x("tokens a turn", type="log", **span)
+        canvas.y("positional share", range=[-0.05, 1.05])
+        told = "; ".join(
+            f"{part}: {fixed(float(np.mean(heads.correlations('positional', 'centre', which))))}"
+            for part, which in heads.parts.items()
+        )
+        panels.append(
+            Panel(title, canvas.figure(), f"Rank correlation with the frequency, mean over sequences, {told}.")
+        )
+    return Block("frequencies", "Frequencies against behaviour", caption, [View.of(panels)] if panels else [], "medium")
+
+
+def _turns(heads: Heads) -> np.ndarray:
+    """Tokens that a turn takes of the frequency that each head uses."""
+    with np.errstate(over="ignore"):
+        return tau / 2.0 ** heads.mean("centre")
+
+
+def _marks(canvas: Canvas, heads: Heads, x: np.ndarray, y: np.ndarray) -> None:
+    depth = heads.layer / max(1, heads.layer.max())
+    known = np.isfinite(x) & np.isfinite(y)
+    names = [f"L{layer + 1} H{head + 1}" for layer, head in zip(heads.layer[known], heads.head[known], strict=True)]
+    colours = [str(each) for each in sample_colorscale(list(DEPTHS), depth[known].tolist())] if known.any() else []
+    mixed = len(heads.parts) > 1
+    shapes = ["square" if mixed and local else "circle" for local in heads.local[known]]
+    marker = {"color": colours, "size": 7, "opacity": 0.75, "symbol": shapes}
+    canvas.marks(
+        plain(x[known]), plain(y[known]), marker, "%{customdata}: %{x:.3g}, %{y:.3f}<extra></extra>", customdata=names
+    )
+
+
+_ASKED: dict[Behaviour, tuple[str, str]] = {
+    "copying": ("Copying", BLUE),
+    "needle": ("Needle", ORANGE),
+    "loss": ("Text", GREEN),
+}
+
+
+def bands(study: Pretrained) -> Block:
+    """What stopping one eighth of all rotations costs: copying, needles and text."""
+    caption = (
+        "The frequencies of every layer are parted into eighths by their speed; one eighth stands still in all layers "
+        "and heads. Up: how many nats a token more the changed model has, of the same items. Ranges are 95% intervals "
+        "over the items."
+    )
+    probes = [study.probes.get(f"still-{band}") for band in range(BANDS)]
+    found = [(band, probe) for band, probe in enumerate(probes) if probe is not None and probe.changes]
+    if not found:
+        return Block("bands", "", caption, [], "full")
+    canvas, told = Canvas(376, left=60, bottom=78), []
+    xs = [f"{band + 1}<br>{_band_turns(study, band)}" for band, _ in found]
+    for behaviour, (title, tint) in _ASKED.items():
+        more = [_more(probe, behaviour) for _, probe in found]
+        means = [each.value for each in more]
+        canvas.lines(
+            xs,
+            plain(means),
+            tint,
+            f"{title}: %{{y:.3f}} nats more<extra></extra>",
+            marker={"size": 7},
+            meta=behaviour,
+            error_y=_bars(more),
+        )
+        worst = int(np.argmax(means))
+        told.append(f"{title}: most without eighth {found[worst][0] + 1}, {fixed(means[worst])} nats more")
+    canvas.x("eighth that stands still, fastest first; tokens a turn", type="category", tickangle=0)
+    canvas.y("nats a token more")
+    signs = [Sign(behaviour, title, tint, "●") for behaviour, (title, tint) in _ASKED.items()]
+    panel = Panel("More nats", canvas.figure(), f"{'; '.join(told)}.")
+    return Block("bands", "Bands that stand still", caption, [View.of([panel])], "full", legend=signs)
+
+
+def _more(probe: ProbeRecord, behaviour: Behaviour) -> Estimate:
+    more = probe.summary(behaviour).more_nats
+    assert more is not None
+    return more
+
+
+def _bars(each: Sequence[Estimate]) -> dict[str, Any]:
+    ends = [[max(0.0, e.high - e.value) for e in each], [max(0.0, e.value - e.low) for e in each]]
+    up, down = map(plain, ends)
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1, "width": 3}
+
+
+def _band_turns(study: Pretrained, band: int) -> str:
+    """How many tokens a turn of a band takes, from its fastest frequency to its slowest, over all layers."""
+    speeds: list[float] = []
+    for layer in next((audit.layers for audit in study.audits.values()), ()):
+        if layer.frequencies:
+            pairs = np.array_split(by_speed(layer), BANDS)[band]
+            speeds += [abs(layer.frequencies[pair]) for pair in pairs if layer.frequencies[pair]]
+    return f"{_short(2 * pi / max(speeds))}–<br>{_short(2 * pi / min(speeds))}" if speeds else "–"
+
+
+def _short(tokens: float) -> str:
+    size, unit = next(
+        ((tokens / each, unit) for each, unit in ((1e6, "M"), (1e3, "k")) if tokens >= each), (tokens, "")
+    )
+    return f"{size:.2g}{unit}" if size < 10 else f"{size:.0f}{unit}"
+
+
+def layered(study: Pretrained) -> Block:
+    """Layers by eighths: what stopping them in that layer alone adds to the loss."""
+    audit, title = study.audits.get("bands"), "Which layer’s frequencies the text needs"
+    return Block("layered", title, "", []) if audit is None else replace(by_band(audit), id="layered", title=title)
+
+
+def retrieval(study: Pretrained) -> Block:
+    """What is left of needles without the heads that retrieve, and without some of their frequencies."""
+    caption = (
+        "What was done is down; across is how many nats a token more the needle’s number then has, with its 95% "
+        "interval over needles. A pair that is silent adds nothing to the logit; one that is still says what a key "
+        "holds, and not where. Grey: as many other heads of the same layers, or as many other frequencies of the same "
+        "heads, drawn."
+    )
+    rows = [
+        ("no-retrieval", "heads that retrieve silenced", ORANGE),
+        *((f"no-others-{n}", f"as many others ({n + 1})", GREY) for n in range(DRAWS)),
+        ("slow-silent", "their slowest quarter silent", ORANGE),
+        ("retrieval-still", "their slowest quarter still", GREEN),
+        ("fast-silent", "their fastest quarter silent", BLUE),
+        *((f"some-silent-{n}", f"a drawn quarter ({n + 1})", GREY) for n in range(DRAWS)),
+    ]
+    found = [(title, tint, probe) for name, title, tint in rows if (probe := study.probes.get(name)) and probe.changes]
+    if not found:
+        return Block("retrieval", "", caption, [], "full")
+    canvas = Canvas(60 + 26 * len(found), left=190)
+    words = []
+    for title, tint, probe in found:
+        each, kept = _more(probe, "needle"), probe.summary("needle").changed_right
+        assert kept is not None
+        hover = f"{title}: %{{x:.3f}} nats more, {kept.value:.0%} of the needles found<extra></extra>"
+        canvas.marks([round(each.value, 4)], [title], {"color": tint, "size": 9}, hover, error_x=_bars([each]))
+        words.append(f"{title} {kept.value:.0%}")
+    canvas.x("nats a token more")
+    canvas.y("", type="category", autorange="reversed")
+    panel = Panel("Needles", canvas.figure(), f"Needles whose digits all come first: {'; '.join(words)}.")
+    return Block("retrieval", "What needles need", caption, [View.of([panel])], "full")

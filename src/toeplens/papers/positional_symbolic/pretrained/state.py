@@ -1,18 +1,137 @@
-"""What is there of a pretrained model's study: its plan and the pieces that are finished."""
+"""What the study of a pretrained model asks, and what is there of it: its pieces, and heads as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
+from jaxtyping import Bool, Float, Int
 
-from toeplens.papers.positional_symbolic.pretrained.heads import Heads
-from toeplens.papers.positional_symbolic.pretrained.plan import Plan
-from toeplens.studies.auditing.record import AuditRecord
-from toeplens.studies.kit.study import State
-from toeplens.studies.probing import ProbeRecord
+from toeplens.ground import InputError, reading
+from toeplens.ground.machine import within
+from toeplens.ground.records import AtLeast1
+from toeplens.lens.kit.intervals import spearman
+from toeplens.studies.auditing.record import COLUMNS, AuditRecord
+from toeplens.studies.kit.questions import LONGEST, SEEDS
+from toeplens.studies.kit.study import Begun, State
+from toeplens.studies.probing import Asked, ProbeRecord
+
+BANDS = 8  # into which each layer's frequencies are parted, by their speed
+DRAWS = 3  # of heads, or of frequencies, that are there for comparison
+TOGETHER = 32  # sequences whose mean tells position from content: 1/32 of what keys hold is left in that mean
+AUDITED, PROBED = "audit", "probe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is asked of a model.
+
+    model          its name or directory
+    texts          by name, their contents
+    sequences      taken from each text; all of one length
+    tokens         of a sequence whose heads are measured
+    effect_tokens  of the same sequences, from their beginning, for what is silenced or stopped head by head
+    probe_tokens   of a text with a needle in it, and of what is copied
+    seed           of places in the texts, of random weights, of questions
+    turns          whether the model has a rotation
+    biased         whether its attention adds a bias to the logits (ALiBi, T5)
+    together       sequences that are measured at once and count as one: several where position is in what the heads
+                   read, which the mean over sequences tells from content
+    predicts       whether it predicts the next token
+    dtype          of its weights
+    weights        names and sizes of its files, or its commit on the hub, as a digest
+    """
+
+    model: str
+    texts: Mapping[str, str]
+    sequences: int = 2
+    tokens: int = 1024
+    effect_tokens: int = 256
+    probe_tokens: int = 512
+    seed: int = 42
+    turns: bool = True
+    biased: bool = False
+    together: int = 1
+    predicts: bool = True
+    dtype: str = "float32"
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        within("sequences", self.sequences, 1, 1000)
+        within("tokens", self.tokens, 16, LONGEST)
+        within("effect_tokens", self.effect_tokens, 16, self.tokens)
+        within("probe_tokens", self.probe_tokens, 64, LONGEST)
+        within("seed", self.seed, 0, SEEDS)
+        if not self.texts:
+            raise InputError("text: none was given; at least one is needed.")
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Every sequence, or every group that counts as one: its text's name, and which of that text it is."""
+        return [(name, number) for name in self.texts for number in range(self.sequences)]
+
+    @property
+    def units(self) -> str:
+        """What claims about heads are judged over: sequences, or groups of sequences that are measured at once."""
+        return "sequences" if self.together == 1 else "groups"
+
+    @property
+    def asked(self) -> Asked:
+        """What probes ask."""
+        return Asked(lengths=(self.probe_tokens,), depths=(0.0, 0.5, 1.0), repeats=4, sequences=8, lists=4)
+
+    def pieces(self) -> Iterator[tuple[str, str]]:
+        """The name of each piece and its kind, an audit or a probe, in the order in which they are made."""
+        count = range(len(self.places))
+        for kind in ("text", "random", "shuffled"):
+            yield from ((f"{kind}-{number}", AUDITED) for number in count)
+        if self.predicts:
+            yield from ((name, PROBED) for name in ("intact", "no-retrieval"))
+            yield from ((f"no-others-{number}", PROBED) for number in range(DRAWS))
+        if self.predicts and self.turns:
+            yield from ((f"still-{band}", PROBED) for band in range(BANDS))
+            yield from ((f"{name}-silent", PROBED) for name in ("slow", "fast"))
+            yield from ((f"some-silent-{number}", PROBED) for number in range(DRAWS))
+            yield "retrieval-still", PROBED
+            yield from ((f"{name}-still", PROBED) for name in ("fast", "slow"))
+        yield "silenced", AUDITED
+        if self.turns or self.biased:
+            yield "position", AUDITED
+        if self.turns:
+            yield "bands", AUDITED
+
+    def digests(self) -> dict[str, str]:
+        """Of each text, its SHA-256."""
+        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(Begun):
+    """study.json: the plan, each text by its digest."""
+
+    LATER = ("study", "seconds", "biased", "together")
+
+    model: reading.Text
+    texts: dict[str, reading.Text]
+    sequences: AtLeast1
+    tokens: AtLeast1
+    effect_tokens: AtLeast1
+    probe_tokens: AtLeast1
+    seed: reading.Count
+    turns: reading.Truth
+    biased: reading.Truth = False
+    together: AtLeast1 = 1
+    predicts: reading.Truth
+    dtype: reading.Text
+    weights: reading.Text
+
+    def plan(self) -> Plan:
+        """The plan without the contents of its texts."""
+        return Plan(**{field.name: getattr(self, field.name) for field in fields(Plan)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +172,80 @@ class Pretrained(State):
         found = [self.audits.get(f"{kind}-{number}") for number in range(len(self.plan.places))]
         audits = [each for each in found if each is not None]
         return Heads.of(audits) if len(audits) == len(found) else None
+
+
+_NUMBERS = [name for name in COLUMNS if name not in ("side", "kind", "layer", "head")]
+FEWEST = 3  # heads of a kind of which a mean says something
+
+
+def effects_of(audit: AuditRecord, end: Literal["", "_low", "_high"] = "") -> Float[np.ndarray, "n"]:
+    """What was done to each head cost, or an end of its interval; NaN where it is not known."""
+    return np.array([np.nan if (x := getattr(head, f"effect{end}")) is None else x for head in audit.heads])
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of audits of one model's self-attention, in the order of the pass.
+
+    layer, head  [n] from 0
+    local    [n] whether its layer sees a window of keys alone
+    columns  by name, [T, n] of each text; NaN where it is not known
+    """
+
+    layer: Int[np.ndarray, "n"]
+    head: Int[np.ndarray, "n"]
+    local: Bool[np.ndarray, "n"]
+    columns: dict[str, Float[np.ndarray, "T n"]]
+
+    @classmethod
+    def of(cls, audits: Sequence[AuditRecord]) -> Heads:
+        """Of audits of the same model on several texts."""
+        first = audits[0]
+        windows = {layer.layer: layer.window is not None for layer in first.layers}
+        values = {
+            name: np.array(
+                [[np.nan if (x := getattr(head, name)) is None else x for head in audit.heads] for audit in audits],
+                dtype=float,
+            )
+            for name in _NUMBERS
+        }
+        return cls(
+            np.array([head.layer for head in first.heads]),
+            np.array([head.head for head in first.heads]),
+            np.array([windows[head.layer] for head in first.heads]),
+            values,
+        )
+
+    @property
+    def texts(self) -> int:
+        """How many."""
+        return len(self.columns["positional"])
+
+    @property
+    def parts(self) -> dict[str, Bool[np.ndarray, "n"]]:
+        """All heads; or, where a model has both, those of layers that see a window, and those that see all."""
+        if self.local.any() and not self.local.all():
+            return {"layers that see all": ~self.local, "layers that see a window": self.local}
+        return {"all heads": np.ones(len(self.local), dtype=bool)}
+
+    def among(self, places: Collection[tuple[int, int]]) -> Bool[np.ndarray, "n"]:
+        """Whether each head is one of these layers and heads."""
+        return np.array([place in places for place in zip(self.layer.tolist(), self.head.tolist(), strict=True)])
+
+    def mean(self, name: str) -> Float[np.ndarray, "n"]:
+        """A column's mean over the texts."""
+        return self.columns[name].mean(0)
+
+    def correlations(self, first: str, second: str, which: Bool[np.ndarray, "n"]) -> list[float]:
+        """Of each text, the rank correlation of two columns over some heads; NaN where too few are known."""
+        found = []
+        for a, b in zip(self.columns[first][:, which], self.columns[second][:, which], strict=True):
+            known = np.isfinite(a) & np.isfinite(b)
+            found.append(float(spearman(np.stack((a[known], b[known])))) if known.sum() >= FEWEST else np.nan)
+        return found
+
+    def by_text(self, figure: Callable[[dict[str, Float[np.ndarray, "n"]]], float]) -> list[float]:
+        """A figure of each text's heads."""
+        return [
+            float(figure({name: values[text] for name, values in self.columns.items()})) for text in range(self.texts)
+        ]

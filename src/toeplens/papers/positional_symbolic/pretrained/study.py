@@ -17,8 +17,7 @@ from toeplens.ground.files import make_directory
 from toeplens.ground.records import Record
 from toeplens.papers.positional_symbolic.pretrained.claims import CLAIMS
 from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
-from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, TOGETHER, Asking, Plan
-from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
+from toeplens.papers.positional_symbolic.pretrained.state import AUDITED, TOGETHER, Asking, Plan, Pretrained
 from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.beforehand import check_decoder, check_length
 from toeplens.sources.huggingface.loading import Dtype, Loaded, load_model
