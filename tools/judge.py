@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from recorded import RESULTS, record_of
-from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
+from simulated import EFFECTS, Shape, simulate
 
 from toeplens.cli.studies import kind_of
 from toeplens.ground import read_json, write_json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders import REPRESENTATIVES
 from torch import Tensor, nn
 
 from toeplens import encodings
@@ -153,8 +155,10 @@ def compile_failures(names: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.heavy
-def test_every_encoding_compiles_in_one_graph_and_a_branch_on_numbers_does_not() -> None:
-    assert compile_failures(encodings.names()) == ["ReadsNumbers"]
+def test_encodings_compile_in_one_graph_and_a_branch_on_numbers_does_not() -> None:
+    """One of each kind; with TOEPLENS_ALL_ENCODINGS=1 all, which takes minutes."""
+    names = encodings.names() if os.environ.get("TOEPLENS_ALL_ENCODINGS") == "1" else REPRESENTATIVES
+    assert compile_failures(names) == ["ReadsNumbers"]
 
 
 # ---- encodings that are wrong in one way each -----------------------------------------------------------------------

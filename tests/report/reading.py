@@ -72,3 +72,30 @@ def stands_alone(page: str) -> bool:
     """Whether the page, without plotly, tells the browser to ask for nothing, and has nothing to ask for."""
     own = without_plotly(page) if packed_plotly() in page else page
     return "default-src 'none'" in own and not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|url\((?!#)""", own)
+
+
+def hovers(trace: Any) -> list[str]:
+    """What each point of a trace says when it is pointed at: the template with the point's numbers, without marks."""
+    grid = trace.type == "heatmap"
+    places = [(i, j) for i, row in enumerate(trace.z) for j in range(len(row))] if grid else range(len(trace.x))
+    return [_hover(trace, place) for place in places]
+
+
+def _hover(trace: Any, place: Any) -> str:
+    def at(values: Any) -> Any:
+        return values[place[0]][place[1]] if isinstance(place, tuple) else values[place]
+
+    def told(match: re.Match[str]) -> str:
+        name, index, form = match[1], match[2], match[3]
+        value = at(getattr(trace, name))
+        value = value[int(index)] if index is not None else value
+        return _formed(value, form)
+
+    text = re.sub(r"%\{(\w+)(?:\[(\d+)\])?(?::([^}]+))?\}", told, trace.hovertemplate)
+    return re.sub(r"<br>", " | ", text.replace("<extra></extra>", "")).replace("<b>", "").replace("</b>", "")
+
+
+def _formed(value: Any, form: str | None) -> str:
+    if form is None:
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return format(value, form)

@@ -377,6 +377,7 @@ MEASURES: dict[str, Measure] = {
     "extension": Measure(Extension, _extension(tuned=False)),
     "extension-tuned": Measure(Extension, _extension(tuned=True)),
 }
+"""What a study can record of a trained model, by name: the type of its record, and what finds it."""
 KINDS: dict[str, type[Record]] = {  # of record, by name
     "ablation": HeadAblation,
     "ablation-loss": HeadAblation,
