@@ -17,7 +17,7 @@ test: .venv/.test .venv/.browser
 	.venv/bin/python -m pytest -m "not heavy" -n $(WORKERS)
 
 test-heavy: .venv/.test .venv/.browser
-	HYPOTHESIS_PROFILE=ci .venv/bin/python -m pytest -m heavy -n $(WORKERS) --dist worksteal
+	.venv/bin/python -m pytest -m heavy -n $(WORKERS) --dist worksteal
 
 # with every array argument's shape checked against its annotation
 test-shapes: .venv/.test

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ if CHECK_SHAPES:
     install_import_hook(_CHECKED, _CHECKER)
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has jobs in its background ignore it
 os.environ["COLUMNS"] = "200"  # xdist gives its workers another width, which rich would keep from its import on
 
 _MEMORY, _ROOM = Path("/dev/shm"), 4 * 2**30

@@ -102,7 +102,6 @@ def test_a_signal_while_a_command_imports_is_one_sentence(number: signal.Signals
     """What is imported here waits until the signal has come."""
     (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(600)\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has jobs in its background ignore it
     with subprocess.Popen(
         [*TOEPLENS, "encodings"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
