@@ -52,6 +52,9 @@ def _kind(name: str) -> tuple[str, bool]:
 
 
 TYPICAL = ("nope", "sinusoidal", "rope", "partial-rope", "mla", "alibi", "t5", "shaw", "fox", "cope", "stick-breaking")
+wrong_types = pytest.mark.skipif(
+    os.environ.get("TOEPLENS_CHECK_SHAPES") == "1", reason="the checker of types refuses them first"
+)
 REPRESENTATIVES = (  # one encoding per kind at least; a new kind is represented by its first encoding
     *TYPICAL,
     *{

@@ -67,7 +67,7 @@ def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int
             z.unflatten(-1, (model.config.num_heads, -1))[..., head, :] = 0
             return (z,)
 
-        handles.append(model.block(layer).attention.out.register_forward_pre_hook(silence))
+        handles.append(model.block(int(layer)).attention.out.register_forward_pre_hook(silence))
     try:
         return model(tokens, lengths)
     finally:

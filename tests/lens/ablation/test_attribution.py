@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from tests.builders import wrong_types
 from tests.lens.models import decoder, examples
 from torch.nn import functional as F
 
@@ -109,6 +110,7 @@ def test_other_metrics_are_refused(metric: Any, why: str) -> None:
         ablate_heads(source(), [batch()], metric=metric, method="attribution")
 
 
+@wrong_types
 def test_a_source_without_gradients_is_refused() -> None:
     class Bare:
         num_layers, num_heads = LAYERS, HEADS

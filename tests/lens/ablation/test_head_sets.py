@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.builders import wrong_types
 from tests.lens.models import decoder, logits_without, split
 from torch.nn import functional as F
 
@@ -175,6 +176,7 @@ def test_head_sets_hold_what_the_single_functions_find(monkeypatch: pytest.Monke
     assert (found.chance, found.keep) == (0.25, 0.8)
 
 
+@wrong_types
 @pytest.mark.parametrize(
     ("call", "options", "words"),
     [

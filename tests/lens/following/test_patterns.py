@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import wrong_types
 from torch import Tensor
 
 from toeplens.ground import InputError
@@ -227,6 +228,7 @@ def test_a_token_is_no_copy_of_itself() -> None:
     assert (found.eligible[0], found.induction[0]) == (2, 0.25)  # queries 0 and 2 of the second
 
 
+@wrong_types
 @pytest.mark.parametrize(
     ("made", "added", "field"),
     [

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import wrong_types
 from torch import Tensor
 
 from toeplens.ground import InputError
@@ -55,6 +56,7 @@ def test_a_head_that_copies_has_all_and_one_that_looks_at_the_place_before_has_n
     assert found.mass.tolist() == [[1.0, 0.0]]
 
 
+@wrong_types
 def test_what_does_not_fit_is_one_sentence() -> None:
     weights, tokens, places, needle = drawn(0, 2, 1, 3)
     with pytest.raises(InputError, match="weights: their shape is"):

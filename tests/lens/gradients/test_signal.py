@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.builders import wrong_types
 from tests.lens.models import decoder, split
 from torch.nn import functional as F
 
@@ -283,6 +284,7 @@ def test_heads_without_a_signal_have_no_margin() -> None:
 # ---- records and refusals -------------------------------------------------------------------------------------------
 
 
+@wrong_types
 def test_no_examples_and_unknown_levels_are_refused() -> None:
     tokens, labels, lengths = examples()
     source = DecoderGradients(model_of())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders import wrong_types
 from tests.lens.models import decoder
 from torch import Tensor
 
@@ -367,6 +368,7 @@ def test_the_mean_split_needs_sequences() -> None:
     torch.testing.assert_close(alone.shares.logits.sum(-1), torch.ones(4, dtype=torch.float64))
 
 
+@wrong_types
 def test_what_is_wrong_is_said_in_one_sentence() -> None:
     trace = trace_of(model_of("rope"))
     with pytest.raises(InputError, match=r"^split: 'input' was given; layer 1 reads no bare input"):
