@@ -91,11 +91,6 @@ class Record:
         return cls._checked(list[cls], content, where)
 
     @classmethod
-    def from_named(cls, content: Any, where: Path | str | None = None) -> dict[str, Self]:
-        """Records by their names, likewise."""
-        return cls._checked(dict[str, cls], content, where)
-
-    @classmethod
     def _checked(cls, hint: Any, content: Any, where: Path | str | None) -> Any:
         try:
             return _reader(hint)(content)

@@ -245,11 +245,6 @@ class RunSpec(BaseModel):
             return True
         return self.plateau is not None and self.plateau.ends(rows, self.guess, self.total_evaluations)
 
-    def evaluated_at(self, count: int) -> int:
-        """The step after which the evaluation of this number comes, counted from 1."""
-        epochs, parts = divmod(count, self.evaluations)
-        return epochs * self.steps_per_epoch - (-parts * self.steps_per_epoch // self.evaluations)
-
     def evaluations_by(self, step: int) -> int:
         """How many evaluations are due after so many steps."""
         epochs, steps = divmod(step, self.steps_per_epoch)
