@@ -166,7 +166,7 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(machines: Any, thr
 
 
 def test_a_stop_is_heard_and_the_same_call_goes_on(three: Cluster, tmp_path: Path):
-    wanted = jobs(4, 60)
+    wanted = jobs(4, 120)
     begun = threading.Event()
 
     def told(event: Event) -> None:

@@ -160,6 +160,7 @@ def in_cluster(
         for index, what in ray.get(board.take.remote()):
             on_told(index, what)
 
+    hear()  # the board is there before the first task, so that a short one cannot end unheard
     while True:
         try:
             stopping = stopping or limits.over()
