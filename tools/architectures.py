@@ -1,4 +1,4 @@
-"""Build every model type of the installed transformers small and audit it: results/survey, docs/architectures.md.
+"""Build every model type of the installed transformers small and audit it: results/survey, docs/reference/architectures.md.
 
     python tools/architectures.py                      # all (5 minutes on 2 cores); rewrites the record and the page
     python tools/architectures.py --only llama gemma2  # some; prints what became of them
@@ -27,7 +27,7 @@ import torch
 from toeplens.ground import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORD, PAGE = ROOT / "results" / "survey" / "survey.json", ROOT / "docs" / "architectures.md"
+RECORD, PAGE = ROOT / "results" / "survey" / "survey.json", ROOT / "docs" / "reference" / "architectures.md"
 Row = dict[str, Any]
 
 

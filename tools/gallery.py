@@ -1,4 +1,4 @@
-"""Make the pages of docs/gallery from the records, by the commands that docs/gallery.md shows.
+"""Make the pages of docs/gallery from the records, by the commands that docs/findings/gallery.md shows.
 
     python tools/gallery.py
 

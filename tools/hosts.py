@@ -1,4 +1,4 @@
-"""Write the table of families into docs/hosts.md: what is held of each, and how far apart the two ways are.
+"""Write the table of families into docs/how-to/hosts.md: what is held of each, and how far apart the two ways are.
 
 python tools/hosts.py
 """
@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 OWN = {"BloomForCausalLM": "ALiBi", "T5ForConditionalGeneration": "T5's bias"}
-PAGE, MARKS = ROOT / "docs" / "hosts.md", ("<!-- families -->", "<!-- end -->")
+PAGE, MARKS = ROOT / "docs" / "how-to" / "hosts.md", ("<!-- families -->", "<!-- end -->")
 
 
 def rows() -> list[str]:

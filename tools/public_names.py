@@ -1,4 +1,4 @@
-"""Write tests/public-names.txt: the names that people may rely on, with their parameters (docs/stability.md).
+"""Write tests/public-names.txt: the names that people may rely on, with their parameters (docs/reference/stability.md).
 
     python tools/public_names.py
 
@@ -14,7 +14,7 @@ from typing import Any
 import toeplens
 
 PAGE = Path(__file__).resolve().parents[1] / "tests" / "public-names.txt"
-_HEAD = "# Made by tools/public_names.py: what docs/stability.md says is kept. '=' stands for a default.\n"
+_HEAD = "# Made by tools/public_names.py: what docs/reference/stability.md says is kept. '=' stands for a default.\n"
 
 
 def public_names() -> str:

@@ -355,7 +355,7 @@ def known() -> str:
 
 def outdated() -> dict[Path, str]:
     """Files that are not what the records say, with what they should hold."""
-    made = {page: filled(page) for page in sorted(DOCS.glob("*.md"))} | {KNOWN: known()}
+    made = {page: filled(page) for page in sorted(DOCS.rglob("*.md"))} | {KNOWN: known()}
     return {path: text for path, text in made.items() if path.read_text("utf-8") != text}
 
 

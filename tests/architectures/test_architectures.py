@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "results" / "survey" / "survey.json").read_text())
 ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in RECORD["found"]}
-# one per family that docs/architectures.md names, as transformers calls their types
+# one per family that docs/reference/architectures.md names, as transformers calls their types
 FAMILIES = (
     *("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "phi", "phi3", "gpt_neox", "gptj", "stablelm", "olmo2"),
     *("falcon", "falcon+alibi", "cohere", "glm", "gpt_oss", "bloom", "mpt", "t5", "gpt2", "opt", "bert", "deberta"),
@@ -78,7 +78,7 @@ def tool() -> ModuleType:
 
 
 def test_the_record_is_whole_and_the_page_has_its_tables(tool: ModuleType) -> None:
-    page, rows = (ROOT / "docs" / "architectures.md").read_text(), RECORD["found"]
+    page, rows = (ROOT / "docs" / "reference" / "architectures.md").read_text(), RECORD["found"]
     assert tool.filled(page, rows) == page
     assert RECORD["missing"] == []
     assert list(ROWS) == model_types()

@@ -1,4 +1,4 @@
-"""How many released texts of Task 1 can be read in more than one way, as docs/tasks.md says: all readings are tried."""
+"""How many released texts of Task 1 can be read in more than one way, as docs/reference/tasks.md says: all readings are tried."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toeplens import tasks
 from toeplens.tasks.triggers import TriggerDistance
 from toeplens.training.presets import DISTANCE, PRESETS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "tasks.md").read_text(encoding="utf-8")
 SCALES = ("desk", "laptop", "paper")
 MANY = 1500
 

@@ -20,7 +20,9 @@ import toeplens
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ASKED = {
-    name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.M)
+    name
+    for page in (DOCS / "reference" / "api").glob("*.md")
+    for name in re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.M)
 }
 FLOORS = [f"toeplens.{module.name}" for module in pkgutil.iter_modules(toeplens.__path__) if module.ispkg]
 PUBLIC = [name for name in FLOORS if name not in ("toeplens.cli", "toeplens.papers")]
@@ -40,7 +42,7 @@ def test_what_toeplens_offers_by_name_is_a_floors() -> None:
     by_floor = {name for package in PUBLIC for name in names_of(package)}
     offered = {name for name in toeplens.__all__ if not inspect.ismodule(getattr(toeplens, name))}
     assert offered - by_floor == {"__version__"}
-    listed = (DOCS / "api.md").read_text("utf-8")
+    listed = (DOCS / "reference" / "api.md").read_text("utf-8")
     assert [name for name in offered - {"__version__"} if f"`{name}`" not in listed] == []
 
 
@@ -51,7 +53,7 @@ def test_the_navigation_has_every_page_once() -> None:
     kept = {str(path.relative_to(DOCS)) for kind in ("*.md", "*.ipynb") for path in DOCS.rglob(kind)}
     assert set(named) == kept
     content = yaml.safe_load(f"nav:{nav}")["nav"]
-    assert [next(iter(part)) for part in content] == ["Start", "How-to", "Explanations", "Reference"]
+    assert [next(iter(part)) for part in content] == ["Get started", "How-to", "Findings", "Reference"]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def test_formulas_become_mathml() -> None:
 
 def test_every_correction_names_its_checks() -> None:
     """And these are statements of the record, whose table is below them."""
-    text = (DOCS / "theory.md").read_text("utf-8")
+    text = (DOCS / "findings" / "theory.md").read_text("utf-8")
     corrections, _, table = text.partition("## What came out")
     corrections = corrections.partition("## The corrections, as mathematics")[2]
     known = set(re.findall(r"^\| `([a-z0-9-]+)`", table, re.MULTILINE))
@@ -110,7 +112,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    pages = [page.read_text("utf-8") for page in (tmp_path / "api").rglob("index.html")]
+    pages = [page.read_text("utf-8") for page in (tmp_path / "reference" / "api").rglob("index.html")]
     places = {place for page in pages for place in re.findall(r'id="(toeplens\.[\w.]+)"', page)}
     for package in PACKAGES:
         module = importlib.import_module(package)
@@ -118,5 +120,5 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
             value = getattr(module, name)
             own = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', name)}"
             assert {f"{package}.{name}", own} & places, f"{package}.{name}"
-    assert "<math" in (tmp_path / "theory" / "index.html").read_text("utf-8")
+    assert "<math" in (tmp_path / "findings" / "theory" / "index.html").read_text("utf-8")
     assert "decompose" in (tmp_path / "notebooks" / "first-look" / "index.html").read_text("utf-8")

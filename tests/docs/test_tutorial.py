@@ -21,7 +21,7 @@ from toeplens.encodings import registry
 from toeplens.studies import grid
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
+TEXT = (ROOT / "docs" / "start" / "tutorial.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(sh|py|yaml)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 TOY = {"train_examples": 64, "test_examples": 32, "epochs": 1, "batch_size": 32}
 SLOW = ("conformance.check", "toeplens card")  # they compile, or measure what a pass costs

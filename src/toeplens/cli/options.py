@@ -65,7 +65,7 @@ Workers = Annotated[int | None, typer.Option(help="Processes; one a core unless 
 Follow = Annotated[
     list[str] | None,
     typer.Option(
-        help="Log each run's evaluations to tensorboard, wandb or mlflow, too; may be repeated. See docs/tracking.md."
+        help="Log each run's evaluations to tensorboard, wandb or mlflow, too; may be repeated. See docs/how-to/tracking.md."
     ),
 ]
 Budget = Annotated[str | None, typer.Option(help="Stop within this time, e.g. 90s, 9m, 2h; the same command goes on.")]

@@ -2,7 +2,7 @@
 
 torch's fused attention works off one head of one text at a time and forms the weights twice where gradients are asked
 for. Up to a few hundred tokens batched products over blocks that fit a core's cache are faster, by most where heads are
-narrow: 1.1 to 3 times in training (docs/scale.md). On Intel's processors with AVX-512 torch's own is the faster one,
+narrow: 1.1 to 3 times in training (docs/how-to/scale.md). On Intel's processors with AVX-512 torch's own is the faster one,
 1.1 to 1.9 times, but for dropout and for biases that are learned, which it has no kernel for; on AMD's it is not.
 """
 

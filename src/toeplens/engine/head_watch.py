@@ -81,7 +81,7 @@ class HeadWatch:
                   training ends there, since in a study the finished model's own ablation follows
 
     The ablation is most of the cost, so it has fewer examples: a drop's standard error is at most 1 / sqrt(ablated).
-    docs/training.md has the share of the training time that was measured.
+    docs/how-to/training.md has the share of the training time that was measured.
 
     Arguments
         spec      the run that is watched

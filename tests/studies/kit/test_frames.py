@@ -29,7 +29,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Grid:
 
 @pytest.mark.parametrize("rows", KINDS)
 def test_columns_are_those_that_are_documented_whatever_was_measured(state: Grid, rows: str):
-    text = (RESULTS.parent / "docs" / "export.md").read_text("utf-8")
+    text = (RESULTS.parent / "docs" / "how-to" / "export.md").read_text("utf-8")
     assert state.frame(rows).schema == schema(KINDS[rows])
     assert [name for name in schema(KINDS[rows]).names if f"`{name}`" not in text] == []
     assert rows == "claims" or schema(KINDS[rows]).names[:4] == PLACE

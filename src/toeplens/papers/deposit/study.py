@@ -192,6 +192,6 @@ def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: i
     if not any(any(places_of(SCALES[scale], each, plan.parts).values()) for each in plan.protocols):
         raise InputError(
             f"part: {' and '.join(plan.parts)} has no models at scale {scale} under the {' and '.join(plan.protocols)} "
-            f"protocol; 'toeplens reproduce --help' says which parts there are, docs/reproduce.md how many models each."
+            f"protocol; 'toeplens reproduce --help' says which parts there are, docs/how-to/reproduce.md how many models each."
         )
     return plan

@@ -57,7 +57,7 @@ COLUMNS: dict[str, str] = {
     "effect_high": "upper end",
 }
 
-# whose measure a column is, or is made after; the others are made here (docs/audit.md)
+# whose measure a column is, or is made after; the others are made here (docs/how-to/audit.md)
 SOURCES: dict[str, str] = {
     **dict.fromkeys(("positional", "symbolic", "centre"), "after arXiv 2511.11579"),
     **dict.fromkeys(("first", "sink"), "attention sinks: Xiao et al. 2023, arXiv 2309.17453"),

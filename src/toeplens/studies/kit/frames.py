@@ -72,7 +72,7 @@ class HeadRow(Place, total=False):
 
     drop                   accuracy lost when it is silenced; ``drop_low``, ``drop_high`` its 95 % interval
     gain                   test loss gained then, in nats; ``gain_low``, ``gain_high`` likewise
-    positional, symbolic, interaction  shares of the variance of its logits (docs/behaviour.md)
+    positional, symbolic, interaction  shares of the variance of its logits (docs/how-to/behaviour.md)
     toeplitz               share of the energy of its logits that is left when each diagonal is replaced by its mean
     centre                 of the frequencies that it uses: mean log2 of radians a token, by the logits' variance
     previous, first, induction  mean attention to the token before, to the first, to what followed a copy (language)

@@ -357,7 +357,7 @@ class Results:
         return f"{told} models left out: {figure.without}" if missing else ""
 
     def frame(self, rows: str = "cells") -> pa.Table:
-        """The cells as an Arrow table, which pandas and polars take as it is (docs/export.md says its columns).
+        """The cells as an Arrow table, which pandas and polars take as it is (docs/how-to/export.md says its columns).
 
         rows  what a row is: a cell, a head of one (``heads``), an evaluation (``epochs``), a length of test texts
               (``lengths``); see `toeplens.studies.kit.frames`

@@ -72,7 +72,7 @@ class State:
         return {"claims": lambda: table(ClaimRow, map(claim_row, self.entries))}
 
     def frame(self, rows: str | None = None) -> pa.Table:
-        """What was found as an Arrow table, which pandas and polars take as it is (docs/export.md says its columns).
+        """What was found as an Arrow table, which pandas and polars take as it is (docs/how-to/export.md says its columns).
 
         rows  what a row of it is: ``claims``, or of most kinds ``cells`` or ``heads``, those unless given
         """
