@@ -92,7 +92,7 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
         "audit", model, "--tokens", tmp_path / "ids.json", "--out", tmp_path / "b", "--layers", "2", "--max-tokens", 10
     )
     assert second.code == 0, second
-    assert "Heads of the largest effect" in second.out
+    assert "Heads with the largest effect" in second.out
     assert {head.layer for head in open_audit(tmp_path / "b").heads} == {1}
     compared = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c")
     assert compared.code == 0, compared
@@ -167,8 +167,11 @@ def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp
     found = toeplens("audit", holed, "--out", tmp_path / "a", *options)
     assert found.code == 0, found
     told = " ".join(found.out.split())
-    assert "random: the checkpoint lacks weights (8: transformer.h.0.mlp.c_fc.bias, " in told
-    assert "unused: the checkpoint has weights that the model has no place for (1: strange.weight)" in told
+    assert (
+        "8 tensors are missing from the checkpoint and were initialised randomly (transformer.h.0.mlp.c_fc.bias, "
+        in told
+    )
+    assert "1 tensors of the checkpoint are not used by the model (strange.weight)" in told
     head = (tmp_path / "a" / "report.html").read_text().partition('<section id="map">')[0]
     assert "<b>Random weights.</b>" in head
     assert "8 of the model’s tensors" in head
@@ -237,10 +240,10 @@ def test_equal_layers_are_one_row(model: Path) -> None:
     printed = Console(width=80, file=io.StringIO())
     printed.print(table)
     assert isinstance(printed.file, io.StringIO)
-    rows = [line for line in printed.file.getvalue().splitlines() if "turns" in line]
+    rows = [line for line in printed.file.getvalue().splitlines() if "rotates" in line]
     assert len(rows) == table.row_count == 2
     assert "L1–5, 7–11" in rows[0]
-    assert "turns 256/256 (half)" in rows[0]
+    assert "rotates 256/256 (half)" in rows[0]
     assert "L6" in rows[1]
 
 
@@ -300,7 +303,7 @@ def test_several_models_are_audited_into_directories_of_their_own(
     }
     assert "request" not in alone["about"]
     again = toeplens("audit", model, reader, *options, "--out", tmp_path / "out", "--json")
-    assert again.err.splitlines() == ["[1/2] tiny: 4 heads, as it was", "[2/2] reader: 8 heads, as it was"]
+    assert again.err.splitlines() == ["[1/2] tiny: 4 heads, already done", "[2/2] reader: 8 heads, already done"]
     assert again.json()["pages"]["tiny"] == str(tmp_path / "out" / "tiny" / "report.html")
 
 
@@ -311,7 +314,7 @@ def test_models_that_fail_are_told_at_the_end(toeplens: Toeplens, model: Path, r
     told = toeplens("audit", model, "no/such/model", reader, *options)  # tiny has no tokenizer
     assert told.code == 2
     asked, *lines, first, second = told.err.splitlines()
-    assert asked == "model: there is no directory no/such/model; the hub is asked for it."
+    assert asked == "model: no/such/model is not a local directory; looking it up on the hub."
     assert lines[:2] == ["[1/3] tiny: failed", "[2/3] model: failed"]
     assert first.startswith("error: tiny: model: ")
     assert "has no tokenizer that can be read" in first

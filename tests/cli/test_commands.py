@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import typer
 from tests.builders import files, tiny
 from tests.cli.command import TINY, Toeplens, changes, in_a_process
 
@@ -70,7 +73,9 @@ COMMANDS = ["reproduce", "study", "theory", "audit", "compare", "train", "ablate
 COMMANDS += ["probe", "pretrained", "report", "claims", "figures", "tables", "cite", "encodings", "card", "tasks"]
 
 
-def test_every_command_is_named_and_helps(toeplens: Toeplens):
+def test_every_command_is_named_and_helps(toeplens: Toeplens, monkeypatch: pytest.MonkeyPatch):
+    """Each on one screen of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
     without = toeplens()
     assert (without.code, without.err) == (2, "")
     assert sorted(COMMANDS) == sorted(str(command.name) for command in cli.app.registered_commands)
@@ -80,6 +85,20 @@ def test_every_command_is_named_and_helps(toeplens: Toeplens):
         assert (answer.code, answer.err) == (0, "")
         assert f"toeplens {command}" in answer.out
         assert "--json" in answer.out
+        assert len(answer.out.splitlines()) <= (60 if command in ("audit", "study", "reproduce") else 40)
+
+
+@pytest.mark.parametrize("command", cli.app.registered_commands, ids=lambda command: command.name)
+def test_help_names_defaults_in_short_sentences(command: typer.models.CommandInfo):
+    assert command.callback is not None
+    texts = [command.help or ""]
+    for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
+        about = parameter.annotation.__metadata__[0]
+        texts.append(about.help)
+        if parameter.default not in (inspect.Parameter.empty, None, False, True):
+            assert f"(default: {parameter.default})" in about.help, parameter.name
+    for sentence in re.split(r"(?<=[.:;])\s", " ".join(texts)):
+        assert len(sentence.split()) <= 20, sentence
 
 
 # ---- train, then ablate ---------------------------------------------------------------------------------------------
@@ -91,7 +110,7 @@ def test_train_then_ablate(toeplens: Toeplens, tmp_path: Path, monkeypatch: pyte
     told = toeplens(*command)
     (begun,) = told.err.splitlines()
     assert begun.startswith("trigger-distance, rope, paper protocol on cpu")
-    assert begun.endswith(": 768 tokens to train on, at least 1 MB of memory")
+    assert begun.endswith(": 768 training tokens, at least 1 MB of memory")
     before = files(tmp_path)
     monkeypatch.setattr("toeplens.training.loop.Session", None)
     trained = toeplens(*command, "--json").json()
@@ -212,7 +231,7 @@ def test_longer_texts(toeplens: Toeplens, run: Run):
     rows = toeplens(*asked, "--json").json()["rows"]
     assert [(row["length"], row["examples"]) for row in rows] == [(length, 20), (2 * length, 20)]
     shown = toeplens(*asked).out
-    assert "Longer texts than" in shown
+    assert "Accuracy beyond the training length of" in shown
     assert f"{100 * rows[1]['accuracy']:.1f}" in shown
 
 
@@ -228,7 +247,7 @@ def test_a_run_is_taken_apart(toeplens: Toeplens, run: Run, tmp_path: Path):
     assert "L1 H1" in told.out
     assert "L2 H1" not in told.out
     assert all(heading in told.out for heading in ("half distance", "eigenvalues"))
-    assert "they add up to the logits within" in told.out
+    assert "the parts sum to the logits within" in told.out
     assert (tmp_path / "page.html").exists()
     assert toeplens("decompose", run.directory, "--split", "input", "--json").json()["layers"][0]["layer"] == 0
 

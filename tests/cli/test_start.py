@@ -41,7 +41,7 @@ def light(*arguments: str, **environment: str) -> str:
 
 
 def test_help_and_the_version_do_without_torch():
-    assert "Fit one run" in light("--help")
+    assert "Train one model" in light("--help")
     assert "--encoding" in light("train", "--help")
     assert "--effects" in light("audit", "--help")
     assert light("--version") == f"toeplens {tl.__version__}\n"

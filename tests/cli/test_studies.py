@@ -110,12 +110,12 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: py
     assert Path(state["page"]).read_text().lstrip().lower().startswith("<!doctype html>")
     people = toeplens(*command)
     assert "2 models (Mine)" in people.err
-    assert "best guess" in people.out
+    assert "length-only" in people.out
     assert "exclusion" in people.out
     assert toeplens("claims", out, "--json").json() == state["claims"]
     assert toeplens("report", out, "--json").json()["page"] == str(Path(state["page"]).resolve())
     more = toeplens(*command, "--seeds", "2", "--time-budget", "0.0001").out
-    assert "2 of 4 cells are finished" in more
+    assert "2 of 4 cells finished" in more
     assert "spec: there is no 'mine'" in toeplens("study", "mine", "--out", out).refusal()
     assert "another study" in toeplens("study", "canonical", "--out", _reproduction(tmp_path)).refusal()
 
@@ -138,7 +138,7 @@ def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monk
     assert (state["finished"], state["total"]) == (0, 12)
     assert {claim["verdict"] for claim in state["claims"]} == {"undecided"}
     assert toeplens("claims", tmp_path / "theory", "--json").json() == state["claims"]
-    assert "0 of 12 records are there; the same command goes on." in toeplens(*command).out
+    assert "0 of 12 records finished. Run the same command to resume." in toeplens(*command).out
     assert "verdict" in toeplens("claims", tmp_path / "theory").out
     page = Path(toeplens("report", tmp_path / "theory", "--json").json()["page"])
     assert "0 of 12 records" in page.read_text()

@@ -80,7 +80,7 @@ def test_language_models_are_told_by_their_bits(tmp_path: Path, capsys: pytest.C
     assert [line.split("│")[1].strip() for line in lines] == ["RoPE", "p-RoPE", "T5", "ALiBi", "Sinusoid", "NoPE"]
     cells = [cell.strip() for cell in lines[3].split("│")[2:7]]
     assert cells == ["2.080", "2.076–2.084", "−0.020", "50.0", "35.0"]
-    assert "Counting tokens, without a model: 4.600 with 0 before" in told
+    assert "n-gram baselines by context length: 4.600 (context 0)" in told
     assert "accuracy" not in told
     tables.print_study(state, tmp_path / "report.html", rows=state.matrix(), as_json=True)
     (row, *_) = json.loads(capsys.readouterr().out)["language"]

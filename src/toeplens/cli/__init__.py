@@ -1,13 +1,14 @@
 """The command line: parse, call, print.
 
-The commands' modules hold what ``--help`` and a shell's completion need; each command imports what it uses when it is
-called.
+To start fast, a command's module holds only what ``--help`` and completion need; the command imports the rest.
 """
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -22,33 +23,48 @@ __all__ = ["app", "main"]
 
 
 app = typer.Typer(
-    help="A laboratory for positional information in Transformers.",
+    help="Measure and change what attention heads do with positions.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _name, _command in {
-    "reproduce": studies.reproduce,
-    "study": studies.study,
-    "theory": studies.theory,
-    "audit": audits.audit,
-    "compare": audits.compare,
-    "probe": probes.probe,
-    "pretrained": probes.pretrained,
-    "train": runs.train_run,
-    "ablate": runs.ablate,
-    "decompose": runs.decompose,
-    "extrapolate": runs.extrapolate_run,
-    "report": studies.report_page,
-    "claims": studies.claims,
-    "figures": export.figures,
-    "tables": export.tables,
-    "cite": cite.cite,
-    "encodings": lists.list_encodings,
-    "card": lists.card,
-    "tasks": lists.list_tasks,
-}.items():
-    app.command(_name)(_command)
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Models and encodings": {
+        "audit": audits.audit,
+        "compare": audits.compare,
+        "probe": probes.probe,
+        "encodings": lists.list_encodings,
+        "card": lists.card,
+        "tasks": lists.list_tasks,
+    },
+    "Studies": {
+        "reproduce": studies.reproduce,
+        "study": studies.study,
+        "pretrained": probes.pretrained,
+        "theory": studies.theory,
+        "report": studies.report_page,
+        "claims": studies.claims,
+        "figures": export.figures,
+        "tables": export.tables,
+        "cite": cite.cite,
+    },
+    "Single runs": {
+        "train": runs.train_run,
+        "ablate": runs.ablate,
+        "decompose": runs.decompose,
+        "extrapolate": runs.extrapolate_run,
+    },
+}
+
+
+def _paragraphs(command: Callable[..., None]) -> str:
+    """The docstring, one line per paragraph, so that the terminal wraps it."""
+    return "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(command) or "").split("\n\n"))
+
+
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel, help=_paragraphs(_command))(_command)
 
 
 def _print_version(asked: bool) -> None:
@@ -68,14 +84,14 @@ def _main(
 
 
 def main() -> None:
-    """Run the command line; errors are one line, exit code 2 for bad input and 3 for the machine's failures."""
+    """Run the command line. Errors are one line; exit code 2 for bad input, 3 for failures of the machine."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what the terminal's encoding lacks is escaped
+        if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot show are escaped
             stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
         print(end="", flush=True)
-        if code == EXIT_CODE:  # as Typer has Ctrl-C
+        if code == EXIT_CODE:  # Typer's way to report Ctrl-C
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except ToeplensError as error:
@@ -89,7 +105,7 @@ def main() -> None:
         sys.stderr.write(f"{INTERRUPTED}\n")
         sys.exit(EXIT_CODE)
     except BrokenPipeError:
-        sys.stdout = None  # else Python would try again at its end
+        sys.stdout = None  # otherwise Python flushes it again at exit
         sys.exit(0)
     except OSError as error:  # a full disk behind standard output, say
         sys.stdout = None

@@ -1,4 +1,4 @@
-"""What the commands on pretrained models print: how far they are, heads and layers, and what has to be known."""
+"""What the commands on pretrained models print: progress, tables of heads and layers, notes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from toeplens.studies.auditing.words import Names, done
 from toeplens.studies.probing import ABOUT, ProbeRecord
 from toeplens.studies.probing.record import interval, title_of
 
-_LISTED = 12  # heads that are printed
-_NAMED = 4  # weights that are named
-_EVERY = 20.0  # seconds between two lines, where there is no terminal
-_SURE = 0.5  # seconds after which a rate says how long the rest takes
-_TOO_LONG = 180.0  # seconds of effects from which on it is said what takes less
+_LISTED = 12  # heads printed
+_NAMED = 4  # weights named in a note
+_EVERY = 20.0  # seconds between two lines without a terminal
+_SURE = 0.5  # seconds before the remaining time is estimated
+_TOO_LONG = 180.0  # seconds of effects after which a faster option is suggested
 _ROTATION = re.compile(r"rotation of \d+ pairs, (\d+) of (\d+) dimensions \((\w+)\)")
 
 
 class AuditProgress:
-    """Live bars over an audit's layers and heads with the time that is left; lines where there is no terminal."""
+    """Progress bars over an audit's layers and heads; plain lines if there is no terminal."""
 
     def __init__(self, shorter: str = "") -> None:
-        """``shorter`` is said once if effects take long: what to ask instead."""
+        """``shorter`` is the advice printed once if effects take long."""
         self.shorter = shorter
         columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         left = TextColumn("{task.fields[left]}")
@@ -53,7 +53,7 @@ class AuditProgress:
         self.bar.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Take note of how many layers or heads are done."""
+        """Update the number of layers or heads that are done."""
         now = time.monotonic()
         began, first = self.began.setdefault(what, (now, done))
         if what not in self.tasks:
@@ -74,10 +74,10 @@ class AuditProgress:
 
 
 class PieceProgress(AuditProgress):
-    """The same, with a line for each piece of a study that is finished."""
+    """The same, with a line for each finished piece of a study."""
 
     def finished(self, name: str, at: int, count: int) -> None:
-        """Take note of a finished piece, how many are done, and of how many."""
+        """Print a finished piece."""
         for task in self.tasks.values():
             self.bar.remove_task(task)
         self.tasks, self.began = {}, {}
@@ -85,7 +85,7 @@ class PieceProgress(AuditProgress):
 
 
 def audit_tables(found: Audit) -> list[Table]:
-    """The heads that matter most (without effects the most positional ones), the layers, and what their heads do."""
+    """Tables of the heads with the largest effect (or positional share), of the layers and of their effects."""
     known = any(head.effect is not None for head in found.heads)
     by = "effect" if known else "positional"
     ordered = sorted(found.heads, key=lambda head: -np.inf if getattr(head, by) is None else -getattr(head, by))
@@ -93,11 +93,11 @@ def audit_tables(found: Audit) -> list[Table]:
     columns |= {"previous": "prev.", "first": "first", "induction": "ind."}
     columns |= {"effect": "eff."} if known else {}
     names = Names.of(found)
-    heads = table(f"Heads of the largest {by}", "head", *columns.values())
+    heads = table("Heads with the largest effect" if known else "Most positional heads", "head", *columns.values())
     for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
         heads.add_row(names.short(head), *(_short(getattr(head, name), name) for name in columns))
-    layers = table("Layers", "layers", "heads", "position", "window", "difference")
-    rows: dict[tuple[object, ...], list[LayerRecord]] = {}  # layers that are the same in all that is printed of them
+    layers = table("Layers", "layers", "heads", "position", "window", "proof error")
+    rows: dict[tuple[object, ...], list[LayerRecord]] = {}  # layers whose printed rows are equal
     for one in found.layers:
         key = (one.side, one.kind, one.heads, one.key_heads, _position(one), _window(one))
         rows.setdefault(key, []).append(one)
@@ -110,12 +110,12 @@ def audit_tables(found: Audit) -> list[Table]:
 
 
 def _bands(found: Audit) -> Table:
-    """What each band of each layer's frequencies is worth; bands are those of the layer that has most."""
+    """Effect of freezing each band of each layer's frequencies; columns as in the layer with the most bands."""
     names = Names.of(found)
     rows = {names.short_layer(layer): found.bands_of(layer) for layer in found.layers}
     widest = max(rows.values(), key=len)
     made = table(
-        "What stopping a band of a layer's frequencies adds, by its pairs",
+        "Loss increase when a band of frequencies is frozen, by pairs",
         "layer",
         *(f"{band.first + 1}-{band.last + 1}" for band in widest),
     )
@@ -126,10 +126,10 @@ def _bands(found: Audit) -> Table:
 
 
 def _deposits(found: Audit) -> Table:
-    """What each layer's heads help and harm, and how the help is shared out."""
-    title = f"What {done(found)} heads adds (helps) and takes (harms), by layer; a dash: within its noise"
+    """Each layer's helpful and harmful effects, and how concentrated the helpful ones are."""
+    title = f"Effect of {done(found)} heads by layer (–: within noise)"
     names = Names.of(found)
-    made = table(title, "layer", "helps", "harms", "largest", "its share", "eff. heads")
+    made = table(title, "layer", "helpful", "harmful", "largest", "its share", "eff. heads")
     for layer in found.layers:
         top = max(found.of(layer), key=lambda head: head.effect or 0.0, default=None)
         share = layer.deposit.get("top_share")
@@ -144,9 +144,9 @@ def _deposits(found: Audit) -> Table:
 
 
 def probe_table(found: ProbeRecord) -> Table:
-    """What a model makes of each behaviour; of a changed one also how many nats more."""
-    columns = ("nats a token", "right", *(("changed", "more nats") if found.changes else ()))
-    made = table("What it can do (95 % intervals)", "predicted", "asked", *columns)
+    """Loss and accuracy per behaviour; for a changed model also the increase in nats."""
+    columns = ("nats per token", "accuracy", *(("changed", "increase") if found.changes else ()))
+    made = table("Loss and accuracy (95 % intervals)", "predicted", "count", *columns)
     for behaviour in ABOUT:
         for each in found.summaries(behaviour):
             row = [title_of(behaviour).lower(), str(each.count)]
@@ -158,13 +158,14 @@ def probe_table(found: ProbeRecord) -> Table:
 
 
 def weight_notes(about: Mapping[str, Any]) -> Iterator[str]:
-    """Weights that are random, or that the model has no place for, by what an audit says of it."""
+    """Notes on weights missing from the checkpoint and on weights that the model does not use."""
     for name, what in (
         (
             "random_weights",
-            "random: the checkpoint lacks weights ({}: {}); what comes after them is of no trained model",
+            "{} tensors are missing from the checkpoint and were initialised randomly ({}); results downstream of them "
+            "do not describe a trained model",
         ),
-        ("unused_weights", "unused: the checkpoint has weights that the model has no place for ({}: {})"),
+        ("unused_weights", "{} tensors of the checkpoint are not used by the model ({})"),
     ):
         if weights := about.get(name):
             more = ", ..." if len(weights) > _NAMED else ""
@@ -172,10 +173,10 @@ def weight_notes(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def audit_notes(found: Audit) -> Iterator[str]:
-    """What has to be known of an audit beside its tables, a line each."""
+    """Notes on an audit, one line each."""
     yield from weight_notes(found.about)
     if bos := found.about.get("unused_bos"):
-        yield f"text: the tokenizer has a beginning-of-text token, {bos}, and does not put it before sequences"
+        yield f"text: the tokenizer has a beginning-of-text token, {bos}, but does not add it to sequences"
     if "no_effects" in found.about:
         yield f"no effects: {found.about['no_effects']}"
     elif found.check is not None:
@@ -184,16 +185,16 @@ def audit_notes(found: Audit) -> Iterator[str]:
         yield f"intervals are 95 %, {found.about['intervals']}"
     if "race" in found.about:
         yield found.about["race"]
-    yield f"the captured pass differs from a plain one by {found.whole:.1e} (relative)"
+    yield f"relative difference between the captured and the plain forward pass: {found.whole:.1e}"
 
 
 def _position(layer: LayerRecord) -> str:
-    """What position does in a layer, in few words: a rotation by how many of the dimensions it turns."""
-    return _ROTATION.sub(r"turns \1/\2 (\3)", layer.position).replace(" of the pairs switched off", " pairs off")
+    """How a layer encodes position, in short; a rotation by the number of dimensions that it rotates."""
+    return _ROTATION.sub(r"rotates \1/\2 (\3)", layer.position).replace(" of the pairs switched off", " pairs off")
 
 
 def _window(layer: LayerRecord) -> str:
-    """How far a layer's queries see."""
+    """How far back a layer's queries attend."""
     if layer.chunk is not None:
         return f"in {layer.chunk}s"
     return "–" if layer.window is None else f"{layer.window}" if layer.causal else f"±{layer.window - 1}"
@@ -205,11 +206,11 @@ def _short(value: float | None, name: str) -> str:
     return f"{value:.0e}"
 
 
-# ---- of several models ----------------------------------------------------------------------------------------------
+# ---- several models ----------------------------------------------------------------------------------------------
 
 
 def audit_all(models: Sequence[str], directory: Path, request: Request, workers: Workers, *, as_json: bool) -> None:
-    """Audit models, print a line of each, and raise what failed as an exit code."""
+    """Audit models, print a line for each, and exit with an error code if one failed."""
     with ManyProgress(len(models)) as progress:
         found = audit_many(
             models,
@@ -236,30 +237,30 @@ def audit_all(models: Sequence[str], directory: Path, request: Request, workers:
 
 
 class ManyProgress(AuditProgress):
-    """Live bars over what is done of each model, with a line for each that is finished."""
+    """Progress bars over several models, with a line for each finished model."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count, self.done = count, 0
 
     def of(self, name: str, what: str, done: int, total: int) -> None:
-        """Take note of how many layers or heads of a model are done."""
+        """Update a model's number of finished layers or heads."""
         self(f"{name}: {what}", done, total)
 
     def finished(self, found: Audited, new: bool) -> None:
-        """Take note of what became of a model."""
+        """Print a finished or failed model."""
         self.done += 1
         for what in [what for what in self.tasks if what.startswith(f"{found.name}: ")]:
             self.bar.remove_task(self.tasks.pop(what))
         told = "failed" if found.why is not None else f"{found.heads} heads"
         if found.why is None:
             seconds = found.about.get("seconds")
-            told += ", as it was" if not new else "" if seconds is None else f" in {duration(max(1.0, seconds))}"
+            told += ", already done" if not new else "" if seconds is None else f" in {duration(max(1.0, seconds))}"
         say(f"[{self.done}/{self.count}] {found.name}: {told}", aside=True)
 
 
 def many_table(rows: Sequence[Audited]) -> Table:
-    """A line a model: its heads, how positional they are, which matters most, and the proof."""
+    """One line per model: heads, mean positional share, largest effect, proof error."""
     columns = ("layers", "heads", "pos.", "loss", "effect", "of", "proof")
     made = table("Audits (mean positional share, largest effect)", "model", *columns)
     for each in rows:
@@ -277,6 +278,6 @@ def many_table(rows: Sequence[Audited]) -> Table:
 
 
 def notes(each: Audited) -> list[str]:
-    """What has to be known of an audit beside its line."""
+    """Notes on one of several audits."""
     why = each.about.get("no_effects")
     return [*weight_notes(each.about), *([] if why is None else [f"no effects: {why}"])]

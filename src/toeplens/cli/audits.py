@@ -1,4 +1,4 @@
-"""Commands on pretrained models: audit one, lay two audits side by side."""
+"""Commands on pretrained models: audit one, compare two audits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toeplens.cli.means import Hands, with_options
-from toeplens.cli.options import Json, ModelDevice, ModelDtype, Pickled, path
+from toeplens.cli.options import MEASURE, Json, ModelDevice, ModelDtype, Pickled, option, path
 from toeplens.ground import InputError
 from toeplens.ground.places import entered
 
@@ -21,83 +21,86 @@ if TYPE_CHECKING:
 def audit(
     model: Annotated[
         list[str],
-        typer.Argument(
-            help="A transformers model's directory or name on the hub, a GGUF file, or a run's directory; several are "
-            "audited side by side, as --workers and the options after it say."
-        ),
+        typer.Argument(help="Hugging Face model, GGUF file or toeplens run. Several are audited in parallel."),
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            help="Directory of the audit: its page, record and tables; of several models, of a directory for each.",
+        option(
+            "Output directory; one folder per model if several.",
+            metavar="PATH",
             parser=path,
         ),
     ],
     text: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A text file (UTF-8; of .jsonl and .parquet the field text) to read; give it again for more. "
-            "Sequences are shared out among the texts, and intervals are over texts then.",
+        option(
+            "Text file to read (UTF-8, .jsonl or .parquet). Repeatable; intervals are then over texts.",
+            metavar="FILE",
             parser=path,
         ),
     ] = None,
     tokens: Annotated[
         list[Path] | None,
-        typer.Option(help="Token ids instead: .npy, or .json with a list or a list of lists.", parser=path),
+        option("Token ids to read instead: .npy or .json.", metavar="FILE", parser=path),
     ] = None,
     layers: Annotated[
-        str | None, typer.Option(help="Layers to measure, counted from 1, e.g. 1,4,9-12; all unless given.")
+        str | None,
+        option("Layers, e.g. 1,4,9-12 (default: all).", panel=MEASURE, metavar="LIST"),
     ] = None,
     heads: Annotated[
-        str | None, typer.Option(help="Heads of each layer whose effects are taken, counted from 1; all unless given.")
+        str | None,
+        option("Heads of each layer to ablate (default: all).", panel=MEASURE, metavar="LIST"),
     ] = None,
     sequences: Annotated[
-        int | None, typer.Option(help="Sequences at most; 16 unless given, of a run's examples 256.")
+        int | None,
+        option("Maximum sequences (default: 16; 256 for a run).", panel=MEASURE, metavar="N"),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a sequence at most; 256 unless given, of --tokens as many as it has.")
+        int | None,
+        option("Maximum tokens per sequence (default: 256; with --tokens all).", panel=MEASURE, metavar="N"),
     ] = None,
     effects: Annotated[
         str | None,
-        typer.Option(
-            help="What is done to each head: exact or attribution (silenced, or an estimate of that), position "
-            "(that is taken from it), none; or bands, of each layer's frequencies. Exact unless given; of a changed "
-            "model none."
+        option(
+            "Ablation effect: exact, attribution (an estimate), position (ablate only position), bands (freeze "
+            "frequencies) or none (default: exact; none with --change).",
+            panel=MEASURE,
+            metavar="NAME",
         ),
     ] = None,
     first: Annotated[
         int | None,
-        typer.Option(
-            help="Heads whose effects (exact or position) are wanted; others are left out as soon as they cannot be "
-            "among them."
-        ),
+        option("Only find the N largest effects; faster.", panel=MEASURE, metavar="N"),
     ] = None,
     needles: Annotated[
         int,
-        typer.Option(
-            help="Texts with a number in them on which each head's retrieval is measured, of --text and a model that "
-            "predicts the next token; as long as the sequences."
+        option(
+            "Needle texts to measure retrieval (default: 0).",
+            panel=MEASURE,
+            metavar="N",
         ),
     ] = 0,
     change: Annotated[
         list[str] | None,
-        typer.Option(
-            help="What is done to the model, as in toeplens probe, e.g. 'layers=2 heads=3 output=zero'; every head is "
-            "then measured as it reads what the changed ones before it put out. Give it again for more."
+        option(
+            "Intervention, e.g. 'layers=2 heads=3 output=zero'. Repeatable.",
+            panel=MEASURE,
+            metavar="CHANGE",
         ),
     ] = None,
     dtype: ModelDtype = "auto",
     device: ModelDevice = "auto",
     pickled: Pickled = False,
-    seed: Annotated[int, typer.Option(help="Seed of random and of masked tokens, and of needles.")] = 0,
+    seed: Annotated[int, option("Seed of tokens and needles (default: 0).", panel=MEASURE, metavar="N")] = 0,
     *,
     hands: Hands,
     as_json: Json = False,
 ) -> None:
-    """Audit a pretrained model: which heads are positional, which symbolic, what they look at, which matter.
+    """Audit a model: which heads are positional, which symbolic.
 
-    Without --text and --tokens it reads random tokens whose second half repeats the first. Of several models each is
-    audited so, several at a time; one that fails is told at the end, and the same command goes on.
+    Proves on the audited tokens that attention is read exactly, then measures shares, patterns and effects. Without
+    --text or --tokens, it reads random tokens whose second half repeats the first. Layers and heads count from 1. Run
+    the same command to resume.
     """
     from toeplens.cli import audit_output, console
     from toeplens.sources.huggingface.checkpoints import is_there
@@ -130,7 +133,7 @@ def audit(
         if auditing.is_run(each):
             replace(request, texts={} if text else None).check_run(each)
         elif not is_there(each):
-            console.say(f"model: there is no directory {each}; the hub is asked for it.", aside=True)
+            console.say(f"model: {each} is not a local directory; looking it up on the hub.", aside=True)
     if text:
         texts = {each.name: auditing.read_text(each) for each in text}
         if len(texts) < len(text):
@@ -149,10 +152,10 @@ def _audit_one(model: str, out: Path, request: Request, *, as_json: bool) -> Non
     from toeplens.studies.auditing.many import audit_in
 
     ids = None if request.tokens is None else auditing.read_tokens(request.tokens)
-    shorter = "--effects none leaves them out"
+    shorter = "--effects none skips them."
     if request.first is None and len(request.texts or ()) < 2:
-        shorter = f"--first 10 asks for those that matter most alone, {shorter}"
-    with audit_output.AuditProgress(f"{shorter}.") as progress:
+        shorter = "--first 10 finds only the 10 largest effects; --effects none skips them."
+    with audit_output.AuditProgress(shorter) as progress:
         found = audit_in(out, model, request, report.write_audit, tokens=ids, on_progress=progress)
     page = out / report.PAGE
     if as_json:
@@ -167,11 +170,14 @@ def _audit_one(model: str, out: Path, request: Request, *, as_json: bool) -> Non
 
 def compare(
     first: Annotated[Path, typer.Argument(help="Directory of an audit.", parser=path)],
-    second: Annotated[Path, typer.Argument(help="Directory of another.", parser=path)],
-    out: Annotated[Path, typer.Option(help="Directory for the page.", parser=path)],
+    second: Annotated[Path, typer.Argument(help="Directory of another audit.", parser=path)],
+    out: Annotated[Path, option("Output directory for the page.", metavar="PATH", parser=path)],
     as_json: Json = False,
 ) -> None:
-    """Lay two audits side by side: a base and its variant, two encodings, two checkpoints of a run."""
+    """Compare two audits head by head.
+
+    For example a base model and its fine-tuned version, two encodings, or two checkpoints.
+    """
     from toeplens import report
     from toeplens.cli import console
     from toeplens.studies import auditing
@@ -185,7 +191,7 @@ def compare(
 
 
 def names_of(first: Path, second: Path) -> tuple[str, str]:
-    """What two directories are called: by so many of their last folders as tell them apart."""
+    """Names of two directories: as many of their last folders as are needed to tell them apart."""
     parts = [each.resolve().parts for each in (first, second)]
     depth = next((n for n in range(1, max(map(len, parts))) if parts[0][-n:] != parts[1][-n:]), 1)
     one, other = ("/".join(each[-depth:]) for each in parts)

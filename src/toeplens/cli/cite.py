@@ -1,4 +1,4 @@
-"""The command that says how to cite toeplens, the papers that it carries out, and the encodings of a study."""
+"""The command that prints citations: toeplens, the papers it reproduces, the encodings of a study."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.options import Json, path
+from toeplens.cli.options import Json, option, path
 from toeplens.version import __version__
 
 TITLE, AUTHORS, LICENSE = "toeplens", "The toeplens authors", "Apache-2.0"  # as CITATION.cff has them
@@ -18,12 +18,12 @@ ABOUT = "A laboratory for positional information in Transformers"
 def cite(
     directory: Annotated[
         Path | None,
-        typer.Argument(help="A study's or a run's directory: its encodings are cited as well.", parser=path),
+        typer.Argument(help="Also cite the encodings of this study or run.", parser=path),
     ] = None,
-    bibtex: Annotated[bool, typer.Option("--bibtex", help="As BibTeX.")] = False,
+    bibtex: Annotated[bool, option("Print BibTeX.", "--bibtex")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say how to cite toeplens and the papers that it carries out; of a study, its encodings too."""
+    """Print citations of toeplens, the papers and encodings."""
     from toeplens import encodings
     from toeplens.cli import console
     from toeplens.ground.citations import Citation, citations_of
@@ -48,11 +48,11 @@ def cite(
     elif bibtex:
         console.say("\n\n".join(work.bibtex() for found in works.values() for work in found))
         if not all(work.title for work in new.values()):
-            console.say("titles of some papers are not known here: arXiv has them by the number.", aside=True)
+            console.say("Some entries lack a title; look them up on arXiv by number.", aside=True)
     else:
         console.say("toeplens:")
         console.say(f"  {program.text()}")
-        console.say("the papers whose experiments it carries out:")
+        console.say("the papers that it reproduces:")
         for work in works["papers"]:
             console.say(f"  {work.text()}")
         if cited:

@@ -25,17 +25,17 @@ err = Console(stderr=True)
 
 
 def print_json(content: Any) -> None:
-    """Machine-readable output: JSON on standard output, and nothing else there."""
+    """Print JSON, and nothing else, to standard output."""
     print(json.dumps(finite(content), indent=1, allow_nan=False))
 
 
 def say(text: str, *, aside: bool = False) -> None:
-    """A plain line on standard output, or, ``aside``, on standard error; never wrapped or coloured."""
+    """Print a plain line to standard output (``aside``: standard error), without wrapping or colours."""
     (err if aside else out).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def table(title: str | None, *columns: str, rows: Iterable[Iterable[str | None]] = ()) -> Table:
-    """A table whose first column stays whole and whose long words wrap rather than being cut."""
+    """A table whose first column is never wrapped and whose long words wrap."""
     made = Table(title=title)
     for index, column in enumerate(columns):
         made.add_column(column, overflow="fold", no_wrap=index == 0)
@@ -45,7 +45,7 @@ def table(title: str | None, *columns: str, rows: Iterable[Iterable[str | None]]
 
 
 def brief(*columns: str) -> Table:
-    """A table of one line a row, as wide as the terminal; the last column is cut where it has no room."""
+    """A table with one line per row, as wide as the terminal; the last column is truncated."""
     made = Table(expand=True)
     for column in columns[:-1]:
         made.add_column(column, no_wrap=True)
@@ -54,7 +54,7 @@ def brief(*columns: str) -> Table:
 
 
 def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Table]:
-    """One table, or several where the terminal has no room for all columns; the first column is in each of them."""
+    """One table, or several if the terminal is too narrow; each repeats the first column."""
     widths = [3 + max(cell_len(render(row[place]).plain) for row in (columns, *rows)) for place in range(len(columns))]
     groups: list[list[int]] = []
     room = 0
@@ -72,7 +72,7 @@ def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def print_in_full(entries: Iterable[tuple[str, dict[str, str]]]) -> None:
-    """Each entry's name, and below it all that is known of it, in lines as long as the terminal has room for."""
+    """Print each entry's name and, below it, its facts."""
     for name, facts in entries:
         out.print(f"[bold]{escape(name)}[/]")
         grid = Table.grid(padding=(0, 2, 0, 0))
@@ -84,20 +84,20 @@ def print_in_full(entries: Iterable[tuple[str, dict[str, str]]]) -> None:
 
 
 def track(items: Sequence[Item], doing: str) -> Iterable[Item]:
-    """The items in turn, with a bar on standard error where there is a terminal."""
+    """Iterate with a progress bar on standard error, if it is a terminal."""
     return rich_track(items, description=doing, console=err, disable=not err.is_terminal, transient=True)
 
 
 @contextmanager
 def bar(doing: str, total: int) -> Iterator[Callable[[], None]]:
-    """What moves a bar on by a step, on standard error where there is a terminal."""
+    """A progress bar on standard error, if it is a terminal; call the result to advance by one."""
     with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
         task = progress.add_task(doing, total=total)
         yield lambda: progress.advance(task)
 
 
 def print_page(page: Path, *, as_json: bool, **more: Any) -> None:
-    """Where a page is; or that and ``more`` as JSON."""
+    """Print the path of a page; as JSON, together with ``more``."""
     if as_json:
         print_json({"page": str(page), **more})
     else:

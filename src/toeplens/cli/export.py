@@ -1,4 +1,4 @@
-"""Commands that write what a page shows for a paper: its figures as pictures, its tables as CSV and LaTeX."""
+"""Commands that export a page for a paper: figures as pictures, tables as CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from toeplens.cli.options import Json, path
+from toeplens.cli.options import Json, Recorded, option, path
 from toeplens.cli.studies import page_in
 from toeplens.ground import InputError, choose, write_json, write_text
 from toeplens.ground.places import entered
 
-Shown = Annotated[Path, typer.Argument(help="The directory of a study, an audit or a probe.", parser=path)]
 FIGURES, TABLES = "figures.json", "tables.json"
 
 
 def figures(
-    directory: Shown,
-    form: Annotated[str, typer.Option("--format", help="svg, png (300 dots an inch) or pdf.")] = "pdf",
+    directory: Recorded,
+    form: Annotated[str, option("pdf, svg or png (300 dpi) (default: pdf).", "--format", metavar="NAME")] = "pdf",
     figure: Annotated[
-        list[str] | None, typer.Option(help="A figure's name or number; give it again for more. All unless given.")
+        list[str] | None, option("Name or number of a figure; repeatable (default: all).", metavar="NAME")
     ] = None,
     columns: Annotated[
         int | None,
-        typer.Option(help="Of a paper's two columns: 1 (3.25 inches) or 2 (6.75); as the page has it unless given."),
+        option("Width in columns: 1 (3.25 in) or 2 (6.75 in) (default: as on the page).", metavar="N"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for them; 'figures' in DIRECTORY unless given.", parser=path)
+        Path | None, option("Output directory (default: DIRECTORY/figures).", metavar="PATH", parser=path)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw every figure of a page for a paper, a file a panel: sized for its columns, on white, with a legend."""
+    """Export the figures of a page, sized for a paper.
+
+    One file per panel, on white, with a legend.
+    """
     from toeplens.cli import console
     from toeplens.report.exporting.figures import FORMATS, INCHES, draw, printed_caption, printed_panels, programs
 
@@ -64,14 +64,17 @@ def figures(
 
 
 def tables(
-    directory: Shown,
-    form: Annotated[str, typer.Option("--format", help="csv, latex (booktabs), or both.")] = "both",
+    directory: Recorded,
+    form: Annotated[str, option("csv, latex (booktabs) or both (default: both).", "--format", metavar="NAME")] = "both",
     out: Annotated[
-        Path | None, typer.Option(help="Directory for them; 'tables' in DIRECTORY unless given.", parser=path)
+        Path | None, option("Output directory (default: DIRECTORY/tables).", metavar="PATH", parser=path)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write every table of a page as CSV and as LaTeX with the rules of booktabs, a caption and a label."""
+    """Export the tables of a page as CSV and LaTeX.
+
+    LaTeX tables use booktabs and have a caption and a label.
+    """
     from toeplens.report.exporting.tables import csv_of, latex_of, told_apart
 
     writers: dict[str, tuple[str, Callable[[Any], str]]] = {"csv": ("csv", csv_of), "latex": ("tex", latex_of)}

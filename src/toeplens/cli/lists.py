@@ -1,4 +1,4 @@
-"""Commands that show what there is: encodings, their cards, tasks."""
+"""Commands that list encodings and tasks, and measure an encoding."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from toeplens.cli.options import Full, Json, changed, path
+from toeplens.cli.options import Full, Json, changed, option, path
 from toeplens.ground import InputError, choose
 from toeplens.ground.places import free
 
 
 def list_encodings(full: Full = False, as_json: Json = False) -> None:
-    """List the positional encodings, their class and their options."""
+    """List the positional encodings and their options."""
     from toeplens import encodings
     from toeplens.cli.console import say
 
@@ -32,7 +32,7 @@ def list_encodings(full: Full = False, as_json: Json = False) -> None:
 
     def told(row: dict[str, Any]) -> dict[str, str]:
         return {
-            "enters by": ", ".join((row["coupling"], *row["also_couples"])),
+            "acts on": ", ".join((row["coupling"], *row["also_couples"])),
             "Toeplitz": "yes" if row["toeplitz"] else "no",
             "content": "yes" if row["data_dependent"] else "no",
             "scale": row["scale"],
@@ -40,27 +40,33 @@ def list_encodings(full: Full = False, as_json: Json = False) -> None:
             "citation": row["citation"],
         }
 
-    _print(rows, told, full, as_json, "encoding", "enters by", "Toeplitz", "content", "citation")
+    _print(rows, told, full, as_json, "encoding", "acts on", "Toeplitz", "content", "citation")
 
 
 def card(
     out: Annotated[
-        Path, typer.Option(help="The page to write; for all encodings, the directory of their pages.", parser=path)
+        Path,
+        option("Page to write; without NAME, the directory for all cards.", metavar="PATH", parser=path),
     ],
     name: Annotated[
         str | None,
-        typer.Argument(help="See 'toeplens encodings'; several at once as rope+fox; all of them unless given."),
+        typer.Argument(help="An encoding, or a sum such as rope+fox (default: all)."),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", help="Change an option of the encoding, e.g. --set base=500; of rope+fox, rope.base=500."
+        option(
+            "Change an option, e.g. base=500 (rope.base=500 for rope+fox). Repeatable.",
+            "--set",
+            metavar="OPTION=VALUE",
         ),
     ] = None,
-    length: Annotated[int, typer.Option(help="Tokens of the texts that are measured.")] = 512,
+    length: Annotated[int, option("Sequence length in tokens (default: 512).", metavar="N")] = 512,
     as_json: Json = False,
 ) -> None:
-    """Measure an encoding and write its card: formula, kernel, symbol, class, resolution by dtype, cost."""
+    """Measure an encoding and write its card.
+
+    A card shows formula, kernel, symbol, class, positional resolution by dtype, and cost.
+    """
     from toeplens import encodings, report
     from toeplens.cli import console
     from toeplens.studies.card import make_card
@@ -69,9 +75,11 @@ def card(
         raise InputError("set: an option was given, but no encoding; name the one that it belongs to.")
     names = encodings.names() if name is None else (encodings.canonical(name),)
     options = changed({}, set_ or [])
-    for option in options:
-        known = encodings.named(names[0])  # options of several are given by name
-        choose(f"option of encoding {names[0]!r}", option, known if len(known) > 1 else encodings.options(names[0]))
+    for each_option in options:
+        known = encodings.named(names[0])  # options of a sum are named by part
+        choose(
+            f"option of encoding {names[0]!r}", each_option, known if len(known) > 1 else encodings.options(names[0])
+        )
     if name is None:
         report.free_for_cards(names, out)
     else:
@@ -82,7 +90,7 @@ def card(
 
 
 def list_tasks(full: Full = False, as_json: Json = False) -> None:
-    """List the tasks, what their answer depends on, chance, and their options."""
+    """List the tasks, their chance accuracy and options."""
     from toeplens import tasks
 
     rows = []
@@ -110,7 +118,7 @@ def _print(
     kind: str,
     *shown: str,
 ) -> None:
-    """Rows as JSON; or what is ``told`` of each for people: all of it, or a line with what is ``shown``."""
+    """Print rows as JSON, or for people: all of what ``told`` gives, or one line with the columns ``shown``."""
     from toeplens.cli import console
 
     if as_json:
@@ -124,7 +132,7 @@ def _print(
     for name, facts in entries:
         table.add_row(name, *(facts[fact] for fact in shown))
     console.out.print(table)
-    console.say("options, and all of each line: --full")
+    console.say("Use --full for options and full texts.")
 
 
 def _options(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""How work is carried out, as options that commands share: until when, on what machines, where it is published."""
+"""Options that say how work is run: time budget, device, workers or cluster, output URL."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from toeplens.cli.options import Budget, Compile, Device, Follow, Workers
+from toeplens.cli.options import CLUSTER, MACHINE, TRAINING, Budget, Compile, Device, Follow, Workers, option
 from toeplens.ground import InputError, choose, shown
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """Until when, on which device, how many models as one, who follows, by whose hands, and published where."""
+    """Time budget, device, compilation, batched training, loggers, workers and output URL."""
 
     time_budget: str | None
     device: str
@@ -34,7 +32,7 @@ class Means:
     publish: str | None = None
 
     def limits(self) -> engines.Limits:
-        """What an engine is given of it."""
+        """As the limits that the engine takes."""
         from toeplens.cli.progress import limits_of
         from toeplens.engine import Cluster
 
@@ -56,14 +54,14 @@ class Hands:
     memory_per_cell: str | None
 
     def must_be_of_many(self, what: str) -> None:
-        """Refuse all of them beside one ``what``, of which nothing can be spread."""
+        """Refuse these options for a single ``what``, which cannot be distributed."""
         given = {"workers": self.workers, "engine": None if self.engine == _ENGINES[0] else self.engine}
         for name, value in given.items():
             if value is not None:
                 raise InputError(f"{name}: {shown(value)} was given with one {what}; it is of several.")
 
     def chosen(self) -> engines.Workers:
-        """What an engine is given of it."""
+        """As the workers that the engine takes."""
         from toeplens.engine import Cluster
 
         if choose("engine", self.engine, _ENGINES) == "local":
@@ -92,7 +90,11 @@ def _means(
     compile: Compile = "auto",
     stack: Annotated[
         int | None,
-        typer.Option(help="Models of equal shape to train as one; unless given, what fills a GPU, and 1 on a CPU."),
+        option(
+            "Models trained as one batch (default: auto).",
+            panel=TRAINING,
+            metavar="N",
+        ),
     ] = None,
     follow: Follow = None,
 ) -> Means:
@@ -101,16 +103,23 @@ def _means(
 
 def _hands(
     workers: Workers = None,
-    engine: Annotated[str, typer.Option(help="local (processes on this machine) or ray (a cluster's machines).")] = (
-        "local"
-    ),
+    engine: Annotated[
+        str,
+        option("local or ray (a cluster) (default: local).", panel=MACHINE, metavar="NAME"),
+    ] = "local",
     address: Annotated[
         str | None,
-        typer.Option(help="With ray: HOST:PORT of the cluster's head, or auto; without it Ray starts on this machine."),
+        option("Head node HOST:PORT, or auto (default: start Ray).", panel=CLUSTER, metavar="NODE"),
     ] = None,
-    cpus_per_cell: Annotated[float | None, typer.Option(help="With ray: cores of a model, 1 unless given.")] = None,
-    gpus_per_cell: Annotated[float | None, typer.Option(help="With ray: GPUs of a model; 0.25: four on each.")] = None,
-    memory_per_cell: Annotated[str | None, typer.Option(help="With ray: memory a model reserves, e.g. 4G.")] = None,
+    cpus_per_cell: Annotated[float | None, option("Cores per model (default: 1).", panel=CLUSTER, metavar="N")] = None,
+    gpus_per_cell: Annotated[
+        float | None,
+        option("GPUs per model; may be 0.25 (default: 0).", panel=CLUSTER, metavar="N"),
+    ] = None,
+    memory_per_cell: Annotated[
+        str | None,
+        option("Memory per model, e.g. 4G (default: none).", panel=CLUSTER, metavar="SIZE"),
+    ] = None,
 ) -> Hands:
     return Hands(**locals())
 
@@ -119,9 +128,9 @@ _OPTIONS: dict[str, Callable[..., Any]] = {"means": _means, "hands": _hands}
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, its parameters ``means`` and ``hands`` given by the options of these.
+    """The command with its parameters ``means`` and ``hands`` expanded to their options.
 
-    Where its ``out`` is a URL, it works in a local copy of it, which is published as it ends.
+    If ``out`` is a URL, the command works in a local copy, which is published when it ends.
     """
     parameters: list[inspect.Parameter] = []
     made: dict[str, list[str]] = {}

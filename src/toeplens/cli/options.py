@@ -1,4 +1,4 @@
-"""The options that commands share, and how their values are read."""
+"""Options that commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _DIGITS = 300  # of an integer that a spec's file can be read back with
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
 
 
+MEASURE, TRAINING, MACHINE, CLUSTER = "What to measure", "Training", "Machine", "Cluster (with --engine ray)"  # panels
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def url_or_path(text: str) -> Any:
-    """A URL as it was typed, but for that of a file of this machine; anything else is a `path`."""
+    """A URL unchanged, except ``file://``; anything else as a `path`."""
     if text.lower().startswith("file://"):
         return path(text[len("file://") :])
     return text if _URL.match(text) else path(text)
 
 
 def path(text: str) -> Path:
-    """A path as it was typed; the name is the one that ``--help`` shows."""
+    """A path as typed; ``--help`` shows this function's name."""
     if not text:
         raise typer.BadParameter("it is empty; '.' is the current directory.")
     if _URL.match(text):
@@ -38,37 +39,51 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-RunDirectory = Annotated[Path, typer.Argument(help="A finished run's directory.", parser=path)]
-StudyDirectory = Annotated[Path, typer.Argument(help="A study's directory.", parser=path)]
-Recorded = Annotated[Path, typer.Argument(help="The directory of a study, an audit or a probe.", parser=path)]
-Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
-Full = Annotated[bool, typer.Option("--full", help="All that is known of each, instead of a line.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-ModelDtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
-ModelDevice = Annotated[str, typer.Option(help="auto (spread over GPUs, if there are some), cpu, cuda or cuda:N.")]
-Pickled = Annotated[
-    bool, typer.Option("--pickled", help="Read weights that are no safetensors; they can run what they hold.")
+def option(help: str, *names: str, panel: str | None = None, metavar: str | None = None, parser: Any = None) -> Any:
+    """A command's option; ``help`` gives its default as ``(default: 16)``."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, parser=parser, show_default=False)
+
+
+RunDirectory = Annotated[Path, typer.Argument(help="Directory of a finished run.", parser=path)]
+StudyDirectory = Annotated[Path, typer.Argument(help="Directory of a study.", parser=path)]
+Recorded = Annotated[Path, typer.Argument(help="Directory of a study, an audit or a probe.", parser=path)]
+Json = Annotated[bool, option("Print JSON to standard output.", "--json")]
+Full = Annotated[bool, option("Show all details of each entry.", "--full")]
+Device = Annotated[str, option("auto, cpu, cuda or cuda:N (default: auto).", panel=MACHINE, metavar="NAME")]
+ModelDtype = Annotated[
+    str,
+    option("auto, float32, bfloat16, float16 or float64 (default: auto).", panel=MACHINE, metavar="NAME"),
 ]
-Compile = Annotated[str, typer.Option(help="torch.compile: auto (where it pays), on or off.")]
+ModelDevice = Annotated[
+    str,
+    option("auto, cpu, cuda or cuda:N (default: auto).", panel=MACHINE, metavar="NAME"),
+]
+Pickled = Annotated[
+    bool,
+    option("Allow pickle checkpoints. Unsafe: they can execute code.", "--pickled", panel=MACHINE),
+]
+Compile = Annotated[str, option("torch.compile: auto, on or off (default: auto).", panel=TRAINING, metavar="WHEN")]
 StudyOut = Annotated[
-    Path, typer.Option(help="Output directory. An interrupted study found here is resumed.", parser=path)
+    Path,
+    option("Output directory. An interrupted study found here is resumed.", metavar="PATH", parser=path),
 ]
 StudyPlace = Annotated[
     Path,
-    typer.Option(
-        help="Output directory, or a URL such as s3://bucket/study. An interrupted study found here is resumed.",
+    option(
+        "Output directory or URL. An interrupted study found here is resumed.",
         parser=url_or_path,
         metavar="PATH|URL",
     ),
 ]
-Workers = Annotated[int | None, typer.Option(help="Processes; one a core unless given.")]
+Workers = Annotated[int | None, option("Number of processes (default: one per core).", panel=MACHINE, metavar="N")]
 Follow = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Log each run's evaluations to tensorboard, wandb or mlflow, too; may be repeated. See docs/how-to/tracking.md."
-    ),
+    option("Log to tensorboard, wandb or mlflow; repeatable.", panel=TRAINING, metavar="NAME"),
 ]
-Budget = Annotated[str | None, typer.Option(help="Stop within this time, e.g. 90s, 9m, 2h; the same command goes on.")]
+Budget = Annotated[
+    str | None,
+    option("Stop after 90s, 9m or 2h; resumable.", panel=MACHINE, metavar="TIME"),
+]
 
 
 def seconds(text: str | None) -> float | None:
@@ -82,7 +97,7 @@ def seconds(text: str | None) -> float | None:
 
 
 def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """A spec with ``path=value`` changes; a model's protocol switches follow if its encoding or protocol changes."""
+    """A spec with ``path=value`` changes. A new encoding or protocol also changes the switches that depend on it."""
     content = json.loads(json.dumps(content))
     for change in changes:
         path, equals, text = change.partition("=")
@@ -99,7 +114,7 @@ def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
 
 
 def _value(path: str, text: str) -> Any:
-    """JSON as it stands, anything else as a word."""
+    """A JSON value, or the text itself if it is not JSON."""
 
     def integer(digits: str) -> int:
         if len(digits) > _DIGITS:

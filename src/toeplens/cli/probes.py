@@ -1,4 +1,4 @@
-"""Commands that ask a language model what it can do, intact and changed, and examine it as a study."""
+"""Commands that probe a language model, and study a pretrained one."""
 
 from __future__ import annotations
 
@@ -8,48 +8,49 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.options import Budget, Json, ModelDevice, ModelDtype, Pickled, StudyOut, path
+from toeplens.cli.options import MEASURE, Budget, Json, ModelDevice, ModelDtype, Pickled, StudyOut, option, path
 from toeplens.ground import InputError
 from toeplens.ground.places import entered, must_be_of
 
 
 def probe(
-    model: Annotated[str, typer.Argument(help="A transformers model's directory or name on the hub, or a GGUF file.")],
-    out: Annotated[Path, typer.Option(help="Directory of the probe: its page and record.", parser=path)],
+    model: Annotated[str, typer.Argument(help="Hugging Face model or GGUF file.")],
+    out: Annotated[Path, option("Output directory.", metavar="PATH", parser=path)],
     text: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A text file (UTF-8; of .jsonl and .parquet the field text) that texts are taken from.", parser=path
-        ),
+        option("Text file to read (UTF-8, .jsonl or .parquet).", metavar="FILE", parser=path),
     ] = None,
     tokens: Annotated[
         Path | None,
-        typer.Option(
-            help="Instead of --text, a file of token ids (.npy or .json), for a model without a tokenizer. Only the "
-            "loss by position and copying are measured.",
-            parser=path,
-        ),
+        option("Token ids instead; no needles or lists.", metavar="FILE", parser=path),
     ] = None,
     change: Annotated[
         list[str] | None,
-        typer.Option(
-            help="What is done to its attention, e.g. 'layers=3-5 heads=1,4 output=zero' or 'layers=all still=1-8'; "
-            "give it again for more. Layers, heads, groups and pairs count from 1."
+        option(
+            "Intervention, e.g. 'layers=3-5 heads=1 output=zero'. Repeatable.",
+            metavar="CHANGE",
         ),
     ] = None,
-    lengths: Annotated[str, typer.Option(help="Tokens of the texts.")] = "256,512,1024",
-    depths: Annotated[str, typer.Option(help="Depths of the needles, 0 to 1.")] = "0,0.25,0.5,0.75,1",
-    repeats: Annotated[int, typer.Option(help="Needles of each length and depth.")] = 2,
-    sequences: Annotated[int, typer.Option(help="Texts whose loss is taken, and copies of each length.")] = 8,
-    lists: Annotated[int, typer.Option(help="Questions about lists, of each kind.")] = 24,
-    heads: Annotated[bool, typer.Option(help="Look at the heads where the intact model answers.")] = True,
+    lengths: Annotated[
+        str, option("Text lengths (default: 256,512,1024).", panel=MEASURE, metavar="LIST")
+    ] = "256,512,1024",
+    depths: Annotated[
+        str, option("Needle depths (default: 0,0.25,0.5,0.75,1).", panel=MEASURE, metavar="LIST")
+    ] = "0,0.25,0.5,0.75,1",
+    repeats: Annotated[int, option("Needles per length, depth (default: 2).", panel=MEASURE, metavar="N")] = 2,
+    sequences: Annotated[int, option("Sequences and copies (default: 8).", panel=MEASURE, metavar="N")] = 8,
+    lists: Annotated[int, option("Questions about lists (default: 24).", panel=MEASURE, metavar="N")] = 24,
+    heads: Annotated[bool, option("Find retrieval heads.", "--heads/--no-heads", panel=MEASURE)] = True,
     dtype: ModelDtype = "auto",
     device: ModelDevice = "auto",
     pickled: Pickled = False,
-    seed: Annotated[int, typer.Option(help="Seed of texts, needles and questions.")] = 0,
+    seed: Annotated[int, option("Random seed (default: 0).", panel=MEASURE, metavar="N")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Ask a language model what it can do: loss by position, needles, copying, counting, order; intact and changed."""
+    """Test a model's recall, copying, counting and order.
+
+    Also reports loss by position. Give --change to compare with interventions.
+    """
     from toeplens.cli import audit_output, console
     from toeplens.report import write_probe
     from toeplens.sources.huggingface.beforehand import check_decoder
@@ -103,25 +104,29 @@ def _numbers(field: str, text: str, *, whole: bool = False) -> list[float]:
 
 
 def pretrained(
-    model: Annotated[str, typer.Argument(help="A transformers model's directory or name on the hub, or a GGUF file.")],
+    model: Annotated[str, typer.Argument(help="Hugging Face model or GGUF file.")],
     text: Annotated[
         list[Path],
-        typer.Option(
-            help="A text file (UTF-8; of .jsonl and .parquet the field text); give it again for more.", parser=path
-        ),
+        option("Text file to read (UTF-8, .jsonl or .parquet); repeatable.", metavar="FILE", parser=path),
     ],
     out: StudyOut,
-    sequences: Annotated[int, typer.Option(help="Sequences from each text.")] = 2,
-    tokens: Annotated[int, typer.Option(help="Tokens of a sequence whose heads are measured.")] = 1024,
-    effect_tokens: Annotated[int, typer.Option(help="Of those, for what is silenced or stopped one by one.")] = 256,
-    probe_tokens: Annotated[int, typer.Option(help="Tokens of texts with needles, and of copies.")] = 512,
+    sequences: Annotated[int, option("Sequences per text (default: 2).", panel=MEASURE, metavar="N")] = 2,
+    tokens: Annotated[int, option("Tokens per sequence (default: 1024).", panel=MEASURE, metavar="N")] = 1024,
+    effect_tokens: Annotated[int, option("Tokens for ablation (default: 256).", panel=MEASURE, metavar="N")] = 256,
+    probe_tokens: Annotated[int, option("Tokens per needle text (default: 512).", panel=MEASURE, metavar="N")] = 512,
     dtype: ModelDtype = "auto",
     device: ModelDevice = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of places in the texts, of random weights and of questions.")] = 42,
+    seed: Annotated[
+        int,
+        option("Random seed (default: 42).", panel=MEASURE, metavar="N"),
+    ] = 42,
     time_budget: Budget = None,
     as_json: Json = False,
 ) -> None:
-    """Examine a pretrained language model: heads, frequencies, retrieval, beside models that know nothing; claims."""
+    """Study a pretrained language model and judge claims.
+
+    Compares heads, frequencies and retrieval with random-weight baselines.
+    """
     from toeplens.cli import tables
     from toeplens.cli.audit_output import PieceProgress
     from toeplens.cli.progress import carry_out, limits_of

@@ -1,4 +1,4 @@
-"""Bars over training, on standard error, what is said when the work begins, and how it ends."""
+"""Progress bars over training, on standard error, with an opening line and the handling of interrupts."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def limits_of(
     stack: int | None = None,
     follow: Sequence[str] | None = None,
 ) -> Limits:
-    """The limits that these options set; time runs from now on."""
+    """The limits that these options set; the time budget starts now."""
     told = tuple(follow or ())
     limits = Limits(device=device, compile=compile, stack=stack, follow=told)  # type: ignore[arg-type]
     return limits_for(seconds(time_budget), limits)
 
 
 class _Opening:
-    """A live bar, and something to say when the work begins; where it is refused, its error is all that is said."""
+    """A progress bar and an opening line, printed when the work starts (not if it is refused)."""
 
     def __init__(self, about: str, specs: Sequence[RunSpec], limits: Limits, *columns: ProgressColumn) -> None:
-        """``specs`` are the runs to train: said are where, the tokens read in all, and the memory of the largest."""
+        """``specs`` are the runs to train; the line gives device, total tokens and the largest run's memory."""
         first = specs[0]
-        where = limits.machines  # whose devices are theirs to know
+        where = limits.machines  # they choose their own devices
         if where is None:
             where = plan_execution(limits.device, limits.compile, first.precision, first.model.d_model).describe()
         tokens, least = sum(spec.tokens for spec in specs), max(spec.memory_at_least for spec in specs)
-        work = f"{tokens:,} tokens to train on, at least {size(least)} of memory{' each' if len(specs) > 1 else ''}"
+        work = f"{tokens:,} training tokens, at least {size(least)} of memory{' each' if len(specs) > 1 else ''}"
         self._about = f"{about} on {where}: {work}"
         self.live = err.is_terminal
         self.bar = Progress(
@@ -59,7 +59,7 @@ class _Opening:
         )
 
     def begin(self) -> None:
-        """Say it, once."""
+        """Print the opening line, once."""
         if self._about:
             say(self._about, aside=True)
         self._about = ""
@@ -75,7 +75,7 @@ class _Opening:
 def carry_out(
     work: Callable[..., State], progress: AbstractContextManager[Any], limits: Limits, show: Callable[[State], None]
 ) -> None:
-    """Do ``work(limits=...)`` until it is done or interrupted, and show what came of it."""
+    """Run ``work(limits=...)`` until it is done or interrupted, and show the result."""
     with stop_on_signals() as stopped, progress:
         state = work(limits=replace(limits, should_stop=stopped))
     show(state)
@@ -84,7 +84,7 @@ def carry_out(
 
 
 class StudyProgress(_Opening):
-    """A live bar over a study's training steps with a time estimate; plain lines where there is no terminal."""
+    """Progress over a study's training steps with a time estimate; plain lines without a terminal."""
 
     def __init__(self, jobs: Sequence[Job], about: str, limits: Limits) -> None:
         left = TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False)
@@ -104,7 +104,7 @@ class StudyProgress(_Opening):
             self.begin()
 
     def __call__(self, event: Event) -> None:
-        """Take note of a step or of a finished cell."""
+        """Update after a step or a finished cell."""
         self.begin()
         label = self.jobs[event.job].label
         if event.status is None:
@@ -125,7 +125,7 @@ class StudyProgress(_Opening):
 
 
 class RunProgress(_Opening):
-    """A live bar over one run's steps."""
+    """Progress over one run's steps."""
 
     def __init__(self, spec: RunSpec, limits: Limits) -> None:
         about = f"{spec.task}, {spec.model.encoding}, {spec.model.protocol} protocol"
@@ -134,7 +134,7 @@ class RunProgress(_Opening):
         self.task = self.bar.add_task(self.label, total=None)
 
     def __call__(self, step: int, total: int, row: dict[str, Any] | None) -> None:
-        """Take note of a step."""
+        """Update after a step."""
         self.begin()
         accuracy = None if row is None else row["test_accuracy"]  # None where no example counted
         text = self.label + ("" if accuracy is None else f"  test accuracy {accuracy:.3f}")

@@ -1,47 +1,54 @@
-"""Commands on one run: train it, silence its heads, take its logits apart, test it on longer texts."""
+"""Commands on one run: train, ablate heads, decompose logits, test on longer sequences."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
-from toeplens.cli.options import Budget, Compile, Device, Follow, Json, RunDirectory, changed, path
+from toeplens.cli.options import (
+    TRAINING,
+    Budget,
+    Compile,
+    Device,
+    Follow,
+    Json,
+    RunDirectory,
+    changed,
+    option,
+    path,
+)
 from toeplens.ground import InputError, choose, read_json
 from toeplens.ground.places import free
 
-if TYPE_CHECKING:
-    pass
-
 
 def train_run(
-    out: Annotated[
-        Path, typer.Option(help="Directory for runs; the run gets a folder named by its content.", parser=path)
-    ],
-    spec: Annotated[
-        Path | None, typer.Argument(help="A run's spec as JSON (as in a run directory's spec.json).", parser=path)
-    ] = None,
+    out: Annotated[Path, option("Directory for runs (adds a folder).", metavar="PATH", parser=path)],
+    spec: Annotated[Path | None, typer.Argument(help="A run's spec as JSON (a run's spec.json).", parser=path)] = None,
     encoding: Annotated[
-        str | None, typer.Option(help="See 'toeplens encodings'; rope unless given. Several at once: rope+alibi.")
+        str | None, option("Encoding or sum of several, e.g. rope+alibi (default: rope).", metavar="NAME")
     ] = None,
-    protocol: Annotated[str | None, typer.Option(help="paper or released; paper unless given.")] = None,
-    task: Annotated[str | None, typer.Option(help="See 'toeplens tasks'; trigger-distance unless given.")] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="Sizes to start from: smoke, laptop, desk or paper; laptop unless given.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, order, dropout and data; 42 unless given.")] = None,
+    protocol: Annotated[str | None, option("paper or released (default: paper).", metavar="NAME")] = None,
+    task: Annotated[str | None, option("Task (default: trigger-distance).", metavar="NAME")] = None,
+    scale: Annotated[str | None, option("smoke, laptop, desk or paper (default: laptop).", metavar="NAME")] = None,
+    seed: Annotated[int | None, option("Seed of weights, order, dropout and data (default: 42).", metavar="N")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Change a field, e.g. model.d_model=32. Repeatable.",
             "--set",
-            help="Change a field, e.g. --set epochs=3 --set model.d_model=32 --set model.encoding_options.base=500. "
-            "A SPEC's scale of the logits follows its encoding, where it is the published one.",
+            metavar="FIELD=VALUE",
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch/--no-watch", help="Look at each head at ten moments; the weights stay the same.")
+        bool,
+        option(
+            "Record head statistics during training.",
+            "--watch/--no-watch",
+            panel=TRAINING,
+        ),
     ] = False,
     time_budget: Budget = None,
     device: Device = "auto",
@@ -49,7 +56,7 @@ def train_run(
     follow: Follow = None,
     as_json: Json = False,
 ) -> None:
-    """Fit one run, or go on with it; prints where it is and what it reached."""
+    """Train one model, or resume an interrupted run."""
     from toeplens import encodings
     from toeplens.cli import console
     from toeplens.cli.progress import RunProgress, carry_out, limits_of
@@ -106,7 +113,7 @@ def train_run(
 
     def show(run: Run) -> None:
         if run.status == "complete":
-            run.model()  # weights that were deleted or cut since are refused, with how to go on
+            run.model()  # fails if the weights were deleted or truncated since
         if as_json:
             about_run = {"directory": str(run.directory), "status": run.status, **run.result}
             history = [segment.to_dict() for segment in run.history]
@@ -116,41 +123,48 @@ def train_run(
         reached = "" if accuracy is None else f", test accuracy {accuracy:.4f} (chance {wanted.chance:.4f})"
         console.say(f"{run.status}{reached}\nrun: {run.directory}")
         if len(run.history) > 1:
-            console.say(f"carried out on more than one set-up: {told(run.history)}; elsewhere it may end otherwise")
+            console.say(
+                f"resumed on different hardware or software ({told(run.history)}); results may not be bit-identical"
+            )
         if run.watched:
-            console.say(f"watched: {len(run.watched)} moments, in {run.directory / WATCHED}")
+            console.say(f"head statistics: {len(run.watched)} checkpoints, in {run.directory / WATCHED}")
         elif watch and run.result:
-            console.say("not watched: this run was finished before")
+            console.say("no head statistics: this run was already finished")
 
     carry_out(work, progress, limits, show)
 
 
 def ablate(
     run: RunDirectory,
-    examples: Annotated[int, typer.Option(help="Examples to count.")] = 2048,
-    split: Annotated[str, typer.Option(help="test, or train+test (70:30, as the released program).")] = "test",
+    examples: Annotated[int, option("Number of examples (default: 2048).", metavar="N")] = 2048,
+    split: Annotated[
+        str, option("test, or train+test as in the released code (default: test).", metavar="NAME")
+    ] = "test",
     intervention: Annotated[
         str,
-        typer.Option(help="What takes a head's place: zero, mean, resample, or position (the head without position)."),
+        option(
+            "Replacement of a head's output: zero, mean, resample or position (the head without position) "
+            "(default: zero).",
+            metavar="NAME",
+        ),
     ] = "zero",
     metric: Annotated[
-        str, typer.Option(help="accuracy, loss, or kl (of the answers from the intact model's).")
+        str, option("accuracy, loss, or kl from the intact model's answers (default: accuracy).", metavar="NAME")
     ] = "accuracy",
     method: Annotated[
-        str, typer.Option(help="exact, or attribution (first order, one backward pass; with --metric loss).")
+        str, option("exact, or attribution (first order; --metric loss only) (default: exact).", metavar="NAME")
     ] = "exact",
     sets: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Also ablate growing sets of heads and search for a small sufficient set (at most 512 examples).",
             "--sets",
-            help="Also silence heads of the whole model one after another, and look for a small set that is enough "
-            "(at most 512 examples; what is recorded for these examples is not worked out again).",
         ),
     ] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Ablate each head of a run's model and print what it loses, with intervals and the deposit of each layer."""
+    """Ablate each head of a run and print the effects."""
     from toeplens import training
     from toeplens.cli import console, tables
     from toeplens.engine import Limits, ablate_run, measure_run
@@ -182,7 +196,7 @@ def ablate(
         return
     console.say(
         f"intact: {ablation.metric} {ablation.baseline:.4f} on {ablation.examples} examples, "
-        f"accuracy by chance {ablation.chance:.4f}"
+        f"chance accuracy {ablation.chance:.4f}"
     )
     for table in tables.ablation_tables(ablation):
         console.out.print(table)
@@ -192,25 +206,29 @@ def ablate(
         console.out.print(tables.sets_table(found))
         heads = ", ".join(f"L{layer + 1} H{head + 1}" for layer, head in found.sufficient) or "none"
         console.say(
-            f"{len(found.sufficient)} of {len(found.order)} heads are enough for {found.keep:.0%} of the skill "
-            f"(accuracy {found.kept:.4f} of {found.baseline:.4f}), and none of them can go: {heads}"
+            f"{len(found.sufficient)} of {len(found.order)} heads suffice for {found.keep:.0%} of the skill "
+            f"(accuracy {found.kept:.4f} of {found.baseline:.4f}); each of them is needed: {heads}"
         )
 
 
 def decompose(
     run: RunDirectory,
     out: Annotated[
-        Path | None, typer.Option(help="The page to write; decomposition.html in RUN unless given.", parser=path)
+        Path | None,
+        option("Page to write (default: decomposition.html in RUN).", metavar="FILE", parser=path),
     ] = None,
     split: Annotated[
-        str, typer.Option(help="Where position parts come from: mean, ablate, or input (the first layer only).")
+        str,
+        option("How to separate position: mean, ablate, or input (first layer only) (default: mean).", metavar="NAME"),
     ] = "mean",
-    layer: Annotated[list[int] | None, typer.Option(help="A layer, from 1; give it again for more; all else.")] = None,
-    examples: Annotated[int, typer.Option(help="Test sequences to look at.")] = 256,
+    layer: Annotated[
+        list[int] | None, option("Layer to decompose, counted from 1; repeatable (default: all).", metavar="N")
+    ] = None,
+    examples: Annotated[int, option("Number of test sequences (default: 256).", metavar="N")] = 256,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Take a run's attention logits apart into content and position, and write the page that shows it."""
+    """Decompose a run's logits into content and position."""
     from toeplens import report, training
     from toeplens.cli import console, tables
     from toeplens.lens import Split
@@ -227,21 +245,21 @@ def decompose(
         if split == "input" and number > 1:
             raise InputError(f"split: 'input' was given; layer {number} reads no bare input; give 'mean' or 'ablate'.")
     layers = [number - 1 for number in layer or ([1] if split == "input" else range(1, depth + 1))]
-    with console.err.status("taking logits apart"):
+    with console.err.status("decomposing logits"):
         structure = decompose_run(opened, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]
     report.write_structure(structure, page)
     if not as_json:
         console.out.print(tables.structure_table(structure))
         for why in dict.fromkeys(one.why for one in structure.layers if one.why):
-            console.say(f"no parts: {why}")
+            console.say(f"not decomposed: {why}")
         console.out.print(tables.decay_table(structure))
         if structure.origins is None:
-            console.say(f"not traced back: {structure.no_origins}")
+            console.say(f"relevance not computed: {structure.no_origins}")
         else:
             console.out.print(tables.origins_table(structure.origins))
             share, error = tables.per_cent(structure.origins.share), structure.origins.error
             console.say(
-                f"position has {share} % of their absolute values; they add up to the logits within {error:.0e}"
+                f"position carries {share} % of the absolute relevance; the parts sum to the logits within {error:.0e}"
             )
     console.print_page(page, as_json=as_json, **structure.to_dict())
 
@@ -250,19 +268,22 @@ def extrapolate_run(
     run: RunDirectory,
     length: Annotated[
         list[int] | None,
-        typer.Option(help="Tokens of a text; give it again for more. 1, 1.25, 1.5, 2, 4 times those of training else."),
+        option(
+            "Sequence length to test; repeatable (default: 1, 1.25, 1.5, 2 and 4 times the training length).",
+            metavar="N",
+        ),
     ] = None,
-    examples: Annotated[int, typer.Option(help="Test texts of each length.")] = 2048,
+    examples: Annotated[int, option("Test sequences per length (default: 2048).", metavar="N")] = 2048,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Test a run's model on texts longer than those it was trained on."""
+    """Test a run on sequences longer than in training."""
     from toeplens import training
     from toeplens.cli import console, tables
     from toeplens.engine import extrapolate
 
     opened = training.Run.open(run)
-    with console.err.status("testing longer texts"):
+    with console.err.status("testing longer sequences"):
         found = extrapolate(opened, length or None, examples=examples, device=device)
     if as_json:
         console.print_json(found.to_dict())

@@ -1,4 +1,4 @@
-"""Commands on studies: carry one out or go on with it, write its page, print its ledger."""
+"""Commands on studies: run or resume one, write its page, print its ledger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toeplens.cli.means import Hands, Means, with_options
-from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyPlace, path, url_or_path
+from toeplens.cli.options import MEASURE, Full, Json, Recorded, StudyDirectory, StudyPlace, option, path, url_or_path
 from toeplens.ground import InputError, choose
 from toeplens.ground.words import listed
 
@@ -26,17 +26,29 @@ def reproduce(
     out: StudyPlace,
     scale: Annotated[
         str,
-        typer.Option(
-            help="smoke (a minute), laptop (under 10 minutes), desk (minutes a model) or paper (a GPU, hours)."
+        option(
+            "smoke (a minute), laptop (10 minutes), desk (minutes per model) or paper (GPU, hours) (default: laptop).",
+            panel=MEASURE,
+            metavar="NAME",
         ),
     ] = "laptop",
-    protocol: Annotated[str, typer.Option(help="paper, released, or both.")] = "both",
-    seeds: Annotated[int, typer.Option(help="Trained models a cell; 5 or more decide, with fewer verdicts lean.")] = 1,
+    protocol: Annotated[
+        str, option("paper, released or both (default: both).", panel=MEASURE, metavar="NAME")
+    ] = "both",
+    seeds: Annotated[
+        int,
+        option(
+            "Seeds per cell. Verdicts need at least 5; with fewer they are only indicative (default: 1).",
+            panel=MEASURE,
+            metavar="N",
+        ),
+    ] = 1,
     part: Annotated[
         list[str] | None,
-        typer.Option(
-            help=f"What to ask: {', '.join(PARTS)}, or all; give it again for more. What the study in OUT "
-            "asks already stays in it."
+        option(
+            f"Part to run: {', '.join(PARTS)} or all. Repeatable; added to the parts already in OUT (default: core).",
+            panel=MEASURE,
+            metavar="NAME",
         ),
     ] = None,
     *,
@@ -44,7 +56,10 @@ def reproduce(
     hands: Hands,
     as_json: Json = False,
 ) -> None:
-    """Carry out the papers' central experiment: train, knock out heads, judge the claims, write the page."""
+    """Reproduce the papers' central experiment and judge it.
+
+    Trains small decoders with many encodings, ablates each head, judges the papers' claims and writes a page.
+    """
     from toeplens.cli import tables
     from toeplens.cli.progress import StudyProgress, carry_out
     from toeplens.model import Protocol
@@ -63,7 +78,7 @@ def reproduce(
     if fewer := study.SCALES[scale].fewer(asked.seeds):
         about += f" ({fewer})"
     if (asked.protocols, asked.seeds, asked.parts) != (protocols, seeds, parts):
-        about += f", with what the study in {out} asks for already ({asked.seeds} seeds, {listed(asked.parts)})"
+        about += f", including what the study in {out} already has ({asked.seeds} seeds, {listed(asked.parts)})"
     limits = means.limits()
     progress = StudyProgress(jobs, about, limits)
     plan = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}
@@ -79,25 +94,26 @@ def reproduce(
 def study(
     spec: Annotated[
         Path,
-        typer.Argument(help=f"A YAML file, or one of those that come along: {', '.join(OURS)}.", parser=path),
+        typer.Argument(help=f"A YAML file, or a built-in study: {', '.join(OURS)}.", parser=path),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Output directory, or a URL (default: demo/ and the study's name). An interrupted study found here is "
-            "resumed.",
+        option(
+            "Output directory or URL (default: demo/NAME). An interrupted study found here is resumed.",
             parser=url_or_path,
             metavar="PATH|URL",
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Trained models a cell, in place of the file's; 5 or more decide.")
+        int | None,
+        option("Seeds per cell. Verdicts need at least 5 (default: as in the file).", panel=MEASURE, metavar="N"),
     ] = None,
     text: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Text of its language tasks, in place of the file's: a plain file, .jsonl or .parquet, or a folder; "
-            "give it again for more.",
+        option(
+            "Text for language tasks: a text file, .jsonl, .parquet or a folder. Repeatable (default: as in the file).",
+            panel=MEASURE,
+            metavar="PATH",
             parser=path,
         ),
     ] = None,
@@ -106,7 +122,10 @@ def study(
     hands: Hands,
     as_json: Json = False,
 ) -> None:
-    """Train tasks by encodings, measure what heads follow and how models do on longer texts, write the page."""
+    """Run a study of your own: tasks by encodings.
+
+    Trains each encoding on each task, measures what the heads follow, tests on longer sequences and writes a page.
+    """
     from toeplens import report
     from toeplens.cli import tables
     from toeplens.cli.progress import StudyProgress, carry_out
@@ -134,15 +153,22 @@ def study(
 def theory(
     out: StudyPlace,
     scale: Annotated[
-        str, typer.Option(help="Of the models whose heads are measured: smoke, laptop, desk or paper.")
+        str,
+        option("smoke, laptop, desk or paper (default: laptop).", panel=MEASURE, metavar="NAME"),
     ] = "laptop",
-    seeds: Annotated[int, typer.Option(help="Of every experiment and model; 5 or more decide.")] = 5,
+    seeds: Annotated[
+        int,
+        option("Seeds; verdicts need at least 5 (default: 5).", panel=MEASURE, metavar="N"),
+    ] = 5,
     *,
     means: Means,
     hands: Hands,
     as_json: Json = False,
 ) -> None:
-    """Check the papers' mathematics by numbers: each statement as it stands and as it should stand, with a verdict."""
+    """Check the papers' mathematics numerically.
+
+    Judges each statement as published and, where needed, as corrected.
+    """
     from toeplens.cli import console, tables
     from toeplens.cli.progress import StudyProgress, carry_out
     from toeplens.papers import mathematics
@@ -166,7 +192,7 @@ def theory(
 
 
 def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Page], Callable[[Any], str]]:
-    """What gathers a directory's study (a module), what makes its page, and what says the rule of its verdicts."""
+    """For a directory's study: the module that reads it, the function that makes its page, the rule of its verdicts."""
     from toeplens.papers import deposit, mathematics
     from toeplens.papers.deposit.page import reproduction_page
     from toeplens.papers.mathematics.page import theory_page
@@ -185,7 +211,7 @@ def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Page], Callable[[Any]
 
 
 def page_in(directory: Path) -> Page:
-    """The page of what a directory holds: an audit, a probe, a study, or the record of one."""
+    """The page of the audit, probe, study or record in a directory."""
     from toeplens.report.auditing.page import audit_page
     from toeplens.report.probing.page import probe_page
     from toeplens.studies import auditing, probing
@@ -206,7 +232,7 @@ def page_in(directory: Path) -> Page:
 
 
 def report_page(directory: Recorded, as_json: Json = False) -> None:
-    """Write the page of a study, an audit or a probe again, from what is finished or recorded."""
+    """Rewrite a page from finished or recorded results."""
     from toeplens.cli import console
     from toeplens.report.kit.page import write_report
 
@@ -219,11 +245,11 @@ def claims(
     directory: StudyDirectory,
     full: Full = False,
     evidence: Annotated[
-        bool, typer.Option(help="Also print each claim's rule, its evidence and what would decide it.")
+        bool, option("Also print each claim's rule, evidence and what is missing.", "--evidence")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Judge the papers' claims on a study's results and print the ledger."""
+    """Judge the claims of a study and print the verdicts."""
     from toeplens.cli import console, tables
 
     kind, _, rule = kind_of(directory)
@@ -245,5 +271,5 @@ def claims(
             for line in entry.evidence:
                 console.say(f"  {line}")
             for line in entry.wanting:
-                console.say(f"  what would decide it: {line}")
+                console.say(f"  missing: {line}")
     console.say(rule(study))

@@ -1,4 +1,4 @@
-"""What studies and measures say on a terminal: their tables, their ledgers, how far they are."""
+"""What studies and measurements print: tables, verdicts, progress."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from toeplens.studies.grid import Row as MatrixRow
 from toeplens.studies.grid.language import LanguageRow
 from toeplens.studies.kit.study import State
 
-_LOST = {  # metric: what is lost, the factor of its unit, decimals
-    "accuracy": ("Accuracy lost (points)", 100, 1),
-    "loss": ("Loss gained (nats)", 1, 3),
+_EFFECTS = {  # metric: its effect, factor of the unit, decimals
+    "accuracy": ("Accuracy drop (percentage points)", 100, 1),
+    "loss": ("Loss increase (nats)", 1, 3),
     "kl": ("KL divergence from the intact model's answers (nats)", 1, 3),
 }
 _WAYS = {
-    "zero": "without the head",
-    "mean": "with the head's mean in its place",
-    "resample": "with the head's output of another example in its place",
-    "position": "with position taken from the head",
+    "zero": "when the head is zero-ablated",
+    "mean": "when the head is mean-ablated",
+    "resample": "when the head is resample-ablated",
+    "position": "when the head's position is ablated",
 }
-_ROOM = 30  # columns that are worth beginning a statement in
+_ROOM = 30  # columns needed to print statements
 _COLOURS = {
     "holds": "green",
     "holds in part": "yellow",
@@ -56,26 +56,26 @@ def print_study(
     rows: Sequence[Row | MatrixRow] = (),
     as_json: bool,
 ) -> None:
-    """A study's tables, its claims, how far it is and where its page is; or the same as JSON, with its table's rows."""
+    """Print a study's tables, claims, progress and page; or the same as JSON, with the tables' rows."""
     about: dict[str, Any] = {"finished": state.finished, "total": state.total}
-    unit = "records are there"
+    unit = "records finished"
     if isinstance(state, Reproduction | Grid):
         about |= {"share": state.share, "table": [row.to_dict() for row in rows]}
         if isinstance(state, Grid) and (spoken := _language_rows(state)):
             about["language"] = [row.to_dict() for each in spoken.values() for row in each]
-        unit = f"cells are finished ({100 * state.share:.3g} % of the most training steps)"
+        unit = f"cells finished ({100 * state.share:.3g} % of the maximum number of steps)"
     if not as_json:
         for each in tables:
             out.print(each)
         if state.entries:
             print_claims(state.entries)
         if state.finished < state.total:
-            say(f"{state.finished} of {state.total} {unit}; the same command goes on.")
+            say(f"{state.finished} of {state.total} {unit}. Run the same command to resume.")
     print_page(page, as_json=as_json, **about, claims=[entry.to_dict() for entry in state.entries])
 
 
 def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
-    """The ledger, a column a protocol: a line a claim; or, in full, with its statement, rule and source."""
+    """Print the ledger: one line per claim, one column per protocol; ``full`` adds statement, rule and source."""
     protocols = list(dict.fromkeys(entry.protocol for entry in entries))
     heads = ["verdict" if protocol is None else f"{protocol} protocol" for protocol in protocols]
     claims = list(dict.fromkeys(entry.claim for entry in entries))
@@ -97,11 +97,11 @@ def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
     for claim, row in zip(claims, rows, strict=True):
         made.add_row(claim.id, *row, *([escape(claim.statement)] if stated else []))
     out.print(made)
-    say("statements and sources: toeplens claims DIR --full")
+    say("Rules and sources: toeplens claims DIR --full")
 
 
 def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
-    """Accuracy by encoding, the paper's beside ours: a table a protocol and task."""
+    """Accuracy by encoding, the paper's and ours: one table per protocol and task."""
     tables: dict[tuple[str, str], Table] = {}
     for row in rows:
         place = (row.protocol, row.task)
@@ -122,7 +122,7 @@ def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def matrix_tables(state: Grid) -> list[Table]:
-    """Bits a byte of language models, and accuracy by task and encoding of the rest; scans are left to the page."""
+    """Bits per byte of language models; accuracy by task and encoding otherwise. Scans are only on the page."""
     columns = [column for column in state.spec.columns() if not column.scan]
     places = {(row.task, row.label): row for row in state.matrix()}
     spoken = _language_rows(state)
@@ -133,17 +133,17 @@ def matrix_tables(state: Grid) -> list[Table]:
             guess = max(row.length_chance for row in rows if row)
             scores = ["–" if row is None else per_cent(row.accuracy) + "*" * bool(row.learning) for row in rows]
             lines.append([escape(state.spec.title_of(task)), per_cent(guess), *scores])
-    heads = ["task", "best guess", *(escape(column.label) for column in columns)]
+    heads = ["task", "length-only", *(escape(column.label) for column in columns)]
     tables = [each for task, rows in spoken.items() for each in _language_tables(state, task, rows)]
     if lines or not spoken:
         tables += fitted("Test accuracy (%), mean over seeds", heads, lines)
         if any(row.learning for row in state.matrix()):
-            tables[-1].caption = "* some of its models were still learning when training ended"
+            tables[-1].caption = "* some models were still learning when training ended"
     return tables
 
 
 def _language_rows(state: Grid) -> dict[str, list[LanguageRow]]:
-    """Of each task that has measured language models, its encodings, best first."""
+    """Per language task, its measured encodings, best first."""
     found: dict[str, list[LanguageRow]] = {}
     for row in language.language_rows(state.spec, state.results):
         found.setdefault(row.task, []).append(row)
@@ -151,9 +151,9 @@ def _language_rows(state: Grid) -> dict[str, list[LanguageRow]]:
 
 
 def _language_tables(state: Grid, task: str, rows: Sequence[LanguageRow]) -> list[Table]:
-    """Bits a byte, what is lost on longer texts, needles; and what counting needs, in the caption."""
+    """Bits per byte, increase on longer texts, needles; n-gram baselines in the caption."""
     long = f"at {language.LONG:g}×"
-    heads = ["encoding", "bits a byte", "over seeds", f"lost {long}", "needles (%)", f"needles {long} (%)"]
+    heads = ["encoding", "bits per byte", "over seeds", f"increase {long}", "needles (%)", f"needles {long} (%)"]
     lines = [
         [
             escape(row.title),
@@ -166,24 +166,24 @@ def _language_tables(state: Grid, task: str, rows: Sequence[LanguageRow]) -> lis
         for row in rows
     ]
     tables = fitted(
-        f"{escape(state.spec.title_of(task))}: bits a byte at the training length, best first", heads, lines
+        f"{escape(state.spec.title_of(task))}: bits per byte at the training length, best first", heads, lines
     )
     bits = next(
         cell.measure("bits") for cell in state.results.cells if cell.key.task == task and language.is_language(cell)
     )
-    counted = ", ".join(f"{value:.3f} with {order} before" for order, value in sorted(bits.ngrams.items()))
+    counted = ", ".join(f"{value:.3f} (context {order})" for order, value in sorted(bits.ngrams.items()))
     if counted:
-        tables[0].caption = f"Counting tokens, without a model: {counted}"
+        tables[0].caption = f"n-gram baselines by context length: {counted}"
     return tables
 
 
 def ablation_tables(ablation: HeadAblation) -> list[Table]:
-    """The drop of every head with its interval and, for accuracy, each layer's deposit."""
+    """Effect of each head with its interval and, for accuracy, each layer's deposit."""
     heads = ablation.drops.shape[1]
-    lost, factor, digits = _LOST[ablation.metric]
-    title, check = f"{lost} {_WAYS[ablation.intervention]}", ablation.check
+    effect, factor, digits = _EFFECTS[ablation.metric]
+    title, check = f"{effect} {_WAYS[ablation.intervention]}", ablation.check
     if ablation.method == "attribution":
-        title += ", first order" if check and check.holds else ": first-order estimates, no effects"
+        title += ", first order" if check and check.holds else ": first-order estimates, not effects"
     lines = []
     for layer, rows in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
         cells = [[fixed(factor * x, digits) for x in row] for row in rows]
@@ -202,9 +202,9 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
 
 
 def sets_table(sets: HeadSets) -> Table:
-    """Accuracy against the number of heads silenced in the whole model."""
-    columns = ("heads silenced", "the most harmful next", "by what each is worth alone", "random, mean", "lowest")
-    made = table("Accuracy as heads of the whole model go (%)", *columns)
+    """Accuracy against the number of heads ablated in the whole model."""
+    columns = ("heads ablated", "greedy", "by single effect", "random, mean", "random, lowest")
+    made = table("Accuracy as more heads are ablated (%)", *columns)
     for size in np.flatnonzero(~np.isnan(sets.greedy)):
         row = (sets.greedy[size], sets.importance[size], sets.random[:, size].mean(), sets.random[:, size].min())
         made.add_row(str(size), *map(per_cent, row))
@@ -212,9 +212,9 @@ def sets_table(sets: HeadSets) -> Table:
 
 
 def extrapolation_table(found: Extrapolation) -> Table:
-    """Accuracy by the length of a text, beside what guesses score."""
-    columns = ("tokens", "times training", "accuracy", "interval", "chance", "from length", "best simple rule")
-    made = table(f"Longer texts than the {found.trained_length} tokens of training (%)", *columns)
+    """Accuracy by sequence length, with the baselines' accuracy."""
+    columns = ("tokens", "times training", "accuracy", "interval", "chance", "length-only", "best simple rule")
+    made = table(f"Accuracy beyond the training length of {found.trained_length} tokens (%)", *columns)
     for row in found.rows:
         figures = ["–"] * 5
         if row.accuracy is not None and row.low is not None and row.high is not None:
@@ -226,9 +226,9 @@ def extrapolation_table(found: Extrapolation) -> Table:
 
 
 def structure_table(structure: RunStructure) -> Table:
-    """Each head's kind and shares, as a softmax sees them, and how Toeplitz its logits are."""
+    """Each head's kind and shares of logit variance, and how Toeplitz its logits are."""
     columns = ("head", "kind", "position", "content", "coupled", "Toeplitz share", "explained by distance")
-    made = table("What each head's logits are made of (shares of variance, each row's mean removed)", *columns)
+    made = table("Decomposition of each head's logits (shares of variance, row means removed)", *columns)
     for layer in structure.layers:
         for head, (share, explained) in enumerate(zip(layer.toeplitz, layer.explained, strict=True)):
             kinds = ["–"] * 4
@@ -240,9 +240,9 @@ def structure_table(structure: RunStructure) -> Table:
 
 
 def decay_table(structure: RunStructure) -> Table:
-    """The form of decay that fits each head's mean logit by distance best, and its kernel's spectrum where known."""
+    """Best-fitting decay of each head's mean logit with distance, and its kernel's spectrum if known."""
     columns = ("head", "best form", "r2", "half distance", "parameters", "symbol", "eigenvalues")
-    made = table("How each head's mean logit changes with distance, and the ends of its position kernel", *columns)
+    made = table("Decay of each head's mean logit with distance, and the spectrum of its position kernel", *columns)
     for layer in structure.layers:
         for head, decay in enumerate(layer.decays):
             told = ["–"] * 6
@@ -258,8 +258,8 @@ def decay_table(structure: RunStructure) -> Table:
 
 
 def origins_table(found: Origins) -> Table:
-    """What the predicted classes' logits go back to, mean over the sequences, and in per cent of the mean logit."""
-    made = table(f"Where predicted logits ({significant(found.logit)}) come from", "part", "logit", "share (%)")
+    """Relevance: parts of the predicted classes' logits, mean over sequences and in % of the mean logit."""
+    made = table(f"Relevance of the predicted logits (mean {significant(found.logit)})", "part", "logit", "share (%)")
     for name, value in found.parts.items():
         made.add_row(
             name.replace("_", ", "), significant(value), per_cent(value / found.logit if found.logit else None)
