@@ -26,6 +26,7 @@ test-shapes: .venv/.test
 check: .venv/.dev
 	.venv/bin/ruff format --check src tests benchmarks examples tools
 	.venv/bin/ruff check src tests benchmarks examples tools
+	.venv/bin/python tools/words.py
 	.venv/bin/pyright --threads $(WORKERS)
 
 format: .venv/.dev

@@ -162,10 +162,10 @@ def weight_notes(about: Mapping[str, Any]) -> Iterator[str]:
     for name, what in (
         (
             "random_weights",
-            "{} tensors are missing from the checkpoint and were initialised randomly ({}); results downstream of them "
-            "do not describe a trained model",
+            "random weights, missing from the checkpoint: {} ({}); results downstream of them do not describe a trained "
+            "model",
         ),
-        ("unused_weights", "{} tensors of the checkpoint are not used by the model ({})"),
+        ("unused_weights", "unused weights of the checkpoint: {} ({})"),
     ):
         if weights := about.get(name):
             more = ", ..." if len(weights) > _NAMED else ""

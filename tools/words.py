@@ -1,0 +1,83 @@
+"""Fail if the documentation or the source uses words that this project's style replaces by standard terms.
+
+Checks Markdown, templates, study files, and the strings and comments of Python source. Part of `make check`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TEXT = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/**/*.md",
+    "docs/**/*.ipynb",
+    "src/**/*.j2",
+    "src/**/*.yaml",
+    "src/**/*.js",
+]
+CODE = ["src/**/*.py", "examples/*.py"]
+INSTEAD = {
+    r"silenc(e|es|ed|ing)": "ablate, zero-ablate",
+    r"points lost|lost points": "accuracy drop",
+    r"stands? still|standing still|stopped (frequenc|pair|band)\w*|(frequencies|pairs|bands) (are |is )?stopped": "frozen",
+    r"moments?": "checkpoint",
+    r"knows? nothing": "random-weight baseline",
+    r"nats an? \w+": "nats per token",
+    r"bits an? \w+": "bits per byte",
+    r"best guess": "length-only baseline",
+    r"the (released )?program": "the released code",
+    r"carr(y|ies|ied|ying) (it |them |this )?out": "run",
+    r"(go|goes|going|gone|went) on": "resume, continue",
+    r"(what is|is|are) hidden": "masked",
+    r"(the|above|below|a) bar|bars? (of )?\d": "threshold",
+    r"leaned": "indicative",
+    r"foret(ell|old|ells|elling)": "predict",
+    r"takes? apart|taken apart|took apart|taking apart": "decompose",
+    r"told (apart|from|of|by|in|at)|(is|are|was|were|be) told": "reported, distinguished",
+    r"(was|were) given; (it|they)": "must be ..., got ...",
+    r"unless given": "(default: ...)",
+    r"(a|each|per) (text|sequence)s? of a task": "sequence",
+    r"beside": "next to, with",
+    r"lay(s|ing)? (them |two )?side by side": "compare",
+    r"who(ever)? (must|wants?|knows?|cannot)": "if you ...",
+    r"what (one|you) (buy|pay)s?": "benefits and costs",
+}
+ALLOWED = {  # path: what may stand there, as a regular expression
+    "src/toeplens/report/kit/chart.js": "bar",
+}
+PATTERN = re.compile("|".join(rf"(?P<w{n}>\b(?:{each})\b)" for n, each in enumerate(INSTEAD)), re.IGNORECASE)
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines of prose with their numbers; of Python source only comments and strings."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".py":
+        yield from enumerate(text.splitlines(), start=1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            yield from enumerate(token.string.splitlines(), start=token.start[0])
+
+
+def found() -> Iterator[str]:
+    """One line for each word that should be replaced."""
+    for path in sorted({path for pattern in TEXT + CODE for path in ROOT.glob(pattern)}):
+        name = str(path.relative_to(ROOT))
+        for number, line in prose(path):
+            for match in PATTERN.finditer(line):
+                if not re.fullmatch(ALLOWED.get(name, ""), match[0]):
+                    instead = list(INSTEAD.values())[int(str(match.lastgroup)[1:])]
+                    yield f"{name}:{number}: {match[0]!r}: write {instead!r}"
+
+
+if __name__ == "__main__":
+    lines = list(found())
+    print("\n".join(lines))
+    sys.exit(bool(lines))
