@@ -267,7 +267,7 @@ def test_a_small_model_learns_a_small_task(tmp_path: Path):
 @pytest.mark.parametrize(
     ("asked", "gpus", "compiler", "says"),
     [
-        (("cpu", "auto", "auto"), 1, True, "cpu, float32, eager (compiling does not pay on a CPU at these sizes)"),
+        (("cpu", "auto", "auto"), 1, True, "cpu, float32, eager (compiling is slower on a CPU at these sizes)"),
         (("cpu", "on", "bf16"), 1, True, "cpu, bfloat16 products, torch.compile (asked for)"),
         (("auto", "off", "auto"), 0, True, "cpu, float32, eager (asked for)"),
         (("auto", "auto", "auto"), 1, True, "cuda, bfloat16 products, torch.compile (a GPU and a compiler)"),

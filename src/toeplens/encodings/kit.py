@@ -147,7 +147,7 @@ def require_whole(who: str, positions: Tensor) -> None:
         )
 
 
-def require_even(field: str, value: int, why: str = "a rotation acts on pairs of dimensions") -> None:
+def require_even(field: str, value: int, why: str = "a rotation takes dimensions in pairs") -> None:
     """Raise `InputError` for an odd size."""
     must_be(field, value, int)
     if value % 2 or value < 2:

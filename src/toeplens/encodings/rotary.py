@@ -109,7 +109,7 @@ def swapped(pairs: int, first: Sequence[int], second: Sequence[int]) -> tuple[in
 
 
 Pairing = Literal["interleaved", "half"]
-_ALIKE = ("rotate", "frequencies_at", "phases", "tables", "_turn")  # methods that treat all heads alike unless overridden
+_ALIKE = ("rotate", "frequencies_at", "phases", "tables", "_turn")  # these treat all heads alike
 
 
 def turn(
@@ -200,7 +200,7 @@ class Rotary(PositionalEncoding):
         return torch.complex(*self.tables(positions, self.frequencies_at(positions), dtype))
 
     def _has_own(self, *names: str) -> bool:
-        """Whether a subclass overrides any of these methods."""
+        """Whether no subclass overrides these methods."""
         return all(getattr(type(self), name) is getattr(Rotary, name) for name in names)
 
     @property

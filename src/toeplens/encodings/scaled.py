@@ -141,7 +141,7 @@ class LinearRoPE(ScaledRoPE):
 
 
 class NTKRoPE(ScaledRoPE):
-    """NTK-aware scaling: the base becomes base s^(d/(d-2)), so theta_t is divided by s^(2t/(d-2)) (Peng et al. 2023, 3.1).
+    """NTK-aware scaling: base s^(d/(d-2)), which divides theta_t by s^(2t/(d-2)) (Peng et al. 2023, 3.1).
 
     The first frequency is unchanged, the last is divided by s, those between by a power of s. First described by the
     user bloc97 on Reddit. ``factor`` s (default: 4, our choice); the other options as in `ScaledRoPE`.

@@ -193,7 +193,7 @@ class StickBreaking(PositionalEncoding):
     The remainder R_i = 1 - sum_j A_ij is assigned to the query's own key in the softmax, whose weights are
     then A itself. Afterwards it is removed or kept. If the softmax has no entry for it (the own token is
     masked; or it is a key itself, and R_i is dropped), weights are multiplied by 1 - R_i, which is computed again from
-    queries and keys. A softcap on the logits is not supported there.
+    queries and keys. That computation does not include a softcap on the logits.
 
     Arguments
         own        the query's own token is also a key, the first to take from the stick (``attend_current`` in the
