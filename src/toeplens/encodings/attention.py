@@ -457,7 +457,6 @@ def for_each_head(x: Float[Tensor, "B G Nk d"], heads: int) -> Float[Tensor, "B 
 
 
 def _hidden(x: Tensor, visible: Tensor | None) -> Tensor:
-    """Minus infinity where a key is not visible."""
     return x if visible is None else x.masked_fill(~visible, float("-inf"))
 
 

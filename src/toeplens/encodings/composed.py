@@ -236,7 +236,6 @@ class Composed(PositionalEncoding):
         return cast(PositionalEncoding, self.parts[index])
 
     def _biased(self) -> list[PositionalEncoding]:
-        """The encodings that have the hook."""
         return [self._part(index) for index in self._acting["bias"]]
 
     def _with_bias(self) -> list[PositionalEncoding]:

@@ -44,7 +44,6 @@ class TreePositions(PositionalEncoding):
         self.max_depth = self.axes = max_depth
 
     def _nodes(self, depth: int) -> int:
-        """Number of nodes of a complete tree down to ``depth``."""
         return (self.branching ** (depth + 1) - 1) // (self.branching - 1)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:

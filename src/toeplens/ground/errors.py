@@ -110,7 +110,6 @@ def _fields(kind: type[BaseModel], place: Iterable[int | str]) -> list[str] | No
 
 
 def _models(hint: Any) -> set[type[BaseModel]]:
-    """The models in an annotation."""
     if isinstance(hint, type) and not get_args(hint):
         return {hint} if issubclass(hint, BaseModel) else set()
     return {model for each in get_args(hint) for model in _models(each)}

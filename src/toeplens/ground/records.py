@@ -53,8 +53,6 @@ class Like:
 
 
 class _Fault(ValueError):
-    """A problem in a record, and its location."""
-
     def __init__(self, message: str, *place: str | int) -> None:
         super().__init__(message)
         self.message, self.place = message, place
@@ -285,7 +283,6 @@ def _said(size: Any) -> str:
 
 
 def _measured(name: str, dims: list[str], is_table: bool, value: Any) -> Iterator[tuple[str, Any]]:
-    """A field's dimensions with their sizes."""
     try:
         shape = np.shape(value) if is_table or len(dims) > 1 else (len(value),)
     except ValueError:

@@ -160,7 +160,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _onto(x: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x`` plus a linear layer's output."""
     if bias is None:
         return torch.addmm(_rows(x), inner, weight.t()).view(x.shape)
     return _rows(x + bias).addmm_(inner, weight.t()).view(x.shape)
@@ -181,7 +180,6 @@ def _turn_in_place(made: Tensor, turn: Tensor) -> None:
 
 
 def _turned(x: Tensor, turn: Any) -> Tensor:
-    """Rotate queries or keys, [B, H, N, d]."""
     pairs = torch.view_as_complex(x.transpose(1, 2).unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turn.squeeze(-3)).flatten(-2).transpose(1, 2)
 

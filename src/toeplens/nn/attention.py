@@ -158,7 +158,6 @@ class Attention(nn.Module):
     def _inputs(
         self, x: Tensor, found: TokenPositions, mask: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """q, k, v and the other arguments of attention."""
         here = found.positions
         x = self.encoding.embed(x, here) if self.embeds else x
         q, k, v = self.projections(x)
@@ -194,8 +193,6 @@ class Attention(nn.Module):
 
 
 class _Projections(nn.Module):
-    """q, k, v as [B, heads, N, dimensions]."""
-
     def __init__(self, d_model: int, heads: int, groups: int, width: int, values: int, bias: bool) -> None:
         super().__init__()
         self.heads, self.groups = heads, groups

@@ -70,7 +70,6 @@ def token_positions(
 
 
 def _begins(segments: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-    """True where a document begins."""
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return begins

@@ -91,7 +91,6 @@ def _by_bag(train: Examples, test: Examples, vocab_size: int) -> Int[np.ndarray,
 
 
 def _counts(tokens: Texts, vocab_size: int) -> Int[np.ndarray, "n vocab_size"]:
-    """How often each token occurs in each sequence, without padding."""
     found = np.arange(len(tokens))[:, None] * vocab_size + tokens
     counts = np.bincount(found.ravel(), minlength=len(tokens) * vocab_size).reshape(len(tokens), vocab_size)
     counts[:, PAD] = 0

@@ -96,7 +96,6 @@ def environment(execution: Execution | None = None) -> dict[str, Any]:
 
 
 def _gpu(execution: Execution | None) -> str | None:
-    """The GPU in use (default: the first); None without a GPU."""
     if execution is not None and execution.device.type != "cuda":
         return None
     if not torch.cuda.is_available():

@@ -123,7 +123,6 @@ class Session:
         return torch.autocast(self.execution.device.type, torch.bfloat16) if self.execution.bf16 else nullcontext()
 
     def _loss(self, tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum of the losses, and number of correct predictions."""
         with self.amp():
             logits = self.model(tokens, lengths)
         logits = precise(logits)

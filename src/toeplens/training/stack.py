@@ -132,7 +132,6 @@ def _try_out(spec: RunSpec, model: Decoder) -> None:
 
 
 def _call(model: nn.Module, state: dict[str, Tensor], tokens: Tensor, lengths: Tensor | None) -> Tensor:
-    """Output of a model with these parameters and buffers."""
     found: Tensor = functional_call(model, state, (tokens, lengths), tie_weights=False)  # shared tensors have one name
     return found
 
@@ -332,7 +331,6 @@ class Stack:
         labels: Tensor,
         lengths: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Sum of the losses and number of correct predictions of one model."""
         with self.first.amp():
             logits = _call(self.template, {**self.shared, **params, **buffers}, tokens, lengths)
         logits = precise(logits)

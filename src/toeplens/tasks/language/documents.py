@@ -167,7 +167,6 @@ def _rows(file: Path, column: str) -> Iterator[bytes]:
 
 
 def _text(value: object, where: str, column: str) -> bytes:
-    """A row's text; empty if it has none."""
     if value is None:
         return b""
     if isinstance(value, bytes):

@@ -124,8 +124,6 @@ def _digest(document: bytes) -> bytes:
 
 @dataclass
 class _Writer:
-    """Appends to the token file of a split."""
-
     stream: BinaryIO
     starts: array[int] = field(default_factory=lambda: array("q", [0]))
     bytes: array[int] = field(default_factory=lambda: array("q"))
@@ -161,8 +159,6 @@ class _Absent(Exception):
 
 @dataclass(frozen=True)
 class _Kept:
-    """A corpus's record on disk."""
-
     sha256: Text
     vocab_size: Count
     separator: Count

@@ -198,7 +198,6 @@ class MarkovLanguage(SyntheticLanguage):
 
     @property
     def _first_copy(self) -> int:
-        """The first position at which a copy may begin."""
         return max(self.order, self.span)
 
     def _followers(self) -> Int[np.ndarray, "contexts branches"]:
