@@ -145,12 +145,12 @@ def positions(specimen: Specimen) -> str:
     linear = torch.stack([torch.arange(length) * 2, torch.arange(length) + 7])
     rows = encoding.place(linear)
     if encoding.length_dependent:
-        return f"by sequence, {worst:.0e}"  # the longest sequence decides for all
+        return f"per sequence, {worst:.0e}"  # the longest sequence decides for all
     both = specimen.attend(x, rows)
     for b in range(2):
         alone = specimen.attend(x[b : b + 1], rows[b])
         worst = max(worst, agree(both[b : b + 1], alone, EXACT, "a sequence's own positions"))
-    return f"by sequence, {worst:.0e}"
+    return f"per sequence, {worst:.0e}"
 
 
 def causal(specimen: Specimen) -> str:
