@@ -18,7 +18,7 @@ from toeplens.training.session import Session, initial_model, texts_at_once
 from toeplens.training.spec import RunSpec
 
 _FULL = 2**17  # tokens per step that fill a GPU
-_LAUNCHES = 16  # models that fill a GPU when a step of one is mostly launches
+_LAUNCHES = 16  # if a GPU holds at least this many models, a step of one is mostly launches
 _WEIGHTS = 2**31  # maximum number of attention weights that a stack's layers keep explicitly
 _ALIGNED = 64  # parameters begin at multiples of this number of elements
 _WARM_UP = 3  # passes before the capture of a CUDA graph, as torch recommends

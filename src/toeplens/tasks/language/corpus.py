@@ -1,4 +1,4 @@
-"""A corpus: concatenated tokenized documents, split by document, in memory-mapped files."""
+"""A corpus: concatenated tokenised documents, split by document, in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokenized documents in three disjoint splits.
+    """Tokenised documents in three disjoint splits.
 
     sha256      hash of the documents, in order, and of the tokenizer
     vocab_size  all ids are below it

@@ -65,7 +65,7 @@ def scan(source: Source, tokens: Tokens) -> Scan:
 
 
 def write(source: Source, tokens: Tokens, found: Scan, directory: Path) -> dict[str, Any]:
-    """Second pass: tokenize all documents and write them; returns the amounts by split.
+    """Second pass: tokenise all documents and write them; returns the amounts by split.
 
     The directory then has, for each split, the tokens as a plain array, the document starts and sizes in
     bytes; and token counts of the training split. Raises `InputError` if the documents have changed since the first

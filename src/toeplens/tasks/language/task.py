@@ -44,7 +44,7 @@ class LanguageTask(Task):
 
     @abstractmethod
     def corpus(self) -> Corpus:
-        """The tokenized and split documents."""
+        """The tokenised and split documents."""
 
     @property
     def labels(self) -> range:

@@ -74,7 +74,7 @@ class Words:
     """The tokens of a Hugging Face tokenizer.
 
     Invalid UTF-8 is replaced by U+FFFD. Special tokens that occur in the text are encoded as plain text. Documents
-    of more than 4 MiB are tokenized in parts that end at line ends.
+    of more than 4 MiB are tokenised in parts that end at line ends.
     """
 
     tokenizer: Tokenizer
