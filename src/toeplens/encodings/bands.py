@@ -38,7 +38,7 @@ class RopeBands(PartialRoPE):
         base, pairing  as in RoPE
     """
 
-    citation = "Mikaeili et al. 2026, arXiv 2602.05013; gains that stop a rotation are ours"
+    citation = "Mikaeili et al. 2026, arXiv 2602.05013; gains that freeze a rotation are ours"
     formula = (
         r"\mathrm{Re} \sum_t q_t \bar k_t \,[(1 - g_t) + g_t e^{\mathrm{i} \delta \theta_t}]"
         r" \quad\text{or}\quad \mathrm{Re} \sum_t q_t \bar k_t \, g_t e^{\mathrm{i} \delta \theta_t}"
