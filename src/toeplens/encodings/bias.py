@@ -159,7 +159,7 @@ class RelativeTable(OffsetBias):
         init_std  standard deviation of the initial table
     """
 
-    citation = "Gu et al. 2025, arXiv 2505.13027, released code"
+    citation = "Gu et al. 2025, arXiv 2505.13027, released program"
     formula = r"b_{ij} = w_{h,\,i - j}"
 
     def __init__(self, *, shared: bool = False, init_std: float = 0.02, **sizes: int) -> None:
