@@ -75,7 +75,8 @@ class Cache:
     ) -> tuple[Tensor, Tensor, Tensor | None, Positions, Bool[Tensor, "B M"] | None]:
         """Append new tokens; returns the same quantities for all cached tokens.
 
-        ``ragged``: whether ``positions`` have one row per sequence. The result has one row per sequence once any call did.
+        ``ragged``: whether ``positions`` have one row per sequence. The result has one row per sequence once any call
+        did.
         """
         tokens = k.shape[2]
         self.require(len(k), tokens)
