@@ -90,10 +90,11 @@ def facts(specimen: Specimen) -> str:
         said, found = getattr(stated, name), getattr(measured, name)
         said, found = (sorted(x) if isinstance(x, frozenset) else x for x in (said, found))
         demand(said == found, f"{name}: declared {said}, measured {found}")
-        demand(encoding.forms_logits or not loses_bias(specimen), "forms_logits: declared False, but a bias is lost")
+    demand(encoding.forms_logits or not loses_bias(specimen), "forms_logits: declared False, but a bias is lost")
     wanted = (encoding.scale_terms * encoding.query_dim) ** -0.5 if encoding.scale_terms else 1.0
     demand(encoding.scale == wanted, f"scale is {encoding.scale}, but scale_terms implies {wanted}")
     demand(bool(encoding.citation.strip()), "citation: missing")
+    demand(bool((type(encoding).__doc__ or "").strip()), "the class has no docstring")
     return f"{', '.join(sorted(measured.couplings))}; data-dependent {measured.data_dependent}; " + (
         f"Toeplitz {measured.toeplitz}"
     )
@@ -163,7 +164,7 @@ def causal(specimen: Specimen) -> str:
         before, after = (specimen.attend(y, p, fused=fused) for y in (x, changed))
         agree(before[:, :, :place], after[:, :, :place], EXACT, f"outputs before token {place}, which was changed")
         demand(apart(before[:, :, place:], after[:, :, place:]) > 1e-6, "a changed token changed nothing after it")
-        return "no information from later tokens"
+    return "no information from later tokens"
 
 
 def paths(specimen: Specimen) -> str:
@@ -190,7 +191,7 @@ def paths(specimen: Specimen) -> str:
         one = attend(queries, k, v, rows=rows, mask=masked, **told)
         wanted = torch.stack([whole[b, :, r] for b, r in enumerate(rows)])
         worst = max(worst, agree(one, wanted, EXACT, "one query per sequence"))
-        return f"fused, explicit, chunks, single queries: {worst:.0e}"
+    return f"fused, explicit, chunks, single queries: {worst:.0e}"
 
 
 def decoding(specimen: Specimen) -> str:
@@ -331,7 +332,7 @@ def casts(specimen: Specimen) -> str:
         agree(after[0], before[0], 1e-7, f"logits after a round trip through {dtype}")
         if before[1] is not None and after[1] is not None:
             agree(torch.view_as_real(after[1] + 0j), torch.view_as_real(before[1] + 0j), 1e-7, f"kernel after {dtype}")
-            return "float16, bfloat16, float64 and back leave phases unchanged"
+    return "float16, bfloat16, float64 and back leave phases unchanged"
 
 
 def gradients(specimen: Specimen) -> str:
@@ -348,7 +349,7 @@ def gradients(specimen: Specimen) -> str:
         assert gradient is not None
         demand(bool(gradient.isfinite().all()), f"{name} receives a gradient that is not finite")
         demand(bool(gradient.any()), f"{name} receives a gradient of zero")
-        return f"{len(named) - 1} parameters" if len(named) > 1 else "no parameters"
+    return f"{len(named) - 1} parameters" if len(named) > 1 else "no parameters"
 
 
 def state(specimen: Specimen) -> str:
