@@ -90,7 +90,7 @@ def test_a_run_is_logged_and_what_fails_is_a_warning(toeplens, tmp_path: Path, c
     (run / "tensorboard").write_text("in the way")
     again = toeplens(*given, "--json")
     assert timeless(again.json()["metrics"]) == timeless(first.json()["metrics"])
-    assert caplog.messages[0].startswith("TensorBoard logs no more: ")
+    assert caplog.messages[0].startswith("Logger TensorBoard is disabled: ")
 
 
 def test_the_commands_take_them(toeplens, tmp_path: Path):

@@ -143,7 +143,7 @@ def test_the_run_is_bit_identical_whatever_a_logger_does(
     assert outcome(run) == outcome(plain)  # which depends on dropout: see test_watcher.py
     assert other.calls == ["open", "log", "log", "log", "complete"]
     said = {"raises": ["No space left on device"], "exits": ["3"]}.get(what, [])
-    assert caplog.messages == [f"Fake logs no more: {each}; training goes on." for each in said]
+    assert caplog.messages == [f"Logger Fake is disabled: {each}. Training continues." for each in said]
     assert fake.calls == (other.calls[: other.calls.index(at) + 1] if said else other.calls)
 
 
@@ -266,4 +266,4 @@ def test_mlflow_continues_the_same_run(tmp_path: Path, plain: Run, monkeypatch: 
 def test_mlflow_that_does_not_answer_is_a_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=raises))
     prepare(("mlflow",), None)
-    assert caplog.messages == ["MLflow logs no more: No space left on device; training goes on."]
+    assert caplog.messages == ["Logger MLflow is disabled: No space left on device. Training continues."]

@@ -267,10 +267,10 @@ def test_a_small_model_learns_a_small_task(tmp_path: Path):
 @pytest.mark.parametrize(
     ("asked", "gpus", "compiler", "says"),
     [
-        (("cpu", "auto", "auto"), 1, True, "cpu, float32, eager (compiling does not pay on a CPU at these sizes)"),
-        (("cpu", "on", "bf16"), 1, True, "cpu, bfloat16 products, torch.compile (asked for)"),
-        (("auto", "off", "auto"), 0, True, "cpu, float32, eager (asked for)"),
-        (("auto", "auto", "auto"), 1, True, "cuda, bfloat16 products, torch.compile (a GPU and a compiler)"),
+        (("cpu", "auto", "auto"), 1, True, "cpu, float32, eager (compiling is slower on a CPU at these sizes)"),
+        (("cpu", "on", "bf16"), 1, True, "cpu, bfloat16 products, torch.compile (requested)"),
+        (("auto", "off", "auto"), 0, True, "cpu, float32, eager (requested)"),
+        (("auto", "auto", "auto"), 1, True, "cuda, bfloat16 products, torch.compile (GPU with a compiler)"),
         (("cuda", "auto", "auto"), 1, False, "cuda, bfloat16 products, eager (no C++ compiler)"),
         (("cuda:1", "auto", "auto"), 1, True, "device: 'cuda:1' was given, but this machine has 1 GPU."),
         (("cuda", "auto", "auto"), 0, True, "device: 'cuda' was given, but this machine has no usable GPU."),

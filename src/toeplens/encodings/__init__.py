@@ -1,6 +1,6 @@
-"""Positional encodings under one contract: `names()`, `build(name, ...)`, and the hooks of `PositionalEncoding`.
+"""Positional encodings behind one interface: `names()`, `build(name, ...)`, and the hooks of `PositionalEncoding`.
 
-A new encoding is a class in its family's file (or a file for a new family) and a line of that file's ``ENCODINGS``.
+To add an encoding, write a class in the file of its family (or a new file) and add it to that file's ``ENCODINGS``.
 """
 
 from toeplens.encodings.attention import KEPT, attend, attention_logits, attention_weights, fixed_bias

@@ -1,4 +1,4 @@
-"""No position at all, and absolute encodings: a vector for each position, added to the token embeddings or untied."""
+"""Absolute encodings (one vector per position, added to the token embeddings or untied), and no encoding at all."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class NoPE(PositionalEncoding):
 
 
 class Sinusoidal(PositionalEncoding):
-    """Fixed sines and cosines of the position, added at the input (Vaswani et al. 2017, section 3.5).
+    """Fixed sines and cosines of the position, added to the token embeddings (Vaswani et al. 2017, section 3.5).
 
     Arguments
         base    the longest wavelength is 2 pi base
-        layout  ``interleaved`` (the paper: sin, cos, sin, cos, ...) or ``halves`` (all sines, then all cosines, as in
-                Marian and in the hidden sinusoid of the released program's RoPE)
+        layout  ``interleaved`` (as in the paper: sin, cos, sin, cos, ...) or ``halves`` (all sines, then all cosines,
+                as in Marian and in the undocumented sinusoid of the released code's RoPE)
     """
 
     coupling = "input"
@@ -61,13 +61,13 @@ class Sinusoidal(PositionalEncoding):
         return x + self.table(positions).to(x.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "1 D"]:
-        """p_i . p_j = sum over t of cos((i - j) theta_t): the input vectors' own Gram matrix is Toeplitz."""
+        """p_i . p_j = sum over t of cos((i - j) theta_t): the Gram matrix of the input vectors is Toeplitz."""
         phases = offsets.to(torch.float64).unsqueeze(-1) * self.frequencies
         return phases.cos().sum(-1).unsqueeze(0).to(torch.get_default_dtype())
 
 
 class _Table(PositionalEncoding):
-    """A row of a [max_len, d_model] table for each position, added at the input."""
+    """A [max_len, d_model] table with one row per position, added to the token embeddings."""
 
     coupling = "input"
     toeplitz = False
@@ -80,10 +80,10 @@ class _Table(PositionalEncoding):
 
 
 class Learned(_Table):
-    """A learned vector for each position (Gehring et al. 2017; BERT, GPT-2).
+    """One learned vector per position (Gehring et al. 2017; BERT, GPT-2).
 
     Arguments
-        init_std  standard deviation of the initial table; 0 starts from no position at all, and a small one has been
+        init_std  standard deviation of the initial table. 0 starts without position information. Small values were
                   found to give interpretable positions (Ito et al. 2024, arXiv 2406.08272)
     """
 
@@ -97,10 +97,10 @@ class Learned(_Table):
 
 
 class RandomTable(_Table):
-    """Normal random vectors, one a position: kept fixed (the paper's "random") or trained (the released program's).
+    """One random normal vector per position, either fixed (the paper's "random") or trained (the released code).
 
     Arguments
-        trainable  learn the table from its random start
+        trainable  train the table from its random initialisation
         std        standard deviation of the entries
     """
 
@@ -118,13 +118,13 @@ class RandomTable(_Table):
 
 
 class ScaledSinusoidal(Sinusoidal):
-    """The sinusoid times one learned number (Li et al. 2019).
+    """The sinusoid multiplied by one learned scalar (Li et al. 2019).
 
-    As in x-transformers the number starts at 1/sqrt(d_model), so that the vector is not longer than a token's, and
-    sines come before cosines; in the paper it starts at 1.
+    As in x-transformers, the scalar starts at 1/sqrt(d_model), so that the vectors are not longer than the token
+    embeddings, and sines come before cosines. In the paper the scalar starts at 1.
 
     Arguments
-        start         where the number starts; default 1/sqrt(d_model)
+        start         initial value of the scalar (default: 1/sqrt(d_model))
     """
 
     citation = "Li et al. 2019, arXiv 1809.08895"
@@ -135,32 +135,31 @@ class ScaledSinusoidal(Sinusoidal):
     ) -> None:
         super().__init__(layout=layout, **inherited)
         self.start = self.d_model**-0.5 if start is None else require_number("start", start)
-        # weights that were saved before call it ``scale``, which as an attribute is the factor of q . k
+        # checkpoints call it ``scale``; as an attribute, ``scale`` is the factor of q . k
         self._parameters["scale"] = self.learned((), partial(nn.init.constant_, val=self.start))
 
     @property
     def number(self) -> Float[Tensor, ""]:
-        """The learned number."""
+        """The learned scalar."""
         return cast(Tensor, self._parameters["scale"])
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
         return super().table(positions) * self.number.to(torch.float64)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "1 D"]:
-        """alpha^2 times the sinusoid's own kernel."""
+        """alpha^2 times the sinusoid's kernel."""
         return super().kernel(offsets) * self.number**2
 
 
 class SHAPE(Sinusoidal):
-    """Shifted absolute positions: in training a whole sequence is moved by a random k (Kiyono et al. 2021).
+    """Shifted absolute positions: in training, each sequence is shifted by a random k (Kiyono et al. 2021).
 
-    k is drawn from {0, ..., max_shift} for each sequence, by torch's generator, whenever `embed` is called in training;
-    in evaluation nothing is moved. The released program moves by its largest shift there, which for a model that was
-    trained on all shifts is one of them like any other: for that, add it to the positions. One shift for all positions
-    leaves p_i . p_j what it is.
+    k is drawn from {0, ..., max_shift} for each sequence on every call of `embed` in training mode, with torch's
+    generator. In evaluation nothing is shifted. The released code shifts by the maximum there; to reproduce that, add
+    it to the positions. Shifting all positions equally leaves p_i . p_j unchanged.
 
     Arguments
-        max_shift     the largest shift; default ``max_len`` (the paper: 500)
+        max_shift     the largest shift (default: ``max_len``; the paper: 500)
     """
 
     citation = "Kiyono et al. 2021, arXiv 2109.05644"
@@ -178,16 +177,16 @@ class SHAPE(Sinusoidal):
 
 
 class RandomizedSinusoidal(Sinusoidal):
-    """Randomized positions: in training N of ``max_position`` places, in order, stand for N positions.
+    """Randomized positions: in training, N positions are replaced by N random ones below ``max_position``, in order.
 
-    Ruoss et al. 2023, section 3: a set of N different integers under L is drawn, by torch's generator, one for the
-    whole batch, whenever `embed` is called in training, and the token with the n-th smallest position takes the n-th
-    smallest of them (tokens of the same position take the same). In evaluation positions are what they are. The paper
-    draws there too, and a model trained on gaps of L/N has rarely seen neighbouring places: to evaluate as it does,
-    give the model positions that are drawn from all L.
+    Ruoss et al. 2023, section 3: on every call of `embed` in training mode, N distinct integers below L are drawn with
+    torch's generator, once for the whole batch. The token with the n-th smallest position gets the n-th smallest
+    integer; tokens with equal positions get the same one. In evaluation, positions are used unchanged. The paper also
+    draws in evaluation, because a model trained on gaps of L/N has rarely seen adjacent positions. To evaluate as the
+    paper does, pass positions drawn from all L.
 
     Arguments
-        max_position  L; default four times ``max_len`` (the paper: 2048, for training lengths to 40)
+        max_position  L (default: four times ``max_len``; the paper: 2048, for training lengths up to 40)
     """
 
     citation = "Ruoss et al. 2023, arXiv 2305.16843"
@@ -202,7 +201,7 @@ class RandomizedSinusoidal(Sinusoidal):
         return super().embed(x, self.draw(positions) if self.training else positions)
 
     def draw(self, positions: Positions) -> Positions:
-        """Random places in the order of the positions."""
+        """Random integers below ``max_position``, in the order of the positions."""
         count = positions.shape[-1]
         if count > self.max_position:
             raise InputError(
@@ -216,16 +215,16 @@ class TUPE(PositionalEncoding):
     """Transformer with untied positional encoding: the bias p_i U_q . p_j U_k / sqrt(2 d) (Ke et al. 2021, section 3).
 
     p is a learned table, U_q and U_k project it for each head, and all layers share the bias. As in the authors'
-    program, LayerNorm is applied to p, the projections have biases of their own, and the table starts from
-    N(0, 0.02^2). The content's product takes the factor 1/sqrt(2 d) as well: it is the encoding's `scale`.
+    code, LayerNorm is applied to p, the projections have their own biases, and the table is initialised from
+    N(0, 0.02^2). The product q . k is scaled by 1/sqrt(2 d) as well; this is the encoding's `scale`.
 
     Arguments
-        relative      add T5's bias with buckets for both sides (TUPE-R); else not (TUPE-A)
-        untied_first  position 0 stands for no place ([CLS]): its row and its column each have one learned value a head
-                      in place of the product, and (0, 0) takes the row's. In the program these are products of two
-                      extra rows of the table; here, as in the paper, they are free, and start at zero. Under
-                      ``relative`` the row and the column each have a bucket of their own too, as in the program, so
-                      that nothing of either depends on where the other token stands
+        relative      add T5's bidirectional bucket bias (TUPE-R); otherwise TUPE-A
+        untied_first  treat position 0 ([CLS]) as having no position: its row and its column each get one learned value
+                      per head instead of the product, and entry (0, 0) takes the row's value. In the released code
+                      these values are products of two extra table rows. Here, as in the paper, they are free parameters
+                      that start at zero. With ``relative``, the row and the column also get their own buckets, as in
+                      the released code, so that neither depends on the other token's position
     """
 
     coupling = "bias"

@@ -1,4 +1,4 @@
-"""RoPE with something learned in it: the frequencies, a map before the turning, or steps that tokens choose."""
+"""RoPE with learned components: frequencies, a map before the rotation, or content-dependent steps."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from toeplens.ground import choose
 class RopeLearned(RoPE):
     """RoPE with learned frequencies (``learned_freq`` of rotary-embedding-torch).
 
-    What is learned is an offset from RoPE's frequencies, which receives the gradient that the frequency would: the
-    frequencies themselves stay in float64, so that casting the model to half precision leaves the start exact, where a
-    frequency kept as a parameter would be rounded.
+    The parameter is an offset from RoPE's frequencies and receives the gradient that the frequency would receive. The
+    base frequencies stay in float64, so casting the model to half precision does not round them.
 
     Arguments
-        per_head       each head learns its own; else they are the same for all heads, as published
-        shared         one set for all layers, as published; else each layer has its own
+        per_head       separate frequencies for each head; otherwise all heads share them, as published
+        shared         one set for all layers, as published; otherwise one per layer
     """
 
     citation = "Wang, rotary-embedding-torch, learned_freq"
@@ -45,14 +44,15 @@ class RopeLearned(RoPE):
 
 
 class HARoPE(RoPE):
-    """A learned map of each head's queries and keys before they are turned (Li et al. 2025).
+    """A learned map applied to each head's queries and keys before the rotation (Li et al. 2025).
 
-    M = U diag(s) V^T with U, V the exponentials of skew-symmetric matrices and s = softplus(sigma) + 10^-6; it starts
-    at (all but 10^-6 of) the unit matrix, so at RoPE. The paper and its program use it with axial RoPE on images; here
-    the positions are those of a sequence. Its `kernel` is the rotation's, between the mapped queries and keys.
+    M = U diag(s) V^T with U, V the exponentials of skew-symmetric matrices and s = softplus(sigma) + 10^-6. M starts
+    within 10^-6 of the identity, so the encoding starts as RoPE. The paper and its code use it with axial RoPE on
+    images; here positions are those of a sequence. `kernel` is that of the rotation, between the mapped queries and
+    keys.
 
     Arguments
-        map            ``inverse``: M on queries and M^-T on keys, as in the released program, so that at offset 0 the
+        map            ``inverse``: M on queries and M^-T on keys, as in the released code, so that at offset 0 the
                        logit is q . k; ``shared``: M on both, as the abstract can be read
     """
 
@@ -69,7 +69,7 @@ class HARoPE(RoPE):
         self.sigma = self.learned((self.num_heads, self.head_dim), partial(nn.init.constant_, val=math.log(math.e - 1)))
 
     def maps(self, dtype: torch.dtype) -> tuple[Float[Tensor, "H d d"], Float[Tensor, "H d d"]]:
-        """What queries and what keys are multiplied by."""
+        """The matrices that queries and keys are multiplied by."""
         u, v = (torch.matrix_exp(0.5 * (a - a.mT)) for a in (self.left.to(dtype), self.right.to(dtype)))
         s = (F.softplus(self.sigma.to(dtype)) + 1e-6).unsqueeze(-2)
         forward = (u * s) @ v.mT
@@ -83,21 +83,22 @@ class HARoPE(RoPE):
 
 
 class CARoPE(PositionalEncoding):
-    """Context-aware RoPE: tokens choose how far each head's angles step (Veisi et al. 2025).
+    """Context-aware RoPE: tokens set how far each head's angles advance (Veisi et al. 2025).
 
-    Each token's step for a head is f = 1/(softplus(x W) + 1), and pair t turns by the sum of f^t over the tokens so
-    far, where RoPE has the sum of theta_1^t: between a query and a key lie the steps of the tokens after the key, up to
-    the query's own. Only the order of tokens counts, not the numbers of their positions. The sums are kept in float64.
+    Each token's step for a head is f = 1/(softplus(x W) + 1). Pair t is rotated by the cumulative sum of f^t over the
+    tokens so far, where RoPE has the sum of theta_1^t. The angle between a query and a key is the sum over the tokens
+    after the key, up to and including the query. Only the order of tokens matters, not their position numbers. The sums
+    are kept in float64.
 
     The paper says that it starts as RoPE, but its formula cannot: W = 0 gives f = 0.59. Our W starts at zero with a
-    constant inside the softplus that makes f = theta_1 = base^(-2/d). x is what the layer's keys are made from, so each
-    layer has its own W; the paper says "token embedding", which may mean the first layer's alone.
+    constant inside the softplus that makes f = theta_1 = base^(-2/d). x is the input of the layer's keys, so each
+    layer has its own W. The paper says "token embedding", which may mean the first layer only.
 
-    Not verified: the powers, which run from t = 0 here, as RoPE's do; no program of the authors could be read.
+    Not verified: the powers, which start at t = 0 here, as in RoPE; the authors' code was not available.
 
     Arguments
-        start          ``rope``: with that constant; ``printed``: the formula as printed, without
-        base, pairing  as in RoPE; base over 1
+        start          ``rope``: with that constant; ``printed``: the formula as printed, without it
+        base, pairing  as in RoPE; base must be over 1
     """
 
     coupling = "rotation"
@@ -131,7 +132,7 @@ class CARoPE(PositionalEncoding):
         self.weight = self.learned((self.num_heads, self.d_model), nn.init.zeros_)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        """The angles of each token: the running sums of f^t, in float64."""
+        """The angles of each token: cumulative sums of f^t, in float64."""
         wide = widened(x.dtype)
         with without_autocast(x):
             chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Attention with any encoding: fused wherever the encoding allows, by chunks of queries for the rest."""
+"""Attention with any encoding: fused where the encoding allows it, otherwise explicit in chunks of queries."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
 from toeplens.ground import InputError
 
-AT_ONCE = 1 << 22  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
-KEPT = 4 * AT_ONCE  # numbers of a bias that a pass keeps for all layers that share it
-FACTORED = 512  # queries at once where the bias is a product: its factors are taken relative to the first of them
-LEAST = 128  # queries at once where each sees a window of keys alone: fewer do not pay
-SMALLEST_HEAD = 16  # dimensions that flex attention's kernels take
+AT_ONCE = 1 << 22  # query-key pairs per chunk, over batch and heads, where logits are formed explicitly
+KEPT = 4 * AT_ONCE  # maximum size of a bias that is cached for all layers that share it
+FACTORED = 512  # queries per chunk for low-rank biases, whose factors are relative to the chunk's first query
+LEAST = 128  # minimum queries per chunk with a window: smaller chunks do not pay
+SMALLEST_HEAD = 16  # smallest head dimension of flex attention's kernels
 
 
 class Places(TypedDict):
-    """Where queries and keys stand, and which keys may be seen."""
+    """Positions of queries and keys, and the mask."""
 
     q_positions: Positions
     k_positions: Positions
@@ -45,7 +45,7 @@ class Places(TypedDict):
 
 
 class Told(Places):
-    """What attention is told beside queries, keys and values; see `attend`."""
+    """Keyword arguments of `attend` other than queries, keys and values."""
 
     encoding: PositionalEncoding
     scale: float
@@ -78,7 +78,7 @@ def check_inputs(
     sinks: Tensor | None = None,
     **_: Any,
 ) -> None:
-    """Raise `InputError` for shapes that do not go together; reads no numbers. See `attend`."""
+    """Raise `InputError` for shapes that do not match; reads no values. See `attend`."""
     require_tensor("q", q, "float", ("B", encoding.num_heads, "Nq", "d"))
     batch, heads, queries, width = q.shape
     require_tensor("k", k, "float", (batch, "G", "Nk", width))
@@ -114,7 +114,7 @@ def check_inputs(
 
 
 def check_positions(name: str, positions: Positions, encoding: PositionalEncoding, batch: int, length: int) -> None:
-    """A position for each, with its coordinates last or, where hooks make them of running numbers, without."""
+    """Check that there is one position per token; coordinates, if any, are the last dimension."""
     require_tensor(name, positions, "real")
     shape, axes = positions.shape, encoding.axes
     whole = ((length,), (batch, length), (1, length))
@@ -137,32 +137,33 @@ def attend(
     at_once: int = AT_ONCE,
     **told: Unpack[Told],
 ) -> Float[Tensor, "B H Nq dv"]:
-    """Each head's output, for queries and keys as they were projected: the encoding does all of its work in here.
+    """Compute attention with an encoding; returns each head's output [B, H, Nq, dv].
 
-    Keys and values may be of fewer heads than queries, a divisor G of H: each serves H / G heads that stand side by
-    side (grouped and multi-query attention). A query that sees no key (padding before a text) has an output of 0,
-    whatever the encoding and the path. Raises `InputError` for shapes that do not go together.
+    Queries and keys are passed as projected: the encoding is applied here. Keys and values may have fewer heads than
+    queries, a divisor G of H; each then serves H / G adjacent heads (grouped and multi-query attention). A query
+    without any visible key (such as left padding) has output 0. Raises `InputError` for shapes that do not match.
 
     Arguments
-        encoding  of H heads
-        q_positions, k_positions  where the queries and keys stand
+        encoding  an encoding for H heads
+        q_positions, k_positions  positions of the queries and keys
         scale     factor of q . k
-        rows      which key is each query's own token; the last Nq keys unless given (so, decoding with a key cache)
-        notes     the encoding's notes of the keys' tokens (see `PositionalEncoding.note`)
-        mask      True where a key may be seen; all unless given
-        causal    hide the keys after each query's own; unless given, they are
-        window    how many keys a query sees at most, the last of them its own (sliding windows); all unless given
-        texts     which text each key is of, where several are packed into a row: keys of other texts are not seen
-        padding   True where a key's token is padding: no query sees it, and what an encoding adds up steps over it;
-                  a mask that hides a key from all queries alike says the same
+        rows      index of each query's own token among the keys (default: the last Nq keys, as in decoding with a
+                  cache)
+        notes     per-key features of the encoding (see `PositionalEncoding.note`)
+        mask      True where a key may be seen (default: everywhere)
+        causal    mask the keys after each query's own token (default: True)
+        window    sliding window: the number of keys that a query sees, including its own (default: no limit)
+        texts     id of the packed document that each key belongs to; keys of other documents are masked
+        padding   True where a key's token is padding: it is masked and does not count in cumulative sums. A mask that
+                  hides a key from all queries has the same effect
         softcap   c, where logits are c tanh(q . k scale / c) before any bias (Gemma 2, arXiv 2408.00118)
-        sinks     a logit a head, in the softmax but of no key: what goes there is lost (gpt-oss, arXiv 2508.10925)
-        turned    whether queries and keys have been multiplied by the encoding's `pair_factors` already
-        added     the encoding's fixed bias with the mask in it, from `fixed_bias`, where layers share it
-        dropout   rate, on the attention weights
-        fused     use torch's fused attention (on a GPU, flex attention for biases that depend on content) where the
-                  encoding leaves logits and weights alone; else form the weights. Both give the same numbers.
-        at_once   query-key pairs worked at once where they must be formed: memory is linear in the number of keys
+        sinks     one logit per head that takes part in the softmax without a key or value (gpt-oss, arXiv 2508.10925)
+        turned    whether queries and keys are already multiplied by the encoding's `pair_factors`
+        added     a precomputed bias with the mask in it, from `fixed_bias`, which layers can share
+        dropout   dropout rate on the attention weights
+        fused     use torch's fused attention (on a GPU, flex attention for content-dependent biases) where the encoding
+                  allows it; otherwise form the weights. Both give the same result
+        at_once   query-key pairs per chunk where logits are formed: memory is linear in the number of keys
     """
     check_inputs(q, k, v, **told)
     groups = told["encoding"].turns_alike and not told["encoding"].looks_at_keys and q.device.type == "cpu"
@@ -170,15 +171,15 @@ def attend(
     encoding, q_positions, k_positions, seen = whole.encoding, whole.q_positions, whole.k_positions, whole.seen
     q, k, causal, scale, window = seen.q, seen.k, seen.causal, seen.scale, seen.window
     v = for_each_head(v, k.shape[1])
-    in_order = told.get("rows") is None  # then the queries are the last tokens of the keys
-    fused = fused and encoding.fusable and whole.plain and not is_mapped()  # torch's would go one by one, or fail
+    in_order = told.get("rows") is None  # queries are then the last tokens of the keys
+    fused = fused and encoding.fusable and whole.plain and not is_mapped()  # vmap would loop over models or fail
     if not fused:
         whole = whole.ungrouped()
         k, v = whole.seen.k, for_each_head(v, q.shape[1])
         seen = whole.seen
     masked = seen.is_masked
     square = in_order and not masked and q.shape[-2] == k.shape[-2] and window is None
-    near = window if fused and in_order else None  # keys out of sight are then left out
+    near = window if fused and in_order else None  # keys outside the window are skipped
     if fused and added is None and not encoding.overrides("bias"):
         if square or not (masked or causal):
             return _fused(q, k, v, None, dropout, scale, is_causal=causal)
@@ -214,13 +215,13 @@ def attend(
 
 
 def attention_logits(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
-    """The logits before the softmax, formed explicitly; minus infinity where a key is not visible."""
+    """The logits before the softmax, formed explicitly; minus infinity where a key is masked."""
     check_inputs(q, k, None, **told)
     return after_rotation(q, k, **told).logits()
 
 
 def attention_weights(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
-    """The attention weights, formed explicitly: what `attend` weighs values with, 0 where a query sees no key."""
+    """The attention weights, formed explicitly; 0 for queries without a visible key."""
     check_inputs(q, k, None, **told)
     return after_rotation(q, k, **told).weights()
 
@@ -230,10 +231,10 @@ class AttentionParts:
     """Weights = factor softmax(softcap(scale q . k) + bias) over the visible keys and a sink.
 
     q, k       [B, H, Nq, d], [B, G, Nk, d] as they enter the product, after `PositionalEncoding.rotate`
-    bias       what is added to the scaled product, whichever hooks make it: 0 where no key is visible; None if nothing
+    bias       the sum of all terms added to the scaled product; 0 where no key is visible; None if there are none
     visible    True where a query sees a key; None if every query sees every key
-    factor     what the weights are multiplied by after the softmax; None if they are not
-    values     [B, H, Nq, dv] what is added to the heads' outputs; None if nothing is
+    factor     factor on the weights after the softmax; None if there is none
+    values     [B, H, Nq, dv] added to the heads' outputs; None if nothing is added
     """
 
     q: Float[Tensor, "B H Nq d"]
@@ -246,10 +247,11 @@ class AttentionParts:
 
 @torch.no_grad()
 def attention_parts(q: Queries, k: Keys, **told: Unpack[Told]) -> AttentionParts:
-    """The parts of the attention that `toeplens.encodings.attend` computes of these queries and keys.
+    """The components of the attention that `toeplens.encodings.attend` computes for these queries and keys.
 
-    Where an encoding forms its logits otherwise (``score``, ``transform_logits``), the bias is the difference of these
-    logits and the scaled product. It is formed for all queries and keys: memory grows with their product.
+    Where an encoding changes the logits in another way (``score``, ``transform_logits``), the bias is the difference
+    between its logits and the scaled product. It is formed for all queries and keys, so memory grows with their
+    product.
 
     Arguments are those of `toeplens.encodings.attend`.
     """
@@ -294,9 +296,9 @@ def fixed_bias(
     mask: Bool[Tensor, "*_B _H _N N"] | None,
     causal: bool,
 ) -> Float[Tensor, "_ H N N"]:
-    """The bias of an encoding with a `fixed_bias` among all ``positions``, with the mask in it, for `attend`.
+    """The bias of an encoding with a `fixed_bias` between all ``positions``, including the mask, for `attend`.
 
-    In float32 for a ``dtype`` of 16 bits.
+    It is float32 if ``dtype`` has 16 bits.
     """
     with without_autocast(positions):
         bias = encoding.bias(positions, positions)
@@ -310,9 +312,9 @@ def fixed_bias(
 
 
 def _shared_out(logits: Pairs, *, masked: bool) -> Pairs:
-    """The softmax over keys. A softmax of minus infinities alone is NaN, and so is its gradient: such a row gets 0.
+    """The softmax over keys, with 0 instead of NaN for rows that are masked entirely.
 
-    Only a mask can make one, so nothing is looked for without.
+    Only a mask can produce such rows, so nothing is checked without one.
     """
     if not masked:
         return logits.softmax(-1)
@@ -322,7 +324,7 @@ def _shared_out(logits: Pairs, *, masked: bool) -> Pairs:
 
 @dataclass(frozen=True)
 class _Queries:
-    """Some of the queries, after `rotate`, with the keys that any of them sees."""
+    """A chunk of queries after `rotate`, with the keys that any of them sees."""
 
     encoding: PositionalEncoding
     q_positions: Positions
@@ -333,21 +335,21 @@ class _Queries:
     dropout: float = 0.0
     fused: bool = False
     factored: bool = False
-    square: bool = False  # as many queries as keys, each seeing all of them or those up to its own
+    square: bool = False  # as many queries as keys, each seeing all keys or those up to its own
     softcap: float | None = None
     sinks: Tensor | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether nothing but an encoding changes the logits or the softmax."""
+        """Whether only the encoding changes the logits or the softmax."""
         return self.softcap is None and self.sinks is None
 
     def ungrouped(self) -> _Queries:
-        """With keys for each head."""
+        """With the keys repeated for each head."""
         return replace(self, seen=replace(self.seen, k=for_each_head(self.seen.k, self.seen.q.shape[1])))
 
     def part(self, queries: slice, keys: slice) -> _Queries:
-        """Some of the queries and some of the keys alone."""
+        """A slice of the queries and keys."""
         return replace(
             self,
             q_positions=_between(self.encoding, self.q_positions, queries),
@@ -374,17 +376,17 @@ class _Queries:
         return out if more is None else out + more
 
     def _with_factors(self, v: Tensor) -> Tensor:
-        """The bias as one or two more dimensions of queries and keys: nothing of queries by keys is formed. Causal."""
+        """Causal attention with the bias as one or two extra dimensions of queries and keys."""
         seen = self.seen
         a, b = self._hook("bias_product")
         q = torch.cat((seen.q, (a / seen.scale).to(seen.q.dtype).expand(*seen.q.shape[:-1], -1)), dim=-1)
         k, v = (for_each_head(x, q.shape[1]) for x in (seen.k, v))
         k = torch.cat((k, b.to(k.dtype).expand(*k.shape[:-1], -1)), dim=-1)
-        mask = None if self.square else seen.visible()  # where it is no square, what is hidden must be said
+        mask = None if self.square else seen.visible()  # SDPA's is_causal only fits square attention
         return _fused(q, k, v, mask, self.dropout, seen.scale, is_causal=self.square)
 
     def _bias(self) -> Tensor | None:
-        """The bias with the mask in it, in the dtype that fused attention takes; the mask, where there is none."""
+        """The bias with the mask in it, in the dtype of fused attention; without a bias, the mask."""
         bias, visible = self.added, None
         if bias is None:
             bias, visible = self._hook("bias"), self.seen.visible()
@@ -393,12 +395,12 @@ class _Queries:
         q = self.seen.q
         if product_dtype(q) in PRECISE:
             return _hidden(bias.to(q.dtype), visible)
-        bias = _hidden(bias, visible)  # relative to each row's largest, so that what matters is rounded least
+        bias = _hidden(bias, visible)  # relative to each row's maximum, so that large entries are rounded least
         largest = bias.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
         return (bias - largest).to(product_dtype(q))
 
     def logits(self) -> Tensor:
-        """What the softmax is taken of."""
+        """The input of the softmax."""
         seen = self.seen
         logits = self._hook("score", seen.q, seen.k) * seen.scale
         if self.softcap is not None:
@@ -411,11 +413,11 @@ class _Queries:
         return _hidden(self._hook("transform_logits", logits), seen.visible())
 
     def weights(self) -> Tensor:
-        """What values are weighed with."""
+        """The attention weights."""
         return self._hook("transform_weights", self.softmax(self.logits()))
 
     def softmax(self, logits: Tensor) -> Tensor:
-        """The softmax over keys, and the sink where there is one; 0 where a query sees no key."""
+        """The softmax over keys and the optional sink; 0 for queries without a visible key."""
         if self.sinks is None:
             masked = self.seen.is_masked or self.added is not None
             return _shared_out(logits, masked=masked)
@@ -440,7 +442,7 @@ def after_rotation(
     turned: bool = False,
     **more: Any,
 ) -> _Queries:
-    """All queries, and what the hooks after `rotate` see of them: keys for each head, or as they are if ``groups``."""
+    """All queries and their keys after `rotate`; keys are repeated for each head unless ``groups``."""
     k = k if encoding.turns_alike else for_each_head(k, q.shape[1])
     seen = Seen.of(q, k, scale=scale, **more)
     if not turned:
@@ -450,21 +452,20 @@ def after_rotation(
 
 
 def for_each_head(x: Float[Tensor, "B G Nk d"], heads: int) -> Float[Tensor, "B H Nk d"]:
-    """Keys or values of groups, once for each of a group's heads."""
+    """Keys or values of groups, repeated for each head of a group."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def _hidden(x: Tensor, visible: Tensor | None) -> Tensor:
-    """Minus infinity where a key is not visible."""
     return x if visible is None else x.masked_fill(~visible, float("-inf"))
 
 
 def _fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float, *, is_causal: bool = False
 ) -> Tensor:
-    """Fused attention; its kernels want one width for queries, keys and values, so the narrower ones get zeros.
+    """Fused attention; narrower inputs are padded with zeros, as the kernels need equal widths.
 
-    Where they are slower than products over blocks, these: without a mask, and with one of keys alone (padding).
+    Blocked CPU attention is used where it is faster: without a mask, or with a mask over keys only (padding).
     """
     mask = None if mask is None else _four(mask)
     if (mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1)) and is_faster(q, k, dropout=dropout):
@@ -493,7 +494,7 @@ def _between(encoding: PositionalEncoding, positions: Positions, some: slice) ->
 
 
 def _four(x: Tensor) -> Tensor:
-    """With leading dimensions of 1, without which fused kernels do not take a mask."""
+    """With leading dimensions of 1, which fused kernels need to accept a mask."""
     return x[(None,) * (4 - x.ndim)]
 
 
@@ -504,13 +505,13 @@ def flex_attend(
     k_positions: Positions,
     seen: Seen,
 ) -> Float[Tensor, "B H N dv"] | None:
-    """Attention with the encoding's `score_mod`, for square, unmasked attention; None if it has none."""
+    """Flex attention with the encoding's `score_mod`, for square, unmasked attention; None if it has none."""
     if min(seen.q.shape[-1], v.shape[-1]) < SMALLEST_HEAD:
         return None
     score_mod = encoding.score_mod(q_positions, k_positions, seen)
     if score_mod is None:
         return None
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # a second's import
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # importing it takes a second
 
     block_mask = None
     if seen.causal:
@@ -524,7 +525,7 @@ def flex_attend(
 
 @cache
 def _kernel(device: str) -> Callable[..., Any]:
-    """Flex attention compiled where there is a kernel for it; its plain form elsewhere."""
+    """Compiled flex attention where a kernel exists, otherwise its eager form."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention

@@ -17,12 +17,12 @@ from toeplens.ground import InputError, choose
 
 
 class _Coordinates(Rotary):
-    """A rotation by angles that are linear in the coordinates of a position: a subclass gives `phases`.
+    """A rotation by angles that are linear in a position's coordinates; subclasses define `phases`.
 
-    Hooks take coordinates, [N, axes] or [B, N, axes], or running numbers [N], which `place` turns into coordinates:
-    with a ``grid``, those of a raster (the last axis runs fastest; numbers beyond the grid go on along the first axis);
-    without one, all coordinates are the running number, which is how text is placed among images. By the offset i - j,
-    which decides the logit, the vector of the coordinates' differences is meant.
+    Hooks take coordinates, [N, axes] or [B, N, axes], or token indices [N], which `place` converts to coordinates. With
+    a ``grid``, these are raster coordinates (the last axis runs fastest; indices beyond the grid continue along the
+    first axis). Without one, all coordinates equal the index, as for text among images. The offset i - j, which
+    determines the logit, is the vector of coordinate differences.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class _Coordinates(Rotary):
         return raster(tokens, self.axes, self.grid)
 
     def coordinates(self, positions: Positions) -> Float[Tensor, "*B N axes"]:
-        """The coordinates in float64, of running numbers too."""
+        """The coordinates in float64, also for token indices."""
         return (self.place(positions) if positions.ndim == 1 else positions).to(torch.float64)
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"] | None:
-        """The rotation at offsets [D, axes]; or [D], the same along all axes. With a grid, [D] has no kernel: None."""
+        """The rotation at offsets [D, axes], or [D] (the same along all axes; None with a grid)."""
         return None if offsets.ndim == 1 and self.grid is not None else super().kernel(offsets)
 
 
 class _ByAxis(_Coordinates):
-    """Each pair of dimensions turns with one of the coordinates, ``axis_of[t]``."""
+    """Each pair of dimensions is rotated by one coordinate, ``axis_of[t]``."""
 
     def __init__(self, frequencies: Float[Tensor, "1 n"], axis_of: Sequence[int], **inherited: Any) -> None:
         super().__init__(frequencies, **inherited)
@@ -65,24 +65,23 @@ class _ByAxis(_Coordinates):
 def phases_along(
     coordinates: Float[Tensor, "*B N axes"], axis_of: Int[Tensor, "n"], frequencies: Frequencies
 ) -> Float[Tensor, "*B H N n"]:
-    """The angles of pairs that each turn with one of the coordinates."""
+    """The angles of pairs that each use one coordinate."""
     return coordinates.index_select(-1, axis_of).unsqueeze(-3) * frequencies.unsqueeze(-2)
 
 
 class AxialRoPE(_ByAxis):
-    """Axial RoPE: each axis turns its own share of the pairs (Su 2021 blog; Fang et al. 2023, EVA-02; Flux; RoPE-ViT).
+    """Axial RoPE: each axis rotates its own pairs (Su 2021 blog; Fang et al. 2023, EVA-02; Flux; RoPE-ViT).
 
-    The pairs of axis 0 come first. RoPE-ViT's base is 100, Flux's and EVA-02's 10000. Published programs differ in what
-    they do with class or text tokens (not turned; all coordinates 0): give such tokens the coordinates you want.
+    The pairs of axis 0 come first. RoPE-ViT's base is 100, that of Flux and EVA-02 10000. Published code differs in how
+    it treats class or text tokens (not rotated, or all coordinates 0); give such tokens the coordinates you want.
 
     Arguments
         axes         number of coordinates
-        axes_dims    pairs of dimensions of each axis, together d/2; by default the same, the first ones one more if
-                     d/2 is no multiple
-        grid         sizes of the axes, if running numbers are raster positions
+        axes_dims    pairs of dimensions per axis, d/2 in total (default: equal shares; if d/2 is not a multiple of
+                     ``axes``, the first axes get one more)
+        grid         sizes of the axes, if positions are raster indices
         frequencies  ``lang``: base^(-2j/d_a), j = 0..d_a/2 - 1, where an axis has d_a dimensions; ``pixel``: pi times
-                     d_a/2 numbers from 1 to max_freq/2, for coordinates that run from -1 to 1 over the grid, which must
-                     be given
+                     d_a/2 numbers from 1 to max_freq/2, for coordinates from -1 to 1 over the grid; needs ``grid``
         max_freq     see ``frequencies``
         base, pairing  as in RoPE
     """
@@ -130,16 +129,17 @@ class AxialRoPE(_ByAxis):
 
 
 class MRoPE(_ByAxis):
-    """Multimodal RoPE: the head's frequencies shared out among time, height and width (Wang et al. 2024, Qwen2-VL).
+    """Multimodal RoPE: the head's frequencies are divided among time, height and width (Wang et al. 2024, Qwen2-VL).
 
-    Text has all three coordinates equal, and is then plain RoPE; the coordinates of images and video are the caller's.
+    Text tokens have three equal coordinates, which makes it plain RoPE. The caller provides the coordinates of images
+    and video.
 
     Arguments
-        sections              pairs of time, height and width, together d/2. By default as published: 1/4, 3/8, 3/8
-                              (16, 24, 24 of 64), or interleaved 3/8, 5/16, 5/16 (24, 20, 20 of 64)
-        interleaved_sections  take the axes in turn, from the highest frequency on, as Qwen3-VL: height has pairs 1, 4,
-                              7, ..., width 2, 5, 8, ..., each as many as its section says, time the others. Else
-                              sections follow each other, time with the highest frequencies
+        sections              pairs of time, height and width, d/2 in total. Default as published: 1/4, 3/8, 3/8
+                              (16, 24, 24 of 64); interleaved: 3/8, 5/16, 5/16 (24, 20, 20 of 64)
+        interleaved_sections  alternate the axes from the highest frequency on, as in Qwen3-VL: height has pairs 1, 4,
+                              7, ..., width 2, 5, 8, ..., as many as their sections say, and time the others. Otherwise
+                              sections follow each other, and time has the highest frequencies
         base, pairing         as in RoPE; the published base is 10^6, in halves
     """
 
@@ -169,7 +169,7 @@ class MRoPE(_ByAxis):
 
 
 def axes_of_pairs(field: str, sections: Sequence[int], pairs: int, interleaved: bool) -> list[int]:
-    """Which of time, height and width (0, 1, 2) each pair turns with: see ``sections`` of `MRoPE`."""
+    """Which of time, height and width (0, 1, 2) rotates each pair; see ``sections`` of `MRoPE`."""
     if len(sections) != 3 or any(n < 0 for n in sections) or sum(sections) != pairs:
         raise InputError(
             f"{field}: {list(sections)} was given; it must be the pairs of time, height, width, {pairs} together."
@@ -198,14 +198,15 @@ def _default_sections(pairs: int, interleaved: bool) -> list[int]:
 
 
 class RoPEMixed(_Coordinates):
-    """RoPE-Mixed: every pair turns with both coordinates, by frequencies that each head learns (Heo et al. 2024).
+    """RoPE-Mixed: every pair is rotated by both coordinates, with frequencies learned per head (Heo et al. 2024).
 
-    The angle is x . omega_t, omega_t a learned vector. They start at lengths base^(-4t/d), t = 0..d/4 - 1, twice: along
-    a random direction of each head and at a right angle to it. They are plain parameters, which ``model.half()``
-    rounds: queries and keys then turn by the same rounded frequencies, so that the offset still is all that counts.
+    The angle is x . omega_t, with omega_t a learned vector. The vectors start with lengths base^(-4t/d), t = 0..d/4 -
+    1, twice: along a random direction for each head and at a right angle to it. They are plain parameters, which
+    ``model.half()`` rounds. Queries and keys then use the same rounded frequencies, so logits still depend only on the
+    offset.
 
     Arguments
-        grid           sizes of the two axes, if running numbers are raster positions
+        grid           sizes of the two axes, if positions are raster indices
         base, pairing  as in RoPE; the published base is 10
     """
 

@@ -1,4 +1,4 @@
-"""RoPE with a weight for each frequency: gains of bands, p-RoPE's share of the highest, xPos's decay with distance."""
+"""RoPE with a weight per frequency: band gains, p-RoPE's highest frequencies, xPos's decay with distance."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from toeplens.ground import InputError, choose
 
 
 class RopeBands(PartialRoPE):
-    """RoPE whose frequencies each have a gain g_t (Mikaeili et al. 2026, "Untwisting RoPE", for the ramp and "pair").
+    """RoPE with a gain g_t per frequency (Mikaeili et al. 2026, "Untwisting RoPE", for the ramp and "pair").
 
-    With no gain given, all are 1: RoPE. The paper applies its gains to the keys of a reference image alone; here they
-    hold for all keys.
+    Without gains it is RoPE. The paper applies its gains only to the keys of a reference image; here they apply to all
+    keys.
 
-    Not verified: the ramp and what it modulates, which are read from the paper without a program to compare.
+    Not verified: the ramp and what it modulates. Both are read from the paper, without code to compare.
 
     Arguments
-        gains   n = d/2 numbers, or one such list a head, from the highest frequency to the lowest; not negative
-        keep    instead of ``gains``: the indices t that keep a gain of 1; all others have 0
+        gains   n = d/2 non-negative numbers, or one such list per head, from the highest frequency to the lowest
+        keep    instead of ``gains``: the indices t with a gain of 1; all others have 0
         ramp    instead of ``gains``: (s_hf, s_lf, beta) for g_t = s_hf + (s_lf - s_hf) (t / (n-1))^beta, as published
-        off     what a gain does. ``rotation``: the kernel e^(i delta theta_t) becomes (1-g) + g e^(i delta theta_t), so
-                that 0 leaves the pair in place and its content counts, and between 0 and 1 the turning is damped;
-                exact, by splitting the pair into a turned copy of weight sqrt(g) and a still one of sqrt(1-g), whose
-                two dimensions queries and keys get more. ``pair``: the pair's part of the logit is multiplied by g, so
-                that 0 takes it out and over 1 raises it; the published modulation
-        frequencies  instead of RoPE's: one for all pairs, or n of them, in radians a position; not negative
-        layers  a list of layers (from 0); all by default. The others have no encoding, as in `PartialRoPE`
+        off     what a gain acts on. ``rotation``: the kernel e^(i delta theta_t) becomes (1-g) + g e^(i delta theta_t).
+                A gain of 0 leaves the pair unrotated, so that only its content counts; a gain between 0 and 1 dampens
+                the rotation. This is exact: the pair is split into a rotated copy of weight sqrt(g) and an unrotated
+                one of sqrt(1-g), which adds two dimensions to queries and keys. ``pair``: the pair's part of the logit
+                is multiplied by g, so that 0 removes it and values over 1 amplify it, as published
+        frequencies  replacement for RoPE's: one for all pairs, or n of them, in radians per position; not negative
+        layers  a list of layers, counted from 0 (default: all). The others have no encoding, as in `PartialRoPE`
         base, pairing  as in RoPE
     """
 
-    citation = "Mikaeili et al. 2026, arXiv 2602.05013; gains that stop a rotation are ours"
+    citation = "Mikaeili et al. 2026, arXiv 2602.05013; gains that freeze a rotation are ours"
     formula = (
         r"\mathrm{Re} \sum_t q_t \bar k_t \,[(1 - g_t) + g_t e^{\mathrm{i} \delta \theta_t}]"
         r" \quad\text{or}\quad \mathrm{Re} \sum_t q_t \bar k_t \, g_t e^{\mathrm{i} \delta \theta_t}"
@@ -101,11 +101,11 @@ class RopeBands(PartialRoPE):
         return torch.cat((turned_q, self._still(q)), dim=-1), torch.cat((turned_k, self._still(k)), dim=-1)
 
     def _still(self, x: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N s"]:
-        """The copies of the split pairs that are not turned."""
+        """The unrotated copies of the split pairs."""
         return (x.index_select(-1, self.split) * self.still.repeat(1, 1, 2)).to(x.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"]:
-        """What each pair's q_t conj(k_t) is multiplied by: (1-g) + g e^(i delta theta_t), or g e^(i delta theta_t)."""
+        """The factor of each pair's q_t conj(k_t): (1-g) + g e^(i delta theta_t), or g e^(i delta theta_t)."""
         turns = super().kernel(offsets)
         gains = self.gains.unsqueeze(-1)
         return gains * turns if self.off == "pair" else (1 - gains) + gains * turns
@@ -147,10 +147,10 @@ def _gains(gains: Sequence[float] | Sequence[Sequence[float]], num_heads: int, p
 
 
 class PRoPE(RoPE):
-    """p-RoPE: the highest frequencies are kept, the lowest do not turn (Barbero et al. 2024, section 6).
+    """p-RoPE: the highest frequencies are kept and the lowest are set to 0 (Barbero et al. 2024, section 6).
 
-    The first int(p d/2) frequencies are RoPE's own, with the whole head dimension in the exponent; p = 1 is RoPE, p = 0
-    no encoding. The "proportional" RoPE of transformers (Gemma 4) is the same.
+    The first int(p d/2) frequencies are RoPE's, with the whole head dimension in the exponent. p = 1 is RoPE and p = 0
+    is no encoding. The "proportional" RoPE of transformers (Gemma 4) is the same.
 
     Arguments
         p              share of the frequencies that is kept; the paper's best is 0.75, it also tries 0.25
@@ -172,14 +172,14 @@ class XPos(RoPE):
     """RoPE times zeta_t^((i - j)/B), which decays with the distance to earlier keys (Sun et al. 2022, section 3).
 
     zeta_t = (2t/d + gamma)/(1 + gamma). Queries are multiplied by zeta_t^((i - c)/B), keys by zeta_t^((c - j)/B); the
-    centre c cancels. The released programs take half the length for it; here it is the middle of the keys' positions
-    (a row a sequence), so that a window at any place has the same, small factors. Keys after the query would grow
-    instead of decay: xPos is for causal attention. Positions too far apart for the factors to fit the queries' dtype
-    are refused, except while compiling or on a GPU, where looking would cost a synchronisation.
+    centre c cancels. The released code uses half the length as c. Here it is the middle of the keys' positions (one
+    per sequence), so that a window at any position has the same, small factors. For keys after the query the factor
+    would grow, so xPos is for causal attention. Positions that are too far apart for the factors to fit the queries'
+    dtype raise an error, except while compiling or on a GPU, where the check would synchronise.
 
     Arguments
-        scale_base  B; the released program's 512
-        gamma       share that keeps the highest frequency from vanishing at once
+        scale_base  B; 512 in the released code
+        gamma       constant that keeps the highest frequency from vanishing at once
     """
 
     citation = "Sun et al. 2022, arXiv 2212.10554"
@@ -206,13 +206,13 @@ class XPos(RoPE):
         return self._turn(q, self._scaled(q_tables, q_places)), self._turn(k, self._scaled(k_tables, -k_places))
 
     def _scaled(self, tables: tuple[Tensor, Tensor], places: Positions) -> tuple[Tensor, Tensor]:
-        """The tables times zeta_t^(place/B)."""
+        """The tables times zeta_t^(position/B)."""
         cos, sin = tables
         factor = phases_of(places, self.log_decay).exp().to(cos.dtype)
         return cos * factor, sin * factor
 
     def _check_span(self, q_places: Positions, k_places: Positions, dtype: torch.dtype) -> None:
-        """Each side's factors may take a quarter of the dtype's range of exponents, so that products fit too."""
+        """Check that each side's factors stay within a quarter of the dtype's exponent range, so that products fit."""
         if torch.compiler.is_compiling() or k_places.device.type != "cpu" or not q_places.numel():
             return
         limit = int(math.log(torch.finfo(dtype).max) / 4 / float(-self.log_decay.min()))

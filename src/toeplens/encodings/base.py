@@ -1,4 +1,4 @@
-"""The contract of a positional encoding: what position may do to attention, and where it enters."""
+"""The interface of a positional encoding: where position enters attention, and how."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ HOOKS = ("embed", "rotate", "score", "bias", "bias_product", "transform_logits",
 
 
 class PositionalEncoding(nn.Module):
-    """What position does to attention, through whichever of seven hooks an encoding needs.
+    """Base class of positional encodings: seven hooks through which position can act on attention.
 
-    A subclass overrides only the hooks through which it acts; the others stay neutral. Every hook takes the
-    positions explicitly, as integers of shape [N] (the same for every sequence) or [B, N] (one row a sequence),
-    so offset windows, packed sequences and decoding with a key cache are all the same call. Where a position has
-    several coordinates (`axes` > 1: rows and columns, the path in a tree), the last dimension holds them.
+    A subclass overrides the hooks that it needs; the others do nothing. Every hook takes positions explicitly, as
+    integers of shape [N] (the same for all sequences) or [B, N] (one row per sequence). Offset windows, packed
+    sequences and decoding with a key cache therefore use the same calls. If a position has several coordinates (`axes`
+    > 1: rows and columns, the path in a tree), they are the last dimension.
 
-    A constructor's keywords are its options. One that ends in ``**sizes`` takes the four sizes beside its own, one that
-    ends in ``**inherited`` also the options of the class that it derives from.
+    The constructor's keywords are the encoding's options. A constructor that ends in ``**sizes`` takes the four sizes
+    in addition; one that ends in ``**inherited`` also takes the options of its parent class.
 
-    Any hook but `embed`, `note` and `kernel` may ask for one more argument, ``seen``: the queries, the keys, the notes
-    (see `note`) and the mask. An encoding whose position part depends on content reads it there.
+    Any hook except `embed`, `note` and `kernel` may declare one more argument, ``seen``: the attention inputs (queries,
+    keys, the key features of `note`, and the mask). An encoding that depends on content reads it there.
 
-    Class facts
+    Class attributes
         coupling          where position enters attention (see `Coupling`)
-        also_couples      further places where it enters, for the few that have two
-        data_dependent    whether the position part depends on the tokens' content: the logit of a query and a key is
-                          then no fixed set of functions of position, weighted by what that query and key say
-        toeplitz          whether the position part is a function of the offset i - j alone; never, if data-dependent
-        bounded           whether positions must stay under ``max_len``
-        length_dependent  whether the largest position seen changes what is done at all of them (dynamic scaling)
-        forms_logits      whether `transform_logits` forms logits anew from queries and keys, leaving a bias out
-        factorable        whether its bias has the form of `bias_product`
-        scale_terms       products of vectors by whose number the published logit is divided: the factor of q . k is
-                          `scale`, 1/sqrt(scale_terms * d), d the dimensions of q; 0 where it is 1
-        pair_width        numbers that its hooks hold for each head, query and key; chunks are smaller by it
-        axes              coordinates of a position
-        shared            whether one instance serves all layers; else each layer has parameters of its own
+        also_couples      further places where it enters, for the few encodings that have two
+        data_dependent    whether the position part depends on content, so that the logit of a query and a key is not a
+                          fixed set of functions of position, weighted by that query and key
+        toeplitz          whether the position part is a function of the offset i - j only; never if data-dependent
+        bounded           whether positions must be below ``max_len``
+        length_dependent  whether the largest position changes the result at all positions (dynamic scaling)
+        forms_logits      whether `transform_logits` computes logits from queries and keys and so drops a bias
+        factorable        whether the bias is low-rank, as given by `bias_product`
+        scale_terms       number of vector products in the published scale 1/sqrt(scale_terms * d) of q . k, with d the
+                          dimensions of q (see `scale`); 0 for a scale of 1
+        pair_width        values that the hooks hold per head, query and key; chunks are smaller by this factor
+        axes              number of coordinates of a position
+        shared            whether one instance serves all layers; otherwise each layer has its own parameters
         citation          where the scheme was published
-        formula           what it does, in one line of TeX; i is the query's position, j the key's, delta = i - j
+        formula           one line of TeX; i is the query's position, j the key's, delta = i - j
         layers            the layers on which it acts, counted from 0; None for all
     """
 
@@ -79,7 +79,7 @@ class PositionalEncoding(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if {"bias", "kernel"} & vars(cls).keys() and "bias_product" not in vars(cls):
-            cls.factorable = False  # a product that was inherited is another bias's
+            cls.factorable = False  # an inherited product belongs to another bias
         cls._seeing = frozenset(hook for hook in HOOKS if "seen" in inspect.signature(getattr(cls, hook)).parameters)
 
     def __init__(self, *, d_model: int, num_heads: int, head_dim: int, max_len: int) -> None:
@@ -95,7 +95,7 @@ class PositionalEncoding(nn.Module):
 
     @classmethod
     def options(cls) -> dict[str, inspect.Parameter]:
-        """The options that are taken beside the sizes, with their defaults."""
+        """The encoding's options (constructor arguments other than the sizes), with their defaults."""
         found: dict[str, inspect.Parameter] = {}
         for kind in (kind for kind in cls.__mro__ if "__init__" in vars(kind)):
             taken = parameters(kind.__init__)
@@ -112,72 +112,72 @@ class PositionalEncoding(nn.Module):
         return x
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes | None:
-        """What is kept of each token's content, a row a token beside its key; or None.
+        """Per-token features that are cached with the keys: one row per token; or None.
 
-        ``x`` is what the layer's keys are made from; ``before`` the notes of earlier tokens, where there are any (a key
-        cache), so that a running sum can go on.
+        ``x`` is the input of the layer's keys. ``before`` holds the features of earlier tokens from a key cache, if
+        any, so that cumulative sums can continue.
         """
         return None
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
-        """Act on queries and keys before their inner product."""
+        """Transform queries and keys before their inner product."""
         return q, k
 
     def pair_factors(self, positions: Positions, dtype: torch.dtype) -> Complex[Tensor, "*B H N n"] | None:
-        """What `rotate` multiplies each pair of dimensions that stand side by side by, if that is all that it does.
+        """The complex factors by which `rotate` multiplies adjacent pairs of dimensions; None if it does anything else.
 
-        The same for queries and keys, which have all of their dimensions in these n pairs: [H or 1, N, n], or
-        [B, H or 1, N, n] for positions by sequence, complex in the precision that vectors of ``dtype`` are turned in.
-        None if it does something else. A model can then turn vectors where they are made.
+        They are the same for queries and keys, and cover all of their dimensions as n pairs: [H or 1, N, n], or
+        [B, H or 1, N, n] for positions per sequence, complex, in the precision used to rotate vectors of ``dtype``. A
+        model can use them to rotate vectors right after the projection.
         """
         return None
 
     def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Pairs:
-        """The product of queries and keys, before its scale. Overriding it takes the explicit path."""
+        """The product of queries and keys, before scaling. Overriding it disables fused attention."""
         return q @ k.transpose(-2, -1)
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"] | None:
-        """A term added to the scaled logits: [H, Nq, Nk], or [B, H, Nq, Nk] for positions by sequence; or None."""
+        """A term added to the scaled logits: [H, Nq, Nk], or [B, H, Nq, Nk] for positions per sequence; or None."""
         return None
 
     def bias_product(
         self, q_positions: Positions, k_positions: Positions
     ) -> tuple[Float[Tensor, "*B H Nq r"], Float[Tensor, "*B H Nk r"]]:
-        """The same bias as a product a_i . b_j of few dimensions, where it is `factorable`.
+        """The bias as a low-rank product a_i . b_j, if `factorable`, so that fused attention can carry it at no cost.
 
-        For the keys up to each query's own, and up to a number of each query's (which a softmax cannot see). Taken
-        relative to the first query given, so that what is near is exact and nothing later is looked at.
-        Fused attention then carries it at no cost.
+        It holds for the keys up to each query's own, and up to a constant per query (to which the softmax is
+        invariant). It is computed relative to the first query, so that nearby keys are exact and no later position is
+        read.
         """
         raise NotImplementedError
 
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions) -> Pairs:
-        """Change the logits before the mask and the softmax. Overriding it takes the explicit path."""
+        """Change the logits before the mask and the softmax. Overriding it disables fused attention."""
         return logits
 
     def transform_weights(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Pairs:
-        """Change the attention weights after the softmax. Overriding it takes the explicit path."""
+        """Change the attention weights after the softmax. Overriding it disables fused attention."""
         return weights
 
     def add_values(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Queries | None:
-        """A term added to each head's output, from its weights; or None. Overriding it takes the explicit path."""
+        """A term added to each head's output, from its weights; or None. Overriding it disables fused attention."""
         return None
 
     def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod | None:
-        """The same bias as a function (score, batch, head, query, key) for flex attention; None if it has none."""
+        """The bias as a function (score, batch, head, query, key) for flex attention; None if there is none."""
         return None
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"] | Complex[Tensor, "H n D"] | None:
         """The position kernel at offsets i - j: real [H, D] for a bias, complex [H or 1, n, D] for a rotation.
 
-        None where position has no kernel that is a function of the offset alone.
+        None if position has no kernel that is a function of the offset only.
         """
         return None
 
     # ---- how a model uses it --------------------------------------------------------------------------------------
 
     def for_layer(self, layer: int) -> PositionalEncoding:
-        """The encoding as layer ``layer`` (from 0) sees it: itself where layers share it, else a fresh start."""
+        """The encoding for layer ``layer`` (from 0): itself if layers share it, otherwise a newly initialised copy."""
         if self.shared or layer == 0:
             return self
         own = copy.deepcopy(self)
@@ -185,7 +185,7 @@ class PositionalEncoding(nn.Module):
         return own
 
     def learned(self, shape: tuple[int, ...], start: Callable[[Tensor], Any]) -> nn.Parameter:
-        """A parameter whose values ``start`` fills in, here and in `reset_parameters`."""
+        """Create a parameter that ``start`` initialises, here and in `reset_parameters`."""
         parameter = nn.Parameter(torch.empty(shape))
         self._starts.append((parameter, start))
         with torch.no_grad():
@@ -194,22 +194,22 @@ class PositionalEncoding(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the starting values of all parameters again: of those `learned`, then of the modules inside."""
+        """Re-initialise all parameters: those made by `learned`, then those of submodules."""
         for parameter, start in self._starts:
             start(parameter)
         for module in self.children():
             _start_again(module)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
-        """The positions of running token numbers: themselves, or their coordinates where `axes` > 1."""
+        """Convert token indices to positions: unchanged, or to coordinates if `axes` > 1."""
         return tokens
 
     def by_sequence(self, positions: Positions) -> bool:
-        """Whether positions have a row a sequence."""
+        """Whether positions have one row per sequence."""
         return positions.ndim - (self.axes > 1) == 2
 
     def hook(self, name: str, *arguments: Any, seen: Seen) -> Any:
-        """Call a hook, with ``seen`` if it asks for it; autocast acts on plain products of queries and keys alone."""
+        """Call a hook, with ``seen`` if it declares it. Autocast stays on only for the plain product q . k."""
         with nullcontext() if name == "score" and not self.overrides(name) else without_autocast(seen.q):
             if name in self._seeing:
                 return getattr(self, name)(*arguments, seen=seen)
@@ -220,34 +220,34 @@ class PositionalEncoding(nn.Module):
         return self.factorable
 
     def overrides(self, name: str) -> bool:
-        """Whether the encoding acts through the hook ``name``."""
+        """Whether the encoding overrides the hook ``name``."""
         return getattr(type(self), name) is not getattr(PositionalEncoding, name)
 
     @property
     def fusable(self) -> bool:
-        """Whether fused attention can carry it: it is a rotation, a bias, or an input vector."""
+        """Whether fused attention supports it: it acts only through a rotation, a bias, or input vectors."""
         return not any(
             self.overrides(hook) for hook in ("score", "transform_logits", "transform_weights", "add_values")
         )
 
     @property
     def turns_alike(self) -> bool:
-        """Whether `rotate` does the same to every head and looks at nothing else, so that it may take fewer of them."""
+        """Whether `rotate` treats all heads alike and reads no content; it then accepts fewer (grouped) heads."""
         return not self.overrides("rotate")
 
     @property
     def looks_at_keys(self) -> bool:
-        """Whether a hook after `rotate` asks for what is ``seen``, keys of each head among it."""
+        """Whether a hook after `rotate` reads ``seen``, which includes the keys of each head."""
         return bool(self._seeing - {"rotate"})
 
     @property
     def fixed_bias(self) -> bool:
-        """Whether its bias depends on positions alone, so that it can be formed once for all who share it."""
+        """Whether its bias depends on positions only, so that layers can share one computation."""
         return self.overrides("bias") and "bias" not in self._seeing and not self.overrides("transform_logits")
 
     @property
     def query_dim(self) -> int:
-        """Dimensions of the queries and keys that `rotate` is given."""
+        """Dimensions of the queries and keys that `rotate` takes."""
         return self.head_dim
 
     @property
@@ -257,16 +257,16 @@ class PositionalEncoding(nn.Module):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What another encoding is built with to stand beside this one."""
+        """The sizes, as keyword arguments for building another encoding of the same shape."""
         return {name: getattr(self, name) for name in SIZES}
 
     def check_positions(self, positions: Positions) -> None:
-        """Refuse positions that a table of ``max_len`` rows does not hold."""
+        """Raise `InputError` for positions that a table of ``max_len`` rows does not contain."""
         if self.bounded:
             require_whole(type(self).__name__, positions)
         if not self.bounded or torch.compiler.is_compiling() or positions.numel() == 0:
             return
-        if positions.is_cuda and torch.cuda.is_current_stream_capturing():  # which nothing may wait for
+        if positions.is_cuda and torch.cuda.is_current_stream_capturing():  # synchronising is not allowed here
             return
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= self.max_len:
@@ -276,10 +276,10 @@ class PositionalEncoding(nn.Module):
             )
 
     def register_exact(self, name: str, value: Tensor) -> Tensor:
-        """Keep ``value`` as a buffer that moves between devices but never changes its dtype.
+        """Register ``value`` as a buffer that moves between devices but never changes its dtype.
 
-        ``model.half()`` and ``model.to(torch.bfloat16)`` must not touch what phases are made from: bfloat16 holds
-        no integer over 256 exactly. The buffer is derived from the options, so it is not part of the state dict.
+        Phases are computed from it, so ``model.half()`` and ``model.to(torch.bfloat16)`` must not round it: bfloat16
+        cannot represent all integers over 256. The buffer is derived from the options, so it is not in the state dict.
         """
         self.register_buffer(name, value, persistent=False)
         self._exact.add(name)
@@ -297,7 +297,7 @@ class PositionalEncoding(nn.Module):
 
 
 def _start_again(module: nn.Module) -> None:
-    """Draw a module's parameters again, or, where it has no way to, those of the modules inside it."""
+    """Re-initialise a module's parameters, or those of its submodules if it has no ``reset_parameters``."""
     if callable(again := getattr(module, "reset_parameters", None)):
         again()
     else:

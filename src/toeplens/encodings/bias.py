@@ -1,4 +1,4 @@
-"""Fixed and learned biases on the logits: functions of the offset alone, so exactly Toeplitz."""
+"""Fixed and learned biases on the logits that depend only on the offset, so they are exactly Toeplitz."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toeplens.ground import InputError, choose
 
 
 class OffsetBias(PositionalEncoding):
-    """A bias that is a function of the offset i - j alone: a subclass gives `kernel`, the rest follows."""
+    """A bias that is a function of the offset i - j only; subclasses define `kernel`."""
 
     coupling = "bias"
 
@@ -26,7 +26,7 @@ class OffsetBias(PositionalEncoding):
         return values if offsets.ndim == 2 else values.movedim(0, 1)
 
     def _kernel_at(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        """The kernel, evaluated once for each different offset where looking at them costs nothing."""
+        """The kernel, evaluated once per distinct offset where finding those is cheap."""
         costly = offsets.device.type != "cpu" or torch.compiler.is_compiling()
         if costly or offsets.is_floating_point() or offsets.numel() == 0:
             return self._whole_kernel(offsets)
@@ -49,13 +49,13 @@ class OffsetBias(PositionalEncoding):
 
 
 class ALiBi(OffsetBias):
-    """A penalty linear in the distance, -m_h |i - j|, with a fixed slope a head (Press et al. 2022, section 3).
+    """A penalty linear in the distance, -m_h |i - j|, with a fixed slope per head (Press et al. 2022, section 3).
 
     Under a causal mask |i - j| is the published i - j; without one it is the usual symmetric form.
 
     Arguments
-        slopes  ``geometric``: m_h = 2^(-8h/H), h = 1..H, with the published interleaving where H is no power of two;
-                ``exponential``: m_h = e^(-h/H), h = 0..H-1, as in the released program of arXiv 2505.13027
+        slopes  ``geometric``: m_h = 2^(-8h/H), h = 1..H, with the published interleaving if H is not a power of two;
+                ``exponential``: m_h = e^(-h/H), h = 0..H-1, as in the released code of arXiv 2505.13027
     """
 
     citation = "Press et al. 2022, arXiv 2108.12409"
@@ -71,7 +71,7 @@ class ALiBi(OffsetBias):
         return -self.slopes.unsqueeze(-1) * offsets.abs()
 
     def factors_at(self, q_positions: Positions, k_positions: Positions) -> bool:
-        """Where keys stand in the order of their positions; looked at where that costs little."""
+        """Whether the keys are in the order of their positions; read only where that is cheap."""
         if k_positions.device.type != "cpu" or torch.compiler.is_compiling() or k_positions.ndim != q_positions.ndim:
             return False
         return bool((k_positions.diff() >= 0).all()) and torch.equal(
@@ -87,7 +87,7 @@ class ALiBi(OffsetBias):
 
 
 def geometric_slopes(num_heads: int) -> Float[Tensor, "H"]:
-    """2^(-8h/H) for a power of two; else the next lower power's slopes, then every second one of the next higher's."""
+    """2^(-8h/H) for a power of two; otherwise the next lower power's, then every second of the next higher's."""
 
     def powers(n: int) -> list[float]:
         return [2.0 ** (-8.0 * h / n) for h in range(1, n + 1)]
@@ -103,15 +103,16 @@ def exponential_slopes(num_heads: int) -> Float[Tensor, "H"]:
 
 
 class T5(OffsetBias):
-    """One learned value a head and distance bucket, shared by all layers (Raffel et al. 2020, section 2.1).
+    """One learned value per head and distance bucket, shared by all layers (Raffel et al. 2020, section 2.1).
 
-    Half of the buckets are exact distances, the others grow logarithmically to ``max_distance``, and everything
-    beyond shares the last. T5 has no factor 1/sqrt(d) on q . k: its `scale` is 1.
+    Half of the buckets are exact distances, the others grow logarithmically up to ``max_distance``, and larger
+    distances share the last one. T5 does not scale q . k by 1/sqrt(d): its `scale` is 1.
 
     Arguments
         num_buckets    number of buckets (both directions together)
         max_distance   distance from which on all share the last bucket
-        bidirectional  half of the buckets for keys after the query, as in T5's encoder; else those share bucket 0
+        bidirectional  use half of the buckets for keys after the query, as in T5's encoder; otherwise these share
+                       bucket 0
     """
 
     citation = "Raffel et al. 2020, arXiv 1910.10683"
@@ -149,12 +150,12 @@ class T5(OffsetBias):
 
 
 class RelativeTable(OffsetBias):
-    """One learned value a head and signed distance, no buckets (the released program's "relative", arXiv 2505.13027).
+    """One learned value per head and signed distance, no buckets (the released code's "relative", arXiv 2505.13027).
 
     Distances of ``max_len`` and more share the value of the last one.
 
     Arguments
-        shared    one table for all layers; else each layer has its own, as in the released program
+        shared    one table for all layers; otherwise one per layer, as in the released code
         init_std  standard deviation of the initial table
     """
 

@@ -1,4 +1,4 @@
-"""Several encodings at once: the hooks of each act together, and what cannot is refused."""
+"""Several encodings combined into one: all their hooks act together; incompatible combinations raise an error."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.ground import InputError, shown
 
-ALONE = ("rotate", "score", "transform_logits", "transform_weights", "add_values")  # hooks with room for one
-LINEAR = (Shaw, TransformerXL, DeBERTa)  # which read queries and keys in the logits, and add products with them
+ALONE = ("rotate", "score", "transform_logits", "transform_weights", "add_values")  # hooks for one encoding
+LINEAR = (Shaw, TransformerXL, DeBERTa)  # these read queries and keys in the logits and add products with them
 Part = PositionalEncoding | type[PositionalEncoding]
 
 
 def compose(*encodings: PositionalEncoding, names: Sequence[str] = ()) -> Composed:
-    """These encodings as one, called by their classes' names unless ``names`` are given; see `Composed`.
+    """Combine encodings into one, named by their classes unless ``names`` are given; see `Composed`.
 
-    Raises an `InputError` of one sentence for what cannot act together.
+    Raises `InputError` for encodings that cannot be combined.
     """
     return Composed(*encodings, names=names)
 
 
 class Composed(PositionalEncoding):
-    """Several encodings that act together, in the order of attention, whatever the order in which they are given.
+    """Several encodings that act together, in the order of attention's steps, not in the order listed.
 
-    Vectors are added at the input; a rotation acts, then temperatures (`Tempered`) multiply queries; a product of
-    queries and keys (`score`); all biases are added to it; then logits, weights and outputs are changed, each by one.
-    What acts later sees queries and keys as what acts earlier left them. Notes are kept side by side, and each encoding
-    is given its own.
+    Input vectors are added first. Then the rotation acts, and temperatures (`Tempered`) multiply queries. All biases
+    are added to the product of queries and keys (`score`). Last, logits, weights and outputs are changed, each by at
+    most one encoding. Later steps see queries and keys as earlier steps left them. Key features are stored side by
+    side, and each encoding reads its own.
 
-    The factor of q . k is 1/sqrt(d) unless one of them publishes another (`t5`: 1), which is then that of all.
+    The factor of q . k is 1/sqrt(d) unless one of them publishes another (`t5`: 1), which then applies to all.
 
-    Refused: two that act through the same hook, but for input vectors, biases and temperatures; a rotation beside a
-    `score`; a bias or `score` beside what forms logits anew; what reads queries in the logits beside `pope` and `xpos`,
-    whose queries are wider or scaled by the text's middle; the same waves twice; sizes, coordinates, widths of queries,
-    and factors of their own that differ.
+    These raise an error: two encodings with the same hook, except input vectors, biases and temperatures; a rotation
+    with a `score`; a bias or `score` with an encoding that computes new logits; an encoding that reads queries in the
+    logits with `pope` and `xpos`, whose queries are wider or depend on the sequence's middle; the same sinusoids twice;
+    different sizes, coordinates, query widths or published scales.
     """
 
     def __init__(self, *encodings: PositionalEncoding, names: Sequence[str] = ()) -> None:
@@ -67,13 +67,13 @@ class Composed(PositionalEncoding):
             setattr(self, fact, value)
         reading = [part for part in each if _reads(part)]
         if any(_turns(part) for part in each) and not all(isinstance(part, LINEAR) for part in reading):
-            self.data_dependent = True  # a function of a turned query, another one at every position
+            self.data_dependent = True  # it reads a rotated query, which differs at every position
         self.toeplitz = not self.data_dependent and _is_toeplitz(each)
         self.length_dependent = any(part.length_dependent for part in each)
         self.factorable = bool(self._acting["bias"]) and all(part.factorable for part in self._biased())
         self.scale_terms = next((part.scale_terms for part in each if part.scale_terms != 1), 1)
         self.pair_width = max(1, sum(part.pair_width for part in each if any(map(part.overrides, HOOKS[2:]))))
-        self._first = next((i for i, part in enumerate(each) if part.coupling != "none"), 0)  # says where tokens are
+        self._first = next((i for i, part in enumerate(each) if part.coupling != "none"), 0)  # provides the positions
         self.axes = each[self._first].axes
         acting = [part for part in each if part.coupling != "none" or part.layers]
         if acting and all(part.layers is not None for part in acting):
@@ -88,7 +88,7 @@ class Composed(PositionalEncoding):
         return x
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes | None:
-        """The notes of the one that has some; of several, as one row a token: `own_notes` takes them apart again."""
+        """The key features of all encodings, as one row per token; `own_notes` splits them again."""
         made: list[Tensor] = []
         for index in self._noted:
             earlier = None if before is None else self._own_notes(index, before)
@@ -119,7 +119,7 @@ class Composed(PositionalEncoding):
     def bias_product(
         self, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
     ) -> tuple[Float[Tensor, "*_B H Nq r"], Float[Tensor, "*_B H Nk r"]]:
-        """The products of all biases, side by side."""
+        """The products of all biases, concatenated."""
         acting = self._acting["bias"]
         pairs = [self._ask(index, "bias_product", q_positions, k_positions, seen=seen) for index in acting]
         return _beside([a for a, _ in pairs]), _beside([b for _, b in pairs])
@@ -137,13 +137,13 @@ class Composed(PositionalEncoding):
         return self._alone("add_values", given, seen)
 
     def _alone(self, name: str, given: tuple[Any, ...], seen: Seen | None) -> Any:
-        """A hook with room for one, of the part that has it."""
+        """Call a hook that only one encoding may use, on the encoding that has it."""
         for index in self._acting[name]:
             return self._ask(index, name, *given, seen=seen)
         return getattr(PositionalEncoding, name)(self, *given)
 
     def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod | None:
-        """One after the other, where every bias has one."""
+        """All score functions in turn; None unless every bias has one."""
         made: list[ScoreMod] = []
         for index in self._acting["bias"]:
             mod = self._part(index).score_mod(q_positions, k_positions, self._own(index, seen))
@@ -159,9 +159,10 @@ class Composed(PositionalEncoding):
         return add if made else None
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Float[Tensor, "H D"] | Complex[Tensor, "H n D"] | None:
-        """Of biases, their sum, also beside a rotation, whose own is that of its part; of a rotation alone, its own.
+        """The sum of the biases' kernels, if there is a bias; otherwise the rotation's kernel.
 
-        Beside input vectors, that of the others; of several input vectors, whose inner products mix, None.
+        Input vectors do not contribute if anything else is present. For several input vectors, whose inner products
+        mix, it is None.
         """
         if biases := self._with_bias():
             made = [part.kernel(offsets) for part in biases]
@@ -171,7 +172,7 @@ class Composed(PositionalEncoding):
         if self.coupling in ("none", "input"):
             return acting[0].kernel(offsets) if len(acting) == 1 else None if acting else self._part(0).kernel(offsets)
         if self.overrides("rotate") and "transform_logits" in self._seeing:
-            return None  # functions of a turned query, which are others at every place
+            return None  # functions of a rotated query, which differs at every position
         hooks = ("rotate", "score", "transform_logits", "add_values")
         kernels = [part.kernel(offsets) for part in acting if any(map(part.overrides, hooks))]
         rows = [kernel for kernel in kernels if kernel is not None and kernel.is_complex()]
@@ -183,7 +184,7 @@ class Composed(PositionalEncoding):
     # ---- how a model uses it --------------------------------------------------------------------------------------
 
     def each(self) -> list[PositionalEncoding]:
-        """The encodings that act together, in the order given."""
+        """The combined encodings, in the order given."""
         return [self._part(index) for index in range(len(self.parts))]
 
     def for_layer(self, layer: int) -> PositionalEncoding:
@@ -202,7 +203,7 @@ class Composed(PositionalEncoding):
         return self.factorable and all(part.factors_at(q_positions, k_positions) for part in self._biased())
 
     def overrides(self, name: str) -> bool:
-        """Whether one of them acts through the hook ``name``."""
+        """Whether any of them acts through the hook ``name``."""
         if name == "bias_product":
             return self.factorable
         return bool(self._acting[name]) if name in self._acting else any(part.overrides(name) for part in self.each())
@@ -235,11 +236,10 @@ class Composed(PositionalEncoding):
         return cast(PositionalEncoding, self.parts[index])
 
     def _biased(self) -> list[PositionalEncoding]:
-        """Those that have the hook."""
         return [self._part(index) for index in self._acting["bias"]]
 
     def _with_bias(self) -> list[PositionalEncoding]:
-        """Those that add one: a hook may have nothing to add, by an option."""
+        """The encodings that add a bias; options can switch a bias off."""
         return [part for part in self._biased() if "bias" in (part.coupling, *part.also_couples)]
 
     def _ask(self, index: int, name: str, *arguments: Any, seen: Seen | None) -> Any:
@@ -250,13 +250,13 @@ class Composed(PositionalEncoding):
         return getattr(part, name)(*arguments, seen=self._own(index, seen))
 
     def _own(self, index: int, seen: Seen) -> Seen:
-        """What is seen, with this one's notes alone."""
+        """The inputs with this encoding's key features only."""
         if seen.notes is None or (len(self._noted) == 1 and index in self._noted):
             return seen
         return replace(seen, notes=self._own_notes(index, seen.notes) if index in self._noted else None)
 
     def _own_notes(self, index: int, notes: Float[Tensor, "B _ N _"]) -> Float[Tensor, "B _ N _"]:
-        """One encoding's notes, of those of all; of the widest dtype among them."""
+        """This encoding's part of the combined key features, in their widest dtype."""
         if len(self._noted) == 1:
             return notes
         start = 0
@@ -269,7 +269,7 @@ class Composed(PositionalEncoding):
 
     @torch.no_grad()
     def _layout(self) -> dict[int, tuple[int, int]]:
-        """The heads and numbers of each one's notes, from those of one token."""
+        """The number of heads and features of each encoding, from one token."""
         found: dict[int, tuple[int, int]] = {}
         for index, part in enumerate(self.each()):
             device = next((x.device for x in chain(part.parameters(), part.buffers())), None)
@@ -280,7 +280,7 @@ class Composed(PositionalEncoding):
 
 
 def _names(encodings: Sequence[PositionalEncoding], names: Sequence[str]) -> dict[str, PositionalEncoding]:
-    """Each with what it is called, those inside of others too; two of one name are told apart by number."""
+    """All encodings with their names, including nested ones; equal names are numbered."""
     if names and len(names) != len(encodings):
         raise InputError(f"names: {len(names)} were given for {len(encodings)} encodings.")
     found: list[tuple[str, PositionalEncoding]] = []
@@ -298,16 +298,16 @@ def _names(encodings: Sequence[PositionalEncoding], names: Sequence[str]) -> dic
 
 
 def _beside(factors: Sequence[Tensor]) -> Tensor:
-    """Factors of several products as those of their sum."""
+    """Combine the factors of several products into those of their sum."""
     lead = torch.broadcast_shapes(*(factor.shape[:-1] for factor in factors))
     return torch.cat([factor.expand(*lead, -1) for factor in factors], dim=-1)
 
 
-# ---- what several are as one, and what keeps them from it -----------------------------------------------------------
+# ---- joint attributes and compatibility -----------------------------------------------------------------------------
 
 
 def joint_facts(parts: Sequence[Part]) -> dict[str, Any]:
-    """The class facts of several encodings that follow from theirs; where position enters, input vectors come last."""
+    """The class attributes of combined encodings that follow from the parts; input vectors come last."""
     every: list[Coupling] = [coupling for part in parts for coupling in (part.coupling, *part.also_couples)]
     found = sorted(dict.fromkeys(each for each in every if each != "none"), key=lambda coupling: coupling == "input")
     return {
@@ -326,15 +326,15 @@ def _turns(part: PositionalEncoding) -> bool:
 
 
 def _reads(part: PositionalEncoding) -> bool:
-    """Whether it looks at queries and keys where it changes the logits."""
+    """Whether it reads queries and keys when it changes the logits."""
     return "transform_logits" in part._seeing and part.overrides("transform_logits")
 
 
 def _is_toeplitz(parts: Iterable[PositionalEncoding]) -> bool:
-    """Whether the offset still is all that counts.
+    """Whether the logits still depend only on the offset.
 
-    Not for input vectors beside anything, as queries and keys then hold positions; nor for a rotation beside what
-    reads queries and keys in the logits, as these then are those of a turned query.
+    They do not for input vectors combined with anything, as queries and keys then contain positions, nor for a rotation
+    combined with an encoding that reads (rotated) queries and keys in the logits.
     """
     acting = [part for part in parts if part.coupling != "none"]
     if len(acting) < 2:
@@ -345,7 +345,7 @@ def _is_toeplitz(parts: Iterable[PositionalEncoding]) -> bool:
 
 
 def _check(parts: Mapping[str, PositionalEncoding]) -> None:
-    """Refuse, in a sentence that names two of them, what cannot act together."""
+    """Raise `InputError` naming the first two encodings that cannot be combined."""
     for (a, one), (b, other) in combinations(parts.items(), 2):
         if one is other:
             raise InputError(f"encoding: {a!r} and {b!r} are one and the same; each is to be given once.")

@@ -1,4 +1,4 @@
-"""RoPE as a model's configuration has it: any type, by layer type, by axes, with a temperature by position."""
+"""RoPE from a model's configuration: any type, per layer type, per axis, or with a position-dependent temperature."""
 
 from __future__ import annotations
 
@@ -23,33 +23,32 @@ _COMMON = (*SIZES, "pairing")  # the same for all layer types
 
 
 class ConfiguredRoPE(ScaledRoPE):
-    """The rotation of a model of transformers, from its configuration's ``rope_parameters``.
+    """The rotation of a transformers model, from its configuration's ``rope_parameters``.
 
     ``build("scaled-rope", max_len=config.max_position_embeddings, layer_types=config.layer_types, **sizes,
-    **config.rope_parameters)``, where ``layer_types`` is only needed if the parameters are nested by layer type: then
-    each type's stand under its name, and None for a type that is not turned. All layers have heads of one size.
+    **config.rope_parameters)``. ``layer_types`` is only needed if the parameters are nested by layer type. Each type's
+    parameters are then under its name, or None if that type has no rotation. All layers must have the same head size.
 
-    Arguments beside those of `ScaledRoPE`
+    Arguments in addition to those of `ScaledRoPE`
         layer_types           the type of each layer
         mrope_section         pairs of time, height and width, as in `MRoPE`; positions have these three coordinates
-        mrope_interleaved     take the axes in turn, as Qwen3-VL's program does, whether or not a configuration says so
+        mrope_interleaved     alternate the axes, as Qwen3-VL's code does even if its configuration does not say so
         llama_4_scaling_beta  queries are multiplied by 1 + beta ln(1 + floor(i / original_max_position_embeddings))
-                              after they are turned (Ministral 3, after Llama 4's temperature)
+                              after the rotation (Ministral 3, after Llama 4's temperature)
 
-        short_mscale, long_mscale  factors of queries and keys up to and beyond the original length, in place of
+        short_mscale, long_mscale  factors of queries and keys up to and beyond the original length, instead of
                               ``attention_factor`` (longrope: Phi-3.5-MoE)
-        alpha                 in place of ``factor``, what the base grows by at all lengths, as in ``ntk`` (dynamic:
-                              Hunyuan)
-        attn_factor, finetuned  ignored with a warning, as transformers does; so is what another type takes
+        alpha                 instead of ``factor``: growth of the base at all lengths, as in ``ntk`` (dynamic: Hunyuan)
+        attn_factor, finetuned  ignored with a warning, as in transformers; so are keywords of other types
 
-    As in transformers, ``rope_type`` counts where ``type`` says something else, the original length is
-    ``max_position_embeddings`` unless given, and a ``beta_fast`` or ``beta_slow`` of 0 is the default. The ``type``
-    that Qwen2-VL's configurations call ``mrope`` is ``default``, and Phi-3's ``su`` is ``longrope``. The type ``axial``
-    of vision models is not taken: each program does its own with it, see `AxialRoPE`.
+    As in transformers, ``rope_type`` takes precedence over ``type``. The original length defaults to
+    ``max_position_embeddings``, and a ``beta_fast`` or ``beta_slow`` of 0 means the default. The ``type`` ``mrope`` of
+    Qwen2-VL's configurations is ``default``, and Phi-3's ``su`` is ``longrope``. The type ``axial`` of vision models is
+    not supported, because each model's code implements it differently; see `AxialRoPE`.
     """
 
     temperature: float = 0.0
-    step: float = 1.0  # positions at which the temperature changes
+    step: float = 1.0  # positions per step of the temperature
     layer_types: tuple[str, ...] = ()
     mscales: tuple[float, float] | None = None  # up to the original length, and beyond
 
@@ -97,7 +96,7 @@ class ConfiguredRoPE(ScaledRoPE):
     def _take_types(
         self, layer_types: tuple[str, ...], by_type: Mapping[str, Mapping[str, Any] | None], flat: dict[str, Any]
     ) -> None:
-        """One rotation a layer type; this instance is that of the first type that is turned at all."""
+        """Build one rotation per layer type; this instance takes the first type that has a rotation."""
         common = {name: flat.pop(name) for name in _COMMON if name in flat}
         beside = next((name for name, value in flat.items() if value is not None), None)
         if beside is not None:
@@ -135,7 +134,7 @@ class ConfiguredRoPE(ScaledRoPE):
         return NoPE(**self.sizes)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
-        """Running numbers; with ``mrope_section``, those of text, whose three coordinates are the same."""
+        """Token indices; with ``mrope_section``, three equal coordinates as for text."""
         return tokens if self.axes == 1 else tokens.unsqueeze(-1).expand(*tokens.shape, self.axes)
 
     def frequencies_at(self, k_positions: Positions) -> Frequencies:
@@ -163,17 +162,17 @@ class ConfiguredRoPE(ScaledRoPE):
         return (q.to(factor.dtype) * factor).to(q.dtype), k
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"] | None:
-        """The rotation's (of layer types, the first's) at offsets [D] or [D, axes]; None with a temperature."""
+        """The rotation's kernel (the first layer type's) at offsets [D] or [D, axes]; None with a temperature."""
         return None if self.temperature else super().kernel(offsets)
 
 
 def _as_transformers(
     parameters: Mapping[str, Any], beside: Mapping[str, Any], *, reads_original: bool
 ) -> tuple[dict[str, Any], tuple[float, float] | None]:
-    """The parameters that transformers reads, with its defaults, and longrope's two factors; a warning for the rest.
+    """The parameters that transformers uses, with its defaults, and longrope's two factors; warns about the others.
 
     Arguments
-        beside          those that `ScaledRoPE` does not know
+        beside          parameters that `ScaledRoPE` does not take
         reads_original  whether one of them reads the original length, whatever the type
     """
     given = {name: value for name, value in parameters.items() if value is not None}

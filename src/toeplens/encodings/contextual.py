@@ -1,4 +1,4 @@
-"""Encodings whose positions, distances or biases the content of tokens decides."""
+"""Encodings whose positions, distances or biases depend on the tokens' content."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from toeplens.ground import choose
 
 
 class CoPE(PositionalEncoding):
-    """Contextual position encoding: how many tokens count between query and key is for the query to say.
+    """Contextual position encoding: the query decides which tokens count as steps between it and a key.
 
-    Golovneva et al. 2024: each query opens a gate sigmoid(q_i . k_m) to each key, the position of key j
-    is the sum p_ij of the gates from j to i, and the logit gains q_i . e[p_ij], interpolated between the whole numbers
-    beside p_ij. Gates are made from scaled logits, and only of keys that are visible. Keys are counted in their order;
-    positions are not used. Keys after the query, which the paper never scores, are counted from the one beside the
-    query on: ours. The table is one for all heads and starts at zero.
+    Golovneva et al. 2024: each query opens a gate sigmoid(q_i . k_m) to each key. The position of key j
+    is the sum p_ij of the gates from j to i, and the logit gains q_i . e[p_ij], interpolated between the two integers
+    around p_ij. Gates are computed from scaled logits, and only for visible keys. Keys are counted in their order;
+    positions are not used. Keys after the query, which the paper never scores, are counted from the one next to the
+    query (our choice). One table, initialised to zero, serves all heads.
 
     Arguments
-        positions_max  rows of the table; larger positions share the last. Default max_len + 1, enough for every key,
-                       which is ours; published: 64
-        scaled         the position term takes the factor of q . k (1/sqrt(d)) too, which is the authors' program's
-                       default; else it does not, as in the paper's listing and in x-transformers
-        shared         one table for all layers; else each layer has its own
+        positions_max  rows of the table; larger positions share the last (default: max_len + 1, enough for every key;
+                       published: 64)
+        scaled         scale the position term by the factor of q . k (1/sqrt(d)) too, as the authors' code does by
+                       default; otherwise do not, as in the paper's listing and in x-transformers
+        shared         one table for all layers; otherwise one per layer
     """
 
     coupling = "logits"
@@ -62,7 +62,7 @@ class CoPE(PositionalEncoding):
         return (logits + (term * seen.scale if self.scaled else term)).to(logits.dtype)
 
     def places(self, logits: Pairs, seen: Seen) -> Pairs:
-        """p_ij: the gates between key and query, added up."""
+        """p_ij: the cumulative sum of gates between key and query."""
         gates = logits.to(widened(logits.dtype)).sigmoid()
         visible = seen.visible()
         if visible is not None:
@@ -75,21 +75,21 @@ class CoPE(PositionalEncoding):
 
 
 def _sum_from(x: Tensor) -> Tensor:
-    """The sum of each entry and those after it."""
+    """The reversed cumulative sum: each entry plus those after it."""
     return x.flip(-1).cumsum(-1).flip(-1)
 
 
 class RelativeProjection(PositionalEncoding):
-    """Each query token mixes a bank of learned curves of the distance into its bias: b_ij = w_i . B[i - j].
+    """Each query token weights a bank of learned curves of the distance: b_ij = w_i . B[i - j].
 
-    As in x-transformers (`RelativeProjPositionalBias`, after Thinking Machines' Inkling; there is no paper): the
-    weights w_i are a projection of the layer's input of their own, a set a head; the bank is one for all heads. Zero
-    for distances of ``max_distance`` and more, and for keys after the query.
+    As in x-transformers (`RelativeProjPositionalBias`, after Thinking Machines' Inkling; there is no paper). The
+    weights w_i are a separate projection of the layer's input, one set per head; all heads share the bank. The bias is
+    zero for distances of ``max_distance`` and more, and for keys after the query.
 
     Arguments
         basis         curves in the bank
-        max_distance  distances that the bank holds; default 1024, but at most ``max_len``
-        shared        one projection and bank for all layers; else each layer has its own
+        max_distance  distances in the bank (default: 1024, but at most ``max_len``)
+        shared        one projection and bank for all layers; otherwise one per layer
     """
 
     coupling = "bias"
@@ -124,11 +124,11 @@ class RelativeProjection(PositionalEncoding):
 
 
 class CumulativeBias(PositionalEncoding):
-    """A penalty on the distance |c_i - c_j|, where c is the running sum of steps that tokens' content decides.
+    """A penalty on the distance |c_i - c_j|, where c is the cumulative sum of content-dependent steps.
 
-    A subclass gives `steps`; and `weights` and `penalty`, where the bias is more than minus the distance. Tokens are
-    counted in the order of the keys; positions are not used. The running sum is kept in float64, so that what is near
-    stays exact far out.
+    Subclasses define `steps`, and also `weights` and `penalty` if the bias is more than minus the distance. Tokens are
+    counted in the order of the keys; positions are not used. The cumulative sum is kept in float64, so that differences
+    between nearby tokens stay exact in long sequences.
     """
 
     coupling = "bias"
@@ -138,11 +138,11 @@ class CumulativeBias(PositionalEncoding):
     factorable = True
 
     def steps(self, x: Stream) -> Float[Tensor, "B H N"]:
-        """How far each token is from the one before it; none may be negative."""
+        """The distance of each token from the previous one; must not be negative."""
         raise NotImplementedError
 
     def weights(self, x: Stream) -> Float[Tensor, "B H N"] | None:
-        """A number of each token for when it is the query, kept in its note's second column; or None."""
+        """A weight per token for its role as a query, cached in the second key feature; or None."""
         return None
 
     def penalty(self, distance: Tensor, weight: Tensor | None) -> Tensor:
@@ -162,7 +162,7 @@ class CumulativeBias(PositionalEncoding):
         return self.penalty((own - totals).abs().to(dtype), None if weights is None else weights.to(dtype))
 
     def _sums(self, seen: Seen) -> tuple[Float[Tensor, "B H Nq 1"], Float[Tensor, "B H _Nq Nk"], Tensor | None]:
-        """c at each query and at the keys, over the tokens that it sees alone; and the weights of the queries."""
+        """c at each query and key, over the tokens that the query sees, and the queries' weights."""
         assert seen.notes is not None
         notes = seen.own_notes()
         own, totals = notes[..., :1], seen.notes[..., 0].unsqueeze(-2)
@@ -198,14 +198,14 @@ class CumulativeBias(PositionalEncoding):
 
 
 class FoX(CumulativeBias):
-    """The forgetting transformer: a key's logit falls by -log f of every token after it, up to and with the query.
+    """The Forgetting Transformer: a key's logit decreases by -log f of every token after it, up to and with the query.
 
-    Lin et al. 2025: f = sigmoid(w . x + b), one gate a head and token, of the layer's own input. The bias
+    Lin et al. 2025: f = sigmoid(w . x + b), one gate per head and token, computed from the layer's input. The bias
     is the sum of log f_m over m in (j, i]. Keys after the query, which the paper never scores, take the sum over
-    (i, j]: ours.
+    (i, j] (our choice).
 
     Arguments
-        bias_init  where b starts: 0 in the authors' program (x-transformers: 5, gates that start almost open)
+        bias_init  initial value of b: 0 in the authors' code (x-transformers: 5, for gates that start almost open)
     """
 
     citation = "Lin et al. 2025, arXiv 2503.02130"
@@ -229,16 +229,16 @@ class CABLE(CumulativeBias):
     """Context-aware biases for length extrapolation: -g_i times the sum of f_m over m in (j, i].
 
     Veisi et al. 2025: steps f = ReLU(w . x + b) >= 0 and a weight g = softplus(v . x + c) of the query. The
-    paper prints the bias without its minus sign; its text and its program have it. Keys after the query take
-    -g_i |S_i - S_j|, as in the authors' bidirectional program.
+    paper prints the bias without its minus sign; its text and code have it. Keys after the query take
+    -g_i |S_i - S_j|, as in the authors' bidirectional code.
 
-    Not verified: that the step of the paper's experiments is the default here, ``relu``, and not ``softplus``.
+    Not verified: that the paper's experiments used the default step, ``relu``, and not ``softplus``.
 
     Arguments
-        step        ``relu``, or ``softplus``: the paper's first version (which has no weight), and FoX with the sign of
-                    its gate turned around
-        weighted    with the weight g; else the paper's CABLE-NW
-        kernelised  -g_i log(1 + (S_i - S_j)^2) in place of -g_i |S_i - S_j|: the paper's kernelised form
+        step        ``relu``; or ``softplus``, the paper's first version (without a weight), and FoX with the sign of
+                    its gate reversed
+        weighted    with the weight g; otherwise the paper's CABLE-NW
+        kernelised  -g_i log(1 + (S_i - S_j)^2) instead of -g_i |S_i - S_j|: the paper's kernelised form
     """
 
     citation = "Veisi et al. 2025, arXiv 2503.08067"
@@ -280,7 +280,7 @@ class CABLE(CumulativeBias):
 
 
 def by_head(layer: nn.Linear, x: Stream) -> Float[Tensor, "B H N"]:
-    """One number a head and token, in float32 or, for float64, float64."""
+    """One number per head and token, in float32 or, for float64, float64."""
     return linear(layer, x.to(widened(x.dtype))).transpose(1, 2)
 
 

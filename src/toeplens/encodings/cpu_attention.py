@@ -1,9 +1,9 @@
-"""Attention of short texts on a CPU: weights formed block by block in the cache, and kept for the gradients.
+"""CPU attention for short sequences: weights are formed in blocks that fit the cache, and kept for the backward pass.
 
-torch's fused attention works off one head of one text at a time and forms the weights twice where gradients are asked
-for. Up to a few hundred tokens batched products over blocks that fit a core's cache are faster, by most where heads are
-narrow: 1.1 to 3 times in training (docs/how-to/scale.md). On Intel's processors with AVX-512 torch's own is the faster one,
-1.1 to 1.9 times, but for dropout and for biases that are learned, which it has no kernel for; on AMD's it is not.
+torch's fused attention processes one head of one sequence at a time and recomputes the weights for the backward pass.
+Up to a few hundred tokens, batched products over cache-sized blocks are faster, most for narrow heads: 1.1 to 3 times
+in training (docs/how-to/scale.md). On Intel processors with AVX-512 torch's version is 1.1 to 1.9 times faster, except
+with dropout or learned biases, for which it has no kernel. On AMD processors it is not.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 from toeplens.encodings.kit import PRECISE, gradients_again, is_mapped, product_dtype
 from toeplens.encodings.shapes import Keys, Queries
 
-LEARNING, READING = 512, 64  # tokens up to which it is faster with gradients, and without
-_BLOCK = 1 << 20  # numbers of weights in a block
-_MOST = 1 << 27  # numbers of weights that a layer may keep: half a gigabyte
-_ROWS = 64  # queries in a block; up to three quarters of that a text is one block
+LEARNING, READING = 512, 64  # maximum number of tokens where it is faster, with and without gradients
+_BLOCK = 1 << 20  # weights per block
+_MOST = 1 << 27  # maximum weights that a layer keeps: half a gigabyte
+_ROWS = 64  # queries per block; sequences of up to three quarters of that are one block
 
 
 def _is_wide() -> bool:
-    """Whether this is a processor of Intel's with AVX-512; where none says whose it is, one that has it counts so."""
+    """Whether this is an Intel processor with AVX-512; an unknown vendor with AVX-512 counts as Intel."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
@@ -38,7 +38,7 @@ _WIDE = _is_wide()
 
 
 def is_faster(q: Queries, k: Keys, bias: Tensor | None = None, dropout: float = 0.0) -> bool:
-    """Whether square attention of these is faster this way, by their shape and machine."""
+    """Whether square attention of this shape is faster this way on this machine."""
     learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     if _WIDE and not dropout and not (torch.is_grad_enabled() and bias is not None and bias.requires_grad):
         return False
@@ -66,16 +66,16 @@ def attend_blocked(
     """softmax(scale q . k + bias) v, each query seeing the keys up to its own if ``causal``; differentiable once.
 
     Arguments
-        bias     of each text and head, or of all: 1 in their place; None for none
+        bias     per sequence and head, or with size 1 in their place; None for none
         dropout  rate, on the weights
-        causal   the bias need not say so too
+        causal   mask later keys; the bias need not contain this mask
     """
     found: Tensor = _Blocked.apply(q, k, v, bias, dropout, scale, causal)  # type: ignore[assignment]
     return found
 
 
 def _blocks(q: Tensor, causal: bool) -> list[tuple[slice, slice, int]]:
-    """Texts and queries of each block, and how many keys these see: of each text all of them first."""
+    """Sequences and queries of each block, and the number of keys these see; each sequence's full block comes first."""
     texts, heads, length, _ = q.shape
     rows = length if not causal or length <= 3 * _ROWS // 4 else -(-length // -(-length // _ROWS))
     size = max(1, round(_BLOCK / (heads * rows * length)))
@@ -104,7 +104,7 @@ class _Blocked(torch.autograd.Function):
         blocks = _blocks(q, causal)
         out = None
         if len(blocks) > 1:
-            out = q.new_empty(texts, length, heads, v.shape[-1]).transpose(1, 2)  # as heads are merged afterwards
+            out = q.new_empty(texts, length, heads, v.shape[-1]).transpose(1, 2)  # the layout that merges heads
         hidden = q.new_full((length, length), float("-inf")).triu_(1) if causal else None
         kept: list[Tensor] = []
         for some, rows, keys in blocks:
@@ -133,7 +133,7 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, *kept = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradients are to have gradients
+        if torch.is_grad_enabled():  # double backward
             return _again(ctx, grads[0], q, k, v, bias)
         kept.reverse()
         blocks = _blocks(q, ctx.causal)
@@ -159,7 +159,7 @@ class _Blocked(torch.autograd.Function):
                 return of_q, of_k, of_v, of_bias, None, None, None
             of_each[0][some, :, rows] = of_q
             for whole, part in zip(of_each[1:], (of_k, of_v), strict=True):
-                if keys == k.shape[-2]:  # the first of these texts
+                if keys == k.shape[-2]:  # the first block of these sequences
                     whole[some] = part
                 else:
                     whole[some, :, :keys] += part
@@ -167,7 +167,7 @@ class _Blocked(torch.autograd.Function):
 
 
 def _again(ctx: Any, grad: Tensor, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients by operations that have gradients themselves."""
+    """The gradients as differentiable operations, for double backward."""
     if ctx.dropout:
         raise RuntimeError("attention with dropout has no second derivative here")
     q, k, v, bias = given
@@ -189,7 +189,7 @@ def _again(ctx: Any, grad: Tensor, *given: Tensor | None) -> tuple[Tensor | None
 
 
 def _product(a: Tensor, b: Tensor, scale: float = 1.0, added: Tensor | None = None) -> Tensor:
-    """Matrix products over texts and heads, times a factor; and what is added to each."""
+    """Batched matrix product times a factor, plus an optional addend."""
     left, right = a.flatten(0, 1), b.flatten(0, 1)
     if added is None and scale == 1.0:
         found = torch.bmm(left, right)

@@ -1,4 +1,4 @@
-"""Group representational position encoding (GRAPE): rotations made of planes, and biases of a unipotent group."""
+"""Group representational position encoding (GRAPE): rotations composed of planes, and biases of a unipotent group."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream, Turned
 from toeplens.ground import InputError, choose
 
-SHARE = 1e-12  # of |a|^2 |b|^2, under which two vectors span no plane
+SHARE = 1e-12  # share of |a|^2 |b|^2 below which two vectors span no plane
 
 
 class GRAPE(PositionalEncoding):
     """Multiplicative GRAPE: exp(n sum_r theta_r L_r), each L(a, b) = a b^T - b a^T (Zhang et al. 2025).
 
-    The frequencies are exp of what is learned and start as RoPE's. ``canonical`` planes are RoPE's own pairs, which is
-    what the released program trains: RoPE at the start. ``orthogonal`` ones are those pairs in a learned orthogonal
-    basis B = exp(A - A^T), which starts as the unit matrix (the paper says B alone, not how it is made): they commute.
-    ``free`` ones are spanned by any learned a_r, b_r, which need not be orthogonal, so that the generators do not
-    commute, and yet their sum generates a group of which the offset is all that counts (the paper's appendix D). One
-    free plane takes the closed form of section 2.3,
+    The frequencies are learned as logarithms and start as RoPE's. ``canonical`` planes are RoPE's pairs, which is
+    what the released code trains: RoPE at the start. ``orthogonal`` planes are those pairs in a learned orthogonal
+    basis B = exp(A - A^T), which starts as the identity (the paper does not say how B is made); they commute.
+    ``free`` planes are spanned by any learned a_r, b_r, not necessarily orthogonal. Their generators do not
+    commute, but logits still depend only on the offset (the paper's appendix D). One free plane has the closed form of
+    section 2.3,
 
         exp(n L) x = x + sin(n s)/s (a v - b u) + (1 - cos(n s))/s^2 [g (a v + b u) - |b|^2 a u - |a|^2 b v],
 
-    u = a.x, v = b.x, g = a.b, s^2 = |a|^2 |b|^2 - g^2; more are compressed to the 2r dimensions that they span.
-    Free planes start orthonormal to each other, along random directions; that they are random is ours.
+    u = a.x, v = b.x, g = a.b, s^2 = |a|^2 |b|^2 - g^2; several planes are compressed to the 2r dimensions that they
+    span. Free planes start orthonormal to each other, along random directions (our choice).
 
-    The program multiplies the logarithms by 16 and divides them again, which slows their learning, and turns the other
-    way around; both are left out, as is the contextual form, whose step is a gate of the token.
+    Left out: the code's factor of 16 on the logarithms, which slows their learning; its opposite direction of rotation;
+    and the contextual form, whose step is a gate of the token.
 
     Arguments
         planes    ``canonical``, ``orthogonal`` or ``free``
-        count     number of free planes, at most d/2, which is the default
-        per_head  each head has its own; else one set for all heads, as published
-        base      of the start
+        count     number of free planes (default: d/2, the maximum)
+        per_head  separate parameters for each head; otherwise one set for all heads, as published
+        base      RoPE base of the initial frequencies
     """
 
     coupling = "rotation"
@@ -85,7 +85,7 @@ class GRAPE(PositionalEncoding):
             self.vectors = self.learned((heads, self.head_dim, 2 * len(start)), _orthonormal)
 
     def frequencies(self) -> Float[Tensor, "H n"]:
-        """theta_r, in float64: what is learned is the distance of its logarithm from RoPE's."""
+        """theta_r, in float64; the parameter is log theta_r relative to RoPE's."""
         return (self.start + self.log_frequency.to(torch.float64)).exp()
 
     def compressed(self) -> tuple[Float[Tensor, "H d m"], Float[Tensor, "H m m"]]:
@@ -131,7 +131,7 @@ class GRAPE(PositionalEncoding):
         return x + moved @ span.mT.to(x.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"]:
-        """e^(i delta lambda) of each plane in which the sum of the generators turns, and 1 first for what it leaves."""
+        """e^(i delta lambda) of each plane of rotation, and first 1 for the unrotated part."""
         if self.vectors is None:
             return turns(phases_of(offsets, self.frequencies()).transpose(-2, -1))
         small = self.compressed()[1]
@@ -145,14 +145,14 @@ def _orthonormal(vectors: Float[Tensor, "H d m"]) -> None:
 
 
 class GRAPEAdditive(PositionalEncoding):
-    """Additive GRAPE: a penalty linear in the distance, whose rate the query and the key set (Zhang et al. 2025).
+    """Additive GRAPE: a penalty linear in the distance, at a rate set by the query and the key (Zhang et al. 2025).
 
-    The bias is -|i - j| omega_h (softplus(v_h . q_i / sqrt d) + softplus(u_h . k_j / sqrt d)), which a unipotent matrix
-    of two more dimensions makes. As in the released program u and v are divided by their norms, and omega_h is ALiBi's
-    slope times softplus of what is learned, 1 at the start; with ``constant`` it is that alone: ALiBi at the start.
-    Without a causal mask, keys after the query take the same penalty: ours. The penalty is a function of the offset
-    times numbers of the query and of the key, so by our definition its position part is not data-dependent; `kernel`
-    is that function, |delta|. FoX is a case of `GRAPEPath`.
+    The bias is -|i - j| omega_h (softplus(v_h . q_i / sqrt d) + softplus(u_h . k_j / sqrt d)), generated by a unipotent
+    matrix with two extra dimensions. As in the released code, u and v are divided by their norms, and omega_h is
+    ALiBi's slope times the softplus of a parameter, 1 at the start; with ``constant`` the rate is only omega_h: ALiBi
+    at the start. Without a causal mask, keys after the query take the same penalty (our choice). The penalty is a
+    function of the offset times numbers of the query and of the key, so by our definition its position part is not
+    data-dependent; `kernel` is that function, |delta|. FoX is a special case of `GRAPEPath`.
 
     Arguments
         rate  ``query-key`` (the paper's GRAPE-A-QK), ``query``, ``key``, or ``constant``
@@ -189,7 +189,7 @@ class GRAPEAdditive(PositionalEncoding):
         return (logits - penalty * sum(rates[1:], rates[0]) if rates else logits - penalty).to(logits.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 1 D"]:
-        """The function of the offset that queries and keys weigh: the distance."""
+        """The function of the offset that queries and keys weight: the distance."""
         return offsets.abs().to(torch.complex128)[None, None]
 
 
@@ -200,18 +200,18 @@ def _rate(x: Float[Tensor, "B H N d"], direction: Float[Tensor, "H d"]) -> Float
 
 
 class GRAPEPath(PositionalEncoding):
-    """Path-integral additive GRAPE: each token from key to query takes its share off the logit (Zhang et al. 2025).
+    """Path-integral additive GRAPE: each token between key and query lowers the logit (Zhang et al. 2025).
 
-    b_ij = alpha_h sum over j < m <= i of log sigmoid(p_i . R_m p'_m / w), alpha ALiBi's slopes, p a projection of the
-    layer's input to w dimensions and p' the same divided by its root mean square, of which R_m turns every pair by m
-    radians. As in the released program p_i itself is not divided; the paper's text has it of both. With ``edges``
-    "token" a token's share is log sigmoid(w_h . x_m + b_h) whatever the query: the forgetting transformer, `FoX`.
-    The tokens are those of the keys that the query sees, in their order. Without a causal mask, nothing is taken off
-    the logits of keys after the query: ours.
+    b_ij = alpha_h sum over j < m <= i of log sigmoid(p_i . R_m p'_m / w), with alpha ALiBi's slopes, p a projection of
+    the layer's input to w dimensions, p' the same divided by its root mean square, and R_m a rotation of every pair by
+    m radians. As in the released code, p_i itself is not divided; in the paper's text both are. With ``edges``
+    "token" a token's term is log sigmoid(w_h . x_m + b_h) for every query: the Forgetting Transformer, `FoX`.
+    The sum runs over the keys that the query sees, in their order. Without a causal mask, keys after the query get no
+    penalty (our choice).
 
     Arguments
-        edges  ``endpoint`` (each share depends on the query) or ``token`` (FoX)
-        width  w; even; the released configurations take 8
+        edges  ``endpoint`` (each term depends on the query) or ``token`` (FoX)
+        width  w; even; 8 in the released configurations
     """
 
     coupling = "bias"

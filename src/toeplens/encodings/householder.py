@@ -1,4 +1,4 @@
-"""Accumulated transformations: between a query and a key stands a product of Householder-like matrices, one a token."""
+"""Accumulated transformations: a product of Householder-like matrices, one per token, between query and key."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream
 from toeplens.ground import InputError, choose
 
-BLOCK = 64  # keys whose transformations are applied at once
-EPS = 1e-6  # added to |w|^2 before its root, as in the released program
+BLOCK = 64  # keys per block
+EPS = 1e-6  # added to |w|^2 before the square root, as in the released code
 
 
 def accumulate(
@@ -31,14 +31,14 @@ def accumulate(
 ) -> Pairs:
     """q_i^T H_i H_{i-1} ... H_{j+1} k_j with H_m = I - beta_m w_m w_m^T, for each query's row i and every key j.
 
-    Blocks of keys are swept from the last to the first, and each query is carried through: once it has passed keys e to
-    s, it is (H_e ... H_s)^T q. Inside a block the products have a closed form, the paper's UT transform: with W
+    Blocks of keys are processed from last to first, and each query is updated block by block: after keys e to
+    s, it is (H_e ... H_s)^T q. Within a block the products have a closed form, the paper's UT transform. With W
     the rows w_m, D = diag(beta) and T = (I + strictly lower(D W W^T))^-1 D,
 
         H_e ... H_s = I - W^T T W  and  [H_e ... H_{j+1} k_j]_j = K^T - W^T T strictly lower(W K^T),
 
-    and the transformations after a query's own row drop out if their columns of q W^T are set to 0. A key after the
-    query is thereby compared as it stands.
+    and transformations after a query's own row are removed by setting their columns of q W^T to 0. Keys after the query
+    are therefore compared without any transformation.
     """
     count = k.shape[-2]
     block = min(block, count)
@@ -47,7 +47,7 @@ def accumulate(
     k, w = (F.pad(x, (0, 0, 0, short)).unflatten(2, (blocks, block)) for x in (k, w))
     scaled = F.pad(beta, (0, short)).unflatten(2, (blocks, block)).unsqueeze(-1) * w
     right = torch.cat(((scaled @ k.transpose(-2, -1)).tril(-1), scaled), dim=-1)
-    # only what is strictly below the diagonal of the matrix is read
+    # only entries strictly below the diagonal are read
     undone = torch.linalg.solve_triangular(scaled @ w.transpose(-2, -1), right, upper=False, unitriangular=True)
     both = torch.cat((w, k), dim=-2).transpose(-2, -1)
     passed = torch.arange(blocks * block, device=rows.device) <= rows.unsqueeze(-1)
@@ -64,21 +64,21 @@ def accumulate(
 class PaTH(PositionalEncoding):
     """Position by accumulated Householder-like transformations (Yang et al. 2025).
 
-    Each token brings H_m = I - beta_m w_m w_m^T, made from its content; a query and a key are compared through the
-    product of those after the key, up to the query's own. The direction w is a low-rank projection of the layer's
-    input, a short causal convolution and a norm of 1; the strength is beta = 2 sigmoid(u . x + b), so that H has
-    eigenvalues in (-1, 1]. The scheme knows the order of the keys, not their positions, and is causal: without a causal
-    mask (ours) keys after the query are compared as they stand.
+    Each token defines H_m = I - beta_m w_m w_m^T from its content. A query and a key are compared through the
+    product of the matrices after the key, up to the query's own. The direction w is a low-rank projection of the
+    layer's input, followed by a short causal convolution and normalisation to norm 1. The strength is beta = 2
+    sigmoid(u . x + b), so that H has eigenvalues in (-1, 1]. The scheme uses the order of the keys, not their
+    positions, and is causal. Without a causal mask, keys after the query are compared untransformed (our choice).
 
-    What is kept of a token is w before its convolution and beta before its sigmoid, in the model's dtype; convolution,
-    norm and products are formed from the kept rows in float32 or better, so that decoding with a cache repeats the full
-    pass. The released program applies a SiLU after the convolution, of which the paper says nothing. Its projections
-    start from the model's own initialisation; ours from torch's.
+    The cached key features are w before the convolution and beta before the sigmoid, in the model's dtype. Convolution,
+    norm and products are computed from them in at least float32, so that decoding with a cache equals the full
+    pass. The released code applies a SiLU after the convolution, which the paper does not mention. Its projections
+    use the model's initialisation; ours use torch's.
 
     Arguments
         rank        rank of the projection to w; None for a full matrix
-        conv_size   tokens that the convolution sees; 1 leaves a factor a channel
-        activation  after the convolution: ``silu`` (the released program) or ``none`` (the paper's text)
+        conv_size   tokens in the convolution; with 1 it is a factor per channel
+        activation  after the convolution: ``silu`` (the released code) or ``none`` (the paper's text)
     """
 
     coupling = "accumulated"
@@ -137,11 +137,11 @@ class PaTH(PositionalEncoding):
 
 
 class PaTHFoX(PaTH):
-    """PaTH and forgetting: the logit also falls by the log gates between key and query (Yang et al. 2025).
+    """PaTH with a forget gate: the logit also decreases by the log gates between key and query (Yang et al. 2025).
 
     log f_m = log sigmoid(u_f . x_m + b_f) is summed over the tokens after the key up to the query, in float64, and
-    added to the scaled logit as in the forgetting transformer (Lin et al. 2025, arXiv 2503.02130). The released program
-    (fla) multiplies the sum by d^-1/2 too. Without a causal mask (ours) nothing is forgotten of keys after the query.
+    added to the scaled logit as in the Forgetting Transformer (Lin et al. 2025, arXiv 2503.02130). The released code
+    (fla) multiplies the sum by d^-1/2 too. Without a causal mask, keys after the query are not penalised (our choice).
     """
 
     also_couples = ("bias",)

@@ -15,19 +15,18 @@ from toeplens.encodings.bias import OffsetBias
 from toeplens.encodings.kit import linear, offsets_between, require_even, require_number, rotary_frequencies, widened
 from toeplens.encodings.shapes import Positions
 
-SMALLEST = 0.01  # the program's lower bound of KERPLE's parameters, here of their starting values
+SMALLEST = 0.01  # the released code's lower bound of KERPLE's parameters; here, of their initial values
 
 
 class Kerple(OffsetBias):
-    """A kernel of the distance with two numbers r1, r2 for each head, learned (Chi et al. 2022).
+    """A learned kernel of the distance with two parameters r1, r2 per head (Chi et al. 2022).
 
-    The program keeps them in their ranges by clamping, out of sight of the gradient; here they are made of free
-    parameters, so that the gradient reaches them everywhere: r1 is the softplus of one. They start as in the program,
-    uniform, but not under 0.01. Keys after the query, which the program never scores, are penalised by their distance
-    too.
+    The released code keeps them in range by clamping outside the gradient. Here r1 is the softplus of a free parameter,
+    so that the gradient is never cut off. Both start as in the released code, uniform, but at least 0.01. Keys after
+    the query, which the released code never scores, are penalised by their distance too.
 
     Arguments
-        shared  one pair (r1, r2) a head for all layers; else each layer has its own, as published
+        shared  one pair (r1, r2) per head for all layers; otherwise one per layer, as published
     """
 
     citation = "Chi et al. 2022, arXiv 2205.09921"
@@ -37,14 +36,14 @@ class Kerple(OffsetBias):
         self.shared = shared
 
     def positive(self, most: float) -> nn.Parameter:
-        """A number a head whose softplus starts from U(0, ``most``), but not under 0.01."""
+        """A positive number per head (a softplus) that starts from U(0, ``most``), but at least 0.01."""
         return self.learned((self.num_heads,), lambda x: x.uniform_(SMALLEST, most).expm1_().log_())
 
 
 class KerpleLog(Kerple):
     """The logarithmic kernel -r1 log(1 + r2 |i - j|), r1, r2 > 0: see `Kerple`.
 
-    r1 starts from U(0, 2), and r2, another softplus, from U(0, 1).
+    r1 starts from U(0, 2), and r2, also a softplus, from U(0, 1).
     """
 
     formula = r"b_{ij} = -r_1 \log(1 + r_2 |\delta|)"
@@ -61,8 +60,8 @@ class KerpleLog(Kerple):
 class KerplePower(Kerple):
     """The power kernel -r1 |i - j|^r2, r1 > 0 and 0 < r2 < 2: see `Kerple`.
 
-    r1 starts from U(0, 1), r2 from U(0, 2). The paper allows r2 = 2 as well; here it is twice the sigmoid of a free
-    parameter, which comes as near to 2 as one likes.
+    r1 starts from U(0, 1), r2 from U(0, 2). The paper also allows r2 = 2; here r2 is twice the sigmoid of a free
+    parameter, which stays below 2.
     """
 
     formula = r"b_{ij} = -r_1 |\delta|^{r_2}"
@@ -78,11 +77,11 @@ class KerplePower(Kerple):
 
 
 class Sandwich(OffsetBias):
-    """The sinusoids' own inner product as a bias, p_i . p_j / c_h, c_h = 8h/H, h = 1..H (Chi et al. 2023).
+    """The inner product of sinusoids as a bias, p_i . p_j / c_h, c_h = 8h/H, h = 1..H (Chi et al. 2023).
 
     p_i . p_j is the sum over t of cos((i - j) / base^(2t/width)), t = 0..width/2 - 1, whatever the model's width. It
-    is even, so keys after the query need no rule of their own. Often written less its largest value, width/2: that is
-    a constant of each row, which a softmax cannot see, and is left out here as in the paper's program.
+    is even, so keys after the query need no extra rule. It is often written minus its maximum, width/2. That constant
+    does not change the softmax and is left out here, as in the paper's code.
 
     Arguments
         width  dimensions of the sinusoids
@@ -101,23 +100,23 @@ class Sandwich(OffsetBias):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         total = torch.zeros(offsets.shape, dtype=torch.float64, device=offsets.device)
-        for frequency in self.frequencies:  # one after the other: memory for the sum alone
+        for frequency in self.frequencies:  # in turn, to need memory for the sum only
             total = total + (offsets * frequency).cos()
         return self.slopes.unsqueeze(-1) * total
 
 
 class DynamicBias(OffsetBias):
-    """A small network of the signed distance gives each head its bias (Wang et al. 2022, in one dimension).
+    """An MLP of the signed distance computes each head's bias (Wang et al. 2022, in one dimension).
 
     As in x-transformers: Linear(1, hidden), then depth - 1 times Linear(hidden, hidden), each followed by SiLU, then
-    Linear(hidden, heads); one network for all layers. The paper's own is for images: it takes two distances and ReLU.
+    Linear(hidden, heads). The paper's version is for images: it takes two distances and uses ReLU.
 
     Arguments
-        hidden        width of the network; default a quarter of ``d_model``
-        depth         hidden layers
-        log_distance  the network takes sign(i - j) log(1 + |i - j|) in place of i - j
+        hidden        width of the network (default: ``d_model`` / 4)
+        depth         number of hidden layers
+        log_distance  the input is sign(i - j) log(1 + |i - j|) instead of i - j
         norm          LayerNorm before each SiLU, as in the paper
-        shared        one network for all layers; else each layer has its own
+        shared        one network for all layers; otherwise one per layer
     """
 
     citation = "Wang et al. 2022, arXiv 2108.00154"
@@ -155,19 +154,19 @@ class DynamicBias(OffsetBias):
 
 
 class FIRE(PositionalEncoding):
-    """f(psi(i - j) / psi(max(i, L))), psi(x) = log(c x + 1): the distance as a share of the query's own position.
+    """f(psi(i - j) / psi(max(i, L))), psi(x) = log(c x + 1): the distance relative to the query's position.
 
-    Li et al. 2024: f is a network 1-32-H with one hidden layer and ReLU; c and the threshold L are learned,
+    Li et al. 2024: f is a network 1-32-H with one hidden layer and ReLU. c and the threshold L are learned,
     as |c| and |m| times ``threshold``, m starting at 1, with 10^-6 added to the denominator, as in the paper's listing.
-    The normaliser takes the query's position as a place counted from 0, so the bias is no function of the offset, and
-    moving all positions changes it. Keys after the query take |i - j| with the same normaliser, which is what the
-    listing computes; the paper speaks of causal models alone.
+    The normaliser uses the query's position, counted from 0. The bias is therefore not a function of the offset, and
+    shifting all positions changes it. Keys after the query take |i - j| with the same normaliser, which is what the
+    listing computes; the paper covers only causal models.
 
     Arguments
-        threshold  where L starts
-        c          where c starts
+        threshold  initial value of L
+        c          initial value of c
         hidden     width of the network
-        shared     one f, c and L for all layers (the paper's FIRE-S); else each layer has its own
+        shared     one f, c and L for all layers (the paper's FIRE-S); otherwise one set per layer
     """
 
     coupling = "bias"

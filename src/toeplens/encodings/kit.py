@@ -1,4 +1,4 @@
-"""What encodings are written with: offsets, frequencies, a precision of float32 or more, and checks of sizes."""
+"""Helpers for writing encodings: offsets, frequencies, precision, and argument checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRECISE = (torch.float32, torch.float64)  # dtypes in which a bias may be part o
 
 
 def offsets_between(q_positions: Positions, k_positions: Positions) -> Int[Tensor, "*B Nq Nk"]:
-    """Signed offsets i - j, query minus key: [Nq, Nk], or [B, Nq, Nk] where either has a row a sequence."""
+    """Signed offsets i - j, query minus key: [Nq, Nk], or [B, Nq, Nk] if either has one row per sequence."""
     return q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
 
 
@@ -33,7 +33,7 @@ def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
 
 
 def raster(tokens: Int[Tensor, "*B N"], axes: int, grid: Sequence[int] | None) -> Int[Tensor, "*B N axes"]:
-    """The coordinates of running numbers, row by row on a grid of these sizes; without one, the same on all axes."""
+    """Raster coordinates of token indices, row by row on a grid of these sizes; without a grid, equal on all axes."""
     if grid is None:
         return tokens.unsqueeze(-1).expand(*tokens.shape, axes)
     coordinates = []
@@ -49,9 +49,9 @@ def short_convolution(
     texts: Int[Tensor, "B N"] | None,
     padding: Bool[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B H N c"]:
-    """A causal convolution over tokens, channel by channel; the last tap is a token's own.
+    """A causal depthwise convolution over tokens; the last tap is the token itself.
 
-    It keeps to each text, and steps over padding, which is convolved at the end.
+    Packed documents are convolved separately. Padding is skipped, and convolved at the end.
     """
     if padding is not None:
         order = padding.to(torch.uint8).argsort(dim=-1, stable=True)
@@ -68,12 +68,12 @@ def short_convolution(
 
 
 def is_mapped() -> bool:
-    """Whether this is worked for many at once, by `torch.func.vmap` or another of its transforms."""
+    """Whether this runs inside `torch.func.vmap` or another of its transforms."""
     return torch._C._are_functorch_transforms_active()
 
 
 def is_readable(x: Tensor) -> bool:
-    """Whether numbers may be looked at: not in a compiler, a transform of `torch.func`, or a CUDA graph's capture."""
+    """Whether values can be read: not in a compiler, a transform of `torch.func`, or the capture of a CUDA graph."""
     if torch.compiler.is_compiling() or is_mapped():
         return False
     return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
@@ -82,43 +82,43 @@ def is_readable(x: Tensor) -> bool:
 def gradients_again(
     out: Tensor | tuple[Tensor, ...], inputs: Sequence[Any], needed: Sequence[bool], grads: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients that have gradients themselves, of what a function of one's own gave, formed again by operations.
+    """Differentiable gradients of a custom function, recomputed from its operations (for double backward).
 
     Arguments
-        inputs  of the function; what is no tensor needs no gradient
-        needed  of which of them gradients are asked for
+        inputs  of the function; inputs that are not tensors need no gradient
+        needed  which of them need gradients
         grads   of ``out``
     """
     wanted = [x for x, needs in zip(inputs, needed, strict=True) if needs]
     outs = (out,) if isinstance(out, Tensor) else out
-    moved = [(each, grad) for each, grad in zip(outs, grads, strict=True) if each.requires_grad]  # others say nothing
+    moved = [(each, grad) for each, grad in zip(outs, grads, strict=True) if each.requires_grad]  # rest: no gradient
     there, given = [each for each, _ in moved], [grad for _, grad in moved]
     found = iter(torch.autograd.grad(there, wanted, given, create_graph=True, allow_unused=True))
     return tuple(next(found) if needs else None for needs in needed)
 
 
 def phases_of(positions: Positions, frequencies: Float[Tensor, "*_H n"]) -> Float[Tensor, "*B H N n"]:
-    """The angles i theta_t in float64: [H or 1, N, n], or [B, H or 1, N, n] where either has a row a sequence."""
+    """The angles i theta_t in float64: [H or 1, N, n], or [B, H or 1, N, n] if either has one row per sequence."""
     return positions.to(torch.float64)[..., None, :, None] * frequencies.unsqueeze(-2)
 
 
 def turns(phases: Float[Tensor, "*H n D"], magnitude: float = 1.0) -> Complex[Tensor, "*H n D"]:
-    """Complex numbers of these phases."""
+    """Complex numbers e^(i phase)."""
     return torch.polar(torch.full_like(phases, magnitude), phases)
 
 
 def normal(std: float, mean: float = 0.0) -> Callable[[Tensor], Tensor]:
-    """A start of normally distributed values."""
+    """An initialiser with normally distributed values."""
     return partial(nn.init.normal_, mean=mean, std=std)
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, else float32: bfloat16 holds no integer over 256 exactly."""
+    """float64 for float64, otherwise float32: bfloat16 cannot represent all integers over 256."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which a product of ``x`` is computed: autocast's, where autocast is on, else that of ``x``."""
+    """The dtype in which a product of ``x`` is computed: autocast's if it is on, otherwise that of ``x``."""
     device = x.device.type
     if device == "meta" or x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return x.dtype
@@ -126,7 +126,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """A context in which autocast, which would round positions, is off on the device of ``x``."""
+    """A context with autocast, which would round positions, off on the device of ``x``."""
     device = x.device.type
     on = device != "meta" and torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if on else nullcontext()
@@ -140,7 +140,7 @@ def linear(layer: nn.Module, x: Float[Tensor, "*B i"]) -> Float[Tensor, "*B o"]:
 
 
 def require_whole(who: str, positions: Tensor) -> None:
-    """Refuse positions, or offsets, that are no integers. Looks at their dtype alone, which costs nothing."""
+    """Raise `InputError` for positions or offsets that are not integers. Checks only the dtype, at no cost."""
     if positions.is_floating_point():
         raise InputError(
             f"positions: numbers of type {positions.dtype} were given; {who} takes whole positions, as integers."
@@ -148,14 +148,14 @@ def require_whole(who: str, positions: Tensor) -> None:
 
 
 def require_even(field: str, value: int, why: str = "a rotation takes dimensions in pairs") -> None:
-    """Refuse an odd size where dimensions are taken in pairs."""
+    """Raise `InputError` for an odd size."""
     must_be(field, value, int)
     if value % 2 or value < 2:
         raise InputError(f"{field}: {value} was given; {why}, so it must be even and at least 2.")
 
 
 def require_count(**values: Any) -> None:
-    """Refuse a number of things that is no whole number, or under 1."""
+    """Raise `InputError` unless the values are integers of at least 1."""
     for field, value in values.items():
         must_be(field, value, int)
         if value < 1:
@@ -165,7 +165,7 @@ def require_count(**values: Any) -> None:
 def require_number(
     field: str, value: Any, *, over: float = -math.inf, at_least: float = -math.inf, at_most: float = math.inf
 ) -> float:
-    """Refuse what is no number, not finite or outside its range; the sentence names the range."""
+    """Raise `InputError` unless the value is a finite number within its range; the message states the range."""
     must_be(field, value, float)
     if not (math.isfinite(value) and value > over and at_least <= value <= at_most):
         limits = {"over": over, "at least": at_least, "at most": at_most}
@@ -177,7 +177,7 @@ def require_number(
 def require_tensor(
     field: str, x: Any, kind: Literal["bool", "integer", "real", "float"], shape: Sequence[int | str] | None = None
 ) -> None:
-    """Refuse what is no tensor of this kind and shape, in which a word stands for any size; any shape unless given."""
+    """Raise `InputError` unless ``x`` is a tensor of this kind and shape; a word in ``shape`` means any size."""
     whole = isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
     fits = (
         isinstance(x, Tensor)
@@ -200,7 +200,7 @@ def require_tensor(
 
 
 def require_indices(field: str, given: Any, count: int) -> None:
-    """Refuse a list that is not of different indices under ``count``."""
+    """Raise `InputError` unless the list has distinct indices below ``count``."""
     must_be(field, given, Sequence[int])
     if (
         isinstance(given, Tensor)

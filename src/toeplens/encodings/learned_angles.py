@@ -1,4 +1,4 @@
-"""Angles and positions that tokens choose: a rotation by what they add up to, by places of their own, or a cosine."""
+"""Content-dependent angles: cumulative sums of steps, learned positions, or a phase per token pair."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream, Turned
 from toeplens.ground import InputError, choose
 
-EPS = 1e-6  # added to |x|^2 before its root, as in the released program's kernels
+EPS = 1e-6  # added to |x|^2 before the square root, as in the released kernels
 
 
 class _Chosen(PositionalEncoding):
-    """A rotation by angles that a subclass makes of the tokens' notes; positions are not used."""
+    """A rotation by angles that subclasses compute from the key features; positions are not used."""
 
     coupling = "rotation"
     data_dependent = True
@@ -57,28 +57,28 @@ class _Chosen(PositionalEncoding):
 
 
 class SelectiveRoPE(_Chosen):
-    """Selective RoPE: the step of every pair's angle is made from the token, and steps add up (Movahedi et al. 2025).
+    """Selective RoPE: each token determines the step of every pair's angle, and steps add up (Movahedi et al. 2025).
 
-    phi is a low-rank projection of the layer's input, each head's slice of which is divided by its norm, then a short
-    causal convolution of each channel. A step is phi times a gate sigmoid(w_h . x + b_h) of the same normed x, and pair
-    t turns by tau_t = base^(-2t/d) (the temperature) times the sum of the steps so far, which is formed in float64.
-    Only the order of tokens counts, not the numbers of their positions. What is kept of a token is phi before its
-    convolution, and the gate, so that decoding with a cache repeats the full pass, and the convolution of packed texts
-    keeps to each.
+    phi is a low-rank projection of the layer's input. Each head's slice of it is normalised and passed through a short
+    causal depthwise convolution. A step is phi times a gate sigmoid(w_h . x + b_h) of the same normalised x. Pair
+    t is rotated by tau_t = base^(-2t/d) (the temperature) times the cumulative sum of the steps, computed in float64.
+    Only the order of tokens matters, not their position numbers. The cached key features are phi before its
+    convolution, and the gate. Decoding with a cache therefore equals the full pass, and packed documents are convolved
+    separately.
 
-    The defaults are those of the paper's language models, with SiLU after the convolution and the gate, as readers of
-    the paper give them; the released program leaves both out by default. Left out: its projection by head with
-    weight norm, temperatures that are learned or of the paper's tan(theta/2), and q's and k's norm after turning.
+    The defaults are those of the paper's language models, with SiLU after the convolution and the gate, as reported by
+    others; the released code leaves both out by default. Left out here: its per-head projection with
+    weight norm, temperatures that are learned or of the paper's tan(theta/2), and the norm of q and k after rotation.
 
     Arguments
-        rank        rank of the projection (the program's 16; the paper also has 8)
-        conv_size   tokens that the convolution sees; None: no convolution but phi's difference from the token before,
-                    as the program has it, so that the angle is tau_t phi (without a gate)
+        rank        rank of the projection (16 in the released code; the paper also has 8)
+        conv_size   tokens in the convolution; None: phi's difference from the previous token instead of a convolution,
+                    as in the released code, so that the angle is tau_t phi (without a gate)
         activation  after the convolution: ``silu`` or ``none``
         gate        with the gate
-        bias        add exp(b) to the steps, b learned and 0 at the start
-        base        the program's 500000
-        pairing     as in RoPE; the program pairs in halves
+        bias        add exp(b) to the steps, with b learned and 0 at the start
+        base        500000 in the released code
+        pairing     as in RoPE; the released code uses halves
     """
 
     citation = "Movahedi et al. 2025, arXiv 2511.17388"
@@ -141,21 +141,21 @@ class SelectiveRoPE(_Chosen):
 
 
 def _as_convolution(taps: Float[Tensor, "H n size"]) -> Tensor:
-    """The start of torch's convolutions of one channel each."""
+    """Initialise like torch's convolutions of one channel each."""
     return nn.init.uniform_(taps, -(taps.shape[-1] ** -0.5), taps.shape[-1] ** -0.5)
 
 
 class RePo(_Chosen):
-    """RePo: each token says where it stands, a real number a head, and RoPE turns it by that (Li et al. 2025).
+    """RePo: each token predicts its own position, a real number per head, used by RoPE (Li et al. 2025).
 
-    z = W_o (silu(W_g x) * W_c x), x the layer's input; nothing keeps z in order, or positive. Neither the numbers of
-    positions nor the order of tokens count, beyond who sees whom. As in the released program no projection has a bias;
+    z = W_o (silu(W_g x) * W_c x), x the layer's input; z need not be ordered or positive. Position numbers and the
+    order of tokens matter only through the mask. As in the released code, no projection has a bias, and
     all start from N(0, 0.02^2). Its models have RePo from layer 5 of 16 on, and RoPE before; here every layer has it.
 
     Arguments
         width    of the hidden layer; default d_model // 8, as published
-        base     the program's 500000
-        pairing  as in RoPE; the program pairs in halves
+        base     500000 in the released code
+        pairing  as in RoPE; the released code uses halves
     """
 
     citation = "Li et al. 2025, arXiv 2512.14391"
@@ -188,18 +188,18 @@ class RePo(_Chosen):
 
 
 class TAPA(PositionalEncoding):
-    """Token-aware phase attention: a cosine whose phase two tokens and their distance make (Wang et al. 2025, eq. 12).
+    """Token-aware phase attention: a cosine of two tokens' content and their distance (Wang et al. 2025, eq. 12).
 
     Heads are split: the first part of queries and keys gives the amplitude, the rest the phase,
 
         (q_A . k_A / sqrt(share d)) cos(2 pi |i - j|^alpha q_P . k_P / sqrt((1 - share) d)).
 
-    It takes the place of q . k, has no parameters, and keeps no kernel: for a query and a key it is a function of the
-    distance, but no two pairs have the same one. At distance 0 it is q_A . k_A, scaled.
+    It replaces q . k and has no parameters. It has no kernel: each query and key have their own function of the
+    distance. At distance 0 it is q_A . k_A, scaled.
 
     Arguments
         alpha  exponent of the distance; published: 0.1
-        share  of the dimensions that the amplitude gets; published: 0.5
+        share  share of the dimensions used for the amplitude; published: 0.5
         phase  ``quadratic``, as above, or ``linear``: the sum of q_P and k_P over sqrt((1 - share) d), which the paper
                finds worse
     """

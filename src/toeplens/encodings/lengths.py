@@ -1,4 +1,4 @@
-"""What is made for lengths that training does not show: rotary variants, and temperatures by position."""
+"""Encodings for length extrapolation: rotary variants and position-dependent temperatures."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from toeplens.ground import InputError, choose
 class ResonanceRoPE(RoPE):
     """Resonance RoPE: every wavelength is rounded to a whole number of positions (Wang et al. 2024).
 
-    theta_t = 2 pi / round(2 pi / RoPE's), so that a pair that has turned once within the training length shows, beyond
-    it, only angles that were seen. The paper also rounds the wavelengths that YaRN makes, and the program those of
+    theta_t = 2 pi / round(2 pi / RoPE's). A pair with a full period within the training length then repeats the same
+    angles at longer lengths. The paper also rounds the wavelengths of YaRN, and the released code those of
     position interpolation: ``factor`` does the latter. The shortest wavelength is 6.
 
     Arguments
-        factor         divides RoPE's frequencies before they are rounded
+        factor         divides RoPE's frequencies before rounding
         base, pairing  as in RoPE
     """
 
@@ -43,16 +43,16 @@ class ResonanceRoPE(RoPE):
 
 
 class HoPE(RoPE):
-    """High-frequency rotary position encoding: what turns once within the training length is kept (Chen et al. 2024).
+    """High-frequency rotary position encoding: keep only pairs with a full period in training (Chen et al. 2024).
 
-    Pairs whose period 2 pi / theta_t is longer do not turn, so that their content counts whatever the distance. It is
-    p-RoPE with a share that the training length decides.
+    Pairs whose period 2 pi / theta_t is longer than the training length are not rotated, so their content counts at any
+    distance. It is p-RoPE with a share set by the training length.
 
-    Two later encodings have the same name and are others: hyperbolic (arXiv 2509.05218), and hybrid for images and text
-    (arXiv 2505.20444).
+    Two later encodings have the same name but are different: hyperbolic (arXiv 2509.05218), and hybrid for images and
+    text (arXiv 2505.20444).
 
-    Not verified: the rule, which is read from works that use it, as neither the paper's text nor a program of the
-    authors could be read; the paper may set the limit in another way near that length.
+    Not verified: the rule, which is taken from works that use it, because neither the paper's text nor the authors'
+    code was available. The paper may set the limit differently near that length.
 
     Arguments
         train_length   default ``max_len``
@@ -75,18 +75,18 @@ class HoPE(RoPE):
 
 
 class RoPEPlusPlus(RoPE):
-    """RoPE++: beside a head whose logit is RoPE's real part, one whose logit is the imaginary part (Liu et al. 2025).
+    """RoPE++: pairs of heads, one with RoPE's real part as its logit, one with the imaginary part (Liu et al. 2025).
 
-    Head 2h is real and head 2h + 1 imaginary: its queries are turned back by a quarter turn, so that its logit is
-    Im sum_t q_t conj(k_t) e^(i delta theta_t), which for a query and key of the same content is a sum of sines of the
-    distance. In the released program a pair shares a query, a key and a value, either at equal heads (half of the
-    projections and of the cache) or at equal cache (twice the heads). Here the number of heads is the model's, the
-    second of a pair takes queries and keys of the first (its own are idle), and values stay each head's own. If the
-    number of heads is odd, the last is real: ours.
+    Head 2h is real and head 2h + 1 imaginary. The queries of head 2h + 1 are rotated back by a quarter turn, so its
+    logit is Im sum_t q_t conj(k_t) e^(i delta theta_t), which for a query and key of the same content is a sum of sines
+    of the distance. In the released code the two heads share a query, a key and a value, either with the same number of
+    heads (half of the projections and of the cache) or with the same cache (twice the heads). Here the number of heads
+    is the model's. The second head of a pair uses the queries and keys of the first (its own are unused), and values
+    stay separate. With an odd number of heads, the last is real (our choice).
 
     Arguments
-        heads          ``shared``: queries and keys of a pair are the first one's, as published; ``own``: each its own
-        base, pairing  as in RoPE; the program pairs in halves
+        heads          ``shared``: a pair uses the first head's queries and keys, as published; ``own``: each its own
+        base, pairing  as in RoPE; the released code uses halves
     """
 
     citation = "Liu et al. 2025, arXiv 2512.07525"
@@ -118,24 +118,24 @@ class RoPEPlusPlus(RoPE):
         return super().rotate(q, k, q_positions, k_positions)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"]:
-        """e^(i delta theta_t) of real heads, -i e^(i delta theta_t) of imaginary ones."""
+        """e^(i delta theta_t) for real heads, -i e^(i delta theta_t) for imaginary ones."""
         kernel = super().kernel(offsets)
         return torch.where(self.imaginary[:, None, None], -1j * kernel, kernel)
 
 
 class Tempered(PositionalEncoding):
-    """Queries times a factor of their position, and nothing else: a subclass gives `factor`.
+    """Multiplies queries by a position-dependent factor; subclasses define `factor`.
 
-    A logit is then that factor times q . k, so it says how sharp a query's softmax is, and nothing of the key's place.
-    Encodings of this kind are published beside another one, or for layers that have no other: their `rotate` can be
-    called after that of a rotation.
+    The factor sets how sharp a query's softmax is and does not depend on the key's position. Encodings of this
+    kind are published in combination with another one, or for layers without any other. Their `rotate` can be called
+    after that of a rotation.
     """
 
     coupling = "rotation"
     toeplitz = False
 
     def factor(self, positions: Positions) -> Float[Tensor, "*B H N"]:
-        """The factor at each position, in float32 or better: [H or 1, N], or [B, H or 1, N]."""
+        """The factor at each position, in at least float32: [H or 1, N], or [B, H or 1, N]."""
         raise NotImplementedError
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
@@ -144,21 +144,22 @@ class Tempered(PositionalEncoding):
 
 
 class ScalableSoftmax(Tempered):
-    """SSMax: logits times s log n, n the number of keys that compete and s a learned number a head (Nakanishi 2025).
+    """SSMax: logits times s log n, with n the number of competing keys and s learned per head (Nakanishi 2025).
 
-    Here n is the query's position + 1, so that what is done at a position depends on nothing else. In a causal text
-    from position 0 on that is the number of keys that the query sees, in a full pass and in decoding with a key cache
-    alike; so it is in packed sequences and after padding, if each sequence's positions start at 0. A text at an offset
-    is treated as if all before it were seen; with a window of keys, or without a causal mask, n is not their number.
-    Positions under 0 count as 0. The query at position 0, which sees itself alone, is multiplied by log 1 = 0.
+    Here n is the query's position + 1, so that the result at a position depends on nothing else. In a causal sequence
+    from position 0 on, that is the number of keys that the query sees, both in a full pass and in decoding with a
+    cache. The same holds for packed sequences and after padding, if each sequence's positions start at 0. A sequence at
+    an offset is treated as if all earlier keys were visible. With a sliding window, or without a causal mask, n is not
+    the number of visible keys. Negative positions count as 0. The query at position 0, which sees only itself, is
+    multiplied by log 1 = 0.
 
-    Not verified: the start of s, 0.168, which is from memory of the paper. It is 1 over the mean of log n for n = 1 ..
-    1024, so that logits in texts of that length start at their usual size.
+    Not verified: the initial s, 0.168, which is from memory of the paper. It is 1 over the mean of log n for n = 1 ..
+    1024, so that logits in sequences of that length start at their usual size.
 
     Arguments
-        start   where s starts
-        bias    with a learned number b a head that starts at 0, for (s log n + b): a variant of the paper's
-        shared  one set of numbers for all layers; else each layer has its own, as published
+        start   initial value of s
+        bias    with a learned b per head that starts at 0, for (s log n + b): a variant of the paper's
+        shared  one set of parameters for all layers; otherwise one per layer, as published
     """
 
     citation = "Nakanishi 2025, arXiv 2501.19399"
@@ -178,14 +179,14 @@ class ScalableSoftmax(Tempered):
 
 
 class Llama4Temperature(Tempered):
-    """Llama 4's attention temperature: 1 + a log(1 + floor((i + 1) / f)), on its layers without a rotation.
+    """Llama 4's attention temperature: 1 + a log(1 + floor((i + 1) / f)), used on its layers without a rotation.
 
-    A position is what it is, in a window of keys too: nothing is counted. Positions under 0 count as 0. Llama 4 has it
-    on every fourth layer, where there is no RoPE; here all layers have it. transformers forms it in float32.
+    The factor uses the absolute position, also with a sliding window. Negative positions count as 0. Llama 4 has it
+    on every fourth layer, where there is no RoPE; here all layers have it. transformers computes it in float32.
 
     Arguments
-        floor_scale  f, positions at which the temperature changes; default ``max_len``/16, which for the 131,072
-                     positions of transformers' default configuration is its 8192
+        floor_scale  f, positions per step of the temperature (default: ``max_len``/16, which for the 131,072
+                     positions of transformers' default configuration is its 8192)
         attn_scale   a
     """
 

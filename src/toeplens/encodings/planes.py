@@ -1,4 +1,4 @@
-"""Biases of positions in a plane: functions of the row offset and the column offset together, as in Swin."""
+"""Biases for positions in a plane: functions of the row offset and the column offset together, as in Swin."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from toeplens.ground import InputError
 
 
 class PlaneBias(PositionalEncoding):
-    """A bias that is a function of the offset of rows and of columns: a subclass gives `at`, the rest follows.
+    """A bias that depends on the row offset and the column offset; subclasses define `at`.
 
-    Positions are rows and columns, [N, 2] or [B, N, 2], or running numbers [N], which are raster positions of the
-    ``grid`` (columns run fastest; numbers beyond it go on in further rows). By the offset i - j, the two differences
-    together are meant.
+    Positions are rows and columns, [N, 2] or [B, N, 2], or token indices [N], which are raster indices of the
+    ``grid`` (columns run fastest; larger indices continue in further rows). The offset i - j is the pair of
+    differences.
 
     Arguments
-        window  rows and columns of the window inside which Swin attends
-        grid    rows and columns of the raster that running numbers stand for; default the window
+        window  rows and columns of Swin's attention window
+        grid    rows and columns of the raster for token indices (default: the window)
     """
 
     coupling = "bias"
@@ -38,7 +38,7 @@ class PlaneBias(PositionalEncoding):
         self.window, self.grid = _sizes("window", window), _sizes("grid", window if grid is None else grid)
 
     def at(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
-        """The bias at offsets of rows and columns, which need not be of one shape."""
+        """The bias at offsets of rows and columns, which are broadcast against each other."""
         raise NotImplementedError
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:
@@ -50,7 +50,7 @@ class PlaneBias(PositionalEncoding):
         return bias if bias.ndim == 3 else bias.movedim(0, 1)
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Float[Tensor, "H D"] | None:
-        """The bias at offsets [D, 2] of rows and columns; offsets [D] of running numbers have none."""
+        """The bias at offsets [D, 2] of rows and columns; None for offsets [D] of token indices."""
         return None if offsets.ndim == 1 else self.at(*offsets.unbind(-1))
 
 
@@ -61,16 +61,16 @@ def _sizes(field: str, given: Sequence[int]) -> tuple[int, int]:
 
 
 class Swin(PlaneBias):
-    """A learned value a head, row offset and column offset within a window (Liu et al. 2021, section 3.2, eq. 4).
+    """One learned value per head, row offset and column offset in a window (Liu et al. 2021, section 3.2, eq. 4).
 
-    The table has (2M - 1)(2M' - 1) rows for a window of M x M' tokens, in the order of the released program, so that a
-    model's own can be loaded. Swin attends within windows only; offsets that a window does not hold share the
-    outermost value in their direction, which is ours.
+    The table has (2M - 1)(2M' - 1) rows for a window of M x M' tokens, in the order of the released code, so that
+    a model's table can be loaded. Swin attends only within windows. Offsets outside the window share the
+    outermost value in their direction (our choice).
 
     Arguments
-        window    M and M'; the paper's 7 and 7
+        window    M and M'; 7 and 7 in the paper
         grid      see `PlaneBias`
-        init_std  standard deviation of the initial table, cut off at -2 and 2 as in the released program
+        init_std  standard deviation of the initial table, truncated to [-2, 2] as in the released code
     """
 
     citation = "Liu et al. 2021, arXiv 2103.14030"
@@ -98,21 +98,21 @@ class Swin(PlaneBias):
 
 
 class SwinV2(PlaneBias):
-    """A small network of log-spaced row and column offsets gives each head its bias (Liu et al. 2022, section 3.3).
+    """An MLP of log-spaced row and column offsets computes each head's bias (Liu et al. 2022, section 3.3).
 
     b = 16 sigmoid(W2 ReLU(W1 u + c)), u the two offsets, each as sign(x) log2(1 + |x|) / log2(8) of x = 8 delta / (M -
-    1). The factors 8 and 16 are those of transformers' program. It is a function of any offset, of fractions
-    too, so that a network that was trained in one window serves a larger one. The network is worked once for each
-    different offset where finding those costs nothing.
+    1). The factors 8 and 16 are those of transformers' code. It is defined for any offset, including fractions,
+    so a network trained with one window can serve a larger one. The network is evaluated once per distinct offset
+    where finding those is cheap.
 
     Arguments
-        window             M and M'; 8 and 8, as its smaller models
+        window             M and M'; 8 and 8, as in the smaller models
         grid               see `PlaneBias`
-        pretrained_window  the window by which offsets are divided, where another was trained in; default ``window``
+        pretrained_window  the training window, by which offsets are divided (default: ``window``)
         hidden             width of the network
-        cosine             with the paper's scaled cosine attention: queries and keys of length 1, a learned factor a
-                           head in the place of 1/sqrt(d), which starts at 10 and is at most 100. Off by default, as
-                           it is no matter of position
+        cosine             use the paper's scaled cosine attention: queries and keys of norm 1, and instead of 1/sqrt(d)
+                           a learned factor per head, which starts at 10 and is at most 100. Off by default, as
+                           it does not concern position
     """
 
     citation = "Liu et al. 2022, arXiv 2111.09883"

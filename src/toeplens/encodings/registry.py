@@ -1,4 +1,4 @@
-"""The names of the encodings, ours and those that other packages bring by the entry point ``toeplens.encodings``."""
+"""The names of the encodings: ours, and those of other packages via the entry point ``toeplens.encodings``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _all() -> dict[str, type[PositionalEncoding]]:
 
 @cache
 def _found() -> tuple[dict[str, type[PositionalEncoding]], dict[str, str]]:
-    """The encodings by name, and why those of other packages that are none of them cannot be used."""
+    """The encodings by name, and why encodings of other packages cannot be used."""
     found: dict[str, type[PositionalEncoding]] = {}
     for family in FAMILIES:
         found.update(import_module(f"toeplens.encodings.{family}").ENCODINGS)
@@ -55,33 +55,33 @@ def _found() -> tuple[dict[str, type[PositionalEncoding]], dict[str, str]]:
     for entry in entry_points(group="toeplens.encodings"):
         where = f"{entry.value} of the package {'?' if entry.dist is None else entry.dist.name}"
         if entry.name in found:
-            faults[entry.name] = f"{where} is not used, as the name is taken"
+            faults[entry.name] = f"{where} is ignored, as the name is taken"
             warnings.warn(f"encoding {entry.name!r}: {faults[entry.name]}", stacklevel=2)
             continue
         try:
             kind = entry.load()
-        except Exception as error:  # whatever is wrong with it, the others are there
+        except Exception as error:  # a faulty package must not disable the others
             faults[entry.name] = f"{where} cannot be loaded ({first_line(error)})"
         else:
             if isinstance(kind, type) and issubclass(kind, PositionalEncoding):
                 found[entry.name] = kind
             else:
-                faults[entry.name] = f"{where} is no class of PositionalEncoding"
+                faults[entry.name] = f"{where} is not a subclass of PositionalEncoding"
     return found, faults
 
 
 def names() -> tuple[str, ...]:
-    """The names of all encodings that can be built."""
+    """The names of all available encodings."""
     return tuple(_all())
 
 
 def unusable() -> dict[str, str]:
-    """What other packages bring by the entry point and cannot be used: by its name, why."""
+    """Encodings of other packages that cannot be used: name -> reason."""
     return dict(_found()[1])
 
 
 def package_of(name: str) -> str | None:
-    """The other package that brings an encoding, or the first of several joined by ``+``; None for our own."""
+    """The other package that provides an encoding, or the first of several joined by ``+``; None for our own."""
     brought = {entry.name: entry for entry in entry_points(group="toeplens.encodings")}
     for part in named(name):
         entry = brought.get(part)
@@ -91,16 +91,16 @@ def package_of(name: str) -> str | None:
 
 
 def _known(name: str) -> str:
-    """The name, where an encoding is behind it."""
+    """The name, if there is such an encoding."""
     if name not in _all() and name in unusable():
         raise InputError(f"encoding: {name!r} was given; {unusable()[name]}.")
     return choose("encoding", name, _all())
 
 
 def named(name: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of the encodings that ``name`` stands for: one; or several, as a list or as ``rope + alibi``.
+    """The names of the encodings that ``name`` stands for: one, or several given as a list or as ``rope + alibi``.
 
-    Raises `InputError` for names that there are not, and for one that is there twice.
+    Raises `InputError` for unknown and for repeated names.
     """
     if isinstance(name, str) and (name in _all() or "+" not in name):
         return (_known(name),)
@@ -115,14 +115,15 @@ def named(name: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def canonical(name: str | Sequence[str]) -> str:
-    """What specs, tables and labels call it: the name, or several as ``rope + alibi``, in the order given."""
+    """The name as used in specs, tables and labels; several are written ``rope + alibi``, in the order given."""
     return " + ".join(named(name))
 
 
 def get(name: str | Sequence[str]) -> type[PositionalEncoding]:
-    """The class behind ``name``; an unknown name raises an `InputError` that lists the nearest ones.
+    """The class for ``name``; raises an `InputError` that lists similar names if there is none.
 
-    Of several, a class that builds them as one (`toeplens.encodings.compose`), whose options are those of each by name.
+    For several names, a class that combines them (`toeplens.encodings.compose`), with each one's options under its
+    name.
     """
     parts = named(name)
     kinds = tuple(_all()[part] for part in parts)
@@ -144,7 +145,7 @@ def _together(parts: tuple[str, ...], kinds: tuple[type[PositionalEncoding], ...
     ]
     facts = {
         **joint_facts(kinds),
-        "toeplitz": False,  # which depends on the options: ask one that was built
+        "toeplitz": False,  # depends on the options; ask a built instance
         "options": classmethod(
             lambda cls: {f"{part}.{option}": taken for part in parts for option, taken in options(part).items()}
         ),
@@ -155,7 +156,7 @@ def _together(parts: tuple[str, ...], kinds: tuple[type[PositionalEncoding], ...
 
 
 def _part(name: str, sizes: dict[str, int], options_given: Mapping[str, Any]) -> PositionalEncoding:
-    """One of several; what is wrong with its options is said with its name."""
+    """Build one of several encodings; errors in its options name it."""
     try:
         return build(name, **sizes, **options_given)
     except InputError as error:
@@ -165,7 +166,7 @@ def _part(name: str, sizes: dict[str, int], options_given: Mapping[str, Any]) ->
 
 
 def options(name: str | Sequence[str]) -> dict[str, inspect.Parameter]:
-    """The options that ``build(name, ...)`` takes beside the sizes, with their defaults; ``rope.base`` of several."""
+    """The options of ``build(name, ...)`` other than the sizes, with defaults; ``rope.base`` for several encodings."""
     return get(name).options()
 
 
@@ -176,13 +177,13 @@ def build(
 
     Arguments
         d_model    width of the residual stream
-        num_heads  heads of one attention layer
+        num_heads  number of heads of one attention layer
         head_dim   dimensions of one head (for ``mla``: of its content part)
-        max_len    number of positions that a table must hold
-        options    the encoding's own options; ``toeplens encodings --full`` lists them. Of several, those of each by
-                   its name: ``rope={"base": 500}``
+        max_len    number of positions of position tables
+        options    the encoding's options, as listed by ``toeplens encodings --full``. For several encodings, each one's
+                   options under its name: ``rope={"base": 500}``
 
-    Raises `InputError` for an unknown name or option, or sizes that the encoding cannot take.
+    Raises `InputError` for an unknown name or option, and for sizes that the encoding does not support.
     """
     sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim, "max_len": max_len}
     if len(named(name)) > 1:
@@ -193,7 +194,7 @@ def build(
     for option, value in options_given.items():
         if option in known:
             must_be(option, value, known[option].annotation)
-    types = options_given.get("layer_types") or ()  # each names a further option, and there may be parameters of more
+    types = options_given.get("layer_types") or ()  # each layer type is a further option; there may be unused ones
     for option, value in options_given.items():
         nested = isinstance(value, dict) and "layer_types" in known
         if nested and not types:
@@ -207,6 +208,6 @@ def build(
         return kind(**sizes, **options_given)
     except InputError:
         raise
-    except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # numbers that none can take
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # unusable values
         given = ", ".join(f"{option}={shown(value)}" for option, value in options_given.items())
         raise InputError(f"encoding {name!r} cannot be built from {given or 'these sizes'}: {error}.") from error

@@ -1,4 +1,4 @@
-"""Relative positions as vectors: what the offset adds to a logit is weighed by the query, the key, or both."""
+"""Relative positions as vectors: the offset's contribution to a logit is weighted by the query, the key, or both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from toeplens.ground import InputError, choose
 
 def at_each(table: Float[Tensor, "B H N R"], index: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
     """For every row of ``table``, its entries at that row's indices."""
-    index = index.unsqueeze(-3)  # one for all heads
+    index = index.unsqueeze(-3)  # the same for all heads
     return table.gather(-1, index.expand(*table.shape[:-1], index.shape[-1]))
 
 
@@ -44,18 +44,18 @@ def _each_xavier(tables: Float[Tensor, "H R d"]) -> None:
 class Shaw(PositionalEncoding):
     """Relative position vectors for keys, q_i . a^K, and for values, a^V (Shaw et al. 2018, section 3.1-3.2).
 
-    One learned vector for each offset j - i from -k to k, larger ones sharing the last. Both terms of a logit have the
-    factor 1/sqrt(d). The products of a query with the 2k + 1 vectors are formed once and picked from.
+    One learned vector per offset j - i from -k to k; larger offsets share the last. Both terms of a logit are
+    scaled by 1/sqrt(d). The products of a query with the 2k + 1 vectors are computed once and gathered.
 
     Arguments
         max_distance  k
         on_values     with the vectors a^V
-        shared_heads  the same vectors for all heads; else a set a head
-        shared        one set for all layers; else each layer has its own, as published
+        shared_heads  the same vectors for all heads; otherwise one set per head
+        shared        one set for all layers; otherwise one per layer, as published
 
-    The defaults are of neither of the paper's models: its base model has k = 16 and a set a head (``shared_heads``
-    False), its large one k = 8 and one set for all heads. The paper gives no starting values: as in tensor2tensor,
-    Glorot's uniform ones.
+    The defaults match neither of the paper's models: its base model has k = 16 and one set per head (``shared_heads``
+    False), its large model k = 8 and one set for all heads. The paper gives no initialisation; here it is
+    Glorot uniform, as in tensor2tensor.
     """
 
     coupling = "logits"
@@ -79,7 +79,7 @@ class Shaw(PositionalEncoding):
         self.values = self.learned(shape, _each_xavier) if on_values else None
 
     def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
-        """The row of each offset i - j."""
+        """The table row of each offset i - j."""
         require_whole("Shaw", offsets)
         return (-offsets).clamp(-self.max_distance, self.max_distance) + self.max_distance
 
@@ -96,25 +96,26 @@ class Shaw(PositionalEncoding):
         return sums.to(weights.dtype) @ self.values.to(weights.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
-        """The functions of the offset that queries weigh: 1 where the offset takes a row, 0 elsewhere, a row each."""
+        """The functions of the offset that queries weight: per table row, 1 where the offset uses it, otherwise 0."""
         return _indicators(self.index(offsets), self.keys.shape[-2])
 
 
 class TransformerXL(PositionalEncoding):
-    """Sinusoids of the offset met by the query and by a bias (Dai et al. 2019, section 3.3).
+    """Sinusoids of the offset, multiplied with the query and with a bias vector (Dai et al. 2019, section 3.3).
 
-    logit = (q_i . k_j + q_i . W_R r + u . k_j + v . W_R r) / sqrt(d), r the sinusoid of i - j (sines, then cosines) of
-    the model's width; W_R is each layer's own, u and v are one for all layers. As in the program, all four terms
-    have the factor 1/sqrt(d), and everything starts from N(0, 0.02^2); its dropout on r is left out. Keys after the
-    query have negative offsets, as in XLNet.
+    logit = (q_i . k_j + q_i . W_R r + u . k_j + v . W_R r) / sqrt(d), with r the sinusoid of i - j (sines, then
+    cosines) of the model's width. Each layer has its own W_R; all layers share u and v. As in the released code, all
+    four terms are scaled by 1/sqrt(d), and all parameters start from N(0, 0.02^2); its dropout on r is left out. Keys
+    after the query have negative offsets, as in XLNet.
 
-    The sine and cosine of i - j are taken apart into those of i and of j, so (q_i + v) . W_R r is an inner product of
-    d_model dimensions between a vector of the query and its position and one of the key's position alone. That holds
-    for any positions, forms no vector a pair, and costs d_model products a pair where q . k costs head_dim.
+    The sine and cosine of i - j are decomposed into those of i and of j. So (q_i + v) . W_R r is an inner product of
+    d_model dimensions between a vector of the query and its position and a vector of the key's position. This
+    works for any positions and forms no vector per pair. It costs d_model products per pair, where q . k costs
+    head_dim.
 
     Arguments
         base         the longest wavelength is 2 pi base
-        tied_biases  one u and v for all layers, as published; else each layer has its own (as XLNet may)
+        tied_biases  one u and v for all layers, as published; otherwise one per layer (possible in XLNet)
     """
 
     coupling = "logits"
@@ -153,7 +154,7 @@ class TransformerXL(PositionalEncoding):
         return phases.sin().to(dtype), phases.cos().to(dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
-        """e^(i delta theta_t), whose real and imaginary parts are the functions of the offset that content weighs."""
+        """e^(i delta theta_t), whose real and imaginary parts are the functions of the offset that content weights."""
         return turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)).unsqueeze(0)
 
 
@@ -161,19 +162,18 @@ class DeBERTa(PositionalEncoding):
     """Disentangled attention: content to position and position to content (He et al. 2021, section 3.1).
 
     logit = (q_i . k_j + q_i . Kr[d(i, j)] + k_j . Qr[d(j, i)]) / sqrt(3 d), where Kr = P W_kr and Qr = P W_qr are
-    projections, a layer's own, of one table P of 2k rows that all layers share; d(i, j) = i - j + k, clipped to the
-    table. The added terms have the factor of q . k: `scale` is 1/sqrt(3 d), or 1/sqrt(2 d) with one term. Left out is
-    what lies outside these terms: the absolute positions of DeBERTa's last layers, dropout and LayerNorm on P, the
-    bias of the first program's W_qr; and v2's sharing of the
-    content's own projections with P, which an encoding does not have.
+    per-layer projections of one table P of 2k rows that all layers share; d(i, j) = i - j + k, clipped to the
+    table. All terms have the same scale: `scale` is 1/sqrt(3 d), or 1/sqrt(2 d) with one added term. Left out are
+    DeBERTa's absolute positions in the last layers, dropout and LayerNorm on P, the bias of the first version's
+    W_qr, and v2's reuse of the content projections for P, which an encoding has no access to.
 
     Arguments
-        max_distance      k; default 512, but at most ``max_len``
-        position_buckets  exact offsets up to half as many, then logarithmic steps to ``max_distance``, as in DeBERTa-v2
-                          and v3 (256 of 512); the table has twice as many rows. None: every offset its own row
+        max_distance      k (default: 512, but at most ``max_len``)
+        position_buckets  exact offsets up to half of this number, then logarithmic buckets up to ``max_distance``, as
+                          in DeBERTa-v2 and v3 (256 of 512); the table has twice as many rows. None: one row per offset
         terms             ``c2p`` (content to position) and ``p2c`` (position to content), or one of them
-        p2c_index         ``paper``: a key meets the row d(j, i), as printed; ``released``: the row d(i, j), which the
-                          released program picks, and transformers with it
+        p2c_index         ``paper``: a key uses the row d(j, i), as printed; ``released``: the row d(i, j), as in the
+                          released code and in transformers
     """
 
     coupling = "logits"
@@ -219,7 +219,7 @@ class DeBERTa(PositionalEncoding):
         return own
 
     def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
-        """The row of each offset."""
+        """The table row of each offset."""
         require_whole("DeBERTa", offsets)
         if self.position_buckets is not None:
             middle = self.position_buckets // 2
@@ -244,7 +244,7 @@ class DeBERTa(PositionalEncoding):
         return (self.table.to(dtype) @ self.projections[term].to(dtype)).transpose(-2, -1)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
-        """The functions of the offset that content weighs: 1 where an offset or its opposite takes a row, else 0."""
+        """The functions of the offset that content weights: 1 where an offset or its negative uses a row, else 0."""
         both = [_indicators(self.index(side), 2 * self.span) for side in (offsets, -offsets)]
         return torch.cat(both, dim=1)
 

@@ -1,4 +1,4 @@
-"""Positions that are changed first: offsets clipped, in groups or within chunks; segments and places within them."""
+"""Remapped positions: offsets clipped, grouped or within chunks; segments and positions within segments."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Way = tuple[Places, Places, Tensor]
 
 
 class Remapped(PositionalEncoding):
-    """RoPE of other places than the positions: several ways to place queries and keys, and for each pair one of them.
+    """RoPE with remapped positions: several ways to assign positions to queries and keys, one of them for each pair.
 
-    A subclass gives `ways`. Each way is a rotation of all queries and keys and a product; what a pair's way would be is
-    picked from them, since the offset by which a pair is turned is no difference of two places any more. Keys are kept
-    as they are (in a cache too) and turned where they are compared. Angles are formed in float64, as in `Rotary`.
+    Subclasses define `ways`. Each way is a rotation of all queries and keys and a product. Each pair then takes the
+    entry of its way, since its offset is no longer a difference of two positions. Keys are cached unrotated and rotated
+    when they are compared. Angles are computed in float64, as in `Rotary`.
 
     Arguments
         base     theta_t = base^(-2t/d)
@@ -55,14 +55,14 @@ class Remapped(PositionalEncoding):
         self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.head_dim, base).unsqueeze(0))
 
     def ways(self, q_positions: Positions, k_positions: Positions) -> Iterator[Way]:
-        """Places of queries, places of keys, and which pairs are turned by their difference: [Nq, Nk] or [B, Nq, Nk].
+        """Yield positions of queries, positions of keys, and the pairs that use them: [Nq, Nk] or [B, Nq, Nk].
 
-        Each pair has one way; what no later one takes is the first's.
+        Each pair has one way; pairs that no later way takes use the first.
         """
         raise NotImplementedError
 
     def offsets(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*B Nq Nk"]:
-        """The offset by which each pair is turned, in the place of i - j."""
+        """The offset that each pair uses instead of i - j."""
         ways = self.ways(q_positions, k_positions)
         q_places, k_places, _ = next(ways)
         offsets = q_places.unsqueeze(-1) - k_places.unsqueeze(-2)
@@ -92,15 +92,15 @@ class Remapped(PositionalEncoding):
 
 
 class ReRoPE(Remapped):
-    """Rectified RoPE: offsets beyond a window w count as w (Su 2023).
+    """Rectified RoPE: offsets beyond a window w are clipped to w (Su 2023).
 
-    With a ``leak`` of 1/k they go on in steps of 1/k, the published Leaky ReRoPE: r(delta) = w + (delta - w)/k. Keys
-    after the query are clipped on their side, at -w; the released program, which is for causal text, gives those beyond
-    -w the offset +w. Left out is its factor of queries by log position: that is for a `Tempered`.
+    With a ``leak`` of 1/k, larger offsets continue in steps of 1/k (the published Leaky ReRoPE): r(delta) = w +
+    (delta - w)/k. Keys after the query are clipped to -w. The released code, which is for causal attention, gives those
+    beyond -w the offset +w. Its factor of queries by log position is left out; use a `Tempered` encoding for it.
 
     Arguments
-        window  w, in positions; default ``max_len``/8, as the released program's 512 of 4096
-        leak    1/k, at least 0 (ReRoPE, k infinite), at most 1 (RoPE); the released program's leaky one has 1/16
+        window  w, in positions (default: ``max_len``/8, as the released code's 512 of 4096)
+        leak    1/k, at least 0 (ReRoPE, k infinite), at most 1 (RoPE); 1/16 in the released leaky version
         base, pairing  as in RoPE
     """
 
@@ -139,16 +139,16 @@ class ReRoPE(Remapped):
 
 
 class SelfExtend(Remapped):
-    """Self-Extend: offsets under a window w as they are, farther ones between groups of G positions (Jin et al. 2024).
+    """Self-Extend: exact offsets below a window w, and offsets between groups of G positions beyond (Jin et al. 2024).
 
-    A pair at a distance of w or more is turned by floor(i/G) - floor(j/G) + w - floor(w/G), so that the largest offset
-    grows with the length over G. Where groups begin depends on the positions: no function of i - j. Keys after the
-    query mirror those before it, which is ours. The released program shifts by w - w/G, unrounded, in one of its
-    implementations and as the paper in another; the same where G divides w.
+    A pair at a distance of w or more has the offset floor(i/G) - floor(j/G) + w - floor(w/G), so the largest offset
+    grows with the length over G. Group boundaries depend on the positions, so it is not a function of i - j. Keys after
+    the query mirror those before it (our choice). One implementation in the released code shifts by w - w/G, unrounded,
+    and another as the paper does; the two agree if G divides w.
 
     Arguments
-        window  w, in positions; default ``max_len``/4, as the released program's 1024 for models of 4096
-        group   G, a whole number; the released program's 8. With 1 it is RoPE
+        window  w, in positions (default: ``max_len``/4, as the released code's 1024 for models of 4096)
+        group   G, an integer; 8 in the released code. With 1 it is RoPE
         base, pairing  as in RoPE
     """
 
@@ -185,25 +185,26 @@ class SelfExtend(Remapped):
         yield q_groups - shift, k_groups, offsets <= -self.window
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"] | None:
-        """RoPE's, where groups are of one position; else None."""
+        """RoPE's kernel for groups of one position; otherwise None."""
         return self._kernel_at(offsets.double()) if self.group == 1 else None
 
 
 class DualChunk(Remapped):
-    """Dual Chunk Attention: keys are placed within chunks of s, queries in one of three ways (An et al. 2024).
+    """Dual Chunk Attention: keys get positions within chunks of s, queries one of three positions (An et al. 2024).
 
-    A key is at j mod s. A query is at i mod s for keys of its own chunk, at min(s + i mod s, m) for those of the chunk
-    before it, so that what is nearer than the window keeps its offset, and at m for all earlier ones; m is the largest
-    position that training showed. Chunks begin at multiples of s: no function of i - j. Keys of later chunks, which the
-    paper never scores, are compared as those of the query's own, which is ours. A query's chunk is its position's: with
-    a text at an offset, or packed texts whose positions run on, chunks are not the text's own.
+    A key is at j mod s. A query is at i mod s for keys of its own chunk; at min(s + i mod s, m) for those of the
+    previous chunk, so that offsets below the window are exact; and at m for all earlier ones. m is the largest
+    position seen in training. Chunks begin at multiples of s, so it is not a function of i - j. Keys of later chunks,
+    which the paper never scores, are treated like those of the query's own (our choice). Chunks depend on position
+    numbers: for a sequence at an offset, or packed sequences with continuing positions, they do not start with the
+    sequence.
 
-    Not verified: the default sizes, and m = s + w - 1, which are from memory of the paper; the released programs have
-    m = s + w, and for models of length c take s + w = 3c/4 and w = c/16.
+    Not verified: the default sizes, and m = s + w - 1, which are from memory of the paper. The released code has
+    m = s + w, and for models of length c uses s + w = 3c/4 and w = c/16.
 
     Arguments
-        chunk    s, positions of a chunk; default 3/4 of ``max_len``
-        window   w, positions beyond a chunk that a query may be at; default 1/4 of ``max_len``
+        chunk    s, positions per chunk (default: 3/4 of ``max_len``)
+        window   w, positions that a query may be beyond a chunk (default: 1/4 of ``max_len``)
         largest  m: ``paper``, s + w - 1, or ``released``, s + w
         base, pairing  as in RoPE
     """
@@ -250,11 +251,11 @@ def _floor(positions: Positions, size: int) -> Positions:
 def segment_positions(
     tokens: Int[Tensor, "*B N"], separators: Sequence[int], *, first: Int[Tensor, "*B 2"] | None = None
 ) -> Int[Tensor, "*B N 2"]:
-    """Segment and place of each token, both from 0; a separator is the last token of its segment.
+    """Segment and position within the segment of each token, from 0; a separator ends its segment.
 
     Arguments
-        separators  token ids that end a segment, as those of full stops and line breaks
-        first       the position of the first of these tokens, as `following_position` gives it; default (0, 0)
+        separators  token ids that end a segment, such as those of full stops and line breaks
+        first       the position of the first token, from `following_position` (default: (0, 0))
     """
     ends = _ends(tokens, separators)
     begins = F.pad(ends, (1, 0))[..., :-1]
@@ -270,7 +271,7 @@ def segment_positions(
 def following_position(
     position: Int[Tensor, "*B 2"], token: Int[Tensor, "*B"], separators: Sequence[int]
 ) -> Int[Tensor, "*B 2"]:
-    """The position of the token after ``token``, which stands at ``position``: for decoding one by one."""
+    """The position of the token after ``token`` at ``position``, for decoding token by token."""
     segment, place = position.unbind(-1)
     ends = _ends(token, separators)
     return torch.stack((segment + ends, torch.where(ends, 0, place + 1)), dim=-1)
@@ -283,20 +284,20 @@ def _ends(tokens: Int[Tensor, "*B"], separators: Sequence[int]) -> Bool[Tensor, 
 
 
 class BiPE(PositionalEncoding):
-    """Bilevel positional encoding: a vector for the place in a segment, RoPE or ALiBi for segments (He et al. 2024).
+    """Bilevel positional encoding: a vector for the position in a segment, RoPE or ALiBi for segments (He et al. 2024).
 
-    A position is (segment, place), [N, 2] or [B, N, 2]; `segment_positions` makes them from tokens, and
-    `following_position` the next one in decoding. The vector of the place is added at the input; RoPE or ALiBi sees
-    the segments' numbers alone, so that tokens of one segment are told apart by their vectors only. Running numbers
-    [N] mean segments of equal length, which is ours, for texts without separators.
+    A position is (segment, place), [N, 2] or [B, N, 2]. `segment_positions` computes them from tokens, and
+    `following_position` the next one in decoding. The vector of the place is added to the token embeddings. RoPE or
+    ALiBi uses only segment numbers, so tokens of one segment are distinguished only by their vectors. Token indices
+    [N] mean segments of equal length, for sequences without separators (our choice).
 
     Arguments
         across        ``rope`` or ``alibi``, for the segments
-        inside        ``learned``, as in the released program; or ``sinusoidal``
-        places_max    rows of the learned table; later places share the last, as in the released program (1024 rows).
-                      Default ``max_len``
-        segment       tokens of a segment, where positions are running numbers; default the root of ``max_len``
-        slope_factor  what ALiBi's slopes are multiplied by, for segments are fewer than tokens: the released program's
+        inside        ``learned``, as in the released code; or ``sinusoidal``
+        places_max    rows of the learned table; later places share the last, as in the released code, which has 1024
+                      (default: ``max_len``)
+        segment       tokens per segment, if positions are token indices (default: the square root of ``max_len``)
+        slope_factor  factor of ALiBi's slopes, as there are fewer segments than tokens; default as in the released code
         init_std      standard deviation of the initial table
         base, pairing  as in RoPE
     """
@@ -342,7 +343,7 @@ class BiPE(PositionalEncoding):
         return torch.stack((tokens // self.segment, tokens % self.segment), dim=-1)
 
     def levels(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """Segments and places; of running numbers [N] too."""
+        """Segments and places within them, also for token indices [N]."""
         segments, places = (self.place(positions) if positions.ndim == 1 else positions).unbind(-1)
         return segments, places
 

@@ -1,4 +1,4 @@
-"""Rotary encodings: queries and keys are turned, pair of dimensions by pair, by angles proportional to position."""
+"""Rotary encodings: each pair of dimensions of queries and keys is rotated by an angle proportional to position."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from toeplens.ground import InputError, choose
 
 @dataclass(frozen=True)
 class BandControl:
-    """What is done to the frequencies of a rotation, t = 0 (the highest) .. n - 1.
+    """An intervention on the frequencies of a rotation, t = 0 (the highest) .. n - 1.
 
-    still   these pairs no longer turn, and their content counts as if all offsets were 0: E_t becomes J (up to the
-            encoding's own magnitude)
-    silent  these pairs are taken out: their part of every logit is 0
-    order   pair t turns as pair ``order[t]`` did; None for all as they are
-    heads   the heads that are meant; None for all
+    still   freeze these pairs: they are not rotated, and their content counts as if all offsets were 0, so E_t becomes
+            J (up to the encoding's own magnitude)
+    silent  drop these pairs: their part of every logit is 0
+    order   permute: pair t uses the frequency of pair ``order[t]``; None for no change
+    heads   the heads to change; None for all
 
-    Raises `InputError` for pairs that are to be both still and silent.
+    Raises `InputError` for pairs that are both still and silent.
     """
 
     still: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class BandControl:
             raise InputError("silent: some of its pairs were given in still too; each must be in one of the two.")
 
     def check(self, pairs: int, num_heads: int) -> None:
-        """Raise an `InputError` unless all of it fits ``pairs`` frequencies and ``num_heads`` heads."""
+        """Raise `InputError` unless all indices fit ``pairs`` frequencies and ``num_heads`` heads."""
         for field, given, most in (
             ("still", self.still, pairs),
             ("silent", self.silent, pairs),
@@ -63,7 +63,7 @@ class BandControl:
     def tables(
         self, cos: Float[Tensor, "*B H N n"], sin: Float[Tensor, "*B H N n"], num_heads: int
     ) -> tuple[Tensor, Tensor]:
-        """The cosines and sines that are left of these (H is 1 where heads share them)."""
+        """Apply the intervention to cosines and sines (H is 1 if heads share them)."""
         after = torch.complex(cos, sin)
         after = self._changed(after.movedim(-1, -2)).movedim(-2, -1)
         kept = self._chosen(num_heads, cos.device)
@@ -72,7 +72,7 @@ class BandControl:
         return after.real, after.imag
 
     def kernel(self, kernel: Complex[Tensor, "H n D"], num_heads: int) -> Complex[Tensor, "G n D"]:
-        """What is left of a rotation's kernel."""
+        """Apply the intervention to a rotation's kernel."""
         kept = self._chosen(num_heads, kernel.device)
         after = self._changed(kernel)
         return after if kept is None else torch.where(kept[:, None, None], after, kernel)
@@ -95,7 +95,7 @@ class BandControl:
 
 
 def swapped(pairs: int, first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    """The ``order`` in which two bands of the same size exchange their frequencies, the first for the first."""
+    """The ``order`` in which two bands of equal size exchange their frequencies, in sequence."""
     order = list(range(pairs))
     bands = [*first, *second]
     if len(first) != len(second) or len(set(bands)) != len(bands) or not all(0 <= t < pairs for t in bands):
@@ -109,17 +109,17 @@ def swapped(pairs: int, first: Sequence[int], second: Sequence[int]) -> tuple[in
 
 
 Pairing = Literal["interleaved", "half"]
-_ALIKE = ("rotate", "frequencies_at", "phases", "tables", "_turn")  # what is the same for all heads unless overridden
+_ALIKE = ("rotate", "frequencies_at", "phases", "tables", "_turn")  # these treat all heads alike
 
 
 def turn(
     x: Float[Tensor, "B H N d"], cos: Float[Tensor, "*#B #H N n"], sin: Float[Tensor, "*#B #H N n"], pairing: Pairing
 ) -> Float[Tensor, "B H N d"]:
-    """Rotate the pairs of ``x`` (d = 2n) by the angles whose cosines and sines are given, in the tables' precision."""
+    """Rotate the pairs of ``x`` (d = 2n) by the angles with the given cosines and sines, in their precision."""
     wide = x.to(cos.dtype)
     if pairing == "interleaved" and not torch.compiler.is_compiling():
         if wide.stride(-1) != 1 or any(step % 2 for step in (*wide.stride()[:-1], wide.storage_offset())):
-            wide = wide.clone(memory_format=torch.contiguous_format)  # a complex view needs its pairs side by side
+            wide = wide.clone(memory_format=torch.contiguous_format)  # a complex view needs contiguous pairs
         pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
     if pairing == "half":
@@ -132,18 +132,18 @@ def turn(
 
 
 def pairing_of(given: str) -> Pairing:
-    """A checked pairing."""
+    """Check a pairing and return it."""
     return choose("pairing", given, get_args(Pairing))
 
 
 class Rotary(PositionalEncoding):
-    """The rotation itself: ``frequencies`` [H or 1, n] turn dimensions ``first`` to ``first + 2n`` of each head.
+    """A rotation: ``frequencies`` [H or 1, n] rotate dimensions ``first`` to ``first + 2n`` of each head.
 
-    Phases i theta_t are formed element by element in float64 and their cosines and sines are applied in float32
-    (float64 for float64 input), whatever the model's dtype: bfloat16 holds no integer over 256 exactly.
+    Phases i theta_t are computed in float64, and their cosines and sines are applied in float32
+    (float64 for float64 input), whatever the model's dtype: bfloat16 cannot represent all integers over 256.
 
-    A subclass whose frequencies change with the length gives them in `frequencies_at`; one that also scales queries
-    and keys sets ``magnitude``, which multiplies both, so that logits carry its square.
+    Subclasses whose frequencies depend on the length override `frequencies_at`. Subclasses that also scale queries
+    and keys set ``magnitude``, which multiplies both, so logits are scaled by its square.
     """
 
     coupling = "rotation"
@@ -157,7 +157,7 @@ class Rotary(PositionalEncoding):
         self.frequencies = self.register_exact("frequencies", frequencies)
 
     def frequencies_at(self, k_positions: Positions) -> Frequencies:
-        """The frequencies of a pass with these keys: [H or 1, n], or [B, H or 1, n] where each sequence has its own."""
+        """The frequencies for these keys: [H or 1, n], or [B, H or 1, n] if they differ between sequences."""
         return self.frequencies
 
     def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B H N n"]:
@@ -200,7 +200,7 @@ class Rotary(PositionalEncoding):
         return torch.complex(*self.tables(positions, self.frequencies_at(positions), dtype))
 
     def _has_own(self, *names: str) -> bool:
-        """Whether no subclass does these otherwise."""
+        """Whether no subclass overrides these methods."""
         return all(getattr(type(self), name) is getattr(Rotary, name) for name in names)
 
     @property
@@ -211,7 +211,7 @@ class Rotary(PositionalEncoding):
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"]:
         """e^(i delta theta_t) times the squared magnitude, so that a logit is Re sum_t q_t conj(k_t) kernel_t.
 
-        A frequency of 0 gives 1. Frequencies that depend on the length are those of ``max_len`` positions.
+        A frequency of 0 gives 1. Length-dependent frequencies are those for ``max_len`` positions.
         """
         frequencies = self.frequencies_at(torch.tensor([self.max_len - 1], device=self.frequencies.device))
         kernel = turns(self.phases(offsets, frequencies).transpose(-2, -1), self.magnitude**2)
@@ -219,9 +219,9 @@ class Rotary(PositionalEncoding):
 
 
 def controlled(encoding: Rotary, control: BandControl) -> Rotary:
-    """``encoding`` with its bands under control; its parameters are the same tensors. Control on top replaces control.
+    """A copy of ``encoding`` with a `BandControl`, which replaces any earlier one; parameters are shared.
 
-    What an encoding does beside turning pairs (a decay, a map, a second copy of a pair) is left as it is.
+    Effects other than rotating pairs (a decay, a map, a second copy of a pair) are unchanged.
     """
     control.check(encoding.frequencies.shape[-1], encoding.num_heads)
     changed = copy.copy(encoding)
@@ -249,14 +249,14 @@ class RoPE(Rotary):
 
 
 class PartialRoPE(Rotary):
-    """RoPE on some of the dimensions, heads or layers, and nothing on the rest.
+    """RoPE on some of the dimensions, heads or layers, and no encoding on the rest.
 
-    With no option it is RoPE as its paper has it. GPT-NeoX and Pythia: ``rotary_pct`` 0.25 and ``pairing`` "half".
+    The defaults give plain RoPE. GPT-NeoX and Pythia: ``rotary_pct`` 0.25 and ``pairing`` "half".
 
     Arguments
-        rotary_pct  share of each head's dimensions that is rotated, from the first on
-        heads       how many heads, from the first on, or a list of heads (from 0); all by default
-        layers      a list of layers (from 0); all by default
+        rotary_pct  share of each head's dimensions that is rotated, starting at the first
+        heads       number of heads, starting at the first, or a list of heads, from 0 (default: all)
+        layers      a list of layers, from 0 (default: all)
         base, pairing  as in RoPE; the frequencies are spread over the rotated dimensions
     """
 
@@ -298,7 +298,7 @@ class PartialRoPE(Rotary):
 
 
 def _chosen(field: str, value: int | Sequence[int] | None, count: int) -> list[int]:
-    """Indices named by a count (the first ones), by a list, or by None (all)."""
+    """Indices given as a count (the first ones), a list, or None (all)."""
     if value is None:
         return list(range(count))
     chosen = list(range(value)) if isinstance(value, int) else list(value)
@@ -310,7 +310,7 @@ def _chosen(field: str, value: int | Sequence[int] | None, count: int) -> list[i
 
 
 class RoPEAbsolute(RoPE):
-    """RoPE inside and a sinusoid added at the input (arXiv 2505.13027, section 5.2; its released program's "rope").
+    """RoPE plus a sinusoid added to the token embeddings (arXiv 2505.13027, section 5.2; the released code's "rope").
 
     Arguments
         layout         the sinusoid's layout (see `Sinusoidal`)
@@ -335,20 +335,20 @@ class RoPEAbsolute(RoPE):
 class MLA(Rotary):
     """DeepSeek's decoupled RoPE: q = [q_content ; R_i q_rotary], k = [k_content ; R_j k_rotary] (V2, eq. 14-19).
 
-    Acts on heads of ``head_dim + rotary_dim`` dimensions and turns the last ``rotary_dim`` of them; the rotary key is
-    one for all heads. The projections to and from the latent vectors belong to the attention that uses it.
+    Heads have ``head_dim + rotary_dim`` dimensions, of which the last ``rotary_dim`` are rotated; all heads share
+    one rotary key. The attention layer provides the projections to and from the latent vectors.
 
     Arguments
-        rotary_dim    dimensions of the rotary part; default half of ``head_dim``, as in DeepSeek-V2
-        d_compress    size of the latent vector c^KV; default half of ``d_model``, as in arXiv 2505.13027 (DeepSeek-V2:
+        rotary_dim    dimensions of the rotary part (default: half of ``head_dim``, as in DeepSeek-V2)
+        d_compress    size of the latent vector c^KV (default: half of ``d_model``, as in arXiv 2505.13027; DeepSeek-V2:
                       512 of 5120)
-        q_compress    size of c^Q: ``same`` as c^KV, as in arXiv 2505.13027; a number of its own (DeepSeek-V2: 1536); or
-                      None for queries straight from the layer's input, as in V2-Lite
-        rotary_query  ``per-head`` (DeepSeek) or ``shared``: one rotary query for all heads (released program of
+        q_compress    size of c^Q: ``same`` as c^KV, as in arXiv 2505.13027; another number (DeepSeek-V2: 1536); or
+                      None for queries projected directly from the layer's input, as in V2-Lite
+        rotary_query  ``per-head`` (DeepSeek) or ``shared``: one rotary query for all heads (released code of
                       arXiv 2505.13027)
         latent_norm   RMSNorm on the latent vectors, as in DeepSeek
-        phase_table   ``rotation``, or ``released``: the released program reads cosines and sines from a concatenated
-                      table as if it were interleaved, so that what it applies is no rotation and not a function of
+        phase_table   ``rotation``, or ``released``: the released code reads cosines and sines from a concatenated
+                      table as if it were interleaved, so that the result is neither a rotation nor a function of
                       the offset
         base, pairing as in RoPE
     """
@@ -400,7 +400,7 @@ class MLA(Rotary):
         return both[..., 1::2], both[..., 0::2]
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"] | None:
-        """The rotary part's kernel (the content part has none); None for the released table, which has none."""
+        """The rotary part's kernel; None for the released table, which has none."""
         return super().kernel(offsets) if self.phase_table == "rotation" else None
 
 

@@ -1,4 +1,4 @@
-"""Rotations of other kinds: polar vectors, Fourier series for angles, heads that are rolled, headings."""
+"""Other rotations: polar vectors, Fourier series of angles, circular shifts of heads, headings."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from toeplens.ground import InputError, choose
 
 
 class PoPE(PositionalEncoding):
-    """Polar coordinate position embedding: magnitudes say what, phases say where (Gopalakrishnan et al. 2025).
+    """Polar coordinate position embedding: magnitudes carry content, phases position (Gopalakrishnan et al. 2025).
 
     Each of the d dimensions is a complex number of magnitude softplus(x_c) and phase i theta_c, with d frequencies
-    theta_c = base^(-c/d), c = 0..d-1; a key's phase has a learned delta_c in [-2 pi, 0] besides. Queries and keys
-    become 2d wide; the scale of the logits stays 1/sqrt(d). The bounds on delta are kept by clamping, so that a value
-    outside them receives no gradient, as in x-transformers.
+    theta_c = base^(-c/d), c = 0..d-1. A learned delta_c in [-2 pi, 0] is added to a key's phase. Queries and keys
+    become 2d wide; the scale of the logits stays 1/sqrt(d). delta is clamped to its range, so a value
+    outside it receives no gradient, as in x-transformers.
 
     Arguments
         base    theta_c = base^(-c/d)
-        init    delta's start: ``zero`` (generalises better to longer input, says the paper) or ``uniform`` in its range
-        shared  one delta for all layers; else each has its own (x-transformers shares it)
+        init    initial delta: ``zero`` (which generalises better to longer input, says the paper) or ``uniform``
+        shared  one delta for all layers (as in x-transformers); otherwise one per layer
     """
 
     coupling = "rotation"
@@ -62,28 +62,28 @@ class PoPE(PositionalEncoding):
 
 
 def _polar(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*_B #H N d"]) -> Float[Tensor, "B H N e"]:
-    """The vectors of magnitude softplus(x) at the given phases: d real parts, then d imaginary ones."""
+    """Vectors of magnitude softplus(x) at the given phases: d real parts, then d imaginary ones."""
     wide = widened(x.dtype)
     size = F.softplus(x.to(wide))
     return torch.cat((size * phases.cos().to(wide), size * phases.sin().to(wide)), dim=-1).to(x.dtype)
 
 
 class ComplexFormer(RoPE):
-    """RoPE whose heads also learn how the angle between query and key counts (Shao et al. 2025; uncertain, see below).
+    """RoPE with a learned map of the phase differences between query and key (Shao et al. 2025; unverified, see below).
 
-    The paper (withdrawn by its authors) says in its abstract that a head turns real queries and keys into polar
-    complex vectors and takes the real part of their product under a rotation by Adapt(AS_ij) + Delta(P_ij), AS the
-    difference of their own phases and P that of their positions. It does not say what Adapt and Delta are. This
+    The abstract of the paper (withdrawn by its authors) says that a head converts real queries and keys to polar
+    complex vectors and takes the real part of their product under a rotation by Adapt(AS_ij) + Delta(P_ij), with AS the
+    difference of their own phases and P that of their positions. It does not define Adapt and Delta. This
     reading takes the affine Adapt of its predecessor EulerFormer (arXiv 2403.17729), with a factor and a shift for
     each head and pair, and RoPE's angle for Delta:
 
         logit = sum_t |q_t| |k_t| cos(a_t (arg q_t - arg k_t) + b_t + (i - j) theta_t)
 
-    which starts as RoPE (a = 1, b = 0) and factorises into a query and a key, so that it depends on q_i, k_j and i - j
-    alone: by our definition its position part is not data-dependent. For a_t other than an integer the logit jumps
-    where an argument passes pi. Its `kernel` is the rotation's, between the adapted queries and keys.
+    It starts as RoPE (a = 1, b = 0). It factorises into a query and a key, so it depends only on q_i, k_j and i - j,
+    and by our definition its position part is not data-dependent. For a_t other than an integer the logit is
+    discontinuous where an argument passes pi. `kernel` is that of the rotation, between the adapted queries and keys.
 
-    Not verified: all of it but that sentence, as neither the paper's text nor a program could be read.
+    Not verified: everything except that sentence, as neither the paper's text nor code was available.
     """
 
     citation = "Shao et al. 2025, arXiv 2505.10222 (withdrawn; read from its abstract)"
@@ -101,10 +101,10 @@ class ComplexFormer(RoPE):
         return turned_q.to(q.dtype), turned_k.to(k.dtype)
 
     def _adapt(self, x: Float[Tensor, "B H N d"], offset: Float[Tensor, "H n"]) -> Float[Tensor, "B H N d"]:
-        """Each pair with its phase multiplied by the factor and moved by the offset, in float32 or better."""
+        """Each pair with its phase multiplied by the factor and shifted by the offset, in at least float32."""
         wide = x.to(widened(x.dtype))
         a, b = wide.chunk(2, dim=-1) if self.pairing == "half" else wide.unflatten(-1, (-1, 2)).unbind(-1)
-        nothing = a.abs() + b.abs() < 1e-18  # has no phase, and the phase of what is nearly nothing has no derivative
+        nothing = a.abs() + b.abs() < 1e-18  # zero has no phase, and near zero its derivative explodes
         a = torch.where(nothing, 1.0, a)
         size = torch.where(nothing, 0.0, torch.hypot(a, b))
         phase = self.factor.to(wide.dtype).unsqueeze(-2) * torch.atan2(b, a) + offset.to(wide.dtype).unsqueeze(-2)
@@ -113,24 +113,24 @@ class ComplexFormer(RoPE):
 
 
 class FoPE(PositionalEncoding):
-    """Fourier position embedding (Hua et al. 2024), as its released program computes it.
+    """Fourier position embedding (Hua et al. 2024), as computed by its released code.
 
-    Of RoPE's frequencies those under 2 pi / train_length are dropped, since training never shows their whole period; D
-    remain. Each of O = min(D, d/4) pairs then has sum_f C_fo cos(i theta_f) in the place of its cosine and
-    sum_f S_fo sin(i theta_f) in that of its sine, with matrices of their own for each head, for cosines and for sines:
-    the unit matrix (if D > O, pair o starts from frequency o ceil(D/O)) plus Xavier noise. A pair of such series is no
-    rotation: it keeps no norms, and the logit is not a function of i - j.
+    RoPE frequencies below 2 pi / train_length, whose full period training never shows, are dropped; D
+    remain. Each of O = min(D, d/4) pairs then has sum_f C_fo cos(i theta_f) instead of its cosine and
+    sum_f S_fo sin(i theta_f) instead of its sine. Each head has its own matrices for cosines and for sines, initialised
+    as the identity (if D > O, pair o starts from frequency o ceil(D/O)) plus Xavier noise. A pair of such series is not
+    a rotation: it does not preserve norms, and the logit is not a function of i - j.
 
-    Differences: the program pads the sines of the pairs beyond O with 1, which turns them by 45 degrees and doubles
-    their part of the logit; the paper gives them frequency 0, so sine 0, and so does the default here. The paper's
-    formula would give every frequency that is kept a pair of its own; the program's d/4 is followed.
+    Differences: the released code pads the sines of the pairs beyond O with 1, which rotates them by 45 degrees and
+    doubles their part of the logit. The paper gives them frequency 0, so sine 0, which is the default here. The paper's
+    formula would give every kept frequency its own pair; here the code's d/4 is used.
 
     Arguments
-        gain          of the Xavier noise; the program's 0.3 (its configurations: 0.3 to 0.6, growing with the model)
-        learnable     train the matrices; by default they stay as drawn, as in the program
-        train_length  sets the lowest frequency; ``max_len`` by default
-        padding       ``identity`` (sine 0) or ``ones`` (the released program) for the pairs without a series
-        base, pairing as in RoPE; the program pairs in halves
+        gain          of the Xavier noise; 0.3 in the code (its configurations: 0.3 to 0.6, growing with the model)
+        learnable     train the matrices; by default they stay fixed, as in the code
+        train_length  sets the lowest frequency (default: ``max_len``)
+        padding       ``identity`` (sine 0) or ``ones`` (the released code) for the pairs without a series
+        base, pairing as in RoPE; the released code uses halves
     """
 
     coupling = "rotation"
@@ -191,7 +191,7 @@ class FoPE(PositionalEncoding):
         return turn(q, *q_tables, self.pairing), turn(k, *k_tables, self.pairing)
 
     def tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What stands for cosines and sines: [H, N, n], or [B, H, N, n] for positions by sequence."""
+        """The series that replace cosines and sines: [H, N, n], or [B, H, N, n] for positions per sequence."""
         phases = phases_of(positions, self.frequencies)
         wide = widened(dtype)
         still = (0, self.head_dim // 2 - self.cosines.shape[-1])
@@ -201,17 +201,17 @@ class FoPE(PositionalEncoding):
 
 
 class RollPE(PositionalEncoding):
-    """Queries and keys rolled circularly along the head's dimensions (van de Geijn et al. 2025).
+    """Queries and keys shifted circularly along the head's dimensions (van de Geijn et al. 2025).
 
-    The query at position i becomes torch.roll(q, speed * i, -1). In the basis of the discrete Fourier transform a shift
-    by a turns component f = 1, 2, ... by the angle 2 pi f a/d: a RoPE in another basis, with frequencies that are the
-    multiples of 2 pi speed/d. That is how it is computed, with a fixed orthogonal matrix there and back, so that a
-    shift may be a fraction of a dimension. Component 0 (the mean) stays. Where d is even, component d/2 (the
-    alternating sum) is real and has no fraction of a turn that is real: it is multiplied by (-1)^(i r), r the whole
-    number nearest to ``speed``, which is torch.roll's factor for a whole speed and keeps a group for any. So positions
-    have to be whole numbers there.
+    The query at position i becomes torch.roll(q, speed * i, -1). In the basis of the discrete Fourier transform, a
+    shift by a rotates component f = 1, 2, ... by the angle 2 pi f a/d. This is RoPE in another basis, with multiples of
+    2 pi speed/d as frequencies. It is computed that way, with a fixed orthogonal matrix, so that
+    a shift may be a fraction of a dimension. Component 0 (the mean) is unchanged. For even d, component d/2 (the
+    alternating sum) is real and has no real fractional rotation: it is multiplied by (-1)^(i r), with r the integer
+    nearest to ``speed``. That is torch.roll's factor for integer speeds, and a group for all speeds; positions
+    must then be integers.
 
-    Not verified: the paper's own speed; 1, the discrete roll, is ours.
+    Not verified: the paper's speed; 1, the discrete roll, is our choice.
 
     Arguments
         speed  dimensions per position
@@ -251,7 +251,7 @@ class RollPE(PositionalEncoding):
         return (torch.cat((turned, mean, alternating * signs), dim=-1) @ basis.T).to(x.dtype)
 
     def _signs(self, positions: Positions) -> Positions:
-        """(-1)^(i r): what the alternating component is multiplied by."""
+        """(-1)^(i r): the factor of the alternating component."""
         return 1 - 2 * (positions * round(self.speed) % 2)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
@@ -264,12 +264,12 @@ class RollPE(PositionalEncoding):
 
 
 class DRoPE(Rotary):
-    """Directional RoPE: every pair turns by the same angle, the heading of an agent (Zhao et al. 2025).
+    """Directional RoPE: every pair is rotated by the same angle, the heading of an agent (Zhao et al. 2025).
 
-    A position is a heading, in whole units of ``step``: with the default of one degree, positions 0 and 360 are the
-    same direction and the logit depends on the difference of headings, modulo a whole turn. Given running numbers
-    instead, it repeats every 2 pi/step tokens. The paper also joins it with a rotary encoding of places, in other heads
-    or in other dimensions of the same head; that is not part of this.
+    A position is a heading, in integer units of ``step``. With the default of one degree, positions 0 and 360 are the
+    same direction, and the logit depends on the difference of headings modulo a full turn. With token indices as
+    positions, it repeats every 2 pi/step tokens. The paper also combines it with a rotary encoding of locations, in
+    other heads or in other dimensions of the same head; that is not included.
 
     Arguments
         step     the angle of one position unit, in radians; the resolution is ours, the paper's angles are real numbers

@@ -1,6 +1,6 @@
-"""RoPE stretched to longer texts, with the keywords of transformers' rope parameters, so that a model's config fits.
+"""RoPE scaled to longer contexts, with the keywords of transformers' rope parameters, so that model configs fit.
 
-The default pairing is ``half`` in all of this file, the layout of the models whose configs these are.
+In this file the default pairing is ``half``, the layout of the models with such configs.
 """
 
 from __future__ import annotations
@@ -36,46 +36,46 @@ TURNED = r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}\delta
 
 
 class ScaledRoPE(Rotary):
-    """RoPE whose frequencies a published rule slows down, so that a longer text fits the angles of a shorter one.
+    """RoPE with frequencies lowered by a published rule, so that longer sequences reuse the angles of shorter ones.
 
-    Takes the keywords of transformers' ``rope_parameters`` (or its older ``rope_scaling``) under their own names; a
-    model's own, with what else they may hold, are for `ConfiguredRoPE`. A keyword that the type does not take is
-    refused, but ignored with a warning there; None is the same as not given.
+    Takes the keywords of transformers' ``rope_parameters`` (or the older ``rope_scaling``) under the same names. For a
+    model's full configuration use `ConfiguredRoPE`. A keyword that the type does not take raises an error here, and is
+    ignored with a warning there. None is the same as not given.
 
     Arguments, for all types
         rope_type                 ``default`` (RoPE), ``linear``, ``dynamic``, ``yarn``, ``longrope``, ``llama3``,
-                                  ``proportional``; and ``ntk``, which transformers has not
+                                  ``proportional``; and ``ntk``, which is not in transformers
         type                      the older name of ``rope_type``
         rope_theta                RoPE's base
-        partial_rotary_factor     share of each head's dimensions, from the first on, that is rotated, over which the
-                                  frequencies are spread; for ``proportional``, share of the frequencies that are kept
-        max_position_embeddings   the longest text, default ``max_len``; for ``dynamic``, the length trained on
+        partial_rotary_factor     share of each head's dimensions that is rotated, starting at the first; the
+                                  frequencies are spread over it. For ``proportional``, share of the frequencies kept
+        max_position_embeddings   the maximum length (default: ``max_len``); for ``dynamic``, the training length
         pairing                   as in RoPE; ``half`` is the layout of the models
 
-    Arguments, for some
-        factor                            how much longer the text gets
-        original_max_position_embeddings  the length trained on (yarn, longrope, llama3)
-        attention_factor                  factor of queries and keys (yarn, longrope), so that logits carry its square
-        beta_fast, beta_slow              pairs that turn more often than this in the original length are kept, less
-                                          often are slowed by ``factor`` (yarn: 32, 1)
-        mscale, mscale_all_dim            weights in yarn's attention factor (DeepSeek; beside it, DeepSeek scales its
-                                          softmax by the square of 0.1 mscale_all_dim ln(factor) + 1, which is the
-                                          attention's business); one alone or 0 changes nothing, as in transformers
-        truncate                          round those two pairs outwards to whole ones (yarn: True)
+    Arguments, for some types
+        factor                            ratio of the new to the original length
+        original_max_position_embeddings  the training length (yarn, longrope, llama3)
+        attention_factor                  factor of queries and keys (yarn, longrope); logits are scaled by its square
+        beta_fast, beta_slow              pairs with more rotations than this in the original length are kept, pairs
+                                          with fewer are slowed by ``factor`` (yarn: 32, 1)
+        mscale, mscale_all_dim            weights in yarn's attention factor (DeepSeek, which also scales its softmax by
+                                          the square of 0.1 mscale_all_dim ln(factor) + 1; that is up to the attention
+                                          layer). Only one of them, or 0, has no effect, as in transformers
+        truncate                          round the two pair indices outwards to integers (yarn: True)
         short_factor, long_factor         divisors of the frequencies up to and beyond the original length (longrope)
         low_freq_factor, high_freq_factor as beta_slow and beta_fast, for llama3
 
-    ``dynamic`` and ``longrope`` depend on the length of the text. It is the largest position of the keys and 1, of
-    each sequence by itself, and nothing is remembered: transformers takes the longest sequence of a batch, and for
-    ``dynamic`` goes on with the longest text it has met. Only without memory does decoding with a cache of keys that
-    are not yet rotated give what a pass over the whole text gives. Positions that all sequences share, and those of
-    texts packed in one row, have one length: padding and the other texts count there. `kernel` is that of a text of
+    ``dynamic`` and ``longrope`` depend on the sequence length: the largest position of the keys plus 1, per sequence,
+    without any state. transformers instead takes the longest sequence of a batch, and for
+    ``dynamic`` keeps the longest length so far. Only without state does decoding with a cache of unrotated keys
+    equal a pass over the whole sequence. Positions shared by all sequences, and those of
+    documents packed in one row, have one length, which includes padding and the other documents. `kernel` is that of
     ``max_len`` tokens.
     """
 
     citation = "Chen et al. 2023, arXiv 2306.15595; Peng et al. 2023, arXiv 2309.00071"
     formula = r"m^2\, " + TURNED
-    only: ClassVar[str | None] = None  # the one type that a subclass is of; its other defaults
+    only: ClassVar[str | None] = None  # the single type of a subclass, with different defaults
     defaults: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, **given: Any) -> None:
@@ -116,7 +116,7 @@ class ScaledRoPE(Rotary):
         return rope | {name: own for name, own in super().options().items() if name not in rope}
 
     def complete(self, options: dict[str, Any], start: Start) -> dict[str, Any]:
-        """The rule's options, with defaults that follow from the sizes where a subclass has such."""
+        """The rule's options, with defaults that a subclass derives from the sizes."""
         return options
 
     def frequencies_at(self, k_positions: Positions) -> Frequencies:
@@ -131,7 +131,7 @@ class ScaledRoPE(Rotary):
 class LinearRoPE(ScaledRoPE):
     """Position interpolation: theta_t / s (Chen et al. 2023, section 2.3).
 
-    ``factor`` s is 4 unless given, the paper's step from 2048 to 8192 tokens; the other options as in `ScaledRoPE`.
+    ``factor`` s (default: 4, the paper's step from 2048 to 8192 tokens); the other options as in `ScaledRoPE`.
     """
 
     citation = "Chen et al. 2023, arXiv 2306.15595, section 2.3"
@@ -141,10 +141,10 @@ class LinearRoPE(ScaledRoPE):
 
 
 class NTKRoPE(ScaledRoPE):
-    """NTK-aware scaling: base s^(d/(d-2)) for base, which divides theta_t by s^(2t/(d-2)) (Peng et al. 2023, 3.1).
+    """NTK-aware scaling: base s^(d/(d-2)), which divides theta_t by s^(2t/(d-2)) (Peng et al. 2023, 3.1).
 
-    The first frequency stays, the last is divided by s, those between by a power of it. First described by the user
-    bloc97 on Reddit. ``factor`` s is 4 unless given, which is ours; the other options as in `ScaledRoPE`.
+    The first frequency is unchanged, the last is divided by s, those between by a power of s. First described by the
+    user bloc97 on Reddit. ``factor`` s (default: 4, our choice); the other options as in `ScaledRoPE`.
     """
 
     citation = "Peng et al. 2023, arXiv 2309.00071, section 3.1"
@@ -154,11 +154,11 @@ class NTKRoPE(ScaledRoPE):
 
 
 class DynamicRoPE(ScaledRoPE):
-    """NTK-aware scaling by the text's own length l: s = a l/N - (a - 1), and 1 for l under N (Peng et al. 2023, 3.3).
+    """NTK-aware scaling by the sequence length l: s = a l/N - (a - 1), and 1 for l below N (Peng et al. 2023, 3.3).
 
-    N is ``max_position_embeddings``, the length trained on: ``max_len`` unless given, so that nothing is scaled before
-    texts are longer than that. ``factor`` a is 1 unless given, which is the paper's s = l/N; models in transformers
-    give another. See `ScaledRoPE` for the length, for `kernel` and for the other options.
+    N is ``max_position_embeddings``, the training length (default: ``max_len``, so that only longer sequences are
+    scaled). ``factor`` a (default: 1, which is the paper's s = l/N); models in transformers
+    set other values. See `ScaledRoPE` for the length, `kernel` and the other options.
     """
 
     citation = "Peng et al. 2023, arXiv 2309.00071, section 3.3"
@@ -169,12 +169,13 @@ class DynamicRoPE(ScaledRoPE):
 
 
 class YaRN(ScaledRoPE):
-    """YaRN: pairs with many turns are kept, those with few slowed by s, and logits grow (Peng et al. 2023, 3.2-3.4).
+    """YaRN: pairs with many rotations are kept, others slowed by s, and logits scaled up (Peng et al. 2023, 3.2-3.4).
 
-    ``beta_fast`` 32, ``beta_slow`` 1 and queries and keys times 0.1 ln s + 1 are the paper's; between the two numbers
-    of turns the ramp runs over the pair's index, as in the paper's program and in transformers, not over its turns, as
-    in the paper. ``factor`` s is ``max_position_embeddings`` / ``original_max_position_embeddings``: either may be
-    left out, and s is 4 without both, which is ours. The other options as in `ScaledRoPE`.
+    ``beta_fast`` 32, ``beta_slow`` 1 and the factor 0.1 ln s + 1 of queries and keys are the paper's. The ramp between
+    the two rotation counts is linear in the pair's index, as in the paper's code and in transformers; in the paper it
+    is linear in the number of rotations. ``factor`` s is ``max_position_embeddings`` /
+    ``original_max_position_embeddings``. Either may be omitted; without both, s is 4 (our choice). The other options as
+    in `ScaledRoPE`.
     """
 
     citation = "Peng et al. 2023, arXiv 2309.00071"
@@ -187,13 +188,13 @@ class YaRN(ScaledRoPE):
 
 
 class LongRoPE(ScaledRoPE):
-    """LongRoPE: a divisor for each frequency, one list up to the original length and one beyond (Ding et al. 2024).
+    """LongRoPE: a divisor per frequency, with one list up to the original length and one beyond (Ding et al. 2024).
 
-    The lists are found by a search on a trained model, so none is a published default. Ours are: all 1 up to the
-    original length, and beyond it the NTK-aware s^(2t/(d-2)), one of the three lists that the paper's search starts
-    from. ``factor`` and ``original_max_position_embeddings`` as in `YaRN`. Queries and keys are multiplied by
-    sqrt(1 + ln s / ln N) at all lengths, as in Phi-3. The paper also leaves the first tokens unscaled, which neither
-    Phi-3 nor transformers does, nor we. See `ScaledRoPE` for the length, for `kernel` and for the other options.
+    The lists result from a search on a trained model, so there are no published defaults. Ours are 1 up to the
+    original length, and beyond it the NTK-aware s^(2t/(d-2)), one of the three starting points of the paper's search.
+    ``factor`` and ``original_max_position_embeddings`` as in `YaRN`. Queries and keys are multiplied by
+    sqrt(1 + ln s / ln N) at all lengths, as in Phi-3. The paper also leaves the first tokens unscaled; Phi-3,
+    transformers and this class do not. See `ScaledRoPE` for the length, `kernel` and the other options.
     """
 
     citation = "Ding et al. 2024, arXiv 2402.13753"
@@ -213,14 +214,14 @@ class LongRoPE(ScaledRoPE):
 
 
 def _trained_on(options: dict[str, Any], start: Start) -> int:
-    """The original length: as given, or such that it gives the longest text when multiplied by the factor."""
+    """The original length: as given, or the maximum length divided by the factor."""
     return options.get("original_max_position_embeddings", max(2, int(start.longest / options.get("factor", 4))))
 
 
 class Llama3RoPE(ScaledRoPE):
-    """Llama 3.1's scaling: pairs with more than 4 turns in 8192 tokens are kept, with less than 1 divided by 8.
+    """Llama 3.1's scaling: pairs with over 4 rotations in 8192 tokens are kept, with less than 1 divided by 8.
 
-    Between them it is a mean of the two. All defaults are Llama 3.1's, its base too; the rest as in `ScaledRoPE`.
+    Pairs between are interpolated. All defaults, including the base, are Llama 3.1's; other options as in `ScaledRoPE`.
     """
 
     citation = "Grattafiori et al. 2024, arXiv 2407.21783"
@@ -241,8 +242,8 @@ class Llama3RoPE(ScaledRoPE):
 class ProportionalRoPE(ScaledRoPE):
     """The highest share of RoPE's frequencies, spread as over the whole head, and 0 for the rest (Barbero et al. 2024).
 
-    Defaults are those of Gemma 4's global layers: ``partial_rotary_factor`` 0.25 and ``rope_theta`` 1,000,000;
-    ``factor`` divides what is left, 1 unless given. The other options as in `ScaledRoPE`.
+    Defaults are those of Gemma 4's global layers: ``partial_rotary_factor`` 0.25 and ``rope_theta`` 1,000,000.
+    ``factor`` divides the kept frequencies (default: 1). The other options as in `ScaledRoPE`.
     """
 
     citation = "Barbero et al. 2024, arXiv 2410.06205"
@@ -255,31 +256,31 @@ class CLEX(RoPE):
     """Continuous length extrapolation: log theta as a function of the length's scale t (Chen et al. 2023, section 3).
 
     At t = 1 the frequencies are RoPE's. From there d log theta / dt = W_down a(W_up (log theta + log theta_NTK(t))) +
-    d log theta_NTK / dt, with theta_NTK NTK-aware scaling by 2t - 1: its part is put in exactly, and the learned rest
-    is integrated by Runge and Kutta's classical method in float64. W_down starts at zero (then W_up has no gradient),
-    so that CLEX starts as NTK-aware scaling. One instance serves all layers, as published.
+    d log theta_NTK / dt, with theta_NTK NTK-aware scaling by 2t - 1. The NTK part is added exactly, and the learned
+    part is integrated by the classical Runge-Kutta method in float64. W_down starts at zero (so W_up has no gradient at
+    first), and CLEX starts as NTK-aware scaling. One instance serves all layers, as published.
 
-    The scale is ceil(l / N), at most ``max_factor``; l is the largest position of the keys and 1, of each sequence by
-    itself, and nothing is remembered, so that decoding with a cache of keys that are not yet rotated gives what a pass
-    over the whole text gives. `kernel` is that of a text of ``max_len`` tokens. A frequency over 2 pi, which nothing
-    keeps the map from, is taken modulo 2 pi: the same for whole positions, and exact for far ones.
+    The scale is ceil(l / N), at most ``max_factor``, where l is the largest position of the keys plus 1, per
+    sequence. There is no state, so decoding with a cache of unrotated keys equals a pass over the whole sequence.
+    `kernel` is that of ``max_len`` tokens. Nothing keeps frequencies below 2 pi; they are taken modulo 2 pi, which is
+    equivalent for integer positions, and exact for large ones.
 
-    In training, texts of n tokens pass for texts of n t tokens, t drawn from 1..max_factor once a pass: `place` gives
-    them increasing positions, drawn without replacement, from 0 to n t - 1. Evaluation and positions that the caller
-    gives are left alone. Three things differ from the authors' program. There t is the drawn one, here it always
-    follows from the positions; the same for texts of N tokens. For texts over N, whose positions the program divides,
-    they end at N t - 1 or, if that is too few, are running numbers. And the NTK part of the equation's input has our
-    ``base``, where the program always has 10000 there.
+    In training, sequences of n tokens are treated as sequences of n t tokens, with t drawn from 1..max_factor once per
+    pass: `place` gives them increasing positions, drawn without replacement, from 0 to n t - 1. Evaluation and explicit
+    positions are not affected. There are three differences from the authors' code. Its t is the drawn one; here t
+    always follows from the positions, which is the same for sequences of N tokens. For sequences over N, whose
+    positions the code divides, positions end at N t - 1 or, if that is too few, are token indices. And the NTK part of
+    the equation's input uses our ``base``, where the code always uses 10000.
 
     Arguments
         max_factor    largest scale t
-        param_factor  inner width of the learned map, in head dimensions
-        act           its activation a: ``tanh`` (the program's default) or ``silu`` (the paper's)
-        steps         steps of the integration from one whole t to the next. The program takes 100 (its ``time_dt`` is
-                      0.01), in float32; 2 are within 1e-5 of the exact log theta where W_down moves it by up to 4 in
-                      all, and 4 within 1e-6
-        max_position_embeddings  the length N trained on; default ``max_len``
-        base, pairing as in RoPE, but the layout is Llama's unless given, as in the program
+        param_factor  inner width of the learned map, relative to the head dimension
+        act           its activation a: ``tanh`` (the code's default) or ``silu`` (the paper's)
+        steps         integration steps from one integer t to the next. The code takes 100 (its ``time_dt`` is
+                      0.01), in float32; 2 are within 1e-5 of the exact log theta if W_down changes it by up to 4 in
+                      total, and 4 within 1e-6
+        max_position_embeddings  the training length N (default: ``max_len``)
+        base, pairing as in RoPE, but the default layout is Llama's, as in the code
     """
 
     citation = "Chen et al. 2023, arXiv 2310.16450"
@@ -311,7 +312,7 @@ class CLEX(RoPE):
         self.share = self.register_exact("share", torch.linspace(0, 1, pairs, dtype=torch.float64))
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
-        """Running numbers, but in training those of a text that is up to ``max_factor`` times as long."""
+        """Token indices; in training, increasing positions of a sequence up to ``max_factor`` times as long."""
         length = tokens.shape[-1]
         if not self.training or length < 2:
             return tokens

@@ -1,6 +1,6 @@
-"""The rules by which published models slow RoPE's frequencies down for longer texts, one function each.
+"""The rules by which published models lower RoPE's frequencies for longer contexts, one function each.
 
-A rule's keywords are those of its type in transformers' rope parameters; one without a default must be given.
+A rule's keywords are those of its type in transformers' rope parameters; those without a default are required.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
 from toeplens.ground.options import parameters
 
-# what every type takes, with its defaults
+# keywords of all types, with defaults
 COMMON: dict[str, Any] = {
     "rope_type": None,
     "type": None,
@@ -31,7 +31,7 @@ COMMON: dict[str, Any] = {
     "pairing": "half",
 }
 _KINDS: dict[str, Any] = dict.fromkeys(COMMON, float) | dict.fromkeys(("rope_type", "type", "pairing"), str)
-# what each number may be; see `require_number`
+# ranges of the numbers; see `require_number`
 RANGES: dict[str, dict[str, float]] = {
     "rope_theta": {"over": 0},
     "partial_rotary_factor": {"at_least": 0, "at_most": 1},
@@ -50,7 +50,7 @@ RANGES: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Start:
-    """What a rule starts from: RoPE of a head, and the longest text."""
+    """The input of a rule: RoPE of a head, and the maximum length."""
 
     head_dim: int
     base: float
@@ -59,7 +59,7 @@ class Start:
 
     @property
     def frequencies(self) -> Float[Tensor, "n"]:
-        """RoPE's own, spread over the rotated share of the dimensions."""
+        """RoPE's frequencies, spread over the rotated share of the dimensions."""
         dim = int(self.head_dim * self.share)
         require_even("partial_rotary_factor", dim, f"{self.share} of head_dim {self.head_dim} is rotated")
         return rotary_frequencies(dim, self.base)
@@ -67,13 +67,13 @@ class Start:
 
 @dataclass(frozen=True)
 class Scaled:
-    """What a rule makes of it.
+    """The result of a rule.
 
     frequencies  at all lengths, or up to ``until`` tokens
     magnitude    factor of queries and keys
-    until        length from which on a type that depends on it differs
+    until        length from which on a length-dependent type differs
     beyond       its frequencies from there on (longrope)
-    growth       how fast its base grows from there on (dynamic)
+    growth       growth rate of its base from there on (dynamic)
     """
 
     frequencies: Float[Tensor, "n"]
@@ -84,12 +84,12 @@ class Scaled:
 
 
 def length_of(k_positions: Positions) -> Int[Tensor, "*B"]:
-    """How long a text these keys are of: the largest position and 1, for each sequence; 1 where all are negative."""
+    """The sequence length of these keys: the largest position plus 1, per sequence; 1 if all are negative."""
     return F.pad(k_positions, (1, 0)).amax(-1) + 1
 
 
 def slowed(frequencies: Float[Tensor, "... n"], factor: Float[Tensor, "... 1"] | float) -> Float[Tensor, "... n"]:
-    """NTK-aware: base s^(d/(d-2)) for base, which leaves the first frequency and divides the last one by s."""
+    """NTK-aware: base s^(d/(d-2)), which leaves the first frequency unchanged and divides the last by s."""
     share = torch.linspace(0, 1, frequencies.shape[-1], dtype=torch.float64, device=frequencies.device)
     return frequencies * factor**-share
 
@@ -137,7 +137,7 @@ def yarn(
     dim = 2 * len(frequencies)
 
     def pair_with(turns: float) -> float:
-        """The pair, not necessarily whole, that makes this many turns in the original length."""
+        """The pair index, not necessarily an integer, with this many rotations in the original length."""
         return dim * math.log(original / (2 * math.pi * turns)) / (2 * math.log(start.base))
 
     low, high = pair_with(beta_fast), pair_with(beta_slow)
@@ -196,24 +196,24 @@ RULES: dict[str, Callable[..., Scaled]] = {
 
 
 def keywords(rope_type: str) -> dict[str, bool]:
-    """The keywords of a type's own, and whether each must be given."""
+    """A type's own keywords, and whether each is required."""
     parameters = inspect.signature(RULES[rope_type]).parameters.values()
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def every_keyword() -> list[str]:
-    """The keywords of all types' own."""
+    """The own keywords of all types."""
     return list(dict.fromkeys(name for rope_type in RULES for name in keywords(rope_type)))
 
 
 def kind_of(name: str) -> Any:
-    """The annotation of a keyword, of a type's own or of all; None is the same as not given."""
+    """The annotation of a keyword; None is the same as not given."""
     own = (rules[name].annotation for rule in RULES.values() if name in (rules := parameters(rule)))
     return (_KINDS.get(name) or next(own)) | None
 
 
 def check(rope_type: str, options: dict[str, Any], start: Start) -> None:
-    """Refuse options that the type does not take, and numbers out of their range."""
+    """Raise `InputError` for options that the type does not take, and for numbers out of range."""
     takes = keywords(rope_type)
     for name in options:
         if name not in takes:
@@ -230,7 +230,7 @@ def check(rope_type: str, options: dict[str, Any], start: Start) -> None:
 
 
 def apply(rope_type: str, options: dict[str, Any], start: Start) -> Scaled:
-    """The rule's result; a missing option is named in a sentence."""
+    """The rule's result; a missing option raises an `InputError`."""
     for name, needed in keywords(rope_type).items():
         if needed and name not in options:
             raise InputError(f"{name}: rope type {rope_type!r} needs it.")

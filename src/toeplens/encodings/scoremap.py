@@ -1,4 +1,4 @@
-"""Encodings that work on the map of scores or weights itself: networks, learned factors, and stick-breaking."""
+"""Encodings that change the map of scores or weights: networks, learned factors, and stick-breaking."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ Base = Literal["alibi", "kerple-log", "fire", "rope", "none"]
 class DAPEv2(PositionalEncoding):
     """Scores and a base bias, refined by a small convolutional network over heads and keys (Zheng et al. 2024).
 
-    With S the scaled scores and B the base bias of all heads, the logits are S + B + f([S; B]): f is two convolutions
-    along the keys of a query's row, with a LeakyReLU between, over the 2H maps of the two together. S and B are 0 where
-    a key is hidden, before the first convolution, so nothing of the future takes part.
+    With S the scaled scores and B the base bias of all heads, the logits are S + B + f([S; B]). f is two convolutions
+    along the keys of a query's row, with a LeakyReLU between, over the 2H maps of S and B. S and B are set to 0 at
+    masked keys before the first convolution, so later tokens have no influence.
 
-    The released program pads each convolution with zeros at the ends of the map, so that a row's last logits depend on
-    whether later keys exist. Here a row holds the keys that the query sees, side by side, with hidden ones at both ends
-    as far as the convolutions reach: decoding with a cache gives what the full pass gives, and padding changes nothing.
-    The two differ in the first and last ``kernel_size // 2`` keys of the map alone.
+    The released code pads each convolution with zeros at the ends of the map, so a row's last logits depend on
+    whether later keys exist. Here a row holds the visible keys side by side, with masked ones at both ends
+    as far as the convolutions reach. Decoding with a cache then equals the full pass, and padding changes nothing.
+    The two versions differ only in the first and last ``kernel_size // 2`` keys of the map.
 
     Arguments
-        base         the base bias: ``alibi``, ``kerple-log``, ``fire`` (with its own published ReLU; the program's FIRE
-                     has a LeakyReLU); ``rope``, which is no bias: the scores are RoPE's (in halves, as in the program)
-                     and go through the network alone; or ``none`` for the plain scores alone
-        kernel_size  keys that each convolution sees; odd (published: 3)
+        base         the base bias: ``alibi``, ``kerple-log``, ``fire`` (with its published ReLU; the code's FIRE
+                     has a LeakyReLU); ``rope``, which is not a bias: the scores are RoPE's (in halves, as in the code),
+                     and only they enter the network; or ``none`` for the plain scores
+        kernel_size  keys per convolution; odd (published: 3)
         width        channels between the convolutions (published: 32)
     """
 
@@ -99,7 +99,7 @@ class DAPEv2(PositionalEncoding):
         if self.reach and visible is not None and (seen.mask is not None or seen.padding is not None):
             hidden = ~visible[(None,) * (4 - visible.ndim)].any(dim=1, keepdim=True)
             order = hidden.to(torch.uint8).argsort(dim=-1, stable=True)
-            maps = maps.take_along_dim(order, dim=-1)  # the keys that a query sees, side by side
+            maps = maps.take_along_dim(order, dim=-1)  # the visible keys, side by side
         maps = F.pad(maps, (self.reach, self.reach))
         refined = _convolve(self.outward, F.leaky_relu(_convolve(self.inward, maps)))
         if order is not None:
@@ -116,10 +116,10 @@ def _convolve(layer: nn.Conv2d, maps: Float[Tensor, "B c Nq m"]) -> Float[Tensor
 class DAPE(DAPEv2):
     """The first version: the network sees one query and one key at a time (Zheng et al. 2024, NeurIPS, section 3).
 
-    It is `DAPEv2` with convolutions of one key.
+    It is `DAPEv2` with convolutions over one key.
 
     Arguments
-        base, width  as in DAPEv2; without a base bias, position would enter nowhere
+        base, width  as in DAPEv2; base must be a bias, as position would otherwise not enter
     """
 
     citation = "Zheng et al. 2024, arXiv 2405.14722"
@@ -134,15 +134,15 @@ class DAPE(DAPEv2):
 class URPE(PositionalEncoding):
     """Attention weights times a learned factor of the offset (Luo et al. 2022, eq. 8).
 
-    A_ij = softmax(S + B)_ij c_{i-j}, a factor a head and signed distance; rows are not normalised again and factors may
-    have any sign. The factors are the paper's Toeplitz matrix, one for each distance, those of ``max_len`` and more
-    sharing the last (the released program also has a form with 64 buckets). They start at 1, the released program's
-    recommended start. Factors and biases are shared by all layers, as there.
+    A_ij = softmax(S + B)_ij c_{i-j}, with one factor per head and signed distance. Rows are not normalised again, and
+    factors may have any sign. The factors are the paper's Toeplitz matrix, one per distance; distances of ``max_len``
+    and more share the last (the released code also has a form with 64 buckets). They start at 1, the released code's
+    recommended initialisation. All layers share factors and biases, as there.
 
     Arguments
-        base      the bias B inside the softmax: ``t5`` (as published: buckets, here T5's own causal ones),
+        base      the bias B inside the softmax: ``t5`` (as published: buckets, here T5's causal ones),
                   ``relative-table`` (a value for each signed distance) or ``none``
-        init_std  standard deviation of the factors' start around 1
+        init_std  standard deviation of the initial factors around 1
     """
 
     coupling = "weights"
@@ -179,27 +179,28 @@ class URPE(PositionalEncoding):
         return weights * self.factors.bias(q_positions, k_positions).to(weights.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"] | None:
-        """The bias inside the softmax; the factors' own kernel is ``factors.kernel``."""
+        """The bias inside the softmax; the factors' kernel is ``factors.kernel``."""
         return None if self.base is None else self.base.kernel(offsets)
 
 
 class StickBreaking(PositionalEncoding):
     """Stick-breaking attention (Tan et al. 2024): A_ij = beta_ij times the product of 1 - beta_im over m from j to i.
 
-    beta_ij = sigmoid(q_i . k_j / sqrt(d)); i is the query's place, j the key's, and m runs over the keys between them.
-    Order alone decides, and positions are not used. Keys that a query does not see (padding, other texts) take nothing
-    of the stick. Keys after the query are never weighed, also without a causal mask, which is ours.
+    beta_ij = sigmoid(q_i . k_j / sqrt(d)), where i is the query, j the key, and m runs over the keys between them.
+    Only the order of tokens matters; positions are not used. Masked keys (padding, other documents) take nothing
+    of the stick. Keys after the query are never attended to, even without a causal mask (our choice).
 
-    What no key took, R_i = 1 - sum_j A_ij, stands at the query's own key while the softmax is taken, whose weights are
-    then A itself; afterwards it is taken out or left there. Where the softmax has no place for it (the own token is
-    hidden; or is a key itself, and R_i dropped), weights are multiplied by 1 - R_i, which is then worked once more from
-    queries and keys: a softcap of the logits, which an attention may have, is not in that.
+    The remainder R_i = 1 - sum_j A_ij is assigned to the query's own key in the softmax, whose weights are
+    then A itself. Afterwards it is removed or kept. If the softmax has no entry for it (the own token is
+    masked; or it is a key itself, and R_i is dropped), weights are multiplied by 1 - R_i, which is computed again from
+    queries and keys. That computation does not include a softcap on the logits.
 
     Arguments
-        own        the query's own token is a key too, the first to take from the stick (``attend_current`` in the
-                   released program); else keys are those strictly before it, as published, and the first query has none
-        remainder  what becomes of R_i: ``dropped``, as in the paper's equations, so that weights sum to 1 - R_i; or
-                   ``own``, the query's own value takes it, as in the authors' tests of their program
+        own        the query's own token is also a key, the first to take from the stick (``attend_current`` in the
+                   released code); otherwise keys are those strictly before it, as published, and the first query has
+                   none
+        remainder  what happens to R_i: ``dropped``, as in the paper's equations, so that weights sum to 1 - R_i; or
+                   ``own``, assigned to the query's own value, as in the tests of the authors' code
     """
 
     coupling = "logits"
@@ -241,7 +242,7 @@ class StickBreaking(PositionalEncoding):
         return weights if self.own or self.remainder == "own" else weights.masked_fill(own, 0.0)
 
     def _left(self, z: Pairs, seen: Seen) -> Float[Tensor, "B H Nq more"]:
-        """The log of what each key leaves of the stick, with all nearer ones; and a last 0, for the whole stick."""
+        """The log of what each key and all nearer ones leave of the stick; and a last 0, for the whole stick."""
         before, own = _places(seen)
         breaking, visible = before | own if self.own else before, seen.visible()
         breaking = breaking if visible is None else breaking & visible
@@ -249,13 +250,13 @@ class StickBreaking(PositionalEncoding):
         return F.pad(kept.flip(-1).cumsum(-1).flip(-1), (0, 1))
 
     def _sum(self, seen: Seen) -> Float[Tensor, "B H Nq 1"]:
-        """1 - R_i, from queries and keys once more: a softmax forgets it."""
+        """1 - R_i, computed again from queries and keys."""
         q, k = (x.to(widened(x.dtype)) for x in (seen.q, seen.k))
         return -torch.expm1(self._left(q @ k.transpose(-2, -1) * seen.scale, seen)[..., :1])
 
 
 def _places(seen: Seen) -> tuple[Bool[Tensor, "*B Nq Nk"], Bool[Tensor, "*B Nq Nk"]]:
-    """Which keys are before each query's own, and which is its own; for all heads alike."""
+    """Which keys are before each query's own, and which is its own, for all heads."""
     keys, rows = torch.arange(seen.k.shape[-2], device=seen.k.device), seen.rows.unsqueeze(-1)
     rows = rows if rows.ndim == 2 else rows.unsqueeze(1)
     return keys < rows, keys == rows

@@ -1,4 +1,4 @@
-"""What an encoding's hooks may look at beside positions: queries, keys, notes of the content, and who sees whom."""
+"""The attention inputs that an encoding's hooks can read: queries, keys, key features, and the mask."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from toeplens.ground import InputError
 
 @dataclass(frozen=True)
 class Seen:
-    """One attention's queries and keys, as a hook sees them.
+    """The inputs of one attention call, as a hook sees them.
 
-    q, k    [B, H, Nq, d], [B, H, Nk, d]: as projected, in `rotate`; as they enter the inner product, in later hooks
-    rows    which key is each query's own token: [Nq], or [B, Nq]
-    notes   [B, H, Nk, c], the rows of `PositionalEncoding.note`, one a key; or None
-    mask    True where a key may be seen, broadcastable to [B, H, Nq, Nk]; None if all may
-    causal  whether the keys after a query's own are hidden from it
-    window  how many keys a query sees at most, the last of them its own; None for all before it
+    q, k    [B, H, Nq, d], [B, H, Nk, d]: as projected in `rotate`; as they enter the inner product in later hooks
+    rows    index of each query's own token among the keys: [Nq], or [B, Nq]
+    notes   [B, H, Nk, c], the key features of `PositionalEncoding.note`, one row per key; or None
+    mask    True where a key may be seen, broadcastable to [B, H, Nq, Nk]; None for all
+    causal  whether keys after a query's own are masked
+    window  sliding window: the number of keys that a query sees, including its own; None for no limit
     scale   the factor of q . k
-    texts   which text each key is of, where several are packed one after another: [B, Nk]; None if each row is one
-    padding  True where a key's token is padding, which no query sees and which is no step of any sum: [B, Nk]; or None
+    texts   [B, Nk], id of the packed document that each key belongs to; None if each row is one document
+    padding  [B, Nk], True where a key's token is padding, which is masked and skipped by cumulative sums; or None
     """
 
     q: Float[Tensor, "B H Nq _"]
@@ -42,9 +42,9 @@ class Seen:
 
     @staticmethod
     def of(q: Queries, k: Keys, rows: Int[Tensor, "*B Nq"] | None = None, **more: Any) -> Seen:
-        """The same where ``rows`` may be left out: the queries are then the last tokens of the keys.
+        """Build it with defaults: without ``rows``, the queries are the last tokens of the keys.
 
-        What a mask hides from all queries and heads alike is taken for padding.
+        Keys that the mask hides from all queries and heads count as padding.
         """
         mask, padding = more.get("mask"), more.get("padding")
         if mask is not None and all(size == 1 for size in mask.shape[-3:-1]):
@@ -62,13 +62,13 @@ class Seen:
 
     @property
     def is_masked(self) -> bool:
-        """Whether more than the order of tokens hides keys."""
+        """Whether any mask other than the causal one hides keys."""
         return self.mask is not None or self.padding is not None or self.texts is not None
 
     def is_scattered(self) -> bool:
-        """Whether a query sees other tokens than one contiguous run, padding left out; reads the mask.
+        """Whether a query sees anything but one contiguous run of tokens, apart from padding; reads the mask.
 
-        True for every mask that must not be read (in a compiler). A query that does not see its own token is taken for
+        True for masks that must not be read (in a compiler). A query that does not see its own token counts as
         padding.
         """
         if self.mask is None:
@@ -87,7 +87,7 @@ class Seen:
         return bool((own & (counted.amax(-1) - first + 1 != visible.sum(-1))).any())
 
     def require_run(self, encoding: Any) -> None:
-        """Refuse a mask under which what is added up between two tokens of the text would be wrong."""
+        """Raise `InputError` for a mask under which cumulative sums between two tokens would be wrong."""
         if self.mask is not None and is_readable(self.mask) and self.is_scattered():
             raise InputError(
                 f"mask: a query sees tokens that are not one contiguous run of the text; {type(encoding).__name__} "
@@ -95,12 +95,12 @@ class Seen:
             )
 
     def own_index(self) -> Int[Tensor, "_B 1 Nq 1"]:
-        """The rows as an index of keys, for `torch.take_along_dim`."""
+        """The rows as indices of keys, for `torch.take_along_dim`."""
         rows = self.rows if self.rows.ndim == 2 else self.rows.unsqueeze(0)
         return rows[:, None, :, None]
 
     def own_notes(self) -> Float[Tensor, "B H Nq c"]:
-        """The notes of the queries' own tokens."""
+        """The key features of the queries' own tokens."""
         assert self.notes is not None
         if self.rows.ndim == 1:
             return self.notes.index_select(2, self.rows)
@@ -108,7 +108,7 @@ class Seen:
         return self.notes.gather(2, index)
 
     def visible(self) -> Bool[Tensor, "*B Nq Nk"] | None:
-        """True where a query sees a key, formed on request; None if every query sees every key."""
+        """True where a query sees a key, computed on request; None if every query sees every key."""
         if self.texts is not None:
             own = self.texts.gather(1, self.rows.expand(len(self.texts), -1)).unsqueeze(2) == self.texts.unsqueeze(1)
             own = own.unsqueeze(1)
@@ -124,7 +124,7 @@ class Seen:
         return past if self.mask is None else past & self.mask
 
     def part(self, queries: slice, keys: slice) -> Seen:
-        """The same for some of the queries and some of the keys alone."""
+        """A slice of the queries and keys."""
         mask = self.mask
         if mask is not None:
             mask = mask[..., keys]

@@ -1,4 +1,4 @@
-"""The shapes of what hooks take and give."""
+"""Tensor shapes of the hooks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 Positions = Real[Tensor, "_"] | Real[Tensor, "B _"] | Real[Tensor, "... _ axes"]  # unnamed: queries and keys may differ
 Stream = Float[Tensor, "B N d_model"]
 Queries = Float[Tensor, "B H Nq d"]
-Keys = Float[Tensor, "B G Nk d"]  # as many heads as queries, but where groups of heads share keys (`turns_alike`)
-Turned = tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B G Nk e"]]  # queries and keys, of another width perhaps
-Pairs = Float[Tensor, "B H Nq Nk"]  # a number a head, query and key: a logit, a weight, a bias
+Keys = Float[Tensor, "B G Nk d"]  # grouped keys have fewer heads (`turns_alike`)
+Turned = tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B G Nk e"]]  # possibly of another width
+Pairs = Float[Tensor, "B H Nq Nk"]  # per head, query and key: a logit, a weight, a bias
 Notes = Float[Tensor, "B H N c"]
 Earlier = Float[Tensor, "B H M c"]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # score, batch, head, query, key

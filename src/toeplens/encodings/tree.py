@@ -1,4 +1,4 @@
-"""Positions in a tree: a node is the path of branches from the root, and enters at the input or as a bias."""
+"""Positions in a tree: a node is its path from the root, added to the embeddings or as a bias."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ By = Literal["path", "depth"]
 
 
 class TreePositions(PositionalEncoding):
-    """An encoding whose positions are paths: the numbers of the branches from the root, 1 to ``branching``, then 0s.
+    """An encoding whose positions are paths: branch numbers from the root, 1 to ``branching``, then 0s.
 
-    A path has ``max_depth`` coordinates; positions are [N, max_depth] or [B, N, max_depth]. A running number i means
+    A path has ``max_depth`` coordinates; positions are [N, max_depth] or [B, N, max_depth]. A token index i means
     node i of the complete tree, counted level by level from the root, 0 (`place`).
     """
 
@@ -44,7 +44,6 @@ class TreePositions(PositionalEncoding):
         self.max_depth = self.axes = max_depth
 
     def _nodes(self, depth: int) -> int:
-        """Nodes of a complete tree down to ``depth``."""
         return (self.branching ** (depth + 1) - 1) // (self.branching - 1)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:
@@ -64,7 +63,7 @@ class TreePositions(PositionalEncoding):
         return turned_round(torch.stack(upwards, dim=-1))
 
     def check_positions(self, positions: Positions) -> None:
-        """Refuse what is no path of this tree."""
+        """Raise `InputError` for anything but paths of this tree."""
         if positions.shape[-1] != self.max_depth:
             raise InputError(
                 f"max_depth: paths of {positions.shape[-1]} branches were given; they must have {self.max_depth}, "
@@ -82,7 +81,7 @@ class TreePositions(PositionalEncoding):
             raise InputError("branching: a branch was given after a 0; a path that has ended must have 0s alone.")
 
     def paths(self, positions: Positions) -> Int[Tensor, "*B N axes"]:
-        """Checked paths; running numbers [N] are placed."""
+        """Checked paths; token indices [N] are converted."""
         if positions.ndim == 1:
             return self.place(positions)
         self.check_positions(positions)
@@ -90,19 +89,19 @@ class TreePositions(PositionalEncoding):
 
 
 def depths(paths: Int[Tensor, "*B N axes"]) -> Int[Tensor, "*B N"]:
-    """How many branches lie between each node and the root."""
+    """Number of branches between each node and the root."""
     return (paths > 0).sum(-1)
 
 
 def turned_round(paths: Int[Tensor, "*B N axes"]) -> Int[Tensor, "*B N axes"]:
-    """Paths from the root as paths to the root, or back; the 0s stay behind."""
+    """Convert paths from the root to paths to the root, or back; trailing 0s stay."""
     place = torch.arange(paths.shape[-1], device=paths.device)
     source = depths(paths).unsqueeze(-1) - 1 - place
     return torch.where(source >= 0, paths.gather(-1, source.clamp(min=0)), 0)
 
 
 def tree_distances(a: Int[Tensor, "*#B Nq axes"], b: Int[Tensor, "*#B Nk axes"]) -> Int[Tensor, "*B Nq Nk"]:
-    """Edges between two nodes, by way of their lowest common ancestor."""
+    """Number of edges between two nodes, through their lowest common ancestor."""
     distances = depths(a).unsqueeze(-1) + depths(b).unsqueeze(-2)
     together = torch.ones_like(distances, dtype=torch.bool)
     for branch_a, branch_b in zip(a.unbind(-1), b.unbind(-1), strict=True):
@@ -113,21 +112,21 @@ def tree_distances(a: Int[Tensor, "*#B Nq axes"], b: Int[Tensor, "*#B Nk axes"])
 
 
 class Syntactic(TreePositions):
-    """A vector of the node's path, added at the input (Shiv and Quirk 2019, section 3).
+    """A vector of the node's path, added to the token embeddings (Shiv and Quirk 2019, section 3).
 
-    The branches of a path lie on a stack, the latest on top, each as a one-hot vector of width ``branching``. A learned
-    decay p weighs the m-th from the top with p^m, so that a step down or up is one linear map; several decays give as
-    many copies of the stack, each times sqrt((1 - p^2) d_model / 2), a size meant for embeddings that are multiplied
-    by sqrt(d_model). The root is the zero vector. As in the released program p is the tanh of a parameter, which starts
-    from U(0.7, 0.999) as in the ports to torch. There are as many decays as fit into d_model, and the dimensions that
-    remain are 0 (ours: the program appends a dense layer).
+    The branches of a path form a stack, the latest on top, each as a one-hot vector of width ``branching``. A learned
+    decay p weights the m-th from the top with p^m, so that a step down or up is a linear map. Several decays give
+    several copies of the stack, each times sqrt((1 - p^2) d_model / 2), a size meant for embeddings that are multiplied
+    by sqrt(d_model). The root is the zero vector. As in the released code, p is the tanh of a parameter, which starts
+    from U(0.7, 0.999) as in the ports to torch. There are as many decays as fit into d_model, and the remaining
+    dimensions are 0 (our choice; the released code appends a dense layer).
 
-    ``by="depth"`` keeps of the path its length alone, as the sinusoid of the depth: the absolute structural position of
-    Wang et al. 2019 (arXiv 1909.00383), without the sequential one that they add.
+    ``by="depth"`` uses only the path's length, as the sinusoid of the depth: the absolute structural position of
+    Wang et al. 2019 (arXiv 1909.00383), without their sequential position.
 
     Arguments
-        branching  branches of a node (published: 2)
-        max_depth  branches of the longest path; by default what ``max_len`` nodes of a complete tree need
+        branching  children per node (published: 2)
+        max_depth  branches of the longest path (default: enough for ``max_len`` nodes of a complete tree)
         by         ``path`` or ``depth``
     """
 
@@ -167,18 +166,18 @@ class Syntactic(TreePositions):
 
 
 class SyntacticBias(TreePositions):
-    """A learned value a head and distance in the tree, added to the logits (Ying et al. 2021, eq. 6).
+    """One learned value per head and tree distance, added to the logits (Ying et al. 2021, eq. 6).
 
-    Graphormer's spatial encoding, one value for each length of the shortest path between two nodes and shared by all
-    layers, on a tree: the path leads through the lowest common ancestor.
+    Graphormer's spatial encoding on a tree: one value for each length of the shortest path between two nodes, shared by
+    all layers. The path leads through the lowest common ancestor.
 
-    ``by="depth"`` takes the signed difference of the two depths instead, the relation of Omote et al. 2019 (Dependency-
-    based relative positional encoding for Transformer NMT, RANLP), who give it vectors as Shaw et al. do, not a bias.
+    ``by="depth"`` uses the signed difference of the two depths instead, the relation of Omote et al. 2019 (Dependency-
+    based relative positional encoding for Transformer NMT, RANLP). They use vectors as in Shaw et al., not a bias.
 
     Arguments
-        branching     branches of a node
-        max_depth     branches of the longest path; by default what ``max_len`` nodes of a complete tree need
-        max_distance  distance from which on all share the last value; by default the longest that there is
+        branching     children per node
+        max_depth     branches of the longest path (default: enough for ``max_len`` nodes of a complete tree)
+        max_distance  distance from which on all share the last value (default: the longest possible)
         by            ``path`` or ``depth``
         init_std      standard deviation of the initial values
     """

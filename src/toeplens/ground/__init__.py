@@ -1,6 +1,6 @@
-"""What every floor stands on: errors of one sentence, files never half-written, records, numbers in words.
+"""Utilities used throughout the package: errors, atomic files, records, number formatting.
 
-Here goes what knows nothing of attention and is used on more than one floor.
+Nothing here is specific to attention.
 """
 
 from toeplens.ground.errors import EnvironmentFailure, InputError, ToeplensError, choose, sentence, shown

@@ -1,4 +1,4 @@
-"""Papers and programs that are cited: as a line of text and as BibTeX."""
+"""Citations of papers and code, as text and as BibTeX."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ESCAPES = {
 
 @dataclass(frozen=True)
 class Citation:
-    """A paper or a program that is cited.
+    """A cited paper or software.
 
-    key      its name in a bibliography
-    authors  as BibTeX has them; "others" for those that are not listed; empty where no author is known
-    title    empty where it is not known here
-    year     0 where it is not known, or there is none
-    arxiv    its number on arXiv
-    version  of a program
-    note     what else there is to say
+    key      BibTeX key
+    authors  in BibTeX format; "others" for unlisted ones; empty if unknown
+    title    empty if unknown
+    year     0 if unknown or without a year
+    arxiv    arXiv number
+    version  of software
+    note     any further information
     """
 
     key: str
@@ -39,7 +39,7 @@ class Citation:
     note: str = ""
 
     def text(self) -> str:
-        """A line of a list of references."""
+        """A line of a reference list."""
         if not self.authors:
             return f"{self.note}."
         plain = (author.replace("{", "").replace("}", "") for author in self.authors)
@@ -55,7 +55,7 @@ class Citation:
         return f"{'. '.join(part for part in parts if part)}."
 
     def bibtex(self) -> str:
-        """An entry of a bibliography; one of a program is ``@software``, to BibTeX the same as misc."""
+        """A BibTeX entry; software is ``@software``, which BibTeX treats as misc."""
         fields = {
             "author": " and ".join(self.authors),
             "title": f"{{{escaped(self.title)}}}" if self.title else "",
@@ -71,15 +71,15 @@ class Citation:
 
 
 def escaped(text: str) -> str:
-    """A text as BibTeX takes it, between braces."""
+    """A text with BibTeX's special characters escaped."""
     return "".join(_ESCAPES.get(letter, letter) for letter in text)
 
 
 def citations_of(text: str, key: str) -> list[Citation]:
-    """The works that the citation of an encoding names, in its order; the text as a note if it names none.
+    """The works named in an encoding's citation, in order; if there are none, the citation's text as a note.
 
-    citations.json has the works, by their number on arXiv or by the words that name them. The first has the ``key``,
-    those after it the key with a number.
+    citations.json contains the works, by arXiv number or by name. The first work gets the ``key``, later ones the key
+    with a number.
     """
     works = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     named = sorted(filter(text.__contains__, works), key=text.index)

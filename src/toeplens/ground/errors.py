@@ -1,4 +1,4 @@
-"""Errors a user can act on: one sentence each, with the exit code the command line gives them."""
+"""Errors that a user can fix: one sentence each, with the exit code of the command line."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pydantic import BaseModel, ValidationError
 
 
 class ToeplensError(Exception):
-    """Base of the errors that are the user's to mend; the message is one clear sentence."""
+    """Base class of errors that a user can fix; the message is one sentence."""
 
     exit_code = 2
 
 
 class InputError(ToeplensError, ValueError):
-    """A field has a value that is not allowed: names the field, the value, and what is allowed."""
+    """A field has an invalid value; the message names the field, the value, and what is allowed."""
 
 
 class EnvironmentFailure(ToeplensError):
-    """The machine, not the input, is at fault: a full disk, a missing right, a missing package."""
+    """The machine, not the input, is at fault: a full disk, missing permissions, a missing package."""
 
     exit_code = 3
 
 
 _SHOWN = 80  # characters
-_NEEDED = {  # what pydantic calls by Python's types
+_NEEDED = {  # pydantic's messages that name Python types
     "tuple_type": "it must be a list",
     "list_type": "it must be a list",
     "dict_type": "it must have names and values",
@@ -47,7 +47,7 @@ def choose(field: str, name: str, allowed: Iterable[Name]) -> Name:
 
 
 def _offered(name: Any, allowed: Iterable[str]) -> str:
-    """What there is instead of ``name``, the nearest first."""
+    """The available names, the most similar first."""
     allowed = sorted(allowed)
     near = difflib.get_close_matches(str(name), allowed, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? Known" if near else "known"
@@ -55,19 +55,19 @@ def _offered(name: Any, allowed: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """``value`` as a sentence shows it: its representation, cut where that is long."""
+    """``repr(value)``, shortened for messages."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits; lists in lists in lists
+    except (ValueError, RecursionError):  # an integer of thousands of digits; deeply nested lists
         return f"one of the type {type(value).__name__} that is too large to show"
     text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
 
 
 def first_line(error: BaseException, silent: str | None = None) -> str:
-    """The first line of what an error of another program says, without its full stop.
+    """The first line of another library's error message, without its full stop.
 
-    ``silent`` stands for one that says nothing; its type's name unless given.
+    ``silent`` replaces an empty message (default: the error's type).
     """
     lines = str(error).strip().splitlines()
     return (lines[0].rstrip(". ") if lines else "") or silent or type(error).__name__
@@ -76,7 +76,7 @@ def first_line(error: BaseException, silent: str | None = None) -> str:
 def sentence(error: ValidationError, of: type[BaseModel] | None = None) -> str:
     """The first problem of a pydantic `ValidationError` as one sentence that names the field.
 
-    ``of`` is what was to be made; with it, a field that does not exist is answered with those that do.
+    ``of`` is the model; with it, the message for an unknown field lists the available ones.
     """
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
@@ -93,15 +93,15 @@ def sentence(error: ValidationError, of: type[BaseModel] | None = None) -> str:
         message = f"{about} (given: {shown(first['input'])})"
     elif not field or message.startswith(field):
         return message
-    elif message.startswith((f"{first['loc'][-1]}.", f"{first['loc'][-1]}:")):  # its own name, or a place within it
+    elif message.startswith((f"{first['loc'][-1]}.", f"{first['loc'][-1]}:")):  # it names the field
         return ".".join((*map(str, first["loc"][:-1]), message))
     return f"{field}: {message}" if field else message
 
 
 def _fields(kind: type[BaseModel], place: Iterable[int | str]) -> list[str] | None:
-    """The fields at this place; None where they are not of one kind."""
+    """The fields at this location; None if it has no fixed fields."""
     for part in place:
-        if part in kind.model_fields:  # else the name or place of one of many of this kind
+        if part in kind.model_fields:  # otherwise a key or index in a collection
             inner = _models(kind.model_fields[str(part)].annotation)
             if len(inner) != 1:
                 return None
@@ -110,7 +110,6 @@ def _fields(kind: type[BaseModel], place: Iterable[int | str]) -> list[str] | No
 
 
 def _models(hint: Any) -> set[type[BaseModel]]:
-    """The models in an annotation."""
     if isinstance(hint, type) and not get_args(hint):
         return {hint} if issubclass(hint, BaseModel) else set()
     return {model for each in get_args(hint) for model in _models(each)}

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written under a temporary name, fsynced, renamed."""
+"""Atomic files: written under a temporary name, fsynced, renamed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from toeplens.ground.errors import EnvironmentFailure, InputError, shown
 
-FORMAT = 1  # of what `write_json` writes: one more when a reader of the last could take something for what it is not
+FORMAT = 1  # version of the JSON format; increase it if older readers could misinterpret a file
 
 _MACHINE_ERRORS = {
     errno.ENOSPC: "the disk is full",
@@ -33,7 +33,7 @@ _MACHINE_ERRORS = {
 
 
 def environment_failure(error: OSError, path: Path | str) -> EnvironmentFailure:
-    """The operating system's refusal to write ``path``, as one sentence."""
+    """The operating system's error when writing ``path``, as an `EnvironmentFailure`."""
     reason = _MACHINE_ERRORS.get(error.errno or 0, (error.strerror or str(error)).lower())
     return EnvironmentFailure(
         f"cannot write {path}: {reason}; nothing was left half-written, and what was finished before is kept."
@@ -41,7 +41,7 @@ def environment_failure(error: OSError, path: Path | str) -> EnvironmentFailure:
 
 
 def make_directory(path: Path) -> Path:
-    """Create ``path`` and its parents; a file in the way or a refusing file system is one sentence."""
+    """Create ``path`` and its parents; raises `EnvironmentFailure` if that is impossible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -56,8 +56,7 @@ def make_directory(path: Path) -> Path:
 def read_bytes(path: Path | str, most: int = -1, *, pipes: bool = False) -> bytes:
     """The content of a file, at most its first ``most`` bytes.
 
-    Raises `OSError` for a file that cannot be read and, unless ``pipes`` are allowed, for a named pipe, which would be
-    waited for.
+    Raises `OSError` for unreadable files and, unless ``pipes`` are allowed, for named pipes, which could block.
     """
     waiting = 0 if pipes else os.O_NONBLOCK
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | waiting)) as stream:
@@ -67,7 +66,7 @@ def read_bytes(path: Path | str, most: int = -1, *, pipes: bool = False) -> byte
 
 
 def refuse_pipe(path: Path | str | int) -> None:
-    """Raise `OSError` for a named pipe, before a library opens the file and waits for it; likewise for no file."""
+    """Raise `OSError` for a named pipe or a missing file, before a library opens it and blocks."""
     if stat.S_ISFIFO(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "it is a pipe, where a file is needed")
 
@@ -86,12 +85,12 @@ def unzipped(content: bytes, most: int) -> bytes:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``: to a temporary file beside it first, which is then put in place in one step."""
+    """Write ``content`` to ``path`` atomically, via a temporary file next to it."""
     path = Path(path)
     temporary = None
     try:
         name = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the umask
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # minus the umask
         temporary = name
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
@@ -112,7 +111,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether ``path`` is a temporary file of `write_bytes`, left by a process that was killed while it wrote."""
+    """Whether ``path`` is a temporary file of `write_bytes` left by a killed process."""
     return re.fullmatch(r"\..+\.[a-z0-9_]{8}\.tmp", path.name) is not None
 
 
@@ -124,9 +123,9 @@ def write_text(path: Path, content: str) -> None:
 def write_json(path: Path, content: Any, *, rows: str | None = None, record: bool = True) -> None:
     """Write ``content`` to ``path`` atomically; NaN and infinities are written as null.
 
-    A record, which has named fields, is given the number of its `FORMAT`.
+    Records (objects with named fields) also get the number of the current `FORMAT`.
 
-    ``rows`` names a field of ``content`` that holds a long list: it comes last, one item a line.
+    ``rows`` names a field of ``content`` with a long list; it is written last, one item per line.
     """
     content = finite(content)
     if record and isinstance(content, dict):
@@ -142,9 +141,9 @@ def write_json(path: Path, content: Any, *, rows: str | None = None, record: boo
 
 
 def plain(content: Any, field: str = "options") -> Any:
-    """``content`` as JSON gives it back (tuples become lists); what JSON cannot hold raises `InputError`.
+    """``content`` as JSON returns it (tuples become lists); raises `InputError` for anything JSON cannot represent.
 
-    ``field`` is what the content is of; the sentence names the place in it.
+    ``field`` is the name of the content in the message, which also gives the place in it.
     """
     try:
         return json.loads(json.dumps(content, allow_nan=False))
@@ -158,7 +157,7 @@ def plain(content: Any, field: str = "options") -> Any:
 
 
 def finite(content: Any) -> Any:
-    """``content`` with every float that JSON cannot hold (NaN, infinities) replaced by None."""
+    """``content`` with non-finite floats replaced by None."""
     return _each_float(content, lambda value: value if math.isfinite(value) else None)
 
 

@@ -1,4 +1,4 @@
-"""One process at a time in a directory: a lock that dies with its holder."""
+"""Directory locks: one process at a time; the lock is released when its holder ends."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _POLL = 0.1  # seconds
 
 
 class Busy(InputError):
-    """Somebody else holds the directory."""
+    """The directory is locked by another thread or process."""
 
 
 @contextmanager
 def locked(directory: Path, what: str, *, until: Callable[[], bool] | None = None) -> Iterator[None]:
-    """Hold ``directory``, which exists, tidied of files that a killed process left half-written.
+    """Lock an existing ``directory`` and remove leftovers of killed processes from it.
 
     Arguments
-        what   what the directory is, for the sentence: ``run``, ``study``, ``audit``
-        until  if given, wait for another process until this is true; else one that is held is refused at once
+        what   what the directory is, for messages: ``run``, ``study``, ``audit``
+        until  wait for the lock until this returns true; without it, a locked directory raises at once
 
-    The thread that holds a directory may enter it again; another thread or process raises `Busy`. The lock is
-    the operating system's: it is gone with its holder, however that ends. The file stays.
+    The thread that holds the lock may enter again; other threads and processes get `Busy`. It is an operating-system
+    lock, released when its holder ends in any way. The lock file remains.
     """
-    from filelock import FileLock, Timeout  # which --help does without
+    from filelock import FileLock, Timeout  # slow import
 
     place = Path(directory).resolve()
     lock = FileLock(place / LOCK, timeout=0, is_singleton=True)
@@ -53,5 +53,5 @@ def locked(directory: Path, what: str, *, until: Callable[[], bool] | None = Non
 
 
 def names_in(directory: Path) -> set[str]:
-    """What a directory holds, but for the lock and what a killed process left half-written."""
+    """The names in a directory, without the lock and leftovers of killed processes."""
     return {path.name for path in directory.iterdir() if path.name != LOCK and not is_leftover(path)}

@@ -1,4 +1,4 @@
-"""What this machine can hold, whether that ran out, and numbers that are within bounds."""
+"""Memory and cores of this machine, out-of-memory detection, and range checks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from toeplens.ground.errors import InputError, shown
 
 MOST_SEEDS = 100
-_FULL = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)  # in torch's words
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
+_FULL = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)  # torch's messages
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # container limits
 
 
 @cache
 def memory() -> int:
-    """Bytes of memory that this process may use at all: the machine's, or what its container is given."""
+    """Bytes of memory available to this process: the machine's, or its container's limit."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in map(Path, _LIMITS):
         try:
@@ -30,7 +30,7 @@ def memory() -> int:
 
 
 def free_memory() -> int:
-    """Bytes of memory that are free now or can be reclaimed, as Linux says; elsewhere `memory`."""
+    """Bytes of memory that are free or reclaimable, on Linux; elsewhere `memory`."""
     try:
         fields = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
@@ -40,12 +40,12 @@ def free_memory() -> int:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def size(count: int) -> str:
-    """A number of bytes as people read it: ``310 MB``, ``1.2 GB``."""
+    """A readable number of bytes: ``310 MB``, ``1.2 GB``."""
     for unit, name in ((10**12, "TB"), (10**9, "GB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}" if count < 100 * unit else f"{count // unit} {name}"
@@ -53,20 +53,20 @@ def size(count: int) -> str:
 
 
 def must_fit(what: str, least: int) -> None:
-    """Raise an `InputError` if ``what``, which needs at least so many bytes, does not fit in the machine's memory."""
+    """Raise an `InputError` if ``what``, which needs at least ``least`` bytes, does not fit in memory."""
     if least > memory():
         raise InputError(f"{what} at least {size(least)} of memory; this machine has {size(memory())}.")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether it says that memory ran out: Python's, or torch's, which is not imported for it."""
+    """Whether an error means out of memory, in Python or torch (without importing torch)."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and _FULL.search(str(error)) is not None
 
 
 def within(field: str, given: int | Sequence[int] | None, low: int, high: int) -> None:
-    """Raise an `InputError` unless the number, or each of them, is from ``low`` to ``high``; None is nothing given."""
+    """Raise an `InputError` unless each number is from ``low`` to ``high``; None is ignored."""
     for value in given if isinstance(given, Sequence) else () if given is None else (given,):
         if not low <= value <= high:
             raise InputError(f"{field}: {shown(value)} was given; it must be from {low} to {high}.")

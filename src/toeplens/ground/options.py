@@ -1,4 +1,4 @@
-"""Options of a constructor: what its signature says that each may be, and values that are nothing of the kind."""
+"""Constructor options: check values against the annotations of a signature."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MANY: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "words", b
 
 @cache
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """A function's parameters, with their annotations as what they mean; as text where that cannot be told here."""
+    """A function's parameters with evaluated annotations, or as strings if they cannot be evaluated."""
     try:
         return inspect.signature(function, eval_str=True).parameters
-    except Exception:  # whatever a name that is not there makes of an annotation
+    except Exception:  # unresolvable names can raise anything
         return inspect.signature(function).parameters
 
 
 def must_be(field: str, value: Any, annotation: Any) -> None:
-    """Raise an `InputError` if ``value`` is of no kind that the annotation allows.
+    """Raise an `InputError` unless the type of ``value`` matches the annotation.
 
-    Kinds are told alone: a wrong word among several, and a number out of its range, are the constructor's to refuse. An
-    annotation of something else than numbers, words, true and false, None, and lists of these allows anything.
+    Only types are checked: unknown choices and numbers out of range are left to the constructor. Annotations other than
+    numbers, strings, booleans, None, and lists of these allow anything.
     """
     if not _fits(value, annotation):
         *others, last = _words(annotation)
@@ -53,7 +53,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _words(hint: Any) -> list[str]:
-    """What an annotation allows, one by one."""
+    """The allowed types, as a list of descriptions."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return [word for each in inner for word in _words(each)]

@@ -1,7 +1,7 @@
-"""Where output goes: pages that replace nothing but older pages of their command, directories of one kind of output.
+"""Output locations: pages only replace pages of the same command, directories hold one kind of output.
 
-A page names its command in its head, ``<meta name="generator" content="toeplens card">``; a directory is held by one
-process at a time.
+A page names its command in its head, ``<meta name="generator" content="toeplens card">``. A directory is locked by
+one process at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toeplens.ground.errors import InputError, shown
 from toeplens.ground.files import environment_failure, make_directory, read_bytes, write_text
 from toeplens.ground.locks import LOCK, locked, names_in
 
-_LOOKED_AT = 4096  # bytes of a file in which its mark is looked for
+_LOOKED_AT = 4096  # bytes of a file that are searched for its mark
 _RECORDS = {
     "spec.json": "a run",
     "study.json": "a study",
@@ -27,10 +27,10 @@ _RECORDS = {
 
 
 def free(path: Path, command: str) -> Path:
-    """Check that a page of ``command`` can be written to ``path``, before the work that it is to show.
+    """Check that a page of ``command`` can be written to ``path``, before the work for it begins.
 
-    Returns the file that would be written, which a link leads to; its directory is made. Raises `InputError` where
-    something else lies there, `EnvironmentFailure` where nothing can be written.
+    Returns the file to be written, with links resolved, and creates its directory. Raises `InputError` if
+    something else is there, and `EnvironmentFailure` if the location is not writable.
     """
     path = Path(path)
     try:
@@ -55,20 +55,20 @@ def free(path: Path, command: str) -> Path:
 
 
 def write_page(path: Path, page: str, command: str) -> Path:
-    """Write a page of ``command`` to ``path`` where `free` allows it; returns the path."""
+    """Write a page of ``command`` to ``path`` if `free` allows it; returns the path."""
     write_text(free(path, command), page)
     return Path(path)
 
 
 def must_be_of(path: Path, model: str, what: str) -> None:
-    """Refuse to replace the record of another model, at ``path``, by that of ``model``.
+    """Raise `InputError` if the record at ``path`` is of another model than ``model``.
 
     Arguments
-        what  what is recorded, for the sentence: ``audit``, ``probe``
+        what  what is recorded, for messages: ``audit``, ``probe``
     """
     try:
         had = json.loads(read_bytes(path))["about"]["model"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # there is none, or none that could be read
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # no readable record
         return
     if had is not None and had != model:
         raise InputError(f"out: {path.parent} holds the {what} of {shown(had)}; give an empty or new directory.")
@@ -76,17 +76,17 @@ def must_be_of(path: Path, model: str, what: str) -> None:
 
 @contextmanager
 def entered(directory: Path, what: str, marks: Collection[str]) -> Iterator[None]:
-    """Make a directory, or enter one of the same kind, and hold it; one that stays empty is not left behind.
+    """Create a directory, or open one of the same kind, and lock it; it is removed if it stays empty.
 
     Arguments
-        what   what is to be in it, for sentences: ``audit``, ``probe``
-        marks  names of which any tells that an earlier one is in it
+        what   its intended content, for messages: ``audit``, ``probe``
+        marks  names of files that identify an earlier output of this kind
 
-    Raises `InputError` for a directory that holds something else, or that another process holds.
+    Raises `InputError` for a directory that holds something else, or is locked by another process.
     """
     try:
         made = not directory.exists()
-    except OSError as error:  # no name of a file
+    except OSError as error:  # invalid file name
         raise InputError(f"out: no directory can be called so: {(error.strerror or str(error)).lower()}.") from None
     make_directory(directory)
     there = names_in(directory)

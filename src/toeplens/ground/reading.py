@@ -1,7 +1,7 @@
-"""JSON read back: of limited size, its numbers finite, and what a record may hold; a fault is one sentence.
+"""Reading JSON safely: limited size, finite numbers, and strict types; problems raise an `InputError`.
 
-Files that are no records are stated once, as a type that pydantic knows made of the numbers below; `checked` looks at
-what was read by it. They are strict: true is no number, "3" is none, and 1e999 is none either.
+Files that are not records are described by a pydantic type built from the types below, and `checked` validates
+them. The types are strict: true is not a number, nor are "3" and 1e999.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 Text = Annotated[str, Field(strict=True)]
 Truth = Annotated[bool, Field(strict=True)]
 
-LARGEST = 2**28  # the largest record, a laptop study's results, has 5 million
+LARGEST = 2**28  # the largest known record, a laptop study's results, has 5 million
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _NUMBERS = (int, float, int | None, float | None)
 T = TypeVar("T")
 
 
 def parse_json(text: str, where: Path | str) -> Any:
-    """What ``text`` holds, all its numbers finite; what is no JSON raises an `InputError` that names ``where``."""
+    """Parse JSON with finite numbers; invalid JSON raises an `InputError` that names ``where``."""
     try:
         content = json.loads(text, parse_float=_finite, parse_constant=_finite)
-        if _SURROGATE.search(text):  # half a character can be neither shown nor written
+        if _SURROGATE.search(text):  # lone surrogates can be neither shown nor written
             json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is damaged: it is not JSON ({error}).") from None
@@ -52,12 +52,12 @@ def _finite(text: str) -> float:
 
 
 def read_json(path: Path | str, *, pipes: bool = False) -> Any:
-    """Read JSON from ``path``; a missing or damaged file is one sentence (see `parse_json`).
+    """Read JSON from ``path``; a missing or damaged file raises an `InputError` (see `parse_json`).
 
-    A named pipe is refused, unless ``pipes`` are allowed.
+    Named pipes are rejected unless ``pipes`` are allowed.
 
-    Objects come without the number of their format. Those without one are older than the first; a later format than
-    `FORMAT` is refused.
+    The format number is removed from objects. Objects without one are older than the first format; formats later than
+    `FORMAT` are rejected.
     """
     content = parse_json(_text(path, pipes), path)
     number = content.pop("format", 0) if isinstance(content, dict) else 0
@@ -71,7 +71,7 @@ def read_json(path: Path | str, *, pipes: bool = False) -> Any:
 
 
 def read_rows(path: Path) -> list[Any]:
-    """The rows of a file of JSON lines; none if it is not there."""
+    """The rows of a JSON lines file; empty if it does not exist."""
     if not path.exists():
         return []
     return [parse_json(line, f"{path}, line {number},") for number, line in enumerate(_text(path).splitlines(), 1)]
@@ -87,7 +87,7 @@ def _text(path: Path | str, pipes: bool = False) -> str:
         raise InputError(f"{path} is damaged: it is not JSON ({error}).") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
-    except ValueError as error:  # a name with a null character in it
+    except ValueError as error:  # a null character in the name
         raise InputError(f"{str(path)!r} cannot be read: {error}.") from None
     if text is None:
         raise InputError(f"{path} is damaged: it has more than {LARGEST} bytes.")
@@ -95,14 +95,14 @@ def _text(path: Path | str, pipes: bool = False) -> str:
 
 
 def refuse_truths(given: Any, fields: Mapping[str, FieldInfo]) -> None:
-    """Refuse true and false where a field is a number: Python would count them as 1 and 0."""
+    """Reject booleans for number fields; Python would accept them as 1 and 0."""
     for name, value in given.items() if isinstance(given, dict) else ():
         if isinstance(value, bool) and name in fields and fields[name].annotation in _NUMBERS:
             raise ValueError(f"{name}: {str(value).lower()} was given; it must be a number.")
 
 
 def checked(kind: type[T], content: Any, where: Path | str) -> T:
-    """``content`` as a record of this kind; what is none raises an `InputError` that names ``where`` and the field."""
+    """``content`` validated as ``kind``; invalid content raises an `InputError` that names ``where`` and the field."""
     try:
         return _adapter(kind).validate_python(content)
     except ValidationError as error:

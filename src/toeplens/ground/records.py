@@ -1,9 +1,9 @@
-"""Records: dataclasses that are written down as JSON and read back, checked field by field.
+"""Records: dataclasses that are stored as JSON and validated field by field when read.
 
-A record states its fields once, as annotations: numbers and words (the strict ones of `toeplens.ground.reading`),
-arrays with their dimensions (jaxtyping's; a letter is one size in all of a record), other records, and lists and
-dictionaries of these. NaN is written as None. Fields that a later version adds are passed over; those that an earlier
-one did not write are named (`Record.LATER`) and have defaults.
+A record's annotations define its fields: numbers and strings (the strict ones of `toeplens.ground.reading`),
+arrays with dimensions (jaxtyping's; a letter is one size throughout a record), other records, and lists and
+dictionaries of these. NaN is stored as None. Unknown fields, from later versions, are ignored. Fields that are missing
+in earlier versions are listed in `Record.LATER` and have defaults.
 """
 
 from __future__ import annotations
@@ -26,35 +26,33 @@ from toeplens.ground.reading import Number, Text, Truth
 AtLeast1 = Annotated[int, Field(strict=True, ge=1)]
 _OR_NAN = BeforeValidator(lambda value: math.nan if value is None else value)
 MaybeNaN = Annotated[float, Field(strict=True), _OR_NAN]
-NearlyShare = Annotated[float, Field(strict=True, ge=-0.01, le=1.01)]  # but for rounding
+NearlyShare = Annotated[float, Field(strict=True, ge=-0.01, le=1.01)]  # with a tolerance for rounding
 _STRICT: dict[Any, Any] = {int: Annotated[int, Field(strict=True)], float: Number, str: Text, bool: Truth}
 _ELEMENTS: dict[str, Any] = {"bool": Truth, "int": Annotated[int, Field(strict=True)], "float": Number}
 
 
 class Dims:
-    """The dimensions of a field that is no array, as in ``L`` or ``M 2``."""
+    """The dimensions of a field that is not an array, as in ``L`` or ``M 2``."""
 
     def __init__(self, names: str) -> None:
         self.names = names
 
 
 class Each:
-    """What each number of an array may be, beside None for NaN: a type such as `toeplens.ground.reading.Share`."""
+    """The type of an array's items, besides None for NaN, such as `toeplens.ground.reading.Share`."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
 
 
 class Like:
-    """That plain content is to be kept as it is, and is to be like this annotation."""
+    """Validate plain content by this annotation but keep it unchanged."""
 
     def __init__(self, hint: Any) -> None:
         self.hint = hint
 
 
 class _Fault(ValueError):
-    """What is wrong with a record, and where in it."""
-
     def __init__(self, message: str, *place: str | int) -> None:
         super().__init__(message)
         self.message, self.place = message, place
@@ -68,13 +66,13 @@ class _Fault(ValueError):
 
 
 class Record:
-    """The base of dataclasses that are records."""
+    """Base class of records."""
 
-    WORDS: ClassVar[str] = ""  # what errors call it where it was not read from a file
-    LATER: ClassVar[tuple[str, ...]] = ()  # fields with defaults that the records of earlier versions do not have
+    WORDS: ClassVar[str] = ""  # name in messages about records that do not come from a file
+    LATER: ClassVar[tuple[str, ...]] = ()  # fields with defaults that records of earlier versions lack
 
     def verify(self) -> None:
-        """Raise `ValueError`, with a sentence that names the field, for what no single field can tell."""
+        """Raise `ValueError`, naming the field, for constraints between fields."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON; None for NaN."""
@@ -82,12 +80,12 @@ class Record:
 
     @classmethod
     def from_dict(cls, content: Any, where: Path | str | None = None) -> Self:
-        """The inverse of `to_dict`; what is no such record raises `InputError` that names ``where`` and the field."""
+        """The inverse of `to_dict`; raises `InputError` naming ``where`` and the field if the content is invalid."""
         return cls._checked(cls, content, where)
 
     @classmethod
     def from_list(cls, content: Any, where: Path | str | None = None) -> list[Self]:
-        """Records from a list of them, likewise; errors name the place in the list too."""
+        """Records from a list; messages also give the index."""
         return cls._checked(list[cls], content, where)
 
     @classmethod
@@ -100,7 +98,7 @@ class Record:
 
 
 def plain_value(value: Any) -> Any:
-    """``value`` as JSON holds it: arrays and tuples as lists, records as objects, None for NaN."""
+    """``value`` as JSON types: arrays and tuples as lists, records as objects, None for NaN."""
     if isinstance(value, Record):
         return value.to_dict()
     if isinstance(value, Mapping):
@@ -121,12 +119,12 @@ def plain_numbers(values: np.ndarray) -> Any:
     return numbers.tolist()
 
 
-Reader = Callable[[Any], Any]  # of JSON's content; raises `_Fault`
+Reader = Callable[[Any], Any]  # from JSON content; raises `_Fault`
 
 
 @cache
 def _reader(hint: Any) -> Reader:
-    """What reads content as the annotation says; made once."""
+    """The reader for an annotation; cached."""
     kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if like := next((each.hint for each in about if isinstance(each, Like)), None):
         of, whole = _reader(like), _plain_reader(kind)
@@ -186,7 +184,7 @@ def _record_reader(kind: type[Any]) -> Reader:
 
 
 def _holds_more(hint: Any) -> bool:
-    """Whether records or arrays are in it, which pydantic does not know."""
+    """Whether the annotation contains records or arrays, which pydantic cannot read."""
     record = isinstance(hint, type) and issubclass(hint, Record)
     return record or _is_table(hint) or any(map(_holds_more, get_args(hint)))
 
@@ -197,7 +195,7 @@ def _is_table(hint: Any) -> bool:
 
 @cache
 def _plain_reader(hint: Any) -> Reader:
-    """For what pydantic knows."""
+    """Reader for annotations that pydantic supports."""
     adapter = TypeAdapter(_strict(hint))
 
     def read(content: Any) -> Any:
@@ -211,7 +209,7 @@ def _plain_reader(hint: Any) -> Reader:
 
 
 def _strict(hint: Any) -> Any:
-    """The annotation with strict numbers and words: true is no number, and "3" is none."""
+    """The annotation with strict numbers and strings: true is not a number, and "3" is not one."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _with(inner[0] if inner[0] in _STRICT else _strict(inner[0]), inner[1:])
@@ -223,14 +221,14 @@ def _strict(hint: Any) -> Any:
 
 
 def _with(hint: Any, about: Iterable[Any]) -> Any:
-    """The annotation with pydantic's metadata; without what this module reads itself."""
+    """The annotation with pydantic's metadata, without this module's own."""
     for each in about:
         hint = hint if isinstance(each, (Each, Dims, Like)) else Annotated[hint, each]
     return hint
 
 
 def _table_reader(kind: Any, about: list[Any]) -> Reader:
-    """Of an array: nested lists as deep as its dimensions, or of any further depth where some have no number."""
+    """Reader for arrays: lists nested as deep as the dimensions, or deeper for variadic dimensions."""
     element = next((name for name in _ELEMENTS if any(name in str(dtype) for dtype in kind.dtypes)), "float")
     allowed = next((each.kind for each in about if isinstance(each, Each)), _ELEMENTS[element])
     allowed = allowed | None if element == "float" else allowed
@@ -259,7 +257,7 @@ def _nested(element: Any, depth: int, about: tuple[Any, ...]) -> Any:
 
 
 def _dims_of(hint: Any) -> tuple[list[str], bool]:
-    """The dimensions of a field, as its array or its metadata have them, and whether it is an array."""
+    """The dimensions of a field, from its array type or metadata, and whether it is an array."""
     stated = ""
     while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType):
         hint, *about = get_args(hint)
@@ -268,7 +266,7 @@ def _dims_of(hint: Any) -> tuple[list[str], bool]:
 
 
 def _sizes_agree(dims: dict[str, tuple[list[str], bool]], values: dict[str, Any]) -> None:
-    """Refuse what does not go together: a letter is one size, ``H+1`` is one more, ``*P`` the same sizes."""
+    """Check sizes: a letter is one size, ``H+1`` is one more, ``*P`` the same sizes."""
     sizes: dict[str, Any] = {}
     there = {name: value for name, value in values.items() if name in dims and value is not None}
     found = [(name, *pair) for name, value in there.items() for pair in _measured(name, *dims[name], value)]
@@ -285,13 +283,12 @@ def _said(size: Any) -> str:
 
 
 def _measured(name: str, dims: list[str], is_table: bool, value: Any) -> Iterator[tuple[str, Any]]:
-    """A field's dimensions with their sizes."""
     try:
         shape = np.shape(value) if is_table or len(dims) > 1 else (len(value),)
     except ValueError:
         raise _Fault("its rows are not equally long.", name) from None
     star = next((place for place, dim in enumerate(dims) if dim.startswith("*")), None)
-    if star is not None:  # as many sizes as the others leave
+    if star is not None:  # the sizes not taken by the other dimensions
         end = max(star, len(shape) - len(dims) + star + 1)
         yield dims[star], tuple(shape[star:end])
         dims, shape = [*dims[:star], *dims[star + 1 :]], shape[:star] + shape[end:]

@@ -1,7 +1,6 @@
-"""Ctrl-C and SIGTERM: the first sets a flag that work reads between its steps, a second Ctrl-C raises at once.
+"""Ctrl-C and SIGTERM: the first sets a flag that is checked between steps; a second Ctrl-C raises at once.
 
-Files are written whole or not at all (`toeplens.ground.files`), so an interruption at any line costs the work in
-progress and no more.
+Files are written atomically (`toeplens.ground.files`), so an interruption loses only the work in progress.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ EXIT_CODE = 130
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Within it, SIGINT and SIGTERM set a flag, which the given function reads; a second SIGINT raises.
+    """Context in which SIGINT and SIGTERM set a flag, read by the yielded function; a second SIGINT raises.
 
-    Only the main thread may enter it.
+    Only for the main thread.
     """
     requested = False
 
@@ -40,8 +39,8 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def ignored_by_children() -> Iterator[None]:
-    """Processes started within it ignore SIGINT, which a terminal sends to the whole group: their parent stops them."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+    """Context in which child processes ignore SIGINT, which terminals send to all; their parent stops them."""
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,16 +1,16 @@
-"""Numbers and lists in words, as pages and sentences say them."""
+"""Formatting of numbers and lists for pages and messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import isfinite
 
-_RUNS = 8  # of whole numbers that are listed in full
+_RUNS = 8  # maximum number of runs listed in full
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
-    """A number with so many decimals and a true minus sign, none before zeros; a dash where there is none."""
+    """A number with so many decimals and a true minus sign, without -0; a dash for None or NaN."""
     if value is None or not isfinite(value):
         return "–"
     text = f"{value:.{digits}f}"
@@ -18,12 +18,12 @@ def fixed(value: float | None, digits: int = 2) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """A number with so many significant digits; a dash where there is none."""
+    """A number with so many significant digits; a dash for None or NaN."""
     return "–" if value is None or not isfinite(value) else f"{value:#.{digits}g}".rstrip(".").replace("-", "−")
 
 
 def power(value: float | None) -> str:
-    """A small number as a power of ten; a dash where there is none."""
+    """A small number as a power of ten; a dash for None or NaN."""
     if value is None:
         return "–"
     if value == 0 or not isfinite(value):
@@ -33,7 +33,7 @@ def power(value: float | None) -> str:
 
 
 def percent(value: float | None, *, sign: bool = True) -> str:
-    """A share as per cent; a dash if there is none."""
+    """A share in percent; a dash for None or NaN."""
     text = fixed(None if value is None else 100 * value, 1)
     return f"{text}%" if sign and text != "–" else text
 
@@ -44,25 +44,25 @@ def points(value: float) -> str:
 
 
 def whole(value: float) -> str:
-    """A share in whole per cents, for a cell of a map; nothing where there is none."""
+    """A share in whole percent, for a cell of a map; empty for None or NaN."""
     return fixed(100 * value, 0) if isfinite(value) else ""
 
 
 def signed(value: float | None, digits: int = 2) -> str:
-    """A number with its sign, unless it is 0 to so many decimals."""
+    """A number with its sign, except for 0 after rounding."""
     text = fixed(value, digits)
     return text if text[0] in "−–" or float(text) == 0 else f"+{text}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """A readable duration from seconds."""
     if seconds < 120:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def listed(items: Iterable[str]) -> str:
-    """Items as a list in a sentence; with semicolons where an item has a comma of its own."""
+    """Items as a list in a sentence; separated by semicolons if an item contains a comma."""
     items = list(items)
     if any("," in item for item in items):
         return "; ".join(items)
@@ -70,12 +70,12 @@ def listed(items: Iterable[str]) -> str:
 
 
 def or_none(value: float) -> float | None:
-    """The number, as JSON can hold it; None where it is none (NaN, infinite)."""
+    """The number if it is finite, otherwise None (for JSON)."""
     return float(value) if isfinite(value) else None
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Whole numbers with runs drawn together, the middle of many left out: 0–3, 5."""
+    """Whole numbers with consecutive ones merged and the middle of long lists omitted: 0–3, 5."""
     ordered = sorted(set(numbers))
     starts = [n for n in ordered if n - 1 not in ordered]
     ends = [n for n in ordered if n + 1 not in ordered]

@@ -1,6 +1,6 @@
 """The decoder and its attention, built from a configuration and an encoding.
 
-Here goes what a switch of `DecoderConfig` changes in the model, and nothing that trains or measures it.
+This package contains what the switches of `DecoderConfig` change in the model, but no training and no measurements.
 """
 
 from toeplens.model.attention import Attention, LatentAttention

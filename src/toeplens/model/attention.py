@@ -1,4 +1,4 @@
-"""Attention layers: the projections around `toeplens.encodings.attend`, standard and latent; norms held at a value."""
+"""Attention layers around `toeplens.encodings.attend`: standard and latent attention, and frozen norms."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Asked = Float[Tensor, "B Nk d_model"]
 def frozen(
     norm: nn.Module, part: Float[Tensor, "*B N width"], at: Float[Tensor, "*B N width"]
 ) -> Float[Tensor, "*B N width"]:
-    """What ``part`` of the input ``at`` contributes to the norm's output, its scale held at its value on ``at``.
+    """Contribution of ``part`` of the input ``at`` to the norm's output, with the norm's scale frozen on ``at``.
 
-    Linear in ``part``; the norm's shift is left out. So, for parts that sum to ``at``, these sum to ``norm(at)`` less
+    Linear in ``part``, without the norm's shift. For parts that sum to ``at``, the results sum to ``norm(at)`` minus
     the shift (theory, section 1).
     """
     if isinstance(norm, nn.Identity):
@@ -33,7 +33,7 @@ def frozen(
         spread = (at.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
         scaled = (part - part.mean(-1, keepdim=True)) / spread
     elif isinstance(norm, nn.RMSNorm):
-        eps = torch.finfo(at.dtype).eps if norm.eps is None else norm.eps  # torch's own default
+        eps = torch.finfo(at.dtype).eps if norm.eps is None else norm.eps  # torch's default
         scaled = part / (at.pow(2).mean(-1, keepdim=True) + eps).sqrt()
     else:
         raise TypeError(f"{type(norm).__name__} is not a norm that is known to be linear once its statistics are held")
@@ -41,7 +41,7 @@ def frozen(
 
 
 class _Heads(nn.Module):
-    """What every attention layer shares: its place in the model, and the way from heads to the residual stream."""
+    """Base of the attention layers: position in the model, and the output projection of the heads."""
 
     def __init__(self, config: DecoderConfig, encoding: PositionalEncoding, *, linear_bias: bool) -> None:
         super().__init__()
@@ -64,9 +64,9 @@ class _Heads(nn.Module):
     ) -> Float[Tensor, "B Nq H head_dim"]:
         """Each head's output, before the output projection.
 
-        ``queries`` may be fewer positions than ``context``, whose ``rows`` they are, so that a layer whose output is
-        read in one place does only that place's work. ``added``: the fixed bias, where layers share it. ``turns``:
-        what the encoding's `pair_factors` are at the queries and at the keys, where a pass has formed it.
+        ``queries`` may be fewer positions than ``context``, with indices ``rows``, so that a layer whose output is read
+        at one position computes only that. ``added``: a fixed bias that layers share. ``turns``: precomputed
+        `pair_factors` of the encoding at the queries and at the keys.
         """
         q, k, v = self.project(queries, context, *(() if turns is None else (turns,)))
         z = attend(
@@ -88,16 +88,17 @@ class _Heads(nn.Module):
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v as [B, H, N, dimensions], before rotation.
 
-        Where encodings may have `pair_factors`, these are taken as a third argument, and queries and keys come turned.
+        Layers whose encodings may have `pair_factors` take these as a third argument and return rotated queries and
+        keys.
         """
         raise NotImplementedError
 
     def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
-        """What parts of the inputs ``at`` contribute to q and k: no biases, norms held at their value on ``at``."""
+        """Contribution of parts of the inputs ``at`` to q and k, without biases, with norms frozen on ``at``."""
         raise NotImplementedError
 
     def merge(self, z: Float[Tensor, "B Nq H head_dim"]) -> Float[Tensor, "B Nq d_model"]:
-        """The output projection of the head outputs: a head lives in its input, not in its output."""
+        """The output projection of the concatenated head outputs."""
         return self.out(z.flatten(-2))
 
     def _split(self, x: Tensor) -> Tensor:
@@ -122,12 +123,12 @@ class Attention(_Heads):
 
 
 class LatentProjections(nn.Module):
-    """Adds to a module the way from its input to queries, keys and values (arXiv 2405.04434, eq. 9-19)."""
+    """Mixin with the latent projections from input to queries, keys and values (arXiv 2405.04434, eq. 9-19)."""
 
     num_heads: int
 
     def add_projections(self, d_model: int, encoding: MLA) -> None:
-        """Make the weights, of the sizes of the encoding `MLA`, for heads that together are as wide as the model."""
+        """Create the weights, with the sizes of the encoding `MLA`; the heads together are as wide as the model."""
         rotary, latent, latent_q = encoding.rotary_dim, encoding.d_compress, encoding.q_compress
         self.shared_query = encoding.rotary_query == "shared"
         self.rotary_dim = rotary
@@ -158,7 +159,7 @@ class LatentProjections(nn.Module):
         return q, k
 
     def _expand(self, c_q: Tensor, c_kv: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v from the latent vectors, and from the layer's input for the rotary key; linear, without biases."""
+        """q, k, v from the latent vectors and, for the rotary key, from the layer's input; linear, without biases."""
         k_content, v = self.up_kv(c_kv).chunk(2, dim=-1)
         turned_q = self.rotary_q(c_q)
         turned_q = self._share(turned_q) if self.shared_query else self._split(turned_q)

@@ -1,4 +1,4 @@
-"""The decoder's configuration: every difference between the paper and its released program is a field of its own."""
+"""The decoder's configuration: every difference between the paper and its released code is a field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toeplens.ground import InputError, choose, plain, sentence, shown
 from toeplens.ground.machine import must_fit
 from toeplens.ground.reading import refuse_truths
 
-Protocol = Literal["paper", "released"]  # the model of the paper's text, or that of its program
+Protocol = Literal["paper", "released"]  # the model of the paper's text, or that of its released code
 DropoutPlace = Literal["weights", "attention", "ffn-hidden", "ffn"]
 _SIZES, _LAYERS = 10**9, 1000
 
@@ -59,33 +59,33 @@ def protocol_switches(protocol: Protocol, encoding: str) -> dict[str, Any]:
 
 
 class DecoderConfig(BaseModel):
-    """A decoder, from its sizes, its encoding and its switches. Frozen, and validated on construction.
+    """Configuration of a decoder: sizes, encoding and switches. Frozen, and validated on construction.
 
-    A switch that is not given takes its value from ``protocol``: ``paper`` is what the text of arXiv 2505.13027
-    describes, ``released`` what its program runs (its RoPE and MLA models have switches of their own). A protocol does
-    not touch the encoding's own options: `toeplens.papers.deposit` says which ones each protocol uses.
+    Switches that are not given are set by ``protocol``: ``paper`` follows the text of arXiv 2505.13027,
+    ``released`` its released code (whose RoPE and MLA models have their own switches). A protocol does
+    not change the encoding's options: `toeplens.papers.deposit` lists those of each protocol.
 
     Sizes
-        vocab_size, num_classes  input tokens and output classes (num_classes: vocab_size unless given, as in both)
-        d_model, d_ff, num_layers (to 1000), num_heads, max_len; what has no room in the machine's memory is refused
+        vocab_size, num_classes  number of token ids and output classes (num_classes default: vocab_size, as in both)
+        d_model, d_ff, num_layers (at most 1000), num_heads, max_len; sizes that exceed the memory raise an error
     Encoding
-        encoding, encoding_options              see `toeplens.encodings.names` and `options`. Several at once as a list
-                                                or as ``rope+alibi``, kept as ``rope + alibi``; then options are those
-                                                of each by its name, ``{"rope": {"base": 500}}``
-        input_encoding, input_encoding_options  another encoding, added at the input alone
+        encoding, encoding_options              see `toeplens.encodings.names` and `options`. For several encodings, a
+                                                list or ``rope+alibi`` (stored as ``rope + alibi``), with each one's
+                                                options under its name, ``{"rope": {"base": 500}}``
+        input_encoding, input_encoding_options  another encoding, which only adds vectors to the token embeddings
     Switches
-        causal            keys after the query are hidden
-        pad_mask          padding is hidden from attention
-        key_value_source  keys and values from the ``layer``'s own normalised input, or, in every layer, from the raw
-                          input ``embeddings``
-        readout           the ``last`` token's state, the ``mean`` over all positions (padding included), the
-                          ``masked-mean`` over tokens, or ``each`` position's own state: an answer at every token
+        causal            mask keys after the query
+        pad_mask          mask padding in attention
+        key_value_source  compute keys and values from the ``layer``'s own normalised input or, in every layer, from the
+                          raw input ``embeddings``
+        readout           the ``last`` token's state; the ``mean`` over all positions (including padding); the
+                          ``masked-mean`` over tokens; or ``each`` position's own state, for one prediction per token
         final_norm        LayerNorm before the readout
         activation        ``relu`` or ``gelu``
-        dropout           rate; ``dropout_on`` says where: attention ``weights``, the ``attention`` branch's output,
+        dropout           rate; ``dropout_on`` lists where: attention ``weights``, the ``attention`` branch's output,
                           the FFN's hidden layer (``ffn-hidden``), the ``ffn`` branch's output
-        attention_scale   factor of q . k: a number; None for 1/sqrt(dimensions of q); or ``published``, the default:
-                          the encoding's own `scale`, written out as the number, or as None where it is that
+        attention_scale   factor of q . k: a number; None for 1/sqrt(dimensions of q); or ``published`` (default):
+                          the encoding's own `scale`, stored as a number, or as None if it equals that
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -110,7 +110,7 @@ class DecoderConfig(BaseModel):
     activation: Literal["relu", "gelu"]
     dropout: float = Field(0.1, ge=0, lt=1)
     dropout_on: tuple[DropoutPlace, ...]
-    attention_scale: float | None = Field("published", gt=0, validate_default=True)  # the last: it looks at all others
+    attention_scale: float | None = Field("published", gt=0, validate_default=True)  # last: reads the others
 
     @model_validator(mode="before")
     @classmethod
@@ -122,7 +122,7 @@ class DecoderConfig(BaseModel):
         try:
             encoding = _named(encoding)
         except InputError:
-            return given  # what is wrong with it is said where it is looked at
+            return given  # errors are raised where it is used
         if protocol in get_args(Protocol) and isinstance(encoding, str):
             return protocol_switches(protocol, encoding) | given
         return given
@@ -148,7 +148,7 @@ class DecoderConfig(BaseModel):
     @field_validator("max_len")
     @classmethod
     def _there_is_room(cls, value: int, info: Any) -> int:
-        """Before anything is built: an encoding may be a table of as many rows as a text has tokens."""
+        """Check memory before anything is built: an encoding may be a table with one row per token."""
         if {"vocab_size", "num_classes", "d_model", "d_ff", "num_layers"} <= info.data.keys():
             must_fit(
                 "a model of these sizes needs", 4 * (_weights_at_least(**info.data) + value * info.data["d_model"])
@@ -158,13 +158,13 @@ class DecoderConfig(BaseModel):
     @field_validator("attention_scale", mode="before")
     @classmethod
     def _written_out(cls, value: Any, info: Any) -> Any:
-        """A configuration says which scale it has, so that it means the same should an encoding's ever be corrected."""
+        """Store the published scale explicitly, so that old configurations keep it if it is ever corrected."""
         if value != "published":
             return value
         try:
             return _facts(info.data, info.data["encoding"], info.data["encoding_options"]).scale
         except (InputError, KeyError):
-            return None  # what is wrong with the other fields is said where they are looked at
+            return None  # errors of other fields are raised where they are used
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> DecoderConfig:
@@ -191,7 +191,7 @@ class DecoderConfig(BaseModel):
 
     @property
     def weights_at_least(self) -> int:
-        """A number of weights that the model has at least, known before it is built."""
+        """A lower bound of the number of weights, without building the model."""
         return _weights_at_least(**dict(self))
 
     @property
@@ -201,7 +201,7 @@ class DecoderConfig(BaseModel):
 
     @property
     def encoding_is_latent(self) -> bool:
-        """Whether the encoding is (a kind of) `MLA`, which asks for latent attention."""
+        """Whether the encoding is `MLA` or a subclass, which needs latent attention."""
         return issubclass(encodings.get(self.encoding), encodings.MLA)
 
     def build_encoding(self) -> encodings.PositionalEncoding:
@@ -209,7 +209,7 @@ class DecoderConfig(BaseModel):
         return self._build(self.encoding, self.encoding_options)
 
     def build_input_encoding(self) -> encodings.PositionalEncoding | None:
-        """A new instance of the encoding added at the input, or None."""
+        """A new instance of the input encoding, or None."""
         return None if self.input_encoding is None else self._build(self.input_encoding, self.input_encoding_options)
 
     def _build(self, name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
@@ -217,7 +217,7 @@ class DecoderConfig(BaseModel):
 
 
 def _named(given: Any) -> Any:
-    """The one way in which several encodings are written; what is no list and has no plus stays as it is."""
+    """The canonical name of several encodings; other values are unchanged."""
     if isinstance(given, (list, tuple)) and not all(isinstance(part, str) for part in given):
         raise InputError(f"encoding: {shown(given)} was given; it must be a name or a list of names.")
     several = isinstance(given, (list, tuple)) or (isinstance(given, str) and "+" in given)
@@ -225,7 +225,7 @@ def _named(given: Any) -> Any:
 
 
 class _Facts(NamedTuple):
-    """What a configuration asks of an encoding: a scale, None where it is 1/sqrt(dimensions of q); layers it names."""
+    """What a configuration needs of an encoding: scale (None for 1/sqrt(dimensions of q)) and layers."""
 
     scale: float | None
     layers: frozenset[int] | None
@@ -233,7 +233,7 @@ class _Facts(NamedTuple):
 
 
 def _facts(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> _Facts:
-    """From an encoding that is built once to look at it, however often a configuration of these options is made."""
+    """Facts of an encoding; it is built only once for each set of options."""
     three = tuple(sizes[field] for field in ("d_model", "num_heads", "max_len"))
     return _looked_at(encodings.get(name), name, three, json.dumps(options))
 
@@ -255,10 +255,10 @@ def _encoding(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> enco
 
 
 def scale_left_open(fields: dict[str, Any]) -> dict[str, Any]:
-    """A configuration's fields, without the scale where it is the encoding's published one, so that it follows changes.
+    """A configuration's fields, without the scale if it is the encoding's published one, so that it follows changes.
 
-    What was written out says its scale as a number, which is not that of another encoding or of other sizes. A scale
-    that is not the published one was chosen, and stays.
+    A stored scale is a number, which would be wrong for another encoding or other sizes. A scale other than the
+    published one was chosen explicitly and is kept.
     """
     open_ = {name: value for name, value in fields.items() if name != "attention_scale"}
     if fields.get("attention_scale", "published") == "published":
@@ -266,16 +266,16 @@ def scale_left_open(fields: dict[str, Any]) -> dict[str, Any]:
     try:
         return open_ if decoder_config(**open_).attention_scale == fields["attention_scale"] else fields
     except InputError:
-        return fields  # what is wrong with them is said where they are used
+        return fields  # errors are raised where they are used
 
 
 def _weights_at_least(vocab_size: int, num_classes: int, d_model: int, d_ff: int, num_layers: int, **_: Any) -> int:
-    """Embeddings, readout, and of each layer the feed-forward part and one of attention's four maps."""
+    """Embeddings, readout, and per layer the FFN and one of the four attention matrices."""
     return d_model * (vocab_size + num_classes + num_layers * (2 * d_ff + d_model))
 
 
 def decoder_config(**fields: Any) -> DecoderConfig:
-    """A `DecoderConfig`; wrong fields raise an `InputError` of one sentence."""
+    """Build a `DecoderConfig`; invalid fields raise an `InputError`."""
     try:
         return DecoderConfig(**fields)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The decoder: embeddings, pre-norm blocks, a readout; any encoding, every switch of the two protocols."""
+"""The decoder: embeddings, pre-norm blocks and a readout, with any encoding and all switches of the two protocols."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from toeplens.model.fused_cpu import Turn, finished, read_at, row_at, takes_step
 
 @dataclass(frozen=True)
 class Context:
-    """What all layers of one pass share.
+    """State shared by all layers of a forward pass.
 
-    positions    [N] or [B, N], with one more dimension for encodings whose positions have several coordinates
-    by_sequence  whether positions have a row a sequence
-    lengths      [B], tokens before the padding; None if nothing is padded
-    embeddings   the raw input embeddings [B, N, d_model], for protocols whose keys and values come from them; else None
-    key_mask     True where a key may be seen: [B, 1, 1, N]; None if all may
-    added        the bias that all layers share, with the mask in it: [1 or B, H, N, N]; None if there is none
-    turned_by    the encoding whose `pair_factors` are ``turn``; None if there is none
-    turn         its factors at the positions, as a layer multiplies by them: [B or nothing, N, 1, H or 1, n]
+    positions    [N] or [B, N], with one more dimension for encodings with several coordinates per position
+    by_sequence  whether positions have one row per sequence
+    lengths      [B], tokens before the padding; None without padding
+    embeddings   raw input embeddings [B, N, d_model] if the protocol computes keys and values from them; otherwise None
+    key_mask     [B, 1, 1, N], True where a key may be seen; None for all
+    added        the bias that all layers share, including the mask: [1 or B, H, N, N]; None if there is none
+    turned_by    the encoding whose `pair_factors` are in ``turn``; None if there is none
+    turn         its factors at the positions: [B or nothing, N, 1, H or 1, n]
     """
 
     positions: Positions
@@ -43,7 +43,7 @@ class Context:
     turn: Turn | None = None
 
     def turns(self, encoding: PositionalEncoding, rows: Int[Tensor, "B"] | None) -> tuple[Turn, Turn] | None:
-        """What an encoding turns queries and keys by, if it has been formed: of queries at one row each, or at all."""
+        """The precomputed rotation factors of an encoding, if any: at one row per query, or at all positions."""
         if self.turn is None or encoding is not self.turned_by:
             return None
         if rows is None:
@@ -52,7 +52,7 @@ class Context:
         return own.unsqueeze(1), self.turn
 
     def repeat(self, times: int) -> Context:
-        """The context of the batch repeated ``times`` times, copy after copy."""
+        """The context of the batch repeated ``times`` times."""
         return self._each(lambda x: x.repeat(times, *[1] * (x.ndim - 1)))
 
     def part(self, some: slice) -> Context:
@@ -60,7 +60,7 @@ class Context:
         return self._each(lambda x: x[some])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Context:
-        """With what has a row a sequence changed."""
+        """A copy with ``change`` applied to everything that has one row per sequence."""
 
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
@@ -78,7 +78,7 @@ class Context:
 
 
 class Block(nn.Module):
-    """One pre-norm layer: attention and a feed-forward network, each added to the residual stream."""
+    """A pre-norm layer: attention and a feed-forward network, each with a residual connection."""
 
     def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Block(nn.Module):
     def heads(
         self, x: Float[Tensor, "B N d_model"], context: Context, *, read: Tensor | None, fused: bool
     ) -> tuple[Float[Tensor, "B Nq d_model"], Float[Tensor, "B Nq H head_dim"]]:
-        """The residual stream at the positions asked for, and each head's output there.
+        """The residual stream at the required positions, and each head's output there.
 
         ``read`` is None for all positions, or [B]: the one position of each sequence that is needed.
         """
@@ -143,9 +143,9 @@ class Block(nn.Module):
     def project_part(
         self, part: Float[Tensor, "B N d_model"], key_part: Float[Tensor, "B N d_model"], *, x: Tensor, context: Context
     ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N d"]]:
-        """What a part of the residual stream ``x``, and the same part of what keys are made from, give to q and k.
+        """Contribution to q and k of a part of the residual stream ``x``, and of the same part of the keys' input.
 
-        Norms are held at their value on ``x``, biases left out: linear in the parts.
+        Linear in the parts: norms are frozen at their value on ``x``, and biases are left out.
         """
         queries, at = frozen(self.norm_attention, part, x), self.norm_attention(x)
         if context.embeddings is None:
@@ -155,15 +155,15 @@ class Block(nn.Module):
     def finish(
         self, x: Float[Tensor, "B Nq d_model"], z: Float[Tensor, "B Nq H head_dim"]
     ) -> Float[Tensor, "B Nq d_model"]:
-        """The layer's output, from the residual stream and the (possibly changed) head outputs."""
+        """The layer's output, from the residual stream and the (possibly modified) head outputs."""
         return finished(x, z.flatten(-2), self.attention.out, self.drop_attention, self.norm_ffn, self.ffn)
 
 
 class Decoder(nn.Module):
-    """A small decoder, built from a `DecoderConfig`, that classifies a sequence, or answers at each of its tokens.
+    """A small decoder, built from a `DecoderConfig`, that classifies a sequence or each of its tokens.
 
-    Where one position is read out, the last layer computes only that position's query, head outputs and FFN. In shapes,
-    ``*N`` is N, the tokens, with the readout ``each``, and nothing with the others.
+    If only one position is read out, the last layer computes only that position's query, head outputs and FFN. In
+    shapes, ``*N`` is N (tokens) with the readout ``each``, and empty otherwise.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -183,13 +183,13 @@ class Decoder(nn.Module):
     def begin(
         self, tokens: Int[Tensor, "B N"], lengths: Int[Tensor, "B"] | None = None, positions: Positions | None = None
     ) -> tuple[Float[Tensor, "B N d_model"], Context]:
-        """The input embeddings and the context of a pass.
+        """The input embeddings and the context of a forward pass.
 
         Arguments
             tokens     token ids
-            lengths    tokens of each sequence before its padding; None if nothing is padded
-            positions  any positions, [N] or [B, N], with the coordinates in a last dimension where the encoding's
-                       positions have several; 0, 1, 2, ... unless given; beyond ``max_len`` where no encoding is a
+            lengths    number of tokens of each sequence before its padding; None without padding
+            positions  any positions, [N] or [B, N], with coordinates in a last dimension if the encoding's
+                       positions have several (default: 0, 1, 2, ...). They may exceed ``max_len`` if no encoding uses a
                        table of positions
         """
         config = self.config
@@ -224,7 +224,7 @@ class Decoder(nn.Module):
     def _shared_bias(
         self, x: Tensor, positions: Positions, by_sequence: bool, key_mask: Tensor | None
     ) -> Tensor | None:
-        """The bias of a pass, formed once, where layers share it and it is not too large to be kept."""
+        """The bias that layers share, computed once per pass, if it is not too large to cache."""
         encoding, config, length = self.encoding, self.config, x.shape[1]
         if not (encoding.fixed_bias and encoding.shared) or (config.num_layers == 1 and config.readout == "last"):
             return None
@@ -234,7 +234,7 @@ class Decoder(nn.Module):
         return encodings.fixed_bias(encoding, positions, dtype=x.dtype, mask=key_mask, causal=config.causal)
 
     def read_position(self, layer: int, tokens_shape: torch.Size, context: Context) -> Int[Tensor, "B"] | None:
-        """The one position of each sequence that ``layer`` must compute, or None for all."""
+        """The one position per sequence that ``layer`` must compute, or None for all."""
         if self.config.readout != "last" or layer != self.config.num_layers - 1:
             return None
         if context.lengths is not None:
@@ -275,13 +275,13 @@ class Decoder(nn.Module):
         *,
         fused: bool = True,
     ) -> Float[Tensor, "B *N C"]:
-        """Class logits of a batch of sequences; ``fused=False`` takes the explicit path."""
+        """Class logits of a batch of sequences; ``fused=False`` forms attention weights explicitly."""
         x, context = self.begin(tokens, lengths, positions)
         return self.replay(0, x, context, fused=fused)
 
 
 def _check_lengths(lengths: Tensor | None, most: int) -> None:
-    """Refuse impossible lengths, where looking costs nothing (not on a GPU, which would have to be waited for)."""
+    """Raise `InputError` for impossible lengths; skipped on a GPU, where reading them would synchronise."""
     if lengths is None or lengths.device.type != "cpu" or lengths.numel() == 0:
         return
     if torch.compiler.is_compiling() or is_mapped():

@@ -1,10 +1,9 @@
-"""Parts of a layer, each as one differentiable step on a CPU.
+"""Fused CPU versions of parts of a layer, each as one autograd function.
 
-A step of training on a CPU is bound by what is written between products of matrices as much as by these: biases copied
-to every token before a product adds to them, gradients brought side by side, activations kept beside what they are made
-of. Each function here does what the modules do that it is given, with the same gradients however often they are taken,
-and leaves that out. Where something looks at the modules or has its way with them (a GPU, a compiler, a transform,
-autocast, hooks, dropout) they are called as they are.
+On a CPU, memory traffic between matrix products costs as much as the products: biases copied to every token before an
+addition, gradients concatenated, activations stored next to their inputs. These functions compute the same as the
+modules they are given, with the same gradients to any order, but without that traffic. The modules are called
+as usual on a GPU, under a compiler, transform, autocast, hooks or dropout.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from torch.nn.modules.module import _has_any_global_hook
 from toeplens.encodings.kit import PRECISE, gradients_again, is_mapped
 from toeplens.encodings.shapes import Keys, Queries
 
-Turn = Complex[Tensor, "*_B _N 1 #H n"]  # what each pair of dimensions is multiplied by, at each place
+Turn = Complex[Tensor, "*_B _N 1 #H n"]  # the factor of each pair of dimensions, at each position
 
 
 def takes_steps(x: Tensor) -> bool:
-    """Whether parts of layers that are given this may be single steps."""
+    """Whether fused functions can be used for this input."""
     return (
         x.device.type == "cpu"
         and x.dtype in PRECISE
@@ -43,12 +42,12 @@ def projected(
     heads: int,
     turns: tuple[Turn, Turn] | None = None,
 ) -> tuple[Queries, Keys, Keys]:
-    """Queries of ``asking``, keys and values of ``x``; queries and keys turned where ``turns`` are given.
+    """Queries of ``asking``, keys and values of ``x``; queries and keys rotated if ``turns`` are given.
 
     Arguments
-        qkv    to queries, keys and values after one another, each head after head
-        turns  of the queries and of the keys, whose pairs stand side by side; the modules are called where these have
-               gradients, as learned frequencies have
+        qkv    projection to concatenated queries, keys and values, head by head
+        turns  rotation factors of the queries and keys, for adjacent pairs; modules are called as usual if the factors
+               need gradients, as for learned frequencies
     """
     of_q, of_k = turns or (None, None)
     learned = any(turn.requires_grad for turn in turns or ())
@@ -65,10 +64,10 @@ def projected(
 def in_parts(
     x: Float[Tensor, "B N width"], heads: int
 ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N d"], Float[Tensor, "B H N d"]]:
-    """``x``, whose last dimension is queries, keys and values after one another, each head after head.
+    """Split the last dimension of ``x`` into queries, keys and values, head by head.
 
-    torch's own `split` brings the three gradients back in three steps (each into the order of ``x``, side by side, and
-    in one piece); here each is written once, where it belongs.
+    The backward pass of torch's `split` copies the three gradients three times; here each is written once, to its final
+    location.
     """
     if torch.compiler.is_compiling() or is_mapped():
         return _views(x, heads)
@@ -89,7 +88,7 @@ class _Parts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        if torch.is_grad_enabled():  # the gradients are to have gradients
+        if torch.is_grad_enabled():  # double backward
             return torch.stack([grad.transpose(1, 2) for grad in grads], dim=2).flatten(2), None
         whole = grads[0].new_empty(ctx.shape)
         for place, grad in zip(_views(whole, ctx.heads), grads, strict=True):
@@ -100,7 +99,7 @@ class _Parts(torch.autograd.Function):
 def read_at(
     x: Float[Tensor, "B N d_model"], norm: nn.LayerNorm, read: Int[Tensor, "B"]
 ) -> tuple[Float[Tensor, "B N d_model"], Float[Tensor, "B 1 d_model"], Float[Tensor, "B 1 d_model"]]:
-    """``norm(x)``, and the rows of that and of ``x`` at one position of each sequence."""
+    """``norm(x)``, and the rows of it and of ``x`` at one position of each sequence."""
     if takes_steps(x) and _is_untouched(norm):
         found: Any = _Read.apply(x, norm.weight, norm.bias, read, norm.eps)
         return found
@@ -123,7 +122,7 @@ def finished(
 ) -> Float[Tensor, "*B d_model"]:
     """``y + ffn(norm(y))`` for ``y = x + drop(out(z))``.
 
-    One step where ``ffn`` is a linear layer, ReLU, dropout, a linear layer, dropout.
+    Fused if ``ffn`` is a linear layer, ReLU, dropout, a linear layer, dropout.
     """
     first, activation, *_, last, _ = ffn
     alike = x.shape[:-1] == z.shape[:-1] and isinstance(activation, nn.ReLU)
@@ -136,7 +135,7 @@ def finished(
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Whether a module does what its class says, and nobody listens."""
+    """Whether a module is exactly of its class and has no hooks."""
     if type(module) is nn.Dropout:
         idle = not module.training or module.p == 0
     else:
@@ -146,7 +145,7 @@ def _is_untouched(module: nn.Module) -> bool:
 
 
 def _again(ctx: Any, plain: Callable[..., Any], inputs: tuple[Any, ...], grads: tuple[Tensor, ...]) -> Any:
-    """Gradients that have gradients themselves, by the operations that the step stands for."""
+    """Differentiable gradients (for double backward), from the unfused operations."""
     return gradients_again(plain(*inputs), inputs, ctx.needs_input_grad, grads)
 
 
@@ -155,20 +154,19 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[rows, outputs]; the bias is added where the product stands, and not copied there before it."""
+    """[rows, outputs]; the bias is added in place."""
     made = torch.mm(x, weight.t())
     return made if bias is None else made.add_(bias)
 
 
 def _onto(x: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x`` and a linear layer's output."""
     if bias is None:
         return torch.addmm(_rows(x), inner, weight.t()).view(x.shape)
     return _rows(x + bias).addmm_(inner, weight.t()).view(x.shape)
 
 
 def _of_linear(wanted: Sequence[bool], grad: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of a linear layer's weight and bias, both as products: a sum over rows takes longer than one."""
+    """The gradients of a linear layer's weight and bias, both as products, which are faster than a sum over rows."""
     weight, bias = wanted
     return (
         torch.mm(grad.t(), x) if weight else None,
@@ -177,12 +175,11 @@ def _of_linear(wanted: Sequence[bool], grad: Tensor, x: Tensor) -> tuple[Tensor 
 
 
 def _turn_in_place(made: Tensor, turn: Tensor) -> None:
-    """Of vectors as a product writes them, [B, N, parts, H, d]."""
+    """Rotate vectors in the layout of a projection's output, [B, N, parts, H, d], in place."""
     torch.view_as_complex(made.view(*made.shape[:-1], -1, 2)).mul_(turn)
 
 
 def _turned(x: Tensor, turn: Any) -> Tensor:
-    """Of queries or keys, [B, H, N, d]."""
     pairs = torch.view_as_complex(x.transpose(1, 2).unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turn.squeeze(-3)).flatten(-2).transpose(1, 2)
 
@@ -203,7 +200,7 @@ def _plainly_projected(
 
 
 class _Projected(torch.autograd.Function):
-    """Inside, heads are laid out as the product writes them, [B, N, parts, H, d], turned where they stand."""
+    """Internally heads keep the layout of the projection's output, [B, N, parts, H, d], and are rotated in place."""
 
     @staticmethod
     def forward(
@@ -216,7 +213,7 @@ class _Projected(torch.autograd.Function):
         of_q: Tensor | None,
         of_k: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        apart = 0 if asking is None else len(weight) // 3  # rows of the weights that queries of their own take
+        apart = 0 if asking is None else len(weight) // 3  # rows of the weights for separate queries
         made = _linear(_rows(x), weight[apart:], None if bias is None else bias[apart:])
         made = made.view(*x.shape[:-1], -1, heads, weight.shape[0] // (3 * heads))
         if of_k is not None:
@@ -263,7 +260,7 @@ def _plainly_read(x: Tensor, scale: Tensor, shift: Tensor, read: Tensor, eps: fl
 
 
 class _Read(torch.autograd.Function):
-    """Gradients of the rows that are read go to their places, and not through a table of zeros for each."""
+    """Gradients of the rows are added at their positions, without a zero tensor for each."""
 
     @staticmethod
     def forward(
@@ -293,7 +290,7 @@ class _Read(torch.autograd.Function):
 
 
 def _side_by_side(grads: tuple[Tensor, ...], turn: Tensor | None) -> Tensor:
-    """The gradients of what a projection made, in its order: [rows, outputs]; of queries and keys turned back."""
+    """The gradients of a projection's output in its layout, [rows, outputs], with queries and keys rotated back."""
     batch, heads, length, width = grads[0].shape
     whole = grads[0].new_empty(batch, length, len(grads), heads, width)
     for place, grad in enumerate(grads):

@@ -1,4 +1,4 @@
-"""Any encoding in a model of your own: an attention layer with a key cache (a model of it: examples/tiny_llama.py)."""
+"""Any encoding in your own model: an attention layer with a key cache (full example: examples/tiny_llama.py)."""
 
 from toeplens.nn.attention import Attention
 from toeplens.nn.cache import Cache

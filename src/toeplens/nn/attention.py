@@ -21,29 +21,29 @@ from toeplens.nn.positions import TokenPositions, token_positions
 
 
 class Attention(nn.Module):
-    """Self-attention in which position does what an encoding says.
+    """Self-attention with any positional encoding.
 
-    Queries, keys and values are made from the input, [B, N, d_model], the batch first, and so is what comes out. The
-    encoding does all of its work in here, its vectors at the input included; in a model of several layers these are
-    added once, before the first (`PositionalEncoding.embed`), and the layers are made with ``embed=False``.
+    Input and output are [B, N, d_model]. The layer applies the whole encoding, including vectors added to the token
+    embeddings. In a model of several layers, add these once before the first layer (`PositionalEncoding.embed`), and
+    build the layers with ``embed=False``.
 
     Arguments
         d_model        width of the input and the output
-        num_heads      heads of queries
-        encoding       a name of `toeplens.encodings.names`, several, or an encoding already built
-        num_key_heads  heads of keys and values, a divisor of ``num_heads``: grouped-query attention, and multi-query
-                       attention for 1; as many as queries unless given
-        head_dim       dimensions of a head; d_model / num_heads unless given
-        max_len        places that a table of positions must hold
-        causal         whether a token sees those after it
-        window         how many tokens one sees at most, itself among them
-        softcap        the logits' bound, as in Gemma 2
-        sinks          whether each head has a learned logit that takes attention nowhere, as in gpt-oss
+        num_heads      number of query heads
+        encoding       a name from `toeplens.encodings.names`, several names, or an encoding instance
+        num_key_heads  number of key and value heads, a divisor of ``num_heads``: grouped-query attention, or
+                       multi-query attention for 1 (default: ``num_heads``)
+        head_dim       dimensions of a head (default: d_model / num_heads)
+        max_len        number of positions of position tables
+        causal         mask later tokens
+        window         sliding window: number of tokens that a query sees, including itself
+        softcap        bound of the logits, as in Gemma 2
+        sinks          one learned attention-sink logit per head, as in gpt-oss
         bias           whether the projections have biases
-        dropout        rate, on the attention weights
-        scale          factor of q . k; the encoding's published one unless given
-        embed          whether this layer adds the vectors of an encoding that acts at the input
-        options        the encoding's own options
+        dropout        dropout rate on the attention weights
+        scale          factor of q . k (default: the encoding's published one)
+        embed          whether this layer adds the input vectors of the encoding, if it has any
+        options        the encoding's options
     """
 
     def __init__(
@@ -119,16 +119,17 @@ class Attention(nn.Module):
         mask: Bool[Tensor, "*_B _H N M"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B N d_model"]:
-        """The layer's output.
+        """The layer's output, [B, N, d_model].
 
         Arguments
-            positions         where the tokens stand, [N] or [B, N]; counted from 0 in each text unless given
-            key_padding_mask  True where a token is padding, wherever it stands, as in `torch.nn.MultiheadAttention`
-            segments          which text each token is of, where several are packed into a sequence
-            mask              True where a query may see a key, beside what the rest says; a row a query, or one for all
-            cache             of `new_cache`: these tokens come after those in it, and are kept there
+            positions         token positions, [N] or [B, N] (default: counted from 0 in each document)
+            key_padding_mask  True where a token is padding, on either side, as in `torch.nn.MultiheadAttention`
+            segments          id of the packed document that each token belongs to
+            mask              True where a query may see a key, in addition to the other masks; one row per query, or
+                              one for all
+            cache             from `new_cache`: the tokens follow those in the cache and are added to it
 
-        Raises `InputError` for inputs of another type or shape, and for a mask that the encoding cannot be used with.
+        Raises `InputError` for inputs of wrong type or shape, and for a mask that the encoding does not support.
         """
         if others:
             raise InputError(
@@ -144,7 +145,7 @@ class Attention(nn.Module):
     def weights(
         self, x: Float[Tensor, "B N d_model"], *, mask: Tensor | None = None, **given: Any
     ) -> Float[Tensor, "B H N N"]:
-        """The attention weights, formed explicitly; takes what `forward` takes, and leaves a cache as it is."""
+        """The attention weights, formed explicitly. Takes the arguments of `forward`; does not change the cache."""
         found, cache = self._positions(x, **given), given.get("cache")
         with nullcontext() if cache is None else cache.kept_whole(only_looked_at=True):
             q, k, _, told = self._inputs(x, found, mask, cache)
@@ -157,11 +158,10 @@ class Attention(nn.Module):
     def _inputs(
         self, x: Tensor, found: TokenPositions, mask: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """q, k, v and what attention is told beside them."""
         here = found.positions
         x = self.encoding.embed(x, here) if self.embeds else x
         q, k, v = self.projections(x)
-        content = x if found.padding is None else x.masked_fill(found.padding.unsqueeze(-1), 0.0)  # padding has none
+        content = x if found.padding is None else x.masked_fill(found.padding.unsqueeze(-1), 0.0)  # no content
         notes = self.encoding.note(content, None if cache is None else cache.notes)
         there, padding = here, found.padding
         if cache is not None:
@@ -193,8 +193,6 @@ class Attention(nn.Module):
 
 
 class _Projections(nn.Module):
-    """q, k, v as [B, heads, N, dimensions]."""
-
     def __init__(self, d_model: int, heads: int, groups: int, width: int, values: int, bias: bool) -> None:
         super().__init__()
         self.heads, self.groups = heads, groups

@@ -1,4 +1,4 @@
-"""A key cache: keys, values, notes and places of the tokens that went before, with room for those to come."""
+"""A key cache: keys, values, key features and positions of earlier tokens, with preallocated space for later ones."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from toeplens.ground.options import must_be
 
 
 class Cache:
-    """What one attention layer keeps of earlier tokens; `toeplens.nn.Attention.new_cache` makes it, forward fills it.
+    """The cache of one attention layer, created by `toeplens.nn.Attention.new_cache` and filled by its ``forward``.
 
-    Keys are kept as projected, not rotated, so that encodings whose frequencies depend on the length give what a full
-    pass gives. For inference: what is kept carries no gradients.
+    Keys are cached as projected, unrotated, so that encodings with length-dependent frequencies give the same result as
+    a full pass. For inference only: the cache carries no gradients.
 
     Arguments
-        batch   sequences
-        length  tokens of each that there is room for
+        batch   number of sequences
+        length  maximum number of tokens per sequence
 
-    ``ragged`` is whether sequences differ in where their tokens stand.
+    ``ragged`` tells whether token positions differ between sequences.
     """
 
     def __init__(self, batch: int, length: int) -> None:
@@ -40,22 +40,22 @@ class Cache:
 
     @property
     def notes(self) -> Notes | None:
-        """The notes of the tokens so far; None where there are none."""
+        """The key features of the cached tokens; None if there are none."""
         return self._so_far("notes", 2) if self.filled else None
 
     @property
     def padding(self) -> Bool[Tensor, "B N"] | None:
-        """True where a token so far is padding; None before the first."""
+        """True where a cached token is padding; None if the cache is empty."""
         return self._so_far("padding", 1)
 
     @property
     def next_places(self) -> Int[Tensor, "B"] | None:
-        """How many tokens of each sequence, without its padding, there are so far; None before the first."""
+        """Number of cached tokens per sequence, without padding; None if the cache is empty."""
         padding = self.padding
         return None if padding is None else (~padding).sum(1)
 
     def require(self, batch: int, tokens: int) -> None:
-        """Refuse more tokens than there is room for, or those of another batch."""
+        """Raise `InputError` for more tokens than fit, and for another batch size."""
         if batch != self.batch:
             raise InputError(f"cache: it was made for {self.batch} sequences; {batch} were given.")
         if self.filled + tokens > self.room:
@@ -73,9 +73,10 @@ class Cache:
         *,
         ragged: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None, Positions, Bool[Tensor, "B M"] | None]:
-        """Keep what belongs to new tokens; the same of all tokens so far.
+        """Append new tokens; returns the same quantities for all cached tokens.
 
-        ``ragged``: whether ``positions`` have a row a sequence. What comes back has, once any did.
+        ``ragged``: whether ``positions`` have one row per sequence. The result has one row per sequence once any call
+        did.
         """
         tokens = k.shape[2]
         self.require(len(k), tokens)
@@ -104,18 +105,18 @@ class Cache:
         return keys, values, self.notes, places, hidden
 
     def reorder(self, sequences: Int[Tensor, "B"]) -> None:
-        """Put sequence ``sequences[b]`` in place b: what beam search does to its beams, as many as there are."""
+        """Put sequence ``sequences[b]`` at index b, for as many sequences as cached (for beam search)."""
         require_tensor("sequences", sequences, "integer", (self.batch,))
         self._kept = {name: kept.index_select(0, sequences.long()) for name, kept in self._kept.items()}
 
     def repeat(self, times: int) -> None:
-        """Have each sequence ``times`` times, side by side."""
+        """Repeat each sequence ``times`` times, adjacent."""
         require_count(times=times)
         self.batch *= times
         self._kept = {name: kept.repeat_interleave(times, dim=0) for name, kept in self._kept.items()}
 
     def crop(self, length: int) -> None:
-        """Forget all tokens but the first ``length``."""
+        """Keep only the first ``length`` tokens."""
         must_be("length", length, int)
         if not 0 <= length <= self.filled:
             raise InputError(f"length: {length} was given; it must be from 0 to {self.filled}, what the cache holds.")
@@ -123,7 +124,7 @@ class Cache:
 
     @contextmanager
     def kept_whole(self, *, only_looked_at: bool = False) -> Iterator[None]:
-        """As it was before, should what is done meanwhile fail; in any case if it is ``only_looked_at``."""
+        """Restore the cache if an exception is raised inside; always if ``only_looked_at``."""
         before = self.filled, self.ragged
         done = False
         try:

@@ -1,4 +1,4 @@
-"""Where the tokens of a pass stand, and which keys each may see: padding, packed texts, tokens that went before."""
+"""Token positions of a forward pass and masks for padding, packed documents and cached tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from toeplens.nn.cache import Cache
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """The places of a pass's tokens, for all of its layers.
+    """The token positions of a forward pass, shared by its layers.
 
-    positions  [N], or [B, N] where sequences differ, with the coordinates last where an encoding's positions have some
-    padding    True where a token is padding: [B, N]; None if none is
-    texts      which text each token is of: [B, N]; None if each sequence is one text
+    positions  [N], or [B, N] if sequences differ; coordinates, if any, are the last dimension
+    padding    [B, N], True where a token is padding; None if there is none
+    texts      [B, N], id of the packed document that each token belongs to; None if each sequence is one document
     """
 
     positions: Positions
@@ -40,15 +40,15 @@ def token_positions(
     segments: Int[Tensor, "B N"] | None = None,
     cache: Cache | None = None,
 ) -> TokenPositions:
-    """Where ``tokens`` new tokens of each sequence stand.
+    """Positions of ``tokens`` new tokens per sequence.
 
-    Unless ``positions`` says so: from 0 on in each text, padding not counted, so that padding on either side and texts
-    packed one after another change nothing; after as many tokens as the ``cache`` has, where there is one. Positions
-    that are given are given at every step.
+    By default they count from 0 in each document, without padding, so that padding on either side and packing
+    change nothing; with a ``cache``, they continue after its tokens. If ``positions`` are passed, they must be passed
+    at every step.
 
     Arguments
         key_padding_mask  True where a token is padding
-        segments          which text each token of a sequence is of: numbers that change from text to text
+        segments          id of the document that each token belongs to: numbers that change between documents
     """
     if key_padding_mask is not None:
         require_tensor("key_padding_mask", key_padding_mask, "bool", (batch, tokens))
@@ -70,7 +70,6 @@ def token_positions(
 
 
 def _begins(segments: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-    """True where a text begins."""
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return begins
@@ -79,7 +78,7 @@ def _begins(segments: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
 def _counted(
     batch: int, tokens: int, device: torch.device, padding: Tensor | None, segments: Tensor | None, cache: Cache | None
 ) -> Tensor:
-    """Running numbers: [N] where all sequences have the same, else [B, N]."""
+    """Token indices: [N] if all sequences have the same, otherwise [B, N]."""
     if segments is not None:
         real = torch.ones_like(segments) if padding is None else (~padding).long()
         before = real.cumsum(1) - real

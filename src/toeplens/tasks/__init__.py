@@ -1,6 +1,6 @@
-"""Tasks: `names()`, `build(name, **options)`; deterministic, streamed, train and test disjoint.
+"""Tasks: `names()`, `build(name, **options)`. Data are deterministic and streamed, with disjoint train and test sets.
 
-A new task is a class in its family's file and a line in `_KINDS`.
+To add a task, write a class in the file of its family and add it to `_KINDS`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> type[Task]:
-    """The class behind ``name``; an unknown name raises an `InputError` that lists the nearest ones."""
+    """The class for ``name``; raises an `InputError` that lists similar names if there is none."""
     return _TASKS[choose("task", name, _TASKS)]
 
 
@@ -57,7 +57,7 @@ def options(name: str) -> dict[str, inspect.Parameter]:
 
 
 def build(name: str, **options_given: Any) -> Task:
-    """Build the task ``name``; raises `InputError` for an unknown name or option, or options that don't fit."""
+    """Build a task; raises `InputError` for an unknown name or option, or incompatible options."""
     known = options(name)
     for option, value in options_given.items():
         must_be(choose(f"option of task {name!r}", option, known), value, known[option].annotation)
@@ -65,7 +65,7 @@ def build(name: str, **options_given: Any) -> Task:
         return get(name)(**options_given)
     except InputError:
         raise
-    except (TypeError, ValueError, ArithmeticError, MemoryError) as error:  # numbers that none can take
+    except (TypeError, ValueError, ArithmeticError, MemoryError) as error:  # values that no task can use
         given = ", ".join(f"{option}={shown(value)}" for option, value in options_given.items())
         raise InputError(f"task {name!r} cannot be built from {given}: {error}.") from error
 

@@ -18,21 +18,21 @@ Order = Literal["most-first", "least-first"]
 class Addition(Task):
     """What is the next digit of the sum? (as in arXiv 2307.03381 and 2310.16028)
 
-    A number, a plus, a number, an equals sign, and the first digits of the sum, from none to all; the label is the
-    sum's next digit, or after its last one the end. For 5 7 + 6 = 6 it is 3, and for 5 7 + 6 = 6 3 the end. Numbers
-    have no leading zeros; if they are ``padded`` to the greatest number of digits, and the sum to one more, no end is
-    asked for.
+    The input is a number, a plus, a number, an equals sign, and zero or more of the first digits of the sum. The label
+    is the sum's next digit, or the end label after its last digit. For 5 7 + 6 = 6 it is 3, and for 5 7 + 6 = 6 3 the
+    end label. Numbers have no leading zeros. If they are ``padded`` with zeros to the maximum number of digits, and the
+    sum to one more, the end label does not occur.
 
     Arguments
-        length      most tokens of a text; the most digits that fit is what a number has at most, every number of
-                    digits as likely
-        base        of the numbers; digit d has token id and label d + 1, the end the label ``base`` + 1
-        min_digits  fewest digits of a number
-        order       most or least significant digit first, of all three numbers
-        padded      with zeros
+        length      maximum number of tokens of a sequence; it sets the maximum number of digits. Numbers of digits are
+                    uniformly distributed
+        base        of the numbers; digit d has token id and label d + 1, the end has the label ``base`` + 1
+        min_digits  minimum number of digits
+        order       most or least significant digit first, for all three numbers
+        padded      pad numbers with zeros
 
-    Longer texts have numbers with as many digits as fit. Texts with the same two numbers are never divided between
-    train and test.
+    Longer sequences have numbers with as many digits as fit. Sequences with the same two numbers are all in train or
+    all in test.
     """
 
     name = "addition"
@@ -57,7 +57,7 @@ class Addition(Task):
 
     @property
     def digits(self) -> int:
-        """Most digits of a number: the text is twice as many, two signs, and those of the sum that are shown."""
+        """Maximum number of digits; a sequence has two numbers, two signs, and the shown digits of the sum."""
         return self._digits_in(self.length)
 
     def _digits_in(self, length: int) -> int:
@@ -115,11 +115,11 @@ class Addition(Task):
         return Examples(tokens, np.where(ended, self.base + 1, label), equals + 1 + given)
 
     def _place(self, step: Any, size: Any) -> Any:
-        """Which power of the base stands at ``step`` of a number of ``size`` digits."""
+        """The power of the base at digit ``step`` of a number of ``size`` digits."""
         return step if self.order == "least-first" else size - 1 - step
 
     def shares(self) -> Shares:
-        found = np.zeros((self.length + 1, self.base + 1))  # the last column is the end
+        found = np.zeros((self.length + 1, self.base + 1))  # the last column is the end label
         sizes = range(self.min_digits, self.digits + 1)
         columns = _columns(self.base)
         for one in sizes:
@@ -128,7 +128,7 @@ class Addition(Task):
                 shown = 2 * self.digits if self.padded else one + other
                 steps = [columns[_kind(place, one), _kind(place, other)] for place in range(top)]
                 digit, carried = _digits(steps)
-                for last in (0, 1):  # the carry out of the top is the sum's first digit, if there is one
+                for last in (0, 1):  # a carry out of the top is the sum's first digit
                     size = top + (1 if self.padded else last)
                     share = 1 / (size + (not self.padded))
                     for step in range(size):
@@ -143,14 +143,14 @@ class Addition(Task):
 
 
 def _kind(place: int, size: int) -> str:
-    """Which digits a number of ``size`` digits may have at a place: any, none but 0, or all but 0."""
+    """Possible digits at a place of a number of ``size`` digits: any, only 0, or all but 0."""
     if place >= size:
         return "zero"
     return "leading" if place == size - 1 > 0 else "any"
 
 
 def _columns(base: int) -> dict[tuple[str, str], Float[np.ndarray, "2 base 2"]]:
-    """For two kinds of digits: from each carry, how likely each digit of the sum and the next carry are."""
+    """For two kinds of digits: probabilities of each sum digit and next carry, given each carry."""
     draws = {"any": np.full(base, 1 / base), "zero": np.eye(base)[0], "leading": np.full(base, 1 / (base - 1))}
     draws["leading"][0] = 0
     found = {}
@@ -167,8 +167,8 @@ def _columns(base: int) -> dict[tuple[str, str], Float[np.ndarray, "2 base 2"]]:
 def _digits(
     columns: list[Float[np.ndarray, "2 base 2"]],
 ) -> tuple[Float[np.ndarray, "top base 2"], Float[np.ndarray, "2"]]:
-    """How likely each digit at each place is together with the carry out of the top, and that carry alone."""
-    after = [np.eye(2)]  # from the carry into a place to the carry out of the top
+    """Joint probabilities of the digit at each place and the final carry, and of the final carry."""
+    after = [np.eye(2)]  # from the carry into a place to the final carry
     for column in reversed(columns):
         after.append(column.sum(axis=1) @ after[-1])
     carry = np.array([1.0, 0.0])

@@ -1,6 +1,6 @@
-"""What a task is: examples from a seed, block by block, train and test disjoint by construction.
+"""The task interface: examples generated from a seed in blocks, with train and test disjoint by construction.
 
-And what tasks share: texts of different lengths, random places in them, checks of options.
+Also helpers for tasks: sequences of different lengths, random positions, checks of options.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from jaxtyping import Bool, Float, Int, UInt64
 
 from toeplens.ground import InputError, choose
 
-Split = Literal["train", "validation", "test"]  # which of a task's texts
-TEST_SHARE = 0.3  # share of all texts that is kept for the test
-PAD = 0  # the token that fills shorter texts up
+Split = Literal["train", "validation", "test"]
+TEST_SHARE = 0.3  # share of all possible sequences that is reserved for the test
+PAD = 0  # padding token
 _BLOCK = 4096
 _WORD = 2**32
 
 Texts = Int[np.ndarray, "n length"]
-Each = Int[np.ndarray, "n"]  # a number a text
-Labels = Int[np.ndarray, "n *length"]  # a number a text, or a number a token
+Each = Int[np.ndarray, "n"]  # one number per sequence
+Labels = Int[np.ndarray, "n *length"]  # one number per sequence, or one per token
 Shares = Float[np.ndarray, "lengths labels"]
 
 
@@ -32,8 +32,8 @@ class Examples:
     """A set of examples.
 
     tokens   [n, length] token ids, padded on the right with 0
-    labels   [n] class of each sequence; or [n, length] one of each token, of a task that has an answer at `each`
-    lengths  [n] tokens before the padding; the whole length where there are labels of each token
+    labels   [n] class of each sequence; or [n, length] one per token, for tasks with `each`
+    lengths  [n] number of tokens before the padding; the whole length for per-token labels
     """
 
     tokens: Texts
@@ -48,24 +48,24 @@ class Examples:
 
     @staticmethod
     def join(parts: list[Examples]) -> Examples:
-        """All examples of ``parts``, in order."""
+        """Concatenate all examples of ``parts``."""
         return Examples(*(np.concatenate([getattr(p, each.name) for p in parts]) for each in fields(Examples)))
 
 
 class Task(ABC):
-    """A classification task: of a text, or of each of its tokens.
+    """A classification task with one label per sequence, or one per token.
 
-    Whether an example of a synthetic task belongs to train or to test is decided by a hash of its tokens (`split_key`),
-    so the two are disjoint whatever the sizes, and any number of examples can be streamed without keeping a split
-    anywhere. A task whose answer is a sequence asks for one step of it: the text ends in the answer's first tokens, as
-    many as chance has it, and the label is the next one, so that accuracy is that of an answer's tokens given those
-    before them. Texts that were written by somebody are another kind (`toeplens.tasks.language`).
+    For synthetic tasks, a hash of an example's tokens (`split_key`) decides whether it belongs to train or to test. The
+    two are therefore disjoint for all sizes, and any number of examples can be streamed without storing a split. If a
+    task's answer has several tokens, each example asks for one of them: the input ends with a random number of the
+    answer's first tokens and the label is the next one. Accuracy is then that of an answer's tokens given the
+    previous ones. For natural-language data see `toeplens.tasks.language`.
 
-    Class facts
+    Class attributes
         name     as in `toeplens.tasks.names`
         answer   what the label depends on: ``position``, ``content`` or ``both``
-        each     whether there is a label at every token, and not one a text
-        watched  the split on which training is evaluated
+        each     whether there is one label per token, instead of one per sequence
+        watched  the evaluation split during training
     """
 
     name: ClassVar[str]
@@ -82,26 +82,26 @@ class Task(ABC):
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
-        """``count`` examples from ``rng``; what is fixed for a whole data set comes from ``seed``."""
+        """``count`` examples from ``rng``; properties of the whole data set are derived from ``seed``."""
 
     def marked_words(self, seed: int) -> Each:
-        """The words that the answer is about, of the data set with this seed; none unless a task has such words."""
+        """The words that determine the answer in the data set with this seed; empty for tasks without such words."""
         return np.empty(0, dtype=int)
 
     def pinned(self) -> dict[str, Any]:
-        """Options that pin the data, so that a task built with them is this one or none; none where options say all."""
+        """Options that identify external data, so that a rebuilt task has the same data or fails; or none."""
         return {}
 
     @abstractmethod
     def options_at(self, length: int) -> dict[str, Any]:
-        """The options that `at_length` builds the task with."""
+        """The options with which `at_length` builds the task."""
 
     def at_length(self, length: int) -> Task:
-        """The same task with texts of ``length`` tokens, padding included, to test how it extrapolates.
+        """The same task with sequences of ``length`` tokens, including padding, to test length extrapolation.
 
-        Words, their roles and the labels stay what they are; each task says what grows. Where a task's texts vary in
-        length by an option of their own, these are all as long as ``length`` allows. Raises `InputError` where the
-        labels cannot be kept.
+        Words, their roles and the labels stay the same; each task documents what grows. If sequence lengths vary by an
+        option of the task, here all have the length that ``length`` allows. Raises `InputError` if the labels cannot
+        stay the same.
         """
         if not isinstance(length, int) or isinstance(length, bool) or length < 1:
             raise InputError(f"length: {length!r} was given; it must be a whole number of at least 1.")
@@ -111,15 +111,15 @@ class Task(ABC):
             raise InputError(f"length: {length} was given; {self.name} cannot be the same there: {error}") from None
 
     def shares(self) -> Shares | None:
-        """How likely each label (column) is together with each text length (row), as the examples are drawn.
+        """Joint probabilities of the sequence length (row) and the label (column), as the examples are drawn.
 
-        Repeated texts are left out after that (`stream`), so that where there are few short texts the data hold less of
-        them. None where all labels are equally likely whatever the length.
+        Duplicate sequences are removed afterwards (`stream`), so if there are few short sequences, the data contain
+        fewer of them. None if all labels are equally likely at all lengths.
         """
         return None
 
     def chance(self, ignore_label: int | None = None) -> float:
-        """Accuracy of the best constant guess over the labels that count."""
+        """Accuracy of the best constant prediction, over the labels that count."""
         counted = [label != ignore_label for label in self.labels]
         shares = self.shares()
         if shares is None:
@@ -128,7 +128,7 @@ class Task(ABC):
         return float(each.max() / each.sum())
 
     def length_chance(self, ignore_label: int | None = None) -> float:
-        """Accuracy of the best guess from the sequence's length alone, over the labels that count."""
+        """Accuracy of the length-only baseline, over the labels that count."""
         shares = self.shares()
         if shares is None:
             return self.chance(ignore_label)
@@ -136,20 +136,21 @@ class Task(ABC):
         return float(counted.max(axis=1).sum() / counted.sum())
 
     def split_key(self, examples: Examples) -> Texts:
-        """The tokens whose hash decides between train and test: all, unless several texts share one question.
+        """The tokens whose hash decides between train and test (default: all).
 
-        Texts that show different parts of the same answer must not be divided between train and test.
+        Sequences that show different parts of the same answer must get the same key, so that they are in the same
+        split.
         """
         return examples.tokens
 
     def stream(self, split: Split, seed: int) -> Iterator[Examples]:
-        """Different examples of ``split``, without end, in blocks; the same for the same seed."""
+        """Distinct examples of ``split`` in endless blocks, reproducible by the seed."""
         if choose("split", split, get_args(Split)) == "validation":
             raise InputError(f"split: 'validation' was given; {self.name} has 'train' and 'test'.")
         seen = np.empty(0, dtype=np.uint64)
         block = barren = 0
         while barren < 50:
-            words = (seed, block) if seed < _WORD else (seed, block, 1)  # a larger seed is two words
+            words = (seed, block) if seed < _WORD else (seed, block, 1)  # larger seeds take two words
             rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
             examples = self.draw(rng, _BLOCK, seed)
             block += 1
@@ -166,14 +167,14 @@ class Task(ABC):
                 yield examples[fresh]
 
     def dataset(self, split: Split, size: int, seed: int) -> Examples:
-        """The first ``size`` examples of ``split``; raises `InputError` if there are not so many different ones."""
+        """The first ``size`` examples of ``split``; raises `InputError` if there are fewer distinct ones."""
         return self._first(self.stream(split, seed), split, size)
 
     def unseen(self, trained: Task, size: int, seed: int) -> Examples:
-        """The first ``size`` test examples that are no training examples of ``trained``, this task at another length.
+        """The first ``size`` test examples that are not training examples of ``trained``, this task at another length.
 
-        A text's hash is of its padding, too, so that a short one may be of the test at one length and not at another.
-        Raises `InputError` if there are not so many different ones.
+        The hash of a sequence includes its padding, so a short one can be in test at one length and in train at
+        another. Raises `InputError` if there are fewer distinct ones.
         """
         if trained.length == self.length:
             return self.dataset("test", size, seed)
@@ -202,21 +203,21 @@ class Task(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SizedTask(Task):
-    """A task whose texts have ``min_length`` to ``length`` tokens, each number as likely; ``length`` unless given."""
+    """A task with sequences of ``min_length`` (default: ``length``) to ``length`` tokens, uniformly distributed."""
 
     length: int = 64
     min_length: int | None = None
 
     @property
     def shortest(self) -> int:
-        """Fewest tokens of a text."""
+        """Minimum number of tokens of a sequence."""
         return self.length if self.min_length is None else self.min_length
 
     def options_at(self, length: int) -> dict[str, Any]:
         return {**vars(self), "length": length, "min_length": None}
 
     def check_lengths(self, low: int) -> None:
-        """Raise an `InputError` unless every text has at least ``low`` tokens."""
+        """Raise `InputError` unless every sequence has at least ``low`` tokens."""
         at_least(low, length=self.length)
         if self.min_length is not None:
             at_least(low, min_length=self.min_length)
@@ -224,7 +225,7 @@ class SizedTask(Task):
                 raise InputError(f"min_length: {self.min_length} was given; it must be at most length ({self.length}).")
 
     def draw_lengths(self, rng: np.random.Generator, count: int) -> Each:
-        """Tokens of each text."""
+        """Number of tokens of each sequence."""
         return rng.integers(self.shortest, self.length + 1, size=count)
 
 
@@ -239,12 +240,12 @@ def fingerprint(tokens: Texts) -> UInt64[np.ndarray, "n"]:
 
 
 def in_test(marks: UInt64[np.ndarray, "n"]) -> np.ndarray:
-    """Whether each fingerprint falls in the test share of all possible sequences."""
+    """Whether each fingerprint belongs to the test share of all possible sequences."""
     return marks < np.uint64(TEST_SHARE * 2.0**64)
 
 
 def at_least(low: int, **values: Any) -> None:
-    """Raise an `InputError` for the first field that is not a whole number of at least ``low``."""
+    """Raise `InputError` for the first field that is not an integer of at least ``low``."""
     for field, value in values.items():
         whole(**{field: value})
         if value < low:
@@ -252,14 +253,14 @@ def at_least(low: int, **values: Any) -> None:
 
 
 def whole(**values: Any) -> None:
-    """Raise an `InputError` for the first field that is not a whole number."""
+    """Raise `InputError` for the first field that is not an integer."""
     for field, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise InputError(f"{field}: {value!r} was given; it must be a whole number.")
 
 
 def yes_or_no(**values: Any) -> None:
-    """Raise an `InputError` for the first field that is neither true nor false."""
+    """Raise `InputError` for the first field that is neither true nor false."""
     for field, value in values.items():
         if not isinstance(value, bool):
             raise InputError(f"{field}: {value!r} was given; it must be true or false.")
@@ -268,9 +269,9 @@ def yes_or_no(**values: Any) -> None:
 def places(
     rng: np.random.Generator, sizes: Each, width: int, many: int, barred: Int[np.ndarray, "n barred"] | None = None
 ) -> Int[np.ndarray, "n many"]:
-    """``many`` different columns for each row, in random order: below the row's size, none of the ``barred`` ones.
+    """``many`` distinct columns for each row, in random order, below the row's size and not in ``barred``.
 
-    ``width`` is at least the largest size; every row needs as many columns as are asked for.
+    ``width`` is at least the largest size; every row needs enough columns.
     """
     scores = rng.random((len(sizes), width))
     scores[np.arange(width) >= sizes[:, None]] = np.inf
@@ -280,5 +281,5 @@ def places(
 
 
 def finish(tokens: Texts, labels: Each, lengths: Each) -> Examples:
-    """The examples, with padding from each text's length on."""
+    """The examples, padded after each sequence's length."""
     return Examples(np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, PAD), labels, lengths)

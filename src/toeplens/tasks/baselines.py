@@ -1,4 +1,4 @@
-"""What rules score that need no model: a guess from the length, from one token, or from the bag of tokens."""
+"""Baselines without a model: predictions from the length, from one token, or from the bag of tokens."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _CHUNK = 4096
 
 
 def trivial_baselines(train: Examples, test: Examples) -> dict[str, float]:
-    """Accuracy on ``test`` of simple rules that are fitted on ``train``; what a model must beat to have learnt a task.
+    """Test accuracy of simple rules fitted on ``train``, which a model must exceed to have learned the task.
 
-    A rule looks at one fact of the text and answers with the label that is most frequent in ``train`` for that fact,
-    or, where it never occurs there, with the most frequent label of all:
+    A rule reads one fact of the sequence and predicts the most frequent label in ``train`` for that fact,
+    or, if the fact does not occur there, the most frequent label overall:
         constant        no fact
-        length          tokens before the padding
+        length          number of tokens before the padding
         first           the first token
-        last            the last token, which is the query where there is one
-        last but one    the token before it; none in a text of one token
-        most frequent   the token that occurs most often in the text, the lowest id of several
-    and one rule looks at all tokens, without their order:
-        bag             naive Bayes on the counts of all tokens, with one added to each count
+        last            the last token, which is the query if there is one
+        last but one    the token before it; none in a sequence of one token
+        most frequent   the most frequent token of the sequence (on ties, the lowest id)
+    and one rule reads all tokens, without their order:
+        bag             naive Bayes on the counts of all tokens, with add-one smoothing
 
-    Where there are labels of each token, a rule looks at what a token can see, and there are fewer:
+    For per-token labels, a rule reads only what a token can see, and there are fewer:
         constant        no fact
         last            the token itself
-        last but one    the token before it; none at a text's first token
+        last but one    the previous token; none for the first token
 
-    The two sets may have texts of different lengths. Raises `InputError` for an empty set.
+    The two sets may have different sequence lengths. Raises `InputError` for an empty set.
     """
     for field, examples in (("train", train), ("test", test)):
         if not len(examples):
@@ -61,22 +61,22 @@ def _facts(examples: Examples, vocab_size: int) -> dict[str, Each]:
 
 def _facts_of_tokens(tokens: Texts) -> dict[str, Int[np.ndarray, "tokens"]]:
     before = np.zeros_like(tokens)
-    before[:, 1:] = 1 + tokens[:, :-1]  # 0 is a token like others
+    before[:, 1:] = 1 + tokens[:, :-1]  # 0 is a regular token
     return {"constant": np.zeros(tokens.size, dtype=np.int64), "last": tokens.ravel(), "last but one": before.ravel()}
 
 
 def _by_fact(facts: Each, labels: Each, asked: Int[np.ndarray, "m"]) -> Int[np.ndarray, "m"]:
-    """The most frequent label of each fact that is asked for, the least of several."""
+    """The most frequent training label of each requested fact (on ties, the lowest)."""
     answers = np.full(1 + max(int(facts.max()), int(asked.max())), np.bincount(labels).argmax())
     size = 1 + int(labels.max())
     pairs, counts = np.unique(facts * size + labels, return_counts=True)
-    order = np.lexsort((-(pairs % size), counts))  # the last that is written for a fact stays
+    order = np.lexsort((-(pairs % size), counts))  # the last write for a fact wins
     answers[pairs[order] // size] = pairs[order] % size
     return answers[asked]
 
 
 def _by_bag(train: Examples, test: Examples, vocab_size: int) -> Int[np.ndarray, "m"]:
-    """The label with the greatest posterior of a naive Bayes model of the tokens' counts."""
+    """The label with the highest posterior of a naive Bayes model of the token counts."""
     labels, which = np.unique(train.labels, return_inverse=True)
     inside = train.tokens != PAD
     found = np.broadcast_to(which[:, None], inside.shape)[inside] * vocab_size + train.tokens[inside]
@@ -91,7 +91,6 @@ def _by_bag(train: Examples, test: Examples, vocab_size: int) -> Int[np.ndarray,
 
 
 def _counts(tokens: Texts, vocab_size: int) -> Int[np.ndarray, "n vocab_size"]:
-    """How often each token occurs in each text, the padding not at all."""
     found = np.arange(len(tokens))[:, None] * vocab_size + tokens
     counts = np.bincount(found.ravel(), minlength=len(tokens) * vocab_size).reshape(len(tokens), vocab_size)
     counts[:, PAD] = 0

@@ -1,4 +1,4 @@
-"""Bracket languages of bounded depth: is a text balanced, and how deep does it end?"""
+"""Bracket languages of bounded depth: is a sequence balanced, and how deep does it end?"""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from toeplens.ground import InputError, choose
 from toeplens.tasks.base import Each, Examples, Shares, SizedTask, Texts, at_least, finish
 
 Ask = Literal["member", "depth"]
-_TRIES = 40  # with one kind, an exchange in eight or so will do
+_TRIES = 40  # with one kind, about one exchange in eight works
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dyck(SizedTask):
-    """Is the text of brackets balanced, or how many are open at its end? (Dyck-k: arXiv 1906.06755, bounded 2105.11115)
+    """Is the bracket sequence balanced, or how many are open at its end? (Dyck-k: arXiv 1906.06755, bounded 2105.11115)
 
-    ``member``  the label is 1 for a balanced text, as ( [ ] ), and 0 for one that is not, as ( [ ) ]; half of the texts
-                are balanced. The others are balanced texts with two different brackets exchanged, neither of them the
-                first or the last one unless no others were found: each kind still opens as often as it closes, so that
-                counts tell nothing.
-    ``depth``   the texts begin balanced texts; the label is the number of brackets open at the end, 2 for ( ( ) [. It
-                is uniform on the depths that a text of that length can have, of which every second one is possible:
-                they are odd where the length is.
+    ``member``  the label is 1 for a balanced sequence, such as ( [ ] ), and 0 for an unbalanced one, such as ( [ ) ].
+                Half are balanced. The others are balanced sequences with two different brackets exchanged, excluding
+                the first and last bracket if possible. Each kind still opens as often as it closes, so counts carry no
+                information.
+    ``depth``   sequences are prefixes of balanced ones; the label is the number of open brackets at the end, 2 for
+                ( ( ) [. It is uniform on the depths that are possible at that length, which are odd for odd lengths and
+                even otherwise.
 
-    All ways through the depths 0..``max_depth`` with the same length and end are equally likely, and so are all kinds.
+    All paths through the depths 0..``max_depth`` with the same length and end are equally likely, and so are all kinds.
 
     Arguments
-        length, min_length  most and fewest brackets, each number as likely (for ``member``, each even number); unless
-                            given, all texts have ``length``, or for ``depth`` one less, so that every depth occurs
-        kinds               kinds of brackets, k
-        max_depth           deepest nesting (of the balanced text, where one was broken)
+        length, min_length  maximum and minimum number of brackets, uniformly distributed (for ``member``, even
+                            numbers). By default all sequences have ``length``, or for ``depth`` possibly one less, so
+                            that every depth occurs
+        kinds               number of bracket kinds, k
+        max_depth           maximum nesting depth (before the exchange of brackets)
         ask                 ``member`` or ``depth``
 
-    Longer texts have more brackets within the same depth.
+    Longer sequences have more brackets within the same depth.
     """
 
     name = "dyck"
@@ -66,7 +67,7 @@ class Dyck(SizedTask):
 
     @property
     def deepest(self) -> int:
-        """The deepest nesting that texts of this length can have."""
+        """The maximum depth at this length."""
         return min(self.max_depth, self.length)
 
     @property
@@ -98,7 +99,7 @@ class Dyck(SizedTask):
         return finish(tokens, labels, lengths)
 
     def _walk(self, rng: np.random.Generator, lengths: Each, ends: Each) -> Texts:
-        """Texts that end at the depths ``ends``; what comes after their ``lengths`` has no meaning."""
+        """Sequences that end at the depths ``ends``; entries after their ``lengths`` are arbitrary."""
         rows = np.arange(len(lengths))
         climbs = _climbs(self.length, self.deepest)
         chances = rng.random((self.length, len(rows)))
@@ -115,7 +116,7 @@ class Dyck(SizedTask):
         return np.ascontiguousarray(tokens.T)
 
     def _unbalance(self, rng: np.random.Generator, tokens: Texts, lengths: Each, rows: Each) -> None:
-        """Exchange two brackets of each of ``rows``, in place, so that the text is no longer balanced."""
+        """Exchange two brackets of each of ``rows``, in place, to make the sequence unbalanced."""
         for _ in range(_TRIES):
             if not len(rows):
                 return
@@ -151,9 +152,9 @@ def _exchange(tokens: Texts, rows: Each, one: Each, other: Each) -> None:
 
 @lru_cache(maxsize=16)
 def _climbs(steps: int, deepest: int) -> Float[np.ndarray, "left depth end"]:
-    """How likely the next bracket opens, by the brackets left, the depth now and the depth at the end.
+    """Probability that the next bracket opens, by remaining brackets, current depth and final depth.
 
-    It is the share of the ways on from here that begin so, among all that stay within 0..``deepest``.
+    It is the share of paths that begin so, among all paths that stay within 0..``deepest``.
     """
     found = np.zeros((steps + 1, deepest + 1, deepest + 1))
     ways = np.eye(deepest + 1)
@@ -162,5 +163,5 @@ def _climbs(steps: int, deepest: int) -> Float[np.ndarray, "left depth end"]:
         up[:-1], down[1:] = ways[1:], ways[:-1]
         ways = up + down
         np.divide(up, ways, out=found[left], where=ways > 0)
-        ways /= ways.max(axis=0)  # only ratios matter, and numbers of ways soon overflow
+        ways /= ways.max(axis=0)  # only ratios matter; counts of paths overflow
     return found

@@ -1,4 +1,4 @@
-"""Counting marks: inside the region that is asked for, and modulo two."""
+"""Counting marks: in a stated region, and modulo two."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from toeplens.tasks.base import Examples, SizedTask, at_least, finish, places
 class ContextualCount(SizedTask):
     """How many marks are there in the stated region? (after contextual counting, arXiv 2406.02585)
 
-    Regions stand between delimiters, one after the other, with text before, between and after them; the text ends in a
-    token that states a region, and the label is the number of marks in it. In the text 1 [ 0 1 ] 0 1 [ 1 1 0 ] <2>,
-    with 1 the mark, it is 2. The count is uniform and no region is narrower than ``max_count``, so that the places of
-    the delimiters tell nothing; outside the regions half of the words are marks.
+    Regions are enclosed by delimiters, with other words before, between and after them. The last token states a
+    region, and the label is the number of marks in it. In the sequence 1 [ 0 1 ] 0 1 [ 1 1 0 ] <2>,
+    with 1 the mark, it is 2. The count is uniform and no region is narrower than ``max_count``, so the positions of
+    the delimiters carry no information. Outside the regions half of the words are marks.
 
     Arguments
-        length, min_length  most and fewest tokens of a text, the query included; all have ``length`` unless given
-        regions             regions of a text
-        max_count           greatest count
-        marks, words        different marks, and different other words
+        length, min_length  maximum and minimum number of tokens, including the query (default of min_length:
+                            ``length``)
+        regions             number of regions
+        max_count           maximum count
+        marks, words        number of distinct marks, and of distinct other words
 
-    Longer texts have wider regions, with the same counts, and more text between them.
+    Longer sequences have wider regions, with the same counts, and more words between them.
     """
 
     name = "contextual-count"
@@ -53,13 +54,13 @@ class ContextualCount(SizedTask):
         opens, closes = self._delimiters(rng, lengths - 1)
         counts = rng.integers(0, self.max_count + 1, size=(count, self.regions))
 
-        region = np.full((count, self.length), self.regions)  # of each column; the last number is outside of all
+        region = np.full((count, self.length), self.regions)  # of each column; the last index is outside
         for each in range(self.regions):
             region[(column > opens[:, each, None]) & (column < closes[:, each, None])] = each
-        rank = np.empty_like(region)  # of each column by region, then at random
+        rank = np.empty_like(region)  # random rank of each column within its region
         np.put_along_axis(rank, np.argsort(region + rng.random(region.shape), axis=1), column[None, :], axis=1)
         marked = np.cumsum(np.pad(closes - opens - 1, ((0, 0), (1, 0))), axis=1)  # the first rank of each region ...
-        marked[:, :-1] += counts  # ... and the first that is no mark
+        marked[:, :-1] += counts  # ... and the first that is not a mark
         is_mark = rank < np.take_along_axis(marked, region, axis=1)
         outside = region == self.regions
         is_mark[outside] = rng.random(int(outside.sum())) < 0.5
@@ -74,9 +75,9 @@ class ContextualCount(SizedTask):
         return finish(tokens, counts[rows, asked], lengths)
 
     def _delimiters(self, rng: np.random.Generator, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Columns [count, regions] of the opening and of the closing delimiters; every division is as likely."""
+        """Columns [count, regions] of the opening and the closing delimiters, uniform over all placements."""
         spare = sizes - self.regions * (self.max_count + 2)
-        bars = 2 * self.regions  # they divide what is spare among the regions and the gaps
+        bars = 2 * self.regions  # they divide the spare columns among regions and gaps
         cuts = np.sort(places(rng, spare + bars, int(spare.max()) + bars, bars), axis=1)
         parts = np.diff(cuts, axis=1, prepend=-1) - 1
         widths = self.max_count + parts[:, 1::2]
@@ -88,14 +89,14 @@ class ContextualCount(SizedTask):
 class Parity(SizedTask):
     """Is the number of marks odd? (parity, as in arXiv 1906.06755 and 2207.02098)
 
-    Each word is a mark or another word, as likely as not; the label is the number of marks modulo 2. For the text
+    Each word is a mark with probability 1/2; the label is the number of marks modulo 2. For the sequence
     1 0 0 1 1, with 1 the mark, it is 1.
 
     Arguments
-        length, min_length  most and fewest tokens of a text; all have ``length`` unless given
-        marks, words        different marks, and different other words
+        length, min_length  maximum and minimum number of tokens (default of min_length: ``length``)
+        marks, words        number of distinct marks, and of distinct other words
 
-    Longer texts have more of both.
+    Longer sequences have more of both.
     """
 
     name = "parity"

@@ -1,4 +1,4 @@
-"""Looking a word up by its place (index), its key (retrieval, recall), or a place next to a key's (mix)."""
+"""Looking up a word by its position (index), its key (retrieval, recall), or an offset from a key (mix)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from toeplens.tasks.base import PAD, Examples, SizedTask, Task, Texts, at_least,
 
 @dataclass(frozen=True, kw_only=True)
 class Index(SizedTask):
-    """Which word stands at the stated place? (after the index task of arXiv 2511.11579)
+    """Which word stands at the stated position? (after the index task of arXiv 2511.11579)
 
-    Random words, then an index token that states a place; the label is the word there. Index token 0 states the first
-    word, or with ``from_end`` the last one, 1 the next to it. After the words a b c, index token 0 asks for a, or c.
+    The input is random words, then an index token that states a position; the label is the word there. Index token 0
+    states the first word, or with ``from_end`` the last one, and 1 the next one. After the words a b c, index token 0
+    asks for a, or with ``from_end`` for c.
 
     Arguments
-        length, min_length  most and fewest tokens of a text, the index token included; all have ``length`` unless given
-        words               different words; the label is the word's token id, 1..``words``
-        positions           places that are asked for; all of the shortest text unless given
-        from_end            places count from the end
+        length, min_length  maximum and minimum number of tokens, including the index token (default of min_length:
+                            ``length``)
+        words               number of distinct words; the label is the word's token id, 1..``words``
+        positions           number of possible index tokens (default: all positions of the shortest sequence)
+        from_end            count positions from the end
 
-    Longer texts have more words, of which the same places are asked for.
+    Longer sequences have more words, and the same index tokens.
     """
 
     name = "index"
@@ -46,7 +48,7 @@ class Index(SizedTask):
 
     @property
     def asked(self) -> int:
-        """Number of places that are asked for."""
+        """Number of possible index tokens."""
         return self.shortest - 1 if self.positions is None else self.positions
 
     @property
@@ -74,17 +76,18 @@ class Index(SizedTask):
 class Retrieval(SizedTask):
     """Which value does the key at the end have? (after the retrieval task of arXiv 2511.11579)
 
-    Pair words, each of which holds a key and its value, stand among distractors in any order; the text ends in one of
-    their keys and the label is its value. In the text (b, 3) x (a, 1) (c, 1) b, with x a distractor, it is 3. A pair is
-    one word, so that no word's place matters; with keys and values as words of their own it is `recall` with one query.
+    Pair words, each of which holds a key and its value, stand among distractors in random order. The last token is one
+    of their keys, and the label is its value. In the sequence (b, 3) x (a, 1) (c, 1) b, with x a distractor, it is 3. A
+    pair is one word, so positions do not matter. With keys and values as separate words, it is `recall` with one query.
 
     Arguments
-        length, min_length  most and fewest tokens of a text, the query included; all have ``length`` unless given
-        keys, values        different keys and values; the label is the value, 0..``values`` - 1
-        pairs               pairs in a text, all of different keys
-        distractors         different distractor words; with 0 a text is its pairs and the query, the rest padding
+        length, min_length  maximum and minimum number of tokens, including the query (default of min_length:
+                            ``length``)
+        keys, values        number of distinct keys and values; the label is the value, 0..``values`` - 1
+        pairs               pairs per sequence, all with different keys
+        distractors         number of distinct distractors; with 0 a sequence is its pairs, the query, and padding
 
-    Longer texts have more distractors, or, if there are none, more pairs.
+    Longer sequences have more distractors or, if there are none, more pairs.
     """
 
     name = "retrieval"
@@ -131,26 +134,27 @@ class Retrieval(SizedTask):
         values = rng.integers(0, self.values, size=keys.shape)
         where = places(rng, lengths - 1, self.length, self.pairs)
         np.put_along_axis(tokens, where, 1 + keys * self.values + values, axis=1)
-        tokens[np.arange(count), lengths - 1] = query + keys[:, 0]  # the first of them is any: their places are random
+        tokens[np.arange(count), lengths - 1] = query + keys[:, 0]  # any pair will do: their positions are random
         return finish(tokens, values[:, 0], lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mix(SizedTask):
-    """Which word stands a stated number of places after the key? (after the mixed task of arXiv 2511.11579)
+    """Which word stands at a stated offset from the key? (after the mixed task of arXiv 2511.11579)
 
-    Different keys stand among random words; the text ends in one of the keys and an offset token, and the label is the
-    word that many places after (before, if it is negative) that key in the text. In the text x K y z J x K <2> it is z.
-    A single offset is not stated.
+    Different keys stand among random words. The input ends in one of the keys and an offset token, and the label is the
+    word that many positions after that key (before it, for negative offsets). For x K y z J x K <2> it is z.
+    If there is only one possible offset, the offset token is left out.
 
     Arguments
-        length, min_length  most and fewest tokens of a text, the query included; all have ``length`` unless given
-        words               different words; the label is the word's token id, 1..``words``
-        keys                different keys
-        placed              keys in a text
-        min_offset, max_offset   least and greatest offset; 0, the key itself, is left out
+        length, min_length  maximum and minimum number of tokens, including the query (default of min_length:
+                            ``length``)
+        words               number of distinct words; the label is the word's token id, 1..``words``
+        keys                number of distinct keys
+        placed              keys per sequence
+        min_offset, max_offset   minimum and maximum offset; 0, the key itself, is excluded
 
-    Longer texts have more words and the same number of keys.
+    Longer sequences have more words and the same number of keys.
     """
 
     name = "mix"
@@ -179,7 +183,7 @@ class Mix(SizedTask):
 
     @property
     def offsets(self) -> np.ndarray:
-        """The offsets that are asked for."""
+        """The possible offsets."""
         between = np.arange(self.min_offset, self.max_offset + 1)
         return between[between != 0]
 
@@ -216,21 +220,21 @@ class Mix(SizedTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(Task):
-    """Which value followed the last key before? (multi-query associative recall, arXiv 2312.04927)
+    """Which value followed the earlier occurrence of the last key? (multi-query associative recall, arXiv 2312.04927)
 
-    Keys, each followed by its value, with distractors between these pairs; then some of the keys again, all but the
-    last with their values; the label is the last one's value. For a 3 b 1 x c 3, with x a distractor, and the queries
-    c 3 a, it is 3.
+    The input is keys, each followed by its value, with distractors between these pairs; then some of the keys again,
+    all but the last with their values. The label is the last one's value. For a 3 b 1 x c 3, with x a
+    distractor, and the queries c 3 a, it is 3.
 
     Arguments
-        length       most tokens of a text
-        keys, values different keys and values; the label is the value's token id
-        pairs        pairs in a text, all of different keys
-        queries      most keys that are asked for, all different; 1 to that many, every number as likely
-        distractors  different distractor words; with 0 a text is its pairs and the queries, the rest padding
+        length       maximum number of tokens
+        keys, values number of distinct keys and values; the label is the value's token id
+        pairs        pairs per sequence, all with different keys
+        queries      maximum number of queried keys, all different; the number is uniform from 1
+        distractors  number of distinct distractors; with 0 a sequence is its pairs, the queries, and padding
 
-    Longer texts have more distractors, or, if there are none, more pairs. Texts with the same pairs and distractors are
-    never divided between train and test.
+    Longer sequences have more distractors or, if there are none, more pairs. Sequences with the same pairs and
+    distractors are all in train or all in test.
     """
 
     name = "recall"
@@ -255,12 +259,12 @@ class Recall(Task):
 
     @property
     def _asking(self) -> int:
-        """Most tokens from the first query on."""
+        """Maximum number of tokens from the first query on."""
         return 2 * self.queries - 1
 
     @property
     def told(self) -> int:
-        """Tokens before the first query."""
+        """Number of tokens before the first query."""
         return self.length - self._asking if self.distractors else 2 * self.pairs
 
     @property
@@ -286,7 +290,7 @@ class Recall(Task):
         if self.distractors:
             low = 1 + self.keys + self.values
             tokens[:, : self.told] = rng.integers(low, low + self.distractors, size=(count, self.told))
-        units = self.told - self.pairs  # a pair takes one place among the distractors, and then one column more
+        units = self.told - self.pairs  # a pair takes one unit among the distractors, then one more column
         at = np.sort(places(rng, np.full(count, units), units, self.pairs), axis=1) + np.arange(self.pairs)
         np.put_along_axis(tokens, at, keys, axis=1)
         np.put_along_axis(tokens, at + 1, values, axis=1)

@@ -1,4 +1,4 @@
-"""Answers that are sequences of the text's own words, one step at a time: copy, reverse, sort."""
+"""Sequence-to-sequence tasks, one answer token at a time: copy, reverse, sort."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from toeplens.tasks.base import PAD, Each, Examples, Shares, Task, Texts, at_lea
 
 @dataclass(frozen=True, kw_only=True)
 class Rewriting(Task):
-    """Words, a separator, and the answer's first words, 0 to all but one; the label is the answer's next word.
+    """Words, a separator, and the answer's first words (0 to all but one); the label is the answer's next word.
 
     Arguments
-        length     most tokens of a text: words, separator, and all but one word of the answer
-        min_items  fewest words to rewrite; the most are ``length`` / 2, every number as likely
-        words      different words; the label is the word's token id, 1..``words``
-        repeats    a word may occur several times in a text
+        length     maximum number of tokens: words, separator, and all but one word of the answer
+        min_items  minimum number of words to rewrite; the maximum is ``length`` / 2, uniformly distributed
+        words      number of distinct words; the label is the word's token id, 1..``words``
+        repeats    whether a word may occur several times
 
-    Longer texts have as many words to rewrite as fit. Texts with the same words to rewrite are never divided between
-    train and test.
+    Longer sequences have as many words to rewrite as fit. Sequences with the same words to rewrite are all in train or
+    all in test.
     """
 
     answer = "both"
@@ -46,7 +46,7 @@ class Rewriting(Task):
 
     @property
     def max_items(self) -> int:
-        """Most words to rewrite."""
+        """Maximum number of words to rewrite."""
         return self.length // 2
 
     @property
@@ -66,7 +66,7 @@ class Rewriting(Task):
 
     @abstractmethod
     def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Each) -> Int[np.ndarray, "n m"]:
-        """The answer, of which each row's first ``sizes`` columns count, as they do of ``items``."""
+        """The answer; the first ``sizes`` columns of each row of the answer and of ``items`` are valid."""
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         rows, column = np.arange(count), np.arange(self.length)
@@ -100,7 +100,7 @@ class Copy(Rewriting):
 
 
 class Reverse(Rewriting):
-    """What is the next word of the text read backwards? (as in arXiv 2207.02098)
+    """What is the next word of the reversed sequence? (as in arXiv 2207.02098)
 
     After the words a b c, the separator and c, it is b. Arguments: those of `Rewriting`.
     """
@@ -112,7 +112,7 @@ class Reverse(Rewriting):
 
 
 class Sort(Rewriting):
-    """What is the next word of the text in order of the token ids? (as in arXiv 2207.02098 and 2310.16028)
+    """What is the next word of the sequence sorted by token id? (as in arXiv 2207.02098 and 2310.16028)
 
     After the words c a b, the separator and a, it is b. Arguments: those of `Rewriting`.
     """
@@ -124,7 +124,7 @@ class Sort(Rewriting):
         return np.sort(np.where(np.arange(items.shape[1]) < sizes[:, None], items, self.words + 1), axis=1)
 
     def shares(self) -> Shares:
-        """The label at a step is an order statistic of the words, and the length tells something of the step."""
+        """The label at a step is an order statistic of the words, and the length is informative about the step."""
         found = np.zeros((self.length + 1, self.words))
         word = np.arange(1, self.words + 1)
         for size in range(self.min_items, self.max_items + 1):
@@ -142,6 +142,6 @@ class Sort(Rewriting):
 
 
 def _log_choose(total: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """The logarithm of the binomial coefficient, -inf where more are chosen than there are."""
+    """The logarithm of the binomial coefficient, -inf if it is 0."""
     left = np.maximum(total - chosen, 0)
     return np.where(chosen <= total, gammaln(total + 1) - gammaln(chosen + 1) - gammaln(left + 1), -np.inf)

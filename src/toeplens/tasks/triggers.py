@@ -1,4 +1,4 @@
-"""The papers' two tasks: the distance between two trigger words, and the number of trigger words."""
+"""The paper's two tasks: the distance between two trigger words, and the number of trigger words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Form = Literal["paper", "released"]
 
 
 def _words(vocab_size: int, num_triggers: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The data set's trigger words and its other words; id 0 is the padding."""
+    """The data set's trigger words and other words; id 0 is the padding."""
     shuffled = (
         np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 2**32 - 1)))).permutation(vocab_size - 1) + 1
     )
@@ -23,24 +23,24 @@ def _words(vocab_size: int, num_triggers: int, seed: int) -> tuple[np.ndarray, n
 class TriggerDistance(Task):
     """Task 1: how far apart are the two trigger words? (arXiv 2505.13027, section 4.1)
 
-    ``paper``     two different triggers (of ``num_triggers`` words, fixed for the data set) stand in a text of other
-                  words of exactly ``length`` tokens; the label is their distance, uniform on 1..``max_distance``
+    ``paper``     two different triggers (of ``num_triggers`` words, fixed for the data set) among other
+                  words, exactly ``length`` tokens; the label is their distance, uniform on 1..``max_distance``
     ``released``  word 1, then word 2 (one fixed ordered pair), with 1..``max_between`` words between them and
-                  1..``max_side`` on either side, uniform; fillers drawn without replacement within a segment from the
-                  whole vocabulary, triggers included (so that some examples are ambiguous); cut at ``cut`` tokens,
+                  1..``max_side`` on either side, uniform. Fillers are drawn without replacement within a segment from
+                  the whole vocabulary, including triggers, so some examples are ambiguous. Cut at ``cut`` tokens and
                   padded to ``length``; the label is the distance, 2..``max_between`` + 1
 
     Arguments
         form          ``paper`` or ``released``
-        length        tokens of a sequence, padding included
-        vocab_size    token ids, the padding's 0 included
-        num_triggers  trigger words to draw the two from (released: exactly 2)
-        max_distance  greatest distance (paper form); length - 1 unless given
-        ordered       the first trigger of the list always comes first (paper form); else either order
+        length        tokens of a sequence, including padding
+        vocab_size    number of token ids, including the padding's 0
+        num_triggers  number of trigger words from which the two are drawn (released: exactly 2)
+        max_distance  maximum distance (paper form; default: length - 1)
+        ordered       the first trigger of the list always comes first (paper form); otherwise either order
         max_between, max_side, cut   of the released form
 
-    Longer texts have the same distances: the paper form as wide a choice of places as fits, the released one wider
-    sides.
+    Longer sequences have the same distances. In the paper form positions are drawn from the whole sequence, in the
+    released form the sides get wider.
     """
 
     name = "trigger-distance"
@@ -165,18 +165,18 @@ class TriggerDistance(Task):
 class TriggerCount(Task):
     """Task 2: how many trigger words are there? (arXiv 2505.13027, section 4.1)
 
-    The count is uniform on 0..``max_count``; so many words are drawn from the triggers (with replacement), the others
-    from the rest of the vocabulary, and their order is shuffled. Both protocols make it so; they differ in sizes.
+    The count is uniform on 0..``max_count``. That many words are drawn from the triggers (with replacement), the others
+    from the rest of the vocabulary, and all are shuffled. Both protocols do this; they differ in sizes.
 
     Arguments
         form          ``paper`` (``words`` = ``length``) or ``released`` (120 words, padded to ``length``)
-        length        tokens of a sequence, padding included
+        length        tokens of a sequence, including padding
         words         tokens before the padding
-        vocab_size    token ids, the padding's 0 included
-        num_triggers  trigger words (paper: 10 to 30, 20 unless given; released: 30)
-        max_count     greatest count; 100, or ``words`` if that is less, unless given
+        vocab_size    number of token ids, including the padding's 0
+        num_triggers  number of trigger words (paper: 10 to 30, default 20; released: 30)
+        max_count     maximum count (default: 100, or ``words`` if that is less)
 
-    Longer texts have the same counts among more words.
+    Longer sequences have the same counts among more words.
     """
 
     name = "trigger-count"

@@ -1,6 +1,6 @@
-"""Fit one run: `train(spec, out) -> Run`; `RunSpec` says what it is, `Run.open(directory)` reads it back.
+"""Train one run: `train(spec, out) -> Run`. `RunSpec` defines a run, `Run.open(directory)` loads it.
 
-Here goes what one run needs from its spec to its weights; sizes that studies share are in ``presets``.
+This package contains what one run needs, from its spec to its weights; sizes shared by studies are in ``presets``.
 """
 
 from toeplens.training.batches import Batches, answer, correct, evaluate

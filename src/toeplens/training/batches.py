@@ -1,4 +1,4 @@
-"""Examples on a device, and what a model answers on them."""
+"""Examples on a device, and a model's predictions on them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from toeplens.model import Decoder
 from toeplens.tasks import Examples
 
-IGNORED = -100  # the class that neither loss nor accuracy count
+IGNORED = -100  # class ignored by loss and accuracy
 
 
 @dataclass(frozen=True)
 class Batches:
-    """A data set on a device; ``lengths`` is None where nothing is padded, ``labels`` one a text or one a token."""
+    """A data set on a device; ``lengths`` is None without padding, ``labels`` are per sequence or per token."""
 
     tokens: Int[Tensor, "n length"]
     labels: Int[Tensor, "n *length"]
@@ -50,17 +50,17 @@ class Batches:
 
 
 def correct(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Bool[Tensor, "b *N"]:
-    """Which labels are answered right (False for ignored ones)."""
+    """Which predictions are correct (False for ignored labels)."""
     return logits.argmax(-1) == labels
 
 
 def precise(logits: Float[Tensor, "b *N C"]) -> Float[Tensor, "b *N C"]:
-    """Logits in float32 at least, in which losses are taken."""
+    """Logits in at least float32, for the loss."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def loss_of(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Float[Tensor, ""]:
-    """The sum of the cross-entropies, in nats, over the labels that count."""
+    """The sum of the cross-entropies, in nats, over labels that are not ignored."""
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
@@ -68,7 +68,7 @@ def loss_of(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Flo
 def answer(
     model: Decoder, batch: tuple[Tensor, Tensor, Tensor | None], amp: Callable[[], Any] = nullcontext
 ) -> Float[Tensor, "3"]:
-    """Sum of losses, right answers, and labels that count, of one batch, with dropout off."""
+    """Sum of losses, correct predictions and labels that count, of one batch, without dropout."""
     tokens, labels, lengths = batch
     model.eval()
     with amp():
@@ -77,6 +77,6 @@ def answer(
 
 
 def evaluate(model: Decoder, data: Batches, batch_size: int) -> tuple[float, float]:
-    """Mean loss and accuracy over the labels that count."""
+    """Mean loss and accuracy over labels that are not ignored."""
     loss, right, count = torch.stack([answer(model, batch) for batch in data.split(batch_size)]).sum(0).tolist()
     return loss / max(count, 1), right / max(count, 1)

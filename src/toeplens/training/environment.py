@@ -1,4 +1,4 @@
-"""What a run was executed on, recorded beside every result, and from which step to which on what."""
+"""The environment of a run, recorded with every result, by ranges of steps."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class Execution:
     why: str
 
     def describe(self) -> str:
-        """One line for people."""
+        """A one-line description."""
         mode = "torch.compile" if self.compiled else "eager"
         return f"{self.device.type}, {'bfloat16 products' if self.bf16 else 'float32'}, {mode} ({self.why})"
 
 
-_WIDE = 256  # from where bfloat16 products pay on a GPU
+_WIDE = 256  # minimum model width for which bfloat16 pays on a GPU
 
 
 def plan_execution(device: str, compile_mode: CompileMode, precision: str, width: int = _WIDE) -> Execution:
-    """Decide device, precision and compilation.
+    """Choose device, precision and compilation.
 
-    On a GPU small models are bound by launches, so they are compiled where a compiler is present. On a CPU compiled
-    code was measured slower than eager at the laptop scale (docs/decisions/005; benchmarks/training.py measures it
-    again), so there it is taken only on request. ``width`` is the model's: products of bfloat16 are faster on a GPU
-    at the papers' 256 and slower at 128 (docs/decisions/023), so ``auto`` means them from 256 on. On a CPU the process
+    On a GPU, small models are limited by kernel launches, so they are compiled if a compiler is present. On a CPU,
+    compiled code was measured to be slower than eager at the laptop scale (docs/decisions/005, benchmarks/training.py),
+    so it is compiled only on request. ``width`` is the model's: on a GPU, bfloat16 products are faster at the paper's
+    width of 256 and slower at 128 (docs/decisions/023), so ``auto`` uses bfloat16 from 256 on. On a CPU, the process
     keeps freed memory from here on.
     """
     choose("compile", compile_mode, ("auto", "on", "off"))
@@ -65,21 +65,21 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str, width
         )
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compile_mode == "off":
-        compiled, why = False, "asked for"
+        compiled, why = False, "requested"
     elif compile_mode == "on":
         if compiler is None:
             raise EnvironmentFailure("compile: 'on' was given, but this machine has no C++ compiler.")
-        compiled, why = True, "asked for"
+        compiled, why = True, "requested"
     elif chosen.type == "cuda":
-        compiled, why = compiler is not None, "a GPU and a compiler" if compiler else "no C++ compiler"
+        compiled, why = compiler is not None, "GPU with a compiler" if compiler else "no C++ compiler"
     else:
-        compiled, why = False, "compiling does not pay on a CPU at these sizes"
+        compiled, why = False, "compiling is slower on a CPU at these sizes"
     bf16 = precision == "bf16" or (precision == "auto" and chosen.type == "cuda" and width >= _WIDE)
     return Execution(chosen, bf16, compiled, why)
 
 
 def environment(execution: Execution | None = None) -> dict[str, Any]:
-    """Versions, machine and command: what someone needs to run the same again."""
+    """Versions, machine and command, to reproduce the run."""
     return {
         "toeplens": __version__,
         "python": platform.python_version(),
@@ -96,7 +96,6 @@ def environment(execution: Execution | None = None) -> dict[str, Any]:
 
 
 def _gpu(execution: Execution | None) -> str | None:
-    """The GPU that is worked on; where none is told, the first; None without."""
     if execution is not None and execution.device.type != "cuda":
         return None
     if not torch.cuda.is_available():
@@ -115,14 +114,14 @@ def processor() -> str:
 
 @dataclass(frozen=True)
 class Setup(Record):
-    """What decides the arithmetic of a run beside its spec: with the same, and on a CPU, it is bit-identical.
+    """Everything besides the spec that affects a run's arithmetic; equal setups on a CPU give bit-identical results.
 
-    device, gpu        ``cpu``, ``cuda`` or ``cuda:1``; and what GPU, None on a CPU
+    device, gpu        ``cpu``, ``cuda`` or ``cuda:1``; and the GPU's name, None on a CPU
     precision          ``float32`` or ``bfloat16`` (matrix products)
     compiled           whether the training step was compiled
     threads            of the process
     toeplens, torch, processor  versions, and the processor's name
-    stacked            whether it was one of several models trained as one, see `toeplens.training.stack`
+    stacked            whether several models were trained as one, see `toeplens.training.stack`
     """
 
     LATER = ("stacked",)
@@ -145,7 +144,7 @@ class Setup(Record):
 
 @dataclass(frozen=True)
 class Segment(Record):
-    """Steps of a run on one set-up: those after ``start``, up to ``end`` (None: not known yet)."""
+    """Steps of a run with one setup: those after ``start``, up to ``end`` (None: not known yet)."""
 
     start: Count
     end: Count | None
@@ -153,7 +152,7 @@ class Segment(Record):
 
 
 def setup_of(execution: Execution, *, stacked: bool = False) -> Setup:
-    """This process's set-up."""
+    """This process's setup."""
     return Setup(
         device=str(execution.device),
         gpu=torch.cuda.get_device_name(execution.device) if execution.device.type == "cuda" else None,
@@ -161,14 +160,14 @@ def setup_of(execution: Execution, *, stacked: bool = False) -> Setup:
         compiled=execution.compiled,
         threads=torch.get_num_threads(),
         toeplens=__version__,
-        torch=str(torch.__version__),  # a class of its own, which a checkpoint does not hold
+        torch=str(torch.__version__),  # a str subclass, which a checkpoint cannot store
         processor=processor(),
         stacked=stacked,
     )
 
 
 def gone_on(history: Sequence[Segment], step: int, setup: Setup) -> list[Segment]:
-    """A history that goes on from ``step`` on ``setup``; what came after that step is lost and told no more."""
+    """A history that is resumed from ``step`` with ``setup``; later segments are dropped, as their steps were lost."""
     kept = [replace(each, end=step if each.end is None else min(each.end, step)) for each in history]
     kept = [each for each in kept if each.end is not None and each.start < each.end]
     if kept and kept[-1].setup == setup:
@@ -182,5 +181,5 @@ def ended(history: Sequence[Segment], step: int) -> list[Segment]:
 
 
 def told(history: Sequence[Segment]) -> str:
-    """A history in words: ``steps 0-120 on cpu (...); steps 120-400 on cuda (...)``."""
+    """A readable history: ``steps 0-120 on cpu (...); steps 120-400 on cuda (...)``."""
     return "; ".join(f"steps {each.start}-{'' if each.end is None else each.end} on {each.setup}" for each in history)

@@ -1,4 +1,4 @@
-"""Loggers: a run's evaluations in TensorBoard, Weights & Biases or MLflow, or in something of your own."""
+"""Loggers: write a run's evaluations to TensorBoard, Weights & Biases or MLflow, or to your own logger."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from toeplens.training.spec import RunSpec
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The run that a logger is opened for.
+    """Information about the run that a logger is opened for.
 
-    name  of its directory; a resumed run has the same
-    step  of the last evaluation in the checkpoint (0 at the beginning): rows of later steps are logged, some of them
-          for a second time if the process was killed
+    name  the name of its directory, the same after resuming
+    step  of the last evaluation in the checkpoint (0 at the beginning). Later rows are logged, some of them
+          a second time if the process was killed
     """
 
     name: str
@@ -42,22 +42,22 @@ class RunInfo:
 
 
 class Logger(Protocol):
-    """What `train` calls between two units of training, which wait for it."""
+    """The logger interface. `train` waits for each call."""
 
     def log(self, row: Mapping[str, float]) -> None:
-        """Log an evaluation: a row of metrics.jsonl without the figures that are not finite."""
+        """Log an evaluation: a row of metrics.jsonl without non-finite values."""
         ...
 
     def close(self, status: Status) -> None:
-        """The session is over; a run that was ``stopped`` may be resumed."""
+        """Called at the end of the session; a run with status ``stopped`` may be resumed."""
         ...
 
 
-OpenLogger = Callable[[RunInfo], Logger]  # a class, usually
+OpenLogger = Callable[[RunInfo], Logger]  # usually a class
 
 
 class Loggers:
-    """A run's loggers. One that raises is dropped with a warning; the run goes on and is not changed by it."""
+    """A run's loggers. A logger that raises is dropped with a warning; the run is not affected."""
 
     def __init__(self, loggers: Sequence[OpenLogger], run: RunInfo, device: torch.device, logged: int) -> None:
         """``logged`` is the number of rows that earlier sessions have logged."""
@@ -66,7 +66,7 @@ class Loggers:
         self.open: list[Logger] = [opened for each in loggers for opened in self._call(each, each, run)]
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Log those of the run's rows that are new; whether there were any."""
+        """Log the new ones of the run's rows; returns whether there were any."""
         new, self.logged = rows[self.logged :], len(rows)
         for row in new:
             finite = {name: value for name, value in row.items() if value is not None}
@@ -80,7 +80,7 @@ class Loggers:
         self.open = []
 
     def _call(self, logger: Any, call: Callable[..., Any], *given: Any) -> list[Any]:
-        """What ``call`` returns, in a list; empty if it raises. Torch's random states are the same afterwards."""
+        """The result of ``call`` in a list, or an empty list if it raises. Torch's random states are restored."""
         try:
             with torch.random.fork_rng(devices=self.devices):
                 return [call(*given)]
@@ -93,18 +93,18 @@ class Loggers:
 @cache
 def _warn(name: str, reason: str) -> None:
     """Once per process: all runs of a study may fail alike."""
-    logging.getLogger(__name__).warning("%s logs no more: %s; training goes on.", name, reason)
+    logging.getLogger(__name__).warning("Logger %s is disabled: %s. Training continues.", name, reason)
 
 
 def _grouped(row: Mapping[str, float]) -> dict[str, float]:
-    """Figures by the names that trackers group: ``train/loss`` for ``train_loss``."""
+    """Metrics with the group prefixes of trackers: ``train/loss`` for ``train_loss``."""
     return {re.sub("^(train|test|fit)_", r"\1/", name): value for name, value in row.items() if name != "step"}
 
 
 class TensorBoard:
     """Writes scalars to ``tensorboard/LABEL`` in the run's directory.
 
-    A resumed run adds an event file, which tells TensorBoard to forget what came after the checkpoint.
+    A resumed run adds an event file that makes TensorBoard discard everything after the checkpoint.
     """
 
     def __init__(self, run: RunInfo, label: str | None = None, group: str | None = None) -> None:
@@ -127,9 +127,9 @@ class TensorBoard:
 
 
 class WandB:
-    """Logs to the project ``WANDB_PROJECT`` (default: toeplens); W&B's other variables hold.
+    """Logs to the project ``WANDB_PROJECT`` (default: toeplens); W&B's other variables apply.
 
-    The run's id is the name of its directory, so that a resumed run continues the same W&B run, which ignores rows that
+    The run's id is the name of its directory, so a resumed run continues the same W&B run, which ignores rows that
     it already has.
     """
 
@@ -144,7 +144,7 @@ class WandB:
             group=group,
             config=run.spec.content,
             resume="allow",
-            reinit="create_new",  # models trained as one have a run each
+            reinit="create_new",  # models trained as one have one run each
             settings=wandb.Settings(silent=True, console="off"),
         )
 
@@ -177,7 +177,7 @@ class MLflow:
         tags = {"toeplens.run": run.name}
         self.id = self.client.create_run(experiment, run_name=label or run.title, tags=tags).info.run_id
         for name, value in _flat(run.spec.content):
-            self.client.log_param(self.id, name, str(value)[:500])  # what every server takes
+            self.client.log_param(self.id, name, str(value)[:500])  # the limit of all servers
 
     def log(self, row: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
@@ -200,29 +200,29 @@ def mlflow_experiment(group: str | None) -> str:
 
 
 def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Fields by their paths, ``model.d_model``."""
+    """Nested fields by dotted names, ``model.d_model``."""
     for name, value in content.items():
         yield from _flat(value, f"{above}{name}.") if isinstance(value, dict) else [(f"{above}{name}", value)]
 
 
-# by the name of the package, and of the extra that installs it
+# logger name -> package, extra, opener
 LOGGERS: dict[str, Callable[..., Logger]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
 def loggers_named(names: Sequence[str], label: str | None = None, group: str | None = None) -> list[OpenLogger]:
-    """Loggers for a run called ``label``, of the study ``group``."""
+    """Loggers for a run called ``label`` in the study ``group``."""
     return [partial(LOGGERS[name], label=label, group=group) for name in names]
 
 
 def must_be_installed(names: Sequence[str]) -> None:
-    """Raise an `EnvironmentFailure` that says how to get a logger's package."""
+    """Raise an `EnvironmentFailure` that says how to install a logger's package."""
     for name in names:
         if find_spec(name) is None:
             raise EnvironmentFailure(f"follow: {name} is not installed; pip install 'toeplens[{name}]'.")
 
 
 def prepare(names: Sequence[str], group: str | None) -> None:
-    """Create MLflow's database and experiment before several processes would do so at once, which it cannot take."""
+    """Create MLflow's database and experiment in advance, because it does not support concurrent creation."""
     if "mlflow" in names:
         try:
             mlflow_experiment(group)

@@ -1,4 +1,4 @@
-"""Fit runs, one or many of equal shape as one: steps, evaluations, looks, checkpoints, exact resume."""
+"""Train one run, or several of equal shape as one: steps, evaluations, probes, checkpoints, exact resume."""
 
 from __future__ import annotations
 
@@ -37,28 +37,27 @@ def train(
     watcher: Watcher | None = None,
     loggers: Sequence[OpenLogger] = (),
 ) -> Run:
-    """Carry out ``spec`` in ``out``/``spec.name``: start it, go on with it, or return it if it is done.
+    """Run ``spec`` in ``out``/``spec.name``: start it, resume it, or return it if it is finished.
 
     Arguments
         device              ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
         compile             ``auto``, ``on`` or ``off``
-        checkpoint_seconds  how much work a kill may cost at most
-        deadline            `time.time()` by which to have written a checkpoint and stopped (after one unit of work at
-                            least: a step, a batch of the evaluation, or a look)
-        should_stop         asked before every unit; True stops likewise
-        on_progress         called with (step, total steps, last epoch's metrics): when all is set up, then about five
-                            times a second
-        watcher             looks at the model at some moments; `Run.watched` has what it saw, and in each row the
-                            seconds it took, which are not counted in the run's own
+        checkpoint_seconds  maximum time between checkpoints
+        deadline            `time.time()` at which to save a checkpoint and stop (after at least one unit of work:
+                            a step, an evaluation batch, or a probe)
+        should_stop         called before every unit of work; stops likewise if it returns True
+        on_progress         called with (step, total steps, last epoch's metrics): after the setup, then about five
+                            times per second
+        watcher             probes the model at some steps. `Run.watched` has the results, and the
+                            seconds of each probe, which are not counted as the run's time
         loggers             called with the run's `RunInfo` when training begins; each returns a `Logger` for the
-                            evaluations of this session. Their time is not counted; one that raises is dropped with a
-                            warning
+                            evaluations of this session. Their time is not counted. A logger that raises is dropped with
+                            a warning
 
-    On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
-    the same machine, thread count and versions; elsewhere it goes on too, and `Run.history` tells from step to step
-    on what. A watcher is no part of the spec and changes nothing but the time: the weights are those of the run without
-    it. A finished run is returned as it is, watched or not; moments that were passed without a watcher stay missing. If
-    a look raises, a checkpoint is written first.
+    On a CPU, a run that is interrupted anywhere and resumed is bit-identical to an uninterrupted one, on
+    the same machine, thread count and versions. It can also be resumed elsewhere; `Run.history` records each
+    environment. A watcher is not part of the spec and changes only the time, not the weights. A finished run is
+    returned unchanged, so probes missing from it stay missing. If a probe raises, a checkpoint is saved first.
     """
     tell = None if on_progress is None else lambda index, *told: on_progress(*told)
     (run,) = train_as_one(
@@ -89,13 +88,13 @@ def train_as_one(
     watchers: Sequence[Watcher | None] | None = None,
     loggers: Sequence[Sequence[OpenLogger]] | None = None,
 ) -> list[Run]:
-    """Carry out several specs of equal shape, their models trained as one stacked model; see `train`.
+    """Train several specs of equal shape as one stacked model; see `train`.
 
-    Each run has its own directory, examples, order of data, evaluations and checkpoints, and ends with the numbers that
-    it has alone, up to rounding: it can be begun alone and gone on with in a stack, or the other way round. Runs that
-    are further on wait for the others; one that ends leaves the stack. A run's seconds are its share.
+    Each run has its own directory, examples, data order, evaluations and checkpoints, and its numbers equal those of a
+    separate run up to rounding. A run can be started separately and resumed in a stack, or the other way round. Runs
+    that are ahead wait for the others; finished ones leave the stack. A run's seconds are its share.
 
-    ``on_progress`` is called with the run's place first. Raises `InputError` unless the specs can be stacked
+    ``on_progress`` is called with the run's index first. Raises `InputError` unless the specs can be stacked
     (`toeplens.training.stack.must_stack`).
     """
     watching = list(watchers) if watchers is not None else [None] * len(specs)
@@ -104,7 +103,7 @@ def train_as_one(
     with ExitStack() as held:
         for directory, spec in sorted(zip(directories, specs, strict=True), key=lambda each: each[0]):
             held.enter_context(store.entered(directory, spec))
-        # until a result is there, the checkpoint has all that the other files say
+        # until the result is written, the checkpoint contains everything in the other files
         places = [place for place, directory in enumerate(directories) if not (directory / store.RESULT).exists()]
         if places:
             first = specs[places[0]]
@@ -113,9 +112,9 @@ def train_as_one(
             execution = plan_execution(device, compile, first.precision, first.model.d_model)
             stacked = len(places) > 1
             if stacked:
-                execution = replace(execution, compiled=False, why="one of several models trained as one")
+                execution = replace(execution, compiled=False, why="several models are trained as one")
             elif compile == "auto" and pays_alone(first, execution.device):
-                stacked, execution = True, replace(execution, compiled=False, why="a stack of one: a CUDA graph")
+                stacked, execution = True, replace(execution, compiled=False, why="stack of one model: a CUDA graph")
             devices = [execution.device] if execution.device.type == "cuda" else []
             tell = on_progress or (lambda *told: None)
             with torch.random.fork_rng(devices=devices):
@@ -127,7 +126,7 @@ def train_as_one(
                     tell(place, session.step, session.spec.total_steps, session.rows[-1] if session.rows else None)
                 try:
                     _fit(sessions, places, checkpoint_seconds, deadline, should_stop or (lambda: False), tell)
-                finally:  # those of finished runs are closed already
+                finally:  # those of finished runs are already closed
                     for session in sessions:
                         session.loggers.close("stopped")
         return [Run.open(directory) for directory in directories]
@@ -141,10 +140,10 @@ def _fit(
     should_stop: Callable[[], bool],
     tell: ProgressOf,
 ) -> None:
-    """Work in units (a training step, a batch of an evaluation, a look) until done or told to stop."""
+    """Work in units (a training step, an evaluation batch, a probe) until finished or stopped."""
     place_of = dict(zip(sessions, places, strict=True))
     saved = shown = begun = time.monotonic()
-    ends = None if deadline is None else begun + deadline - time.time()  # whatever the clock is set to later
+    ends = None if deadline is None else begun + deadline - time.time()  # independent of later clock changes
     slowest, worked = 0.0, False
     stack: Stack | None = None
     left = list(sessions)
@@ -165,7 +164,7 @@ def _fit(
         if looking:
             try:
                 looked = looking.look()
-            except Exception:  # it has saved itself
+            except Exception:  # it has saved a checkpoint itself
                 for session in left:
                     if session is not looking:
                         session.save()
@@ -180,7 +179,7 @@ def _fit(
                 at_work[0].take_step()
             else:
                 if stack is None or stack.sessions != at_work:
-                    stack = None  # what it holds makes room
+                    stack = None  # free its memory
                     stack = Stack(at_work)
                 stack.take_step()
         now = time.monotonic()
@@ -189,7 +188,7 @@ def _fit(
             session.seconds += (took - looked) / len(at_work)
         if max([session.loggers.log(session.rows) for session in at_work]):
             begun = time.monotonic()
-        if not compiling:  # a compiled run's first step is mostly the compiler's
+        if not compiling:  # the first step of a compiled run is mostly compilation
             slowest = max(slowest, took)
         worked = True
         if now - shown > 0.2:

@@ -1,4 +1,4 @@
-"""Sizes by name (smoke, laptop, desk, paper) that `toeplens train`, studies and benchmarks share."""
+"""Presets by scale (smoke, laptop, desk, paper), shared by `toeplens train`, studies and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DISTANCE, COUNT = "trigger-distance", "trigger-count"
 
 @dataclass(frozen=True)
 class TaskSize:
-    """A task's sizes: its options by protocol, and how long and on how many examples to train."""
+    """A task's sizes: options by protocol, numbers of examples, and epochs."""
 
     paper: dict[str, Any]
     released: dict[str, Any]
@@ -27,7 +27,7 @@ class TaskSize:
 
 @dataclass(frozen=True)
 class Preset:
-    """The sizes of a model, of its tasks and of its training."""
+    """Sizes of a model, its tasks and its training."""
 
     name: PresetName
     about: str
@@ -42,14 +42,14 @@ def _decoder(vocab_size: int, d_model: int, num_layers: int, num_heads: int, len
 
 
 def _tasks(length: int, between: int, side: int, triggers: int, *, distance: Any, count: Any) -> dict[str, TaskSize]:
-    """Both tasks on texts of a length; ``distance`` and ``count``: train examples, test examples, epochs."""
+    """Both tasks at one length; ``distance`` and ``count``: train examples, test examples, epochs."""
     counted = {"length": length, "num_triggers": triggers}
     spread = {"length": length, "max_between": between, "max_side": side}
     return {DISTANCE: TaskSize({"length": length}, spread, *distance), COUNT: TaskSize(counted, counted, *count)}
 
 
 def task_sizes(sizes: dict[str, TaskSize], length: int) -> dict[str, TaskSize]:
-    """The same tasks on texts of another length, the triggers' distances growing with it."""
+    """The same tasks at another length, with trigger distances that grow with it."""
     spread = sizes[DISTANCE].released
     between = length - sizes[DISTANCE].paper["length"] + spread["max_between"]
     return {
@@ -67,22 +67,22 @@ def task_sizes(sizes: dict[str, TaskSize], length: int) -> dict[str, TaskSize]:
 _QUICK = {"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128}
 _SMOKE = Preset(
     name="smoke",
-    about="does everything once at toy size, in about a minute on 2 cores; its verdicts mean nothing",
+    about="runs everything once at toy size, in about a minute on 2 cores; its verdicts are not meaningful",
     model=_decoder(32, 32, num_layers=2, num_heads=4, length=12),
     optimiser=_QUICK,
     tasks=_tasks(12, 5, 3, 8, distance=(2048, 512, 3), count=(2048, 512, 2)),
 )
 _LAPTOP = Preset(
     name="laptop",
-    about="small models and short texts that still show the differences, in under 10 minutes on 2 cores",
+    about="small models and short sequences that still show the differences, in under 10 minutes on 2 cores",
     model=_decoder(64, 64, num_layers=3, num_heads=4, length=24),
     optimiser=_QUICK,
     tasks=_tasks(24, 14, 4, 10, distance=(12288, 2048, 5), count=(8192, 2048, 4)),
 )
 _DESK = Preset(
     name="desk",
-    about="the papers' 6 layers and 16 heads at half their width on texts of 40 tokens, each model trained until it "
-    "has stopped learning; minutes a model on one core",
+    about="the papers' 6 layers and 16 heads at half their width on sequences of 40 tokens, each model trained to a "
+    "plateau; minutes per model on one core",
     model=_decoder(64, 128, num_layers=6, num_heads=16, length=40),
     optimiser={
         "lr": 1e-3,
@@ -98,7 +98,7 @@ _DESK = Preset(
 )
 _PAPER = Preset(
     name="paper",
-    about="the sizes and settings of Tables 3 and 4 of arXiv 2505.13027; hours on one GPU, in pieces",
+    about="the sizes and settings of Tables 3 and 4 of arXiv 2505.13027; hours on one GPU, resumable",
     model=_decoder(574, 256, num_layers=6, num_heads=16, length=128, dropout=0.1),
     optimiser={"lr": 1e-4, "betas": (0.98, 0.9), "batch_size": 512},
     tasks={
@@ -106,15 +106,15 @@ _PAPER = Preset(
         COUNT: TaskSize({"length": 120}, {"length": 128}, 35_000, 15_000, epochs=150),
     },
 )
-# sizes of models and of their training, by name
+# sizes of models and their training, by name
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in (_SMOKE, _LAPTOP, _DESK, _PAPER)}
 
 
 def starting_spec(scale: str | Preset, protocol: str, task: str, encoding: str, seed: int) -> dict[str, Any]:
     """A spec for any encoding at a preset's sizes, as plain fields for `run_spec`.
 
-    The model's protocol switches are left out, so that they follow the encoding and the protocol. Raises `InputError`
-    for a scale, a protocol or a task that there is not, and for a task that presets have no sizes of.
+    The model's protocol switches are left out, so they follow the encoding and the protocol. Raises `InputError`
+    for an unknown scale, protocol or task, and for a task without preset sizes.
     """
     preset = scale if isinstance(scale, Preset) else PRESETS[choose("scale", scale, PRESETS)]
     form = choose("protocol", protocol, PROTOCOLS)

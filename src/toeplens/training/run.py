@@ -1,4 +1,4 @@
-"""A run's directory: spec, metrics, weights, checkpoint. Complete or resumable, never half-written."""
+"""A run's directory: spec, metrics, weights, checkpoint. It is complete or resumable, never half-written."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ Status = Literal["complete", "diverged", "stopped"]
 
 @dataclass(frozen=True, kw_only=True)
 class Figures(Record):
-    """What a run reached: losses in nats, accuracies as shares; None where it diverged or no example counts.
+    """A run's final metrics: losses in nats, accuracies in 0..1; None if it diverged or no example counts.
 
     train  mean over the steps since the last evaluation, each before its update and with dropout
-    fit    of training examples after the evaluation's step, without dropout, as many as the test set has or fewer where
-           there are fewer; missing in what earlier versions wrote
+    fit    on training examples after the evaluation's step, without dropout, on at most as many as the test set has;
+           missing in files of earlier versions
     """
 
     LATER: ClassVar = ("fit_loss", "fit_accuracy")
@@ -55,7 +55,7 @@ class Figures(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch(Figures):
-    """A line of metrics.jsonl: the epochs and steps done, the learning rate after them, seconds from the beginning."""
+    """A row of metrics.jsonl: epochs and steps done, current learning rate, seconds since the beginning."""
 
     epoch: Positive
     step: AtLeast1
@@ -65,11 +65,11 @@ class Epoch(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Figures):
-    """result.json.
+    """The content of result.json.
 
-    plateau  the step at which the model stopped learning, by the spec's rule; None where it was still learning when
-             training ended, or the spec has no rule
-    chance, guess  of the spec, where it takes text to know them, which may be gone later; missing otherwise
+    plateau  the step at which the model stopped improving, by the spec's rule; None if it was still improving at the
+             end, or without a rule
+    chance, guess  of the spec, if they depend on external text; missing otherwise
     """
 
     LATER: ClassVar = (*Figures.LATER, "plateau", "chance", "guess")
@@ -85,7 +85,7 @@ class Result(Figures):
 
 @dataclass(frozen=True)
 class Moment(Record):
-    """A line of watched.jsonl; the rest of it is the watcher's."""
+    """A row of watched.jsonl; the other fields are the watcher's."""
 
     step: Count
     seconds: Positive
@@ -95,10 +95,10 @@ class Moment(Record):
 class Run:
     """A run on disk.
 
-    status   ``complete``; ``diverged`` (the loss became NaN or infinite: recorded, and not continued); or
-             ``stopped`` (a checkpoint is there, and `train` goes on from it)
-    metrics  one row an evaluation: losses, accuracies, learning rate, seconds
-    result   the final figures; empty while stopped
+    status   ``complete``; ``diverged`` (the loss became NaN or infinite; not resumed); or
+             ``stopped`` (with a checkpoint from which `train` resumes)
+    metrics  one row per evaluation: losses, accuracies, learning rate, seconds
+    result   the final metrics; empty if stopped
     """
 
     directory: Path
@@ -109,7 +109,7 @@ class Run:
 
     @classmethod
     def open(cls, directory: Path | str) -> Run:
-        """Read a run directory; raises `InputError` if it is none, or is damaged."""
+        """Load a run directory; raises `InputError` if it is not one, or is damaged."""
         directory = Path(directory)
         if not directory.is_dir():
             raise InputError(f"run: there is no directory {directory}.")
@@ -120,7 +120,7 @@ class Run:
         if not isinstance(content, dict):
             raise InputError(f"run: {directory / SPEC} is damaged: it is not a spec.")
         try:
-            with torch.random.fork_rng(devices=[]):  # checking a spec builds its encoding, which may be a random table
+            with torch.random.fork_rng(devices=[]):  # building the spec's encoding may draw a random table
                 spec = run_spec(**content)
         except InputError as error:
             raise InputError(f"run: {directory / SPEC} holds no valid spec ({str(error).rstrip('.')}).") from None
@@ -141,21 +141,21 @@ class Run:
 
     @property
     def watched(self) -> list[dict[str, Any]]:
-        """What a `toeplens.training.Watcher` saw during training, a row a moment; empty if none looked."""
+        """Results of the `toeplens.training.Watcher` during training, one row per probe; empty if there was none."""
         rows = read_rows(self.directory / WATCHED)
         Moment.from_list(rows, self.directory / WATCHED)
         return rows
 
     @property
     def history(self) -> list[Segment]:
-        """What the run was carried out on, from step to step; empty where an earlier version did not write it down."""
+        """The environments of the run by ranges of steps; empty for runs of earlier versions."""
         path = self.directory / ENVIRONMENT
         content = read_json(path) if path.exists() else {}
         return Segment.from_list(content.get("history", []) if isinstance(content, dict) else content, path)
 
     @property
     def step(self) -> int:
-        """Training steps done (and safe)."""
+        """Completed and saved training steps."""
         if self.result:
             return int(self.result["steps"])
         path = self.directory / PROGRESS
@@ -166,14 +166,14 @@ class Run:
         return step
 
     def must_be_complete(self) -> None:
-        """Raise an `InputError` unless there is a trained model to look at."""
+        """Raise `InputError` unless training is complete."""
         if self.status == "stopped":
             raise InputError(f"run: {self.directory} is not finished; run the same command again to go on with it.")
         if self.status == "diverged":
             raise InputError(f"run: {self.directory} diverged; there are no finite weights to look at.")
 
     def model(self) -> Decoder:
-        """The trained model, on the CPU, in evaluation mode; all its numbers are finite."""
+        """The trained model, on the CPU, in evaluation mode; all weights are finite."""
         self.must_be_complete()
         with torch.random.fork_rng(devices=[]):
             model = Decoder(self.spec.model)
@@ -182,7 +182,7 @@ class Run:
         try:
             refuse_pipe(path)
             saved = safetensors.torch.load_file(path)
-        except FileNotFoundError:  # which safetensors also raises for a file that may not be read
+        except FileNotFoundError:  # safetensors raises it for unreadable files too
             what = "cannot be read: this user may not" if path.exists() else f"is missing; {again}"
             raise InputError(f"run: {path} {what}.") from None
         except OSError as error:
@@ -200,7 +200,7 @@ class Run:
 
 
 def own_state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, each tensor once, however many modules share it."""
+    """Parameters and persistent buffers by name, without duplicates of shared tensors."""
     state = model.state_dict()
     seen: set[int] = set()
     unique = {}
@@ -213,7 +213,7 @@ def own_state(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: dict[str, Tensor]) -> bool:
-    """Copy what `own_state` gave into a model; False, and no change, where names or shapes are not the model's."""
+    """Load the result of `own_state` into a model; False, without a change, if names or shapes do not match."""
     own = own_state(model)
     if saved.keys() != own.keys() or any(saved[name].shape != own[name].shape for name in own):
         return False
@@ -229,12 +229,12 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def entered(directory: Path, spec: RunSpec, until: Callable[[], bool] | None = None) -> Iterator[None]:
-    """Hold ``directory`` as the run's: made if it is not there, refused if it holds something else or is held.
+    """Create or open ``directory`` as the run's and lock it; raises if it holds something else or is locked.
 
     ``until``: see `toeplens.ground.locks.locked`.
     """
     make_directory(directory)
-    _is_the_runs(directory, spec)  # no lock is put among other people's files
+    _is_the_runs(directory, spec)  # no lock file in other directories
     with locked(directory, "run", until=until):
         if not _is_the_runs(directory, spec):
             write_json(directory / SPEC, spec.content, record=False)
@@ -242,7 +242,7 @@ def entered(directory: Path, spec: RunSpec, until: Callable[[], bool] | None = N
 
 
 def _is_the_runs(directory: Path, spec: RunSpec) -> bool:
-    """Whether the run is there; False in an empty directory, and refused in any other."""
+    """Whether the directory holds this run; False if it is empty, an error if it holds anything else."""
     if (directory / SPEC).exists():
         try:
             had = read_json(directory / SPEC)
@@ -270,7 +270,7 @@ def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
 
 
 def _own(x: Any) -> Any:
-    """What holds tensors, each with storage of its own: of a part of a larger one, torch would save the whole."""
+    """Clone views, because torch would save their whole storage."""
     if isinstance(x, Tensor):
         return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
     if isinstance(x, dict):
@@ -279,18 +279,18 @@ def _own(x: Any) -> Any:
 
 
 def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
-    """The checkpoint, or None if there is none; a damaged one, or another run's, raises `InputError`."""
+    """The checkpoint, or None; raises `InputError` if it is damaged or another run's."""
     path = directory / CHECKPOINT
     if not path.exists():
         return None
     try:
         refuse_pipe(path)
-        with zipfile.ZipFile(path) as archive:  # torch writes checksums, but does not look at them
+        with zipfile.ZipFile(path) as archive:  # torch writes checksums, but does not verify them
             broken = archive.testzip()
         if broken is not None:
             raise ValueError(f"the checksum of {broken} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged archive, all with the same meaning here
+    except Exception as error:  # torch raises many types for a damaged archive
         reason = first_line(error)
         raise InputError(f"checkpoint: {path} is damaged ({reason[:120]}); delete it to start this run over.") from None
     if not isinstance(state, dict) or state.get("format") != _FORMAT:

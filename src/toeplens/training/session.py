@@ -1,4 +1,4 @@
-"""A run while it is being fitted: its model, the average of its weights, optimiser, data and rows."""
+"""A run during training: model, EMA of the weights, optimiser, data and metrics."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ from toeplens.training.watcher import Watch, Watcher
 class EMA:
     """A model whose weights are the exponential moving average of another's.
 
-    ``model`` is the averaged one. Its decay at step t is min(decay, (1 + t) / (10 + t)), so that the weights of the
-    first steps, which are soon worth nothing, are soon forgotten.
+    ``model`` is the averaged one. The decay at step t is min(decay, (1 + t) / (10 + t)), so that the first weights are
+    forgotten quickly.
     """
 
     def __init__(self, of: Decoder, decay: float) -> None:
         self.model, self.decay = copy.deepcopy(of), decay
 
     def share(self, step: int) -> float:
-        """How much of the mean a step's weights become, the first being 1."""
+        """The weight of step ``step`` (from 1) in the average."""
         return 1 - min(self.decay, (1 + step) / (10 + step))
 
     @torch.no_grad()
     def update(self, of: Decoder, step: int) -> None:
-        """Take up the weights after a step, the first being 1."""
+        """Add the weights after step ``step`` (from 1) to the average."""
         share = self.share(step)
         for mean, weight in zip(self.model.parameters(), of.parameters(), strict=True):
             mean.lerp_(weight, share)
 
 
-_TESTED_AT_ONCE = 2**18  # tokens of an evaluation, on a GPU
-TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # what attention with dropout needs grows with it: 13 GB at 2**16
-ANSWERS_AT_ONCE = {"cpu": 2**26, "cuda": 2**31}  # numbers of logits, where there are some at every token
-_STATES_AT_ONCE = 2**30  # numbers of the residual stream over all layers that such a pass keeps
+_TESTED_AT_ONCE = 2**18  # tokens per evaluation batch, on a GPU
+TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # attention with dropout needs memory in proportion: 13 GB at 2**16
+ANSWERS_AT_ONCE = {"cpu": 2**26, "cuda": 2**31}  # maximum number of logits, for per-token predictions
+_STATES_AT_ONCE = 2**30  # values of the residual stream over all layers that such a pass keeps
 
 
 def initial_model(spec: RunSpec) -> Decoder:
-    """The model as a run begins, on the CPU; sets torch's global random state to the run's seed, as the run does."""
+    """The model at the start of a run, on the CPU; seeds torch's global random state as the run does."""
     torch.manual_seed(spec.seed)
     return Decoder(spec.model)
 
 
 def texts_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
-    """How many texts a pass of training takes: a batch of more is gone through in parts."""
+    """Number of sequences per training pass; larger batches are split (gradient accumulation)."""
     tokens = TOKENS_AT_ONCE[device.type]
     if spec.model.readout == "each":
         answers = ANSWERS_AT_ONCE[device.type] // spec.model.num_classes
@@ -67,7 +67,7 @@ def texts_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
 
 
 class Session:
-    """The moving parts of a run while it is being fitted; all of them are in its checkpoint."""
+    """The state of a run during training; all of it is in its checkpoint."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Session:
         self.learning_rate = spec.learning_rate()
         self.loss = torch.compile(self._loss, dynamic=False) if execution.compiled else self._loss
         self.tested_at_once = spec.batch_size
-        if device.type == "cuda":  # where small batches leave most of it idle
+        if device.type == "cuda":  # where small batches leave it mostly idle
             self.tested_at_once *= max(1, _TESTED_AT_ONCE // (spec.batch_size * task.length))
         self.done = False
         self.step = 0
@@ -106,24 +106,23 @@ class Session:
         self.test_sums, self.fit_sums = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
         self.diverged = self.stepped = False
         self.history = gone_on([], 0, setup_of(execution, stacked=stacked))
-        self.cuda_rng: Tensor | None = None  # a run that goes on on a CPU keeps it for when it is back on a GPU
+        self.cuda_rng: Tensor | None = None  # kept on a CPU until the run is back on a GPU
         self._resume()
         safe = self.rows[-1]["step"] if self.rows else 0
         self.loggers = Loggers(loggers, RunInfo(spec.name, directory, spec, safe), device, len(self.rows))
-        self.rng = torch.get_rng_state()  # which nothing changes while models are trained as one
+        self.rng = torch.get_rng_state()  # unchanged while models are trained as one
         self._write_environment(self.history)
 
     @property
     def eval_model(self) -> Decoder:
-        """The model that is tested, looked at and kept: the averaged one, if there is one."""
+        """The model that is evaluated, probed and saved: the EMA if there is one."""
         return self.model if self.average is None else self.average.model
 
     def amp(self) -> Any:
-        """bfloat16 matrix products where the run asks for them."""
+        """bfloat16 autocast if the run uses it."""
         return torch.autocast(self.execution.device.type, torch.bfloat16) if self.execution.bf16 else nullcontext()
 
     def _loss(self, tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum of the losses, and right answers."""
         with self.amp():
             logits = self.model(tokens, lengths)
         logits = precise(logits)
@@ -131,11 +130,11 @@ class Session:
 
     @property
     def owes_evaluation(self) -> bool:
-        """Whether an evaluation is due whose row is not written yet."""
+        """Whether an evaluation is due and its row is not written yet."""
         return len(self.rows) < self.spec.evaluations_by(self.step)
 
     def owes_look(self) -> bool:
-        """Whether the watcher wants to see the model as it is."""
+        """Whether a probe of the current model is due."""
         if self.owes_evaluation or self.diverged:
             return False
         try:
@@ -145,7 +144,7 @@ class Session:
             raise
 
     def rows_of_step(self) -> Tensor:
-        """The rows of the next step: each epoch has its own order, made from the seed."""
+        """The rows of the next step, from a random order per epoch that depends on the seed."""
         epoch, place = divmod(self.step, self.spec.steps_per_epoch)
         if self.order is None or self.order[0] != epoch:
             rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.spec.seed, epoch))))
@@ -155,7 +154,7 @@ class Session:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether the next step is mostly the compiler's."""
+        """Whether the next step is mostly compilation."""
         return self.execution.compiled and not self.stepped
 
     def take_step(self) -> None:
@@ -163,7 +162,7 @@ class Session:
         rows = self.rows_of_step()
         tokens, labels, lengths = self.train.take(rows)
         missing = self.spec.batch_size - len(rows)
-        if missing and self.execution.compiled:  # one shape for the compiler; the added rows count nowhere
+        if missing and self.execution.compiled:  # constant shape for the compiler; the added rows are ignored
             tokens, lengths = _pad_rows(tokens, missing), None if lengths is None else _pad_rows(lengths, missing)
             labels = torch.cat((labels, labels.new_full((missing, *labels.shape[1:]), IGNORED)))
         self.model.train()
@@ -185,7 +184,7 @@ class Session:
             self.average.update(self.model, self.step)
 
     def look(self) -> float:
-        """Have the watcher look at the model; the seconds it took."""
+        """Probe the model; returns the seconds it took."""
         try:
             return self.watch.look(self.eval_model, self.step, self.rows)
         except Exception:
@@ -193,7 +192,7 @@ class Session:
             raise
 
     def evaluate_batch(self) -> None:
-        """A batch of the test set; after it, of the training set."""
+        """Evaluate a batch of the test set, then of the training set."""
         place = self.tested - len(self.test)
         data, sums, start, end = (
             (self.test, self.test_sums, self.tested, len(self.test))
@@ -232,7 +231,7 @@ class Session:
     def _write_rows(self) -> None:
         store.write_rows(self.directory / store.METRICS, self.rows)
         path = self.directory / store.WATCHED
-        if self.watch.rows or path.exists():  # it may hold more than the checkpoint from which this session went on
+        if self.watch.rows or path.exists():  # it may have more rows than the checkpoint
             store.write_rows(path, self.watch.rows)
 
     def _write_environment(self, history: list[Segment]) -> None:
@@ -268,29 +267,29 @@ class Session:
         state = store.load_checkpoint(self.directory, self.spec)
         if state is None:
             return
-        self.watch.resume(state.get("watched", {"by": None, "rows": []}))  # older checkpoints know of no watching
+        self.watch.resume(state.get("watched", {"by": None, "rows": []}))  # older checkpoints have no probes
         models = {"model": self.model} | ({} if self.average is None else {"average": self.average.model})
         if not all(store.load_weights(model, state[name]) for name, model in models.items()):
             path = self.directory / store.CHECKPOINT
             raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")
         self.optimizer.load_state_dict(state["optimizer"])
-        for own in self.optimizer.state.values():  # of a stack's models all parameters share one count of steps
+        for own in self.optimizer.state.values():  # a stack's models share one step count over all parameters
             own["step"] = own["step"].clone()
         self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
         self.tested, self.done = state["tested"], self.spec.is_over(self.rows)
         self.sums.copy_(state["sums"])
         self.test_sums.copy_(state["test_sums"])
-        if state.get("fit_sums") is not None:  # older checkpoints know of no look back at the training set
+        if state.get("fit_sums") is not None:  # older checkpoints have no training-set evaluation
             self.fit_sums.copy_(state["fit_sums"])
         torch.set_rng_state(state["rng"])
         self.cuda_rng = state["cuda_rng"]
         if self.cuda_rng is not None and self.execution.device.type == "cuda":
             torch.cuda.set_rng_state(self.cuda_rng, self.execution.device)
-        had = Segment.from_list(state.get("history", []), self.directory / store.CHECKPOINT)  # older ones have none
+        had = Segment.from_list(state.get("history", []), self.directory / store.CHECKPOINT)  # missing if old
         self.history = gone_on(had, self.step, setup_of(self.execution, stacked=self.stacked))
 
     def finish(self, status: store.Status) -> None:
-        """Write the weights, then the result; the checkpoint is not needed any more."""
+        """Write the weights, then the result, and remove the checkpoint."""
         store.save_weights(self.directory, self.eval_model)
         self._write_rows()
         last, spec = self.rows[-1], self.spec
@@ -320,6 +319,6 @@ def _pad_rows(x: Tensor, count: int) -> Tensor:
 
 
 def _figures(split: str, loss: float, right: float, count: float) -> dict[str, float | None]:
-    """Mean loss and accuracy; None where the loss is not finite (nothing means anything there), or nothing counted."""
+    """Mean loss and accuracy; None if the loss is not finite or nothing counted."""
     meant = bool(count) and math.isfinite(loss)
     return {f"{split}_loss": loss / count if meant else None, f"{split}_accuracy": right / count if meant else None}

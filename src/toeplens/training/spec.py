@@ -1,4 +1,4 @@
-"""What one run is: task, model, optimiser, seed. Frozen and validated; its content hash is the run's name."""
+"""The spec of a run: task, model, optimiser, seed. Frozen and validated; its content hash is the run's name."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from toeplens.model import DecoderConfig
 
 Precision = Literal["auto", "float32", "bf16"]
 Schedule = Literal["cosine", "constant"]
-_SEEDS = 2**64 - 1  # torch takes no others
+_SEEDS = 2**64 - 1  # torch's limit
 _SIZES = 10**9
 _LATER = ("schedule", "average", "evaluations", "plateau")
 
 
 class Plateau(BaseModel):
-    """The rule by which a model has stopped learning, and the share of training that may follow.
+    """The rule that detects when a model has stopped improving, and how long training continues afterwards.
 
-    The plateau is the first evaluation at which the least test loss of the last ``patience`` evaluations is not lower,
-    by at least ``gain``, than the least before them. Until the last evaluation this counts only in a model whose skill
-    is at least ``skill``: one that is still guessing may only not have begun.
+    The plateau is the first evaluation at which the minimum test loss of the last ``patience`` evaluations is not
+    lower, by at least ``gain``, than the minimum before them. Before the last evaluation this requires a skill of at
+    least ``skill``, because a model that is still guessing may not have begun to learn.
 
     Arguments
         gain      in nats
-        patience  evaluations
-        skill     test accuracy over the best guess from the text's length, as a share of what there is to learn
-        beyond    times the plateau's steps: training goes on to there, but not past the spec's epochs
+        patience  number of evaluations
+        skill     test accuracy above the length-only baseline, as a share of the possible improvement
+        beyond    training continues to this multiple of the plateau's step, but not past the spec's epochs
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -46,12 +46,12 @@ class Plateau(BaseModel):
     beyond: Annotated[float, Field(ge=1)] = 1.0
 
     def reached(self, rows: Sequence[Mapping[str, Any]], guess: float, evaluations: int) -> int | None:
-        """The step of the plateau; None where there is none yet.
+        """The step of the plateau; None if there is none yet.
 
         Arguments
-            rows         the run's metrics so far, one an evaluation
-            guess        accuracy of the best guess from the text's length
-            evaluations  how many the run has at the most
+            rows         the run's metrics so far, one row per evaluation
+            guess        accuracy of the length-only baseline
+            evaluations  maximum number of evaluations of the run
         """
         losses = [row["test_loss"] for row in rows]
         if None in losses:
@@ -65,13 +65,13 @@ class Plateau(BaseModel):
         return None
 
     def ends(self, rows: Sequence[Mapping[str, Any]], guess: float, evaluations: int) -> bool:
-        """Whether training is over after these rows: ``beyond`` times the plateau's steps are done."""
+        """Whether training ends after these rows: ``beyond`` times the plateau's steps are done."""
         step = self.reached(rows, guess, evaluations)
         return step is not None and rows[-1]["step"] >= self.beyond * step
 
 
 def cosine_with_warmup(warmup_steps: int, total_steps: int) -> Callable[[int], float]:
-    """Learning-rate factor by step: linear from 0 over the warm-up, then a half cosine to 0."""
+    """Learning-rate factor by step: linear warm-up from 0, then a half cosine to 0."""
 
     def factor(step: int) -> float:
         if step < warmup_steps:
@@ -82,30 +82,30 @@ def cosine_with_warmup(warmup_steps: int, total_steps: int) -> Callable[[int], f
 
 
 def constant_with_warmup(warmup_steps: int) -> Callable[[int], float]:
-    """Learning-rate factor by step: linear from 0 over the warm-up, then 1."""
+    """Learning-rate factor by step: linear warm-up from 0, then 1."""
     return lambda step: step / warmup_steps if step < warmup_steps else 1.0
 
 
 class RunSpec(BaseModel):
-    """Everything that decides a run's result. The defaults are the papers' settings (arXiv 2505.13027, Table 3).
+    """Everything that determines a run's result. The defaults are the papers' settings (arXiv 2505.13027, Table 3).
 
     Arguments
         task, task_options  see `toeplens.tasks`
-        model               the decoder
-        train_examples, test_examples  sizes of the two disjoint sets; the second is of the split on which the task is
-                            watched in training (of `language` the validation split)
-        epochs, batch_size  these and the sizes from 1 to 10^9
-        lr, betas, weight_decay  of AdamW (the betas in the papers' odd order)
-        warmup              share of the steps with a linearly rising learning rate
-        schedule            what follows: ``cosine``, to 0 at the last step, or ``constant``
-        average             decay a step of the running mean of the weights, which is then the model that is tested,
-                            looked at and kept (what a falling learning rate would settle to); None: the weights
-        evaluations         of an epoch: how often the test loss is looked at (a row of the metrics each)
-        plateau             stop when the model has stopped learning (`Plateau`), ``epochs`` being the most; None: never
-        ignore_label        a label that neither loss nor accuracy count (the released program's Task 2: 0)
+        model               the decoder's configuration
+        train_examples, test_examples  sizes of the two disjoint sets; the second is from the task's evaluation split
+                            (for `language` the validation split)
+        epochs, batch_size  these and the set sizes from 1 to 10^9
+        lr, betas, weight_decay  of AdamW (the betas in the papers' unusual order)
+        warmup              share of the steps with a linearly increasing learning rate
+        schedule            after the warm-up: ``cosine``, to 0 at the last step, or ``constant``
+        average             EMA decay of the weights. The EMA model is evaluated, probed and saved; it approximates
+                            the result of a decaying learning rate. None: no EMA
+        evaluations         evaluations per epoch (one row of the metrics each)
+        plateau             stop when the model has stopped improving (`Plateau`), after at most ``epochs``; None: never
+        ignore_label        a label ignored by loss and accuracy (the released code's Task 2: 0)
         seed                of the weights, the dropout and the order of the examples, from 0 to 2^64 - 1
         data_seed           of the examples, likewise
-        precision           ``auto``: bfloat16 matrix products on a GPU from a width of 256 on, else float32
+        precision           ``auto``: bfloat16 matrix products on a GPU from a width of 256 on, otherwise float32
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -184,7 +184,7 @@ class RunSpec(BaseModel):
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: {self.betas} was given; both must be from 0 to under 1.")
-        if pinned := task.pinned():  # what the text was is part of what the run is
+        if pinned := task.pinned():  # the text's identity is part of the run's
             object.__setattr__(self, "task_options", plain({**self.task_options, **pinned}))
         return self
 
@@ -194,17 +194,17 @@ class RunSpec(BaseModel):
 
     @property
     def chance(self) -> float:
-        """Accuracy of the best constant guess."""
+        """Accuracy of the best constant prediction."""
         return self.build_task().chance(self.ignore_label)
 
     @property
     def guess(self) -> float:
-        """Accuracy of the best guess from a text's length alone; what a model learns is over it."""
+        """Accuracy of the length-only baseline."""
         return max(self.build_task().length_chance(self.ignore_label), self.chance)
 
     @property
     def memory_at_least(self) -> int:
-        """Bytes that training takes at least: examples, weights, gradients and the optimiser's two moments."""
+        """Minimum memory of training in bytes: examples, weights, gradients and AdamW's two moments."""
         examples = self.train_examples + self.test_examples
         copies, task = 16 if self.average is None else 20, self.build_task()
         labels = task.length if task.each else 1
@@ -212,7 +212,7 @@ class RunSpec(BaseModel):
 
     @property
     def tokens(self) -> int:
-        """Tokens that training reads, those of repeated epochs and of padding too."""
+        """Tokens processed in training, including repeated epochs and padding."""
         return self.epochs * self.train_examples * self.build_task().length
 
     @property
@@ -232,7 +232,7 @@ class RunSpec(BaseModel):
 
     @property
     def fit_examples(self) -> int:
-        """How many of the training examples an evaluation looks at again."""
+        """Number of training examples in an evaluation."""
         return min(self.train_examples, self.test_examples)
 
     @property
@@ -240,19 +240,19 @@ class RunSpec(BaseModel):
         return self.epochs * self.evaluations
 
     def is_over(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether training ends after these evaluations: all epochs are done, or the plateau and what is to follow."""
+        """Whether training ends after these evaluations: all epochs are done, or the plateau rule applies."""
         if len(rows) == self.total_evaluations:
             return True
         return self.plateau is not None and self.plateau.ends(rows, self.guess, self.total_evaluations)
 
     def evaluations_by(self, step: int) -> int:
-        """How many evaluations are due after so many steps."""
+        """Number of evaluations due after so many steps."""
         epochs, steps = divmod(step, self.steps_per_epoch)
         return epochs * self.evaluations + steps * self.evaluations // self.steps_per_epoch
 
     @property
     def content(self) -> dict[str, Any]:
-        """All fields, for JSON; those that earlier versions did not have are left out where they change nothing."""
+        """All fields, for JSON, without fields added in later versions that have their default."""
         content = self.model_dump(mode="json")
         unused = {name for name in _LATER if content[name] == type(self).model_fields[name].default}
         return {name: value for name, value in content.items() if name not in unused}
@@ -265,7 +265,7 @@ class RunSpec(BaseModel):
 
 
 def run_spec(**fields: Any) -> RunSpec:
-    """A `RunSpec`; wrong fields raise an `InputError` of one sentence."""
+    """Build a `RunSpec`; invalid fields raise an `InputError`."""
     try:
         return RunSpec(**fields)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Many models of equal shape trained as one: their weights lie in one block, and each product is one for all."""
+"""Batched training of models of equal shape: their weights are in one block, and each product covers all models."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from toeplens.training.batches import IGNORED, correct, loss_of, precise
 from toeplens.training.session import Session, initial_model, texts_at_once
 from toeplens.training.spec import RunSpec
 
-_FULL = 2**17  # tokens of a step that fill a GPU
-_LAUNCHES = 16  # models that fill a GPU, from where on a step of one is mostly launches
-_WEIGHTS = 2**31  # numbers of attention weights that a stack's layers may keep, formed whole
-_ALIGNED = 64  # numbers, at whose multiples each parameter begins
-_WARM_UP = 3  # passes before a CUDA graph is captured, as torch asks for
+_FULL = 2**17  # tokens per step that fill a GPU
+_LAUNCHES = 16  # if a GPU holds at least this many models, a step of one is mostly launches
+_WEIGHTS = 2**31  # maximum number of attention weights that a stack's layers keep explicitly
+_ALIGNED = 64  # parameters begin at multiples of this number of elements
+_WARM_UP = 3  # passes before the capture of a CUDA graph, as torch recommends
 
 _ANY_MODULES = set(vars(nn.Module()))  # attributes
 
-# of a spec, all of which are numbers of their own for each model, or only say when it is looked at
+# spec fields that are per-model numbers, or only affect the evaluation schedule
 _OWN = ("model", "lr", "weight_decay", "betas", "warmup", "schedule", "seed", "data_seed")
 _OWN_TOO = ("epochs", "evaluations", "plateau", "test_examples")
 
 
 def shape_of(spec: RunSpec) -> tuple[Any, ...]:
-    """What runs must have in common to be trained as one, as far as their specs say it."""
+    """What runs must share to be trained as one, as far as their specs tell."""
     told = spec.model_dump(mode="json", exclude={*_OWN, *_OWN_TOO})
     model = spec.model.model_dump(mode="json", exclude={"encoding_options", "input_encoding_options"})
     return repr(sorted(told.items())), repr(sorted(model.items()))
 
 
 def must_stack(specs: Sequence[RunSpec]) -> None:
-    """Raise an `InputError` that says why, unless the models of these specs can be trained as one.
+    """Raise an `InputError` with the reason unless the models of these specs can be trained as one.
 
-    They can if their specs differ only in seeds, in the optimiser's numbers, in when they are looked at, and in what an
-    encoding keeps as tensors (RoPE's base, ALiBi's slopes); and if training draws no random numbers (dropout), which
-    would be others than those of a model alone.
+    Specs may differ only in seeds, in the optimiser's numbers, in the evaluation schedule, and in what an
+    encoding stores as tensors (RoPE's base, ALiBi's slopes). Training must not draw random numbers (dropout), which
+    would differ from those of a separate run.
     """
     first = specs[0]
     for spec in specs[1:]:
@@ -61,14 +61,14 @@ def must_stack(specs: Sequence[RunSpec]) -> None:
 
 
 def that_fill_a_gpu(spec: RunSpec) -> int:
-    """How many models of this shape fill a GPU, and have room there for attention's weights."""
+    """How many models of this shape fill a GPU and fit in its memory with their attention weights."""
     length, model = spec.build_task().length, spec.model
     weights = spec.batch_size * model.num_heads * model.num_layers * length**2
     return min(_FULL // (spec.batch_size * length), _WEIGHTS // weights)
 
 
 def pays_alone(spec: RunSpec, device: torch.device) -> bool:
-    """Whether one model is best trained as a stack of one: on a GPU that it leaves nearly empty."""
+    """Whether one model is best trained as a stack of one: on a GPU that it leaves mostly idle."""
     if device.type != "cuda" or that_fill_a_gpu(spec) < _LAUNCHES:
         return False
     try:
@@ -79,7 +79,7 @@ def pays_alone(spec: RunSpec, device: torch.device) -> bool:
 
 
 def _alike(a: Decoder, b: Decoder) -> bool:
-    """Whether two models differ in nothing but the values of parameters and buffers."""
+    """Whether two models differ only in the values of parameters and buffers."""
     ours, theirs = dict(a.named_modules()), dict(b.named_modules())
     if ours.keys() != theirs.keys():
         return False
@@ -100,7 +100,7 @@ def _told_apart(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _try_out(spec: RunSpec, model: Decoder) -> None:
-    """Two copies on two texts, and back; raises unless that goes, and says what it says alone."""
+    """Forward and backward pass of two copies on two sequences; raises unless it works and agrees with one model."""
     if not all(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("stack: models with parameters that are not trained are trained one by one.")
     if len({parameter.dtype for parameter in model.parameters()}) > 1:
@@ -132,8 +132,7 @@ def _try_out(spec: RunSpec, model: Decoder) -> None:
 
 
 def _call(model: nn.Module, state: dict[str, Tensor], tokens: Tensor, lengths: Tensor | None) -> Tensor:
-    """What a model with these parameters and buffers says."""
-    found: Tensor = functional_call(model, state, (tokens, lengths), tie_weights=False)  # each is there under one name
+    found: Tensor = functional_call(model, state, (tokens, lengths), tie_weights=False)  # shared tensors have one name
     return found
 
 
@@ -142,9 +141,9 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Stack:
-    """Sessions at the same step, whose models, means and moments lie side by side while the stack lives and after.
+    """Sessions at the same step with parameters, EMAs and AdamW moments in shared blocks.
 
-    A session's model stays a model of its own, whose parameters are rows of the stack's.
+    A session's model remains a separate model; its parameters are rows of the stack's blocks.
     """
 
     def __init__(self, sessions: Sequence[Session]) -> None:
@@ -189,7 +188,7 @@ class Stack:
         self.captures = self.device.type == "cuda"
 
     def _take_in(self, row: int, session: Session) -> None:
-        """Make the session's tensors rows of the stack's."""
+        """Make the session's tensors rows of the stack's blocks."""
         session.sums = self.sums[row]
         had = session.optimizer.state
         with torch.no_grad():
@@ -214,7 +213,7 @@ class Stack:
         return nn.Parameter(flat[:, place].view(len(flat), *parameter.shape), requires_grad=parameter.requires_grad)
 
     def _buffers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The models' buffers: those that are the same in all, and the others stacked."""
+        """The models' buffers: those that are equal in all models, and the others stacked."""
         each = [dict(session.model.named_buffers()) for session in self.sessions]
         same = {name for name, own in each[0].items() if all(torch.equal(own, other[name]) for other in each[1:])}
         return (
@@ -223,7 +222,7 @@ class Stack:
         )
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """AdamW on the rows, those of equal settings in one group."""
+        """AdamW on the rows, with one parameter group per setting."""
         groups: dict[Any, dict[str, Any]] = {}
         on_gpu = self.device.type == "cuda"
         state = {}
@@ -242,7 +241,7 @@ class Stack:
         return optimizer
 
     def take_step(self) -> None:
-        """One training step of all."""
+        """One training step of all models."""
         step = self.first.step
         rows = torch.stack([session.rows_of_step() for session in self.sessions])
         for group in self.optimizer.param_groups:
@@ -265,20 +264,20 @@ class Stack:
             session.step += 1
 
     def _graph_of(self, rows: Tensor) -> torch.cuda.CUDAGraph | None:
-        """What takes a whole step on these rows, where there can be such a thing."""
+        """A function that performs a whole step on these rows, as a CUDA graph if possible."""
         if not self.captures or rows.shape != self.rows.shape:
             return None
         self.rows.copy_(rows)
         if self.graph is None:
             try:
                 self.graph = self._captured()
-            except RuntimeError:  # an encoding has to wait for what the GPU says
+            except RuntimeError:  # an encoding must synchronise with the GPU
                 torch.cuda.synchronize(self.device)
                 self.captures = False
         return self.graph
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        """The step as a CUDA graph: a small model's step is mostly launches."""
+        """The step as a CUDA graph, because a small model's step is mostly launches."""
         sums = self.sums.clone()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
@@ -296,7 +295,7 @@ class Stack:
         return graph
 
     def _learn(self, rows: Tensor) -> None:
-        """The gradients of these examples of each model."""
+        """The gradients for each model's examples."""
         self.template.train()
         wanted = list(self.params.values())
         tokens, labels = self.tokens[self.each, rows], self.labels[self.each, rows]
@@ -332,7 +331,6 @@ class Stack:
         labels: Tensor,
         lengths: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Of one model: the sum of the losses, and right answers."""
         with self.first.amp():
             logits = _call(self.template, {**self.shared, **params, **buffers}, tokens, lengths)
         logits = precise(logits)

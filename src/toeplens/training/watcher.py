@@ -1,4 +1,4 @@
-"""Looking at a model while it is trained: what a watcher is, when it looks, and what is kept of what it saw."""
+"""Probing a model during training: the watcher interface, the probed steps, and the stored results."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from toeplens.ground import InputError, plain
 from toeplens.ground.files import finite
 from toeplens.model import Decoder
 
-_SHARES = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)  # of 32; closer together early, where heads take their parts
+_SHARES = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)  # in 32nds of training; denser early, when heads specialise
 
 
 @runtime_checkable
 class Watcher(Protocol):
-    """What looks at a model at some moments of its training.
+    """A probe of the model at some steps of its training.
 
-    name     says what is looked at and on what; a run is watched by one name from beginning to end
+    name     identifies the probe and its data; a run must keep the same watcher throughout
     """
 
     name: str
 
     def moments(self, total_steps: int) -> Sequence[int]:
-        """The steps after which to look: 0 is the initialisation, ``total_steps`` the trained model."""
+        """The steps to probe: 0 is the initialisation, ``total_steps`` the trained model."""
         ...
 
     def look(self, model: Decoder, step: int) -> dict[str, Any]:
-        """What is seen of ``model`` after ``step`` steps, as plain lists and numbers.
+        """Results for ``model`` after ``step`` steps, as plain lists and numbers.
 
-        The model is a copy in evaluation mode. A look depends on nothing but the model and the step, and changes no
-        random state: then a run that was killed and resumed has the rows of one that was not.
+        The model is a copy in evaluation mode. A probe must depend only on the model and the step, and must not change
+        random states. Then a resumed run has the same rows as an uninterrupted one.
         """
         ...
 
 
 @runtime_checkable
 class EventWatcher(Watcher, Protocol):
-    """A watcher that also looks where training has got to something: these moments follow from the metrics so far."""
+    """A watcher that also probes at events in training, derived from the metrics so far."""
 
     def events(self, metrics: Sequence[dict[str, Any]]) -> Sequence[str]:
-        """The names of the moments that the last of these evaluations is; it is then looked at."""
+        """The names of the events at the last of these evaluations; the model is then probed."""
         ...
 
     def look_at(self, model: Decoder, events: Sequence[str], metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """What is seen there beside what `look` sees."""
+        """Additional results at an event."""
         ...
 
 
 def moments(total_steps: int) -> list[int]:
-    """Ten moments (fewer in a run of under 32 steps): the initialisation, the end, and more of them early than late."""
+    """Ten steps (fewer in a run of under 32 steps): the initialisation, the end, and more of them early than late."""
     return sorted({round(total_steps * share / _SHARES[-1]) for share in _SHARES})
 
 
 class Watch:
-    """The watching of one run: its watcher, if any, and the rows so far."""
+    """The probes of one run: its watcher, if any, and the rows so far."""
 
     def __init__(self, watcher: Watcher | None, total_steps: int) -> None:
         self.watcher = watcher
@@ -69,9 +69,9 @@ class Watch:
             raise InputError(f"moments: {wrong[0]} was given; each must be a step from 0 to {total_steps}.")
 
     def owed(self, step: int, metrics: Sequence[dict[str, Any]], *, ended: bool) -> bool:
-        """Whether the model after ``step`` steps, with these metrics so far, is to be looked at and was not yet.
+        """Whether a probe is due after ``step`` steps, given the metrics so far.
 
-        Where training ended before its most steps, a watcher that wants the last of them wants this one.
+        If training ends early, a watcher that probes the last step probes this one.
         """
         if self.rows and self.rows[-1]["step"] == step:
             return False
@@ -84,14 +84,14 @@ class Watch:
         return self.watcher.events(copy.deepcopy(metrics))
 
     def look(self, model: Decoder, step: int, metrics: Sequence[dict[str, Any]]) -> float:
-        """Look at a copy of ``model`` and keep the row; returns the seconds it took.
+        """Probe a copy of ``model`` and store the row; returns the seconds it took.
 
-        Neither the model nor torch's random states can be changed by it.
+        The model and torch's random states are not changed.
         """
         assert self.watcher is not None
         device = model.readout.weight.device
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # steps still under way are not the look's cost
+            torch.cuda.synchronize(device)  # do not count pending steps
         begun = time.monotonic()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             mine = copy.deepcopy(model).eval()
@@ -107,7 +107,7 @@ class Watch:
         return seconds
 
     def _plain(self, seen: dict[str, Any]) -> dict[str, Any]:
-        """What was seen as JSON gives it back, None for what is no finite number."""
+        """The results as JSON returns them, with None for non-finite numbers."""
         if taken := [name for name in ("step", "seconds") if name in seen]:
             raise InputError(f"watcher: {self.by!r} gives {taken[0]!r}, which each row has already.")
         try:
@@ -118,11 +118,11 @@ class Watch:
             ) from None
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """The state for the checkpoint."""
         return {"by": self.by, "rows": self.rows}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint; rows of two watchers are not mixed."""
+        """Restore the state from a checkpoint; rows of two watchers must not be mixed."""
         if state["rows"] and self.by not in (None, state["by"]):
             raise InputError(
                 f"watcher: {self.by!r} was given; this run is watched by {state['by']!r}: go on with that one or none."

@@ -1,9 +1,9 @@
-"""The conformance suite: is an encoding what the contract asks for, and what it says of itself?
+"""The conformance suite: does an encoding keep the interface, and are its declared attributes true?
 
     from toeplens.encodings import conformance
     print(conformance.check(MyEncoding, slope=2.0))
 
-runs every check on a small instance and raises `NonConformance`, with all findings in its message, if one fails.
+This runs every check on a small instance. If one fails, it raises `NonConformance` with all findings in the message.
 """
 
 from toeplens.encodings.conformance.specimen import SIZES, Facts, Specimen, declared, measure

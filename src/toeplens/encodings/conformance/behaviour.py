@@ -1,4 +1,4 @@
-"""Checks of what an encoding does (shapes, facts, positions, causality, decoding), and of its numbers."""
+"""Checks of an encoding's behaviour (shapes, attributes, positions, causality, decoding) and numerics."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Positions, Stream
 from toeplens.ground import InputError
 
-EXACT = 1e-9  # float64 results that must agree, in the order of their operations' rounding
+EXACT = 1e-9  # tolerance for float64 results that differ only in the order of operations
 
 
 class Broken(Exception):
-    """A check failed; the message says what was seen."""
+    """A check failed; the message says why."""
 
 
 def demand(holds: bool, what: str) -> None:
@@ -47,7 +47,7 @@ def agree(a: Tensor, b: Tensor, tolerance: float, what: str) -> float:
 
 
 def shapes(specimen: Specimen) -> str:
-    """Every hook returns the shape and dtype that the contract says, for fewer queries than keys too."""
+    """Every hook returns the documented shape and dtype, also for fewer queries than keys."""
     encoding, length = specimen.encoding, 10
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         like = specimen.like(dtype)
@@ -69,7 +69,7 @@ def shapes(specimen: Specimen) -> str:
         seen = replace(seen, q=turned_q, k=turned_k)
         square = (2, encoding.num_heads, 3, length)
         score = like.hook("score", turned_q, turned_k, late, p, seen=seen)
-        demand(score.shape == square, f"score returned {tuple(score.shape)}, wanted {square}")
+        demand(score.shape == square, f"score returned shape {tuple(score.shape)}, expected {square}")
         bias = like.hook("bias", late, p, seen=seen)
         demand(bias is None or bias.shape in (square, square[1:]), "bias returned a wrong shape")
         for hook in ("transform_logits", "transform_weights"):
@@ -83,17 +83,17 @@ def shapes(specimen: Specimen) -> str:
 
 
 def facts(specimen: Specimen) -> str:
-    """`coupling`, `data_dependent`, `toeplitz` are what is measured, both ways; `scale` is what `scale_terms` says."""
+    """`coupling`, `data_dependent` and `toeplitz` equal the measured values; `scale` follows from `scale_terms`."""
     encoding = specimen.encoding
     stated, measured = declared(encoding), measure(specimen)
     for name in ("couplings", "data_dependent", "toeplitz"):
         said, found = getattr(stated, name), getattr(measured, name)
         said, found = (sorted(x) if isinstance(x, frozenset) else x for x in (said, found))
-        demand(said == found, f"{name}: {said} is declared, {found} was measured")
-    demand(encoding.forms_logits or not loses_bias(specimen), "forms_logits: False is declared, but a bias is lost")
+        demand(said == found, f"{name}: declared {said}, measured {found}")
+    demand(encoding.forms_logits or not loses_bias(specimen), "forms_logits: declared False, but a bias is lost")
     wanted = (encoding.scale_terms * encoding.query_dim) ** -0.5 if encoding.scale_terms else 1.0
-    demand(encoding.scale == wanted, f"scale: it is {encoding.scale}; by scale_terms {encoding.scale_terms}, {wanted}")
-    demand(bool(encoding.citation.strip()), "citation: none is given")
+    demand(encoding.scale == wanted, f"scale is {encoding.scale}, but scale_terms implies {wanted}")
+    demand(bool(encoding.citation.strip()), "citation: missing")
     demand(bool((type(encoding).__doc__ or "").strip()), "the class has no docstring")
     return f"{', '.join(sorted(measured.couplings))}; data-dependent {measured.data_dependent}; " + (
         f"Toeplitz {measured.toeplitz}"
@@ -101,10 +101,10 @@ def facts(specimen: Specimen) -> str:
 
 
 def kernel(specimen: Specimen) -> str:
-    """`kernel` is what the encoding does: a bias itself, the inner products of input vectors, a span of functions."""
+    """`kernel` matches the bias, the inner products of input vectors, or functions that span the logits."""
     encoding, length = specimen.encoding, 40
     if encoding.axes > 1:
-        return "not looked at: positions have several coordinates"
+        return "skipped: positions have several coordinates"
     p = specimen.positions(length)
     offsets = p.unsqueeze(-1) - p
     values = encoding.kernel(offsets.flatten())
@@ -118,7 +118,7 @@ def kernel(specimen: Specimen) -> str:
     if not values.is_complex():
         demand(
             "bias" not in encoding._seeing,
-            "kernel: it must be complex [H, n, D] or None, as the bias reads more than positions (a real kernel is the "
+            "kernel: must be complex [H, n, D] or None, as the bias depends on content (a real kernel is the "
             "whole bias by offset)",
         )
         bias = encoding.bias(p, p)
@@ -137,25 +137,25 @@ def kernel(specimen: Specimen) -> str:
 
 
 def positions(specimen: Specimen) -> str:
-    """Positions given once or by sequence are the same; every sequence has its own."""
+    """Shared positions and per-sequence positions agree; each sequence can have its own."""
     encoding, length = specimen.encoding, 12
     once = specimen.positions(length, 3)
     each = once.expand(2, *once.shape)
     x = specimen.content(2, length)
-    worst = agree(specimen.attend(x, once), specimen.attend(x, each), EXACT, "positions given by sequence")
+    worst = agree(specimen.attend(x, once), specimen.attend(x, each), EXACT, "positions per sequence")
     linear = torch.stack([torch.arange(length) * 2, torch.arange(length) + 7])
     rows = encoding.place(linear)
     if encoding.length_dependent:
-        return f"by sequence, {worst:.0e}"  # the longest sequence decides for all
+        return f"per sequence, {worst:.0e}"  # the longest sequence decides for all
     both = specimen.attend(x, rows)
     for b in range(2):
         alone = specimen.attend(x[b : b + 1], rows[b])
         worst = max(worst, agree(both[b : b + 1], alone, EXACT, "a sequence's own positions"))
-    return f"by sequence, {worst:.0e}"
+    return f"per sequence, {worst:.0e}"
 
 
 def causal(specimen: Specimen) -> str:
-    """A changed later token changes nothing before it, and something from there on."""
+    """Changing a later token changes the outputs from there on and none before."""
     p, place = specimen.positions(LENGTH), 9
     x = specimen.content(2, LENGTH)
     changed = x.clone()
@@ -164,11 +164,11 @@ def causal(specimen: Specimen) -> str:
         before, after = (specimen.attend(y, p, fused=fused) for y in (x, changed))
         agree(before[:, :, :place], after[:, :, :place], EXACT, f"outputs before token {place}, which was changed")
         demand(apart(before[:, :, place:], after[:, :, place:]) > 1e-6, "a changed token changed nothing after it")
-    return "nothing comes from the future"
+    return "no information from later tokens"
 
 
 def paths(specimen: Specimen) -> str:
-    """Fused attention, explicit attention, and chunks of queries give the same numbers; a subset of queries too."""
+    """Fused, explicit and chunked attention agree, also for a subset of queries."""
     length, batch = 13, 2
     p, x = specimen.positions(length), specimen.content(2, length)
     mask = torch.arange(length) < torch.tensor([length, length - 4])[:, None]
@@ -190,12 +190,12 @@ def paths(specimen: Specimen) -> str:
         told = {**specimen.layer(embedded, each), "q_positions": torch.stack([each[b, r] for b, r in enumerate(rows)])}
         one = attend(queries, k, v, rows=rows, mask=masked, **told)
         wanted = torch.stack([whole[b, :, r] for b, r in enumerate(rows)])
-        worst = max(worst, agree(one, wanted, EXACT, "one query a sequence"))
+        worst = max(worst, agree(one, wanted, EXACT, "one query per sequence"))
     return f"fused, explicit, chunks, single queries: {worst:.0e}"
 
 
 def decoding(specimen: Specimen) -> str:
-    """Token by token, with cached keys, values and notes, attention gives what the full pass gives."""
+    """Decoding token by token with a cache of keys, values and key features equals the full pass."""
     encoding, length, start = specimen.encoding, 14, 5
     p = specimen.positions(length, start)
     x = specimen.content(2, length)
@@ -212,7 +212,7 @@ def decoding(specimen: Specimen) -> str:
 def decoded(
     specimen: Specimen, x: Stream, p: Positions, mask: Bool[Tensor, "B 1 1 N"] | None = None
 ) -> Iterator[Float[Tensor, "B H 1 d"]]:
-    """Each token's output in turn, from the cached keys, values and notes of those before it."""
+    """Each token's output in turn, from the cached keys, values and key features of earlier tokens."""
     encoding = specimen.encoding
     keys: list[Tensor] = []
     values: list[Tensor] = []
@@ -231,7 +231,7 @@ def decoded(
 
 
 def padding(specimen: Specimen) -> str:
-    """A query that sees no key gives 0 on every path; padding leaves two layers finite, and tokens what they are."""
+    """A query without visible keys gives 0 on every path; padding gives finite outputs and changes nothing else."""
     encoding, length, pads = specimen.encoding, 11, 4
     p, x = specimen.positions(length), specimen.content(2, length).requires_grad_()
     mask = (torch.arange(length) >= torch.tensor([[0], [pads]]))[:, None, None, :]
@@ -260,11 +260,11 @@ def padding(specimen: Specimen) -> str:
     agree(between[:, :, real], alone, EXACT, "attention with padding between tokens and without it")
     for name, gradient in {"the content": x.grad, **{n: w.grad for n, w in encoding.named_parameters()}}.items():
         demand(gradient is None or bool(gradient.isfinite().all()), f"{name} receives a gradient that is not finite")
-    return "0 where no key is seen: fused, explicit, chunked, cached; two layers finite; padding between tokens is none"
+    return "masked rows are 0 (fused, explicit, chunked, cached), outputs finite, padding between tokens ignored"
 
 
 def shift(specimen: Specimen) -> str:
-    """Moving all positions changes nothing, where the encoding says that only offsets count."""
+    """Shifting all positions changes nothing, if the encoding declares that only offsets matter."""
     encoding = specimen.encoding
     if not encoding.toeplitz or encoding.coupling == "input" or encoding.length_dependent:
         return "not declared"
@@ -280,13 +280,13 @@ def rows_of(encoding: PositionalEncoding, positions: Positions, rows: slice) -> 
 
 
 FAR = 1_048_576
-# allowed relative error of a logit against float64: a few dozen roundings; a phase formed in the dtype itself would be
-# off by 0.06 (float32) or by anything (bfloat16) at position FAR
+# allowed relative error of a logit against float64: a few dozen roundings; a phase computed in the dtype itself would
+# be off by 0.06 (float32) or by anything (bfloat16) at position FAR
 ROUNDING = {torch.float32: 3e-5, torch.bfloat16: 6e-2}
 
 
 def precision(specimen: Specimen) -> str:
-    """Logits in float32 and bfloat16 are as near to float64's at position 1,048,576 as at 0."""
+    """Logits in float32 and bfloat16 are as close to float64 at position 1,048,576 as at 0."""
     worst = dict.fromkeys(ROUNDING, 0.0)
     refused = 0
     limit = specimen.encoding.max_len if specimen.encoding.bounded else FAR + 1
@@ -302,12 +302,12 @@ def precision(specimen: Specimen) -> str:
                 ours = _logits(specimen, x, p, like, dtype)
                 exact = _logits(specimen, x, p, specimen.like(dtype).double(), None)
             except InputError:
-                refused += 1  # said in a sentence: nothing wrong was computed
+                refused += 1  # an error message is fine: nothing wrong was computed
                 continue
             past = exact.isfinite()
             error = agree(ours[past], exact[past], allowed, f"{str(dtype)[6:]} at positions {window[:2].tolist()}...")
             worst[dtype] = max(worst[dtype], error)
-    far = f"up to {min(limit - 1, FAR):,}" + (f", {refused} windows refused" if refused else "")
+    far = f"up to {min(limit - 1, FAR):,}" + (f", {refused} windows rejected" if refused else "")
     return f"float32 {worst[torch.float32]:.0e}, bfloat16 {worst[torch.bfloat16]:.0e} {far}"
 
 
@@ -319,7 +319,7 @@ def _logits(specimen: Specimen, x: Tensor, p: Tensor, like: PositionalEncoding, 
 
 
 def casts(specimen: Specimen) -> str:
-    """`model.half()` and `.to(bfloat16)` round parameters and nothing else: phases and slopes stay what they were."""
+    """`model.half()` and `.to(bfloat16)` round only parameters; phases and slopes are unchanged."""
     encoding = specimen.like(torch.float32)
     p = specimen.positions(12, 5000)
     x = specimen.content(2, 12, torch.float32)
@@ -332,13 +332,13 @@ def casts(specimen: Specimen) -> str:
         agree(after[0], before[0], 1e-7, f"logits after a round trip through {dtype}")
         if before[1] is not None and after[1] is not None:
             agree(torch.view_as_real(after[1] + 0j), torch.view_as_real(before[1] + 0j), 1e-7, f"kernel after {dtype}")
-    return "float16, bfloat16, float64 and back change no phase"
+    return "float16, bfloat16, float64 and back leave phases unchanged"
 
 
 def gradients(specimen: Specimen) -> str:
-    """Every parameter and the content receive finite gradients that are not all zero."""
+    """All parameters and the content receive finite, non-zero gradients."""
     encoding = copy.deepcopy(specimen.encoding).train()
-    start = 4 * encoding.max_len if encoding.length_dependent else 0  # where the length makes a difference
+    start = 4 * encoding.max_len if encoding.length_dependent else 0  # where the length has an effect
     p, x = specimen.positions(20, start), specimen.content(2, 20).requires_grad_()
     out = specimen.attend(x, p, encoding=encoding)
     (out * torch.randn_like(out)).sum().backward()
@@ -353,7 +353,7 @@ def gradients(specimen: Specimen) -> str:
 
 
 def state(specimen: Specimen) -> str:
-    """An encoding is its options and its state dict: loaded into another one, it computes the same bits."""
+    """Options and state dict define the encoding: a loaded copy gives bit-identical results."""
     torch.manual_seed(99)
     other = randomise(specimen.build(), 98).double()
     other.load_state_dict(specimen.encoding.state_dict())
@@ -378,13 +378,13 @@ class _Largest(TorchDispatchMode):
 
 
 def memory(specimen: Specimen) -> str:
-    """No tensor grows with the square of the length: fused attention for rotations, chunks of queries for the rest."""
+    """No tensor grows with the square of the length, on fused paths and in chunks of queries."""
     encoding = specimen.encoding
     sizes, lengths = {}, (1024, 2048)
     pairs = encoding.num_heads * lengths[0] * 64 * encoding.pair_width
     for length in lengths:
         if encoding.bounded and length > encoding.max_len:
-            return "not looked at: its table is shorter"
+            return "skipped: its table is shorter"
         p = specimen.positions(length)
         x = specimen.content(1, length, torch.float32)
         like = specimen.like(torch.float32)
@@ -397,7 +397,7 @@ def memory(specimen: Specimen) -> str:
 
 
 def compiled(specimen: Specimen) -> str:
-    """torch.compile takes it in one graph, and gives the same numbers; 0 for queries that see no key there too."""
+    """torch.compile compiles it as one graph with the same results; masked rows are 0 there too."""
     encoding, length, pads = specimen.like(torch.float32), 12, 4
     p, x = specimen.positions(length), specimen.content(2, length, torch.float32)
     mask = (torch.arange(length) >= torch.tensor([[0], [pads]]))[:, None, None, :]

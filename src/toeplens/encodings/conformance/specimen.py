@@ -1,4 +1,4 @@
-"""A small instance of an encoding with random content around it; and what an encoding is, measured on it."""
+"""A small instance of an encoding with random content, and measurements of its attributes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Positions, Stream
 from toeplens.ground import InputError
 
-# sizes at which an encoding is checked unless others are given
+# default sizes of the instances that are checked
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 
 
 def randomise(encoding: PositionalEncoding, seed: int) -> PositionalEncoding:
-    """Every parameter drawn anew from a normal distribution: a generic point, where nothing is zero by its start."""
+    """Draw every parameter from a normal distribution, so that nothing is zero by its initialisation."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -32,9 +32,9 @@ def randomise(encoding: PositionalEncoding, seed: int) -> PositionalEncoding:
 
 @dataclass
 class Specimen:
-    """An encoding at random parameters, between random projections of the width it needs; all in float64.
+    """An encoding with random parameters, between random projections of the width it needs; all in float64.
 
-    build  makes a new instance, with fresh parameters
+    build  makes a new instance, with new parameters
     """
 
     build: Callable[[], PositionalEncoding]
@@ -57,7 +57,7 @@ class Specimen:
         return (torch.randn(shape, generator=self.generator, dtype=torch.float64) + 0.3).to(dtype)
 
     def positions(self, length: int, start: int = 0) -> Positions:
-        """Places ``start``, ``start`` + 1, ..., inside the table where there is one."""
+        """Positions ``start``, ``start`` + 1, ..., within the table if there is one."""
         if self.encoding.bounded:
             start = min(start, self.encoding.max_len - length)
         return self.encoding.place(torch.arange(start, start + length))
@@ -68,7 +68,7 @@ class Specimen:
         return q, k, v[..., : self.encoding.head_dim]
 
     def layer(self, x: Stream, positions: Positions, encoding: PositionalEncoding | None = None) -> dict[str, Any]:
-        """What attention is told beside queries and keys: ``x`` are the embedded tokens at these positions."""
+        """The keyword arguments of attention; ``x`` are the embedded tokens at these positions."""
         encoding = self.encoding if encoding is None else encoding
         told = {"encoding": encoding, "q_positions": positions, "k_positions": positions, "scale": self.scale}
         return {**told, "notes": encoding.note(x)}
@@ -76,14 +76,14 @@ class Specimen:
     def attend(
         self, x: Stream, positions: Positions, *, encoding: PositionalEncoding | None = None, **more: Any
     ) -> Float[Tensor, "B H N d"]:
-        """The whole layer: embed, project, note, attend."""
+        """The whole layer: input vectors, projections, key features, attention."""
         x = (encoding or self.encoding).embed(x, positions)
         return attend(*self.project(x), **self.layer(x, positions, encoding), **more)
 
     def logits(
         self, x: Stream, positions: Positions, *, encoding: PositionalEncoding | None = None, **more: Any
     ) -> Float[Tensor, "B H N N"]:
-        """The layer's logits; minus infinity where a key is hidden."""
+        """The layer's logits; minus infinity where a key is masked."""
         x = (encoding or self.encoding).embed(x, positions)
         return attention_logits(*self.project(x)[:2], **self.layer(x, positions, encoding), **more)
 
@@ -109,7 +109,7 @@ LENGTH = 16
 
 @dataclass(frozen=True)
 class Facts:
-    """Where position enters, and how, as measured on random input."""
+    """Where and how position enters, as measured on random input."""
 
     couplings: frozenset[str]
     data_dependent: bool
@@ -117,15 +117,14 @@ class Facts:
 
 
 def measure(specimen: Specimen) -> Facts:
-    """The facts of the specimen's encoding.
+    """Measure the attributes of the specimen's encoding.
 
-    couplings       the hooks that change something (a rotation that leaves a content part alone is a concatenation)
-    data_dependent  for a query and a key that stay what they are, does the logit change with the other tokens, or with
-                    what else is known of the content? And if not: is the logit, over many contents and position pairs,
-                    more than a fixed set of functions of position (for one query, a matrix of low rank)? Either makes
-                    it dependent.
-    toeplitz        with the same content everywhere, do logits depend on the offset alone? (Vectors added at the
-                    input: their inner products.) Not asked of what depends on data.
+    couplings       the hooks that change something (a rotation that leaves a content part unchanged is a concatenation)
+    data_dependent  whether the logit of a fixed query and key changes with the other tokens or with other content
+                    features. If not: whether the logits, over many contents and position pairs, are more than a fixed
+                    set of functions of position (for one query, a matrix of low rank)
+    toeplitz        whether logits depend only on the offset if the content is the same everywhere (for input vectors:
+                    whether their inner products do); not measured for data-dependent encodings
     """
     couplings = _couplings(specimen)
     dependent = _depends_on_others(specimen, couplings) or _is_no_kernel_family(specimen, couplings)
@@ -168,7 +167,7 @@ def _couplings(specimen: Specimen) -> frozenset[str]:
 
 
 def loses_bias(specimen: Specimen) -> bool:
-    """Whether `transform_logits` gives the same for logits with a bias and without."""
+    """Whether `transform_logits` gives the same result with and without a bias in the logits."""
     seen, p = _seen(specimen)
     logits = seen.q @ seen.k.transpose(-2, -1) * specimen.scale
     hook = specimen.encoding.hook
@@ -177,7 +176,7 @@ def loses_bias(specimen: Specimen) -> bool:
 
 
 def logits_of(specimen: Specimen, q: Tensor, k: Tensor, x: Tensor, *, causal: bool = True) -> Tensor:
-    """The logits of given queries and keys at positions 0, 1, 2, ..., with the notes of content ``x``."""
+    """The logits of given queries and keys at positions 0, 1, 2, ..., with the key features of content ``x``."""
     return attention_logits(q, k, **specimen.layer(x, specimen.positions(q.shape[-2])), causal=causal)
 
 
@@ -203,15 +202,15 @@ def _depends_on_others(specimen: Specimen, couplings: frozenset[str]) -> bool:
 
 
 def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
-    """Whether the logits of one head, as a matrix of contents by position pairs, have no low rank."""
+    """Whether one head's logits, as a matrix of contents by position pairs, do not have low rank."""
     if couplings <= {"none", "input"}:
         return False
     encoding = specimen.encoding
-    most = 4 * encoding.query_dim + 4  # sums of products of a query, a key and fixed functions stay well under this
+    most = 4 * encoding.query_dim + 4  # sums of products of a query, a key and fixed functions stay well below this
     length = 2 * most  # more distances than that
     length = min(length, encoding.max_len) if encoding.bounded else length
     positions = specimen.positions(length)
-    for size in (1, 8):  # a phase that content makes shows itself at large ones alone
+    for size in (1, 8):  # a content-dependent phase shows only at large values
         rows = []
         for x in (size * specimen.content(3 * most, 1)).split(32):
             x = x.expand(-1, length, -1)
@@ -219,7 +218,7 @@ def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
             told = {**specimen.layer(x, positions), "q_positions": positions[-1:]}
             rows.append(attention_logits(q[..., -1:, :], k, **told)[:, 0, 0])
         logits = torch.cat(rows).detach()
-        singular = torch.linalg.svdvals(logits[:, logits.isfinite().all(0)])  # keys that are hidden tell nothing
+        singular = torch.linalg.svdvals(logits[:, logits.isfinite().all(0)])  # masked keys carry no information
         if int((singular > NOTHING * singular[0]).sum()) > most:
             return True
     return False
@@ -227,7 +226,7 @@ def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
 
 def _is_toeplitz(specimen: Specimen, couplings: frozenset[str]) -> bool:
     encoding = specimen.encoding
-    strides = (1,) if encoding.bounded else (1, 397)  # near, and far beyond any threshold
+    strides = (1,) if encoding.bounded else (1, 397)  # close, and far beyond any threshold
     return all(_is_toeplitz_at(specimen, couplings, torch.arange(LENGTH) * stride) for stride in strides)
 
 
@@ -249,7 +248,7 @@ def _is_toeplitz_at(specimen: Specimen, couplings: frozenset[str], places: Tenso
     try:
         moved = specimen.logits(x, scattered + torch.arange(1, encoding.axes + 1), causal=False)
     except InputError:
-        return False  # these coordinates are no lengths: they cannot be moved
+        return False  # these coordinates are not lengths: they cannot be shifted
     return apart(moved, specimen.logits(x, scattered, causal=False)) <= NOTHING
 
 
@@ -258,5 +257,5 @@ def _constant_diagonals(matrix: Tensor) -> bool:
 
 
 def declared(encoding: PositionalEncoding) -> Facts:
-    """The facts that the encoding states."""
+    """The attributes that the encoding declares."""
     return Facts(frozenset({encoding.coupling, *encoding.also_couples}), encoding.data_dependent, encoding.toeplitz)

@@ -1,4 +1,4 @@
-"""Run the checks on an encoding and say what was found."""
+"""Run the checks on an encoding and report the findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toeplens.encodings.conformance import behaviour
 from toeplens.encodings.conformance.specimen import SIZES, Specimen
 from toeplens.ground import InputError, choose
 
-# name -> a function of the specimen that says what it found, or raises `Broken` with what is wrong
+# name -> a function of the specimen that returns a description, or raises `Broken`
 CHECKS: dict[str, Callable[[Specimen], str]] = {
     "shapes": behaviour.shapes,
     "facts": behaviour.facts,
@@ -36,7 +36,7 @@ CHECKS: dict[str, Callable[[Specimen], str]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check saw."""
+    """The result of one check."""
 
     check: str
     passed: bool
@@ -61,7 +61,7 @@ class Report:
 
 
 class NonConformance(AssertionError):
-    """At least one check failed; ``report`` has all findings, and so has the message."""
+    """At least one check failed; ``report`` and the message have all findings."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
@@ -77,14 +77,14 @@ def check(
     sizes: dict[str, int] | None = None,
     **options: Any,
 ) -> Report:
-    """Check that an encoding keeps to the contract of `PositionalEncoding` and that its declared facts are true.
+    """Check that an encoding implements `PositionalEncoding` correctly and that its declared attributes are true.
 
     Arguments
         encoding  a registered name or a class
-        strict    raise `NonConformance` if a check fails; else return the report whatever it says
-        skip      names of checks to leave out, of `CHECKS` (``compile`` takes most of the time)
-        sizes     d_model, num_heads, head_dim, max_len, where the small ones do not suit the encoding
-        options   the encoding's own
+        strict    raise `NonConformance` if a check fails; otherwise always return the report
+        skip      names of checks to skip, from `CHECKS` (``compile`` takes most of the time)
+        sizes     d_model, num_heads, head_dim, max_len, if the small defaults do not suit the encoding
+        options   the encoding's options
 
     An encoding that cannot be built from its options raises what `toeplens.encodings.build` raises.
     """
@@ -105,7 +105,7 @@ def check(
         label += f" ({', '.join(f'{name}={value!r}' for name, value in options.items())})"
     findings = []
     with torch.random.fork_rng(devices=[]):
-        build()  # what it refuses is the caller's to hear
+        build()  # invalid options raise here
         for name, run in CHECKS.items():
             if name not in skip:
                 findings.append(_run(name, run, build))
@@ -120,5 +120,5 @@ def _run(name: str, run: Callable[[Specimen], str], build: Callable[[], Position
         return Finding(name, True, run(Specimen(build)))
     except behaviour.Broken as broken:
         return Finding(name, False, str(broken))
-    except Exception as error:  # whatever an encoding's own code raises is a finding on it
+    except Exception as error:  # any exception in the encoding's code is a finding
         return Finding(name, False, f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}")

@@ -1,4 +1,4 @@
-"""Language as a task: the next token at every place of windows of a corpus."""
+"""Language modelling as a task: the next token at every position of windows of a corpus."""
 
 from toeplens.tasks.language.corpus import Corpus
 from toeplens.tasks.language.synthetic import MarkovLanguage, NestedLanguage, SyntheticLanguage

@@ -1,4 +1,4 @@
-"""A corpus: tokens of documents one after another, split by document, in files that are mapped and not read."""
+"""A corpus: concatenated tokenised documents, split by document, in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from toeplens.ground import choose
 from toeplens.tasks.base import Split
 
 SPLITS: tuple[Split, ...] = get_args(Split)
-SHARES: dict[Split, float] = {"test": 0.1, "validation": 0.05}  # of all bytes, at least; the rest is for training
-FEWEST = 64  # documents
-LONGEST = 0.1  # of all bytes that one document may hold
+SHARES: dict[Split, float] = {"test": 0.1, "validation": 0.05}  # minimum shares of all bytes; the rest is for training
+FEWEST = 64  # minimum number of documents
+LONGEST = 0.1  # maximum share of all bytes in one document
 _LETTERS = np.frombuffer(bytes(byte for byte in range(128) if chr(byte).isalpha()), dtype=np.uint8)
 
 
@@ -23,9 +23,9 @@ _LETTERS = np.frombuffer(bytes(byte for byte in range(128) if chr(byte).isalpha(
 class Part:
     """The documents of a split.
 
-    tokens  [T] of all documents one after another, a separator after each
-    starts  [D + 1] where each document begins, and where a next one would
-    bytes   [D] of each document
+    tokens  [T] all documents concatenated, with a separator after each
+    starts  [D + 1] start of each document, and the end of the stream
+    bytes   [D] size of each document
     """
 
     tokens: Shaped[np.ndarray, "T"]
@@ -35,15 +35,15 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Documents as tokens, in three splits that share none.
+    """Tokenised documents in three disjoint splits.
 
-    sha256      of the documents, in order, and of what made tokens of them
-    vocab_size  ids are below it
-    separator   the id that stands after each document
+    sha256      hash of the documents, in order, and of the tokenizer
+    vocab_size  all ids are below it
+    separator   the id after each document
     raw         whether tokens are bytes
-    about       where it comes from and how much it is, for JSON
-    parts       its splits
-    counts      [vocab_size] how often each token is in the training split, separators included
+    about       origin and size, for JSON
+    parts       the splits
+    counts      [vocab_size] frequency of each token in the training split, including separators
     """
 
     sha256: str
@@ -55,22 +55,22 @@ class Corpus:
     counts: Int[np.ndarray, "vocab_size"]
 
     def stream(self, split: Split) -> Shaped[np.ndarray, "T"]:
-        """All documents of a split, one after another, each followed by the separator; unsigned or int32."""
+        """All documents of a split, concatenated, with a separator after each; unsigned or int32."""
         return self.parts[choose("split", split, SPLITS)].tokens
 
     def starts(self, split: Split) -> Int[np.ndarray, "D1"]:
-        """Where in the stream each document begins, and at last where the stream ends."""
+        """Start of each document in the stream, and the end of the stream."""
         return self.parts[choose("split", split, SPLITS)].starts
 
     def bytes_of(self, split: Split) -> Int[np.ndarray, "D"]:
-        """Bytes of each document."""
+        """Size of each document in bytes."""
         return self.parts[choose("split", split, SPLITS)].bytes
 
     def frequent(self, count: int) -> Int[np.ndarray, "m"]:
-        """The most frequent tokens of the training split, at most so many; the separator is none of them.
+        """The most frequent tokens of the training split, at most ``most``, without the separator.
 
-        Of bytes letters are taken alone (a-z, A-Z), unless fewer than two kinds of them occur. Those that are as
-        frequent come by their ids; what does not occur is left out.
+        For byte tokens only letters count (a-z, A-Z), unless fewer than two of them occur. Ties are
+        ordered by id; tokens that do not occur are left out.
         """
         counts = self.counts.copy()
         counts[self.separator] = 0
@@ -80,22 +80,22 @@ class Corpus:
 
 
 def dtype_of(vocab_size: int) -> np.dtype[Any]:
-    """The smallest type that tokens are kept in."""
+    """The smallest integer type for the tokens."""
     if vocab_size <= 2**8:
         return np.dtype(np.uint8)
     return np.dtype(np.uint16) if vocab_size <= 2**16 else np.dtype(np.int32)
 
 
 def assign(digests: Sequence[bytes], sizes: Sequence[int]) -> Int[np.ndarray, "D"]:
-    """The split of each document, as its place in `SPLITS`.
+    """The split of each document, as its index in `SPLITS`.
 
     In the order of their hashes, documents go to the test split until it has a tenth of all bytes, then to the
-    validation split until it has a twentieth, and then to the training split. None of the three is left empty where
-    there are three documents; of two the second is for the test, a single one is for training.
+    validation split until it has a twentieth, and then to the training split. With at least three documents no split is
+    empty. Of two documents the second is for testing; a single document is for training.
 
     Arguments
         digests  a hash of each document, all different
-        sizes    bytes of each document
+        sizes    size of each document in bytes
     """
     order, total, count = sorted(range(len(digests)), key=digests.__getitem__), sum(sizes), len(digests)
     found = np.full(count, SPLITS.index("train"))
@@ -111,10 +111,10 @@ def assign(digests: Sequence[bytes], sizes: Sequence[int]) -> Int[np.ndarray, "D
 
 
 def piece_size(sizes: Sequence[int]) -> int | None:
-    """Most bytes of a document, if long ones are to be cut; else None.
+    """Maximum bytes of a document, if long documents must be cut; otherwise None.
 
-    Where there are fewer than 64 documents, or one holds more than a tenth of all bytes, those that hold more than a
-    64th of them are cut at ends of lines (`pieces`).
+    If there are fewer than 64 documents, or one has more than a tenth of all bytes, documents with more than a
+    64th of all bytes are cut at line ends (`pieces`).
     """
     total = sum(sizes)
     if len(sizes) >= FEWEST and max(sizes) <= LONGEST * total:
@@ -123,9 +123,9 @@ def piece_size(sizes: Sequence[int]) -> int | None:
 
 
 def pieces(document: bytes, most: int | None) -> Iterator[bytes]:
-    """The document in parts of about the same size that end where lines do, each of ``most`` bytes if lines allow.
+    """Cut a document at line ends into parts of about equal size, of at most ``most`` bytes if the lines allow it.
 
-    The parts are as many as are needed for that, fewer where lines are longer than a part. None is empty.
+    It uses the minimum number of parts, or fewer if lines are longer than a part. No part is empty.
     """
     count = 1 if most is None else -(-len(document) // most)
     begin = 0

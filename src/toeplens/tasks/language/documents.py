@@ -1,4 +1,4 @@
-"""Documents from files: plain ones, JSON lines, Parquet, folders of these; and the library of this Python."""
+"""Documents from plain files, JSON lines, Parquet and folders of these, or from Python's standard library."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from toeplens.ground.errors import first_line
 
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
 _TESTS = {"test", "tests", "idle_test"}
-_OF_THE_MACHINE = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")  # no two builds have the same
-_ROWS = 256  # of a Parquet file that are read at once
+_OF_THE_MACHINE = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")  # differ between builds
+_ROWS = 256  # rows of a Parquet file per read
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where text comes from.
+    """The source of the text.
 
-    text    files and folders, absolute; none for the standard library of the Python that runs
-    column  what holds the text in files of JSON lines and of Parquet
+    text    files and folders, as absolute paths; empty for the standard library of the running Python
+    column  the text column of JSON lines and Parquet files
     """
 
     text: tuple[str, ...]
@@ -35,7 +35,7 @@ class Source:
 
     @classmethod
     def of(cls, text: Sequence[str], column: str) -> Source:
-        """A source with the files' absolute names."""
+        """A source with absolute paths."""
         return cls(tuple(os.path.abspath(path) for path in text), column)
 
     def __str__(self) -> str:
@@ -45,13 +45,13 @@ class Source:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a corpus says of where it comes from."""
+        """The description of the source in a corpus record."""
         if self.text:
             return {"source": list(self.text)}
         return {"source": "the standard library of Python", "python": platform.python_version()}
 
     def files(self) -> list[Path]:
-        """All files, those of a folder by name; hidden ones of folders are left out. Raises `InputError` for none."""
+        """All files, sorted by name within a folder, without hidden ones. Raises `InputError` if there are none."""
         if not self.text:
             return _library()
         found = [file for path in self.text for file in _files(Path(path))]
@@ -60,7 +60,7 @@ class Source:
         return found
 
     def documents(self) -> Iterator[bytes]:
-        """All documents, one at a time: a file, or a row of JSON lines or Parquet; empty ones are left out."""
+        """All documents in turn: a file, or a row of JSON lines or Parquet; empty ones are skipped."""
         for file in self.files():
             try:
                 yield from filter(None, documents_in(file, self.column))
@@ -69,10 +69,10 @@ class Source:
 
 
 def looked_at(files: Sequence[Path]) -> tuple[str, int]:
-    """A mark of the files' names, sizes and times, which changes when a file does; and when the last one changed.
+    """A fingerprint of the files' names, sizes and times, and the time of the last change.
 
-    The time is in nanoseconds since 1970. A file that changes while it is looked at may keep its mark: what is
-    remembered by a mark must be from some time after.
+    The time is in nanoseconds since 1970. A file that changes during the check may keep its fingerprint, so anything
+    cached under a fingerprint must be created some time later.
     """
     mark, latest = sha256(), 0
     for file in files:
@@ -121,8 +121,8 @@ def _inside(folder: Path, left_out: Callable[[str], bool]) -> list[Path]:
 
 
 def documents_in(file: Path, column: str) -> Iterator[bytes]:
-    """The documents of a file: the rows' ``column`` of JSON lines and of Parquet, empty where a row has no text there;
-    of any other file all that it holds. Raises `InputError` for rows that cannot be read, or are without the column.
+    """The documents of a file: rows of ``column`` for JSON lines and Parquet (empty rows included), otherwise the whole
+    file. Raises `InputError` for unreadable rows and rows without the column.
     """
     if file.suffix == ".jsonl":
         return _lines(file, column)
@@ -167,7 +167,6 @@ def _rows(file: Path, column: str) -> Iterator[bytes]:
 
 
 def _text(value: object, where: str, column: str) -> bytes:
-    """A row's text; nothing for a row without one."""
     if value is None:
         return b""
     if isinstance(value, bytes):

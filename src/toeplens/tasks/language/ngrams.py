@@ -1,4 +1,4 @@
-"""Models that count: what the last tokens alone say of the next one, for models that see further to be held against."""
+"""n-gram models: baselines that predict the next token from the last few tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from toeplens.ground import InputError
 from toeplens.tasks.base import at_least
 
 ORDERS = (0, 1, 2, 3)
-MOST = 2**23  # training tokens that are counted
+MOST = 2**23  # maximum number of training tokens
 _STRETCHES = 64
-_ROWS = 2**20  # tokens that are foretold at once
+_ROWS = 2**20  # tokens per batch of predictions
 
 Tokens = Shaped[np.ndarray, "T"]
 
@@ -22,20 +22,21 @@ Tokens = Shaped[np.ndarray, "T"]
 def bits_of(
     train: Tokens, texts: Int[np.ndarray, "K n1"], vocab_size: int, *, orders: Sequence[int] = ORDERS, most: int = MOST
 ) -> dict[int, float]:
-    """Bits a token of interpolated n-gram models on texts, by their order: the tokens before that they look at.
+    """Bits per token of interpolated n-gram models, by order (the number of previous tokens used).
 
-    By Witten and Bell's rule (1991): after h, which was followed c(h) times by t(h) different tokens in training, w has
-    the probability (c(hw) + t(h) p(w | h')) / (c(h) + t(h)), with h' one token shorter; without any token before it
-    that is interpolated with equal shares. What was never seen leaves it to the shorter one.
+    With Witten and Bell's smoothing (1991): let c(h) be how often the context h was followed by anything in training,
+    and t(h) by how many different tokens. Then w has the probability (c(hw) + t(h) p(w | h')) / (c(h) + t(h)), with h'
+    one token shorter. The order without context is interpolated with the uniform distribution. Unseen contexts use the
+    shorter one.
 
     Arguments
-        train       [T] a training split's stream; of a longer one than ``most``, parts from all over it are counted
-        texts       [K, n + 1] the n last tokens of each are foretold, each from those before it in its text
-        vocab_size  ids are below it
-        orders      for which orders
-        most        training tokens that are counted at most
+        train       [T] a training split's stream; if it is longer than ``most``, segments from all over it are used
+        texts       [K, n + 1] windows whose n last tokens are predicted, each from the earlier ones in its window
+        vocab_size  all ids are below it
+        orders      the orders to evaluate
+        most        maximum number of training tokens
 
-    Raises `InputError` where there is nothing to count or to foretell.
+    Raises `InputError` if there is nothing to count or to predict.
     """
     at_least(1, vocab_size=vocab_size, most=most)
     for order in orders:
@@ -53,10 +54,10 @@ def bits_of(
 
 @dataclass(frozen=True)
 class _Table:
-    """What follows contexts of one length.
+    """Counts of the tokens that follow contexts of one length.
 
-    pairs      [P] context and token in one number, ascending; a context is a place in the table before this one
-    counts     [P] how often
+    pairs      [P] context and token in one number, ascending; a context is an index into the previous table
+    counts     [P] number of occurrences
     followed   [contexts] how often each context was followed by anything
     different  [contexts] by how many different tokens
     """
@@ -67,13 +68,13 @@ class _Table:
     different: Int[np.ndarray, "contexts"]
 
     def find(self, pairs: Int[np.ndarray, "*m"]) -> tuple[Int[np.ndarray, "*m"], Bool[np.ndarray, "*m"]]:
-        """The places of pairs in the table, and whether they are there."""
+        """The indices of pairs in the table, and whether they are there."""
         places = np.minimum(np.searchsorted(self.pairs, pairs), len(self.pairs) - 1)
         return places, self.pairs[places] == pairs
 
 
 def _some(train: Tokens, most: int) -> Tokens:
-    """At most so many of the tokens: equal stretches from all over."""
+    """At most ``most`` of the tokens: equal segments from all over."""
     if len(train) <= most:
         return np.asarray(train)
     size = max(1, most // _STRETCHES)
@@ -83,7 +84,7 @@ def _some(train: Tokens, most: int) -> Tokens:
 
 
 def _counted(train: Int[np.ndarray, "T"], vocab_size: int, highest: int) -> list[_Table]:
-    """Tables of contexts of 0, 1, ... tokens; none of contexts longer than the text."""
+    """Tables for contexts of 0, 1, ... tokens, none longer than the text."""
     tables: list[_Table] = []
     context, contexts = np.zeros_like(train), 1
     for _ in range(highest + 1):
@@ -99,7 +100,7 @@ def _counted(train: Int[np.ndarray, "T"], vocab_size: int, highest: int) -> list
 
 
 def _bits(tables: list[_Table], texts: Int[np.ndarray, "K n1"], vocab_size: int) -> Float[np.ndarray, "orders"]:
-    """The sums over all tokens but the first of each text, by order."""
+    """Sums over all tokens but the first of each window, by order."""
     shares = np.full(texts.shape, 1 / vocab_size)
     context, known = np.zeros_like(texts), np.ones(texts.shape, dtype=bool)
     totals = []
@@ -112,6 +113,6 @@ def _bits(tables: list[_Table], texts: Int[np.ndarray, "K n1"], vocab_size: int)
         seen = followed > 0
         shares = np.where(seen, (counts + different * shares) / np.maximum(followed + different, 1), shares)
         totals.append(-np.log2(shares[:, 1:]).sum())
-        context, known = np.zeros_like(places), np.zeros_like(there)  # a text's first token has nothing before it
+        context, known = np.zeros_like(places), np.zeros_like(there)  # a window's first token has no context
         context[:, 1:], known[:, 1:] = np.where(there, places, 0)[:, :-1], there[:, :-1]
     return np.array(totals)

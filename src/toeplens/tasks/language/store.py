@@ -1,8 +1,8 @@
-"""Corpora that were made once and lie in a cache: whole or not there, found again by their content.
+"""The corpus cache, addressed by content; a corpus is complete or absent.
 
-A corpus is a folder that its hash names, in ``toeplens/corpora`` of ``$TOEPLENS_CACHE``, else of ``$XDG_CACHE_HOME``,
-else of ``~/.cache``. A file beside it remembers by names, sizes and times of the text's files which corpus they make,
-so that text that has not changed is not read again. Where nothing can be written, corpora live as long as the process.
+A corpus is a folder named by its hash, in ``toeplens/corpora`` of ``$TOEPLENS_CACHE``, or else of
+``$XDG_CACHE_HOME``, or else of ``~/.cache``. An index file maps the names, sizes and times of the text's files to
+their corpus, so unchanged text is not read again. If the cache is not writable, corpora live as long as the process.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from toeplens.tasks.language.tokens import AT_ONCE, Tokens, tokens_of
 
 @dataclass(frozen=True)
 class Scan:
-    """What the first pass finds.
+    """The result of the first pass.
 
-    sha256  of the hashes of all different documents in order, and of what makes tokens of them
-    splits  the split of each document, by its hash, as a place in `SPLITS`; of its parts if documents are cut
+    sha256  hash of the hashes of all different documents, in order, and of the tokenizer
+    splits  the split of each document, by its hash, as an index in `SPLITS`; of its parts if documents are cut
     most    bytes above which documents are cut; None if none is
     """
 
@@ -50,7 +50,7 @@ class Scan:
 
 
 def scan(source: Source, tokens: Tokens) -> Scan:
-    """Read all documents once: their hashes and sizes. Exact copies of a document count once."""
+    """First pass: hashes and sizes of all documents. Duplicates of a document count once."""
     sizes = {_digest(document): len(document) for document in source.documents()}
     if not sizes:
         raise InputError(f"text: {source} holds no text.")
@@ -65,11 +65,11 @@ def scan(source: Source, tokens: Tokens) -> Scan:
 
 
 def write(source: Source, tokens: Tokens, found: Scan, directory: Path) -> dict[str, Any]:
-    """Read all documents again and write their tokens; returns how much there is, by split.
+    """Second pass: tokenise all documents and write them; returns the amounts by split.
 
-    In the directory are then, of each split, its tokens as a plain array, where each document begins and how many
-    bytes it has; and how often each token is in the training split. Raises `InputError` if the documents are no longer
-    those that were found.
+    The directory then has, for each split, the tokens as a plain array, the document starts and sizes in
+    bytes; and token counts of the training split. Raises `InputError` if the documents have changed since the first
+    pass.
     """
     kept = dtype_of(tokens.vocab_size)
     counts = np.zeros(tokens.vocab_size, dtype=np.int64)
@@ -98,7 +98,7 @@ def write(source: Source, tokens: Tokens, found: Scan, directory: Path) -> dict[
 
 
 def _batches(source: Source, found: Scan) -> Iterator[tuple[list[int], list[bytes]]]:
-    """All documents, or parts of them, each where it first stands, with their splits; some megabytes at a time."""
+    """All distinct documents, or parts of them, with their splits, in batches of some megabytes."""
     left = dict(found.splits)
     splits, documents, size = [], [], 0
     for document in source.documents():
@@ -124,8 +124,6 @@ def _digest(document: bytes) -> bytes:
 
 @dataclass
 class _Writer:
-    """The file of a split's tokens as it grows."""
-
     stream: BinaryIO
     starts: array[int] = field(default_factory=lambda: array("q", [0]))
     bytes: array[int] = field(default_factory=lambda: array("q"))
@@ -149,20 +147,18 @@ def _save(path: Path, content: np.ndarray) -> None:
         os.fsync(stream.fileno())
 
 
-_FORM = 1  # of the files, and of the rules that cut and split: one more when any of these changes
+_FORM = 1  # version of the files and of the rules that cut and split; increase it on every change
 _RECORD = "corpus.json"
-_SETTLED = 2 * 10**9  # nanoseconds after which a change of a file is sure to change its time
-_LEFT = 7 * 86_400  # seconds after which what a killed process left is removed
+_SETTLED = 2 * 10**9  # nanoseconds after which a file change certainly changes its time
+_LEFT = 7 * 86_400  # seconds after which leftovers of a killed process are removed
 
 
 class _Absent(Exception):
-    """There is no such corpus, or no whole one."""
+    """The corpus is missing or incomplete."""
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a corpus's record says."""
-
     sha256: Text
     vocab_size: Count
     separator: Count
@@ -175,16 +171,16 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Remembered:
-    """Which corpus files make whose names, sizes and times have this mark."""
+    """An index entry: the corpus of the files with this fingerprint."""
 
     mark: Text
     corpus: Text
 
 
 def corpus_of(source: Source, tokenizer: str) -> Corpus:
-    """The corpus of these documents in these tokens, made if it is not there.
+    """The corpus of these documents and tokens; created if it is not cached.
 
-    Two processes may make the same at once. Raises `InputError` for text that cannot be read.
+    Safe for concurrent processes. Raises `InputError` for unreadable text.
     """
     tokens = tokens_of(tokenizer)
     started = time.time_ns()
@@ -208,9 +204,9 @@ def _told(corpus: Corpus, about: dict[str, Any]) -> Corpus:
 
 
 def _places() -> Iterator[Path]:
-    """Where corpora lie: the cache, and what there is instead where it cannot be written."""
+    """Cache directories: the cache, and a temporary one if it is not writable."""
     given = os.environ.get("TOEPLENS_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    with suppress(RuntimeError):  # nobody's home
+    with suppress(RuntimeError):  # no home directory
         yield (Path(given) if given else Path.home() / ".cache") / "toeplens" / "corpora"
     if _temporary.cache_info().currsize:
         yield Path(_temporary().name)
@@ -222,7 +218,7 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def _recalled(memo: Path, mark: str) -> str:
-    """The corpus that this file remembers for the mark."""
+    """The corpus that this file has cached for the fingerprint."""
     try:
         found = checked(_Remembered, read_json(memo), memo)
     except InputError:
@@ -233,7 +229,7 @@ def _recalled(memo: Path, mark: str) -> str:
 
 
 def _made(name: str, tokens: Tokens, found: Scan, make: Callable[[Path], dict[str, Any]]) -> Path:
-    """The place in which the corpus lies, which is made if it lies nowhere."""
+    """The directory of the corpus, which is created if it does not exist."""
     for place in _places():
         with suppress(_Absent):
             _opened(place / name)
@@ -267,7 +263,7 @@ def _made(name: str, tokens: Tokens, found: Scan, make: Callable[[Path], dict[st
 
 
 def _put(unfinished: Path, place: Path) -> None:
-    """Give a finished corpus its name, unless another process was faster; one that is not whole makes room."""
+    """Rename a finished corpus into place, unless another process was faster; an incomplete one is replaced."""
     try:
         unfinished.rename(place)
     except OSError:
@@ -279,7 +275,7 @@ def _put(unfinished: Path, place: Path) -> None:
 
 
 def _tidy(place: Path) -> None:
-    """Remove what a killed process left half-written a week ago or earlier."""
+    """Remove leftovers of killed processes that are over a week old."""
     for path in filter(is_leftover, place.iterdir()):
         with suppress(OSError):
             if path.stat().st_mtime < time.time() - _LEFT:
@@ -288,7 +284,7 @@ def _tidy(place: Path) -> None:
 
 @lru_cache(maxsize=16)
 def _opened(directory: Path) -> Corpus:
-    """The corpus in a directory, its tokens mapped."""
+    """The corpus in a directory, with memory-mapped tokens."""
     try:
         kept = checked(_Kept, read_json(directory / _RECORD), directory / _RECORD)
         parts: dict[Split, Part] = {split: _part(directory, split, kept) for split in SPLITS}

@@ -1,4 +1,4 @@
-"""Languages that are made up: documents from their options alone, kept in memory; by chains, and nested."""
+"""Synthetic languages: documents generated from options and kept in memory; Markov chains and nested brackets."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from toeplens.tasks.language.corpus import SPLITS, Corpus, Part, assign, dtype_o
 from toeplens.tasks.language.task import LanguageTask
 
 SEPARATOR = 0
-_AT_ONCE, _TOKENS = 2**10, 2**24  # documents that are made at once, and their tokens
+_AT_ONCE, _TOKENS = 2**10, 2**24  # documents and tokens per generated batch
 _MOST_WORDS = 2**13
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticLanguage(LanguageTask):
-    """A language whose documents come from its options: so many, of so many tokens each, with a known entropy.
+    """A synthetic language with a given number of documents, tokens per document, and a known entropy.
 
-    Token 0 stands between documents. They are split as those of any text, see `toeplens.tasks.language.Language`; a
-    token counts as a byte. More documents begin with those of fewer.
+    Token 0 separates documents. They are split like those of `toeplens.tasks.language.Language`; a
+    token counts as a byte. A larger number of documents extends a smaller one.
     """
 
     documents: int = 2048
@@ -40,18 +40,18 @@ class SyntheticLanguage(LanguageTask):
 
     @abstractmethod
     def write(self) -> Callable[[np.random.Generator, int], Texts]:
-        """What writes documents, a row each, of ids from 1 on; what is the same for all is drawn before."""
+        """Draw what all documents share; return the function that writes documents, one per row, with ids from 1 on."""
 
     @abstractmethod
     def entropy(self) -> float:
-        """Nats a token of a document: what a model that knows the language loses, or less."""
+        """Entropy in nats per token: the loss of a model that knows the language, or a lower bound of it."""
 
     def rng(self, *place: int) -> np.random.Generator:
-        """Chance for one of the things that are drawn from the text's seed."""
+        """Random generator for one purpose, derived from the text's seed."""
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.text_seed, spawn_key=place)))
 
     def check_documents(self, least: int) -> None:
-        """Raise an `InputError` unless the documents can be made, of at least so many tokens each."""
+        """Raise `InputError` unless the documents can be generated, with at least ``least`` tokens each."""
         at_least(1, length=self.length, documents=self.documents)
         at_least(least, document=self.document)
         at_least(0, text_seed=self.text_seed)
@@ -59,31 +59,31 @@ class SyntheticLanguage(LanguageTask):
 
 
 def zipf(words: int) -> Float[np.ndarray, "words"]:
-    """Shares that fall with the rank, by Zipf's law."""
+    """Zipf's law: probabilities that fall with the rank."""
     shares = 1 / np.arange(1, words + 1)
     return shares / shares.sum()
 
 
 def entropy_of(shares: Float[np.ndarray, "n"]) -> float:
-    """Of a distribution, in nats."""
+    """Entropy of a distribution, in nats."""
     kept = shares[shares > 0]
     return float(-(kept * np.log(kept)).sum())
 
 
 def drawn(shares: Float[np.ndarray, "n"], chances: Float[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
-    """Places in a distribution, from numbers that are uniform in 0..1."""
+    """Samples of a distribution, from uniform numbers in 0..1."""
     return np.minimum(np.searchsorted(np.cumsum(shares), chances, side="right"), len(shares) - 1)
 
 
 def rates(most: float = 1.0, **values: float) -> None:
-    """Raise an `InputError` for the first field that is not from 0 to ``most``."""
+    """Raise `InputError` for the first field that is not between 0 and ``most``."""
     for field, value in values.items():
         if isinstance(value, bool) or not 0 <= value <= most:
             raise InputError(f"{field}: {value!r} was given; it must be from 0 to {most:g}.")
 
 
 def words_within(**values: int) -> None:
-    """Raise an `InputError` for the first field that is no number of words that a language may have."""
+    """Raise `InputError` for the first field that is not a valid vocabulary size."""
     for field, value in values.items():
         whole(**{field: value})
         if not 2 <= value <= _MOST_WORDS:
@@ -123,28 +123,28 @@ def _part(rows: Int[np.ndarray, "D n1"]) -> Part:
     return Part(rows.ravel(), size * np.arange(many + 1), np.full(many, size - 1))
 
 
-_TABLE = 2**26  # pairs of a context and a word that may follow
+_TABLE = 2**26  # maximum number of pairs of a context and a next word
 _CHOSEN_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
 class MarkovLanguage(SyntheticLanguage):
-    """Which word comes next? Text by a Markov chain, in which spans come again that stood there before.
+    """Which word comes next? Text by a Markov chain with repeated spans.
 
-    After each ``order`` words one of ``branches`` others follows, the likeliest as often as 1, the next as 1/2, 1/3 and
-    so on; which these are was drawn for every context, word number r as often as 1/r. At each place outside a copy, one
-    begins with chance ``copy_rate``: ``span`` tokens from a place of the document that is drawn among all from which
-    as many were there; after it the chain goes on from the copy's last words. A document begins with ``order`` words
-    of which all are as likely, and may end in a copy.
+    After each ``order`` words one of ``branches`` others follows, with probabilities proportional to 1, 1/2, 1/3 and
+    so on. The candidates of each context are drawn at random, word number r with a weight of 1/r. At each position
+    outside a copy, a copy begins with probability ``copy_rate``: ``span`` tokens from an earlier position of the
+    document, uniform among those followed by enough tokens. Then the chain continues from the copy's last words. A
+    document begins with ``order`` uniformly drawn words, and may end within a copy.
 
     Arguments
-        words      how many there are
-        order      words by which the next is drawn
-        branches   words that may follow
-        copy_rate  chance of a copy at each place
+        words      vocabulary size
+        order      number of words that determine the next
+        branches   possible next words
+        copy_rate  probability of a copy at each position
         span       tokens of a copy
-        documents, document  how many there are, and tokens of each
-        text_seed  of the text; the seed of a data set chooses its windows
+        documents, document  number of documents, and tokens of each
+        text_seed  seed of the text; the seed of a data set selects its windows
         length     tokens of a window
     """
 
@@ -198,28 +198,27 @@ class MarkovLanguage(SyntheticLanguage):
 
     @property
     def _first_copy(self) -> int:
-        """The first place at which a copy may begin."""
         return max(self.order, self.span)
 
     def _followers(self) -> Int[np.ndarray, "contexts branches"]:
-        """The words that may follow each context, the likeliest first."""
+        """The possible next words of each context, the likeliest first."""
         rng, contexts = self.rng(0), self.words**self.order
         found, size = [], max(1, _CHOSEN_AT_ONCE // self.words)
         for start in range(0, contexts, size):
             scores = rng.gumbel(size=(min(size, contexts - start), self.words)) + np.log(zipf(self.words))
-            found.append(np.argsort(-scores, axis=1)[:, : self.branches])  # as drawn one by one without putting back
+            found.append(np.argsort(-scores, axis=1)[:, : self.branches])  # equals sampling without replacement
         return np.concatenate(found)
 
     def entropy(self) -> float:
-        """Nats a token of a document for who is told where copies begin and of what: exact where nothing is copied.
+        """Nats per token of a document, given the start and source of each copy: exact without copies.
 
-        With copies the entropy is higher by `copies` at most.
+        With copies the entropy is higher, by at most `copies`.
         """
         said = sum(share * (1 - self._rate(step)) for step, share in enumerate(self._undecided()))
         return (self.order * math.log(self.words) + said * entropy_of(zipf(self.branches))) / self.document
 
     def copies(self) -> float:
-        """Nats a token that are in where copies begin and what they repeat."""
+        """Nats per token in the start and source of copies."""
         total = 0.0
         for step, share in enumerate(self._undecided()):
             rate = self._rate(step)
@@ -231,7 +230,7 @@ class MarkovLanguage(SyntheticLanguage):
         return self.copy_rate if step >= self._first_copy else 0.0
 
     def _undecided(self) -> list[float]:
-        """How likely each place is none within a copy that began before it, nor one of the first words."""
+        """Probability that each position is neither in a copy that began earlier nor one of the first words."""
         found = [0.0] * (self.document + self.span)
         found[self.order] = 1.0
         for step in range(self.order, self.document):
@@ -246,20 +245,20 @@ _KINDS = 2**10
 
 @dataclass(frozen=True, kw_only=True)
 class NestedLanguage(SyntheticLanguage):
-    """Which token comes next? Brackets of several kinds in one another, and words that tell the innermost kind.
+    """Which token comes next? Nested brackets of several kinds, and words whose frequencies reveal the innermost kind.
 
-    At each place a bracket opens with chance ``opens``, its kind any of ``kinds``, unless ``max_depth`` are open; the
-    innermost closes with chance ``closes``, if one is open; else there is a word. How often each word occurs falls by
-    Zipf's law, in an order of its own for each innermost kind, and outside of brackets. A document begins outside and
+    At each position a bracket opens with probability ``opens``, unless ``max_depth`` are open; its kind is uniform. If
+    one is open, the innermost closes with probability ``closes``. Otherwise there is a word. Word frequencies follow
+    Zipf's law, in a different order for each innermost kind and outside brackets. A document begins outside and
     ends anywhere.
 
     Arguments
-        kinds      kinds of brackets
-        max_depth  deepest nesting
-        words      how many there are, the same ones for all kinds
-        opens, closes  chances at each place
-        documents, document  how many there are, and tokens of each
-        text_seed  of the text; the seed of a data set chooses its windows
+        kinds      number of bracket kinds
+        max_depth  maximum nesting depth
+        words      vocabulary size, the same words for all kinds
+        opens, closes  probabilities at each position
+        documents, document  number of documents, and tokens of each
+        text_seed  seed of the text; the seed of a data set selects its windows
         length     tokens of a window
     """
 
@@ -292,7 +291,7 @@ class NestedLanguage(SyntheticLanguage):
         def write(rng: np.random.Generator, count: int) -> Texts:
             text = np.zeros((self.document, count), dtype=np.int64)
             rows, depth = np.arange(count), np.zeros(count, dtype=np.int64)
-            stack = np.full((deepest + 1, count), self.kinds)  # the kind outside of brackets comes after the others
+            stack = np.full((deepest + 1, count), self.kinds)  # the kind outside brackets is the last index
             for step in range(self.document):
                 chances = rng.random((2, count))
                 inner = stack[depth, rows]
@@ -309,7 +308,7 @@ class NestedLanguage(SyntheticLanguage):
         return write
 
     def entropy(self) -> float:
-        """Nats a token of a document, exact: what came before tells which brackets are open."""
+        """Nats per token of a document, exact: the previous tokens determine which brackets are open."""
         deepest = min(self.max_depth, self.document)
         up, down = np.full(deepest + 1, self.opens), np.full(deepest + 1, self.closes)
         up[self.max_depth :], down[0] = 0.0, 0.0
@@ -325,7 +324,7 @@ class NestedLanguage(SyntheticLanguage):
         return total / self.document
 
     def _entropy(self, up: float, down: float) -> float:
-        """Nats of the next token where brackets open and close with these chances."""
+        """Nats of the next token if brackets open and close with these probabilities."""
         word = 1 - up - down
         split = entropy_of(np.array([up, down, word]))
         return split + up * math.log(self.kinds) + word * entropy_of(zipf(self.words))

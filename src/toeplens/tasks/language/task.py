@@ -1,4 +1,4 @@
-"""Language as a task: which token comes next, at every token of a window of a corpus; real text from files."""
+"""Language modelling as a task: the next token, at every token of a window of a corpus."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _BLOCK = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageTask(Task):
-    """Which token comes next? A label at every token; texts are windows of a corpus that is split by document.
+    """Which token comes next? One label per token; sequences are windows of a corpus that is split by document.
 
-    The documents of a split stand one after another, a separator after each, and are cut into windows of ``length``
-    tokens and the one that follows: each window begins with the token that the one before it ended in, so that every
-    token but the first is a label once, and what is left at the end is less than a window. A window may hold the ends
-    of several documents, and attention reaches over them.
+    The documents of a split are concatenated, with a separator after each, and cut into windows of ``length``
+    tokens plus the next one. Each window begins with the last token of the previous one, so every
+    token but the first is a label once. An incomplete window at the end is dropped. A window may span
+    several documents, and attention is not limited to one document.
 
-    A data set of ``size`` windows is the first ones in an order that the seed and the split give, so that a smaller one
-    is the beginning of a larger one.
+    A data set of ``size`` windows is the first ones in an order given by the seed and the split, so a smaller one
+    is a prefix of a larger one.
     """
 
     answer = "both"
@@ -44,14 +44,14 @@ class LanguageTask(Task):
 
     @abstractmethod
     def corpus(self) -> Corpus:
-        """The documents, split and as tokens."""
+        """The tokenised and split documents."""
 
     @property
     def labels(self) -> range:
         return range(self.vocab_size)
 
     def shares(self) -> Shares:
-        """How frequent each token is in the training split; of one length, as all windows are."""
+        """Token frequencies of the training split; all windows have one length."""
         counts = self.corpus().counts
         return (counts / counts.sum())[None]
 
@@ -59,17 +59,17 @@ class LanguageTask(Task):
         return {**vars(self), "length": length}
 
     def windows(self, split: Split) -> int:
-        """How many windows a split has."""
+        """Number of windows of a split."""
         return self._count(self.corpus(), split)
 
     def must_have(self, split: Split, size: int) -> None:
-        """Raise an `InputError` unless a split has so many windows."""
-        field = "test_examples" if split == self.watched else f"{split}_examples"  # as a run's spec calls it
+        """Raise `InputError` unless a split has this many windows."""
+        field = "test_examples" if split == self.watched else f"{split}_examples"  # the name in a run's spec
         if size < 1:
             raise InputError(f"{field}: {size} was given; it must be at least 1.")
         have = self.windows(split)
         if not have:
-            self._order(self.corpus(), split, 0)  # says why
+            self._order(self.corpus(), split, 0)  # raises the more specific error
         if size > have:
             raise InputError(
                 f"{field}: {size} was given; the {split} split of the text has {have} windows of {self.length} tokens."
@@ -81,14 +81,14 @@ class LanguageTask(Task):
         return self._cut(corpus, split, self._order(corpus, split, seed)[:size])
 
     def stream(self, split: Split, seed: int) -> Iterator[Examples]:
-        """All windows of ``split``, in blocks, in the order of the seed: there is an end to them."""
+        """All windows of ``split`` in blocks, in the order of the seed; finite."""
         corpus = self.corpus()
         order = self._order(corpus, split, seed)
         for start in range(0, len(order), _BLOCK):
             yield self._cut(corpus, split, order[start : start + _BLOCK])
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
-        """Windows of the training split, each as likely each time."""
+        """Random windows of the training split, drawn with replacement."""
         corpus = self.corpus()
         return self._cut(corpus, "train", rng.choice(self._order(corpus, "train", seed), size=count))
 
@@ -96,7 +96,7 @@ class LanguageTask(Task):
         return max(0, len(corpus.stream(split)) - 1) // self.length
 
     def _order(self, corpus: Corpus, split: Split, seed: int) -> Each:
-        """The numbers of all windows of a split in the order of the seed; an `InputError` if there is none."""
+        """The indices of all windows of a split in the order of the seed; raises `InputError` if there are none."""
         if not (have := self._count(corpus, split)):
             raise InputError(
                 f"length: {self.length} was given; the {split} split of the text has {len(corpus.stream(split))} "
@@ -114,25 +114,25 @@ class LanguageTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Language(LanguageTask):
-    """Which token of a text comes next? Text from files, at every token of windows, documents split for good.
+    """Which token of a text comes next? Text from files, one label per token, split by document.
 
-    A document is a file, or a row of a file of JSON lines or of Parquet; exact copies count once, empty ones not at
+    A document is a file, or a row of a JSON lines or Parquet file. Duplicates count once, empty documents not at
     all. In the order of their hashes documents go to the test split until it has a tenth of all bytes, then to the
-    validation split until it has a twentieth, and then to the training split. Where there are fewer than 64 documents,
-    or one holds more than a tenth of all bytes, those that hold more than a 64th of them are first cut at ends of lines
-    into parts that are documents then.
+    validation split until it has a twentieth, and then to the training split. If there are fewer than 64 documents,
+    or one has more than a tenth of all bytes, documents with more than a 64th of all bytes are first cut at line ends
+    into smaller documents.
 
     Arguments
-        text       files and folders: plain files of any kind, ``.jsonl`` and ``.parquet``; of a folder all that is in
-                   it by name, hidden files left out. None: the standard library of this Python, without its tests
-        column     what holds the text in ``.jsonl`` and ``.parquet``
-        tokenizer  ``bytes``, and 0 stands between documents; or a Hugging Face tokenizer on this machine: a folder, a
-                   tokenizer.json, or the name of one that was downloaded
+        text       files and folders: plain files of any kind, ``.jsonl`` and ``.parquet``; folders are read completely,
+                   sorted by name, without hidden files. None: the standard library of this Python, without its tests
+        column     the text column of ``.jsonl`` and ``.parquet``
+        tokenizer  ``bytes`` (with 0 as separator), or a local Hugging Face tokenizer: a folder, a
+                   tokenizer.json, or the name of a downloaded one
         length     tokens of a window
-        sha256     hash of documents and tokenizer: text that has another is refused. A run's spec has it filled in
+        sha256     hash of documents and tokenizer; other text raises an error. A run's spec sets it automatically
 
-    Longer texts are longer windows of the same documents. Text is read when it is first asked for, and its tokens are
-    kept (`toeplens.tasks.language.store`); with ``sha256`` it is looked at once a process.
+    Longer sequences are longer windows of the same documents. Text is read on first use, and its tokens are
+    cached (`toeplens.tasks.language.store`). With ``sha256`` it is checked once per process.
     """
 
     name = "language"
@@ -144,7 +144,7 @@ class Language(LanguageTask):
 
     def __post_init__(self) -> None:
         at_least(1, length=self.length)
-        object.__setattr__(self, "text", tuple(self.text))  # a list in files of settings
+        object.__setattr__(self, "text", tuple(self.text))  # settings files have lists
         if not all(each and "\0" not in each for each in self.text):
             raise InputError(f"text: {shown(list(self.text))} was given; each must be the name of a file or a folder.")
         if self.sha256 is not None and re.fullmatch("[0-9a-f]{64}", self.sha256) is None:
@@ -161,13 +161,13 @@ class Language(LanguageTask):
         return _unchanged(source, self.tokenizer, tokens_of(self.tokenizer).identity, self.sha256)
 
     def pinned(self) -> dict[str, Any]:
-        """The hash of the text, so that other text is refused, and where it lies, whatever folder is worked in."""
+        """The hash of the text, so that other text is rejected, and its absolute location."""
         places = {"text": [os.path.realpath(each) for each in self.text]} if self.text else {}
         return {"sha256": self.sha256 or self.corpus().sha256, **places}
 
     @property
     def read_from(self) -> tuple[Any, ...]:
-        """Where the text comes from, whatever it is by now."""
+        """The source of the text, in its current state."""
         return tuple(map(os.path.realpath, self.text)), self.column, self.tokenizer
 
 

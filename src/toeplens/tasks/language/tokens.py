@@ -1,4 +1,4 @@
-"""Tokens of a document: its bytes, or those of a tokenizer that lies on this machine."""
+"""Tokenizers: bytes, or a local Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BYTES = "bytes"
-AT_ONCE = 2**22  # bytes that are tokenised at once
+AT_ONCE = 2**22  # bytes per tokenizer call
 _ROLES = ("eos_token", "bos_token", "sep_token")
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
-_KNOWN = (  # what the roles' tokens are called where nothing says which is which
+_KNOWN = (  # common names of special tokens, if their roles are not declared
     *("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]", "<|im_end|>"),
     *("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>"),
     *("[SEP]", "<sep>"),
@@ -34,11 +34,11 @@ _KNOWN = (  # what the roles' tokens are called where nothing says which is whic
 
 
 class Tokens(Protocol):
-    """How documents become tokens.
+    """Converts documents to tokens.
 
-    vocab_size  ids are below it
-    separator   the id that stands between documents
-    identity    what makes the same tokens of the same bytes has the same
+    vocab_size  all ids are below it
+    separator   the id between documents
+    identity    equal for tokenizers that give the same tokens for the same bytes
     raw         whether a token is a byte
     """
 
@@ -52,13 +52,13 @@ class Tokens(Protocol):
     def raw(self) -> bool: ...
 
     def encode(self, documents: Sequence[bytes]) -> list[Shaped[np.ndarray, "n"]]:
-        """Each document's tokens, without anything added."""
+        """Each document's tokens, without special tokens."""
         ...
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """A token is a byte, whatever it means; 0, which text does not have, stands between documents."""
+    """One token per byte; 0, which text does not contain, separates documents."""
 
     vocab_size: int = 256
     separator: int = 0
@@ -73,8 +73,8 @@ class Bytes:
 class Words:
     """The tokens of a Hugging Face tokenizer.
 
-    Bytes that are no UTF-8 are read as the sign for that. Special tokens that a text spells out are text. A document
-    of more than 4 MiB is tokenised in parts that end where lines do.
+    Invalid UTF-8 is replaced by U+FFFD. Special tokens that occur in the text are encoded as plain text. Documents
+    of more than 4 MiB are tokenised in parts that end at line ends.
     """
 
     tokenizer: Tokenizer
@@ -91,11 +91,11 @@ class Words:
 
 
 def tokens_of(name: str) -> Tokens:
-    """The tokens of this name: ``bytes``, or a tokenizer's.
+    """The tokenizer with this name: ``bytes``, or a Hugging Face tokenizer.
 
-    ``name`` is that of a folder with a tokenizer.json, of such a file, or of a tokenizer among what huggingface_hub
-    keeps on this machine. Nothing is downloaded, and no code of a tokenizer is run. Raises `InputError` where there is
-    none, and `EnvironmentFailure` where tokenizers is not installed.
+    ``name`` is a folder with a tokenizer.json, such a file, or a tokenizer in the local cache of
+    huggingface_hub. Nothing is downloaded, and no code of a tokenizer is executed. Raises `InputError` if there is
+    none, and `EnvironmentFailure` if tokenizers is not installed.
     """
     if name == BYTES:
         return Bytes()
@@ -122,7 +122,7 @@ def _file_of(name: str) -> Path:
         raise _missing(name) from None
     try:
         found = try_to_load_from_cache(name, "tokenizer.json")
-    except Exception:  # a name that no tokenizer can have
+    except Exception:  # invalid name
         found = None
     if not isinstance(found, str):
         raise _missing(name)
@@ -139,7 +139,7 @@ def _missing(name: str) -> InputError:
 
 @lru_cache(maxsize=8)
 def _words(name: str, file: Path, changed: int, size: int) -> Words:
-    """The tokenizer in a file; the last two tell when that is another."""
+    """The tokenizer in a file; the last two arguments invalidate the cache when it changes."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -147,7 +147,7 @@ def _words(name: str, file: Path, changed: int, size: int) -> Words:
     try:
         content = read_bytes(file)
         tokenizer = Tokenizer.from_str(content.decode())
-    except Exception as error:  # whatever is in that file
+    except Exception as error:  # any invalid file
         why = first_line(error, "damaged")
         raise InputError(f"tokenizer: {file} is no tokenizer that can be read ({why}).") from None
     tokenizer.no_truncation()
@@ -164,7 +164,7 @@ def _words(name: str, file: Path, changed: int, size: int) -> Words:
 
 
 def _between(file: Path, tokenizer: Tokenizer) -> Iterable[str]:
-    """What may stand between documents, the first choice first."""
+    """Candidates for the separator, the best first."""
     told: dict[str, Any] = {}
     for settings in (file.parent / each for each in _SETTINGS):
         try:
