@@ -282,7 +282,7 @@ class TwoWay:
 
     Errors are about 1e-15 of each query's Var(M). With a bias, Var(P) of queries that see few keys also has the FFT's
     error: 1e-16 of the largest biases of any query in its sequence. With causal attention, Var(I) of float32 (or less
-    precise) keys is computed in float32, with errors of about 1e-6 of a query's Var(M) and 1e-8 of the sum over queries.
+    precise) keys is computed in float32: errors are about 1e-6 of a query's Var(M), 1e-8 of the sum over queries.
     """
 
     positional: Float[Tensor, "B H N"]
