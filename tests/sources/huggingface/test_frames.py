@@ -96,7 +96,9 @@ def test_the_rotation_of_states_leaves_logits_at_both_positions_and_no_shares() 
         assert call.rotation is None
         assert call.unrotated is None
         assert call.bias is None
-        with pytest.raises(NoForm, match=r"rotation is applied to the hidden states, before their projection .* at most \d\d? % of"):
+        with pytest.raises(
+            NoForm, match=r"rotation is applied to the hidden states, before their projection .* at most \d\d? % of"
+        ):
             call.placed()
 
 
@@ -108,7 +110,9 @@ def test_what_the_offset_explains_is_all_of_it_where_projections_and_rotation_ch
                 of.weight.copy_(torch.eye(WIDTH))
                 of.bias.zero_()
     said = calls_in(model, inputs)[0].unknown
-    assert said == "its rotation is applied to the hidden states, before their projection to queries and keys."  # and no share is reported
+    assert (
+        said == "its rotation is applied to the hidden states, before their projection to queries and keys."
+    )  # and no share is reported
     generator = torch.Generator().manual_seed(1)
     places = torch.arange(12.0)
     turned = torch.stack((places.cos(), places.sin()), -1)[None, None].expand(1, 4, -1, -1)

@@ -20,8 +20,8 @@ SKILL = 0.05
 # what the kinds of layers mean, in words
 THRESHOLDS = (
     f"single-head: the largest drop is at least {PEAK:g} of the skill and the second at most {SECOND:g} of it; "
-    f"few-head: ablating some number of heads, up to max(2, a quarter), most important first, removes at least {LOST:g} "
-    f"of the skill; distributed: only a larger number does; redundant: no number does; "
+    f"few-head: ablating some number of heads, up to max(2, a quarter), most important first, removes at least "
+    f"{LOST:g} of the skill; distributed: only a larger number does; redundant: no number does; "
     f"no-skill: accuracy is less than {SKILL:g} above chance"
 )
 
