@@ -73,7 +73,7 @@ class HeadAblation(Record):
         for name, least in (("drops", -1), ("low", -1), ("high", -1), ("cumulative", 0)):
             numbers = getattr(self, name)
             if self.metric == "accuracy" and ((numbers < least) | (numbers > 1)).any():
-                raise ValueError(f"{name}: differences of accuracies must be from {least} to 1.")
+                raise ValueError(f"{name}: must be from {least} to 1 for accuracies.")
         if self.metric == "accuracy" and not 0 <= self.baseline <= 1:
             raise ValueError(f"baseline: an accuracy must be from 0 to 1, got {self.baseline}.")
 

@@ -1,7 +1,7 @@
 """The predictor (Levinson-Durbin) and the frequencies of a Toeplitz kernel.
 
-The first paper (appendix C.4) says that in an ideal case the Levinson-Durbin recursion recovers the position part from
-the values of the Toeplitz matrix. What is true: from exact values p_i . p_j = r_(i-j), the recursion gives the
+arXiv 2505.13027 v1 (appendix C.4) says that in an ideal case the Levinson-Durbin recursion recovers the position part
+from the values of the Toeplitz matrix. What is true: from exact values p_i . p_j = r_(i-j), the recursion gives the
 predictor of the positions, and the predictor's roots give the frequencies. No method gives the positions themselves,
 except up to an orthogonal map, as every rotated or mirrored copy has the same values. The recursion cannot say which
 part of a matrix is position (stationary content adds to r in the same way), and close frequencies amplify errors of

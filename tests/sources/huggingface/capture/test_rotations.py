@@ -139,7 +139,7 @@ def test_what_does_not_commute_is_refused() -> None:
     """A weight for each dimension, however near to 1."""
     call = call_of(WeightedAttention())
     assert call.rotation is None
-    with pytest.raises(NoForm, match="is changed before their product"):
+    with pytest.raises(NoForm, match="are changed before their product"):
         call.placed()
 
 
@@ -214,7 +214,7 @@ def test_other_rotations_are_refused() -> None:
     with pytest.raises(NoForm, match="not one angle per position"):
         find_rotation(*grown, places)
     mixed = [(x, x @ torch.linalg.qr(q[0, 0, :8]).Q) for x in (q, k)]
-    with pytest.raises(NoForm, match="turns no pairs"):
+    with pytest.raises(NoForm, match="does not rotate pairs"):
         find_rotation(*mixed, places)
     with pytest.raises(NoForm, match="1 token"):
         find_rotation(*((x[:, :, :1], x[:, :, :1]) for x in (q, k)), places[:, :1])

@@ -239,8 +239,8 @@ class Readout:
     def slopes(
         self, states: Float[Tensor, "B n d"]
     ) -> tuple[Float[Tensor, "B n V"], Callable[[Int[Tensor, "B n"]], Float[Tensor, "B n d"]]]:
-        """A function that returns the gradient of the labels' summed losses at the states, 0 without a label; the
-        product of probabilities and weights is computed once for all labels."""
+        """The probabilities of all words at some positions, and a function that returns the gradient of the labels'
+        summed losses at the states, 0 without a label."""
         weight = self.weight
         shares = wide(F.linear(states.to(weight.device), weight, self.bias)).softmax(-1)
         expected = shares.to(weight.dtype) @ weight
@@ -270,7 +270,7 @@ class Readout:
 
 
 _CACHED, _TOKENS = 4096, 12288  # maximum tokens of a pass over its copies: on a CPU (cache size), and elsewhere
-_CALLS, _WORTH = 256, 10**8  # fixed cost of a layer's calls, in tokens: at most, and divided by its weights
+_CALLS, _WORTH = 256, 10**8  # fixed cost of a layer's calls: 256 tokens, on a CPU at most 1e8 / its weights
 Altered = Callable[[Float[Tensor, "R N H dv"]], Float[Tensor, "R N H dv"]]
 
 
