@@ -210,7 +210,6 @@ class PatternSums:
         tokens: Tensor | None,
         start: int,
     ) -> None:
-        """Add consecutive rows."""
         if visible is None:
             visible = logits != -math.inf
             if bool((visible == visible[:, :1]).all()):

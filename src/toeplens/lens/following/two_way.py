@@ -488,7 +488,6 @@ class _Tile:
         return contents - sums.contents.mean, positions - sums.positions.mean, squares
 
     def _rows(self, start: int, stop: int) -> list[Int[Tensor, "_"]]:
-        """Positions, cut into chunks."""
         return list(torch.arange(start, stop, device=self.movable.q.device).split(CHUNK))
 
     def _none(self, rows: Int[Tensor, "C"]) -> Sums:

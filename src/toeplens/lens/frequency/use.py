@@ -267,7 +267,6 @@ def _rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Floa
 def _together(
     layers: tuple[int, ...], found: list[FrequencyUse], join: Callable[[list[Tensor]], Tensor] = torch.stack
 ) -> FrequencyUse:
-    """Join the numbers of several uses."""
     made = {
         field.name: join([getattr(one, field.name) for one in found])
         for field in fields(FrequencyUse)
@@ -390,7 +389,6 @@ def _tensors_use(
 
 
 def _present(keys: MovableKeys) -> Bool[Tensor, "B N"]:
-    """True where there is a token."""
     return torch.arange(keys.q.shape[2], device=keys.q.device) < keys.ends.unsqueeze(1)
 
 

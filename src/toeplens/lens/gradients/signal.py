@@ -333,7 +333,6 @@ def _scattered(x: Float[Tensor, "B H Q d"], rows: Tensor | None, like: Tensor) -
 
 
 def _rms(x: Tensor) -> Tensor:
-    """Root mean square length of vectors."""
     return x.square().sum(-1).mean().sqrt()
 
 

@@ -162,7 +162,6 @@ class _Changed:
         return _finish(self.block, residual, heads.flatten(0, 1))
 
     def _other(self) -> Float[Tensor, "u1 b1 Nq H head_dim"] | None:
-        """The replacement of the nodes' head outputs; None for zeros."""
         tree = self.tree
         if tree.replacement is None or self.other is not None:
             return self.other

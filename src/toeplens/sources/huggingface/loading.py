@@ -155,7 +155,6 @@ def _embeds(module: nn.Module, table: nn.Embedding, words: Any) -> bool:
 
 
 def _places(table: nn.Embedding) -> int:
-    """Number of positions in a table of vectors."""
     skipped = 0 if table.padding_idx is None else table.padding_idx + 1
     return table.num_embeddings - max(skipped, int(getattr(table, "offset", 0)))
 

@@ -238,5 +238,4 @@ def _shortened(model: Any) -> Iterator[Entry]:
 
 
 def _first(output: Any) -> Tensor:
-    """The first tensor that a model returns."""
     return output if isinstance(output, Tensor) else next(x for x in output.values() if isinstance(x, Tensor))

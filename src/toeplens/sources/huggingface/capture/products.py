@@ -103,7 +103,6 @@ class Products(TorchFunctionMode):
         return None
 
     def _of(self, x: Tensor) -> Followed | None:
-        """What is known about a tensor."""
         entry = self._known.get(id(x))
         return entry[1] if entry is not None and entry[0]() is x else None
 

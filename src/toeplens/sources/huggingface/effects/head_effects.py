@@ -126,7 +126,6 @@ def _slopes(run: Replay, ends: Sequence[Tensor], upstream: Float[Tensor, "B N d"
 
 
 def _over_spans(x: Float[Tensor, "B N H"]) -> Float[Tensor, "B N H"]:
-    """At each position the sum over its span."""
     count = x.shape[1]
     summed = F.pad(x, (0, 0, 0, -count % _SPAN)).unflatten(1, (-1, _SPAN)).sum(2)
     return summed.repeat_interleave(_SPAN, 1)[:, :count]

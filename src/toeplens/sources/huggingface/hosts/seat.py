@@ -141,7 +141,6 @@ class Seat:
 
     @property
     def encoding(self) -> PositionalEncoding:
-        """The encoding of this module."""
         return self._encoding
 
     @encoding.setter
