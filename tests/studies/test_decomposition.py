@@ -114,7 +114,7 @@ def test_class_logits_are_traced_back_where_the_rules_go_through(runs: dict[str,
     assert 0 <= origins.error < 1e-9
     refused = decompose_run(runs["fox"], examples=4)
     assert refused.origins is None
-    assert refused.no_origins.startswith("FoX was given; relevance supports")
+    assert refused.no_origins.startswith("FoX was given; relevance goes through")
     assert decompose_run(runs["rope"], examples=4).no_origins == ""
 
 

@@ -128,7 +128,7 @@ def test_every_encoding_is_followed_or_refused_by_name() -> None:
         if known:
             require_conserved(relevance(model, tokens), model(tokens))
         else:
-            with pytest.raises(InputError, match=f"^encoding: {kind.__name__} was given; relevance supports"):
+            with pytest.raises(InputError, match=f"^encoding: {kind.__name__} was given; relevance goes through"):
                 relevance(model, tokens)
 
 

@@ -39,7 +39,9 @@ def test_how_long_a_model_is_made_for(kind: str, sizes: dict[str, Any], limit: i
     assert longest(loaded) == limit
     check_length(loaded, "tokens", limit or 10_000)
     if limit is not None:
-        with pytest.raises(InputError, match=rf"^tokens: sequences of {limit + 1} tokens were given; .* {limit}"):
+        with pytest.raises(
+            InputError, match=rf"^tokens: sequences of {limit + 1} tokens were given; the model .* {limit}"
+        ):
             check_length(loaded, "tokens", limit + 1)
 
 

@@ -141,7 +141,7 @@ def test_the_relative_form_is_a_query_by_offset_and_has_no_shares() -> None:
         assert (call.bias - bias).abs().max() < 1e-4
         assert call.unknown is None
         assert call.rotation is None
-        with pytest.raises(NoForm, match=r"self_attn .* its bias does not depend only on the offset"):
+        with pytest.raises(NoForm, match=r"self_attn .* its bias is not a function of the offset only"):
             call.placed()
 
 

@@ -177,7 +177,7 @@ def test_damaged_weights_and_words_are_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "sizes", "said"),
     [
-        ("CodeGenForCausalLM", {"n_positions": 6, "rotary_dim": 4}, "max_position_embeddings. allows at most 6"),
+        ("CodeGenForCausalLM", {"n_positions": 6, "rotary_dim": 4}, "made for 6, by max_position_embeddings"),
         (
             "MptForCausalLM",
             {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 6},
@@ -209,10 +209,10 @@ def test_the_hub_is_asked_once_with_a_limit(monkeypatch: pytest.MonkeyPatch, tmp
         raise TimeoutError
 
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", silent)
-    with pytest.raises(InputError, match="did not answer within 5 seconds"):
+    with pytest.raises(InputError, match="was asked once, for at most 5 seconds"):
         loading.load_model("nobody/nothing")
     assert [each["timeout"] for each in asked] == [checkpoints.LIMIT]
-    with pytest.raises(InputError, match="not a valid hub name"):
+    with pytest.raises(InputError, match="not a valid name on the hub"):
         loading.load_model("no/such/model")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "config.json")
     assert checkpoints.checkpoint_of("nobody/nothing").options == {"local_files_only": True}

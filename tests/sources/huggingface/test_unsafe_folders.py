@@ -89,7 +89,7 @@ def test_a_host_s_directory_runs_no_code_and_reads_no_pickle(tmp_path: Path, mon
     torch.save({key: x for key, x in state.items() if ENTRY not in key}, place / "pytorch_model.bin")
     (place / WHOLE).unlink()
     save_file({key: x for key, x in state.items() if ENTRY in key}, place / "encoding.safetensors")
-    with pytest.raises(InputError, match="it has no safetensors weights"):
+    with pytest.raises(InputError, match="it has no weights as safetensors"):
         hosts.load(place)
 
 

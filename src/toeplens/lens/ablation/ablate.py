@@ -73,9 +73,9 @@ class HeadAblation(Record):
         for name, least in (("drops", -1), ("low", -1), ("high", -1), ("cumulative", 0)):
             numbers = getattr(self, name)
             if self.metric == "accuracy" and ((numbers < least) | (numbers > 1)).any():
-                raise ValueError(f"{name}: must be from {least} to 1 for accuracies.")
+                raise ValueError(f"{name}: of accuracies only numbers from {least} to 1 can come.")
         if self.metric == "accuracy" and not 0 <= self.baseline <= 1:
-            raise ValueError(f"baseline: an accuracy must be from 0 to 1, got {self.baseline}.")
+            raise ValueError(f"baseline: {self.baseline} was given; an accuracy is from 0 to 1.")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON; None for NaN. ``check`` is left out if there is none."""

@@ -128,7 +128,7 @@ def one_a_layer(array: Float[np.ndarray, "*H"], **given: Any) -> None:
     for name, values in given.items():
         needed = 0 if not given["layers"] else len(array) if array.ndim == 2 else 1
         if isinstance(values, tuple) and len(values) != needed:
-            raise ValueError(f"{name}: must have {needed} entries along L, got {len(values)}.")
+            raise ValueError(f"{name}: {len(values)} were given along L; {needed} are needed.")
 
 
 def _heads(keys: Keys) -> tuple[dict[str, np.ndarray], int]:
@@ -189,7 +189,7 @@ class PermutationScores(Record):
 
     def verify(self) -> None:
         if self.logits.positional.shape != self.weights.positional.shape:
-            raise ValueError("weights: the arrays must have the same shape as those of logits.")
+            raise ValueError("weights: their arrays are not of the shape of those of logits.")
         one_a_layer(self.logits.positional, queries=self.queries, layers=self.layers, splits=self.splits)
 
 

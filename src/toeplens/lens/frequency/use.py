@@ -249,7 +249,7 @@ def frequency_use(
     [(_, _, keys)] = movable_from(q, k, given)
     if not isinstance(keys, MovableKeys):
         raise NoForm(
-            f"rotation: the logits of {type(rotation).__name__} are not a sum over pairs of dimensions plus a bias."
+            f"rotation: logits of {type(rotation).__name__} are not a sum over pairs of dimensions and a bias."
         )
     assert k is not None
     plain = q.ndim == 2
@@ -295,13 +295,13 @@ def layer_use(layer: LayerTrace, counted: Counted) -> FrequencyUse:
     """The use of a traced layer; raises `NoForm` if its logits are not a sum over pairs of dimensions plus a bias."""
     encoding, name = layer.encoding, type(layer.encoding).__name__
     if encoding.data_dependent or encoding.overrides("transform_logits") or encoding.overrides("transform_weights"):
-        raise NoForm(f"encoding: the logits of {name} are not a sum over pairs of dimensions plus a bias.")
+        raise NoForm(f"encoding: logits of {name} are not a sum over pairs of dimensions and a bias.")
     pieces = Pieces(layer, torch.zeros_like(layer.inputs), torch.zeros_like(layer.key_inputs), counted)
     checked(pieces)
     heads = layer.q.shape[1]
     if pieces.rotation is None:
         if encoding.overrides("rotate"):
-            raise NoForm(f"encoding: {name} does not rotate pairs of dimensions by a function of only the offset.")
+            raise NoForm(f"encoding: {name} does not rotate pairs of dimensions by a function of the offset only.")
         groups = torch.zeros(layer.q.shape[-1], dtype=torch.long, device=layer.q.device)
         frequencies = pieces.q.new_empty(heads, 0)
     else:

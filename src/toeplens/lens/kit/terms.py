@@ -467,8 +467,8 @@ def _bias(layer: LayerTrace) -> Fixed:
     encoding, length = layer.encoding, len(layer.rows)
     if "bias" in encoding._seeing:
         raise NoForm(
-            f"encoding: the bias of {type(encoding).__name__} reads queries or tokens, so it does not depend only on "
-            "position."
+            f"encoding: the bias of {type(encoding).__name__} depends on queries or tokens, so it is not a position "
+            "part."
         )
     kernel = bias_by_offset(layer, torch.arange(-length + 1, length, device=layer.q.device))
     if kernel is not None:
@@ -530,8 +530,7 @@ def checked(pieces: Pieces) -> float:
     error = pieces.error()
     if not error <= _TOLERANCE.get(pieces.layer.q.dtype, 0.05):
         raise NoForm(
-            f"encoding: the parts of {type(pieces.layer.encoding).__name__} do not sum to its logits (off by "
-            f"{error:.2g} of the largest); it is not linear in queries and keys, so content and position do not add up "
-            "there."
+            f"encoding: {type(pieces.layer.encoding).__name__} is not linear in queries and keys. The parts differ "
+            f"from its logits by {error:.2g} of the largest."
         )
     return error

@@ -180,16 +180,15 @@ def _require_form(encoding: PositionalEncoding) -> None:
     name = type(encoding).__name__
     if encoding.data_dependent:
         raise NoForm(
-            f"encoding: the position part of {name} depends on the content of other tokens, so its logits are not a "
-            "sum of content and position parts."
+            f"encoding: the position part of {name} depends on the content of other tokens, so logits are not a sum "
+            "of content and position parts."
         )
     if encoding.overrides("score") and not encoding.data_dependent:
-        raise NoForm(
-            f"encoding: {name} forms several products of a query and a key; its logits are not one sum of them."
-        )
+        raise NoForm(f"encoding: {name} forms several products of a query and a key, so its logits are not one sum.")
     if encoding.overrides("transform_weights"):
         raise NoForm(
-            f"encoding: {name} acts on the weights after the softmax, so its logits are not its whole position part."
+            f"encoding: {name} acts on the weights after the softmax, so its logits do not show the whole effect of "
+            "position."
         )
 
 

@@ -59,7 +59,7 @@ def contraction(layer: LayerTrace, *, sequences: int = 16) -> Contraction:
     several = (layer.present.sum(1) > 1).nonzero().flatten().tolist()
     if not several:
         raise InputError("lengths: no sequence of two tokens or more was given; a spectrum needs one.")
-    repeats = layer.q.shape[1] // layer.k.shape[1]  # grouped queries share a key head
+    repeats = layer.q.shape[1] // layer.k.shape[1]  # grouped queries: a key head serves several
     wide_q, wide_k = layer.q.double(), layer.k.double().repeat_interleave(repeats, 1)
     turned_q, turned_k = layer.turn(wide_q, wide_k)
     found = []

@@ -33,8 +33,8 @@ from toeplens.sources.decoder.source import DecoderSource, position_vectors
 _AT_ONCE = 1 << 21  # query-key pairs of a layer processed at once, over batch and heads
 _TOLERANCE = 1e-9  # relative to the summed absolute values of the parts
 _ALLOWED = (
-    "relevance supports vectors added at the input, biases that depend only on positions, and linear maps of queries "
-    "and keys by their positions, such as rotations"
+    "relevance goes through vectors added at the input, biases that depend on positions alone, and linear maps of "
+    "queries and of keys by their positions, such as rotations"
 )
 
 

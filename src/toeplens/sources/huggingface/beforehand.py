@@ -109,7 +109,7 @@ def _limits(loaded: Loaded) -> Iterator[tuple[int, str]]:
         yield loaded.longest, "the model has positions for {}"
     stated = _stated(loaded.model.config)
     if stated is not None:
-        yield stated, "its configuration (max_position_embeddings) allows at most {}"
+        yield stated, "the model is made for {}, by max_position_embeddings of its configuration"
 
 
 def _stated(config: Any) -> int | None:

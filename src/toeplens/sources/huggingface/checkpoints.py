@@ -284,13 +284,13 @@ def _hub_options(name: str) -> dict[str, Any]:
         get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=LIMIT)
         return {}
     except HFValidationError:
-        why = "and it is not a valid hub name"
+        why = "and it is not a valid name on the hub"
     except HfHubHTTPError as error:
         if isinstance(try_to_load_from_cache(name, CONFIG), str):
             return {"local_files_only": True}
-        why = f"and the hub does not provide it ({words(error)})"
-    except Exception:  # any network error
+        why = f"and the hub does not give it ({words(error)})"
+    except Exception:  # whatever a network can do
         if isinstance(try_to_load_from_cache(name, CONFIG), str):
             return {"local_files_only": True}
-        why = f"the hub did not answer within {LIMIT} seconds, and the model is not in its cache"
+        why = f"the hub did not answer (it was asked once, for at most {LIMIT} seconds), and its cache does not have it"
     raise InputError(f"model: {name} could not be loaded: there is no such file or directory, {why}.") from None

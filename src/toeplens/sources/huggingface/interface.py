@@ -200,5 +200,5 @@ def eager_function(module: nn.Module) -> Callable[..., Any]:
         for name in function.__code__.co_names:
             if name.endswith(_EAGER) and name in function.__globals__:
                 eager = function.__globals__[name]
-                return getattr(eager, _ORIGINAL, eager)  # another pass may have patched it
+                return getattr(eager, _ORIGINAL, eager)  # another pass may have put its own there
     raise InputError(f"model: {type(module).__name__} asks the attention interface and has no eager attention.")

@@ -437,8 +437,8 @@ def _why(error: Exception, files: Checkpoint, config: Any, pickled: bool) -> str
     if isinstance(error, SafetensorError):
         return f"its weights are damaged ({words(error)})."
     if not pickled and "safetensors" in str(error) and isinstance(error, OSError):
-        return "it has no safetensors weights; pickled ones are only read if that is allowed (--pickled)."
-    if isinstance(error, KeyError):  # from a table in transformers
+        return "it has no weights as safetensors; pickled ones are only read if that is allowed (--pickled)."
+    if isinstance(error, KeyError):  # of a table of what transformers has by that name
         named = [field for field, value in _fields(config.to_dict()) if isinstance(value, str) and value in error.args]
         if named:
             return f"its {named[0]} is {error.args[0]!r}, which transformers does not know."

@@ -71,7 +71,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 UNPLACED = {
-    "DebertaV2": "does not depend only on the offset",
+    "DebertaV2": "not a function of the offset",
     "T5": "different sequences",
 }  # why a layer has no such form
 TURNED = {  # pairing, first of the pairs' dimensions, frequencies

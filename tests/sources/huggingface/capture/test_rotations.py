@@ -214,9 +214,9 @@ def test_other_rotations_are_refused() -> None:
     with pytest.raises(NoForm, match="not one angle per position"):
         find_rotation(*grown, places)
     mixed = [(x, x @ torch.linalg.qr(q[0, 0, :8]).Q) for x in (q, k)]
-    with pytest.raises(NoForm, match="does not rotate pairs"):
+    with pytest.raises(NoForm, match="rotates neither"):
         find_rotation(*mixed, places)
-    with pytest.raises(NoForm, match="1 token"):
+    with pytest.raises(NoForm, match="at least 2 tokens, got 1"):
         find_rotation(*((x[:, :, :1], x[:, :, :1]) for x in (q, k)), places[:, :1])
 
 

@@ -185,10 +185,10 @@ class Shared(NamedTuple):
         """Why it is not a supported attention, in a module of this many tokens."""
         *_, rows, columns = (0, 0, *self.shape)
         if (rows == tokens and columns >= tokens) or not self.shape:
-            return f"its {self.name!r} is no softmax of a product that was followed"
+            return f"its {self.name!r} is not a softmax of a traced product"
         return (
-            f"its {self.name!r} is of numbers of shape {list(self.shape)}, bands or blocks of keys in place of one "
-            f"product of all its {tokens} queries and their keys"
+            f"its {self.name!r} has shape {list(self.shape)}: bands or blocks of keys instead of one product of all "
+            f"{tokens} queries and keys"
         )
 
 
@@ -200,11 +200,11 @@ def without_softmax(kind: str, passed: Mapping[str, bool]) -> str:
         passed  classes of attention modules that were called, and whether they returned only 0
     """
     if not passed:
-        return f"no attention was called in the pass of {kind}"
+        return f"{kind} calls no attention"
     zeros = [name for name, nothing in passed.items() if nothing]
-    said = f"no attention of {kind} was understood: its {', '.join(passed)} took no softmax of queries and keys"
-    more = ", as where it is left to a kernel that is not there" if zeros else ""
-    return f"{said}{f', and {zeros[0]} gave nothing but 0{more}' if zeros else ''}"
+    said = f"no attention of {kind} was understood: its {', '.join(passed)} has no softmax of queries and keys"
+    more = ", as if its kernel were missing" if zeros else ""
+    return f"{said}{f', and {zeros[0]} returned only 0{more}' if zeros else ''}"
 
 
 def same_numbers(x: Tensor, y: Tensor) -> bool:

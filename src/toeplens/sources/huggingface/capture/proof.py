@@ -143,7 +143,7 @@ def prove(
     logit = float(finite.abs().max())
     dtype, size = str(widest).removeprefix("torch."), f"{logit:,.0f}" if logit >= 100 else f"{logit:.3g}"
     coarse = f" in {dtype}" if unit > _FLOAT32 else ""
-    hint = f"; --dtype float32 (or a model in float32) is more precise than {dtype}" if coarse else ""
+    hint = f"; try --dtype float32 instead of {dtype}" if coarse else ""
     if not bool((outputs * asked).isfinite().all()):
         raise InputError(
             f"model: the attention of {name} gives values that are not finite, from logits up to {size} in {dtype}"

@@ -208,7 +208,7 @@ def find_rotation(
     """
     tokens = q[0].shape[2]
     if tokens < 2:
-        raise NoForm(f"rotation: it cannot be determined from {tokens} token; at least 2 are needed.")
+        raise NoForm(f"rotation: it needs at least 2 tokens, got {tokens}.")
     positions = positions.expand(q[0].shape[0], -1)
     rounded = max(tolerance(q[1].dtype), tolerance(rounding))
     some = _chosen(positions)
@@ -220,10 +220,10 @@ def find_rotation(
         if found.error <= allowed:
             return found
     if found is None:
-        raise NoForm("rotation: it does not rotate pairs of dimensions that are adjacent or half the width apart.")
+        raise NoForm("rotation: it rotates neither adjacent pairs of dimensions nor pairs half apart.")
     raise NoForm(
-        f"rotation: it is not one angle per position for each pair of dimensions; the best angle is off by "
-        f"{found.error:.1e} of the largest query or key, more than the rounding error of {allowed:.1e}."
+        f"rotation: it is not one angle per position and pair of dimensions. The error is {found.error:.1e} of the "
+        f"largest query or key, but rounding explains only {allowed:.1e}."
     )
 
 

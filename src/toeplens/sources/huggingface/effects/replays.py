@@ -133,7 +133,7 @@ def axes_of(one: Any, two: Any) -> list[int]:
     """
     (own, spec), (others, other) = tree_flatten(one), tree_flatten(two)
     if spec != other:
-        raise ValueError("two copies of a batch are passed on in another structure than one")
+        raise ValueError("two copies of a batch differ in structure")
     return [_axis(x, y) for x, y in zip(own, others, strict=True)]
 
 

@@ -330,7 +330,7 @@ class Stack:
     def _end(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         now, self.now = kwargs.get(PASS, self.now), None
         unused, self._waiting = self._waiting is not None, None
-        if unused and output is not None and OBSERVER.get() is NOBODY:  # observers may skip layers
+        if unused and output is not None and OBSERVER.get() is NOBODY:  # who observes may leave layers out
             raise InputError("model: it does not call the module that embeds its tokens, so that nothing can be added.")
         cache = getattr(output, "past_key_values", None)
         if cache is not None and now is not None and hasattr(cache, "get_seq_length"):

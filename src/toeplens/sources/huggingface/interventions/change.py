@@ -54,7 +54,7 @@ class NotThere(InputError):
         super().__init__(f"{field}: {shown} {verb} given; {there}, counted from {first}{once}.")
 
     def for_people(self, field: str | None = None) -> NotThere:
-        """The same message counted from 1, optionally with another field name, as in the command line."""
+        """The same, counted from 1; with the name that people know the field by, if it is another."""
         return type(self)(field or self.field, self.given, self.there, 1)
 
 
