@@ -1,4 +1,4 @@
-"""Any encoding in a model of transformers: installed in memory, trained, saved, opened again, taken out."""
+"""Use any encoding in a transformers model: install, train, save, load and uninstall it."""
 
 from toeplens.sources.huggingface.hosts.host import Host, install, uninstall
 from toeplens.sources.huggingface.loading import load

@@ -1,6 +1,6 @@
-"""Measures: on tensors or on sources, so usable without our training.
+"""Measures on plain tensors or on sources (captured or replayable models); none needs toeplens training.
 
-A new measure is a file in the room of the question it answers and a line here; what two rooms share is in ``kit``.
+Each folder answers one question; ``kit`` holds what they share. Public names are exported here.
 """
 
 from toeplens.lens.ablation.ablate import HeadAblation, ablate_by, ablate_heads, rank_correlation

@@ -1,6 +1,6 @@
-"""Where attention comes from: sources that run a model, and run it again from a layer with heads changed.
+"""Sources of attention: models that can be traced, and replayed from a layer with changed heads.
 
-A new kind of model is a room here that gives the same traces and replays as the others.
+Each kind of model has a folder here; all give the same traces and replays.
 """
 
 from toeplens.sources.decoder.gradients import DecoderGradients

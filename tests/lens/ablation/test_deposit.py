@@ -112,7 +112,7 @@ def test_each_layer_has_its_own():
 
 
 def curve(heads: int, gone_at: int | None, accuracy: float = 0.9) -> list[float]:
-    """Accuracy with 0, 1, ... heads silenced: chance from ``gone_at`` on."""
+    """Accuracy with 0, 1, ... heads ablated: chance from ``gone_at`` on."""
     return [CHANCE if gone_at is not None and k >= gone_at else accuracy for k in range(heads + 1)]
 
 

@@ -56,19 +56,19 @@ def checked(estimates: Any, exact: Any) -> EstimateCheck:
 def test_the_verdict_names_what_holds() -> None:
     rising = np.arange(1.0, 11)
     assert checked(rising, 1.2 * rising).words == (
-        "10 of 10 heads were also silenced exactly: rank correlation 1.00, exact effects 1.20 times the estimates; "
-        "the estimates hold."
+        "10 of 10 heads were also ablated exactly: rank correlation 1.00, exact effects 1.20 times the estimates; "
+        "the estimates are confirmed."
     )
-    assert "their order holds" not in checked(rising, 1.2 * rising).words
+    assert "order" not in checked(rising, 1.2 * rising).words
     small = checked(rising, 30 * rising)
     assert small.holds
-    assert small.words.endswith("30.00 times the estimates; the estimates' order holds, their size does not.")
+    assert small.words.endswith("30.00 times the estimates; the order of the estimates is right, their size is not.")
     swapped = rising.copy()
     swapped[[0, 4]] = swapped[[4, 0]]
     bad = checked(rising, swapped)
     assert bad.rank_correlation < BAR
     assert not bad.holds
-    assert bad.words.endswith("below a rank correlation of 0.9 these estimates are no effects.")
+    assert bad.words.endswith("the rank correlation is below 0.9, so do not read the estimates as effects.")
 
 
 @pytest.mark.parametrize("estimates", [np.zeros(10), np.ones(10)])
@@ -76,7 +76,7 @@ def test_equal_estimates_are_no_effects(estimates: np.ndarray) -> None:
     found = checked(estimates, np.arange(10.0))
     assert not found.holds
     assert "rank correlation not defined" in found.words
-    assert found.words.endswith("are no effects.")
+    assert found.words.endswith("do not read the estimates as effects.")
     assert found.to_dict()["rank_correlation"] is None
 
 

@@ -100,5 +100,5 @@ def test_an_encoding_that_does_not_fit_is_refused() -> None:
         behaviour(q[:1], k[:1], rotation=encoding)
     with pytest.raises(InputError, match="FoX reads the tokens' content, which only a trace of a model has"):
         behaviour(q, k, rotation=encoding_of("fox"))
-    with pytest.raises(InputError, match="logits of Shaw are no sum over pairs of dimensions"):
+    with pytest.raises(InputError, match="logits of Shaw are not a sum over pairs of dimensions"):
         frequency_use(q, k, rotation=encoding_of("shaw"))

@@ -96,7 +96,9 @@ def test_the_rotation_of_states_leaves_logits_at_both_positions_and_no_shares() 
         assert call.rotation is None
         assert call.unrotated is None
         assert call.bias is None
-        with pytest.raises(NoForm, match=r"rotation is of the states, before their projection .* at most \d\d? % of"):
+        with pytest.raises(
+            NoForm, match=r"rotation is applied to the hidden states, before their projection .* at most \d\d? % of"
+        ):
             call.placed()
 
 
@@ -108,7 +110,9 @@ def test_what_the_offset_explains_is_all_of_it_where_projections_and_rotation_ch
                 of.weight.copy_(torch.eye(WIDTH))
                 of.bias.zero_()
     said = calls_in(model, inputs)[0].unknown
-    assert said == "its rotation is of the states, before their projection to queries and keys."  # and no share is told
+    assert (
+        said == "its rotation is applied to the hidden states, before their projection to queries and keys."
+    )  # and no share is reported
     generator = torch.Generator().manual_seed(1)
     places = torch.arange(12.0)
     turned = torch.stack((places.cos(), places.sin()), -1)[None, None].expand(1, 4, -1, -1)
@@ -137,7 +141,7 @@ def test_the_relative_form_is_a_query_by_offset_and_has_no_shares() -> None:
         assert (call.bias - bias).abs().max() < 1e-4
         assert call.unknown is None
         assert call.rotation is None
-        with pytest.raises(NoForm, match=r"self_attn .* its bias is no function of the offset alone"):
+        with pytest.raises(NoForm, match=r"self_attn .* its bias is not a function of the offset only"):
             call.placed()
 
 

@@ -82,7 +82,7 @@ def test_a_host_s_directory_runs_no_code_and_reads_no_pickle(tmp_path: Path, mon
     model = host("Llama", "fire")
     place = saved(model, tmp_path / "evil")
     (place / "evil.py").write_text("raise SystemExit")
-    with pytest.raises(InputError, match="it brings code of its own, which is never run"):
+    with pytest.raises(InputError, match="it needs its own code, which is never run"):
         hosts.load(changed(place, model_type="evil", auto_map={"AutoConfig": "evil.C", "AutoModel": "evil.M"}))
     place = saved(model, tmp_path / "pickle")
     state = load_file(place / WHOLE)

@@ -50,7 +50,7 @@ def test_estimates_that_do_not_hold_are_no_effects() -> None:
     assert (found.effect, found.method, found.baseline) == (None, None, None)
     assert {head.effect for head in found.heads} == {None}
     assert all(not layer.deposit for layer in found.layers)
-    assert "these estimates are no effects" in found.about["no_effects"]
+    assert "do not read the estimates as effects" in found.about["no_effects"]
 
 
 def test_shares_are_given_of_what_stands_out_of_the_noise() -> None:

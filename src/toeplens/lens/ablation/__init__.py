@@ -1,1 +1,1 @@
-"""What is lost without a head, and whether one head, a few or many carry a skill."""
+"""Head ablation: the effect of each head, and whether one head, a few or many carry a skill."""

@@ -1,4 +1,4 @@
-"""Head ablation: what is lost without a head, head by head and head after head; how two ablations' ranks agree."""
+"""Head ablation: the effect of single heads, cumulative ablation by layer, and the rank agreement of two ablations."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ Method = Literal["exact", "attribution"]
 class HeadAblation(Record):
     """The effect of ablating heads.
 
-    drops         [layers, heads] what is lost without the head, positive for harm: metric(intact) - metric(ablated)
-                  for accuracy, metric(ablated) - metric(intact) for loss and kl
-    low, high     [layers, heads] paired bootstrap interval of the drops over the examples, each head's for itself: of
-                  many heads some intervals miss 0 by chance. A head whose loss shows in none of the examples gets
-                  [0, 0], however few these are. nan without resamples
+    drops         [layers, heads] ablation effect, positive for harm: metric(intact) - metric(ablated) for accuracy,
+                  metric(ablated) - metric(intact) for loss and kl
+    low, high     [layers, heads] paired bootstrap interval of the drops over the examples, not corrected for the number
+                  of heads: among many heads some intervals miss 0 by chance. [0, 0] for a head without an effect on any
+                  example, however few there are. nan without resamples
     baseline      the intact model's metric
-    cumulative    [layers, heads + 1] metric with a layer's 0, 1, 2, ... heads ablated together, most important first;
-                  nan where that was not run
-    examples      how many examples were counted
-    chance        the accuracy of a guess without any skill, as it was given
+    cumulative    [layers, heads + 1] metric with 0, 1, 2, ... heads of a layer ablated together, most important first;
+                  nan where not run
+    examples      number of examples counted
+    chance        chance accuracy, as passed in
     metric        ``accuracy`` (a share), ``loss`` (nats) or ``kl`` (nats)
     intervention  ``zero``, ``mean``, ``resample`` or ``position``
     method        ``exact`` or ``attribution``
-    check         of an attribution: how its estimates compare to exact drops on a sample of the heads; None in records
-                  that are older than the check, whose estimates are no effects
+    check         for an attribution: how its estimates compare with exact drops on a sample of the heads. None in old
+                  records without this check; their estimates must not be read as effects
     """
 
     WORDS = "ablation"
@@ -78,13 +78,13 @@ class HeadAblation(Record):
             raise ValueError(f"baseline: {self.baseline} was given; an accuracy is from 0 to 1.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN. Only an estimate has a check."""
+        """Plain lists and numbers, for JSON; None for NaN. ``check`` is left out if there is none."""
         content = super().to_dict()
         return {name: value for name, value in content.items() if name != "check" or value is not None}
 
 
 class Choices(TypedDict, total=False):
-    """What an ablation may be told; see `ablate_heads`."""
+    """Keyword arguments of an ablation; see `ablate_heads`."""
 
     chance: float
     intervention: Intervention
@@ -98,36 +98,36 @@ class Choices(TypedDict, total=False):
 def ablate_heads(
     source: Replayable, batches: Iterable[Batch], *, metric: Metric = "accuracy", **choices: Unpack[Choices]
 ) -> HeadAblation:
-    """Ablate each head of each layer and measure what the model loses (arXiv 2505.13027, section 5.1).
+    """Ablate each head of each layer and measure the effect on the model (arXiv 2505.13027, section 5.1).
 
-    A head lives in the input of the output projection: there its output z becomes gain * z + (1 - gain) * replacement
-    with gain 0, at every position, padding included. Everything before a layer is run once and shared by all its
-    heads, which are then replayed together as one batch.
+    The head's output z, in the input of the output projection, becomes gain * z + (1 - gain) * replacement with
+    gain 0, at every position, padding included. The layers before the head's layer run once and are shared by all its
+    heads, which are replayed together as one batch.
 
     Arguments
         source        a model that can replay from a layer (`toeplens.sources`)
-        batches       (tokens [b, N], labels [b], or [b, N] where the model answers at every token, lengths [b] or
-                      None); negative labels count nowhere, and an example with several labels counts as their mean
-        chance        accuracy of a guess without any skill, kept for `deposit`; 0 unless given
+        batches       (tokens [b, N], labels [b] or, where the model answers at every token, [b, N], lengths [b] or
+                      None); negative labels are ignored, and an example with several labels counts as their mean
+        chance        chance accuracy, kept for `deposit` (default: 0)
         metric        ``accuracy``, ``loss`` (cross-entropy) or ``kl``: KL(intact || ablated) of the output
-                      distribution, 0 for the intact model; drops are positive for harm with each
-        intervention  the replacement: ``zero``; ``mean``, the head's mean at the position over the examples that count
-                      and have a token there (0 where none has; a second pass over the data); ``resample``, its output
-                      at the position in another example that counts, of the same length where there is one; or
-                      ``position``, its own output on the same input with the encoding off in that head alone: no
-                      rotation, no bias, nothing after the softmax. Encodings added at the input are no part of a head,
-                      so they give drops of 0 there
+                      distribution, 0 for the intact model; for each, a positive drop means harm
+        intervention  the replacement: ``zero``; ``mean``, the head's mean at that position over the counted examples
+                      with a token there (0 if there are none; needs a second pass over the data); ``resample``, its
+                      output at that position in another counted example, of the same length if there is one; or
+                      ``position``, its own output on the same input with the encoding switched off in that head only:
+                      no rotation, no bias, nothing after the softmax. Encodings added at the input do not belong to a
+                      head, so ``position`` gives drops of 0 for them
         method        ``exact``; or ``attribution``, the first-order estimate (z - replacement) . dloss/dz of all heads
-                      from one backward pass, for the loss alone; needs a `Scalable` source, runs nothing cumulative. A
-                      sample of the heads is ablated exactly as well, and the result's ``check`` says whether the
-                      estimates may be read as effects
-        cumulative    also ablate each layer's heads together, in order of importance; True unless given
-        bootstrap     resamples for the intervals; none with 0; 1,000 unless given
-        seed          of the examples that ``resample`` puts in each other's places
-        memory        keeps each batch's answers, so that a long exact ablation can be stopped and gone on with
+                      from one backward pass, for the loss only, without cumulative ablation; needs a `Scalable` source.
+                      A sample of the heads is also ablated exactly, and the result's ``check`` says whether the
+                      estimates can be read as effects
+        cumulative    also ablate each layer's heads together, in order of importance (default: True)
+        bootstrap     resamples for the intervals, 0 for none (default: 1,000)
+        seed          seed of the examples drawn by ``resample``
+        memory        stores each batch's results, so that an interrupted exact ablation can be resumed
 
-    Raises `InputError` for an unknown choice, for no example that counts, for an attribution of another metric than
-    the loss, and where ``resample`` has one example or sequences of several widths.
+    Raises `InputError` for an unknown choice, if no example counts, for attribution with a metric other than the loss,
+    and if ``resample`` has only one example or sequences of several widths.
     """
     _known((metric,), **choices)
     return ablate_by((metric,), source, batches, **choices)[metric]
@@ -146,7 +146,7 @@ def ablate_by(
     seed: int = 0,
     memory: Memory | None = None,
 ) -> dict[Metric, HeadAblation]:
-    """`ablate_heads` by several metrics from the same passes; the first alone has a cumulative curve, in its order."""
+    """`ablate_heads` for several metrics from the same passes; only the first gets a cumulative curve, in its order."""
     _known(metrics, intervention=intervention, method=method)
     kept = counted_batches(batches)
     layers, heads = source.num_layers, source.num_heads
@@ -205,7 +205,7 @@ def _sampled(
     metric: Metric,
     replacing: Callable[[int], Replacement],
 ) -> list[Float[np.ndarray, "_k"]]:
-    """What is lost without each head of a sample, layer by layer."""
+    """The effects of ablating each head of a sample, layer by layer."""
     gains = [(1 - torch.eye(source.num_heads))[heads] for heads in sample]
     (intact,), (alone,) = _answers(source, batches, gains, [metric], replacing, None, "sample")
     return np.split(harm(metric, intact, alone).mean(-1), np.cumsum([len(heads) for heads in sample])[:-1])
@@ -220,7 +220,7 @@ def _answers(
     memory: Memory | None,
     phase: str,
 ) -> tuple[Float[np.ndarray, "M n"], Float[np.ndarray, "M LV n"]]:
-    """Each metric of each example that counts: intact, and for each row of each layer's gains, layer after layer."""
+    """Each metric of each counted example: intact, and for each row of each layer's gains, layer after layer."""
 
     def answers(index: int) -> Iterator[Tensor]:
         tokens, _, lengths = batches[index]
@@ -234,15 +234,15 @@ def _answers(
 
 
 def rank_correlation(exact: HeadAblation, attributed: HeadAblation, *, samples: int = 1000, seed: int = 0) -> Estimate:
-    """Spearman's correlation of two ablations' drops over all heads, with a bootstrap interval over the heads.
+    """Spearman correlation of two ablations' drops over all heads, with a bootstrap interval over the heads.
 
-    Heads are drawn with replacement, layers mixed. It is nan where all drops of an ablation are equal, and such
-    resamples are left out of the interval; the metrics may differ, the interventions may not.
+    Heads are resampled with replacement across layers. The correlation is nan if all drops of one ablation are equal;
+    such resamples are left out of the interval. The metrics may differ, the interventions may not.
 
     Arguments
         exact, attributed  two ablations of one model
-        samples            resamples
-        seed               of the resampling
+        samples            number of resamples
+        seed               seed of the resampling
     """
     if exact.drops.shape != attributed.drops.shape:
         raise InputError(f"attributed: {attributed.drops.shape} heads were given; exact has {exact.drops.shape}.")

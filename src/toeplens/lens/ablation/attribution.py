@@ -1,4 +1,4 @@
-"""First-order head ablation, and how good it is: a sample of the heads is silenced exactly and compared."""
+"""First-order head ablation, checked against exact ablation of a sample of the heads."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from toeplens.lens.kit.intervals import spearman
 from toeplens.lens.kit.interventions import Batch, Metric, Replacement, Replayable, counts
 from toeplens.lens.kit.interventions import losses as example_losses
 
-# At 0.9 on 32 heads the rank correlation of all heads is above 0.78 (95 %). Trained models were met at 0.6 and at 0.0,
-# and there heads that matter most come out as nothing.
+# A rank correlation of 0.9 on 32 heads puts that of all heads above 0.78 (95 %). Some trained models reached only 0.6
+# or 0.0; there the most important heads can get estimates near zero.
 BAR = 0.9
 SAMPLE = 32
-FEWEST = 4  # of fewer heads even a perfect order comes about by chance more often than once in 20
-SIZES = (0.5, 2.0)  # slopes between which an estimate is about as large as what it estimates
+FEWEST = 4  # with fewer heads, chance produces a perfect order more often than once in 20
+SIZES = (0.5, 2.0)  # slopes between which an estimate has about the right size
 
-UNCHECKED = "No head was silenced exactly to check these estimates, so they are no effects."
+UNCHECKED = "These estimates were not checked by exact ablation, so they must not be read as effects."
 
 _GOLDEN = (5**0.5 - 1) / 2
 
 Sample = list[Int[np.ndarray, "_k"]]
-Layered = Float[np.ndarray, "_L _H"] | Sequence[Float[np.ndarray, "_H"]]  # layers need not have equally many heads
+Layered = Float[np.ndarray, "_L _H"] | Sequence[Float[np.ndarray, "_H"]]  # layers may have different numbers of heads
 
 
 @dataclass(frozen=True)
 class EstimateCheck(Record):
     """Estimated and exact effects of the same heads.
 
-    layers, heads     [n] the sample, from 0
-    estimates, exact  [n] their effects by the estimate, and by silencing them
-    of                how many heads have an estimate
-    rank_correlation  Spearman's, of the sample; nan where all estimates or all effects are equal
-    slope             exact effects by estimates, least squares through the origin; 1 where they agree, nan where all
+    layers, heads     [n] the sampled heads, counted from 0
+    estimates, exact  [n] their estimated effects, and their effects by exact ablation
+    of                number of heads with an estimate
+    rank_correlation  Spearman's, over the sample; nan if all estimates or all effects are equal
+    slope             of exact effects against estimates, least squares through the origin; 1 if they agree, nan if all
                       estimates are 0
     """
 
@@ -57,34 +57,34 @@ class EstimateCheck(Record):
 
     @property
     def holds(self) -> bool:
-        """Whether the estimates may be read as effects, in their order at least: the rank correlation is `BAR`."""
+        """Whether at least the order of the estimates can be trusted: the rank correlation reaches `BAR`."""
         return len(self.heads) >= FEWEST and self.rank_correlation >= BAR
 
     @property
     def words(self) -> str:
-        """The verdict in a sentence."""
+        """The verdict in one sentence."""
         found = (
-            f"{len(self.heads)} of {self.of} heads were also silenced exactly: rank correlation "
+            f"{len(self.heads)} of {self.of} heads were also ablated exactly: rank correlation "
             f"{_figure(self.rank_correlation)}, exact effects {_figure(self.slope)} times the estimates"
         )
         if len(self.heads) < FEWEST:
-            return f"{found}; fewer than {FEWEST} heads cannot confirm an estimate, so these are no effects."
+            return f"{found}; fewer than {FEWEST} heads cannot confirm the estimates; do not read them as effects."
         if not self.holds:
-            return f"{found}; below a rank correlation of {BAR:g} these estimates are no effects."
+            return f"{found}; the rank correlation is below {BAR:g}, so do not read the estimates as effects."
         if not SIZES[0] <= self.slope <= SIZES[1]:
-            return f"{found}; the estimates' order holds, their size does not."
-        return f"{found}; the estimates hold."
+            return f"{found}; the order of the estimates is right, their size is not."
+        return f"{found}; the estimates are confirmed."
 
 
 def sample_heads(estimates: Layered, count: int = SAMPLE) -> Sample:
-    """The heads of each layer that check its estimates: as many from each layer, spread over the estimates' ranks.
+    """Choose the heads on which estimates are checked: equally many from each layer, spread over the estimates' ranks.
 
-    With k of a layer's H heads, those of ranks (i + phase) H / k; the phase goes by the golden ratio from layer to
-    layer, so that few heads a layer still fill the whole range over the layers, and no layer's largest is favoured.
+    With k of a layer's H heads, these are the ranks (i + phase) H / k. The phase advances by the golden ratio from
+    layer to layer, so that few heads per layer still cover the whole range, and no layer's largest is favoured.
 
     Arguments
-        estimates  for each layer, [H]; nan where a head has none, which is never drawn
-        count      how many heads at least, if there are as many
+        estimates  for each layer, [H]; heads with nan are never drawn
+        count      minimum number of heads, if there are as many
     """
     k = -(-count // max(len(estimates), 1))
     sample = []
@@ -106,8 +106,8 @@ def check_estimates(
 
     Arguments
         estimates  for each layer, [H]
-        exact      for each layer, [k] of the sampled heads, or what gives them for a sample
-        sample     for each layer, [k] heads; `sample_heads` by default
+        exact      for each layer, [k] effects of the sampled heads, or a function that returns them for a sample
+        sample     for each layer, [k] heads (default: those of `sample_heads`)
     """
     if sample is None:
         sample = sample_heads(estimates)
@@ -137,36 +137,36 @@ def _figure(value: float) -> str:
 
 _NO_DERIVATIVE = {
     "accuracy": "accuracy has no derivative",
-    "kl": "the divergence from the intact model is flat there, so that its first-order term is 0",
+    "kl": "the divergence from the intact model has zero gradient there, so its first-order term is 0",
 }
 
 
 @runtime_checkable
 class Scalable(Protocol):
-    """What attribution needs of a source: one pass with gains on all heads, differentiable in them."""
+    """What attribution needs from a source: a pass that is differentiable in a gain on each head."""
 
     def scaled(
         self, tokens: Tensor, lengths: Tensor | None, gains: Float[Tensor, "L b H"], replacement: Replacement = None
     ) -> Float[Tensor, "b *N C"]:
-        """Class logits with each sequence's own gains on the head outputs: gain * z + (1 - gain) * replacement."""
+        """Class logits with separate gains on the head outputs per sequence: gain * z + (1 - gain) * replacement."""
         ...
 
 
 def first_order(
     source: Replayable, batches: Sequence[Batch], metric: Metric, replacing: Callable[[int], Replacement]
 ) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "L H n"]]:
-    """The loss of each example that counts, and the first-order estimate of its rise without each head.
+    """The loss of each counted example, and the first-order estimate of its rise without each head.
 
     The loss of example i as a function of a head's gain g is expanded at g = 1: loss(0) - loss(1) = -dloss/dg + ...,
-    and dloss/dg = sum over positions of (z - replacement) . dloss/dz (attribution patching). As each example has gains
-    of its own, one backward pass gives this for every head and example.
+    with dloss/dg = sum over positions of (z - replacement) . dloss/dz (attribution patching). As each example has its
+    own gains, one backward pass gives this for every head and example.
 
-    Where the loss is flat (a model that is sure of its answers) or the heads do much, the slope says little of the
-    rise; `toeplens.lens.ablation.attribution` tells.
+    Where the loss is flat (a model certain of its answers) or heads have large effects, the slope says little about the
+    rise; `check_estimates` measures this.
 
     Arguments
-        batches    at least one, with examples that count
-        replacing  what replaces the heads of the batch of a given number
+        batches    at least one, with counted examples
+        replacing  returns the replacement of the heads for a batch index
     """
     if metric != "loss":
         raise InputError(f"metric: {metric!r} was given; attribution takes 'loss' only, as {_NO_DERIVATIVE[metric]}.")

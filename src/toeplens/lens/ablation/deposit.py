@@ -17,27 +17,27 @@ PEAK = 0.5
 SECOND = 0.5
 LOST = 0.5
 SKILL = 0.05
-# what the names of layers mean, in words
+# what the kinds of layers mean, in words
 THRESHOLDS = (
     f"single-head: the largest drop is at least {PEAK:g} of the skill and the second at most {SECOND:g} of it; "
-    f"few-head: silencing some number of the heads, most important first, up to max(2, a quarter) of them, costs at "
-    f"least {LOST:g} of the skill; distributed: only a larger number does; redundant: no number does; "
-    f"no-skill: accuracy less than {SKILL:g} over the guess"
+    f"few-head: ablating some number of heads, up to max(2, a quarter), most important first, removes at least "
+    f"{LOST:g} of the skill; distributed: only a larger number does; redundant: no number does; "
+    f"no-skill: accuracy is less than {SKILL:g} above chance"
 )
 
 
 @dataclass(frozen=True)
 class LayerDeposit:
-    """One layer's deposit, from the drops d_h that count.
+    """The deposit of one layer, from the counted drops d_h of its heads.
 
-    peak             max d_h / (accuracy - guess): how much of the skill one head carries
-    head             which head that is
+    peak             max d_h / (accuracy - guess): the share of the skill that one head carries
+    head             index of that head
     second           the second largest d_h / (accuracy - guess)
     top_share        max d_h / sum d_h
     effective_heads  (sum d_h)^2 / sum d_h^2
     gini             Gini coefficient of d_h
     lead             peak - second
-    half_at          heads to silence, most important first, until half of the skill is gone; None if that never happens
+    half_at          number of heads to ablate, most important first, until half of the skill is lost; None if never
     kind             see `THRESHOLDS`
     """
 
@@ -53,21 +53,21 @@ class LayerDeposit:
 
 
 def counted_drops(ablation: HeadAblation) -> Float[np.ndarray, "L H"]:
-    """What each head costs, 0 for a head whose loss is not told from none: whose interval does not lie above 0.
+    """The ablation effect of each head; 0 if not significant, that is, if its interval does not lie above 0.
 
-    Without intervals every loss counts.
+    Without intervals every positive drop counts.
     """
     sure = np.isnan(ablation.low) | (ablation.low > 0)
     return np.where(sure, np.clip(ablation.drops, 0, None), 0.0)
 
 
 def deposit(ablation: HeadAblation, guess: float | None = None) -> list[LayerDeposit]:
-    """The deposit of each layer; its kind needs the ablation's cumulative part, its shares the accuracy.
+    """The deposit of each layer, from an ablation by accuracy with its cumulative part.
 
     Arguments
-        guess  accuracy without any skill; the ablation's own ``chance`` unless given
+        guess  chance accuracy (default: the ablation's own ``chance``)
 
-    Raises `InputError` for an ablation without one of them.
+    Raises `InputError` for another metric or without the cumulative part.
     """
     if ablation.metric != "accuracy":
         raise InputError(f"ablation: metric {ablation.metric!r} was given; a deposit is a share of the 'accuracy'.")

@@ -1,4 +1,4 @@
-"""Sets of heads across layers: what is left when heads go one after the other, and how few carry the skill."""
+"""Sets of heads across layers: the metric as more and more heads are ablated, and how few heads carry the skill."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from toeplens.lens.kit.interventions import (
 
 Order = Literal["greedy", "importance", "random"]
 RANDOM_ORDERS = 3
-POINTS = 12  # of a curve: so large a part of all heads goes from one to the next, but at least one head
-SCORED = 64  # the first so many examples that count decide which head is tried next; all decide the rest
+POINTS = 12  # points per curve: each step ablates this fraction of all heads, at least one
+SCORED = 64  # number of examples that choose which head is tried next; all examples decide the rest
 ROUNDOFF = 1e-9
 
 
@@ -38,16 +38,16 @@ class HeadSets(Record):
     """Which heads carry a model's skill together.
 
     baseline    the intact model's accuracy
-    chance      the accuracy of a guess without any skill, as it was given
-    examples    how many examples were counted
+    chance      chance accuracy, as passed in
+    examples    number of examples counted
     greedy      [L H + 1] accuracy with 0, 1, 2, ... heads ablated, the most harmful next; nan where not run
     importance  [L H + 1] the same in the order of the drops of single heads
     random      [R, L H + 1] the same in R random orders
     order       the greedy order, as [layer, head] from 0
-    sufficient  a set of heads that keeps the share ``keep`` of the skill without all others, as [layer, head]; none of
-                them can go. Its size is an upper bound on that of the smallest such set
-    keep        that share of accuracy - chance
-    kept        accuracy with these heads alone, on the examples that chose them: on others it may be lower
+    sufficient  a set of heads that keeps the share ``keep`` of the skill when all others are ablated, as [layer, head];
+                no single one can be left out. Its size is an upper bound on that of the smallest such set
+    keep        the share of accuracy - chance to keep
+    kept        accuracy with only these heads, on the examples that chose them; on others it may be lower
     """
 
     WORDS = "head sets"
@@ -73,10 +73,10 @@ class HeadSets(Record):
 class CumulativeAblation:
     """A metric against the number of heads ablated in the whole model.
 
-    curves    [R, L H + 1] the metric with 0, 1, 2, ... heads ablated, R = 1 but for random orders; nan where not run
-    orders    [R, L H, 2] which head goes when, as (layer, head) from 0
+    curves    [R, L H + 1] the metric with 0, 1, 2, ... heads ablated, R > 1 only for random orders; nan where not run
+    orders    [R, L H, 2] the order of ablation, as (layer, head) from 0
     baseline  the intact model's metric
-    examples  how many examples were counted
+    examples  number of examples counted
     metric    ``accuracy``, ``loss`` or ``kl``
     """
 
@@ -91,11 +91,11 @@ class CumulativeAblation:
 class SufficientSet:
     """A small set of heads that keeps a share of the skill when all others are ablated.
 
-    heads     [S, 2] as (layer, head) from 0; none of them can go, so that S is an upper bound on the smallest size
-    accuracy  with these heads alone
-    needed    the accuracy that had to be kept: chance + keep * (baseline - chance)
+    heads     [S, 2] as (layer, head) from 0; none can be left out, so S is an upper bound on the smallest size
+    accuracy  with only these heads
+    needed    the accuracy to keep: chance + keep * (baseline - chance)
     baseline  the intact model's accuracy
-    examples  how many examples were counted
+    examples  number of examples counted
     """
 
     heads: Int[np.ndarray, "S 2"]
@@ -141,22 +141,22 @@ def cumulative_ablation(
     intervention: Intervention = "zero",
     seed: int = 0,
 ) -> CumulativeAblation:
-    """Ablate head after head in the whole model, until none is left.
+    """Ablate heads cumulatively in the whole model, until none is left.
 
-    Every point of a curve is one pass over all examples, from the first layer that is changed. Passes that agree up to
-    a layer share it. From one point to the next a twelfth of all heads goes, at least one.
+    Each step ablates a twelfth of all heads, at least one. Every point of a curve is one pass over all examples, from
+    the first changed layer; passes that agree up to a layer share it.
 
     Arguments
         source        a model that can replay from a layer
-        batches       (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
-        order         ``importance``: by the drops of single heads (L H passes to order them); ``random``: three orders
-                      (no passes); ``greedy``: the most harmful next, all that are left being tried again at every
-                      point (about (L H)^2 / (2 step) passes over the first `SCORED` examples)
-        metric        ``accuracy``, ``loss`` or ``kl``; equal accuracies are told apart by the loss
-        intervention  what takes a head's place; see `ablate_heads`
-        seed          of the random orders, and of ``resample``
+        batches       (tokens [b, N], labels [b], lengths [b] or None); negative labels are ignored
+        order         ``importance``: by the drops of single heads (L H passes to find the order); ``random``: three
+                      random orders (no passes); ``greedy``: the most harmful next, with all remaining heads tried again
+                      at every step (about (L H)^2 / (2 step) passes over the first `SCORED` examples)
+        metric        ``accuracy``, ``loss`` or ``kl``; ties in accuracy are broken by the loss
+        intervention  what replaces a head's output; see `ablate_heads`
+        seed          seed of the random orders and of ``resample``
 
-    Raises `InputError` for an unknown choice, and no example that counts.
+    Raises `InputError` for an unknown choice, and if no example counts.
     """
     choose("order", order, get_args(Order))
     choose("metric", metric, get_args(Metric))
@@ -174,20 +174,20 @@ def sufficient_set(
 ) -> SufficientSet:
     """A small set of heads that keeps the share ``keep`` of the skill, accuracy - chance, when all others are ablated.
 
-    Backward elimination: all heads that are left are tried one by one on the first `SCORED` examples, the least harmful
-    ones are ablated for good, up to a twelfth of all at once, as far as all examples keep the accuracy; then the rest
-    is tried again, on all examples where the first ones have led nowhere. It ends when, on all examples, no single head
-    can go. The smallest set of all may be smaller still.
+    Backward elimination: each round tries all remaining heads one by one on the first `SCORED` examples. It then
+    ablates the least harmful ones for good, up to a twelfth of all heads at once, as long as the accuracy on all
+    examples suffices. If that fails, the next round tries heads on all examples. It ends when, on all examples, no
+    single head can be left out. The smallest possible set may be smaller.
 
     Arguments as in `cumulative_ablation`, and
-        chance  accuracy of the best constant guess
-        keep    share of the skill, over 0 and up to 1
+        chance  chance accuracy
+        keep    share of the skill to keep, above 0 and at most 1
     """
     return _sufficient(_Trials(source, batches, "accuracy", intervention, seed), chance, keep)
 
 
 class _Trials:
-    """A model with sets of heads ablated, on one data set."""
+    """Evaluate a model on one data set with sets of heads ablated."""
 
     def __init__(
         self, source: Replayable, batches: Iterable[Batch], metric: Metric, intervention: Intervention, seed: int
@@ -204,7 +204,7 @@ class _Trials:
     def __call__(
         self, kept: Bool[np.ndarray, "V L H"], metrics: tuple[Metric, ...], most: int | None = None
     ) -> Float[np.ndarray, "metrics V"]:
-        """The metrics with the heads that are not ``kept`` ablated, over the first ``most`` examples that count."""
+        """The metrics with all heads but ``kept`` ablated, over the first ``most`` counted examples."""
         gains = torch.from_numpy(np.concatenate((np.ones((1, *self.shape), bool), kept)).astype(np.float32))
         sums = np.zeros((len(metrics), len(kept)))
         left = total = min(most or self.examples, self.examples)
@@ -224,7 +224,7 @@ class _Trials:
         return sums / total
 
     def by_harm(self, kept: Bool[np.ndarray, "L H"], most: int | None) -> Int[np.ndarray, "S 2"]:
-        """The heads that are ``kept``, the one first that is missed most; equal harm is told apart by the loss."""
+        """The ``kept`` heads, most harmful to ablate first; ties are broken by the loss."""
         heads = np.argwhere(kept)
         values, losses = self(_without(kept, heads[:, None]), (self.metric, "loss"), most)
         return heads[np.lexsort((-losses, -harm(self.metric, np.zeros_like(values), values)))]
@@ -233,7 +233,7 @@ class _Trials:
 def _without(
     kept: Bool[np.ndarray, "L H"], gone: Sequence[Int[np.ndarray, "_ 2"]] | Int[np.ndarray, "V _ 2"]
 ) -> Bool[np.ndarray, "V L H"]:
-    """What is kept without each of several sets of heads."""
+    """``kept`` without each of several sets of heads."""
     rows = np.repeat(kept[None], len(gone), axis=0)
     for row, heads in zip(rows, gone, strict=True):
         row[heads[:, 0], heads[:, 1]] = False
@@ -258,7 +258,7 @@ def _cumulative(trials: _Trials, order: Order, seed: int) -> CumulativeAblation:
 
 
 def _greedy(trials: _Trials) -> Int[np.ndarray, "LH 2"]:
-    """The order in which the most harmful heads go, some at once."""
+    """The order from most harmful to least, recomputed after each step."""
     left = np.ones(trials.shape, bool)
     order = []
     while left.any():
@@ -283,7 +283,7 @@ def _sufficient(trials: _Trials, chance: float, keep: float) -> SufficientSet:
         enough = np.flatnonzero(accuracies >= needed - ROUNDOFF)
         if len(enough):
             left, accuracy, most = further[enough[-1]], float(accuracies[enough[-1]]), SCORED
-        elif most is None:  # not even the least harmful one, by all examples, can go
+        elif most is None:  # by all examples, not even the least harmful head can be left out
             break
         else:
             most = None

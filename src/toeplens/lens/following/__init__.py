@@ -1,1 +1,1 @@
-"""What a head follows: place or content."""
+"""Head types: which heads follow position, which follow content, and which known attention patterns they show."""

@@ -1,24 +1,24 @@
-"""Positional against symbolic heads, exactly (after Urrutia et al. 2025, arXiv 2511.11579).
+"""Positional and symbolic heads, measured exactly (after Urrutia et al. 2025, arXiv 2511.11579).
 
-There, a head acts positionally on a query if its logits stay the same when the keys change places (invariance), and
-symbolically if they go with the keys (equivariance); it can do both only if they are all the same (exclusion). Here
-both are read off the table M_jm of the logits that each visible content m gives at each visible position j: its
-two-way analysis of variance, M_jm = mu + P_j + S_m + I_jm, splits Var(M) into the shares
+In the paper, a head acts positionally on a query if its logits do not change when the keys are permuted (invariance).
+It acts symbolically if the logits move with the keys (equivariance). It can do both only if all logits are equal
+(exclusion). Here both follow from a table: M_jm is the logit of content m, placed at position j, for all visible m
+and j. The two-way analysis of variance M_jm = mu + P_j + S_m + I_jm splits Var(M) into the shares
 
     positional = Var(P) / Var(M),  symbolic = Var(S) / Var(M),  interaction = Var(I) / Var(M),  which sum to 1.
 
-Positional is 1 just where M_jm does not depend on m, that is, for invariance; symbolic just where it does not depend on
-j, for equivariance; and their sum is at most 1, which is the exclusion.
+The positional share is 1 exactly if M_jm does not depend on m (invariance), the symbolic share exactly if it does not
+depend on j (equivariance). Their sum is at most 1 (exclusion).
 
-A table exists for every logit that is a function of one query, one key and their positions. What an encoding reads of
-the tokens beside queries and keys (`PositionalEncoding.note`: FoX's gates, angles made from the content) stays at its
-position. Where position adds (biases, terms that read the query, gates, vectors at the input) M_jm = f_j + g_m, so the
-interaction is exactly 0; a rotation multiplies, and the interaction is what that gives. There is no table where the
-logit of a key depends on the content of other keys (CoPE, DAPE v2), and it is not enough where weights are changed
-after the softmax (URPE, stick-breaking). Rotations of pairs, biases by offset and vectors at the input have a closed
-form without the table (`two_way`); for other encodings it is written out.
+The table exists for every logit that is a function of one query, one key and their positions. What an encoding reads
+from tokens in addition to queries and keys (`PositionalEncoding.note`: FoX's gates, angles computed from content) stays
+at its position. Where position adds to the logit (biases, terms that read the query, gates, vectors at the input),
+M_jm = f_j + g_m and the interaction is exactly 0; rotations multiply, which causes the interaction. There is no table
+if the logit of a key depends on the content of other keys (CoPE, DAPE v2). The table is not sufficient if weights
+change after the softmax (URPE, stick-breaking). Rotations of pairs, biases by offset and vectors at the input have a
+closed form (`two_way`); for other encodings the table is computed.
 
-`permutation_scores` samples orders of the keys instead, in the manner of the paper.
+`permutation_scores` samples permutations of the keys instead, as the paper does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from toeplens.lens.following.two_way import two_way
 from toeplens.lens.kit.movable import Around, Given, Keys, by_layer, looked_at, movable_from
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
-_NOTHING = 1e-12  # of what products and bias could add up to, and of a mean square: a variance below it is rounding
+_NOTHING = 1e-12  # variances below this part of the largest possible mean square count as rounding errors
 _SHARES = ("positional", "symbolic", "interaction", "variance")
 
 
@@ -46,17 +46,17 @@ _SHARES = ("positional", "symbolic", "interaction", "variance")
 class Behaviour(Record):
     """How positional and how symbolic each head is. All arrays are [H], [L, H] for a trace, [] for q [N, d].
 
-    positional   share of Var(P), the position's main effect: what the mean content gives from place to place
-    symbolic     share of Var(S), the content's main effect: what it gives at the mean place
-    interaction  share of Var(I), the rest; 0 for additive schemes
-    variance     mean of Var(M) over the queries, in squared logits; the shares are ratios of such means, so that each
-                 query weighs by its Var(M)
-    flat         whether Var(M) is nothing but rounding; the shares are then NaN
-    queries      how many queries stand behind it: those that see two keys or more, of all sequences. One number a layer
-                 for a trace; in older records of traces one number, which is the first layer's
-    layers       the layers of the first dimension; empty without one
+    positional   share of Var(P), the main effect of position: how the logit of the mean content varies with position
+    symbolic     share of Var(S), the main effect of content: how the logit varies with content, averaged over positions
+    interaction  share of Var(I), the rest; 0 for additive encodings
+    variance     mean of Var(M) over the queries, in squared logits; the shares are ratios of such means, so each query
+                 has weight Var(M)
+    flat         whether Var(M) is only rounding error; the shares are then NaN
+    queries      number of queries used: those that see at least two keys, over all sequences. For a trace one number
+                 per layer; in older records of traces only the first layer's
+    layers       the layers of the first dimension; empty for tensors
     splits       how the keys of each layer were split into content and position: ``input``, ``mean``, ``ablate``, or
-                 ``none``, where all of the key is content; empty without layers
+                 ``none`` (all of the key is content); empty for tensors
     """
 
     WORDS = "behaviour"
@@ -80,42 +80,39 @@ def behaviour(
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
     **around: Unpack[Around],
 ) -> Behaviour:
-    """The positional, symbolic and interaction share of every head, exact: no sampling, no table of N x N.
+    """The positional, symbolic and interaction share of every head, exactly: no sampling, no N x N table.
 
-    In O(N d^2) time and O(N d) memory per head, in float64. Of a trace or a layer the rest is read there. Where its
-    logits are more than a rotation of pairs, a bias by offset and vectors added at the input, each query's table is
-    written out: O(N^3) time per head, and above 2^31 logits only the first sequences count. That each logit depends on
-    one query and one key is checked on some of them.
+    Takes O(N d^2) time and O(N d) memory per head, in float64. For a trace or one of its layers, everything but ``q``,
+    ``split`` and ``counted`` is read from it. If its logits are more than a rotation of pairs, a bias by offset and
+    vectors added at the input, each query's table is computed: O(N^3) time per head, and above 2^31 logits only the
+    first sequences are used. Spot checks then verify that each logit depends only on one query and one key.
 
     Arguments
-        q           [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one layer of it
+        q           [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one of its layers
         k           [..., G, N, d] keys, before any rotation; head h reads key head h // (H / G). Or [N, d]
-        rotation    [n] or [H, n] frequencies, radians a position, of the first 2 n dimensions; the others stay. Or an
-                    encoding of H heads of d dimensions, whose rotation, pairing and bias are taken (not its scale, and
-                    what it adds at the input is in q and k already)
-        pairing     which dimensions make a pair, required with frequencies: ``half`` t and t + n (Llama, Qwen, Gemma),
-                    ``interleaved`` 2t and 2t + 1 (RoPE's paper, GPT-J)
-        layout      ``bhnd`` (default) for q and k as above; ``bnhd`` for [..., N, H, d], as in TransformerLens.
-                    Required with frequencies where q has more heads than tokens; without them that is a warning
-        bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1; or a table by query
-                    and position, of 4 dimensions that broadcast to [B, H, N, N], which does not go with the content
-        k_position  [..., N, d] the part of k that belongs to the place, of a shape that broadcasts to k's: it stays
-                    where it is, and the rest is the content; none unless given
-        causal      key j is visible to query i if j <= i, as unless given; otherwise every key is
-        scale       of the products, usually 1 / sqrt(d); not of the bias; 1 unless given
-        lengths     [B] for q [B, H, N, d]: positions from lengths[b] on are not there, as queries or as keys
-        split       of a trace, what of a key belongs to the place: ``known`` (unless given), the vectors added at
-                    the input where keys are made from it, elsewhere nothing, so that what earlier layers wrote into the
-                    keys is content; ``none``, nothing, as in the paper, which moves whole keys; ``input``, ``mean`` or
-                    ``ablate`` as in `toeplens.lens.decompose`. ``mean`` leaves content of about 1 / sequences of its
-                    variance in the position part
-        counted     of a trace, which queries count: ``all`` (unless given), or those ``used``: of a layer whose output
-                    is read in one place, the query there. What its other queries would do is nothing that the model was
-                    trained for
-        window      key j is visible to query i only for |i - j| < window, in a layer with a sliding window; at any
-                    distance unless given
-        chunk       positions are cut into chunks of so many from 0 on, and no key of another is visible, as in Llama 4;
-                    no cuts unless given
+        rotation    [n] or [H, n] frequencies, in radians per position, of the first 2 n dimensions; the others are not
+                    rotated. Or an encoding of H heads of d dimensions: its rotation, pairing and bias are used, but not
+                    its scale, and what it adds at the input must already be in q and k
+        pairing     which dimensions form a pair, required with frequencies: ``half`` t and t + n (Llama, Qwen, Gemma),
+                    ``interleaved`` 2t and 2t + 1 (the RoPE paper, GPT-J)
+        layout      ``bhnd`` for q and k as above (default), or ``bnhd`` for [..., N, H, d], as in TransformerLens. If q
+                    has more heads than tokens, it is required with frequencies; without them there is a warning
+        bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, otherwise -(N-1) .. N-1; or a 4-D table
+                    that broadcasts to [B, H, N, N], by query and position, which does not move with the content
+        k_position  [..., N, d] the part of k that belongs to the position, broadcastable to k: it stays in place, and
+                    the rest of k is the content (default: none)
+        causal      query i sees key j only if j <= i (default: True); otherwise it sees every key
+        scale       of the products, usually 1 / sqrt(d); not applied to the bias (default: 1)
+        lengths     [B] for q [B, H, N, d]: positions from lengths[b] on are padding
+        split       for a trace, which part of a key belongs to the position. ``known`` (default): the vectors added at
+                    the input, in layers that form keys from it, elsewhere nothing; what earlier layers wrote into the
+                    keys counts as content. ``none``: nothing, as in the paper, which moves whole keys. ``input``,
+                    ``mean`` or ``ablate``: see `toeplens.lens.decompose`. ``mean`` leaves about 1 / sequences of the
+                    content's variance in the position part
+        counted     for a trace, which queries count: ``all`` (default), or ``used``: in a layer whose output is read
+                    at one position, only the query there. The model was never trained for the other queries there
+        window      query i sees key j only if |i - j| < window, for layers with a sliding window (default: no limit)
+        chunk       queries see only keys of their own chunk of this many positions, as in Llama 4 (default: no chunks)
 
     Raises `InputError` for shapes that do not fit, numbers that are not finite, and encodings without such a table.
     """
@@ -127,7 +124,7 @@ def behaviour(
 
 
 def one_a_layer(array: Float[np.ndarray, "*H"], **given: Any) -> None:
-    """Raise `ValueError` for tuples that are not as long as an array of layers; those of tensors are empty."""
+    """Raise `ValueError` unless tuples have one entry per layer; for tensors they must be empty."""
     for name, values in given.items():
         needed = 0 if not given["layers"] else len(array) if array.ndim == 2 else 1
         if isinstance(values, tuple) and len(values) != needed:
@@ -135,7 +132,7 @@ def one_a_layer(array: Float[np.ndarray, "*H"], **given: Any) -> None:
 
 
 def _heads(keys: Keys) -> tuple[dict[str, np.ndarray], int]:
-    """Shares, variance and flatness of each head, and how many queries were counted."""
+    """Shares, variance and flatness of each head, and the number of queries counted."""
     found = two_way(keys)
     counted = int((keys.seen() > 1).sum())
     parts = {key: getattr(found, key).sum((0, 2)).cpu().numpy() for key in _SHARES[:3]}
@@ -151,13 +148,13 @@ _ARRAYS = ("positional", "symbolic", "positional_error", "symbolic_error")
 
 @dataclass(frozen=True)
 class Scores(Record):
-    """Agreement of sequences with and without a permutation; 1 if all agree, at most 1, about 0 if nothing does.
+    """Agreement of sequences with and without a permutation: 1 for equal sequences, about 0 for unrelated ones.
 
-    Arrays are [H], [L, H] for a trace, [] for q [N, d]. NaN where the sequences do not vary.
+    Arrays are [H], [L, H] for a trace, [] for q [N, d]. NaN if the sequences are constant.
 
-    positional        of the permuted keys' sequence with the unpermuted one (invariance)
-    symbolic          of the permuted keys' sequence with the unpermuted one, permuted (equivariance)
-    positional_error  standard error over the queries drawn, the permutations' included; NaN for one query
+    positional        agreement of the permuted keys' logits with the original ones (invariance)
+    symbolic          agreement of the permuted keys' logits with the original ones, permuted alike (equivariance)
+    positional_error  standard error over the drawn queries, permutations included; NaN for one query
     symbolic_error    the same
     """
 
@@ -169,13 +166,13 @@ class Scores(Record):
 
 @dataclass(frozen=True)
 class PermutationScores(Record):
-    """How far heads are positional and symbolic, from sampled permutations (see `permutation_scores`).
+    """How positional and symbolic heads are, from sampled permutations (see `permutation_scores`).
 
     logits        scores of the logits
     weights       scores of the attention weights, their softmax
-    queries       how many queries were drawn; one number a layer for a trace (in older records one, the last layer's)
-    permutations  how many permutations for each of them
-    seed          of both
+    queries       number of queries drawn; for a trace one number per layer (in older records the last layer's)
+    permutations  number of permutations per query
+    seed          seed of both
     layers        the layers of the first dimension; empty for tensors
     splits        how the keys of each layer were split into content and position (see `behaviour`)
     """
@@ -208,29 +205,29 @@ def permutation_scores(
 ) -> PermutationScores:
     """Monte Carlo scores of invariance (positional) and equivariance (symbolic) under permutations of the keys.
 
-    For a query that sees n keys let a_j be its sequence of logits, and a^pi_j the same with the content of the key
-    pi(j) at position j, pi a uniform random permutation of all n. The agreement of two sequences is
+    For a query that sees n keys, let a_j be its logits, and a^pi_j its logits with the content of key pi(j) at
+    position j, where pi is a uniform random permutation of all n keys. The agreement of two sequences is
 
         1 - |(x - mean x) - (y - mean y)|^2 / (|x - mean x|^2 + |y - mean y|^2) = 2 Cov(x, y) / (Var x + Var y).
 
-    The positional score is that of a^pi with a, the symbolic one that of a^pi with a o pi (at j: a_pi(j)), numerators
-    and denominators summed over permutations and queries, so that each query weighs by its variance. Both are 1 just
-    for all-invariant and all-equivariant sequences. The definitions (invariance, equivariance, sampled permutations)
-    are the paper's; that sequences are compared by this agreement, that a sequence's mean does not count (a softmax
-    cannot see it), how queries weigh, and that pi moves the query's own key too, had to be chosen: its abstract, which
-    is what we have, does not say.
+    The positional score is the agreement of a^pi with a, the symbolic score that of a^pi with a o pi (at j: a_pi(j)).
+    Numerators and denominators are summed over permutations and queries, so queries are weighted by their variance.
+    The scores are 1 exactly if all sequences are invariant or equivariant. Invariance, equivariance and sampled
+    permutations are defined as in the paper's abstract, which was all that was available. It leaves the following open,
+    and we chose: this measure of agreement, without the mean (softmax ignores it), the weighting of queries, and that
+    pi also moves the query's own key.
 
-    What they estimate, with M = mu + P + S + I as in `behaviour`: Cov(a^pi, a) is on average Var(P) + Cov(P_j, S_j +
-    I_jj), a being the diagonal of M. So the scores are the exact shares up to what content and place have to do with
-    each other in the order that is there, which the table of all orders has no part in.
+    With M = mu + P + S + I as in `behaviour`, the mean of Cov(a^pi, a) is Var(P) + Cov(P_j, S_j + I_jj), as a is the
+    diagonal of M. So the scores equal the exact shares up to the correlation of content and position in the actual
+    order of the keys, which does not enter the exact shares.
 
     Arguments
-        queries       how many queries are drawn, of all sequences together, of those that see two keys or more
-        permutations  drawn for each of them; one query costs O(n d) a permutation and head
-        seed          of the queries and permutations
+        queries       number of queries to draw over all sequences, from those that see at least two keys
+        permutations  number of permutations per query; a query takes O(n d) time per permutation and head
+        seed          seed of the queries and permutations
         the others    as in `behaviour`
 
-    Raises `InputError` as `behaviour`, for counts under 1, and where no query sees two keys.
+    Raises `InputError` as `behaviour` does, for counts below 1, and if no query sees two keys.
     """
     for name, count in (("queries", queries), ("permutations", permutations)):
         if count < 1:
@@ -249,7 +246,7 @@ def permutation_scores(
 
 
 def _terms(keys: Keys, queries: int, permutations: int, seed: int) -> Float[np.ndarray, "Q 2 4 H"]:
-    """For each query drawn, of logits and of weights: twice both covariances, the variances' sum, the mean square."""
+    """For each drawn query, of logits and weights: twice both covariances, the sum of variances, the mean square."""
     rng = np.random.Generator(np.random.Philox(seed))
     seen = keys.seen().cpu().numpy()
     places = np.argwhere(seen > 1)
@@ -267,7 +264,7 @@ def _terms(keys: Keys, queries: int, permutations: int, seed: int) -> Float[np.n
 
 
 def _agreement(x: Float[Tensor, "H K1 n"], orders: Int[Tensor, "K n"]) -> Float[np.ndarray, "4 H"]:
-    """Of the unpermuted sequence, the first, with each of the others."""
+    """Agreement of the first, original sequence with each of the others."""
     square = x.square().mean((-2, -1))
     x = x - x.mean(-1, keepdim=True)
     first, others = x[:, :1], x[:, 1:]
@@ -277,7 +274,7 @@ def _agreement(x: Float[Tensor, "H K1 n"], orders: Int[Tensor, "K n"]) -> Float[
 
 
 def _scores(terms: Float[np.ndarray, "Q 4 H"]) -> Scores:
-    """Ratios of sums over the queries, with the standard error of a ratio."""
+    """Ratios of sums over the queries, with their standard errors."""
     total = terms[:, 2].sum(0)
     varies = total > _NOTHING * terms[:, 3].sum(0)
     count = len(terms)

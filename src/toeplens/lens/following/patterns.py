@@ -1,4 +1,4 @@
-"""What is read off attention as it is: by offset, by known patterns; added up by blocks of queries, under any mask."""
+"""Attention patterns: by offset, and known head types; summed over blocks of queries, for any mask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens.kit.toeplitz import ROUNDING, ToeplitzProfile, profile_of
 
-_AT_ONCE = 2**20  # logits worked at once: a few megabytes are taken and given back fastest
+_AT_ONCE = 2**20  # logits processed at once; a few megabytes are fastest
 _SUMS = (
     "energy",
     "entropy",
@@ -34,31 +34,31 @@ _SUMS = (
 
 @dataclass(frozen=True)
 class Patterns:
-    """What each head's attention looks like, over all queries that see a key. All arrays are [H] but the profile.
+    """The attention pattern of each head, over all queries that see a key. All arrays are [H] except the profile.
 
-    A number is NaN where nothing is there to take it of, and where queries and keys are of different sequences all are
-    but ``entropy``, ``first`` and ``sink``.
+    Values are NaN where nothing counts. For cross-attention only ``entropy``, ``first`` and ``sink`` are defined.
 
-    toeplitz           share of the logits' energy that depends on the offset alone, over the visible pairs of all
-                       sequences together: ``share`` of `toeplens.lens.kit.toeplitz.ToeplitzProfile`
-    toeplitz_variance  share of the logits' variance that the offset alone explains: ``variance_explained`` there
-    distance           mean |i - j| of query and key over all pairs, weighed by the weights, in tokens
-    entropy            mean over the queries that see two keys or more of H(w) / log(keys seen), w being the weights on
-                       the keys over their sum: 0 one key, 1 all alike. Queries whose keys get nothing are left out
-    first              mean weight on key 0 over all queries but query 0, of those that see a key; where queries and
-                       keys are of different sequences, over all queries
-    sink               1 less the sum of the weights on keys, mean over queries: what a sink takes; else rounding
-    previous           mean weight on key i - 1 over the queries i that see it
-    current            mean weight on key i over the queries i that see it
-    next               mean weight on key i + 1 over the queries i that see it
-    induction          summed weight on the visible keys j whose token follows another copy of the query's: the token at
-                       j - 1 is that at i, and j - 1 is not i (so it is earlier, if attention is causal; j may be i);
-                       mean over the queries that see such a key (prefix matching, Olsson et al. 2022)
-    duplicate          summed weight on the visible keys j whose token is the query's, j not i; mean over the queries
-                       that see such a key (duplicate-token heads, Wang et al. 2022)
+    toeplitz           share of the logits' energy that depends only on the offset, over the visible pairs of all
+                       sequences: ``share`` of `toeplens.lens.kit.toeplitz.ToeplitzProfile`
+    toeplitz_variance  share of the logits' variance explained by the offset: ``variance_explained`` there
+    distance           mean |i - j| of query and key, weighted by attention, in tokens
+    entropy            mean of H(w) / log(number of visible keys) over the queries that see at least two keys, with w
+                       the normalized weights on the keys: 0 for one key, 1 for uniform attention. Queries without any
+                       weight on keys are left out
+    first              mean weight on key 0, over all queries that see a key except query 0; with cross-attention over
+                       all queries
+    sink               mean over queries of 1 - sum of the weights on keys: the weight on a sink; otherwise rounding
+    previous           mean weight on key i - 1, over the queries i that see it
+    current            mean weight on key i, over the queries i that see it
+    next               mean weight on key i + 1, over the queries i that see it
+    induction          summed weight on the visible keys j that follow another copy of the query's token: the token at
+                       j - 1 equals the one at i, and j - 1 is not i (so it is earlier if attention is causal; j may be
+                       i); mean over the queries that see such a key (prefix matching, Olsson et al. 2022)
+    duplicate          summed weight on the visible keys j != i with the query's token; mean over the queries that see
+                       such a key (duplicate-token heads, Wang et al. 2022)
     profile            [H, P] mean weight by distance |i - j|: at 0, 1, 2-3, 4-7, 8-15, ...; sums to 1 - sink.
-                       [H, 0] where queries and keys are of different sequences
-    eligible           how many queries stand behind ``induction``
+                       [H, 0] for cross-attention
+    eligible           number of queries behind ``induction``
     """
 
     toeplitz: Float[np.ndarray, "H"]
@@ -77,15 +77,15 @@ class Patterns:
 
 
 class PatternSums:
-    """Sums over queries from which `Patterns` follow; memory is linear in queries and keys.
+    """Accumulates sums over queries, from which `Patterns` follow; memory is linear in queries and keys.
 
     Arguments
-        heads    H
-        queries  tokens of the queries' sequence Nq
-        keys     tokens of the keys' sequence Nk; Nq, unless ``cross``
+        heads    number of heads H
+        queries  number of tokens in the queries' sequence, Nq
+        keys     number of tokens in the keys' sequence, Nk; equals Nq unless ``cross``
         tokens   [S, N] token ids of all sequences that will be added, for ``induction`` and ``duplicate``
-        cross    whether queries and keys are of different sequences, so that no offset is between them
-        profile  of the logits, [H, D] of all sequences together, where it is known: they are then not added up
+        cross    cross-attention: queries and keys come from different sequences, so there are no offsets
+        profile  profile of the logits over all sequences, [H, D], if known; it is then not accumulated
 
     Raises `InputError` for sizes that do not fit.
     """
@@ -128,21 +128,21 @@ class PatternSums:
         start: int = 0,
         visible: Bool[Tensor, "_B _H R K"] | None = None,
     ) -> None:
-        """Take in some queries of some sequences; each query of a sequence once, in any order.
+        """Add some queries of some sequences. Add each query of a sequence once; the order does not matter.
 
-        Work is in float64, that on weights in their own dtype, float32 at least. Consecutive rows are worked together:
-        blocks of them are fast, scattered ones are not.
+        Computes in float64, weights in their own dtype but at least float32. Consecutive rows are processed together,
+        so blocks of rows are fast and scattered rows are slow.
 
         Arguments
-            rows       [R] the queries, from 0
-            logits     [B, H, R, K] of K keys that follow each other, those that any of these queries sees among them;
-                       minus infinity where a key is not visible
-            weights    [B, H, R, K] on the keys, without a sink's; those on keys that are not visible count nowhere,
+            rows       [R] the queries, counted from 0
+            logits     [B, H, R, K] for K consecutive keys, which must include all keys that these queries see;
+                       -inf where a key is not visible
+            weights    [B, H, R, K] on the keys, without a sink; weights on keys that are not visible are ignored,
                        and those of a query that sees no key may be NaN
-            sequences  which of ``tokens`` the B sequences are; not read without tokens
+            sequences  which rows of ``tokens`` the B sequences are; not used without tokens
             start      the first of the K keys
-            visible    which keys a query sees, of all sequences and heads or of each: those whose logits are not minus
-                       infinity, unless given. If it is, weights on the others must be 0
+            visible    which keys a query sees, for all sequences and heads or for each (default: those with logits
+                       above -inf). If passed, weights on the other keys must be 0
 
         Raises `InputError` for shapes that do not fit, and numbers that are not finite.
         """
@@ -167,7 +167,7 @@ class PatternSums:
             raise InputError("logits, weights: they hold infinite numbers or nan where keys are visible.")
 
     def result(self) -> Patterns:
-        """What follows from all that was added."""
+        """The patterns of everything added so far."""
         made = {name: x.numpy() for name, x in self._sums.items()}
         nothing = np.full(self.heads, np.nan)
         shares = dict.fromkeys(("toeplitz", "toeplitz_variance", "distance", "previous", "current", "next"), nothing)
@@ -210,7 +210,6 @@ class PatternSums:
         tokens: Tensor | None,
         start: int,
     ) -> None:
-        """Consecutive rows."""
         if visible is None:
             visible = logits != -math.inf
             if bool((visible == visible[:, :1]).all()):
@@ -222,7 +221,7 @@ class PatternSums:
         several = (seen > 1) & (kept > 0)
         later = (rows > 0) | self.cross
         tiny = torch.finfo(weights.dtype).tiny
-        entropy = kept.log() - weights.clamp(min=tiny).log_().mul_(weights).sum(-1) / kept  # of weights over their sum
+        entropy = kept.log() - weights.clamp(min=tiny).log_().mul_(weights).sum(-1) / kept  # of normalized weights
         found = {
             "queries": seen > 0,
             "kept": kept,
@@ -249,7 +248,7 @@ class PatternSums:
 
 
 def _by_offset(x: Float[Tensor, "B _H R K"]) -> Float[Tensor, "_H D"]:
-    """Sums of consecutive queries' rows by i - j, from the last key and first query up: each row is put one further."""
+    """Sums of consecutive queries' rows by i - j, from the last key and first query up, by skewing the rows."""
     count, keys = x.shape[-2:]
     sums = x.new_zeros(*x.shape[:-2], count + keys - 1)
     for row in range(count):
@@ -258,7 +257,7 @@ def _by_offset(x: Float[Tensor, "B _H R K"]) -> Float[Tensor, "_H D"]:
 
 
 def _copies(tokens: Int[Tensor, "B N"], rows: Int[Tensor, "R"], start: int, count: int) -> Bool[Tensor, "B 1 R K"]:
-    """Whether each of so many places from ``start`` on holds another copy of the query's token."""
+    """Whether each of ``count`` positions from ``start`` on holds another copy of the query's token."""
     places = torch.arange(start, start + count, device=rows.device)
     same = tokens[:, rows, None] == tokens[:, None, places.clamp(min=0)]
     return (same & (places >= 0) & (places != rows.unsqueeze(-1))).unsqueeze(1)
@@ -267,7 +266,7 @@ def _copies(tokens: Int[Tensor, "B N"], rows: Int[Tensor, "R"], start: int, coun
 def _tiles(
     rows: Int[Tensor, "R"], batch: int, heads: int, count: int, keys: int
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """Sequences, heads and consecutive rows that are worked together."""
+    """Sequences, heads and consecutive rows to process together."""
     several = min(heads, max(1, _AT_ONCE // keys))
     height = max(1, _AT_ONCE // (keys * several))
     breaks = (rows.diff() != 1).nonzero().flatten().add(1).tolist()
@@ -280,17 +279,17 @@ def _tiles(
 
 
 def _counted(x: Float[np.ndarray, "*H"]) -> Float[np.ndarray, "*H"]:
-    """What to divide by; NaN where there is nothing."""
+    """A divisor: NaN instead of 0."""
     return np.where(x > 0, x, np.nan)
 
 
 class Retrieval(NamedTuple):
-    """What each head does where the answer's tokens are predicted.
+    """How each head retrieves the answer, at the positions where the answer's tokens are predicted.
 
-    score  [B, H] share of the answer's tokens at whose prediction the key with the most weight is in the needle and
-           holds that token: the retrieval score of Wu et al. 2024 (arXiv 2404.15574, section 2), with the right answer
-           given in place of the generated one
-    mass   [B, H] mean weight on the keys in the needle that hold the token
+    score  [B, H] share of the answer's tokens for which the key with the largest weight lies in the needle and is that
+           token: the retrieval score of Wu et al. 2024 (arXiv 2404.15574, section 2), with the correct answer instead
+           of the generated one
+    mass   [B, H] mean weight on the keys in the needle that are that token
     """
 
     score: Float[Tensor, "B H"]
@@ -303,12 +302,12 @@ def retrieval(
     """Retrieval scores of heads, from their weights at the queries that predict an answer.
 
     Arguments
-        weights  of the queries at ``places`` - 1 on the keys 0 .. K-1; without a sink's
-        tokens   of all sequences, question and answer included
-        places   of the answer's tokens
-        needle   the first of the needle's tokens and the one after its last; it lies before the question
+        weights  of the queries at ``places`` - 1 on the keys 0 .. K-1, without a sink
+        tokens   all sequences, including question and answer
+        places   positions of the answer's tokens
+        needle   start and end (exclusive) of the needle's tokens; the needle comes before the question
 
-    Raises `InputError` for shapes that do not fit, and where a token of the answer is not in its needle.
+    Raises `InputError` for shapes that do not fit, and if the needle lacks a token of the answer.
     """
     keys = weights.shape[-1]
     if weights.shape[0] != len(tokens) or weights.shape[2] != len(places) or needle.shape != (len(tokens), 2):

@@ -1,4 +1,4 @@
-"""The positional main effect of a head: how its logits vary with where a key stands, whatever that key says."""
+"""The positional main effect of a head: how its logits vary with a key's position, regardless of its content."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from toeplens.lens.kit.position import (
 )
 from toeplens.lens.kit.trace import LayerTrace
 
-_NOTHING = 1e-12  # of the mean square of the logits: a variance below it is rounding
+_NOTHING = 1e-12  # variances below this part of the logits' mean square count as rounding errors
 
 
 @dataclass(frozen=True)
 class PositionEffect:
-    """The variance of the positional main effect P of every head (measures, two-way analysis).
+    """The variance of the positional main effect P of every head (see the two-way analysis of variance).
 
-    variance     [L, H] mean over queries of Var_j(P_i(j)), in squared logits; an unbiased estimate, so that where there
-                 is no effect it may fall below 0
-    total        [L, H] mean over the same queries of the variance of their own logits over the keys they see
-    share        [L, H] variance / total; NaN where the logits do not vary
-    exact        [L] whether the position part of the keys was known exactly (else it is estimated by position)
-    conditional  [L] whether the encoding reads the content of other tokens: P then holds for each sequence as it is
-    sequences    how many sequences stand behind it
+    variance     [L, H] mean over queries of Var_j(P_i(j)), in squared logits; an unbiased estimate, so it can be
+                 negative if there is no effect
+    total        [L, H] mean over the same queries of the variance of their actual logits over the keys they see
+    share        [L, H] variance / total; NaN if the logits do not vary
+    exact        [L] whether the position part of the keys is known exactly (otherwise it is estimated by position)
+    conditional  [L] whether the encoding reads the content of other tokens: P is then conditional on each sequence
+    sequences    number of sequences used
     """
 
     variance: Float[np.ndarray, "L H"]
@@ -50,25 +50,25 @@ class PositionEffect:
 def position_effect(
     layers: Iterable[LayerTrace], *, queries: Mapping[int, Int[Tensor, "B _"]] | None = None
 ) -> PositionEffect:
-    """The variance of each head's positional main effect, Var_j(P_i(j)), mean over sequences and queries.
+    """The variance of each head's positional main effect, Var_j(P_i(j)), averaged over sequences and queries.
 
-    P_i(j) is the logit of query i with the MEAN key content standing at position j, less its mean over the keys that
-    the query sees. A rotation turns the mean key to j, a bias takes j; where position is added to the residual stream,
-    the key at j is the mean content and the position part of the keys at j. In the first layer (and wherever keys come
-    from the raw embeddings) that part is known: the vectors added at the input, through W_K, norms held. Deeper it is
-    the mean key at j over the sequences (the `mean` estimator, theory 1).
+    P_i(j) is the logit of query i with the MEAN key content placed at position j, minus its mean over the keys that
+    the query sees. A rotation rotates the mean key to j, a bias is taken at j. If position is added to the residual
+    stream, the key at j is the mean content plus the position part of the keys at j. In the first layer (and wherever
+    keys come from the raw embeddings) that part is known: the vectors added at the input, passed through W_K with
+    fixed norms. In deeper layers it is the mean key at j over the sequences (the `mean` estimator, theory 1).
 
-    A mean over B sequences still holds content, which would add about Var(content) / B to the variance. The sequences
-    are therefore dealt into three folds, and Var(P) is the covariance of the two P that the mean keys of the two folds
-    without the query give: no content is in both, so that the estimate is unbiased.
+    A mean over B sequences still contains content, which would add about Var(content) / B to the variance. So the
+    sequences are split into three folds, and Var(P) is the covariance of the two P computed from the mean keys of the
+    two folds without the query. They share no content, so the estimate is unbiased.
 
-    Queries that see two keys or more weigh the same. Nonlinear encodings (CoPE, DAPE) get the logit at the mean key,
-    not the mean logit; factors after the softmax (URPE) are no part of P. Works in float64.
+    Queries that see at least two keys have equal weights. Nonlinear encodings (CoPE, DAPE) are evaluated at the mean
+    key, which is not the mean logit; factors after the softmax (URPE) are ignored. Computes in float64.
 
     Arguments
-        layers   an `AttentionTrace`, or its layers, in order, all of one batch of 3 sequences or more
-        queries  for some layers the queries that count, [B, Q] places of each sequence (one that is read out, say); all
-                 unless given
+        layers   an `AttentionTrace`, or its layers, in order, all from one batch of at least 3 sequences
+        queries  for some layers the queries that count, as positions [B, Q] in each sequence (such as the one whose
+                 output is read); default: all
     """
     effects, totals, exact, conditional, count = [], [], [], [], 0
     for layer in layers:
@@ -91,7 +91,7 @@ def position_effect(
 
 
 def _own_variance(layer: LayerTrace, rows: Tensor | None) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
-    """Mean over the queries of the variance of their own logits, and of their mean square."""
+    """Means over the queries of the variance and of the mean square of their actual logits."""
     variance = square = count = torch.zeros((), dtype=layer.q.dtype, device=layer.q.device)
     for members, at in tiles(layer.q, torch.arange(len(layer.q), device=layer.q.device), rows):
         logits, seen = member_logits(layer, layer.q, layer.k[members], members, at)

@@ -1,29 +1,30 @@
-"""The two-way analysis of variance of attention logits: every content at every position, without forming the table.
+"""Two-way analysis of variance of attention logits: every content at every position, without forming the table.
 
 A query at position i sees n keys. Put the content c_m of the key at m at position j, for all visible j and m:
 
     M_jm = q_i . R_(i-j) (c_m + p_j) + b_(i-j) = mu + P_j + S_m + I_jm,
 
-R the rotation, p_j what position itself adds to a key, b a bias; the logits are the diagonal. In complex pairs, with
-w = q_i e^(iota i theta) and e_j = e^(-iota j theta), the rotated dimensions give Re sum_t w_t e_jt conj(c_mt), and
+with R the rotation, p_j the part of a key that position itself adds, and b a bias; the actual logits are the diagonal.
+In complex pairs, with w = q_i e^(iota i theta) and e_j = e^(-iota j theta), the rotated dimensions give
+Re sum_t w_t e_jt conj(c_mt), and
 
-    P_j = Re sum_t w_t conj(mean c)_t (e_j - mean e)_t + (w . R_j p_j + b_(i-j), less its mean),
+    P_j = Re sum_t w_t conj(mean c)_t (e_j - mean e)_t + (w . R_j p_j + b_(i-j), minus its mean),
     S_m = Re sum_t w_t (mean e)_t conj(c_m - mean c)_t + (the same for dimensions that are not rotated, where e is 1),
     I_jm = Re sum_t w_t (e_j - mean e)_t conj(c_m - mean c)_t.
 
-So Var(P) and Var(S) are quadratic forms in the running covariances of (e_j, R_j p_j) and of c_m; what a bias has in
-common with the former is a convolution (FFT). Var(I) needs, of each query, an n_t x n_t sum over pairs of frequencies:
+So Var(P) and Var(S) are quadratic forms in the running covariances of (e_j, R_j p_j) and of c_m; the covariance of a
+bias with the former is a convolution (FFT). Var(I) needs, for each query, an n_t x n_t sum over pairs of frequencies:
 
     Var(I) = 1/2 Re sum_ts [ w_t conj(w_s) Cov(e_t, e_s) conj(Cov(c_t, c_s)) + w_t w_s Cov'(e_t, e_s) conj(Cov'(..)) ],
 
-Cov' without the conjugate (`summed_squares`). The sums over j of e^(-iota j (theta_t +- theta_s)) are run along with
-those of the keys and not taken in closed form: no frequency, 0 and multiples of 2 pi included, then has a denominator
-near 0, and e_j may be any factors (xPos's, which decay). All covariances are kept about the running mean (Chan, Golub,
-LeVeque 1983), so that little cancels. O(N d^2) a head, in chunks.
+with Cov' without the conjugate (`summed_squares`). The sums over j of e^(-iota j (theta_t +- theta_s)) are accumulated
+together with those of the keys, not taken in closed form. So no frequency, not even 0 or a multiple of 2 pi, causes a
+small denominator, and e_j may be any factors (such as xPos's, which decay). All covariances are kept about the running
+mean (Chan, Golub, LeVeque 1983), so cancellation is small. Takes O(N d^2) per head, in chunks.
 
-With a window of w keys, positions are cut into blocks of w. A query sees the keys of its own block up to itself and,
-of the block before, those after its own place there: a running sum forwards and one backwards, which are added. No sum
-is taken off another, so nothing cancels there either (van Herk 1992).
+With a window of w keys, positions are cut into blocks of w. A query sees the keys of its own block up to itself, and
+the end of the previous block: one running sum forwards and one backwards, added. Nothing is subtracted, so nothing
+cancels (van Herk 1992).
 """
 
 from __future__ import annotations
@@ -53,25 +54,25 @@ from toeplens.lens.kit.terms import Offsets
 
 @dataclass(frozen=True)
 class Met:
-    """Rows that a chunk's queries meet one by one, about the mean of those that all of its queries see.
+    """Rows that only some queries of a chunk see, centred on the mean of the rows that all of them see.
 
-    own   [..., C, F] the chunk's own, which query r sees up to row r
-    far   [..., C - 1, F] with a window, those of the block before, which query r sees from row r on; else None
+    own   [..., C, F] the chunk's own rows; query r sees those up to row r
+    far   [..., C - 1, F] with a window, rows of the previous block, which query r sees from row r on; otherwise None
     """
 
     own: Tensor
     far: Tensor | None
 
     def of(self, change: Callable[[Tensor], Tensor]) -> Met:
-        """With both changed alike."""
+        """Apply ``change`` to both."""
         return Met(change(self.own), None if self.far is None else change(self.far))
 
     def summed(self) -> Float[Tensor, "*B C F"]:
-        """Over the rows that each query sees."""
+        """Sums over the rows that each query sees."""
         return with_far(self.own.cumsum(-2), None if self.far is None else from_each(self.far, -2), -2)
 
     def along(self, weights: Float[Tensor, "*_B C F"]) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"]]:
-        """The sums of the squares of weights . row and of weights . row, over the rows that each query sees."""
+        """The sums of (weights . row)^2 and of weights . row, over the rows that each query sees."""
         own = times(weights, self.own.mT).tril()
         square, total = own.square().sum(-1), own.sum(-1)
         if self.far is None:
@@ -81,7 +82,7 @@ class Met:
 
 
 class Moments:
-    """Mean and sums of squares and products about it, of some rows; of none, about any mean."""
+    """The mean of some rows, and the sums of their products about it."""
 
     def __init__(self, mean: Float[Tensor, "*B 1 F"], products: Float[Tensor, "*B F F"] | None = None) -> None:
         self.mean = mean
@@ -89,12 +90,12 @@ class Moments:
         self.products = self.products if products is None else products
 
     def added(self, rows: Float[Tensor, "*B C F"], count: int) -> Moments:
-        """With more rows, given about the mean; ``count`` is how many there are then."""
+        """With more rows, centred on this mean; ``count`` is the new number of rows."""
         shift = rows.sum(-2, keepdim=True) / count
         return Moments(self.mean + shift, self.products + rows.mT @ rows - count * (shift.mT @ shift))
 
     def joined(self, count: int, other: Moments, others: int) -> Moments:
-        """With the rows of another; ``count`` and ``others`` are how many each has."""
+        """With the rows of another; ``count`` and ``others`` are their numbers of rows."""
         shift = other.mean - self.mean
         products = self.products + other.products + count * others / (count + others) * (shift.mT @ shift)
         return Moments(self.mean + others / (count + others) * shift, products)
@@ -102,7 +103,7 @@ class Moments:
     def of(
         self, weights: Float[Tensor, "*_B C F"], met: Met | None, seen: Float[Tensor, "_"]
     ) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"] | float]:
-        """Mean square and mean of weights . row about the mean here, over the rows here and those met one by one."""
+        """Mean square and mean of weights . row about this mean, over these rows and those that each query adds."""
         square, total = (times(weights, self.products) * weights).sum(-1), 0.0
         if met is not None:
             squares, sums = met.along(weights)
@@ -112,11 +113,11 @@ class Moments:
 
 @dataclass(frozen=True)
 class Sums:
-    """What is kept of some rows of keys and positions.
+    """Sums over some rows of keys and positions.
 
-    count                how many rows
+    count                number of rows
     contents, positions  their moments
-    squares              [b, k, 1] the sum of squared lengths of content and position part, not about a mean
+    squares              [b, k, 1] the sum of squared lengths of content and position part, not centred
     """
 
     count: int
@@ -125,7 +126,7 @@ class Sums:
     squares: Tensor
 
     def added(self, contents: Tensor, positions: Tensor, squares: Tensor) -> Sums:
-        """With more rows, given about the means here, and their squared lengths."""
+        """With more rows, centred on these means, and their squared lengths."""
         count = self.count + contents.shape[-2]
         moments = self.contents.added(contents, count), self.positions.added(positions, count)
         return Sums(count, *moments, self.squares + squares.sum(-1))
@@ -142,7 +143,7 @@ class Sums:
 
 
 def times(x: Float[Tensor, "*B C F"], shared: Float[Tensor, "*_B F e"]) -> Float[Tensor, "*B C e"]:
-    """x @ shared, all rows that are multiplied by the same matrix as one product of matrices."""
+    """x @ shared; all rows multiplied by the same matrix form one matrix product."""
     rows = x
     while shared.ndim > 2 and shared.shape[-3] == 1:
         shared, rows = shared.squeeze(-3), rows.flatten(-3, -2)
@@ -150,30 +151,30 @@ def times(x: Float[Tensor, "*B C F"], shared: Float[Tensor, "*_B F e"]) -> Float
 
 
 def from_each(x: Tensor, dim: int) -> Tensor:
-    """Sums over the rows from each one on."""
+    """Sums over each row and all later ones."""
     return x.flip(dim).cumsum(dim).flip(dim)
 
 
 def with_far(sums: Tensor, far: Tensor | None, dim: int) -> Tensor:
-    """Sums of each query of a chunk, in their place with those of ``far``, of all queries of a whole chunk but one."""
+    """Add to each query's sums those of the ``far`` rows that it sees."""
     if far is not None:
         count = min(sums.shape[dim], far.shape[dim])
         sums.narrow(dim, 0, count).add_(far.narrow(dim, 0, count))
     return sums
 
 
-STEP = 8  # queries: so many meet each other's rows one by one
+STEP = 8  # number of queries that see each other's rows one by one
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Contents, or positions, that a chunk of queries sees: what all see, and what query r sees from or up to row r.
+    """Contents, or positions, that a chunk of queries sees: rows that all see, and rows that only some see.
 
-    Numbers are real parts and after them imaginary parts, as they are given; next to each other, as they are stepped.
+    Real parts come first, then imaginary parts; after `stepped` they alternate.
 
-    products  [*B, 2n, 2n] sums over what all see, of the products of real and imaginary parts
-    own       [*B, C, 2n] row r is seen by query r and those after it
-    far       [*B, F, 2n] row r is seen by query r and those before it; None if there are none
+    products  [*B, 2n, 2n] sums of products of real and imaginary parts, over the rows that all queries see
+    own       [*B, C, 2n] query r and later ones see row r
+    far       [*B, F, 2n] query r and earlier ones see row r; None if there are no such rows
     """
 
     products: Float[Tensor, "*B two_n two_n"]
@@ -181,7 +182,7 @@ class Rows:
     far: Float[Tensor, "*B F two_n"] | None = None
 
     def stepped(self) -> tuple[Float[Tensor, "*B U two_n two_n"], Float[Tensor, "*B U P two_n"]]:
-        """Of each step of queries, the products of what all of it sees, and the rows that only some of it do."""
+        """For each step of queries, the products of the rows that all its queries see, and the rows only some see."""
         own = _steps(_paired(self.own))
         steps = own.shape[-3]
         known = _paired(_paired(self.products).mT).unsqueeze(-3) + _before(own.mT @ own)
@@ -195,15 +196,16 @@ class Rows:
 
 
 def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: Rows) -> Float[Tensor, "b k g C"]:
-    """The sum over j and m of A_jm^2, of each query over what it sees, A_jm = Re sum_t w_t e_jt conj(c_mt).
+    """For each query, the sum over the visible j and m of A_jm^2, where A_jm = Re sum_t w_t e_jt conj(c_mt).
 
-    With S = sum_j e_j e_j^H over the positions, S' = sum_j e_j e_j^T, and Z, Z' likewise of the contents, it is
-    1/2 Re [ w^T (S * conj Z) conj w + w^T (S' * conj Z') w ], * entry by entry: n^2 a query, for what all queries of a
-    step see. Rows that only some see are taken by themselves: with u = w e_j the sum over the contents is the quadratic
-    form of u in the contents' products, and the other way round; where both are such rows, A_jm is formed.
+    With S = sum_j e_j e_j^H and S' = sum_j e_j e_j^T over the positions, and Z, Z' likewise for the contents, it is
+    1/2 Re [ w^T (S * conj Z) conj w + w^T (S' * conj Z') w ], with * entry by entry: n^2 operations per query, for the
+    rows that all queries of a step see. Rows that only some see are handled one by one: with u = w e_j, the sum over
+    the contents is the quadratic form of u in the contents' products, and likewise with the roles swapped. A_jm is
+    formed where both are such rows.
 
     Arguments
-        w         of each query, of the g heads that share contents and positions
+        w         of each query, for the g heads that share contents and positions
         contents  [b, k, ..]
         positions [1, k or 1, ..]
     """
@@ -212,7 +214,7 @@ def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: R
     count, group = w.shape[-2], w.shape[-3]
     queries = _steps(w).transpose(-4, -3).flatten(-3, -2)  # [b, k, U, g STEP, n]
     total = _formed(queries, placed, seen)
-    own = torch.ones(STEP, STEP, dtype=torch.bool, device=w.device)  # of a step's rows, its own and then the far ones
+    own = torch.ones(STEP, STEP, dtype=torch.bool, device=w.device)  # the step's own rows, then the far ones
     allowed = torch.cat((own.tril(), own.triu()), dim=-1)[:, : near_contents.shape[-2]].repeat(group, 1)
     query, row = allowed.nonzero().unbind(-1)
     chosen = queries[..., query, :]
@@ -227,20 +229,20 @@ def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: R
 def _formed(
     w: Complex[Tensor, "*B C n"], positions: Float[Tensor, "*_B two_n two_n"], contents: Float[Tensor, "*B two_n two_n"]
 ) -> Float[Tensor, "*B C"]:
-    """Of queries that see the same."""
+    """The sum for queries that see the same rows."""
     both = zip(_products(positions), _products(contents), strict=True)
     plain, turned = (w @ (a * b.conj()) for a, b in both)
     return ((plain * w.conj()).real + (turned * w).real).sum(-1) / 2
 
 
 def _products(x: Float[Tensor, "*B two_n two_n"]) -> tuple[Complex[Tensor, "*B n n"], Complex[Tensor, "*B n n"]]:
-    """sum of x x^H, and of x x^T, from the products of real and imaginary parts."""
+    """sum x x^H and sum x x^T, from the products of real and imaginary parts."""
     real, imaginary = _complex(x[..., 0::2, :]), _complex(x[..., 1::2, :])  # [t, s] of Re x_t, Im x_t and x_s
     return real.conj() + 1j * imaginary.conj(), real + 1j * imaginary
 
 
 def _paired(x: Float[Tensor, "*B two_n"]) -> Float[Tensor, "*B two_n"]:
-    """Real and imaginary parts next to each other, where they came one after the other."""
+    """Interleave real and imaginary parts that follow each other as blocks."""
     return x.unflatten(-1, (2, -1)).mT.flatten(-2).contiguous()
 
 
@@ -253,7 +255,7 @@ def _real(x: Complex[Tensor, "*B n"]) -> Float[Tensor, "*B two_n"]:
 
 
 def _steps(x: Tensor) -> Tensor:
-    """[*B, U, STEP, F] of [*B, C, F], zeros after the last."""
+    """Cut [*B, C, F] into [*B, U, STEP, F], padded with zeros."""
     more = -x.shape[-2] % STEP
     return F.pad(x, (0, 0, 0, more)).unflatten(-2, (-1, STEP))
 
@@ -263,10 +265,10 @@ def _before(x: Float[Tensor, "*B U n n"]) -> Float[Tensor, "*B U n n"]:
     return F.pad(x[..., :-1, :, :].cumsum(-3), (0, 0, 0, 0, 1, 0))
 
 
-CHUNK = 32  # queries at once; in their own chunk they meet the keys one by one
-BLOCK = 2**21  # numbers of one working array, as far as one head and a chunk allow
-_WHOLE = 2**25  # numbers of an array over all positions, as far as one head allows
-_COLUMNS = 16  # of a convolution, at once
+CHUNK = 32  # queries at once; within their own chunk they see the keys one by one
+BLOCK = 2**21  # target size of a working array, in numbers
+_WHOLE = 2**25  # target size of an array over all positions, in numbers
+_COLUMNS = 16  # columns per convolution
 
 
 @dataclass(frozen=True)
@@ -276,11 +278,11 @@ class TwoWay:
     positional   [B, H, N] Var(P)
     symbolic     [B, H, N] Var(S)
     interaction  [B, H, N] Var(I); the three sum to Var(M)
-    size         [B, H, N] what products and bias could at most add up to, squared: the scale of rounding
+    size         [B, H, N] an upper bound on the squared sum of products and bias: the scale of rounding errors
 
-    Errors are about 1e-15 of each query's Var(M); with a bias, Var(P) of queries that see few keys has the FFT's, 1e-16
-    of the largest biases that any query of its sequence has. Of causal attention Var(I) of keys given in float32 or
-    less is worked in float32, with errors of about 1e-6 of a query's Var(M), and of 1e-8 of the sum over queries.
+    Errors are about 1e-15 of each query's Var(M). With a bias, Var(P) of queries that see few keys also has the FFT's
+    error: 1e-16 of the largest biases of any query in its sequence. With causal attention, Var(I) of float32 (or less
+    precise) keys is computed in float32: errors are about 1e-6 of a query's Var(M), 1e-8 of the sum over queries.
     """
 
     positional: Float[Tensor, "B H N"]
@@ -291,10 +293,10 @@ class TwoWay:
 
 @torch.no_grad()
 def two_way(keys: Keys) -> TwoWay:
-    """The two-way analysis of variance of every query's table, in O(N d^2) time and O(N d) memory a head.
+    """The two-way analysis of variance of every query's table, in O(N d^2) time and O(N d) memory per head.
 
-    A bias by query and position adds to Var(P) alone, in O(N^2 d) time.
-    With a window of w keys the memory is O(w d^2 / chunk) more. `PairwiseLogits` take O(N^3) time and O(N^2) memory.
+    A bias by query and position adds only to Var(P), in O(N^2 d) time. A window of w keys needs O(w d^2 / chunk) more
+    memory. `PairwiseLogits` take O(N^3) time and O(N^2) memory.
 
     Raises `InputError` for numbers that are not finite.
     """
@@ -309,7 +311,7 @@ def two_way(keys: Keys) -> TwoWay:
 
 
 def _add_table(found: Float[Tensor, "4 B H N"], keys: MovableKeys) -> None:
-    """Put Var(P) and the size with a bias by query and position in the place of those without."""
+    """Replace Var(P) and the size by those with a bias by query and position."""
     assert keys.table is not None
     length = keys.q.shape[2]
     rows = torch.arange(length, device=keys.q.device)
@@ -345,7 +347,7 @@ def _add_table(found: Float[Tensor, "4 B H N"], keys: MovableKeys) -> None:
 
 
 def _tabled(keys: PairwiseLogits) -> TwoWay:
-    """From the tables themselves."""
+    """The variances from the computed tables."""
     found = torch.zeros(4, *keys.layer.q.shape[:3], dtype=torch.float64, device=keys.asked.device)
     for sequences, queries, table, seen in keys.tables():
         found[:, sequences, :, queries] = torch.stack(table_variances(table, seen))
@@ -354,7 +356,7 @@ def _tabled(keys: PairwiseLogits) -> TwoWay:
 
 
 def _variances(keys: MovableKeys) -> Float[Tensor, "4 B H N"]:
-    """Var(P), Var(S), Var(I) and size of keys without chunks, and with a window of causal attention alone."""
+    """Var(P), Var(S), Var(I) and size, for keys without chunks; with a window only for causal attention."""
     found = torch.zeros(4, *keys.q.shape[:3], dtype=torch.float64, device=keys.q.device)
     seen = keys.seen()
     for sequences, heads in _tiles(keys):
@@ -371,7 +373,7 @@ def _variances(keys: MovableKeys) -> Float[Tensor, "4 B H N"]:
 
 
 def _tiles(keys: MovableKeys) -> Iterator[tuple[slice, slice]]:
-    """Sequences and heads that are worked together: all that share some keys, or some of those that share one."""
+    """Sequences and heads to process together: all that share some keys, or some of those that share one."""
     count, heads, length, width = keys.q.shape
     group = heads // keys.content.shape[1]
     numbers = CHUNK * max(4 * keys.pairs * (STEP + keys.pairs // STEP), width)
@@ -389,10 +391,10 @@ def _tiles(keys: MovableKeys) -> Iterator[tuple[slice, slice]]:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The keys and positions that a chunk's queries meet one by one, beside those that all of them see.
+    """The keys and positions that only some queries of a chunk see.
 
     contents, positions  [b, k, 1, C, d] and [_b, _k, 1, C, F]
-    squares              [b, k, 1, C] squared lengths of both parts, summed over those met; not about a mean
+    squares              [b, k, 1, C] squared lengths of both parts, summed over the visible ones; not centred
     """
 
     contents: Met
@@ -401,10 +403,10 @@ class _Chunk:
 
 
 class _Tile:
-    """Some heads of some sequences, chunk after chunk of positions.
+    """Some heads of some sequences, processed in chunks of positions.
 
-    Queries are [b, k, g, ..]: of k key heads, with the g heads that share each; contents and positions [b, k, 1, ..],
-    once for all of these. Heads that turn each in its own way share nothing: k are the heads then, and g is 1.
+    Queries are [b, k, g, ..], for k key heads shared by g heads each; contents and positions are [b, k, 1, ..]. If
+    every head has its own rotation, nothing is shared: k is then the number of heads, and g is 1.
     """
 
     def __init__(self, keys: MovableKeys, sequences: slice, heads: slice) -> None:
@@ -421,7 +423,7 @@ class _Tile:
         self.bias = None if keys.bias is None else _Bias(self, _by_head(keys.bias.double(), heads))
 
     def by_group(self, x: Tensor, dim: int = 0) -> Tensor:
-        """A dimension over heads, key heads, or for all of them, as two: over key heads, and those that share each."""
+        """Unflatten a dimension over heads, key heads or 1 into key heads and the heads that share each."""
         return x.unflatten(dim, self.grouped if x.shape[dim] == math.prod(self.grouped) else (-1, 1))
 
     def run(self) -> Iterator[tuple[slice, Float[Tensor, "4 b h C"]]]:
@@ -430,7 +432,7 @@ class _Tile:
             yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, before, chunk).flatten(2, 3)
 
     def _all_for_each(self) -> Iterator[tuple[Tensor, Sums, None]]:
-        """Chunks of queries, each of which sees every row."""
+        """Chunks of queries that all see every row."""
         chunks = self._rows(0, self.length)
         every = self._none(chunks[0])
         for rows in chunks:
@@ -439,9 +441,9 @@ class _Tile:
             yield rows, every, None
 
     def _up_to_each(self) -> Iterator[tuple[Tensor, Sums, _Chunk]]:
-        """Chunks of queries, the rows that all of them see, and those that each meets: up to its own.
+        """Chunks of causal queries, the rows that all of them see, and those that only some see.
 
-        With a window in blocks as long as it is, where a chunk also sees of the block before what comes after it there.
+        With a window, positions are cut into blocks of its length; a chunk also sees the end of the previous block.
         """
         size = self.length if self.movable.window is None else self.movable.window
         far: list[tuple[Tensor, Sums]] = []
@@ -457,7 +459,7 @@ class _Tile:
                 far = self._later(chunks)
 
     def _later(self, chunks: list[Int[Tensor, "_"]]) -> list[tuple[Int[Tensor, "_"], Sums]]:
-        """The chunks of a block, and what is kept of all rows after each."""
+        """The chunks of a block, and the sums over all later rows of the block."""
         after, found = self._none(chunks[-1]), []
         for rows in reversed(chunks):
             found.append((rows, after))
@@ -465,7 +467,7 @@ class _Tile:
         return found[::-1]
 
     def at(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _k 1 C F"]:
-        """What a position is made of: e_j, real and imaginary parts, and R_j p_j."""
+        """The features of a position: e_j, real and imaginary parts, and R_j p_j."""
         turns, places = self.turns[:, :, rows], self.movable.places
         turned = joined(turns).unsqueeze(0)
         if places is None:
@@ -480,17 +482,16 @@ class _Tile:
     def about(
         self, rows: Int[Tensor, "C"], sums: Sums
     ) -> tuple[Float[Tensor, "b k 1 C d"], Float[Tensor, "_b _k 1 C F"], Float[Tensor, "b k 1 C"]]:
-        """Keys and positions about the means of ``sums``, and their squared lengths, not about a mean."""
+        """Keys and positions about the means of ``sums``, and their squared lengths, not centred."""
         contents, positions = self._contents(rows), self.at(rows)
         squares = contents.square().sum(-1) + positions[..., 2 * self.movable.pairs :].square().sum(-1)
         return contents - sums.contents.mean, positions - sums.positions.mean, squares
 
     def _rows(self, start: int, stop: int) -> list[Int[Tensor, "_"]]:
-        """Positions, chunk by chunk."""
         return list(torch.arange(start, stop, device=self.movable.q.device).split(CHUNK))
 
     def _none(self, rows: Int[Tensor, "C"]) -> Sums:
-        """Nothing yet, about the mean of these rows."""
+        """Empty sums, centred on the mean of these rows."""
         contents, positions = (Moments(x.mean(-2, keepdim=True)) for x in (self._contents(rows), self.at(rows)))
         return Sums(0, contents, positions, torch.zeros_like(contents.mean[..., 0, 0]))
 
@@ -498,11 +499,11 @@ class _Tile:
         return self.movable.ordered(self.content[:, :, rows]).unsqueeze(2)
 
     def _shared(self, positions: Float[Tensor, "_b _k 1 C F"]) -> Float[Tensor, "1 _k 1 C F"]:
-        """What positions are made of, once for all sequences and heads that share the rotation."""
+        """Position features, once for all sequences and heads that share the rotation."""
         return positions[:1, : len(self.turns)]
 
     def _chunk(self, rows: Int[Tensor, "C"], far: Int[Tensor, "_"] | None, before: Sums) -> _Chunk:
-        """A chunk, and the one a window before it, about the means of ``before``."""
+        """A chunk, and the one a window earlier, about the means of ``before``."""
         contents, positions, squares = self.about(rows, before)
         squares = squares.cumsum(-1)
         far_contents = far_positions = None
@@ -512,7 +513,7 @@ class _Tile:
         return _Chunk(Met(contents, far_contents), Met(positions, far_positions), squares)
 
     def _answer(self, rows: Int[Tensor, "C"], before: Sums, chunk: _Chunk | None) -> Float[Tensor, "4 b k g C"]:
-        """Of queries that all see what is ``before``, and each its own part of the chunk."""
+        """The variances of queries that all see ``before``, and each its own part of the chunk."""
         keys, pairs = self.movable, self.movable.pairs
         seen = rows * 0 + before.count if chunk is None else rows + 1
         seen = seen.double() if keys.window is None else seen.clamp(max=keys.window).double()
@@ -550,8 +551,7 @@ class _Tile:
         chunk: _Chunk | None,
         seen: Float[Tensor, "C"],
     ) -> Float[Tensor, "b k g C"]:
-        """Var(I), from squares about the means ``before``, which the means here differ from by ``content`` and
-        ``position``."""
+        """Var(I), from squares about the means of ``before``; the true means differ by ``content`` and ``position``."""
         pairs = w.shape[-1]
         if not pairs:
             return w.real.sum(-1)
@@ -560,7 +560,7 @@ class _Tile:
         if chunk is None:
             both = (_paired(_paired(x.squeeze(2)).mT) for x in (positions, contents))
             return _formed(w.flatten(-3, -2), *both).unflatten(-1, w.shape[-3:-1]) / seen**2
-        dtype = self.dtype if before.count else torch.float64  # the first rows are about a mean of later ones too
+        dtype = self.dtype if before.count else torch.float64  # the first rows are centred on a mean of later ones too
         met = (contents, chunk.contents), (positions, chunk.positions.of(self._shared))
         known = [
             Rows(products.squeeze(2).to(dtype), rows.own, rows.far)
@@ -576,9 +576,9 @@ class _Tile:
 
 
 class _Bias:
-    """A bias over the keys that each query sees, less its value at the query's own position.
+    """A bias over the keys that each query sees, minus its value at the query's own position.
 
-    mean, variance, square  [_k, _g, L] of the bias; ``square`` is the mean square of the bias as it is
+    mean, variance, square  [_k, _g, L] of the bias; ``square`` is the mean square of the original bias
     """
 
     def __init__(self, tile: _Tile, bias: Float[Tensor, "_h D"]) -> None:
@@ -601,11 +601,11 @@ class _Bias:
         self._common = tile.by_group(torch.cat(made, dim=-1) if made else positions, dim=1)
 
     def common(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _k _g C F"]:
-        """The sum of bias times what positions are made of (less the first position's), over the keys seen."""
+        """The sum of bias times position features (minus the first position's), over the visible keys."""
         return self._common[:, :, :, rows]
 
     def _windows(self, values: Float[Tensor, "_h D"]) -> Float[Tensor, "_h L"]:
-        """Sums over the keys seen."""
+        """Sums over the visible keys."""
         sums = values.cumsum(-1)
         if self.causal:
             sums[:, self.reach :] = sums[:, self.reach - 1, None]
@@ -614,7 +614,7 @@ class _Bias:
 
 
 def _by_head(x: Tensor, heads: slice) -> Tensor:
-    """These heads' rows of what has a row for each head, or one for all."""
+    """The rows of these heads; a single row belongs to all heads."""
     return x if len(x) == 1 else x[heads]
 
 

@@ -1,1 +1,1 @@
-"""Which frequencies of a rotation heads use."""
+"""Which rotation frequencies the heads use."""

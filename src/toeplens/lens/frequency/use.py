@@ -1,7 +1,7 @@
-"""How heads use the frequencies of a rotation: by the norms of their pairs, and by what makes their logits vary.
+"""How heads use the frequencies of a rotation: by the norms of their pairs, and by their share of the logit variance.
 
-A logit is Re sum_t q_t conj(k_t) kernel_t(i - j), a sum over pairs of dimensions, each with a frequency of its own
-(theory, section 3). What a model loses without a frequency of a head is measured too (`ablate_bands`).
+A logit is Re sum_t q_t conj(k_t) kernel_t(i - j), a sum over pairs of dimensions with one frequency each (theory,
+section 3). `ablate_bands` measures the effect of removing one frequency of one head.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
 
 class RotaryOffsets(NamedTuple):
-    """Of each head and pair, before the rotation.
+    """Rotary offsets of each head and pair, before the rotation.
 
-    strength  [H, n] |E q| |E k| / (E|q| E|k|), means over the tokens of all sequences, pairs as complex numbers: 1
-              where all queries point one way, and all keys; near 0 where either points anywhere. NaN where either is 0
-    angle     [H, n] of E q conj(E k), radians in (-pi, pi]: the logit's part is largest at the offset i - j that turns
-              it back to 0
+    strength  [H, n] |E q| |E k| / (E|q| E|k|), means over the tokens of all sequences, pairs as complex numbers: 1 if
+              all queries have one direction and all keys have one, near 0 if the directions of either are spread out.
+              NaN if either is 0
+    angle     [H, n] of E q conj(E k), radians in (-pi, pi]: the pair's part of the logit is largest at the offset i - j
+              whose rotation brings this angle back to 0
     """
 
     strength: Float[Tensor, "H n"]
@@ -69,13 +70,13 @@ def rotary_offsets(
 ) -> RotaryOffsets:
     """How fixed the angle between queries and keys is, pair by pair (after Jonasson 2025, arXiv 2503.01832).
 
-    The source calls pairs with large values in queries and keys at such an angle rotary offset features; the measure is
-    ours. In float64.
+    The paper calls pairs with large values in queries and keys at a fixed angle rotary offset features; the measure is
+    ours. Computes in float64.
 
     Arguments
         q, k     before their rotation; head h reads key head h // (H / G)
-        pairs    how many pairs are turned
-        lengths  tokens of each sequence before its padding; all unless given
+        pairs    number of rotated pairs
+        lengths  number of tokens of each sequence, without padding (default: all)
         pairing, layout  as in `toeplens.lens.behaviour`
 
     Raises `InputError` for shapes that do not fit.
@@ -96,7 +97,7 @@ def rotary_offsets(
 
 
 def _mean(x: Float[Tensor, "B H N p"], there: Float[Tensor, "B N"]) -> tuple[Tensor, Tensor]:
-    """Of each head and pair, the mean over tokens as a complex number, and the mean of its size."""
+    """Means over tokens of each head and pair, as a complex number, and of its size."""
     x = x.double()
     weight = (there / there.sum())[:, None, None, :]
     sizes = (x[..., 0::2].square() + x[..., 1::2].square()).sqrt()
@@ -104,16 +105,16 @@ def _mean(x: Float[Tensor, "B H N p"], there: Float[Tensor, "B N"]) -> tuple[Ten
     return torch.view_as_complex(mean.unflatten(-1, (-1, 2))), size
 
 
-_AT_ONCE = 1 << 19  # numbers of a tensor [sequences, heads, positions, dimensions] worked at once
+_AT_ONCE = 1 << 19  # target size of a working tensor [sequences, heads, positions, dimensions]
 
 
 @dataclass(frozen=True)
 class FrequencyRecord(Record):
-    """What is written down of a `FrequencyUse`: its numbers by the names there, and
+    """The saved form of a `FrequencyUse`: its numbers by the names there, and
 
-    norms            the norms' shares (`FrequencyUse.norm_shares`)
-    logits, softmax  the shares of the variance of the logits
-    centre, massive  see `FrequencyUse.centre`; what the largest dimension has of the energies of queries, and of keys
+    norms            shares of the norms (`FrequencyUse.norm_shares`)
+    logits, softmax  shares of the variance of the logits
+    centre, massive  `FrequencyUse.centre`; the share of the largest dimension in the energy of queries, and of keys
     """
 
     layers: tuple[Count, ...]
@@ -128,21 +129,22 @@ class FrequencyRecord(Record):
 
 @dataclass(frozen=True)
 class FrequencyUse:
-    """What each head does with each frequency (measures, "Frequency use and control").
+    """How each head uses each frequency (measures, "Frequency use and control").
 
-    Columns are groups of dimensions: first those that are not turned, then the pairs t = 0 .. n - 1, in the order of
-    the rotation (of a trace the highest frequency first). In a layer without a rotation all is in the first column.
-    Arrays are as given for a trace; without their L for one layer and for tensors; without L and H for q [N, d].
+    Columns are groups of dimensions: first the dimensions that are not rotated, then the pairs t = 0 .. n - 1, in the
+    order of the rotation (for a trace the highest frequency first). Without a rotation all is in the first column.
+    Shapes are those for a trace; there is no L for one layer and for tensors, and no L and H for q [N, d].
 
     layers       from 0; empty for one layer and for tensors
-    frequencies  [L, H, n] radians a position; 0 where a head's pair does not turn, NaN in a layer without a rotation
+    frequencies  [L, H, n] radians per position; 0 for a pair that is not rotated, NaN in a layer without a rotation
     norms        [L, H, 1 + n] mean over the visible pairs of ||q_i^(t)|| ||k_j^(t)||, without the scale
-    shares       of the variance of the logits, Cov(L_t, L) / Var(L): [L, H, 1 + n + 1], the last for what an encoding
-                 adds whatever the content (a bias; else 0). They sum to 1 and may be negative; NaN where the logits do
-                 not vary. ``softmax`` is with each query's mean removed
+    shares       shares of the logits' variance, Cov(L_t, L) / Var(L): [L, H, 1 + n + 1]; the last is for what an
+                 encoding adds regardless of content (a bias; otherwise 0). They sum to 1 and may be negative; NaN if
+                 the logits do not vary
+    softmax      the same with each query's mean removed
     variance     [L, H] of the logits over the visible pairs
-    q_energy, k_energy  [L, H, d] each dimension's share of the squared norms of all queries, of all keys, before they
-                 are turned; NaN where they are 0
+    q_energy, k_energy  [L, H, d] each dimension's share of the squared norms of all queries, and of all keys, before
+                 the rotation; NaN if they are 0
     """
 
     layers: tuple[int, ...]
@@ -154,11 +156,11 @@ class FrequencyUse:
     k_energy: Float[Tensor, "*LH d"]
 
     def norm_shares(self) -> Float[Tensor, "*LH g"]:
-        """The norms over their sum; NaN where all are 0."""
+        """The norms divided by their sum; NaN if all are 0."""
         return self.norms / self.norms.sum(-1, keepdim=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its record, as plain lists and numbers for JSON; None for NaN."""
+        """The `FrequencyRecord`, as plain lists and numbers for JSON; None for NaN."""
         named = {
             "frequencies": self.frequencies,
             "norms": self.norm_shares(),
@@ -171,9 +173,9 @@ class FrequencyUse:
         return FrequencyRecord(self.layers, **{name: x.cpu().numpy() for name, x in named.items()}).to_dict()
 
     def massive(self, top: int = 1) -> tuple[Float[Tensor, "*LH"], Float[Tensor, "*LH"]]:
-        """What the ``top`` largest dimensions have of the squared norms of queries and of keys (Jin et al. 2025).
+        """The share of the ``top`` largest dimensions in the squared norms of queries and of keys (Jin et al. 2025).
 
-        Spread evenly it would be top / d.
+        A uniform spread gives top / d.
         """
         most = self.q_energy.shape[-1]
         if not 1 <= top <= most:
@@ -182,10 +184,9 @@ class FrequencyUse:
         return q, k
 
     def centre(self) -> Float[Tensor, "*LH"]:
-        """The mean log2 of the frequencies, each weighed by its share of the variance, if that is positive.
+        """The mean log2 frequency, weighted by the positive shares of the variance, in octaves.
 
-        The rotation's centre of gravity in octaves (0: one radian a position, either way round); NaN without a positive
-        share.
+        0 is one radian per position, in either direction; NaN without a positive share.
         """
         turned = self.frequencies.nan_to_num() != 0
         weight = self.shares.logits[..., 1:-1].clamp(min=0) * turned
@@ -209,20 +210,20 @@ def frequency_use(
     counted: Counted = "all",
     layout: Layout | None = None,
 ) -> FrequencyUse:
-    """Norm and variance use of every frequency, of the layers of a trace or of tensors.
+    """Norm and variance use of every frequency, for the layers of a trace or for tensors.
 
-    Exact, in O(N d^2) time a head, in float64; of sequences together, over all of their visible pairs.
+    Exact, in O(N d^2) time per head, in float64, over all visible pairs of all sequences.
 
     Arguments
-        q        [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one layer
-                 of it, where the rest is read
+        q        [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace` or one of its layers,
+                 from which the rest is read
         k        [..., G, N, d] keys, before any rotation; head h reads key head h // (H / G). Or [N, d]
         rotation, pairing, layout, bias, causal, scale, lengths, window, chunk  as in `toeplens.lens.behaviour`
-        counted  of a trace, which queries count: ``all``, or those ``used``: of a layer that is read out in one place,
-                 that one
+        counted  for a trace, which queries count: ``all``, or ``used``: in a layer whose output is read at one
+                 position, only the query there
 
-    Raises `InputError` for tensors that do not fit or are not finite, and `NoForm`, one of its kind, where an
-    encoding's logits are no sum over pairs of dimensions and a bias.
+    Raises `InputError` for tensors that do not fit or are not finite, and its subclass `NoForm` for encodings whose
+    logits are not a sum over pairs of dimensions plus a bias.
     """
     given = Given(
         rotation,
@@ -248,7 +249,7 @@ def frequency_use(
     [(_, _, keys)] = movable_from(q, k, given)
     if not isinstance(keys, MovableKeys):
         raise NoForm(
-            f"rotation: the logits of {type(rotation).__name__} are no sum over pairs of dimensions and a bias."
+            f"rotation: logits of {type(rotation).__name__} are not a sum over pairs of dimensions and a bias."
         )
     assert k is not None
     plain = q.ndim == 2
@@ -257,7 +258,7 @@ def frequency_use(
 
 
 def _rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float[Tensor, "*_H _n"] | None:
-    """The frequencies of what is given for a rotation, of sequences of this length; None if nothing is turned."""
+    """The frequencies of a rotation, for sequences of this length; None if nothing is rotated."""
     if isinstance(rotation, Rotary):
         return rotation.frequencies_at(torch.arange(length, device=rotation.frequencies.device))
     return None if isinstance(rotation, PositionalEncoding) else rotation
@@ -266,7 +267,6 @@ def _rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Floa
 def _together(
     layers: tuple[int, ...], found: list[FrequencyUse], join: Callable[[list[Tensor]], Tensor] = torch.stack
 ) -> FrequencyUse:
-    """The numbers of several uses joined, one after the other."""
     made = {
         field.name: join([getattr(one, field.name) for one in found])
         for field in fields(FrequencyUse)
@@ -277,7 +277,7 @@ def _together(
 
 
 def _with_columns(use: FrequencyUse, pairs: int) -> FrequencyUse:
-    """One layer's, with columns for so many frequencies, as other layers have."""
+    """The use of one layer, padded to this number of frequencies."""
     more = pairs - use.frequencies.shape[-1]
     shares = (
         torch.cat((x[..., :-1], x.new_zeros(len(x), more), x[..., -1:]), dim=-1)
@@ -292,16 +292,16 @@ def _with_columns(use: FrequencyUse, pairs: int) -> FrequencyUse:
 
 
 def layer_use(layer: LayerTrace, counted: Counted) -> FrequencyUse:
-    """Of a traced layer; raises `NoForm` where its logits are no sum over pairs of dimensions and a bias."""
+    """The use of a traced layer; raises `NoForm` if its logits are not a sum over pairs of dimensions plus a bias."""
     encoding, name = layer.encoding, type(layer.encoding).__name__
     if encoding.data_dependent or encoding.overrides("transform_logits") or encoding.overrides("transform_weights"):
-        raise NoForm(f"encoding: the logits of {name} are no sum over pairs of dimensions and a bias.")
+        raise NoForm(f"encoding: logits of {name} are not a sum over pairs of dimensions and a bias.")
     pieces = Pieces(layer, torch.zeros_like(layer.inputs), torch.zeros_like(layer.key_inputs), counted)
     checked(pieces)
     heads = layer.q.shape[1]
     if pieces.rotation is None:
         if encoding.overrides("rotate"):
-            raise NoForm(f"encoding: {name} does not turn pairs of dimensions by a function of the offset alone.")
+            raise NoForm(f"encoding: {name} does not rotate pairs of dimensions by a function of the offset only.")
         groups = torch.zeros(layer.q.shape[-1], dtype=torch.long, device=layer.q.device)
         frequencies = pieces.q.new_empty(heads, 0)
     else:
@@ -327,7 +327,7 @@ def _shares_by_group(
     Arguments
         wholes  the logits of all sequences, some at a time
         groups  [d] the group of each dimension, 0 .. ``count`` - 1
-        pairs   visible pairs of all sequences
+        pairs   number of visible pairs of all sequences
     """
     whole, parts, biases, energies = [], [], [], []
     for one in wholes:
@@ -349,7 +349,7 @@ def _by_group(x: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], count: int)
 
 
 def _energy_shares(x: Float[Tensor, "B H N d"]) -> Float[Tensor, "H d"]:
-    """Each dimension's share of the squared norms; NaN where they are 0."""
+    """Each dimension's share of the squared norms; NaN if they are 0."""
     energy = x.square().sum((0, 2))
     return energy / energy.sum(-1, keepdim=True)
 
@@ -360,7 +360,7 @@ def _tensors_use(
     k: Float[Tensor, "*_B2 _G _N _d"],
     rotation: Float[Tensor, "*_H2 _n"] | None,
 ) -> FrequencyUse:
-    """Of queries and keys as given to `frequency_use`, and what was made movable of them."""
+    """The use of queries and keys as passed to `frequency_use`."""
     q, k = (x.reshape(-1, *x.shape[-3:]) for x in (q, k))
     heads, length, width = q.shape[1:]
     present = _present(keys)
@@ -389,7 +389,6 @@ def _tensors_use(
 
 
 def _present(keys: MovableKeys) -> Bool[Tensor, "B N"]:
-    """Where there is a token."""
     return torch.arange(keys.q.shape[2], device=keys.q.device) < keys.ends.unsqueeze(1)
 
 
@@ -412,7 +411,7 @@ def _wholes(whole: MovableKeys, heads: slice, at_once: int) -> Iterator[Whole]:
 
 
 def _fixed(keys: MovableKeys, bias: Float[Tensor, "_H D"], heads: slice, count: int) -> Offsets:
-    """The bias of some heads at all offsets, 0 where no key is seen."""
+    """The bias of some heads at all offsets, 0 where no key is visible."""
     own = (bias if len(bias) == 1 else bias[heads]).double().expand(count, -1)
     return Offsets.of(own, keys.q.shape[2], keys.causal, keys.window)
 
@@ -420,8 +419,7 @@ def _fixed(keys: MovableKeys, bias: Float[Tensor, "_H D"], heads: slice, count: 
 def _norms(
     keys: MovableKeys, q: Float[Tensor, "B h N d"], k: Float[Tensor, "B m N d"], each: Int[Tensor, "h"], pairs: float
 ) -> Float[Tensor, "h g"]:
-    """The mean over the visible pairs of the product of norms, group by group; ``each`` is the key of each query's
-    head."""
+    """The mean over the visible pairs of the product of norms, by group; ``each`` is the key head of each head."""
     norms, others = (_by_group(x, keys.groups, 1 + keys.pairs) for x in (q, k))
     total = norms.new_zeros(norms.shape[1], norms.shape[3])
     for part in parts_of(replace(keys, q=norms, content=others)):
@@ -436,29 +434,29 @@ Off = Literal["rotation", "pair"]
 
 @runtime_checkable
 class Controllable(Replayable, Protocol):
-    """What the ablation of bands needs of a source beside replay: head outputs with bands under control."""
+    """What band ablation needs from a source in addition to replay: head outputs under a `BandControl`."""
 
     @property
     def pairs(self) -> Sequence[int]:
-        """How many pairs of dimensions each layer's encoding turns; 0 without a rotation."""
+        """Number of rotated pairs of dimensions in each layer; 0 without a rotation."""
         ...
 
     def outputs_under(self, state: Any, control: BandControl) -> Float[Tensor, "b N H head_dim"]:
-        """The head outputs of the state's layer at all positions, with its bands under control."""
+        """The head outputs of the state's layer at all positions, under the control of its frequencies."""
         ...
 
 
 @dataclass(frozen=True)
 class BandAblation(Record):
-    """What is lost when one band of one head is changed, everything else being as it is.
+    """The effect of changing one band (one frequency of one head) with everything else unchanged.
 
-    drops      [L, H, n] mean over the examples that count, positive for harm; NaN in a layer without a rotation
-    low, high  paired bootstrap interval over examples, each band's for itself: of many bands some intervals miss 0 by
-               chance. A change that shows in none of the examples gets [0, 0], however few these are
+    drops      [L, H, n] mean over the counted examples, positive for harm; NaN in a layer without a rotation
+    low, high  paired bootstrap interval over examples, not corrected for the number of bands: among many bands some
+               intervals miss 0 by chance. [0, 0] for a band without an effect on any example, however few there are
     baseline   the metric of the intact model
-    examples   how many count
+    examples   number of examples counted
     metric     ``accuracy``, ``loss`` or ``kl`` (see `ablate_heads`)
-    off        ``rotation``: the pair no longer turns and its content counts; ``pair``: the pair is taken out
+    off        ``rotation``: the pair is not rotated, but its content still counts; ``pair``: the pair is removed
     """
 
     WORDS = "band ablation"
@@ -482,18 +480,18 @@ def ablate_bands(
     layers: Collection[int] | None = None,
     bootstrap: int = 1000,
 ) -> BandAblation:
-    """Take each frequency from each head and measure what the model loses (measures, "Frequency use", c).
+    """Remove each frequency from each head and measure the effect on the model (measures, "Frequency use", c).
 
-    For one layer and band all heads' changed outputs are formed at once, and the model goes on from there with one head
-    changed at a time: as much work as n head ablations.
+    For one layer and band, the changed outputs of all heads are computed at once, and the model continues from there
+    with one head changed at a time: as much work as n head ablations.
 
     Arguments
         source     a model with a rotation in at least one layer (`toeplens.sources`)
-        batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
-        off        what becomes of the band, see `BandAblation`
+        batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels are ignored
+        off        how the band is removed, see `BandAblation`
         metric     ``loss`` (cross-entropy in nats), ``accuracy`` or ``kl``
-        layers     where bands are taken; everywhere unless given, and what is left out is NaN
-        bootstrap  resamples for the intervals; none with 0
+        layers     the layers to ablate (default: all with a rotation); the others are NaN
+        bootstrap  resamples for the intervals, 0 for none
     """
     choose("off", off, get_args(Off))
     choose("metric", metric, get_args(Metric))

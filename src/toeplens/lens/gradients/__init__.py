@@ -1,1 +1,1 @@
-"""What gradients say of position: does a positional signal survive the mean over a batch?"""
+"""Positional gradients: does a positional signal survive the mean over a batch?"""

@@ -1,4 +1,4 @@
-"""What gradient measures need of a model: each example's own gradient at logits, queries and keys, layer by layer."""
+"""Gradients of each example at logits, queries and keys, layer by layer; the drift of positional effects."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from toeplens.lens.kit.trace import LayerTrace
 
 @dataclass(frozen=True)
 class ProjectionInputs:
-    """What a layer's W_Q and W_K are applied to, so that q = W_Q queries and k = W_K keys, biases apart.
+    """The inputs of a layer's W_Q and W_K, so that q = W_Q queries and k = W_K keys, up to biases.
 
     queries   [B, Q, E] at the queries that are computed
-    keys      [B, N, F]; for latent attention the latent vector and the layer's input side by side
-    key_part  [B, N, F] the part of ``keys`` that the vectors added at the input make up, norms held at their value;
-              None where that part is not known exactly
-    own       [d, F] True where W_K of a head has a weight at all; None if everywhere
+    keys      [B, N, F]; for latent attention the concatenation of the latent vector and the layer's input
+    key_part  [B, N, F] the part of ``keys`` that comes from the vectors added at the input, with norm statistics fixed;
+              None if that part is not known exactly
+    own       [d, F] True where a head's W_K has weights; None if everywhere
     """
 
     queries: Float[Tensor, "B Q E"]
@@ -37,11 +37,11 @@ class ProjectionInputs:
 
 @dataclass(frozen=True)
 class LayerView:
-    """One layer's attention, through which gradients can pass.
+    """The attention of one layer, as part of the autograd graph.
 
-    trace        all positions' queries and keys
-    rows         [B, Q] the queries that the model computes there; None if all
-    projections  what queries and keys are made from
+    trace        queries and keys at all positions
+    rows         [B, Q] the queries that the model computes; None if all
+    projections  the inputs of queries and keys
     """
 
     trace: LayerTrace
@@ -54,13 +54,13 @@ class LayerGradient:
     """Each example's gradient of its own cross-entropy loss in one layer.
 
     layer        from 0
-    rows         [B, Q] the key that is each query's own token
-    present      [B, N] True where a sequence has a token that counts: not hidden padding
-    causal       whether keys after a query's own are hidden
-    logits       [B, H, Q, N] at the logits that enter the softmax (scale, bias and all); 0 where a key is not seen
+    rows         [B, Q] the key position of each query's own token
+    present      [B, N] False for masked padding
+    causal       whether keys after the query are masked
+    logits       [B, H, Q, N] at the logits that enter the softmax, scale and bias included; 0 for masked keys
     q, k         [B, H, Q, d], [B, H, N, d] at queries and keys as projected, before the encoding acts; None unless
-                 asked for
-    projections  what those are made from; None unless asked for
+                 requested
+    projections  the inputs of the projections; None unless requested
     """
 
     layer: int
@@ -78,7 +78,7 @@ Measure = Callable[[Sequence[LayerView]], Tensor]
 
 @runtime_checkable
 class Differentiable(Protocol):
-    """What gradient measures need of a source (`toeplens.sources.decoder.gradients`)."""
+    """What gradient measures need from a source (`toeplens.sources.decoder.gradients`)."""
 
     num_layers: int
     num_heads: int
@@ -96,7 +96,7 @@ class Differentiable(Protocol):
     def descend(self, measure: Measure, batch: Batch, probe: Batch) -> tuple[Tensor, Tensor, float, float]:
         """How ``measure`` on ``probe`` changes when all parameters step against their mean gradient over ``batch``.
 
-        Returns the measure, its derivative by the step size at a step size of 0, and the Euclidean norms of the mean
+        Returns the measure, its derivative with respect to the step size at 0, and the Euclidean norms of the mean
         gradient and of all parameters.
         """
         ...
@@ -104,13 +104,13 @@ class Differentiable(Protocol):
 
 @dataclass(frozen=True)
 class PositionalDrift(Record):
-    """How the positional main effect of every head moves under plain gradient descent, to first order.
+    """How the positional main effect of every head changes under plain gradient descent, to first order.
 
-    effect          [L, H] Var(P_h) of the model as it is (see `position_effect`), in squared logits
+    effect          [L, H] Var(P_h) of the current model (see `position_effect`), in squared logits
     drift           [L, H] d Var(P_h) / d eta at eta = 0, for parameters - eta * mean gradient
     gradient_norm   Euclidean norm of the mean gradient over all parameters
     parameter_norm  Euclidean norm of all parameters
-    examples        how many examples' gradients were averaged
+    examples        number of examples whose gradients were averaged
     """
 
     WORDS = "positional drift"
@@ -123,29 +123,29 @@ class PositionalDrift(Record):
 
     @property
     def relative(self) -> Float[np.ndarray, "L H"]:
-        """[L, H] the drift for a step as long as the parameters: comparable between models; times 1e-3, that of a step
-        of a thousandth of their norm. NaN without a gradient."""
+        """[L, H] the drift scaled to a step as long as the parameter vector, comparable between models; times 1e-3 it
+        is the drift of a step of a thousandth of that norm. NaN without a gradient."""
         return self.drift * (self.parameter_norm / self.gradient_norm if self.gradient_norm > 0 else np.nan)
 
 
 def positional_drift(source: Differentiable, batch: Batch, *, probe: Batch | None = None) -> PositionalDrift:
     """How each head's Var(P_h) starts to change when all parameters step against their mean gradient (theory 7).
 
-    The drift is the exact derivative by the step size at 0, not the difference after some small step: it needs no step
-    size, has no second-order error and no rounding of a small difference, and is 0 where P cannot move.
+    The drift is the exact derivative with respect to the step size at 0, not a finite difference. So it has no
+    second-order error and no rounding error of a small difference, and it is 0 where P cannot change.
 
-    What cannot move, in the first layer under keys from the layer's own input and in every layer under keys from the
-    raw embeddings: where nothing is added at the input and the logit is q . k and a bias, the mean key is one and the
-    same at every position, q . mean key is no function of j, and P is the centred bias. So Var(P) is 0 for NoPE and
-    constant for a fixed bias (ALiBi); a learned bias (T5) moves it through its own table, never through W_Q, W_K. A
-    rotation or a vector added at the input makes P a function of W_Q and W_K. Deeper, the mean key at j carries what
-    earlier layers wrote there, so that P can move under every encoding.
+    P cannot change in the first layer if keys come from the layer's own input, and in every layer if they come from the
+    raw embeddings, in this case: nothing is added at the input, and the logit is q . k plus a bias. Then the mean key
+    is the same at every position, q . mean key does not depend on j, and P is the centred bias. So Var(P) is 0 for NoPE
+    and constant for a fixed bias (ALiBi); a learned bias (T5) changes it through its own table, never through W_Q, W_K.
+    A rotation or a vector added at the input makes P a function of W_Q and W_K. In deeper layers, the mean key at j
+    contains what earlier layers wrote there, so P can change under every encoding.
 
     Arguments
-        source  a model whose gradients can be taken (`toeplens.sources.decoder.gradients`)
-        batch   examples whose mean loss is descended; negative labels do not count
-        probe   examples on which P is measured, 3 or more; their labels are not looked at, and all are worked at once.
-                The first 256 of ``batch`` unless given
+        source  a differentiable model (`toeplens.sources.decoder.gradients`)
+        batch   examples whose mean loss is minimized; negative labels are ignored
+        probe   examples on which P is measured, at least 3, all processed at once; labels are not used (default: the
+                first 256 of ``batch``)
     """
     tokens, labels, lengths = batch
     if probe is None:
@@ -156,7 +156,7 @@ def positional_drift(source: Differentiable, batch: Batch, *, probe: Batch | Non
 
 
 def variances(layers: Sequence[LayerView]) -> Float[Tensor, "L H"]:
-    """Var(P_h) of every layer and head, at the queries that the model computes, as a function of what it is made of."""
+    """Var(P_h) of every layer and head, at the queries that the model computes, differentiable."""
     found = []
     for view in layers:
         trace = view.trace

@@ -1,4 +1,4 @@
-"""The seed of the deposit: is there a positional gradient that a batch does not average away? (theory, section 7)"""
+"""The seed of the deposit: does a positional gradient survive averaging over a batch? (theory, section 7)"""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ SMALLEST = 8  # the first batch size
 
 @dataclass(frozen=True)
 class Strength(Record):
-    """How much of single examples' vectors g is left in their mean, for one vector a place (a head, or a layer).
+    """How much of single examples' vectors g remains in their mean, for one vector per head or per layer.
 
-    strength  [*P, S] SNR_n = ||mean over a batch of n|| / sqrt(E ||g||^2), root mean square over all batches of n that
-              the pool holds; n by `SeedStrength.sizes`
-    exponent  [*P] slope of log SNR_n on log n by least squares: -1/2 is pure cancellation, 0 a fixed vector
-    share     [*P] ||E g||^2 / E ||g||^2, the share of the energy that is the same in every example, by a U-statistic:
-              unbiased up to O(1/n), so that it may fall below 0
-    *_low, *_high  bootstrap intervals over the examples; NaN without resamples. That of the exponent is the exponent of
-              the share's interval, the share taken to be at least 0; of an estimate below 0 the lower end is its own
+    strength  [*P, S] SNR_n = ||mean over a batch of n|| / sqrt(E ||g||^2), root mean square over all batches of size n
+              from the pool; n by `SeedStrength.sizes`
+    exponent  [*P] least-squares slope of log SNR_n against log n: -1/2 is pure cancellation, 0 a fixed vector
+    share     [*P] ||E g||^2 / E ||g||^2, the share of the energy that is equal in all examples, by a U-statistic:
+              unbiased up to O(1/n), so it can be negative
+    *_low, *_high  bootstrap intervals over the examples; NaN without resamples. The exponent's interval is derived from
+              the share's, with the share at least 0; if the estimate is negative, its lower end is the estimate
 
-    All are NaN where the vectors are 0 or undefined.
+    All are NaN if the vectors are 0 or undefined.
     """
 
     WORDS = "strength"
@@ -49,12 +49,12 @@ class Strength(Record):
 
 
 class Pool:
-    """Sums over a pool of examples, and over resamples of it, batch by batch: no example's vector is kept.
+    """Accumulates sums over a pool of examples and over resamples of it, without keeping the vectors.
 
     Arguments
-        examples   how many there will be
-        bootstrap  resamples
-        seed       of the resampling
+        examples   total number of examples
+        bootstrap  number of resamples
+        seed       seed of the resampling
     """
 
     def __init__(self, examples: int, *, bootstrap: int = 0, seed: int = 0) -> None:
@@ -63,14 +63,14 @@ class Pool:
         self.examples = examples
         rng = np.random.Generator(np.random.Philox(seed))
         drawn = rng.multinomial(examples, np.full(examples, 1 / examples), size=bootstrap)
-        self._weights = np.concatenate((np.ones((1, examples)), drawn))  # the pool itself, then the resamples
+        self._weights = np.concatenate((np.ones((1, examples)), drawn))  # the pool, then the resamples
         self._done = 0
         self._sum: Any = 0.0
         self._energy: Any = 0.0
         self._same: Any = 0.0
 
     def add(self, vectors: Float[np.ndarray, "b *P C"]) -> None:
-        """The next examples' vectors, of C numbers a place."""
+        """Add the vectors of the next examples, with C numbers per head or layer."""
         size = len(vectors)
         weights = self._weights[:, self._done : self._done + size]
         self._done += size
@@ -86,18 +86,18 @@ class Pool:
         return self._sum[0] / self.examples
 
     def strength(self, sizes: Int[np.ndarray, "S"], *, together: bool = False) -> Strength:
-        """What is left of the vectors in means of n.
+        """What remains of the vectors in means of n.
 
         Over ALL batches of n different examples of the pool, the mean of ||mean||^2 is exactly
         E||g||^2 (1/n + (1 - 1/n) share), with share = (n^2 ||mean||^2 - sum ||g||^2) / (n (n - 1)) / E||g||^2 over the
-        pool. It is what disjoint batches estimate with more noise, and does not depend on the order of the examples.
+        pool. Disjoint batches estimate the same with more noise. It does not depend on the order of the examples.
 
-        In a resample, pairs of one example with itself are left out of the share (they would pass for a fixed part).
-        Where the share is 0 the intervals are wider than they had to be, by a factor of about the root of 3.
+        In a resample, pairs of an example with itself are left out of the share, as they would look like a fixed part.
+        If the true share is 0, the intervals are too wide by a factor of about sqrt(3).
 
         Arguments
             sizes     batch sizes, at most the pool's
-            together  the vectors of the last place (the heads) side by side as one
+            together  concatenate the vectors along the last dimension (the heads)
         """
         whole, energy, same = (self._sum**2).sum(-1), self._energy, self._same
         if together:
@@ -128,12 +128,12 @@ def batch_sizes(examples: int) -> Int[np.ndarray, "S"]:
 
 
 def by_size(share: Float[np.ndarray, "*P"], sizes: Int[np.ndarray, "S"]) -> Float[np.ndarray, "*P S"]:
-    """SNR_n of independent examples of which this share of the energy is fixed: sqrt(1/n + (1 - 1/n) share)."""
+    """SNR_n of independent examples with this fixed share of the energy: sqrt(1/n + (1 - 1/n) share)."""
     return np.sqrt(np.clip(1 / sizes + (1 - 1 / sizes) * share[..., None], 0, None))
 
 
 def exponent(strength: Float[np.ndarray, "*P S"], sizes: Int[np.ndarray, "S"]) -> Float[np.ndarray, "*P"]:
-    """Least-squares slope of log strength on log n; NaN with fewer than two sizes, or where nothing is left."""
+    """Least-squares slope of log strength on log n; NaN with fewer than two sizes, or if strength is 0."""
     if len(sizes) < 2:
         return np.full(strength.shape[:-1], np.nan)
     x = np.log(sizes) - np.log(sizes).mean()
@@ -144,20 +144,20 @@ def exponent(strength: Float[np.ndarray, "*P S"], sizes: Int[np.ndarray, "S"]) -
 
 Level = Literal["logits", "parameters"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-REFERENCE = 256  # examples on which the direction that moves P is found
-_AT_ONCE = 1 << 21  # logits of one layer that are worked at once
-_NOTHING = 1e-9  # of what a direction could be: below it is rounding
+REFERENCE = 256  # examples used to find the direction that changes P
+_AT_ONCE = 1 << 21  # logits of one layer processed at once
+_NOTHING = 1e-9  # directions below this part of their possible size are rounding errors
 
 
 @dataclass(frozen=True)
 class LevelSignal(Record):
     """Seed strength at one level.
 
-    heads   [L, H] head by head
-    layers  [L] each layer's heads together, their vectors side by side
-    mean    [L, H, C] mean over the pool: at the logits the diagonal means of dloss/dL by offset (0, 1, ... where the
-            model is causal, else from -(N - 1) on); at the parameters one number, the rate at which a step against the
-            gradient moves W_Q, W_K along the direction in which Var(P_h) grows
+    heads   [L, H] for each head
+    layers  [L] for each layer, with its heads' vectors concatenated
+    mean    [L, H, C] mean over the pool. At the logits: diagonal means of dloss/dL by offset (0, 1, ... if causal,
+            otherwise from -(N - 1) on). At the parameters: one number, the rate at which a step against the gradient
+            moves W_Q, W_K along the direction in which Var(P_h) grows
     """
 
     WORDS = "seed strength"
@@ -168,16 +168,16 @@ class LevelSignal(Record):
 
     @property
     def signal(self) -> Float[np.ndarray, "L H"]:
-        """[L, H] the size of the mean: what `margins` compares. Noise alone gives sqrt(E ||g||^2 / n), not 0."""
+        """[L, H] the norm of the mean, as compared by `margins`. Pure noise gives sqrt(E ||g||^2 / n), not 0."""
         return np.sqrt(np.square(self.mean).sum(-1))
 
 
 @dataclass(frozen=True)
 class SeedStrength(Record):
-    """Signal to noise of the positional gradient by batch size, on a pool of examples (theory 7).
+    """Signal-to-noise ratio of the positional gradient by batch size, on a pool of examples (theory 7).
 
     sizes     [S] batch sizes n: 8, 16, ... up to the pool
-    examples  how many examples the pool holds
+    examples  number of examples in the pool
     loss      their mean loss
     levels    by name: ``logits``, ``parameters``
     """
@@ -198,25 +198,25 @@ def seed_strength(
     bootstrap: int = 1000,
     seed: int = 0,
 ) -> SeedStrength:
-    """How much of single examples' positional gradients is left in a batch's mean (arXiv 2505.13027, 6.1 and 6.2).
+    """How much of single examples' positional gradients remains in a batch's mean (arXiv 2505.13027, 6.1 and 6.2).
 
-    Level ``logits``: the diagonal means of an example's dloss/dL over the pairs it sees, by offset (the Toeplitz
-    projection of its gradient; an offset that a short sequence does not have counts as 0). Level ``parameters``: the
-    example's gradient of head h's W_Q and W_K, projected on the unit direction along which Var(P_h) (see
-    `position_effect`) grows fastest at this model with the layer's inputs held, times -1: positive where descent on the
-    example makes the head more positional. Biases of the projections are left out. In latent attention W_Q is what acts
-    on the latent vector, W_K on the latent vector and (rotary part) on the layer's input; what heads share is taken as
-    if each had its own. NaN where W_Q and W_K cannot move P: in the first layer under NoPE and every bias.
+    Level ``logits``: the diagonal means of an example's dloss/dL over its visible pairs, by offset (the Toeplitz
+    projection of its gradient; offsets longer than a short sequence count as 0). Level ``parameters``: the example's
+    gradient of head h's W_Q and W_K, projected on the unit direction along which Var(P_h) (see `position_effect`)
+    grows fastest at this model with fixed layer inputs, times -1. It is positive if descent on the example makes the
+    head more positional. Biases of the projections are left out. In latent attention W_Q acts on the latent vector,
+    W_K on the latent vector and (rotary part) on the layer's input; weights shared by heads are treated as if each head
+    had its own. NaN where W_Q and W_K cannot change P: in the first layer under NoPE and every bias.
 
-    With ``levels=("logits",), bootstrap=0`` it is light enough to be called during training.
+    ``levels=("logits",), bootstrap=0`` is cheap enough to be called during training.
 
     Arguments
-        source     a model whose gradients can be taken (`toeplens.sources.decoder.gradients`)
-        batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
-        levels     ``logits`` and ``parameters``, or one of them; the direction of the second is found on the first 256
-                   examples, in float64
-        bootstrap  resamples for the intervals; none with 0
-        seed       of the resampling
+        source     a differentiable model (`toeplens.sources.decoder.gradients`)
+        batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels are ignored
+        levels     ``logits`` and ``parameters``, or one of them; the direction of the latter is computed from the first
+                   256 examples, in float64
+        bootstrap  resamples for the intervals, 0 for none
+        seed       seed of the resampling
     """
     if not levels:
         raise InputError(f"levels: none were given; {' or '.join(map(repr, LEVELS))} is needed.")
@@ -254,7 +254,7 @@ def diagonal_means(layer: LayerGradient, length: int) -> Float[Tensor, "B H C"]:
     seen = layer.present.gather(1, rows).unsqueeze(-1) & layer.present.unsqueeze(1)
     if layer.causal:
         seen = seen & (offsets >= 0)
-    # what is not seen goes to a place of its own
+    # masked pairs go to an extra slot
     index = torch.where(seen, offsets - first, length - first).flatten(1)
     counts = torch.zeros(len(rows), length - first + 1, device=rows.device, dtype=layer.logits.dtype)
     counts.scatter_add_(1, index, torch.ones_like(index, dtype=counts.dtype))
@@ -266,7 +266,7 @@ def diagonal_means(layer: LayerGradient, length: int) -> Float[Tensor, "B H C"]:
 
 @dataclass(frozen=True)
 class Direction:
-    """The unit direction in each head's (W_Q, W_K) along which its Var(P) grows fastest; NaN where nothing moves it.
+    """The unit direction in each head's (W_Q, W_K) along which its Var(P) grows fastest; NaN if none changes it.
 
     to_q  [H, d, E] in W_Q
     to_k  [H, d, F] in W_K
@@ -276,7 +276,7 @@ class Direction:
     to_k: Float[Tensor, "H d F"]
 
     def __call__(self, layer: LayerGradient) -> Float[Tensor, "B H 1"]:
-        """Minus each example's gradient of W_Q and W_K, along the direction."""
+        """Minus each example's gradient of W_Q and W_K, projected on the direction."""
         made = layer.projections
         assert made is not None
         assert layer.q is not None
@@ -292,7 +292,7 @@ def _applied(weight: Float[Tensor, "H d E"], x: Float[Tensor, "B N E"]) -> Float
 
 
 def directions(source: Differentiable, reference: Batch) -> list[Direction]:
-    """Each layer's `Direction`, from 3 examples or more; their labels are not looked at."""
+    """Each layer's `Direction`, from at least 3 examples; labels are not used."""
     with torch.no_grad():
         views = source.layers(reference[0], reference[2])
         return [_direction(view, known_key_part(view.trace)) for view in views]
@@ -300,7 +300,7 @@ def directions(source: Differentiable, reference: Batch) -> list[Direction]:
 
 @torch.enable_grad()
 def _direction(view: LayerView, key_part: Tensor | None) -> Direction:
-    """The gradient of Var(P) by changes of W_Q and W_K, the layer's inputs held."""
+    """The gradient of Var(P) with respect to W_Q and W_K, with fixed layer inputs."""
     trace, made = in_float64(view.trace), view.projections
     heads = trace.q.shape[1]
 
@@ -326,14 +326,13 @@ def _direction(view: LayerView, key_part: Tensor | None) -> Direction:
 
 
 def _scattered(x: Float[Tensor, "B H Q d"], rows: Tensor | None, like: Tensor) -> Tensor:
-    """The queries that are computed, at their places among all."""
+    """Scatter the computed queries to their positions among all."""
     if rows is None:
         return x
     return torch.zeros_like(like).scatter(2, rows[:, None, :, None].expand_as(x), x)
 
 
 def _rms(x: Tensor) -> Tensor:
-    """Root of the mean squared length of vectors."""
     return x.square().sum(-1).mean().sqrt()
 
 
@@ -344,7 +343,7 @@ def _counted(batch: Batch) -> Batch:
 
 
 def _reference(source: Differentiable, batches: Sequence[Batch]) -> Batch:
-    """The first examples, as many as fit; those that have the first batch's shape."""
+    """The first examples that fit in memory and have the first batch's shape."""
     length, padded = batches[0][0].shape[1], batches[0][2] is not None
     count = max(FOLDS, min(REFERENCE, 4 * _AT_ONCE // (source.num_heads * length**2)))
     alike = [batch for batch in batches[:count] if (batch[0].shape[1], batch[2] is not None) == (length, padded)]
@@ -353,7 +352,7 @@ def _reference(source: Differentiable, batches: Sequence[Batch]) -> Batch:
 
 
 def _pieces(batches: Iterable[Batch], heads: int) -> Iterator[Batch]:
-    """The batches in pieces whose logits fit in memory."""
+    """Split the batches so that the logits fit in memory."""
     for tokens, labels, lengths in batches:
         size = max(1, _AT_ONCE // (heads * tokens.shape[1] ** 2))
         for start in range(0, len(tokens), size):
@@ -365,8 +364,8 @@ def _pieces(batches: Iterable[Batch], heads: int) -> Iterator[Batch]:
 class Margins:
     """The lead of the best head of each layer (arXiv 2505.13027, section 6; theory 7).
 
-    ratio  [L] M_l, the best head's signal over the second best's; NaN with fewer than two heads that have one
-    gamma  [L - 1] M_l / M_{l+1}: the claim is that it is over 1, so that the lead grows back through the layers
+    ratio  [L] M_l, the signal of the best head divided by that of the second best; NaN with fewer than two signals
+    gamma  [L - 1] M_l / M_{l+1}; the claim is gamma > 1, so that the lead grows back through the layers
     """
 
     ratio: Float[np.ndarray, "L"]
@@ -374,13 +373,12 @@ class Margins:
 
 
 def margins(signal: Float[np.ndarray, "L H"]) -> Margins:
-    """Best against second best head, layer by layer.
+    """Best against second-best head, layer by layer.
 
-    The product of all gamma is M_0 / M_{L-1} whatever the signals are; what is claimed is gamma_l > 1 for each l.
+    The product of all gamma is M_0 / M_{L-1} for any signals; the claim is gamma_l > 1 for each l.
 
     Arguments
-        signal  [L, H] size of each head's mean positional gradient (`SeedStrength`), at least 0; NaN where there is
-                none
+        signal  [L, H] norm of each head's mean positional gradient (`SeedStrength`), at least 0; NaN if undefined
     """
     if np.any(signal < 0):
         raise InputError(f"signal: {np.nanmin(signal):g} was given; sizes of gradients are at least 0.")

@@ -1,1 +1,1 @@
-"""What several questions share: traces of attention, sums over visible pairs, replays, intervals."""
+"""Shared tools: attention traces, sums over visible pairs, replays, intervals."""

@@ -1,6 +1,6 @@
-"""Intervals: a paired bootstrap over examples, Student's t over seeds, Wilson's of a share; correlations of ranks.
+"""Intervals (paired bootstrap over examples, Student's t over seeds, Wilson's for shares) and rank correlations.
 
-`scipy.stats` takes half a second to import, so it is imported where it is used.
+`scipy.stats` takes half a second to import, so functions import it when needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toeplens.ground import InputError
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval and the count of observations behind it."""
+    """A number with its interval and number of observations."""
 
     value: float
     low: float
@@ -27,19 +27,19 @@ class Estimate:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-TAILS = (0.025, 0.975)  # of the intervals
+TAILS = (0.025, 0.975)  # quantiles of the intervals
 
 
 def bootstrap_means(
     values: Float[np.ndarray, "n k"], *, samples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
-    """Percentile intervals of the column means, rows resampled together (so paired columns stay paired).
+    """Percentile intervals of the column means, with rows resampled together (so paired columns stay paired).
 
     Arguments
-        values   [n, k] one row an example
-        samples  resamples; none with 0, and the intervals are nan
+        values   [n, k] one row per example
+        samples  number of resamples; with 0 the intervals are nan
         level    coverage
-        seed     of the resampling
+        seed     seed of the resampling
     """
     count = len(values)
     if count == 0:
@@ -59,7 +59,7 @@ def bootstrap_means(
 
 
 def over_seeds(values: Float[np.ndarray, "s"]) -> Estimate:
-    """Mean over seeds with Student's t interval; with one seed the interval is unbounded (nothing is known of it)."""
+    """Mean over seeds with Student's t interval; unbounded with one seed."""
     values = np.asarray(values, dtype=float)
     if len(values) == 0:
         raise InputError("values: no seeds were given; at least one is needed.")
@@ -71,11 +71,11 @@ def over_seeds(values: Float[np.ndarray, "s"]) -> Estimate:
 
 
 def over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]) -> Estimate:
-    """Mean of values of which those of one cluster (the windows of a document) belong together; Student's interval.
+    """Mean of values that belong together in clusters (such as the windows of a document); Student's interval.
 
-    The error is that of the clusters' sums of deviations, so that many values of one cluster count as little more than
-    one; its degrees of freedom are those of as many clusters of equal size as these are worth, (sum n)^2 / sum n^2.
-    ``count`` is the number of clusters. With one cluster the interval is unbounded.
+    The error is computed from the clusters' sums of deviations, so many values of one cluster count little more than
+    one. Its degrees of freedom are those of the equivalent number of equal clusters, (sum n)^2 / sum n^2. ``count`` is
+    the number of clusters. With one cluster the interval is unbounded.
     """
     if len(values) == 0:
         raise InputError("values: none were given; at least one is needed.")
@@ -91,7 +91,7 @@ def over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share, of which ``right`` of ``count`` observations are.
+    """Wilson's 95% interval of the share ``right`` / ``count``.
 
     E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927.
     """
@@ -102,7 +102,7 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
 
 def newcombe(first: Float[np.ndarray, "n"], second: Float[np.ndarray, "n"]) -> tuple[float, float]:
-    """95% interval of the share of ``second`` less that of ``first``, each observation 0 or 1 in both.
+    """95% interval of the share of ``second`` minus that of ``first``, for paired observations of 0 or 1.
 
     R. G. Newcombe, Improved confidence intervals for the difference between binomial proportions based on paired data,
     1998, method 10 without its continuity correction.
@@ -122,14 +122,14 @@ def newcombe(first: Float[np.ndarray, "n"], second: Float[np.ndarray, "n"]) -> t
 
 
 def ranks_of(values: Float[np.ndarray, "*samples n"]) -> Float[np.ndarray, "*samples n"]:
-    """Ranks from 1 within each sample, ties at their mean rank; nan throughout a sample that holds one."""
+    """Ranks from 1 within each sample, ties at their mean rank; all nan if the sample contains nan."""
     from scipy.stats import rankdata
 
     return rankdata(values, axis=-1)
 
 
 def spearman(values: Float[np.ndarray, "2 *samples n"]) -> Float[np.ndarray, "*samples"]:
-    """Spearman's correlation of one or many samples, ties at their mean rank; nan where all of one side are equal."""
+    """Spearman correlation of one or many samples, ties at their mean rank; nan if all values of one side are equal."""
     ranks = ranks_of(values)
     x, y = ranks - ranks.mean(-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):

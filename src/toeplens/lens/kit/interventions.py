@@ -1,4 +1,4 @@
-"""The two ends of an ablation: what takes a head's place, and what then becomes of each example."""
+"""Interventions: what replaces a head's output, and the metrics of each example."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch.nn import functional as F
 
 from toeplens.ground import InputError
 
-# tokens [b, N], labels [b] or [b, N], lengths [b]: not named, because b may differ from batch to batch
+# tokens [b, N], labels [b] or [b, N], lengths [b]; without names, as b may differ between batches
 Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_ *_"], Int[Tensor, "_"] | None]
 Intervention = Literal["zero", "mean", "resample", "position"]
 Metric = Literal["accuracy", "loss", "kl"]
-# for each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding off; or nothing
+# for each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding switched off; or nothing
 Replacement = list[Tensor] | Literal["position"] | None
 
 
 def counted_batches(batches: Iterable[Batch]) -> list[Batch]:
-    """The batches as a list; an `InputError` where no example in them counts."""
+    """The batches as a list; raises `InputError` if no example in them counts."""
     kept = list(batches)
     if not any((labels >= 0).any() for _, labels, _ in kept):
         raise InputError("batches: no examples that count were given; at least one is needed.")
@@ -31,13 +31,13 @@ def counted_batches(batches: Iterable[Batch]) -> list[Batch]:
 
 @runtime_checkable
 class Replayable(Protocol):
-    """What ablation needs of a source: run once, then go on from a layer with some heads' outputs changed."""
+    """What ablation needs from a source: run once, then continue from a layer with some head outputs changed."""
 
     num_layers: int
     num_heads: int
 
     def states(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Any]:
-        """For each layer in order, an opaque state from which `replay` goes on at that layer."""
+        """For each layer in order, an opaque state from which `replay` continues at that layer."""
         ...
 
     def outputs(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Float[Tensor, "b N H head_dim"]]:
@@ -58,7 +58,7 @@ class Replayable(Protocol):
 def replacements(
     source: Replayable, batches: Sequence[Batch], intervention: Intervention, seed: int
 ) -> Callable[[int], Replacement]:
-    """What replaces the head outputs of all layers in the batch of a given number (see `ablate_heads`)."""
+    """A function that returns the replacement of all layers' head outputs for a batch index (see `ablate_heads`)."""
     if intervention == "mean":
         means = mean_outputs(source, batches)
         return lambda index: [mean[None, : batches[index][0].shape[1]] for mean in means]
@@ -72,9 +72,9 @@ def replacements(
 
 @torch.no_grad()
 def mean_outputs(source: Replayable, batches: Sequence[Batch]) -> list[Float[Tensor, "N H head_dim"]]:
-    """Each layer's mean head outputs by position, over the sequences that count and have a token there.
+    """Each layer's mean head outputs by position, over the counted sequences that have a token there.
 
-    A position where none has a token has mean 0. Sums are taken in float64.
+    The mean is 0 at positions without tokens. Sums are in float64.
     """
     width = max(tokens.shape[1] for tokens, _, _ in batches)
     sums: list[Tensor] = []
@@ -91,10 +91,10 @@ def mean_outputs(source: Replayable, batches: Sequence[Batch]) -> list[Float[Ten
 
 
 def donors(lengths: Int[np.ndarray, "n"], seed: int) -> Int[np.ndarray, "n"]:
-    """For each example another one, of the same length where there is one.
+    """For each example another one, of the same length if there is one.
 
-    The examples of each length stand in a random ring, where each takes the one before it. A length that occurs once
-    takes the next longer example, the longest the next shorter one.
+    The examples of each length form a random ring, and each takes the previous one. The only example of a length takes
+    the next longer one, the longest of all the next shorter one.
     """
     if len(lengths) < 2:
         raise InputError(f"batches: {len(lengths)} example that counts was given; resampling needs at least 2.")
@@ -109,7 +109,7 @@ def donors(lengths: Int[np.ndarray, "n"], seed: int) -> Int[np.ndarray, "n"]:
 
 
 def _donated(batches: Sequence[Batch], seed: int) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """All tokens and lengths, and for each batch which of them take its examples' places; those not counted stay."""
+    """All tokens and lengths, and for each batch the indices of its replacements; ignored examples keep their own."""
     widths = {tokens.shape[1] for tokens, _, _ in batches}
     if len(widths) > 1:
         raise InputError(f"batches: widths {sorted(widths)} were given; resampling needs sequences of one width.")
@@ -124,7 +124,7 @@ def _donated(batches: Sequence[Batch], seed: int) -> tuple[Tensor, Tensor | None
 
 
 def _present(tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> Tensor:
-    """[b, N] True where a sequence that counts has a token."""
+    """[b, N] True where a counted sequence has a token."""
     here = torch.arange(tokens.shape[1], device=tokens.device) < _lengths(tokens, lengths).unsqueeze(1)
     return here & counts(labels).unsqueeze(1)
 
@@ -134,12 +134,12 @@ def _lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def counts(labels: Int[Tensor, "b *N"]) -> Bool[Tensor, "b"]:
-    """Which examples count: their label is not negative, or of those at their tokens some are not."""
+    """Which examples count: those with a label that is not negative."""
     return labels >= 0 if labels.ndim == 1 else (labels >= 0).any(1)
 
 
 def losses(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Float[Tensor, "b"]:
-    """Each example's cross-entropy in nats, the mean over its labels that count; 0 where none does."""
+    """Each example's cross-entropy in nats, the mean over its counted labels; 0 if there are none."""
     counted = labels >= 0
     each = F.cross_entropy(logits.flatten(0, -2), labels.clamp(min=0).flatten(), reduction="none").view_as(labels)
     each = torch.where(counted, each, 0)
@@ -149,11 +149,11 @@ def losses(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Floa
 def outcomes(
     metric: Metric, logits: Float[Tensor, "V b *N C"], intact: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]
 ) -> Bool[Tensor, "V n"] | Float[Tensor, "V n"]:
-    """The metric of each example that counts (its label is not negative), in each of V changed passes.
+    """The metric of each counted example, in each of V changed passes.
 
-    ``accuracy``: whether the answer is right. ``loss``: cross-entropy in nats. ``kl``: KL(intact || changed) of the
-    output distribution in nats. The latter two in float64. Of examples with a label at every token, the mean over
-    those that count.
+    ``accuracy``: whether the answer is correct. ``loss``: cross-entropy in nats. ``kl``: KL(intact || changed) of the
+    output distribution in nats. The latter two are float64. For examples with a label at every token, it is the mean
+    over the counted labels.
     """
     if labels.ndim == 2:
         return torch.stack([_mean_outcomes(metric, changed, intact, labels) for changed in logits])
@@ -179,15 +179,15 @@ def _mean_outcomes(
 
 
 def harm(metric: Metric, intact: Float[np.ndarray, "*#V n"], changed: Float[np.ndarray, "*V n"]) -> np.ndarray:
-    """What each example loses, positive for harm: right answers lost, the rise in loss, the rise in divergence."""
+    """The harm to each example: correct answers lost, the rise in loss, or the rise in divergence."""
     return intact - changed if metric == "accuracy" else changed - intact
 
 
 @runtime_checkable
 class Memory(Protocol):
-    """Where an ablation keeps what it has answered; `get` may raise to stop it between two batches.
+    """Stores the results of an ablation; `get` may raise to interrupt it between two batches.
 
-    One memory serves one ablation: the keys do not name metrics, intervention or method.
+    Use one memory per ablation: the keys do not contain metrics, intervention or method.
     """
 
     def get(self, key: str) -> Bool[np.ndarray, "M V n"] | Float[np.ndarray, "M V n"] | None: ...
@@ -202,12 +202,12 @@ def examples_answers(
     memory: Memory | None = None,
     phase: str = "",
 ) -> tuple[Float[np.ndarray, "M n"], Float[np.ndarray, "M V n"]]:
-    """Each metric of each example that counts: of the intact model, and of each of V changed ones, from one pass.
+    """Each metric of each counted example, for the intact model and V changed ones, from one pass.
 
     Arguments
-        logits_of  for the number of a batch the class logits of all these passes, the intact model's first, in pieces
-                   of as many passes as are worked at once
-        memory     what knows the answers to some batches, by the phase and the number
+        logits_of  for a batch index, the class logits of all these passes, the intact model's first, in pieces of as
+                   many passes as are processed at once
+        memory     stored results, by phase and batch index
     """
     parts = []
     for index, (_, labels, _) in enumerate(batches):

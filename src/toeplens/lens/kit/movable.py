@@ -1,4 +1,4 @@
-"""Queries and keys whose content can be put at any position: of tensors, or of a layer of a model (`movable_from`)."""
+"""Queries and keys whose content can be moved to any position, from tensors or from a model's layer."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from toeplens.lens.kit.terms import bias_by_offset, groups_of, index_of, pair_nu
 from toeplens.lens.kit.toeplitz import Layout, as_bhnd, broadcasts, ends_of, heads_of
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
-WORK = 1 << 31  # logits of all tables; of more than that the first sequences count alone
-_AT_ONCE = 1 << 22  # logits of tables held at once
+WORK = 1 << 31  # limit on the logits of all tables; above it only the first sequences are used
+_AT_ONCE = 1 << 22  # logits of tables in memory at once
 
 
 @dataclass(frozen=True)
 class PairwiseLogits:
-    """The logits of a layer, each of one query and one key's content; all else that its encoding reads stays in place.
+    """The logits of a layer, as a function of one query and one key content; everything else stays in place.
 
     A query's table M_jm is the logit at position j of the key whose content is that of position m. What the encoding
-    reads beside queries and keys (`PositionalEncoding.note`: forget gates, angles made from the content) belongs to the
-    position.
+    reads in addition to queries and keys (`PositionalEncoding.note`: forget gates, angles computed from content)
+    belongs to the position.
 
     layer    the layer, in float64
-    content  [B, G, N, d] keys before the rotation, less their position part; head h reads h // (H / G)
+    content  [B, G, N, d] keys before the rotation, minus their position part; head h reads h // (H / G)
     places   [B or 1, G or 1, N, d] the keys' position part; None if there is none
-    ends     [B] tokens of each sequence
+    ends     [B] number of tokens of each sequence
     asked    [B, N] the queries that count
     window, chunk  as in `MovableKeys`
     """
@@ -51,7 +51,7 @@ class PairwiseLogits:
 
     @classmethod
     def of(cls, layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, asked: Bool[Tensor, "B N"]) -> PairwiseLogits:
-        """Of a layer and the part of its keys that is position. Raises `InputError` where one table is too large."""
+        """From a layer and the position part of its keys. Raises `InputError` if one table is too large."""
         layer = in_float64(layer)
         _, heads, length, _ = layer.q.shape
         longest = math.isqrt((_AT_ONCE << 6) // heads)
@@ -72,11 +72,11 @@ class PairwiseLogits:
         return self.layer.causal
 
     def seen(self) -> Int[Tensor, "B N"]:
-        """How many keys each query sees; 0 for those that do not count."""
+        """Number of keys that each query sees; 0 for queries that do not count."""
         return self._visible(torch.arange(self.asked.shape[1], device=self.asked.device)).sum(-1) * self.asked
 
     def tables(self) -> Iterator[tuple[slice, Int[Tensor, "Q"], Float[Tensor, "b H Q N N"], Bool[Tensor, "b Q N"]]]:
-        """Sequences, queries, their tables [position, content], and the keys that each query sees; some at a time."""
+        """Sequences, queries, their tables [position, content], and the visible keys; some at a time."""
         _, heads, length, _ = self.layer.q.shape
         at_once = max(1, _AT_ONCE // (heads * length**2))
         for queries in torch.arange(length, device=self.asked.device).split(min(at_once, length)):
@@ -89,7 +89,7 @@ class PairwiseLogits:
                     yield some, queries, self._table(some, queries, last), seen
 
     def logits(self, sequence: int, query: int, contents: Int[Tensor, "*K n"]) -> Float[Tensor, "H *K n"]:
-        """As `MovableKeys.logits`."""
+        """See `MovableKeys.logits`."""
         only = torch.tensor([query], device=self.asked.device)
         seen = self._visible(only)[sequence, 0].nonzero().flatten()[: contents.shape[-1]]
         contents = contents + seen[0]
@@ -97,7 +97,7 @@ class PairwiseLogits:
         return table[:, seen, contents]
 
     def _table(self, sequences: slice, queries: Int[Tensor, "Q"], contents: int) -> Float[Tensor, "b H Q N N"]:
-        """The logits of the first so many contents at every position; 0 for the others."""
+        """The logits of the first ``contents`` contents at every position; 0 for the others."""
         q, own = self.layer.q, self.content[sequences]
         places = self.places if self.places is None or len(self.places) == 1 else self.places[sequences]
         made = q.new_zeros(len(own), q.shape[1], len(queries), own.shape[2], own.shape[2])
@@ -114,7 +114,7 @@ class PairwiseLogits:
 def visible_keys(
     queries: Int[Tensor, "Q"], length: int, ends: Int[Tensor, "B"], causal: bool, window: int | None, chunk: int | None
 ) -> Bool[Tensor, "B Q N"]:
-    """Which of ``length`` keys each query sees, in sequences of ``ends`` tokens; the rest as in `MovableKeys`."""
+    """Which of ``length`` keys each query sees, in sequences of ``ends`` tokens; otherwise as in `MovableKeys`."""
     rows = torch.arange(length, device=ends.device)
     offsets = queries.unsqueeze(1) - rows
     seen = offsets >= 0 if causal else torch.ones_like(offsets, dtype=torch.bool)
@@ -129,7 +129,7 @@ def visible_keys(
 def table_variances(
     table: Float[Tensor, "b H Q N N"], seen: Bool[Tensor, "b Q N"]
 ) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H Q"], Float[Tensor, "b H Q"], Float[Tensor, "b H Q"]]:
-    """Var(P), Var(S), Var(I) of each table over the keys seen, and its mean square; 0 where fewer than two are."""
+    """Var(P), Var(S), Var(I) of each table over the visible keys, and its mean square; 0 with fewer than two keys."""
     both = (seen.unsqueeze(-1) & seen.unsqueeze(-2)).unsqueeze(1)
     count = torch.where(seen.sum(-1) > 1, seen.sum(-1), torch.inf).unsqueeze(1).double()
     table = table.masked_fill(~both, 0)
@@ -146,7 +146,7 @@ KeySplit = Literal["known", "none", "input", "mean", "ablate"]
 
 
 class Around(TypedDict, total=False):
-    """What may be given beside queries and keys: the fields of `Given`, whose defaults hold where one is not."""
+    """Arguments in addition to queries and keys, with the defaults of `Given`."""
 
     rotation: Tensor | PositionalEncoding | None
     pairing: Pairing | None
@@ -164,7 +164,7 @@ class Around(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Given:
-    """What is given beside queries and keys; each is told of at `toeplens.lens.following.behaviour.behaviour`."""
+    """Arguments in addition to queries and keys; see `toeplens.lens.following.behaviour.behaviour`."""
 
     rotation: Tensor | PositionalEncoding | None = None
     pairing: Pairing | None = None
@@ -180,34 +180,34 @@ class Given:
     chunk: int | None = None
 
     def require_trace_alone(self, k: Tensor | None) -> None:
-        """Refuse what a trace has of its own."""
+        """Refuse arguments that are read from a trace."""
         for name, value in {"k": k, **vars(self)}.items():
             if name not in ("causal", "scale", "split", "counted") and value is not None:
                 raise InputError(f"{name}: it was given beside a trace; a trace has its own.")
 
 
-# a process's first cosines in several threads were met up to 7e-9 off the later ones, which 1e-9 would refuse at random
+# a process's first multi-threaded cosines can differ by up to 7e-9 from later ones; 1e-9 would refuse at random
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
-_CHECKED = 4  # queries of a sequence whose logits are formed again
-_NUMBERS = 2**21  # of keys in other places, at once
+_CHECKED = 4  # queries per sequence whose logits are recomputed
+_NUMBERS = 2**21  # numbers of moved keys in memory at once
 
 
 @dataclass(frozen=True)
 class MovableKeys:
-    """Queries, and keys whose content can be put at any position.
+    """Queries, and keys whose content can be moved to any position.
 
     q        [B, H, N, d] queries, rotated, times the scale of the logits
-    content  [B, G, N, d] keys before the rotation, less their position part; head h reads h // (H / G)
+    content  [B, G, N, d] keys before the rotation, minus their position part; head h reads h // (H / G)
     places   [B or 1, G or 1, N, d] the keys' position part, before the rotation; None if there is none
-    groups   [d] the pair that each dimension belongs to, from 1, two each; 0 where it is not rotated
-    turns    [H or 1, N, n] what the conjugates of a key's pairs are multiplied by at each position: e^(-iota j theta)
-    bias     [H or 1, D] by offset, 0 .. N-1 if causal, else -(N-1) .. N-1; None if there is none
-    causal   whether key j is visible to query i only for j <= i
-    ends     [B] tokens of each sequence; those after it are neither queries nor keys
-    asked    [B, N] the queries that count, of those; None if all do
-    window   how many keys up to its own a query sees at most, on either side if not causal; None if all of them
-    chunk    of so many positions, beyond whose ends no query sees a key; None if they are all one
-    table    [B or 1, H or 1, N, N] a bias by query and position, whatever the content there; None if there is none
+    groups   [d] the pair that each dimension belongs to, from 1, two dimensions each; 0 where it is not rotated
+    turns    [H or 1, N, n] factors of the conjugates of a key's pairs at each position: e^(-iota j theta)
+    bias     [H or 1, D] by offset, 0 .. N-1 if causal, otherwise -(N-1) .. N-1; None if there is none
+    causal   whether query i sees key j only for j <= i
+    ends     [B] number of tokens of each sequence; later positions are padding
+    asked    [B, N] the queries that count; None if all do
+    window   maximum number of keys that a query sees up to its own, on either side if not causal; None for no limit
+    chunk    number of positions per chunk; queries see only keys of their own chunk. None without chunks
+    table    [B or 1, H or 1, N, N] a bias by query and position, independent of content; None if there is none
     """
 
     q: Float[Tensor, "B H N d"]
@@ -225,22 +225,22 @@ class MovableKeys:
 
     @property
     def pairs(self) -> int:
-        """Rotated pairs of dimensions n."""
+        """Number n of rotated pairs of dimensions."""
         return self.turns.shape[-1]
 
     def ordered(self, x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
-        """In float64, the dimensions as: first of each rotated pair, second of each, those that are not rotated."""
+        """Reorder the dimensions, in float64: first of each rotated pair, second of each, then the unrotated ones."""
         order = self.groups.argsort(stable=True)
         still = len(order) - 2 * self.pairs
         return x[..., index_of(torch.cat((order[still::2], order[still + 1 :: 2], order[:still])))].double()
 
     def key_heads(self, heads: slice) -> Int[Tensor, "h"]:
-        """The key head of each of these heads."""
+        """The key head of each head."""
         count = self.q.shape[1]
         return torch.arange(count, device=self.q.device)[heads] // (count // self.content.shape[1])
 
     def seen(self) -> Int[Tensor, "B N"]:
-        """How many keys each query sees; 0 for padding, and for queries that do not count."""
+        """Number of keys that each query sees; 0 for padding and for queries that do not count."""
         rows = torch.arange(self.q.shape[2], device=self.q.device)
         ends = self.ends.unsqueeze(1)
         after = torch.minimum(self._beyond(rows), ends) if not self.causal else rows + 1
@@ -248,7 +248,7 @@ class MovableKeys:
         return seen if self.asked is None else seen * self.asked
 
     def visible(self, sequence: int, queries: Int[Tensor, "Q"]) -> Bool[Tensor, "Q N"]:
-        """Which keys each of a sequence's queries sees."""
+        """Which keys each query of a sequence sees."""
         ends = self.ends[sequence : sequence + 1]
         return visible_keys(queries, self.q.shape[2], ends, self.causal, self.window, self.chunk)[0]
 
@@ -258,7 +258,7 @@ class MovableKeys:
         return first if self.window is None else torch.maximum(first, rows + 1 - self.window)
 
     def _beyond(self, rows: Int[Tensor, "_N"]) -> Int[Tensor, "_N"]:
-        """The first position after those that a query sees of keys on both sides."""
+        """The first position after the keys that a query sees, if it sees both sides."""
         length = self.q.shape[2]
         beyond = rows * 0 + length if self.chunk is None else rows - rows % self.chunk + self.chunk
         return beyond if self.window is None else torch.minimum(beyond, rows + self.window)
@@ -267,8 +267,8 @@ class MovableKeys:
         """The logits of one query with other contents at the n positions that it sees, in float64.
 
         Arguments
-            contents  [..., n] whose content stands at each of these positions, counted from the first of them;
-                      0, 1, ..., n - 1 is as it was
+            contents  [..., n] whose content is at each of these positions, counted from the first of them;
+                      0, 1, ..., n - 1 is the original order
         """
         n, count = contents.shape[-1], self.pairs
         start = int(self._first(torch.tensor([query])))
@@ -297,7 +297,7 @@ Keys = MovableKeys | PairwiseLogits
 def movable_from(
     q: Tensor | AttentionTrace | LayerTrace, k: Tensor | None, given: Given
 ) -> Iterator[tuple[int, str, Keys]]:
-    """Layer, split and keys: of each layer of a trace, one at a time; of tensors once, as layer -1."""
+    """Layer, split and keys: for each layer of a trace, one at a time; for tensors once, as layer -1."""
     if not isinstance(q, Tensor):
         given.require_trace_alone(k)
         choose("split", given.split, get_args(KeySplit))
@@ -319,11 +319,11 @@ def movable_from(
 
 
 def in_bhnd(q: Tensor, k: Tensor, given: Given) -> tuple[Tensor, Tensor, Given]:
-    """Queries, keys and what is given beside them with heads before tokens."""
+    """Queries, keys and other arguments with heads before tokens."""
     encoding, part = given.rotation, given.k_position
     layout = given.layout
     if layout is None and isinstance(encoding, PositionalEncoding) and q.ndim > 2:
-        layout = "bhnd" if q.shape[-3] == encoding.num_heads else None  # the encoding knows which are the heads
+        layout = "bhnd" if q.shape[-3] == encoding.num_heads else None  # the encoding knows the number of heads
     if layout == "bnhd" and part is not None and part.ndim > 2:
         part = part.transpose(-3, -2)
     q, k = as_bhnd(q, k, layout, required=encoding is not None)
@@ -331,7 +331,7 @@ def in_bhnd(q: Tensor, k: Tensor, given: Given) -> tuple[Tensor, Tensor, Given]:
 
 
 def by_layer(q: Tensor | AttentionTrace | LayerTrace, found: Sequence[np.ndarray]) -> np.ndarray:
-    """What was found of the heads, layer after layer: [L, H] of a trace, [H] without layers, [] of q [N, d]."""
+    """Join the heads' values over layers: [L, H] for a trace, [H] without layers, [] for q [N, d]."""
     if isinstance(q, AttentionTrace):
         return np.stack(found)
     return found[0].reshape(() if isinstance(q, Tensor) and q.ndim == 2 else -1)
@@ -340,7 +340,7 @@ def by_layer(q: Tensor | AttentionTrace | LayerTrace, found: Sequence[np.ndarray
 def looked_at(
     q: Tensor | AttentionTrace | LayerTrace, layers: Sequence[int], splits: Sequence[str], queries: Sequence[int]
 ) -> dict[str, Any]:
-    """The fields of a record that say what was looked at."""
+    """The fields of a record that describe what was measured."""
     of_layers = not isinstance(q, Tensor)
     return {
         "queries": tuple(queries) if isinstance(q, AttentionTrace) else queries[0],
@@ -350,7 +350,7 @@ def looked_at(
 
 
 def _with_encoding(bare: MovableKeys, given: Given) -> Keys:
-    """Queries and keys that nothing turns yet, with an encoding's rotation and bias, looked at as a layer's."""
+    """Unrotated queries and keys with an encoding's rotation and bias, handled as a layer's."""
     encoding, pairing = given.rotation, given.pairing
     assert isinstance(encoding, PositionalEncoding)
     heads, length, width = bare.q.shape[1:]
@@ -458,7 +458,7 @@ def _shorter(size: int | None, length: int) -> int | None:
 def _key_part(
     trace: AttentionTrace | LayerTrace, layer: LayerTrace, split: KeySplit
 ) -> tuple[Float[Tensor, "B G R d"] | None, str]:
-    """What of the keys belongs to the place, and how it was found."""
+    """The position part of the keys, and how it was determined."""
     if split == "none":
         return None, split
     if split != "known":
@@ -470,7 +470,7 @@ def _key_part(
 
 
 def _of_layer(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> Keys:
-    """A layer in closed form where its logits have one, else by its own logits; checked on some of them."""
+    """A layer in closed form if its logits have one, otherwise by its own logits; spot-checked."""
     encoding, name = layer.encoding, type(layer.encoding).__name__
     if encoding.overrides("transform_weights"):
         raise InputError(
@@ -492,7 +492,7 @@ def _of_layer(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted:
 
 
 def _closed_form(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> MovableKeys | None:
-    """The rotation of pairs, the bias by offset and the position part of the keys; None where an encoding does more."""
+    """The rotation of pairs, bias by offset and position part of the keys; None for encodings that do more."""
     encoding, bias = layer.encoding, None
     rotation = None if encoding.data_dependent else _rotation_of(layer)
     if rotation is None or any(map(encoding.overrides, ("score", "transform_logits"))):
@@ -510,7 +510,7 @@ def _closed_form(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, count
 
 
 def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "_H R n"]] | None:
-    """The pairs of dimensions and what they are turned by at each position, by turning keys of 1; None if not known."""
+    """The pairs of dimensions and their factors at each position, found by rotating keys of 1; None if not known."""
     encoding, (heads, length, width) = layer.encoding, layer.q.shape[1:]
     groups = torch.zeros(width, dtype=torch.long, device=layer.q.device)
     if not encoding.overrides("rotate"):
@@ -532,7 +532,7 @@ def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "
 def turned_pairs(
     q: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], turns: Complex[Tensor, "_H N n"]
 ) -> Float[Tensor, "B H N d"]:
-    """Queries or keys with their pairs multiplied by these."""
+    """Queries or keys with their pairs multiplied by these factors."""
     order = groups.argsort(stable=True)[len(groups) - 2 * turns.shape[-1] :]
     first, second = index_of(order[::2]), index_of(order[1::2])
     pairs = torch.complex(q[..., first], q[..., second]) * turns
@@ -542,7 +542,7 @@ def turned_pairs(
 
 
 def _is_true(layer: LayerTrace, keys: Keys) -> bool:
-    """Whether these are the layer's own logits: as they are, and (of another sequence) with contents reversed."""
+    """Whether these are the layer's own logits, in the original order and (for another sequence) in reverse."""
     worst = largest = 0.0
     for sequence, as_it_is in ((0, True), (len(layer.q) - 1, False)):
         end = int(keys.ends[sequence])
@@ -575,7 +575,7 @@ def joined(z: Complex[Tensor, "*B n"]) -> Float[Tensor, "*B two_n"]:
 
 
 def turned_by(z: Complex[Tensor, "*B n"], x: Float[Tensor, "*_B d"]) -> Float[Tensor, "*_B2 d"]:
-    """`MovableKeys.ordered` dimensions with other rotated pairs."""
+    """`MovableKeys.ordered` dimensions with other values of the rotated pairs."""
     return torch.cat((z.real, z.imag, x[..., 2 * z.shape[-1] :].expand(*z.shape[:-1], -1)), dim=-1)
 
 
@@ -583,10 +583,10 @@ def turned_by(z: Complex[Tensor, "*B n"], x: Float[Tensor, "*_B d"]) -> Float[Te
 class Part:
     """Some queries of some sequences, with the keys that any of them sees.
 
-    keys       without chunks, and with a window of causal attention alone
-    sequences  [b] of the whole, which are the part's 0, 1, ..
-    queries    [n] of the whole
-    rows       [n] where those are in the part; its other queries do not count
+    keys       without chunks; with a window only if causal
+    sequences  [b] indices of the part's sequences in the whole
+    queries    [n] indices of its counted queries in the whole
+    rows       [n] indices of these queries in the part
     """
 
     keys: MovableKeys
@@ -595,18 +595,18 @@ class Part:
     rows: Int[Tensor, "n"]
 
     def put(self, whole: Float[Tensor, "k B H N"], found: Float[Tensor, "k b H n2"]) -> None:
-        """Write what was found of the part's rows in its place."""
+        """Write the values of the part's rows to their place in the whole."""
         some = whole[:, self.sequences]
         some[..., self.queries] = found[..., self.rows]
         whole[:, self.sequences] = some
 
 
 def parts_of(keys: MovableKeys) -> Iterator[Part]:
-    """Parts in which each query stands once, with the keys that it sees; none for those that see none.
+    """Parts that contain each query once, with the keys that it sees; queries that see no key are left out.
 
-    Put query i in the place i + r: the keys from i - r to i + r are then those of a window of 2 r + 1 that ends there.
-    The last r queries have no such place; in the sequence read backwards they are among the first, and have one. Where
-    a sequence is so short that a query has neither, it sees all keys.
+    A two-sided window becomes causal by shifting: with query i at position i + r, the keys from i - r to i + r are a
+    window of 2 r + 1 that ends there. The last r queries have no such position, but they do in the reversed sequence.
+    If the sequence is so short that a query has neither, that query sees all keys.
     """
     length, device = keys.q.shape[2], keys.q.device
     every, size = torch.arange(len(keys.q), device=device), keys.chunk or length
@@ -623,7 +623,7 @@ def parts_of(keys: MovableKeys) -> Iterator[Part]:
 
 
 def _on_both_sides(keys: MovableKeys, reach: int) -> Iterator[Part]:
-    """Of sequences without padding, whose queries see ``reach`` keys on either side beside their own."""
+    """Parts of unpadded sequences whose queries see ``reach`` keys on either side of their own."""
     count, device = keys.q.shape[2], keys.q.device
     every, places = torch.arange(len(keys.q), device=device), torch.arange(count, device=device)
     whole = places[max(0, count - reach) : reach]
@@ -641,7 +641,7 @@ def _on_both_sides(keys: MovableKeys, reach: int) -> Iterator[Part]:
 
 
 def _later(keys: MovableKeys, by: int) -> MovableKeys:
-    """Causal, with each query so many places later; the first of them have none, and the last are left out."""
+    """Causal keys with each query ``by`` positions later; the last queries are left out."""
     count = keys.q.shape[2]
     q = torch.zeros_like(keys.q)
     q[:, :, by:] = keys.q[:, :, : count - by]
@@ -654,7 +654,7 @@ def _later(keys: MovableKeys, by: int) -> MovableKeys:
 
 
 def _backwards(keys: MovableKeys) -> MovableKeys:
-    """Sequences without padding, and what is by offset on both sides, read from the end."""
+    """Reverse unpadded sequences, and the two-sided bias by offset."""
     return replace(
         keys,
         q=keys.q.flip(2),
@@ -667,7 +667,7 @@ def _backwards(keys: MovableKeys) -> MovableKeys:
 
 
 def _cut(keys: MovableKeys, some: Int[Tensor, "b"], start: int, stop: int) -> MovableKeys:
-    """Some sequences from one place up to another, without chunks."""
+    """Some sequences from position ``start`` up to ``stop``, without chunks."""
     length, count = keys.q.shape[2], stop - start
     if len(some) == len(keys.q) and count == length:
         return replace(keys, chunk=None)

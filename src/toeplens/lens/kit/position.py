@@ -1,4 +1,4 @@
-"""What of a layer's inputs and keys is position, and the variance of what that does to its logits."""
+"""The position part of a layer's inputs and keys, and the variance of its effect on the logits."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from toeplens.encodings import attention_logits
 from toeplens.ground import InputError, choose
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
-Split = Literal["mean", "input", "ablate"]  # how a layer's input is parted into content and position
+Split = Literal["mean", "input", "ablate"]  # how a layer's input is split into content and position
 
 
 def position_parts(
     trace: AttentionTrace, layer: LayerTrace, split: Split
 ) -> tuple[Float[Tensor, "B R D"], Float[Tensor, "B R D"]]:
-    """The position part p of what queries and of what keys are made from; the rest is content.
+    """The position part p of the inputs of queries and of keys; the rest is content.
 
     Arguments
         split  ``input``: the vectors added to the token embeddings; exact, and known where the input itself is read.
-               ``mean``: the mean over the trace's sequences at each position, less the mean over all positions.
-               ``ablate``: what the same tokens lose when the encoding is switched off in the whole model.
+               ``mean``: the mean over the trace's sequences at each position, minus the mean over all positions.
+               ``ablate``: the difference that switching off the encoding in the whole model makes on the same tokens.
     """
     choose("split", split, get_args(Split))
     shared = layer.inputs is layer.key_inputs
@@ -58,12 +58,12 @@ def position_means(
     """Split x into content and position by the `mean` estimator (theory 1): p_i = E[x_i] - E[x], c_i = x_i - p_i.
 
     Arguments
-        x        [B, N, D] one vector a sequence and position
-        lengths  [B] tokens of each sequence, from the first position on; all N unless given
+        x        [B, N, D] one vector per sequence and position
+        lengths  [B] number of tokens of each sequence, from the first position on (default: N)
 
     Returns the content [B, N, D] and the position part [N, D], on the device and in the dtype of ``x``; sums are
-    taken in float64. Only positions within a sequence's length are counted. What lies beyond it is split by the same
-    p, and p_i is nan where no sequence reaches i. Raises `InputError` for a length outside 0 to N.
+    in float64. Only positions within a sequence's length are counted. Later positions are split by the same p, and p_i
+    is nan if no sequence reaches i. Raises `InputError` for a length outside 0 to N.
     """
     size = x.shape[1]
     if lengths is None:
@@ -77,12 +77,12 @@ def position_means(
     return x - p, p
 
 
-FOLDS = 3  # a query's own, and one for each of two mean keys
-AT_ONCE = 1 << 19  # logits formed at once, but for one query of one sequence
+FOLDS = 3  # one with the query, and one for each of two mean keys
+AT_ONCE = 1 << 19  # logits computed at once, but at least one query of one sequence
 
 
 def known_key_part(layer: LayerTrace) -> Float[Tensor, "B G R d"] | None:
-    """What the vectors added at the input give to the keys; None where keys carry more position than that."""
+    """The part of the keys that comes from vectors added at the input; None if keys contain more position than that."""
     if layer.added is None or (layer.vectors is None and layer.key_inputs is layer.inputs):
         return None
     p = layer.added.to(layer.key_inputs.dtype).expand_as(layer.key_inputs)
@@ -99,9 +99,9 @@ def effect_variance(
     """Var(P) of a layer with these queries and keys, differentiable in them (see `position_effect`).
 
     Arguments
-        q, k      as projected, of all positions
-        key_part  the part of k that is position, where known; None takes the mean key at each position
-        rows      [B, Q] the queries that count; all unless given
+        q, k      as projected, at all positions
+        key_part  the position part of k, if known; None for the mean key at each position
+        rows      [B, Q] the queries that count (default: all)
     """
     if len(q) < FOLDS:
         raise InputError(f"layers: a batch of {len(q)} was given; position effects need {FOLDS} sequences or more.")
@@ -127,7 +127,7 @@ def effect_variance(
 def tiles(
     q: Float[Tensor, "B H R d"], members: Int[Tensor, "b"], rows: Int[Tensor, "B Q"] | None
 ) -> Iterator[tuple[Int[Tensor, "_b"], Int[Tensor, "*_b2 _Q"]]]:
-    """Some sequences and some of their queries, [Q] the same of all or [b, Q], with `AT_ONCE` logits at most."""
+    """Some sequences and some of their queries, [Q] equal for all or [b, Q], with at most `AT_ONCE` logits."""
     heads, length = q.shape[1:3]
     queries = length if rows is None else rows.shape[1]
     for some in members.split(max(1, AT_ONCE // (heads * queries * length))):
@@ -139,7 +139,7 @@ def tiles(
 def _mean_keys(
     k: Tensor, key_part: Tensor | None, present: Bool[Tensor, "B R"], fold: Bool[Tensor, "B"]
 ) -> tuple[Float[Tensor, "G R d"], Bool[Tensor, "R"]]:
-    """The mean key of a fold at each position, and the positions that one of its sequences reaches."""
+    """The mean key of a fold at each position, and which positions at least one of its sequences reaches."""
     there = (present & fold[:, None])[:, None, :, None]
     counts = there.sum(0)  # [1, R, 1]
     if key_part is None:
@@ -153,7 +153,7 @@ def _mean_keys(
 def member_logits(
     layer: LayerTrace, q: Tensor, k: Float[Tensor, "b G R d"], members: Int[Tensor, "b"], rows: Int[Tensor, "*_b Q"]
 ) -> tuple[Float[Tensor, "b H Q R"], Bool[Tensor, "b 1 Q R"]]:
-    """The logits of some sequences' queries with these keys, and who sees whom (padded queries nobody)."""
+    """The logits of some sequences' queries with these keys, and the visibility mask (padded queries see nothing)."""
     there = layer.present[members]
     own = there[torch.arange(len(members), device=q.device)[:, None], rows]
     seen = own[:, None, :, None] & there[:, None, None, :]
@@ -166,7 +166,7 @@ def member_logits(
 def evenly(
     seen: Bool[Tensor, "b _H Q R"], dtype: torch.dtype
 ) -> tuple[Bool[Tensor, "b _H Q"], Float[Tensor, "b _H Q R"]]:
-    """The queries that see two keys or more, and the weights of a mean over what each sees."""
+    """The queries that see at least two keys, and the weights of a mean over the keys that each sees."""
     count = seen.sum(-1)
     return count > 1, seen / count.clamp(min=1).to(dtype).unsqueeze(-1)
 

@@ -1,8 +1,8 @@
-"""Sums over all visible pairs of positions in O(N d^2): running sums over the keys, never a matrix of N x N.
+"""Sums over all visible pairs of positions in O(N d^2): running sums over the keys, never an N x N matrix.
 
-With a window of w keys, positions are cut into blocks of w. A query sees the keys of its own block up to itself and,
-of the block before, those after its own place there, which is a causal sum too if both blocks are read backwards. So
-sums over a window are added up from two, and none is taken off another.
+With a window of w keys, positions are cut into blocks of w. A query sees the keys of its own block up to itself, and
+the end of the previous block, which is a causal sum too if both blocks are reversed. So sums over a window are added
+from two sums, and nothing is subtracted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from toeplens.ground import InputError
 
-CHUNK = 64  # positions whose pairs among each other are formed; the work is 4 (d d2 + CHUNK d) a position and head
-BLOCK = 2**18  # numbers in one working array (float64), as far as whole chunks allow: what stays in the cache
+CHUNK = 64  # positions whose mutual pairs are formed; the work is 4 (d d2 + CHUNK d) per position and head
+BLOCK = 2**18  # numbers in one working array (float64), up to whole chunks: what fits in the cache
 
 
 @torch.no_grad()
@@ -32,15 +32,15 @@ def inner(
     """For each dimension e, the sum over visible pairs (i, j) of q_ie k_je (q2_i . k2_j) (theory, section 4).
 
     Summed over e this is the inner product of the logit matrices Q K^T and Q2 K2^T over the visible pairs; with q2 = q
-    and k2 = k, the energy of Q K^T and each dimension's part in it.
+    and k2 = k it is the energy of Q K^T, split by dimension.
 
     Arguments
         q, k    [..., N, d] queries and keys
-        q2, k2  [..., N, d2] others, of any width; the leading dimensions of all four broadcast, and what is done for
-                keys alone is done once for all queries that share them
-        causal  key j is visible to query i if j <= i; otherwise every key is
+        q2, k2  [..., N, d2] other queries and keys, of any width; the leading dimensions of all four broadcast, and
+                sums over keys are computed once for all queries that share them
+        causal  query i sees key j if j <= i; otherwise every key
 
-    Returns [..., d] in float64; the work is in float64, on converted pieces, whatever the inputs' dtype. Raises
+    Returns [..., d] in float64; pieces are converted and computed in float64, whatever the inputs' dtype. Raises
     `InputError` for numbers that are not finite.
     """
     length, d, d2 = *q.shape[-2:], q2.shape[-1]
@@ -64,7 +64,7 @@ def inner(
 def inner_within(
     window: int | None, q: Tensor, k: Tensor, q2: Tensor, k2: Tensor, *, causal: bool = True
 ) -> Float[Tensor, "*B e"]:
-    """`inner` over the pairs in a window, if there is one."""
+    """`inner` over the pairs in a window, or over all pairs without one."""
     if window is None:
         return inner(q, k, q2, k2, causal=causal)
     parts = [_blocks(x, window) for x in (q, k, q2, k2)]
@@ -77,7 +77,7 @@ def inner_within(
 
 
 def over_keys(x: Float[Tensor, "*B N e"], causal: bool, window: int | None = None) -> Float[Tensor, "*B _N e"]:
-    """Sums over the keys that each query sees; one for all queries where all see all."""
+    """Sums over the keys that each query sees; one for all queries if all see all keys."""
     if not causal:
         return x.sum(-2, keepdim=True)
     if window is None:
@@ -89,12 +89,12 @@ def over_keys(x: Float[Tensor, "*B N e"], causal: bool, window: int | None = Non
 
 
 def _blocks(x: Float[Tensor, "*B N e"], window: int) -> Float[Tensor, "*B b w e"]:
-    """Positions in blocks, the last filled up with 0."""
+    """Cut positions into blocks, the last one padded with 0."""
     return F.pad(x, (0, 0, 0, -x.shape[-2] % window)).unflatten(-2, (-1, window))
 
 
 def _pieces(length: int, size: int) -> Iterator[slice]:
-    """Runs of whole chunks with at most `BLOCK` numbers, `size` a position (but at least one chunk); then the rest."""
+    """Runs of whole chunks with at most `BLOCK` numbers, ``size`` per position (at least one chunk); then the rest."""
     step = CHUNK * max(1, BLOCK // (size * CHUNK))
     whole = length - length % CHUNK
     for start in range(0, whole, step):
@@ -104,13 +104,13 @@ def _pieces(length: int, size: int) -> Iterator[slice]:
 
 
 def _chunks(x: Tensor, rows: slice) -> Tensor:
-    """A piece in float64 as [..., chunks, CHUNK, d]; what is shorter than a chunk is one of its own."""
+    """A piece in float64 as [..., chunks, CHUNK, d]; if shorter than a chunk, it is one chunk."""
     piece = x[..., rows, :].double()
     return piece.unflatten(-2, (-1, min(CHUNK, piece.shape[-2])))
 
 
 def finite(result: Tensor, **inputs: Tensor) -> Tensor:
-    """The result, if it is finite: it is not where an input is not, each number of which is in some visible pair."""
+    """Check that the result is finite; it is not if any input number is not, as each is in some visible pair."""
     if not result.isfinite().all():
         for name, x in inputs.items():
             if not x.isfinite().all():

@@ -1,7 +1,7 @@
-"""Terms of attention logits and their shares of the variance of the whole, without forming queries by keys.
+"""Terms of attention logits and their shares of the total variance, without forming the N x N logits.
 
-A term is a product q_i . k_j, or a fixed matrix: by offset (a position kernel), or written out. Its share is its
-covariance with the whole, over the variance of the whole.
+A term is a product q_i . k_j or a fixed matrix, by offset (a position kernel) or stored. Its share is its covariance
+with the total, divided by the variance of the total.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _OFFSETS_AT_ONCE = 1 << 14
 
 @dataclass(frozen=True)
 class Rotation:
-    """An encoding that turns pairs of dimensions, so that a logit is Re sum_t q_t conj(k_t) kernel_t(i - j).
+    """An encoding that rotates pairs of dimensions, so that a logit is Re sum_t q_t conj(k_t) kernel_t(i - j).
 
     encoding     the encoding
-    groups       [d] the frequency that each dimension belongs to, from 1; 0 where it is not turned
-    frequencies  [H or 1, n] radians a position
+    groups       [d] the frequency that each dimension belongs to, from 1; 0 where it is not rotated
+    frequencies  [H or 1, n] radians per position
     """
 
     encoding: Rotary
@@ -41,14 +41,14 @@ class Rotation:
     frequencies: Float[Tensor, "_ n"]
 
     def pairs(self, x: Float[Tensor, "*B d"]) -> Complex[Tensor, "*B n"]:
-        """The turned dimensions as complex numbers."""
+        """The rotated dimensions as complex numbers."""
         first, width = self.encoding.first, 2 * self.frequencies.shape[-1]
         turned = x[..., first : first + width]
         a, b = turned.chunk(2, dim=-1) if self.encoding.pairing == "half" else turned.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.complex(a, b)
 
     def unpaired(self, pairs: Complex[Tensor, "*B n"], x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
-        """``x`` with its turned dimensions replaced by these complex numbers."""
+        """``x`` with its rotated dimensions replaced by these complex numbers."""
         first, width = self.encoding.first, 2 * self.frequencies.shape[-1]
         if self.encoding.pairing == "half":
             turned = torch.cat((pairs.real, pairs.imag), dim=-1)
@@ -76,14 +76,14 @@ class Rotation:
         return torch.as_tensor(total) / pairs
 
     def turn_by_mean(self, q: Float[Tensor, "B H N d"], layer: LayerTrace) -> Float[Tensor, "B H N d"]:
-        """Queries turned (and shrunk) by the mean of the rotation over the visible pairs."""
+        """Queries rotated (and shrunk) by the mean of the rotation over the visible pairs."""
         return self.unpaired(self.pairs(q) * self.mean(layer).unsqueeze(-2), q)
 
 
 def index_of(dimensions: Int[Tensor, "n"]) -> slice | Int[Tensor, "n"]:
-    """What takes these dimensions, in this order: a slice where they rise by even steps, else themselves.
+    """An index for these dimensions, in this order: a slice if evenly spaced, otherwise the dimensions themselves.
 
-    A slice gives a view, not a copy, and is several times as fast.
+    A slice gives a view instead of a copy and is several times faster.
     """
     places = dimensions.tolist()
     if not places:
@@ -94,7 +94,7 @@ def index_of(dimensions: Int[Tensor, "n"]) -> slice | Int[Tensor, "n"]:
 
 
 def pairing_of(pairing: Pairing | None) -> Pairing:
-    """The pairing that goes with frequencies; it has no default, as the wrong one gives wrong numbers."""
+    """The pairing of frequencies; it has no default, as a wrong pairing gives wrong numbers."""
     if pairing is None:
         raise InputError(
             "pairing: it must be 'half' (dimensions t and t + n: Llama, Qwen, Gemma) or 'interleaved' (2t and 2t + 1: "
@@ -104,13 +104,13 @@ def pairing_of(pairing: Pairing | None) -> Pairing:
 
 
 def pair_numbers(pairs: int, pairing: Pairing, device: torch.device) -> Int[Tensor, "two_n"]:
-    """The pair, from 1, that each of the turned dimensions belongs to."""
+    """The pair, from 1, that each rotated dimension belongs to."""
     numbers = torch.arange(1, pairs + 1, device=device)
     return numbers.repeat(2) if pairing == "half" else numbers.repeat_interleave(2)
 
 
 def groups_of(encoding: Rotary, width: int, device: torch.device) -> Int[Tensor, "d"] | None:
-    """The pair, from 1, of each of ``width`` dimensions, 0 where it is not turned; None where the pairs do not fit."""
+    """The pair, from 1, of each of ``width`` dimensions, 0 where it is not rotated; None if the pairs do not fit."""
     count = encoding.frequencies.shape[-1]
     if encoding.first + 2 * count > width:
         return None
@@ -120,9 +120,9 @@ def groups_of(encoding: Rotary, width: int, device: torch.device) -> Int[Tensor,
 
 
 def rotation_of(layer: LayerTrace) -> Rotation | None:
-    """The rotation of a layer's encoding; None where it has none, or is not one of pairs by a function of the offset.
+    """The rotation of a layer's encoding; None unless it rotates pairs by a function of the offset.
 
-    That the kernel gives the layer's own products is checked on some pairs.
+    Some pairs are checked: the kernel must give the layer's own products.
     """
     encoding = layer.encoding
     if not isinstance(encoding, Rotary) or encoding.axes > 1 or not layer.consecutive:
@@ -138,7 +138,7 @@ def rotation_of(layer: LayerTrace) -> Rotation | None:
 
 
 def _is_true(rotation: Rotation, layer: LayerTrace) -> bool:
-    """Whether the kernel gives the products that the encoding gives, for random queries and keys."""
+    """Whether the kernel gives the encoding's products for random queries and keys."""
     if rotation.encoding.kernel(torch.zeros(1, dtype=torch.long, device=layer.q.device)) is None:
         return False
     length = len(layer.rows)
@@ -158,24 +158,24 @@ def _is_true(rotation: Rotation, layer: LayerTrace) -> bool:
     return torch.allclose(true, ours, rtol=1e-6, atol=1e-6)
 
 
-_NOTHING = 1e-12  # of the energy before any mean is taken off: a variance below it is rounding
+_NOTHING = 1e-12  # variances below this part of the energy before centring are rounding errors
 
 
-# What a term has in common with the whole, over the sequences of a batch: the sum over the visible pairs of the term,
-# and of it times the whole; over queries that of (row sum of the term) (row sum of the whole) / (keys that are seen)
+# The covariance of a term with the whole, over the sequences of a batch: the sum over the visible pairs of the term,
+# and of the term times the whole; the sum over queries of (row sum of the term) (row sum of the whole) / (visible keys)
 CovarianceSums = Float[Tensor, "3 H *_columns"]
 
 
 @dataclass(frozen=True)
 class Offsets:
-    """A Toeplitz matrix by its kernel, [H, 2N - 1] at offsets i - j = -(N - 1) .. N - 1; invisible pairs count as 0."""
+    """A Toeplitz matrix by its kernel, [H, 2N - 1] at offsets i - j = -(N - 1) .. N - 1; masked pairs count as 0."""
 
     kernel: Float[Tensor, "H D"]
     causal: bool
 
     @classmethod
     def of(cls, bias: Float[Tensor, "H _"], length: int, causal: bool, window: int | None) -> Offsets:
-        """Of a bias at the offsets 0 .. N-1 if ``causal``, 0 from ``window`` on; else at all of them."""
+        """From a bias at the offsets 0 .. N-1 if ``causal``, 0 from ``window`` on; otherwise at all offsets."""
         reach = length if window is None else min(length, window)
         return cls(F.pad(bias[:, :reach], (length - 1, length - reach)) if causal else bias, causal)
 
@@ -183,13 +183,13 @@ class Offsets:
         """The matrix times ``x``, summed over the visible keys."""
         length = x.shape[-2]
         kernel = self.kernel[:, length - 1 :] if self.causal else self.kernel
-        size = next_fast_len(2 * length - 1, real=True)  # what wraps around is not kept
+        size = next_fast_len(2 * length - 1, real=True)  # wrapped-around values are cut off
         wave = torch.fft.rfft(kernel, size).unsqueeze(-1) * torch.fft.rfft(x, size, dim=-2)
         first = 0 if self.causal else length - 1
         return torch.fft.irfft(wave, size, dim=-2)[..., first : first + length, :]
 
     def times(self, other: Fixed) -> Offsets:
-        """The Hadamard product with another matrix of the same kind."""
+        """The Hadamard product with another matrix of the same type."""
         assert isinstance(other, Offsets)
         return Offsets(self.kernel * other.kernel, self.causal)
 
@@ -203,7 +203,7 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Written:
-    """A matrix written out, [B or 1, H, N, N], 0 where a pair is not visible; does what `Offsets` does."""
+    """A stored matrix, [B or 1, H, N, N], 0 for masked pairs, with the methods of `Offsets`."""
 
     matrix: Float[Tensor, "_ H N N"]
 
@@ -218,19 +218,19 @@ class Written:
         return self.matrix[sequence if len(self.matrix) > 1 else 0][:, queries]
 
 
-Fixed = Offsets | Written  # a matrix of logits that is known by itself
+Fixed = Offsets | Written  # a fixed matrix of logits
 
 
 class Whole:
     """The logits q_i . k_j + fixed_ij of a batch, over the visible pairs.
 
     Arguments
-        q, k     [B, H, N, d], as they enter the inner product, the scale in q; 0 where nothing is present
-        fixed    the fixed terms, all of one kind
-        present  [B, N] where there is a token that counts
-        causal   whether key j > i is hidden from query i
-        asked    [B, N] the queries that count, of those present; q is 0 at the others
-        window   how many keys up to its own a query sees at most, if causal; the fixed terms are 0 beyond it
+        q, k     [B, H, N, d], as they enter the inner product, with the scale in q; 0 at padding
+        fixed    the fixed terms, all of one type
+        present  [B, N] False at masked padding
+        causal   whether keys j > i are masked for query i
+        asked    [B, N] the present queries that count; q is 0 at the others
+        window   maximum number of keys that a query sees up to its own, if causal; fixed terms are 0 beyond it
     """
 
     def __init__(
@@ -247,12 +247,12 @@ class Whole:
         there, counted = present.to(q.dtype), asked.to(q.dtype)
         self.there, self.asked = (x[:, None, :, None].expand(-1, q.shape[1], -1, -1) for x in (there, counted))
         seen = over_keys(there.unsqueeze(-1), causal, window).squeeze(-1).expand_as(there)
-        self.seen = (seen * there).clamp(min=1).unsqueeze(1)  # keys that each query sees
+        self.seen = (seen * there).clamp(min=1).unsqueeze(1)  # number of keys that each query sees
         self.pairs = float((seen * counted).sum())
         self.row_sums = self._rows(q, k).sum(-1) + sum(self._fixed_rows(term) for term in fixed)
 
     def products(self, q: Float[Tensor, "B H N e"], k: Float[Tensor, "B H N e"]) -> CovarianceSums:
-        """The term q_i . k_j, dimension by dimension: [3, H, e]."""
+        """The term q_i . k_j, by dimension: [3, H, e]."""
         if not (q.any() and k.any()):
             return q.new_zeros(3, q.shape[1], q.shape[-1])
         raw = inner_within(self.window, q, k, self.q, self.k, causal=self.causal).sum(0)
@@ -278,10 +278,10 @@ class Whole:
 
 @dataclass(frozen=True)
 class Shares:
-    """Each term's share of the variance of the logits over the visible pairs: its covariance with them, over it.
+    """Each term's share of the variance of the logits over the visible pairs: its covariance with them / variance.
 
-    Shares sum to 1 and may be negative, where a term works against the rest. A row's mean cannot be seen by a softmax:
-    ``softmax`` is the same with each query's mean over its keys removed. NaN where the logits do not vary.
+    Shares sum to 1; a share is negative if its term works against the rest. Softmax ignores the mean of a row, so
+    ``softmax`` is the same with each query's mean over its keys removed. NaN if the logits do not vary.
     """
 
     logits: Float[Tensor, "H P"]
@@ -289,7 +289,7 @@ class Shares:
 
 
 def spread(term: CovarianceSums, whole: CovarianceSums, pairs: float) -> tuple[Tensor, Tensor]:
-    """Sums of products with the whole, less the means: over all pairs, and with each row's mean removed."""
+    """Centred sums of products with the whole: about the mean of all pairs, and about each row's mean."""
     total, inner, rows = term
     of_whole = whole[0] if term.ndim == whole.ndim else whole[0].unsqueeze(-1)
     return inner - total * of_whole / pairs, inner - rows
@@ -298,11 +298,11 @@ def spread(term: CovarianceSums, whole: CovarianceSums, pairs: float) -> tuple[T
 def shares_of(
     terms: list[tuple[Tensor, Tensor]], variances: tuple[Tensor, Tensor], energy: Float[Tensor, "H"]
 ) -> Shares:
-    """The terms' spreads over the whole's own; NaN where the whole does not vary.
+    """The terms' spreads divided by the whole's own; NaN if the whole does not vary.
 
     Arguments
-        terms, variances  spreads, as `spread` gives them
-        energy            what the terms hold in absolute value before their means are taken off
+        terms, variances  spreads, as returned by `spread`
+        energy            energy of the terms before centring
     """
     made = []
     for which, variance in enumerate(variances):
@@ -313,7 +313,7 @@ def shares_of(
 
 
 def grouped(x: Float[Tensor, "*B d"], groups: Int[Tensor, "d"], count: int | None = None) -> Float[Tensor, "*B g"]:
-    """Dimensions summed by group; ``count`` groups, or as many as occur."""
+    """Dimensions summed by group, into ``count`` groups (default: as many as occur)."""
     count = int(groups.max()) + 1 if count is None else count
     return x.new_zeros(*x.shape[:-1], count).index_add_(-1, groups, x)
 
@@ -327,12 +327,12 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 PRODUCTS = ("content-content", "content-position", "position-content", "position-position")
 BIAS, CONTENT_OFFSET, POSITION_OFFSET = "bias", "content-offset", "position-offset"
-_AT_ONCE = 1 << 23  # numbers of a tensor [sequences, heads, positions, dimensions] worked at once
+_AT_ONCE = 1 << 23  # target size of a working tensor [sequences, heads, positions, dimensions]
 _WRITTEN = 1 << 25
 
 
 class Pieces:
-    """The parts of a layer's logits for any of its sequences, in float64; nothing of queries by keys is kept.
+    """The parts of a layer's logits for any of its sequences, in float64, without keeping N x N logits.
 
     Queries that do not count (`LayerTrace.counted`) are 0.
     """
@@ -354,7 +354,7 @@ class Pieces:
         self.pairs = float((seen * self.asked).sum())
 
     def of(self, sequences: slice) -> Batch:
-        """Some sequences' parts."""
+        """The parts of some sequences."""
         layer = self.layer
         q, k, q_p, k_p = (x[sequences] for x in (self.q, self.k, self.q_p, self.k_p))
         part = replace(
@@ -386,7 +386,7 @@ class Pieces:
             yield part, self.of(part)
 
     def error(self) -> float:
-        """How far the sum of the parts is from the model's own logits, over some sequences and queries."""
+        """Error of the sum of the parts against the model's own logits, over some sequences and queries."""
         worst = largest = 0.0
         for sequence in sorted({0, len(self.q) // 2, len(self.q) - 1}):
             part, asked = slice(sequence, sequence + 1), self.asked[sequence].nonzero().flatten()
@@ -406,7 +406,7 @@ class Pieces:
     def mean(self) -> LayerTrace:
         """The layer with each position's mean query and key over the sequences, as a batch of one.
 
-        It is as long as the longest of them: a place that none reaches has no mean.
+        It is as long as the longest sequence, as later positions have no mean.
         """
         count = self.present.sum(0).clamp(min=1)[None, None, :, None]
         q, k = (x.sum(0, keepdim=True) / count for x in (self.q, self.k))
@@ -414,7 +414,7 @@ class Pieces:
         return replace(self.layer, q=q, k=k, v=self.layer.v[:1], lengths=lengths, notes=None)
 
     def kernel(self) -> ToeplitzProfile:
-        """The Toeplitz profile of what mean contents give."""
+        """The Toeplitz profile of the logits of mean contents."""
         return _profile(self.mean, self.mean.q, self.mean.k)
 
     def profile(self) -> ToeplitzProfile:
@@ -423,13 +423,13 @@ class Pieces:
 
 
 def where_present(x: Float[Tensor, "B H N d"], present: Bool[Tensor, "B N"]) -> Float[Tensor, "B H N d"]:
-    """0 elsewhere, whatever stands there: padding may hold NaN."""
+    """Set padding to 0, as it may contain NaN."""
     return x.masked_fill(~present[:, None, :, None], 0)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some sequences' parts: products (scale in the query) and fixed matrices."""
+    """The parts of some sequences: products (with the scale in the query) and fixed matrices."""
 
     layer: LayerTrace
     products: dict[str, tuple[Tensor, Tensor]]
@@ -442,7 +442,7 @@ class Batch:
         return Whole(a + c, b + d, list(self.fixed.values()), self.present, self.layer.causal, self.asked)
 
     def rows(self, name: str, queries: Int[Tensor, "Q"]) -> Float[Tensor, "H Q N"]:
-        """Some queries' rows of a part, of the first sequence; 0 where a key is not seen."""
+        """Some queries' rows of a part, for the first sequence; 0 for masked keys."""
         if name in self.fixed:
             made = self.fixed[name].at(queries, 0)
         else:
@@ -455,7 +455,7 @@ class Batch:
 
 
 def bias_by_offset(layer: LayerTrace, offsets: Int[Tensor, "D"]) -> Float[Tensor, "_H D"] | None:
-    """The encoding's bias at these offsets, in float64; None where it is no function of the offset alone."""
+    """The encoding's bias at these offsets, in float64; None unless it depends only on the offset."""
     if not layer.encoding.toeplitz or layer.encoding.axes > 1 or not layer.consecutive:
         return None
     kernel = layer.encoding.kernel(offsets)
@@ -463,12 +463,12 @@ def bias_by_offset(layer: LayerTrace, offsets: Int[Tensor, "D"]) -> Float[Tensor
 
 
 def _bias(layer: LayerTrace) -> Fixed:
-    """The encoding's bias: by offset where it has a kernel, else written out."""
+    """The encoding's bias: by offset if it has a kernel, otherwise as a stored matrix."""
     encoding, length = layer.encoding, len(layer.rows)
     if "bias" in encoding._seeing:
         raise NoForm(
-            f"encoding: the bias of {type(encoding).__name__} reads queries or tokens, so it is no position part by "
-            "itself."
+            f"encoding: the bias of {type(encoding).__name__} depends on queries or tokens, so it is not a position "
+            "part."
         )
     kernel = bias_by_offset(layer, torch.arange(-length + 1, length, device=layer.q.device))
     if kernel is not None:
@@ -481,7 +481,7 @@ def _bias(layer: LayerTrace) -> Fixed:
 
 
 def rest(layer: LayerTrace, q: Tensor, k: Tensor) -> Float[Tensor, "B H N N"]:
-    """What the encoding adds to the scaled product of these queries and keys; 0 where a key is not seen."""
+    """What the encoding adds to the scaled product of these queries and keys; 0 for masked keys."""
     logits = layer.logits(q, k)
     a, b = layer.turn(q, k)
     rest = logits.double() - (a @ b.transpose(-2, -1)) * layer.scale
@@ -507,10 +507,10 @@ def _profile(layer: LayerTrace, q: Tensor, k: Tensor) -> ToeplitzProfile:
 
 @torch.no_grad()
 def written_out_profile(layer: LayerTrace) -> ToeplitzProfile:
-    """The Toeplitz profile of a layer's logits from the logits themselves, all sequences together.
+    """The Toeplitz profile of a layer's logits, over all sequences, from the logits themselves.
 
-    For encodings whose logits are no sum of products and a bias. Forms R x R logits, of the first sequences alone if
-    all were over 32 million numbers.
+    For encodings whose logits are not a sum of products and a bias. Forms R x R logits, only of the first sequences if
+    all of them have more than 32 million numbers.
     """
     count = max(1, _WRITTEN // (layer.q.shape[1] * len(layer.rows) ** 2))
     logits = layer.logits(sequences=slice(count)).double()
@@ -522,16 +522,15 @@ def written_out_profile(layer: LayerTrace) -> ToeplitzProfile:
 
 
 class NoForm(InputError):
-    """The encoding has no split of its logits into content and position."""
+    """The encoding's logits do not split into content and position."""
 
 
 def checked(pieces: Pieces) -> float:
-    """How far the parts are from the layer's own logits; raises `NoForm` where that is more than rounding."""
+    """Error of the parts against the layer's own logits; raises `NoForm` if it is more than rounding."""
     error = pieces.error()
     if not error <= _TOLERANCE.get(pieces.layer.q.dtype, 0.05):
         raise NoForm(
-            f"encoding: the parts of {type(pieces.layer.encoding).__name__} do not sum to its logits (off by "
-            f"{error:.2g} of the largest); it is not linear in queries and keys, so that content and position are no "
-            "sum there."
+            f"encoding: {type(pieces.layer.encoding).__name__} is not linear in queries and keys. The parts differ "
+            f"from its logits by {error:.2g} of the largest."
         )
     return error

@@ -1,4 +1,4 @@
-"""The Toeplitz part of attention logits: what depends on the offset alone, exactly and without a matrix of N x N."""
+"""The Toeplitz part of attention logits, which depends only on the offset: exact, without N x N matrices."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from toeplens.ground.records import Record
 from toeplens.lens.kit import sums as moments
 
 Layout = Literal["bhnd", "bnhd"]  # of queries and keys: [B, H, N, d], or [B, N, H, d]
-WORK = 2**22  # numbers, at most, in one working array (float64) of the transforms and of rows of a full bias
-ROUNDING = 1e-12  # of the energies that are added up: what is less than this cannot be told from nothing
+WORK = 2**22  # maximum numbers in a working array (float64) of the transforms and of rows of a full bias
+ROUNDING = 1e-12  # parts of the summed energies below this are rounding errors
 
 
 @dataclass(frozen=True)
 class ToeplitzShares(Record):
-    """What is kept of the profiles of a model's heads; see `ToeplitzProfile`."""
+    """The saved part of the profiles of a model's heads; see `ToeplitzProfile`."""
 
     share: Float[np.ndarray, "L H"]
     variance_explained: Float[np.ndarray, "L H"]
@@ -35,21 +35,20 @@ class ToeplitzShares(Record):
 class ToeplitzProfile:
     """Logits by offset: their orthogonal projection on Toeplitz matrices, over the visible pairs (theory, section 4).
 
-    B stands for batch dimensions, H for heads, D for offsets; for plain [N, d] there is neither B nor H.
+    B are batch dimensions, H heads, D offsets; for plain [N, d] there is neither B nor H.
 
-    offsets             [D] query less key, int64: 0 .. N-1 if causal, else -(N-1) .. N-1
-    counts              [*B D] visible pairs of each offset, int64
-    diagonal_means      [*B H D] a: mean logit of each offset; nan where there is no visible pair. The error is about
-                        1e-16 |Q| |K| / counts (Frobenius norms): at the longest offsets few logits average it away
+    offsets             [D] query minus key, int64: 0 .. N-1 if causal, otherwise -(N-1) .. N-1
+    counts              [*B D] number of visible pairs of each offset, int64
+    diagonal_means      [*B H D] a: mean logit of each offset; nan without visible pairs. The error is about
+                        1e-16 |Q| |K| / counts (Frobenius norms), so it is largest at the longest offsets
     total_energy        [*B H] sum of squared logits over the visible pairs
     mean                [*B H] mean logit over the visible pairs
     variance            [*B H] mean squared distance from that mean
-    share               [*B H] sum of counts a^2 / total energy; nan where the energy is not more than `rounding`. For
-                        content that has no structure it is near offsets / pairs, 2 / (N + 1) if causal, not near 0
-    variance_explained  [*B H] the same with the mean taken from a and from the logits: the variance that the offset
-                        alone explains; nan where pairs * variance is not more than `rounding`
-    rounding            [*B H] the energy that rounding may make of nothing: 1e-12 of the energy of Q K^T and the bias,
-                        each for itself
+    share               [*B H] sum of counts a^2 / total energy; nan unless the energy is above `rounding`. For
+                        unstructured content it is near offsets / pairs, 2 / (N + 1) if causal, not near 0
+    variance_explained  [*B H] the same after subtracting the mean from a and the logits: the share of the variance
+                        explained by the offset; nan unless pairs * variance is above `rounding`
+    rounding            [*B H] energy that rounding errors can produce: 1e-12 of the energies of Q K^T and of the bias
     """
 
     offsets: Int[Tensor, "D"]
@@ -64,13 +63,13 @@ class ToeplitzProfile:
 
     @property
     def residual(self) -> Float[Tensor, "*BH"]:
-        """Relative Frobenius distance to the nearest Toeplitz matrix, sqrt(1 - share): not exact below about 1e-7."""
+        """Relative Frobenius distance to the nearest Toeplitz matrix, sqrt(1 - share); inexact below about 1e-7."""
         return (1 - self.share).clamp(min=0).sqrt()
 
     def pooled(self, dim: int = 0) -> ToeplitzProfile:
-        """One profile of all sequences along a batch dimension: diagonal means over their pairs together.
+        """Pool the sequences along a batch dimension into one profile, with diagonal means over all their pairs.
 
-        What the sequences do not share counts against the shares. Raises `InputError` where there is no such dimension.
+        Differences between the sequences lower the shares. Raises `InputError` if there is no such dimension.
         """
         batch = self.counts.ndim - 1
         if not -batch <= dim < batch:
@@ -99,20 +98,20 @@ def toeplitz_profile(
     """The Toeplitz part of the logits scale * Q K^T + bias, in O(N d (d + log N)) time and O(N) memory.
 
     The diagonal sums of Q K^T are cross-correlations, summed over dimensions in the frequency domain; its energy is
-    `moments.inner`; a bias by offset adds to both in closed form. All in float64, converted piece by piece.
+    `moments.inner`; a bias by offset adds to both in closed form. Pieces are converted and computed in float64.
 
     Arguments
         q        [..., H, N, d] queries, or [N, d], after the rotation if there is one
         k        [..., G, N, d] keys, likewise; head h reads key head h // (H / G). Or [N, d]
-        bias     by offset [..., D], for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1; or a full matrix
+        bias     by offset [..., D], for the offsets 0 .. N-1 if causal, otherwise -(N-1) .. N-1; or a full matrix
                  [..., N, N], of which only visible pairs are read, in O(N^2 d) time. Leading dimensions broadcast to
-                 q's. What fits as a bias by offset is one: [N, N] for N heads has one row a head
-        causal   key j is visible to query i if j <= i; otherwise every key is
-        scale    of the products, usually 1 / sqrt(d); not of the bias
-        lengths  [B] for q [B, H, N, d]: positions from lengths[b] on are not there, as queries or as keys.
-                 With 0 a sequence has no pairs: its means and shares are nan, and pooled it counts nothing
-        layout   ``bhnd`` (default) for q and k as above; ``bnhd`` for [..., N, H, d], as in TransformerLens. Without
-                 one, more heads than tokens are a warning
+                 q's. Shapes that fit both are read as by offset: [N, N] for N heads has one row per head
+        causal   query i sees key j if j <= i; otherwise every key
+        scale    of the products, usually 1 / sqrt(d); not applied to the bias
+        lengths  [B] for q [B, H, N, d]: positions from lengths[b] on are padding. A sequence of length 0 has no pairs:
+                 its means and shares are nan, and pooling ignores it
+        layout   ``bhnd`` for q and k as above (default), or ``bnhd`` for [..., N, H, d], as in TransformerLens. Without
+                 it, more heads than tokens cause a warning
 
     Raises `InputError` for shapes that do not fit, no positions, and numbers that are not finite.
     """
@@ -151,14 +150,14 @@ def toeplitz_profile(
 
 
 def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) -> Float[Tensor, "*_B _N _N"]:
-    """The nearest Toeplitz matrix over the visible pairs, zero elsewhere: each diagonal replaced by its mean.
+    """The nearest Toeplitz matrix over the visible pairs, zero elsewhere: each diagonal is replaced by its mean.
 
     Arguments
-        matrix  [..., N, N], rows are queries; what is not visible is not read
-        causal  key j is visible to query i if j <= i; otherwise every key is
+        matrix  [..., N, N], rows are queries; masked entries are not read
+        causal  query i sees key j if j <= i; otherwise every key
 
-    Returns [..., N, N] in the matrix's dtype; means are taken in float64. Raises `InputError` for what is not square
-    or not finite.
+    Returns [..., N, N] in the matrix's dtype; means are taken in float64. Raises `InputError` for matrices that are not
+    square or not finite.
     """
     size = matrix.shape[-1]
     if matrix.ndim < 2 or matrix.shape[-2] != size or size == 0:
@@ -172,7 +171,7 @@ def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) ->
 
 
 def profile_of(offsets: Tensor, counts: Tensor, sums: Tensor, energy: Tensor, rounding: Tensor) -> ToeplitzProfile:
-    """All that follows from the diagonal sums [*B H D], their counts [*B D], and the energies [*B H]."""
+    """The profile from the diagonal sums [*B H D], their counts [*B D], and the energies [*B H]."""
     weights = (counts if counts.ndim == sums.ndim else counts.unsqueeze(-2)).double()
     pairs = weights.sum(-1)
     means = sums / weights
@@ -251,7 +250,7 @@ def _correlations(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 
 
 def diagonal_sums(rows: Tensor) -> Tensor:
-    """The sums by i - j = first row - (N-1), ..., last row of some rows [..., n, N]: each is put one place further."""
+    """The sums by i - j = first row - (N-1), ..., last row of some rows [..., n, N], by skewing the rows."""
     count, size = rows.shape[-2:]
     width = count + size - 1
     padded = F.pad(rows.flip(-1), (0, count)).flatten(-2)
@@ -259,10 +258,10 @@ def diagonal_sums(rows: Tensor) -> Tensor:
 
 
 def as_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = False) -> tuple[Tensor, Tensor]:
-    """Queries and keys as [..., H, N, d] and [..., G, N, d], in whichever layout they are given.
+    """Queries and keys as [..., H, N, d] and [..., G, N, d], from either layout.
 
-    Without a layout they are taken to be that. More heads than tokens make this doubtful, which is a warning, or an
-    `InputError` where a layout is then ``required``.
+    Without a layout this order is assumed. If there are more heads than tokens, this is doubtful: it causes a warning,
+    or an `InputError` if a layout is ``required``.
     """
     if layout is not None:
         choose("layout", layout, get_args(Layout))
@@ -292,7 +291,7 @@ def heads_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
 
 
 def _full(bias: Tensor, lead: tuple[int, ...], size: int, offsets: int) -> bool:
-    """Whether the bias is a full matrix and not by offset."""
+    """Whether the bias is a full matrix, not by offset."""
     if bias.ndim >= 1 and bias.shape[-1] == offsets and broadcasts(bias.shape[:-1], lead):
         moments.finite(bias.double().sum(), bias=bias)
         return False
@@ -305,12 +304,12 @@ def _full(bias: Tensor, lead: tuple[int, ...], size: int, offsets: int) -> bool:
 
 
 def broadcasts(shape: Sequence[int], lead: Sequence[int]) -> bool:
-    """Whether leading dimensions broadcast to others."""
+    """Whether the shape broadcasts to ``lead``."""
     return len(shape) <= len(lead) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(lead), strict=False))
 
 
 def ends_of(lengths: Tensor | None, q: Tensor) -> Tensor:
-    """How many positions each sequence has, for all sequences in a row."""
+    """Number of positions of each sequence, flattened over the batch dimensions."""
     size = q.shape[-2]
     if lengths is None:
         return torch.full((int(np.prod(q.shape[:-3])),), size, device=q.device)

@@ -1,4 +1,4 @@
-"""What attention works on, layer by layer: queries, keys, values as projected, and what the encoding makes of them."""
+"""Traces of attention, layer by layer: queries, keys and values as projected, and the encoding's effect on them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ Projection = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """One layer's attention on a batch of B sequences, at the R positions that were chosen.
+    """One layer's attention on a batch of B sequences, at the R chosen positions.
 
     layer       from 0
-    inputs      [B, R, D] the residual stream that queries are made from, before its norm
-    key_inputs  [B, R, D] what keys are made from; the same, but for protocols that take the raw embeddings
+    inputs      [B, R, D] the residual stream that queries are computed from, before its norm
+    key_inputs  [B, R, D] the input of the keys; differs only for protocols that use the raw embeddings
     added       [R, D] or [B, R, D] the position vectors added at the input of the model; None if not known
     q, k, v     [B, H, R, d], [B, G, R, d], [B, G, R, dv] as projected, before the encoding acts; query head h reads
                 key head h // (H / G)
-    encoding    what position does to this layer
-    positions   the positions of the R tokens, as the encoding takes them
-    rows        [R] their places in the sequence, increasing
+    encoding    the positional encoding of this layer
+    positions   the positions of the R tokens, as passed to the encoding
+    rows        [R] their indices in the sequence, increasing
     scale       factor of q . k
-    causal      whether keys after the query's own are hidden
-    lengths     [B] tokens before the padding, where padding is hidden; None if every token may be seen
-    part        what parts of ``inputs`` and ``key_inputs`` give to q and k: bias-free, norms held at their value here
-    notes       what the encoding notes of the tokens' content (see `PositionalEncoding.note`); None where it notes
-                nothing or not all tokens are here
-    whole       whether the R positions are all there are
-    read        [B] the place in each sequence whose output alone the model uses of this layer; None where it uses all
+    causal      whether keys after the query are masked
+    lengths     [B] number of tokens before the padding, if padding is masked; None if every token is visible
+    part        maps parts of ``inputs`` and ``key_inputs`` to q and k: without bias, norm statistics fixed
+    notes       what the encoding reads from the tokens' content (see `PositionalEncoding.note`); None if it reads
+                nothing or not all tokens are traced
+    whole       whether the R positions are the whole sequence
+    read        [B] the position in each sequence whose output is the only one that the model uses; None if it uses all
     """
 
     layer: int
@@ -62,7 +62,7 @@ class LayerTrace:
 
     @property
     def vectors(self) -> Tensor | None:
-        """The position vectors added at the input, where ``inputs`` is that input; else None."""
+        """The position vectors added at the input, if ``inputs`` is that input; otherwise None."""
         return None if self.layer else self.added
 
     @cached_property
@@ -74,7 +74,7 @@ class LayerTrace:
     def turn(
         self, q: Float[Tensor, "B H R d"], k: Float[Tensor, "B G R d"]
     ) -> tuple[Float[Tensor, "B H R e"], Float[Tensor, "B G R e"]]:
-        """What the encoding's rotation makes of any queries and keys at these positions."""
+        """Apply the encoding's rotation to any queries and keys at these positions."""
         self._require_all("rotate")
         seen = Seen(q, k, self._index, self.notes, self.mask, self.causal, self.scale)
         return self.encoding.hook("rotate", q, k, self.positions, self.positions, seen=seen)
@@ -88,12 +88,12 @@ class LayerTrace:
         sequences: slice = slice(None),
         queries: Int[Tensor, "Q"] | None = None,
     ) -> Float[Tensor, "b H Q R"]:
-        """The layer's own logits, formed as queries by keys; minus infinity where a key is not seen.
+        """The layer's own logits, queries by keys; minus infinity for masked keys.
 
         Arguments
-            q, k       other queries and keys in place of this layer's, [B, H, R, d] and [B, G, R, d]
-            sequences  which of the batch; all unless given
-            queries    which of the R queries; all unless given
+            q, k       replacements of this layer's queries and keys, [B, H, R, d] and [B, G, R, d]
+            sequences  which sequences of the batch (default: all)
+            queries    which of the R queries (default: all)
         """
         k = self.k if k is None else k
         return self.formed(attention_logits, self.q if q is None else q, k[sequences], sequences, queries)
@@ -102,7 +102,7 @@ class LayerTrace:
     def weights(
         self, *, sequences: slice = slice(None), queries: Int[Tensor, "Q"] | None = None
     ) -> Float[Tensor, "b H Q R"]:
-        """The layer's attention weights, formed as queries by keys: what the values are weighed with. As `logits`."""
+        """The layer's attention weights, queries by keys, as applied to the values. Arguments as for `logits`."""
         self._require_all("transform_weights")
         return self.formed(attention_weights, self.q, self.k[sequences], sequences, queries)
 
@@ -114,14 +114,14 @@ class LayerTrace:
         sequences: slice | Int[Tensor, "b"],
         queries: Int[Tensor, "*_b Q"] | None,
     ) -> Float[Tensor, "b H Q R"]:
-        """What ``form`` makes of queries and of the chosen sequences' keys, differentiable in them.
+        """Apply ``form`` to queries and the chosen sequences' keys, differentiable in them.
 
         Arguments
-            queries  which of the R queries: [Q] the same of all chosen sequences, or [b, Q]; all if None
+            queries  which of the R queries: [Q] equal for all chosen sequences, or [b, Q]; None for all
         """
         for hook in ("rotate", "score", "bias", "transform_logits"):
             self._require_all(hook)
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # grouped queries: a key head serves several
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # grouped queries share a key head
         mask, notes = self.mask, self.notes
         places = self.positions[sequences] if self.encoding.by_sequence(self.positions) else self.positions
         rows = self._index if queries is None else queries
@@ -142,18 +142,18 @@ class LayerTrace:
 
     @property
     def mask(self) -> Bool[Tensor, "B 1 1 R"] | None:
-        """True where a key may be seen, padding apart; None if all may."""
+        """True where a key is not masked padding; None if there is none."""
         return None if self.lengths is None else self.present[:, None, None, :]
 
     @property
     def present(self) -> Bool[Tensor, "B R"]:
-        """True where a sequence has a token that counts: not hidden padding."""
+        """False at masked padding."""
         if self.lengths is None:
             return torch.ones(self.q.shape[0], self.q.shape[2], dtype=torch.bool, device=self.q.device)
         return self.rows < self.lengths.unsqueeze(1)
 
     def counted(self, which: Counted) -> Bool[Tensor, "B R"]:
-        """The queries that count: ``all`` that are present, or those ``used``, whose output goes on in the model."""
+        """The queries that count: ``all`` that are present, or those ``used``, whose output the model uses."""
         choose("counted", which, get_args(Counted))
         if which == "all" or self.read is None:
             return self.present
@@ -161,12 +161,12 @@ class LayerTrace:
 
     @property
     def kept_lengths(self) -> Int[Tensor, "B"] | None:
-        """How many of the R positions each sequence has; None if every token may be seen."""
+        """How many of the R positions each sequence has; None if every token is visible."""
         return None if self.lengths is None else self.present.sum(1)
 
     @property
     def consecutive(self) -> bool:
-        """Whether the positions run on one by one, so that a difference of places is an offset."""
+        """Whether the positions are consecutive, so that differences of indices are offsets."""
         places = self.positions
         if self.encoding.axes > 1:
             return bool((self.rows.diff() == 1).all())
@@ -186,7 +186,7 @@ class LayerTrace:
 
 @runtime_checkable
 class Traceable(Protocol):
-    """What a trace needs of a source."""
+    """What a trace needs from a source."""
 
     num_layers: int
 
@@ -199,21 +199,21 @@ class Traceable(Protocol):
         positions: Tensor | None,
         positional: bool = True,
     ) -> Iterator[LayerTrace]:
-        """The chosen layers in order, one at a time; ``positional=False`` with the encoding switched off."""
+        """The chosen layers in order, one at a time; with ``positional=False`` the encoding is switched off."""
         ...
 
 
 class AttentionTrace:
-    """A batch's attention in the chosen layers; each is formed when asked for, and one lives at a time.
+    """A batch's attention in the chosen layers; layers are computed when accessed, and only one is kept at a time.
 
-    Going through the layers in order costs one forward pass; asking for an earlier one starts over.
+    Iterating over the layers in order takes one forward pass; accessing an earlier layer starts another.
 
     Arguments
         source     a model that can be traced (`toeplens.sources`)
         tokens     token ids [B, N]
-        lengths    tokens of each sequence before its padding
-        layers     which layers, from 0; all unless given
-        positions  which places in the sequence are kept, increasing; all unless given
+        lengths    number of tokens of each sequence before its padding
+        layers     which layers, from 0 (default: all)
+        positions  which positions to keep, increasing (default: all)
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class AttentionTrace:
         raise InputError(f"layer: the source did not come to layer {layer}.")
 
     def without_position(self, layer: int) -> LayerTrace:
-        """The layer in a pass of the same tokens with the encoding switched off in the whole model."""
+        """The layer in a pass over the same tokens with the encoding switched off in the whole model."""
         if self._bare is None:
             self._bare = AttentionTrace(self.source, self.tokens, self.lengths, layers=self.layers)
             self._bare.positions, self._bare._positional = self.positions, False

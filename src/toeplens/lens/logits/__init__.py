@@ -1,1 +1,1 @@
-"""What a logit is made of: content, position, and where the two work together."""
+"""Decomposition of logits: content, position, and their interaction."""

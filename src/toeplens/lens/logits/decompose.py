@@ -1,7 +1,7 @@
-"""Attention logits taken apart into content and position, exactly, and each part's share of the whole.
+"""Exact decomposition of attention logits into content and position, and each part's share of the whole.
 
-Beside the parts, what position alone and content alone give of a head's logits, each without the sequence that is
-looked at (`kinds_of`).
+In addition, `kinds_of` estimates what position only and content only contribute to a head's logits, using the other
+sequences.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from toeplens.lens.kit.toeplitz import ToeplitzProfile
 from toeplens.lens.kit.trace import AttentionTrace
 
 KINDS = ("position", "content", "coupled")  # kinds of parts of a logit
-PURE = 0.9  # share from which a head is named after one kind
-FEWEST = 4  # sequences that a name needs: of 3, one head in 20 of one kind was named otherwise (24 tokens)
+PURE = 0.9  # a head is named after one kind from this share on
+FEWEST = 4  # sequences needed for a name: with 3, one head in 20 of one kind was misnamed (24 tokens)
 
 
 @dataclass(frozen=True)
@@ -47,23 +47,23 @@ class LogitParts:
 
     layer             from 0
     split             the estimator of the position part (see `position_parts`)
-    sequences         how many sequences stand behind it
+    sequences         number of sequences used
     names             the parts: the four products of content and position of query and key, the query's first;
-                      ``bias``, what is added whatever the content is; and, for encodings that weigh functions of the
+                      ``bias``, which does not depend on content; and, for encodings that multiply functions of the
                       offset by content (Shaw, Transformer-XL, DeBERTa), ``content-offset`` and ``position-offset``
-    shares            of the parts, in the order of ``names``
-    frequencies       [H or 1, n] radians a position, of a rotation; None without one
-    frequency_shares  of the four products by frequency: [H, 4 (n + 1)], product after product, the dimensions that are
-                      not rotated first; None where the encoding is no rotation of pairs
-    kinds             shares of `KINDS`: what mean contents give at their positions (position), what contents give at
-                      the mean offset (content), the rest, where both work together (coupled; 0 for a bias). NaN with
-                      one sequence, which has no mean, and where the mean of the rotation is not known. Means are of
-                      the other sequences (`kinds_of`)
-    kernel            Toeplitz profile of what mean contents give: the head's position kernel, and how Toeplitz it is
-    profile           Toeplitz profile of the logits, all sequences together
+    shares            shares of the parts, in the order of ``names``
+    frequencies       [H or 1, n] of a rotation, in radians per position; None without one
+    frequency_shares  shares of the four products by frequency: [H, 4 (n + 1)], product after product, starting with
+                      the dimensions that are not rotated; None if the encoding is not a rotation of pairs
+    kinds             shares of `KINDS`. position: the logits of mean contents at their positions. content: the logits
+                      of contents at the mean offset. coupled: the rest, where both interact (0 for a bias). NaN with
+                      one sequence, and if the mean of the rotation is not known. Means are over the other sequences
+                      (`kinds_of`)
+    kernel            Toeplitz profile of the logits of mean contents: the head's position kernel
+    profile           Toeplitz profile of the logits, over all sequences
     variance          [H] of the logits over the visible pairs
     error             largest difference between the sum of the parts and the model's own logits, relative to the
-                      largest of these, over the queries that were looked at
+                      largest logit, over the queries that were checked
     """
 
     layer: int
@@ -82,7 +82,7 @@ class LogitParts:
 
     @torch.no_grad()
     def matrix(self, name: str, sequence: int = 0) -> Float[Tensor, "H R R"]:
-        """One part of one sequence's logits, written out; 0 where a key is not seen. ``total`` is their sum."""
+        """One part of one sequence's logits; 0 for masked keys. ``total`` is the sum of all parts."""
         if name != "total" and name not in self.names:
             raise InputError(f"name: {name!r} was asked for; the parts are {', '.join(self.names)} and 'total'.")
         batch = self._pieces.of(slice(sequence, sequence + 1))
@@ -91,14 +91,14 @@ class LogitParts:
         return torch.stack([batch.rows(each, rows) for each in wanted]).sum(0)
 
     def by_frequency(self) -> Shares | None:
-        """Shares of the dimensions that are not rotated, then of each frequency, the products together: [H, n + 1]."""
+        """Shares of the dimensions that are not rotated, then of each frequency, summed over products: [H, n + 1]."""
         if self.frequency_shares is None:
             return None
         both = (self.frequency_shares.logits, self.frequency_shares.softmax)
         return Shares(*(shares.unflatten(-1, (len(PRODUCTS), -1)).sum(1) for shares in both))
 
     def branches(self) -> Shares | None:
-        """Shares of the dimensions that are not rotated and of those that are: MLA's two branches, [H, 2]."""
+        """Shares of the dimensions that are not rotated and of those that are: the two branches of MLA, [H, 2]."""
         found = self.by_frequency()
         if found is None:
             return None
@@ -108,9 +108,9 @@ class LogitParts:
     def named(self) -> list[str]:
         """Each head's kind by its shares of the logits.
 
-        ``position`` or ``content`` from `PURE` on; ``sum`` where the two make up `PURE` together; ``product`` where
-        coupled does; else ``mixed``; ``unknown`` where the kinds have no shares, or come from fewer than `FEWEST`
-        sequences and are as much chance as anything; ``flat`` where the logits do not vary.
+        ``position`` or ``content`` from a share of `PURE` on; ``sum`` if the two together reach `PURE`; ``product`` if
+        coupled does; otherwise ``mixed``. ``unknown`` if the shares are undefined or come from fewer than `FEWEST`
+        sequences; ``flat`` if the logits do not vary.
         """
         names = []
         flat = self.shares.logits.isnan().all(-1).tolist()
@@ -134,11 +134,11 @@ class LogitParts:
 
 @torch.no_grad()
 def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> LogitParts:
-    """Take one layer's logits apart; exact, and in O(N d^2) a head where nothing of queries by keys is given.
+    """Decompose the logits of one layer exactly, in O(N d^2) per head unless a term depends on both query and key.
 
-    Raises `NoForm`, an `InputError`, where the encoding has no such form: its position part depends on the content of
-    other tokens, it acts after the softmax, or it is not linear in queries and keys. That the parts sum to the model's
-    own logits is checked on every call.
+    Raises `NoForm`, an `InputError`, for encodings without such a decomposition: the position part depends on the
+    content of other tokens, the encoding acts after the softmax, or it is not linear in queries and keys. Every call
+    checks that the parts sum to the model's own logits.
     """
     found = trace[layer]
     _require_form(found.encoding)
@@ -180,21 +180,20 @@ def _require_form(encoding: PositionalEncoding) -> None:
     name = type(encoding).__name__
     if encoding.data_dependent:
         raise NoForm(
-            f"encoding: the position part of {name} depends on the content of other tokens, so that its logits are no "
-            "sum of content and position parts."
+            f"encoding: the position part of {name} depends on the content of other tokens, so logits are not a sum "
+            "of content and position parts."
         )
     if encoding.overrides("score") and not encoding.data_dependent:
-        raise NoForm(
-            f"encoding: {name} forms several products of a query and a key, of which its logits are no one sum."
-        )
+        raise NoForm(f"encoding: {name} forms several products of a query and a key, so its logits are not one sum.")
     if encoding.overrides("transform_weights"):
         raise NoForm(
-            f"encoding: {name} acts on the weights after the softmax, so that its logits are not all of its position."
+            f"encoding: {name} acts on the weights after the softmax, so its logits do not show the whole effect of "
+            "position."
         )
 
 
 def _commons(pieces: Pieces) -> dict[str, CovarianceSums]:
-    """What each part has in common with the whole, by dimension, over all sequences."""
+    """Covariance of each part with the whole, by dimension, over all sequences."""
     parts: dict[str, list[CovarianceSums]] = {}
     for _, batch in pieces.batches():
         whole = batch.whole()
@@ -206,16 +205,16 @@ def _commons(pieces: Pieces) -> dict[str, CovarianceSums]:
 
 
 def kinds_of(pieces: Pieces) -> Shares:
-    """Shares of `KINDS` in the logits, [H, 3]; NaN with one sequence, and where the mean of the rotation is not known.
+    """Shares of `KINDS` in the logits, [H, 3]; NaN with one sequence, and if the mean of the rotation is not known.
 
-    With mean query and key by position, position is what the means give at their places, and the bias; content is what
-    queries and keys without their positions' means give at the mean rotation; coupled is the rest. A mean over B
-    sequences holds a B-th of each of them, which would pass for position (by 1 / B^2 of content) and for coupled (by
-    2 / B). The means are therefore those of the other sequences: of independent queries and keys no share is then
-    biased. Where queries and keys of one sequence are correlated (those of one token are), position holds 1 / (B - 1)
-    of what that adds to the mean logits.
+    With mean query and key by position, position is the logits of these means at their positions, plus the bias.
+    Content is the logits of queries and keys minus these means, at the mean rotation. Coupled is the rest. A mean over
+    B sequences contains 1/B of each, which would be counted as position (1 / B^2 of content) and as coupled (2 / B). So
+    the means are over the other sequences: then no share is biased for independent queries and keys. If queries and
+    keys of one sequence are correlated (those of one token are), position contains 1 / (B - 1) of the correlation's
+    part of the mean logits.
 
-    The pairs are those at positions that two sequences or more reach, so that there are others.
+    Only positions that at least two sequences reach are used.
     """
     heads = pieces.q.shape[1]
     if len(pieces.q) < 2:
@@ -245,7 +244,7 @@ def kinds_of(pieces: Pieces) -> Shares:
 
 
 def _reached_twice(pieces: Pieces) -> Pieces:
-    """The same with the longest sequence as long as the next."""
+    """The same, with the longest sequence cut to the length of the next."""
     layer, lengths = pieces.layer, pieces.layer.lengths
     if lengths is None:
         return pieces
@@ -257,7 +256,7 @@ def _reached_twice(pieces: Pieces) -> Pieces:
 
 
 def _split(pieces: Pieces, sequences: slice, whole: Whole) -> tuple[Float[Tensor, "B H N d"], ...]:
-    """Queries and keys as content, and as position: the others' means at each place, and what they leave of the own."""
+    """Queries and keys as content and as position: the mean of the others at each position, and the rest."""
     others = (pieces.present.sum(0) - pieces.present[sequences].long()).double()
     at, all_places = others[:, None, :, None], others.sum(1)[:, None, None, None]
     contents, means = [], []

@@ -1,1 +1,1 @@
-"""What layers carry: position in the residual stream."""
+"""Position in the residual stream."""

@@ -1,4 +1,4 @@
-"""Position in the residual stream, layer by layer: how much of it, in which directions, and how well it can be read."""
+"""Position in the residual stream, layer by layer: how much of it, in which directions, and how well it decodes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from toeplens.lens.kit.position import position_means
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 PENALTIES = 10.0 ** np.arange(-8, 3)  # of the ridge regression, relative to the mean eigenvalue of its Gram matrix
-_FIFTHS = 5  # of the sequences: three fit the probe, one chooses its penalty, one tests it
-_ROUNDING = 1e-12  # a variance below it, as a share of what it is a part of, is rounding
+_FIFTHS = 5  # folds of sequences: three fit the probe, one chooses its penalty, one tests it
+_ROUNDING = 1e-12  # variances below this share of the total are rounding errors
 
 
 @dataclass(frozen=True)
@@ -29,33 +29,33 @@ class Representation(Record):
     """Position in the residual stream before each of L layers (arXiv 2505.13027, section 5.2).
 
     p is the position part of the stream at a layer by the `mean` estimator (theory 1), weighted by the sequences that
-    reach a position; it holds whatever the content's distribution owes to the position, too. The reference vectors are
-    those that are added at the input, or those that were given. NaN where a number is not defined: without a reference,
-    and, for what is said of p's directions, where the interval of its variance share reaches 0.
+    reach a position. It includes any dependence of the content's distribution on position. The reference vectors are
+    those added at the input, or those passed in. Values that are not defined are NaN: without a reference, and, for the
+    directions of p, if the interval of its variance share reaches 0.
 
-    layers           [L] the stream is taken before them; from 0
-    sequences        how many sequences stand behind it
-    positions        [N] the places that count: those that enough sequences reach
+    layers           [L] layers whose input is measured; from 0
+    sequences        number of sequences used
+    positions        [N] the positions that count: those that enough sequences reach
     energy           share of variance that a subspace must hold
-    reference_rank   directions that hold ``energy`` of the reference vectors' variance; 0 without a reference
-    chance           reference_rank / D: the alignment to expect of directions without preference; nan without a
-                     reference
-    variance         [L] variance of p over the positions, free of the noise of finitely many sequences
-    variance_share   [L] the same, as a share of the stream's variance over all tokens; may come out a little under 0
+    reference_rank   number of directions that hold ``energy`` of the reference vectors' variance; 0 without a reference
+    chance           reference_rank / D: the expected alignment of random directions; nan without a reference
+    variance         [L] variance of p over the positions, without the noise of finitely many sequences
+    variance_share   [L] the same, as a share of the stream's variance over all tokens; may be slightly negative
     low, high        [L] bootstrap interval of the share, over the sequences
-    rank             [L] directions that hold ``energy`` of p's variance; 0 where they are not known
-    angles           L arrays [min(rank, reference_rank)]: principal angles between the two subspaces in degrees, rising
+    rank             [L] number of directions that hold ``energy`` of p's variance; 0 if not known
+    angles           L arrays [min(rank, reference_rank)]: principal angles between the two subspaces, in degrees,
+                     ascending
     mean_cosine      [L] mean squared cosine of the angles
     alignment        [L] share of p's variance that lies in the reference subspace
     alignment_low, alignment_high  [L] its bootstrap interval
-    displaced        [L] 1 - alignment / alignment at the input: 0 at layer 0, about 1 - chance for directions without
-                     preference, 1 where p avoids the subspace; nan unless the trace holds layer 0 and most of p's
-                     variance lies in the subspace there
-    coefficient      [L] of the regression of p on the reference vectors, <p, p0> / <p0, p0>: 1 where they are carried
-                     on untouched, 0 where they are gone, whatever other directions have joined them
-    cosine           [L] of the angle between p and the reference vectors, as [N, D] tables; noise can lift it over 1
-    decodability     [L] R^2 of a ridge regression of the position on the stream, on sequences held out; negative where
-                     the constant guess is better
+    displaced        [L] 1 - alignment / alignment at the input: 0 at layer 0, about 1 - chance for random directions,
+                     1 if p avoids the subspace; nan unless the trace holds layer 0 and most of p's variance lies in
+                     the subspace there
+    coefficient      [L] of the regression of p on the reference vectors, <p, p0> / <p0, p0>: 1 if they are passed on
+                     unchanged, 0 if they are gone, whatever other directions were added
+    cosine           [L] of the angle between p and the reference vectors, as [N, D] tables; noise can raise it above 1
+    decodability     [L] R^2 of a ridge regression of the position on the stream, on held-out sequences; negative if a
+                     constant prediction is better
     """
 
     WORDS = "representation"
@@ -95,22 +95,22 @@ def representation(
     """Position in the residual stream before each layer of a trace: are its directions still those of the input?
 
     The covariance of p over the positions is estimated by cross-fitting: each sequence's tokens are multiplied by the
-    position means of all others, so that no token meets its own noise. It is unbiased, given the sequences' lengths;
-    where all have one length it is the mean, over all splits of the batch into halves, of one half's p times the
-    other's. What p itself enters linearly (`coefficient`) needs no such care. The intervals resample the sequences'
-    terms of that sum, to first order.
+    position means of all others, so that no token is multiplied by its own noise. It is unbiased, given the sequences'
+    lengths. If all lengths are equal, it is the mean, over all splits of the batch into halves, of one half's p times
+    the other's. `coefficient` is linear in p and needs no cross-fitting. The intervals resample the sequences' terms of
+    that sum, to first order.
 
     Arguments
-        trace      what is looked at; only tokens before the padding count, whether or not the model hides the padding
+        trace      the trace to measure; padding is ignored, whether or not the model masks it
         reference  [R, D] vectors at the trace's R positions, instead of those added at the input
-        energy     share of the variance that a subspace must hold, over 0 and up to 1
+        energy     share of the variance that a subspace must hold, above 0 and at most 1
         least      positions that fewer sequences reach do not count; at least 5
         bootstrap  resamples for the intervals
-        seed       of the resamples, and of which sequences the probe is fitted and tested on
+        seed       seed of the resamples, and of the sequences that fit and test the probe
 
-    The stream after the last layer is no layer's input and is left out. Costs O(B R D^2 + D^3) a layer beside the
-    forward pass, in float64. Raises `InputError` for numbers out of range, a
-    reference of another shape, and where fewer than two positions are reached by ``least`` sequences.
+    The output of the last layer is not measured. Takes O(B R D^2 + D^3) per layer in addition to the forward pass, in
+    float64. Raises `InputError` for numbers out of range, a reference of another shape, and if ``least`` sequences
+    reach fewer than two positions.
     """
     if not 0 < energy <= 1:
         raise InputError(f"energy: {energy} was given; it must be over 0 and at most 1.")
@@ -172,7 +172,7 @@ def representation(
 
 @dataclass(frozen=True)
 class _Original:
-    """The reference vectors [N, D], centred, the variance they have and the subspace [D, r] that holds its share."""
+    """The reference vectors [N, D], centred, their variance, and the subspace [D, r] that holds its share."""
 
     p: Float[np.ndarray, "N D"]
     variance: float
@@ -181,10 +181,10 @@ class _Original:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What is kept of a layer's stream: terms whose mean over the B sequences is an unbiased estimate, and the rest.
+    """Statistics of a layer's stream: terms whose mean over the B sequences is an unbiased estimate, and the rest.
 
     own         [B] of the variance of p
-    within      [B] of what of it lies in the reference subspace; nan without one
+    within      [B] of its part in the reference subspace; nan without one
     total       [B] of the stream's variance over all tokens
     covariance  [D, D] of p over the positions
     product     <p, p0>, the mean over the positions; nan without a reference
@@ -200,13 +200,13 @@ class _Layer:
 
 
 class _Stream:
-    """The stream before a layer, and for each sequence the position part by all other sequences.
+    """The stream before a layer, and for each sequence the position part from all other sequences.
 
-    x        [B, N, D] less its mean over all tokens; 0 where a sequence has no token
+    x        [B, N, D] centred over all tokens; 0 at padding
     others   [B, N, D] the position part without this sequence
-    p        [N, D] the position part by all sequences
+    p        [N, D] the position part from all sequences
     there    [B, N] whether a sequence has the token
-    weights  [N] share of the tokens that lie at each position
+    weights  [N] share of the tokens at each position
     """
 
     def __init__(self, inputs: Float[Tensor, "B N D"], lengths: Int[Tensor, "B"]) -> None:
@@ -216,7 +216,7 @@ class _Stream:
         mean = torch.where(seen, content, 0).sum((0, 1)) / counts.sum()
         noise = torch.where(seen, content - mean, 0)
         self.weights = counts.double() / counts.sum()
-        # leaving a sequence out moves a position's mean by -noise / (count - 1), and the mean over positions with it
+        # leaving a sequence out changes a position's mean by -noise / (count - 1), and with it the mean over positions
         moved = noise / (counts - 1).unsqueeze(-1)
         self._mean_moved = torch.einsum("n,bnd->bd", self.weights, moved).unsqueeze(1)
         self.x = torch.where(seen, self.p + noise, 0)
@@ -227,7 +227,7 @@ class _Stream:
             self.x, self.others, self.p = (torch.zeros_like(part) for part in (self.x, self.others, self.p))
 
     def terms(self, basis: Float[np.ndarray, "D r"] | None = None) -> Float[np.ndarray, "B"]:
-        """Each sequence's term of the variance of p, or of what of it lies in the span of ``basis``."""
+        """Each sequence's term of the variance of p, or of its part in the span of ``basis``."""
         x, others = self.x, self.others
         if basis is not None:
             span = torch.from_numpy(basis).to(x.device)
@@ -235,7 +235,7 @@ class _Stream:
         return ((x * others).sum((1, 2)) * self._per).cpu().numpy()
 
     def total(self) -> Float[np.ndarray, "B"]:
-        """Each sequence's term of the variance over all tokens, about the mean that the others give."""
+        """Each sequence's term of the variance over all tokens, about the mean of the others."""
         return ((self.x * (self.x + self._mean_moved)).sum((1, 2)) * self._per).cpu().numpy()
 
     def covariance(self) -> Float[np.ndarray, "D D"]:
@@ -259,14 +259,14 @@ def _look(stream: _Stream, rows: Tensor, original: _Original | None, fifths: lis
 
 
 def _lengths(trace: AttentionTrace, layer: LayerTrace) -> Int[Tensor, "B"]:
-    """How many of the layer's positions each sequence has tokens at, whether or not the model hides the padding."""
+    """How many of the layer's positions each sequence has tokens at, whether or not the model masks padding."""
     if trace.lengths is None:
         return torch.full((len(layer.inputs),), len(layer.rows), device=layer.inputs.device)
     return (layer.rows < trace.lengths.to(layer.rows.device).unsqueeze(1)).sum(1)
 
 
 def _kept(lengths: Int[Tensor, "B"], layer: LayerTrace, least: int) -> int:
-    """How many positions, from the first on, enough sequences reach."""
+    """Number of positions, from the first on, that enough sequences reach."""
     reached = (torch.arange(len(layer.rows), device=lengths.device) < lengths.unsqueeze(1)).sum(0)
     kept = int((reached >= least).sum())
     if kept < 2:
@@ -280,7 +280,7 @@ def _vectors(
     reference: Float[np.ndarray, "R D"] | Float[Tensor, "R D"] | None,
     kept: int,
 ) -> Float[np.ndarray, "N D"] | None:
-    """The reference vectors at the positions that count; None where there are none."""
+    """The reference vectors at the counted positions; None if there are none."""
     shape = layer.inputs.shape[1:]
     found = layer.vectors if reference is None else torch.as_tensor(reference)
     if found is None:
@@ -290,7 +290,7 @@ def _vectors(
             f"reference: {tuple(found.shape)} was given; a finite vector for each position is needed, {tuple(shape)}."
         )
     found = found.detach().double()
-    if found.ndim == 3:  # each sequence has positions of its own
+    if found.ndim == 3:  # each sequence has its own positions
         found = position_means(found, lengths)[1]
     return found[:kept].cpu().numpy()
 
@@ -298,7 +298,7 @@ def _vectors(
 def _original(
     vectors: Float[np.ndarray, "N D"] | None, weights: Float[np.ndarray, "N"], energy: float
 ) -> _Original | None:
-    """The reference, from its vectors; None where they do not vary."""
+    """The reference from its vectors; None if they do not vary."""
     if vectors is None:
         return None
     p = vectors - weights @ vectors
@@ -309,7 +309,7 @@ def _original(
 
 
 def _leading(covariance: Float[np.ndarray, "D D"], energy: float) -> Float[np.ndarray, "D r"]:
-    """The fewest leading eigenvectors that hold ``energy`` of the trace; what is not positive holds none."""
+    """The fewest leading eigenvectors that hold ``energy`` of the trace; negative eigenvalues count as 0."""
     values, vectors = np.linalg.eigh(covariance)
     values, vectors = values[::-1], vectors[:, ::-1].copy()
     positive = int(np.sum(values > len(values) * np.finfo(np.float64).eps * values[0]))
@@ -320,7 +320,7 @@ def _leading(covariance: Float[np.ndarray, "D D"], energy: float) -> Float[np.nd
 def _decodability(stream: _Stream, rows: Int[Tensor, "N"], fifths: list[Tensor]) -> float:
     """R^2 of a ridge regression of the position on the stream, on the last fifth of the sequences; nan for no variance.
 
-    Three fifths fit it under each of `PENALTIES`, the fourth chooses among them, and all four fit it once more.
+    Three fifths fit it under each of `PENALTIES`, the fourth chooses among them, and all four fit it again.
     """
 
     def tokens(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -339,7 +339,7 @@ def _decodability(stream: _Stream, rows: Int[Tensor, "N"], fifths: list[Tensor])
 def _ridge(
     x: Float[Tensor, "T D"], y: Float[Tensor, "T"]
 ) -> Callable[[Float[Tensor, "_T D"]], Float[Tensor, "_T penalties"]]:
-    """What ridge regressions of y on x predict elsewhere, one for each of `PENALTIES`."""
+    """Predictions of ridge regressions of y on x, one for each of `PENALTIES`."""
     mean, level = x.mean(0), y.mean()
     values, vectors = torch.linalg.eigh((x - mean).T @ (x - mean))
     penalties = torch.from_numpy(PENALTIES).to(x.device) * values.mean()

@@ -1,4 +1,4 @@
-"""The position component as a set of vectors: its mean estimator, the subspace it spans, the curve it runs along."""
+"""The position component as a set of vectors: the subspace it spans, and the curve it forms."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 
-TOLERANCE = 1e-3  # degrees; the oblique projection then enlarges rounding by at most 6e4
+TOLERANCE = 1e-3  # degrees; the oblique projection then amplifies rounding errors by at most 6e4
 
 
 @dataclass(frozen=True)
 class PositionSubspace:
-    """The linear span of the position vectors, beside that of the word vectors; both are centred first.
+    """The linear span of the position vectors, compared with that of the word vectors; both are centred first.
 
-    spectrum       [min(N, D)] share of the position vectors' variance along each principal direction, falling
-    rank           directions that hold ``energy`` of it
-    participation  participation ratio of the spectrum, (sum s)^2 / sum s^2: directions in effective use
-    word_rank      directions that hold ``energy`` of the words' variance
-    angles         [min(rank, word_rank)] principal angles between the two spans in degrees, rising
+    spectrum       [min(N, D)] share of the position vectors' variance along each principal direction, descending
+    rank           number of directions that hold ``energy`` of it
+    participation  participation ratio of the spectrum, (sum s)^2 / sum s^2: effective number of directions
+    word_rank      number of directions that hold ``energy`` of the words' variance
+    angles         [min(rank, word_rank)] principal angles between the two spans in degrees, ascending
     overlap        share of the words' variance that lies in the position span
-    chance         rank / D: the overlap to expect of words without a preferred direction
-    separable      whether the spans meet in 0 alone: rank + word_rank <= D and no angle under `TOLERANCE` degrees
-    amplification  largest factor by which `separate` enlarges what is neither position nor word: 1 / sin(least angle)
+    chance         rank / D: the expected overlap of words without a preferred direction
+    separable      whether the spans share only 0: rank + word_rank <= D and no angle below `TOLERANCE` degrees
+    amplification  largest factor by which `separate` amplifies other vectors: 1 / sin(least angle)
     position_mean  [D] mean of the position vectors
     word_mean      [D] mean of the word vectors
     basis          [D, rank] orthonormal basis of the position span
@@ -53,9 +53,9 @@ class PositionSubspace:
     ) -> tuple[Float[np.ndarray, "*B D"], Float[np.ndarray, "*B D"]]:
         """Split sums of a position and a word vector by the oblique projection on one span along the other.
 
-        Exact for such sums, orthogonal or not, up to rounding times `amplification`; what lies in neither span is
-        left out of both parts. Returns position and word part, float64. Raises `InputError` where the spans meet:
-        a vector in both could then belong to either part.
+        Exact for such sums, orthogonal or not, up to rounding times `amplification`; components outside both spans are
+        left out of both parts. Returns position and word part, float64. Raises `InputError` if the spans share
+        vectors, as these could belong to either part.
         """
         if not self.separable:
             raise InputError(
@@ -74,13 +74,13 @@ def position_subspace(
     *,
     energy: float = 0.99,
 ) -> PositionSubspace:
-    """Is the position component a linear subspace of its own, apart from the words'? (arXiv 2505.13027 v1, C.4)
+    """Is the position component a linear subspace separate from the words'? (arXiv 2505.13027 v1, C.4)
 
     Arguments
         p       [N, D] position vectors (`position_means`, or an encoding's table)
         words   [V, D] token embeddings, or content vectors
-        energy  share of the variance that a span must hold, over 0 and up to 1; at 1 the span holds everything down to
-                float64 rounding, and `PositionSubspace.separate` is then exact
+        energy  share of the variance that a span must hold, above 0 and at most 1; at 1 the span holds everything down
+                to float64 rounding, and `PositionSubspace.separate` is exact
 
     Raises `InputError` for values that are not finite, two different widths, or an energy out of range.
     """
@@ -122,7 +122,7 @@ def linear_error(
 ) -> float:
     """Relative error of the best linear map M from sums w_v + p_i to p_i, over all pairs (v, i), both tables centred.
 
-    The least of sqrt(E|(w + p) M - p|^2 / E|p|^2): 0 up to rounding where the two spans share 0 alone, at most 1. As v
+    The minimum of sqrt(E|(w + p) M - p|^2 / E|p|^2): 0 up to rounding if the two spans share only 0, at most 1. As v
     and i are independent, E|(w + p) M - p|^2 = E|w M|^2 + E|p M - p|^2. Nan if p has no variance.
 
     Arguments
@@ -138,14 +138,14 @@ def linear_error(
 
 @dataclass(frozen=True)
 class CurveDimension:
-    """The position vectors as points of a curve i -> p_i: a curve may bend through many dimensions and yet be thin.
+    """The position vectors as points of a curve i -> p_i, which may bend through many dimensions and yet be thin.
 
-    rank        dimensions that hold ``energy`` of the variance of all positions
-    local_rank  the same within a window of consecutive positions, mean over the windows; 1 for a curve that the window
-                sees as straight, near window - 1 for points in no order
-    arc_chord   path length over the distance of its ends, median over the windows; 1 for a straight piece, near
-                window - 1 for points in no order
-    window      positions in a window
+    rank        number of dimensions that hold ``energy`` of the variance of all positions
+    local_rank  the same within a window of consecutive positions, mean over the windows; 1 for a curve that is straight
+                within the window, near window - 1 for unordered points
+    arc_chord   path length divided by the distance of its ends, median over the windows; 1 for a straight piece, near
+                window - 1 for unordered points
+    window      number of positions in a window
     """
 
     rank: int
@@ -161,8 +161,8 @@ def curve_dimension(
 
     Arguments
         p       [N, D] position vectors in order
-        window  consecutive positions that are looked at together, 3 to N
-        energy  share of the variance that a rank must hold, over 0 and up to 1
+        window  number of consecutive positions in a window, 3 to N
+        energy  share of the variance that a rank must hold, above 0 and at most 1
 
     Raises `InputError` for values that are not finite, a window or an energy out of range.
     """
@@ -182,15 +182,15 @@ def curve_dimension(
 
 
 def neighbour_error(p: Float[np.ndarray, "N D"] | Float[Tensor, "N D"]) -> float:
-    """How badly the middle of its two neighbours stands for a position: is the table a curve that its places resolve?
+    """How badly the midpoint of its two neighbours predicts a position vector: do the positions resolve the curve?
 
-    Any points lie on some curve; only one that neighbours tell is of use. The root mean square of
-    |p_i - (p_(i-1) + p_(i+1))/2| over that of |p_i - mean of all|, both over the inner positions: 0 on a straight line
-    of even steps, 1 if neighbours tell no more than the mean does, sqrt(3/2) to expect of vectors in no order. Nan
-    where the inner positions are all the mean.
+    Any points lie on some curve, but only a curve that neighbours predict is useful. Returns the root mean square of
+    |p_i - (p_(i-1) + p_(i+1))/2| divided by that of |p_i - mean of all|, both over the inner positions: 0 on a straight
+    line with equal steps, 1 if neighbours predict no better than the mean, and sqrt(3/2) on average for unordered
+    vectors. Nan if all inner positions equal the mean.
 
     Arguments
-        p  [N, D] position vectors in order, 3 or more
+        p  [N, D] position vectors in order, at least 3
     """
     position = _float64(p)
     if len(position) < 3 or not np.isfinite(position).all():

@@ -1,1 +1,1 @@
-"""What depends on the offset alone: spectra, predictors, decay and phases of Toeplitz kernels."""
+"""Toeplitz kernels, which depend only on the offset: spectra, predictors, decay and phases."""

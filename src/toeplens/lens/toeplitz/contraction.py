@@ -1,4 +1,4 @@
-"""How position changes the spectrum of a real head's matrices: and how much a bias weighs."""
+"""The effect of position on the spectrum of a head's matrices, and the size of a bias."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.terms import rotation_of
 from toeplens.lens.kit.trace import LayerTrace
 
-LARGEST = 1024  # positions of a matrix whose eigenvalues are all computed
+LARGEST = 1024  # maximum rows of a matrix whose eigenvalues are all computed
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """Spectra of a layer's heads with position, over those of the same queries and keys without it; means of ratios.
+    """Spectra of a layer's heads with position, divided by those of the same queries and keys without; mean ratios.
 
-    All pairs are taken, visible or not: the papers' statements are about whole matrices.
+    All pairs are used, visible or not, as the papers' statements are about whole matrices.
 
     width  [H] range of the eigenvalues of the logits' symmetric part, (L + L^T) / 2
     norm   [H] largest singular value of the logits
-    gram   [H] largest eigenvalue of the keys' Gram matrix, rotated over as projected; its trace is the same in both
-           where the rotation is one alone (xPos also shrinks and stretches keys). NaN without a rotation of pairs
-    bound  [H] the same eigenvalue over its bound, the sum of those of the frequencies' own Gram matrices (Schur, each
-           frequency by itself): never above 1
+    gram   [H] largest eigenvalue of the keys' Gram matrix, rotated divided by as projected; its trace does not change
+           if the encoding is a pure rotation (xPos also scales keys). NaN without a rotation of pairs
+    bound  [H] the same eigenvalue divided by its bound, the sum of those of the frequencies' own Gram matrices (Schur,
+           frequency by frequency): never above 1
     """
 
     width: Float[Tensor, "H"]
@@ -41,10 +41,10 @@ class Contraction:
 
 @torch.no_grad()
 def contraction(layer: LayerTrace, *, sequences: int = 16) -> Contraction:
-    """Spectra with and without position, over the first ``sequences`` of two tokens or more (theory, 5; float64).
+    """Spectra with and without position, over the first ``sequences`` of at least two tokens (theory, 5; float64).
 
-    Raises `InputError` where the encoding reads other tokens' content, the matrices are over 1024 x 1024, or no
-    sequence has two tokens: one eigenvalue has no range.
+    Raises `InputError` if the encoding reads other tokens' content, the matrices exceed 1024 x 1024, or no sequence has
+    two tokens.
     """
     encoding = layer.encoding
     if encoding.data_dependent or encoding.overrides("transform_logits") or "bias" in encoding._seeing:
@@ -88,16 +88,16 @@ def _width(matrix: Float[Tensor, "H N N"]) -> Float[Tensor, "H"]:
 
 
 def _largest(k: Float[Tensor, "H N d"]) -> Float[Tensor, "H"]:
-    """The largest eigenvalue of the Gram matrix, from the smaller of the two that share it."""
+    """The largest eigenvalue of the Gram matrix, from the smaller of k k^T and k^T k."""
     return torch.linalg.matrix_norm(k, 2) ** 2
 
 
 @dataclass(frozen=True)
 class BiasSpread(Record):
-    """A bias on the distance, layer by layer and head by head, in logits.
+    """A bias by distance, by layer and head, in logits.
 
-    offsets  how many distances were looked at
-    spread   [L, H] root mean square of b_d over the offsets d, about the head's mean, which softmax does not see
+    offsets  number of distances
+    spread   [L, H] root mean square of b_d over the offsets d, about the head's mean, which softmax ignores
     """
 
     WORDS = "bias spread"
@@ -107,21 +107,21 @@ class BiasSpread(Record):
 
     @property
     def doublings(self) -> float:
-        """log2 of the root mean square of the spreads of all heads; -inf for a bias that says nothing."""
+        """log2 of the root mean square of all heads' spreads; -inf for a constant bias."""
         with np.errstate(divide="ignore"):
             return float(np.log2(np.sqrt(np.square(self.spread).mean())))
 
 
 @torch.no_grad()
 def bias_spread(encodings: Sequence[PositionalEncoding], length: int, *, causal: bool = True) -> BiasSpread:
-    """The spread of the bias of each layer's encoding over the distances of a text.
+    """The spread of the bias of each layer's encoding over the distances in a sequence.
 
     Arguments
-        encodings  of each layer
-        length     tokens of a text
-        causal     distances 0 .. length - 1; else those to keys after the query too
+        encodings  one per layer
+        length     number of tokens in the sequence
+        causal     distances 0 .. length - 1; otherwise also those to keys after the query
 
-    Raises `InputError` for an encoding whose bias is no function of the distance.
+    Raises `InputError` for an encoding without a bias by distance.
     """
     offsets = torch.arange(0 if causal else 1 - length, length)
     spreads = []

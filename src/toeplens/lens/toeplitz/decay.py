@@ -1,4 +1,4 @@
-"""How a head's mean logit falls with distance: five forms, fitted and ranked, for many heads at a time."""
+"""How a head's mean logit falls with distance: five curves, fitted and ranked, for many heads at once."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ FORMS: Mapping[Form, str] = {
     "logarithmic": "a - b log(1 + delta)",
 }
 
-_BLOCKS = 4096  # blocks of offsets, even in the logarithm, that the search for tau and p reads
-_GRID = 128  # values of tau or p, even in the logarithm, among which the search begins
-_BESIDE = 1e-3  # of a step of that grid: how near its ends it is looked at
-_ROUNDING = 1e-12  # of the largest |mean|: residuals below are rounding
-_POWERS = (0.01, 20.0)  # p beyond: the logarithm, and a spike at the first offset
+_BLOCKS = 4096  # logarithmically spaced blocks of offsets used in the search for tau and p
+_GRID = 128  # logarithmically spaced starting values of tau or p
+_BESIDE = 1e-3  # of a grid step: distance from the ends of the grid at which the search may start
+_ROUNDING = 1e-12  # residuals below this part of the largest |mean| are rounding errors
+_POWERS = (0.01, 20.0)  # range of p; beyond it the curve is the logarithm, or a spike at the first offset
 
 
 @dataclass(frozen=True)
 class DecayFit:
-    """One form fitted to means by offset (`fit_decay`).
+    """One curve fitted to means by offset (`fit_decay`).
 
     form           its name, a key of `FORMS`
     parameters     by the names in `FORMS`; a, b, c in the means' unit (b per offset, or per e-fold), tau in offsets
-    r2             share of the weighted variance of the means explained; nan where the means are equal
+    r2             share of the weighted variance of the means explained; nan if the means are equal
     bic            n log(weighted mean square residual) + k log n, over n offsets with k parameters: lower is better
-    half_distance  offset at which what decays has fallen to half of its value at 0, for a form that tends to a limit:
-                   tau log 2, or 2^(1/p) - 1; nan for the others, and where the means are equal
+    half_distance  offset at which the decaying part has fallen to half of its value at 0, for curves with a limit:
+                   tau log 2, or 2^(1/p) - 1; nan for the others, and if the means are equal
     """
 
     form: Form
@@ -58,24 +58,24 @@ def fit_decay(
     *,
     counts: Int[np.ndarray, "D"] | Float[np.ndarray, "D"] | None = None,
 ) -> list[DecayFit]:
-    """Fit the forms of distance decay (`FORMS`) to a head's diagonal means, best (lowest BIC) first.
+    """Fit the curves of distance decay (`FORMS`) to a head's diagonal means, best (lowest BIC) first.
 
     linear is ALiBi's form (arXiv 2108.12409), logarithmic KERPLE's with an inner scale of 1 (arXiv 2205.09921).
-    Weighted least squares: the linear parameters are solved exactly for each tau or p, and that one is searched on a
-    grid and then between its neighbours (variable projection). Above 4096 offsets the parameters are fitted to
-    count-weighted averages over blocks even in log(1 + delta - first), of a relative width of 0.4% at a million
-    offsets; residuals, r2 and BIC are of all offsets at the parameters found.
+    Weighted least squares: for each tau or p the linear parameters are solved exactly; tau or p is searched on a grid
+    and then between grid points (variable projection). Above 4096 offsets the parameters are fitted to count-weighted
+    averages over blocks, equal in log(1 + delta - first), with a relative width of 0.4% at a million offsets;
+    residuals, r2 and BIC are then computed over all offsets.
 
-    The weights take a mean of n values to vary as 1/n, independently of the others. Real means are correlated along
-    delta, so that differences in BIC overstate what is known: the order is to be trusted, not its odds. The signs are
-    free: a negative a or b is a growth. tau is searched from a tenth of the smallest step to 100 times the span, p
-    from 0.01 to 20; at the long end of these the form is another's limit (the line, the logarithm), which then ranks
-    first with a parameter less.
+    The weights assume that a mean of n values has a variance proportional to 1/n and that means are independent. Real
+    means are correlated along delta, so differences in BIC are overstated: trust the order, not its odds. Signs are
+    free: a negative a or b is growth. tau is searched from a tenth of the smallest step to 100 times the span, p from
+    0.01 to 20; at the long end of these ranges the curve becomes the line or the logarithm, which then ranks first, as
+    it has one parameter less.
 
     Arguments
         offsets  delta >= 0, distinct, in any order
-        means    mean of each diagonal; nan ones are left out
-        counts   entries behind each mean, its weight (1 unless given); those of none are left out
+        means    mean of each diagonal; nan values are ignored
+        counts   number of entries behind each mean, its weight (default: 1); zero counts are ignored
     """
     return fit_decays(offsets, means[None], counts=counts)[0]
 
@@ -86,7 +86,7 @@ def fit_decays(
     *,
     counts: Int[np.ndarray, "D"] | Float[np.ndarray, "D"] | None = None,
 ) -> list[list[DecayFit]]:
-    """`fit_decay` of several heads with the same counts: what it says of each, in a fraction of the time."""
+    """`fit_decay` for several heads with the same counts, in a fraction of the time."""
     missing = np.isnan(means)
     if (missing != missing[:1]).any():
         return [fit_decays(offsets, row[None], counts=counts)[0] for row in means]
@@ -129,7 +129,7 @@ def fit_decays(
 def _usable(
     offsets: Shaped[np.ndarray, "D"], means: Float[np.ndarray, "H D"], counts: Shaped[np.ndarray, "D"] | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Offsets in ascending order, means and counts in double precision, where there is a mean."""
+    """Offsets in ascending order, means and counts in double precision, where the mean is defined."""
     weights = np.ones(means.shape[1]) if counts is None else counts.astype(np.float64)
     if not (weights >= 0).all() or not np.isfinite(weights).all():
         raise InputError("counts: some are negative or not finite; numbers of entries are needed.")
@@ -149,7 +149,7 @@ def _usable(
 
 
 def _thinned(x: np.ndarray, y: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weighted averages over blocks of offsets that are even in log(1 + delta - first)."""
+    """Weighted averages over blocks of offsets, equal in log(1 + delta - first)."""
     if len(x) <= _BLOCKS:
         return x, y, w
     reach = np.log1p(x - x[0])
@@ -162,7 +162,7 @@ def _thinned(x: np.ndarray, y: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, n
 def _lines(
     g: Float[np.ndarray, "*_H D"], y: Float[np.ndarray, "H D"], w: Float[np.ndarray, "D"]
 ) -> tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"]]:
-    """Intercept and slope of the weighted least squares line of each ``y`` on ``g``; slope 0 where it is constant."""
+    """Intercept and slope of the weighted least-squares line of each ``y`` on ``g``; slope 0 if it is constant."""
     total = w.sum()
     mean, level = np.asarray(g @ w / total), y @ w / total
     about = g - mean[..., None]
@@ -179,7 +179,7 @@ def _searched(
     low: float,
     high: float,
 ) -> Float[np.ndarray, "H"]:
-    """For each ``y``, the value in [low, high] whose ``form`` leaves the least, two linear parameters solved for."""
+    """For each ``y``, the value in [low, high] with the least residual of ``form``, two linear parameters solved."""
 
     def left(log_value: Float[np.ndarray, "h"], head: Int[np.ndarray, "h"]) -> Float[np.ndarray, "h"]:
         g, some = form(np.exp(log_value)), y[head]
@@ -212,7 +212,7 @@ def _value(form: Form, given: Mapping[str, float], x: np.ndarray) -> np.ndarray:
 
 
 def _judged(form: Form, parameters: dict[str, float], x: np.ndarray, y: np.ndarray, w: np.ndarray) -> DecayFit:
-    """The fit with its r2 and BIC over all offsets; residuals within rounding count as rounding, so that exact forms
+    """The fit with its r2 and BIC over all offsets. Residuals below rounding are set to rounding, so that exact curves
     are ranked by their number of parameters."""
     floor = max((_ROUNDING * np.abs(y).max()) ** 2, np.finfo(float).tiny)
     w = w / w.sum()

@@ -1,11 +1,12 @@
-"""What a Toeplitz kernel's values give back: its predictor (Levinson-Durbin) and its frequencies.
+"""The predictor (Levinson-Durbin) and the frequencies of a Toeplitz kernel.
 
-The first seed (appendix C.4) says that in an ideal case the Levinson-Durbin recursion recovers the position part from
-the values of the Toeplitz matrix. What there is to that: from exact values p_i . p_j = r_(i-j) the recursion gives the
-predictor of the positions and the predictor's roots the frequencies; the positions themselves no method gives but up to
-an orthogonal map, since every turned or mirrored copy has the same values. It cannot say which part of a matrix is
-position (content that is stationary adds to r just so), and close frequencies amplify errors of the values without
-bound: of rotary positions at base 10000, four frequencies are already too near 0 to be told apart in double precision.
+arXiv 2505.13027 v1 (appendix C.4) says that in an ideal case the Levinson-Durbin recursion recovers the position part
+from the values of the Toeplitz matrix. What is true: from exact values p_i . p_j = r_(i-j), the recursion gives the
+predictor of the positions, and the predictor's roots give the frequencies. No method gives the positions themselves,
+except up to an orthogonal map, as every rotated or mirrored copy has the same values. The recursion cannot say which
+part of a matrix is position (stationary content adds to r in the same way), and close frequencies amplify errors of
+the values without bound. For rotary positions at base 10000, four frequencies are already too close to 0 to be
+distinguished in double precision.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from scipy.linalg import solve_toeplitz, toeplitz
 
 from toeplens.ground import InputError
 
-_LARGEST = 4096  # rows of the dense matrices below: 128 MiB
+_LARGEST = 4096  # maximum rows of the dense matrices below: 128 MiB
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Prediction:
     """The best linear predictor p_i ~ sum over k = 1..K of c_k p_(i-k) (`predictor`).
 
     coefficients  [K] c_1, ..., c_K
-    variance      mean square of what it misses, in the unit of r_0 (= the mean square of p); 0 for a sum of at most
-                  K / 2 sinusoids. Below 0, the values are those of no positive semi-definite matrix and nothing has
-                  been predicted
+    variance      mean square error, in the unit of r_0 (= the mean square of p); 0 for a sum of at most K / 2
+                  sinusoids. If negative, the values do not belong to a positive semi-definite matrix and the prediction
+                  is meaningless
     """
 
     coefficients: Float[np.ndarray, "K"]
@@ -40,10 +41,10 @@ def predictor(autocorrelation: Float[np.ndarray, "M"], order: int) -> Prediction
 
     Arguments
         autocorrelation  r_delta = E[p_i . p_(i-delta)] at delta = 0, ..., M - 1; the first order + 1 are read
-        order            how many steps back it looks, at most M - 1
+        order            number of previous values used, at most M - 1
 
-    Raises `InputError` where the matrix of r is singular to rounding, as it is for a sum of sinusoids of fewer than
-    ``order`` roots: then many predictors are exact, and a lower order has one. Where r is not positive definite, the
+    Raises `InputError` if the matrix of r is singular to rounding, as for a sum of sinusoids with fewer than ``order``
+    roots: then many predictors are exact, and a lower order has a unique one. If r is not positive definite, the
     recursion may lose digits.
     """
     values = _read(autocorrelation, order + 1, order, "order", order)
@@ -58,14 +59,14 @@ def frequencies(autocorrelation: Float[np.ndarray, "M"], count: int) -> Float[np
 
     Such a sequence is predicted exactly by its last 2 ``count`` values, and the roots of the predictor's polynomial
     z^2n - sum c_k z^(2n-k) are e^(+-i theta_t). With errors in r the roots leave the unit circle; their angles are
-    taken all the same, and a pair that has become real counts as 0 or pi.
+    used anyway, and a pair that has become real counts as 0 or pi.
 
     Arguments
         autocorrelation  r_delta at delta = 0, ..., M - 1; the first 2 count + 1 are read
-        count            frequencies in the sum, all in (0, pi)
+        count            number of frequencies in the sum, all in (0, pi)
 
-    Raises `InputError` where the values have fewer frequencies than ``count`` (0 and pi have one root and count half),
-    or frequencies so near to one another or to 0 that in double precision they have: rotary ones at base 10000 from
+    Raises `InputError` if the values have fewer frequencies than ``count`` (0 and pi have one root and count half), or
+    frequencies so close to one another or to 0 that this is so in double precision: for rotary ones at base 10000, from
     four on.
     """
     values = _read(autocorrelation, 2 * count + 1, 2 * count, "count", count)
@@ -78,7 +79,7 @@ def frequencies(autocorrelation: Float[np.ndarray, "M"], count: int) -> Float[np
 
 
 def _read(autocorrelation: Float[np.ndarray, "M"], needed: int, rows: int, field: str, given: int) -> np.ndarray:
-    """The first ``needed`` values in double precision, if they are there and finite, for a dense matrix of ``rows``."""
+    """The first ``needed`` values in double precision; checked to be finite and to fit a dense matrix of ``rows``."""
     if given < 1:
         raise InputError(f"{field}: {given} was given; at least 1 is needed.")
     if rows > _LARGEST:

@@ -12,7 +12,7 @@ from toeplens.ground import InputError
 
 COHERENCE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 QUARTILES = (0.25, 0.5, 0.75)
-_ROUNDING = 64 * np.finfo(np.float64).eps  # a sum under this share of its terms' moduli has no phase
+_ROUNDING = 64 * np.finfo(np.float64).eps  # a sum below this share of its terms' moduli has no phase
 _BISECTIONS = 60  # of [0, pi/2], down to float64 rounding
 
 
@@ -22,25 +22,25 @@ class SinglePhase:
 
     For a visible pair (i, j) of offset delta = i - j let z_t = q_i^(t) conj(k_j^(t)), W = sum over t of z_t (the Gram
     matrix), U = sum over t of z_t e^(i delta theta_t) and L = Re U (the logits, before their scale).
-    Leading shape *B: one value a head.
+    Leading shape *B: one value per head.
 
-    coherence            [*B] mean over the pairs of |U| / sum |z_t|; 1 where all rotated terms have one phase
+    coherence            [*B] mean over the pairs of |U| / sum |z_t|; 1 if all rotated terms have one phase
     coherence_quantiles  [*B, 5] its quantiles at `COHERENCE_QUANTILES`
     modulus              [*B, 3] quartiles over the pairs of |U / W|, the modulus of the factor that turns W into U; the
                          form needs 1. Infinite where W is 0 and U is not
     concentration        [*B] root mean square over the pairs of their diagonal's resultant: the length of the mean of
-                         the unit phasors of U / W; 1 where the factor's phase is a function of delta alone (Toeplitz)
-    chance               [*B] the same for phases drawn at random, sqrt(diagonals / pairs)
-    error                [*B] least relative error of the logits over one phase phi a diagonal:
+                         the unit phasors of U / W; 1 if the factor's phase depends only on delta (Toeplitz)
+    chance               [*B] the same for random phases, sqrt(diagonals / pairs)
+    error                [*B] least relative error of the logits over one phase phi per diagonal:
                          sqrt(sum (L - Re(W e^(i phi_delta)))^2 / sum L^2)
-    complex_error        [*B] the same before the real part is taken: sqrt(sum |U - W e^(i phi_delta)|^2 / sum |U|^2)
-    own_error            [*B] the error where phi_delta = delta theta_t for one of the head's own frequencies, the best
+    complex_error        [*B] the same before taking the real part: sqrt(sum |U - W e^(i phi_delta)|^2 / sum |U|^2)
+    own_error            [*B] the error if phi_delta = delta theta_t for one of the head's own frequencies, the best
                          for each diagonal (the paper's t_(i-j))
     offsets              [M] delta
     phases               [*B, M] phi_delta of `error`, in radians; nan where W vanishes on the diagonal
     resultants           [*B, M] the diagonals' resultants; nan where no pair has a phase
 
-    A pair whose U and W are both 0 up to rounding fits any factor, and counts neither for modulus nor concentration.
+    A pair with U and W both 0 up to rounding fits any factor, and is ignored for modulus and concentration.
     """
 
     coherence: Float[np.ndarray, "*B"]
@@ -63,19 +63,19 @@ def single_phase(
     *,
     causal: bool = True,
 ) -> SinglePhase:
-    """Hold rotary heads against eq. 9 and its proof by a mean value (arXiv 2505.13027 v1, proposition B.1; theory 3).
+    """Test rotary heads against eq. 9 and its proof by a mean value (arXiv 2505.13027 v1, proposition B.1; theory 3).
 
-    Real numbers between two bounds have a mean value. Complex numbers have no order: the factor that a pair needs is
-    no phase in general, and depends on the pair's content. Where W is the same along a diagonal the real part can
+    Real numbers between two bounds have a mean value; complex numbers have no order. So the factor that a pair needs is
+    in general not a phase, and depends on the pair's content. If W is constant along a diagonal, the real part can
     hide this: if |L| <= |W| there, some phase fits L though none fits U.
 
     Arguments
-        q, k         [..., N, n] queries and keys before rotation, one complex number a pair of dimensions
-        frequencies  [n] or [..., n] theta_t in radians a position
-        causal       look at the pairs j <= i alone; else at all
+        q, k         [..., N, n] queries and keys before rotation, one complex number per pair of dimensions
+        frequencies  [n] or [..., n] theta_t in radians per position
+        causal       use only the pairs j <= i; otherwise all
 
-    The cost is three N x N products a head and a constant number of N x N arrays. Raises `InputError` for values that
-    are not finite.
+    Takes three N x N products per head and a constant number of N x N arrays. Raises `InputError` for values that are
+    not finite.
     """
     queries, keys = _array(q, np.complex128), _array(k, np.complex128)
     thetas = _array(frequencies, np.float64)
@@ -164,7 +164,7 @@ def _best_phases(squares: Float[np.ndarray, "M 2 2"], g: Float[np.ndarray, "M 2"
 
     Along the axes of G the best u has the signs of g, so it lies in one quadrant. There, at the angle x from the axis
     of the larger eigenvalue, the derivative |g_1| sin x - |g_2| cos x - (l_1 - l_2) sin x cos x goes from at most 0 to
-    at least 0, and divided by sin x cos x it only rises: one root, found by bisection.
+    at least 0. Divided by sin x cos x it only rises, so it has one root, found by bisection.
     """
     values, axes = np.linalg.eigh(squares)
     along = np.einsum("mab,ma->mb", axes, g)
@@ -181,7 +181,7 @@ def _best_phases(squares: Float[np.ndarray, "M 2 2"], g: Float[np.ndarray, "M 2"
 
 
 def _quantiles(values: Float[np.ndarray, "_"], levels: tuple[float, ...]) -> Float[np.ndarray, "levels"]:
-    """Quantiles that are values themselves, so that infinite ones do no harm; nan of nothing."""
+    """Quantiles without interpolation, so that infinite values do no harm; nan if empty."""
     if values.size == 0:
         return np.full(len(levels), np.nan)
     return np.quantile(values, levels, method="inverted_cdf")

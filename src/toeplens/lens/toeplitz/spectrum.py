@@ -1,4 +1,4 @@
-"""Spectra of Toeplitz kernels: the symbol, the eigenvalues' ends by N, and how the one follows the other."""
+"""Spectra of Toeplitz kernels: the symbol, the extreme eigenvalues by size, and how they approach the symbol."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from toeplens.ground import InputError
 
 Kernel = Float[np.ndarray, "D"] | Complex[np.ndarray, "D"]
 
-DENSE_UP_TO = 1024  # rows of a matrix whose eigenvalues are all computed, from the dense matrix
-_OVERSAMPLING = 16  # angles a kernel value in the search for the symbol's ends
+DENSE_UP_TO = 1024  # maximum rows of a matrix whose eigenvalues are all computed, from the dense matrix
+_OVERSAMPLING = 16  # angles per kernel value in the search for the symbol's extremes
 _LANCZOS, _POLISHED = 1e-4, 1e-7  # residuals at which the iterations stop, relative to the largest |symbol - a_0|
-_STEPS = 300  # of polishing
+_STEPS = 300  # maximum LOBPCG steps
 
 
 def symbol(
@@ -31,8 +31,8 @@ def symbol(
 
     Arguments
         kernel  a_delta at delta = -(M-1), ..., M-1 in the last dimension (D = 2M - 1); for a matrix of M rows the sum
-                ends there, so that an infinite kernel is seen through a window of M
-        points  angles at which the symbol is wanted, evenly from 0 on, 1 or more; D unless given
+                ends there, so an infinite kernel is truncated to a window of M
+        points  number of angles, evenly spaced from 0 on, at least 1 (default: D)
 
     Returns the angles phi in [-pi, pi) and the symbol at each; its imaginary part is 0 for a kernel with
     a_(-delta) = conj(a_delta).
@@ -43,7 +43,7 @@ def symbol(
         raise InputError(f"points: {points} was given; at least 1 angle is needed.")
     half = (size - 1) // 2
     folded = np.zeros((*kernel.shape[:-1], count), dtype=np.complex128)
-    places = np.arange(-half, size - half) % count  # at these angles, offsets that differ by their number are one
+    places = np.arange(-half, size - half) % count  # at these angles, offsets that differ by their number coincide
     np.add.at(np.moveaxis(folded, -1, 0), places, np.moveaxis(kernel, -1, 0))
     values = np.fft.ifft(folded, axis=-1) * count  # the inverse transform has the sign e^(+i delta phi)
     angles = 2 * np.pi * np.fft.fftfreq(count)
@@ -53,7 +53,7 @@ def symbol(
 
 @dataclass(frozen=True)
 class Szego:
-    """A kernel's eigenvalues by N beside its symbol (`szego`).
+    """A kernel's eigenvalues by size N, compared with its symbol (`szego`).
 
     sizes             [K] N
     lowest, highest   [K] the extreme eigenvalues of T_N
@@ -62,7 +62,7 @@ class Szego:
     gap_low           [K] lowest - symbol_low, never negative beyond rounding
     gap_high          [K] symbol_high - highest, likewise
     distribution_gap  [K] largest distance between the sorted eigenvalues and the sorted values of the symbol at N even
-                      angles; nan where N is above `DENSE_UP_TO`
+                      angles; nan if N is above `DENSE_UP_TO`
     """
 
     sizes: Int[np.ndarray, "K"]
@@ -80,26 +80,26 @@ def hermitian_part(
 ) -> Float[np.ndarray, "*rows D"] | Complex[np.ndarray, "*rows D"]:
     """(a_delta + conj a_(-delta)) / 2: the kernel of (T + T^H) / 2, whose symbol is the real part of T's.
 
-    Of a causal kernel (0 where delta < 0) it is half of the kernel and half of its mirror image, a_0 kept.
+    For a causal kernel (0 where delta < 0) it is half of the kernel plus half of its mirror image, with a_0 unchanged.
     """
     _odd(kernel)
     return (kernel + kernel[..., ::-1].conj()) / 2
 
 
 def toeplitz_operator(kernel: Kernel, size: int) -> LinearOperator:
-    """The Toeplitz matrix T_ij = a_(i-j) of ``size`` rows, as an operator that never forms it.
+    """The Toeplitz matrix T_ij = a_(i-j) of ``size`` rows, as a linear operator that never forms the matrix.
 
     Arguments
-        kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1); zero beyond, where ``size`` > M
-        size    rows N
+        kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1); zero beyond, if ``size`` > M
+        size    number of rows N
 
-    A product costs O(N log N), with the matrix or with its adjoint.
+    A product with the matrix or with its adjoint takes O(N log N).
     """
     return _operator(*_section(kernel, size))
 
 
 def _operator(column: Shaped[np.ndarray, "N"], row: Shaped[np.ndarray, "N"]) -> LinearOperator:
-    # columns up to a length that the FFT likes (2N - 1 is prime for many powers of two); they meet zeros only
+    # pad columns to a length that suits the FFT (2N - 1 is prime for many powers of two); the padding meets only zeros
     extra = int(next_fast_len(2 * len(column) - 1)) - (2 * len(column) - 1)  # type: ignore[arg-type]
 
     def by_fft(column: np.ndarray, row: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -115,17 +115,17 @@ def extreme_eigenvalues(kernel: Kernel, size: int) -> tuple[float, float]:
     """The lowest and the highest eigenvalue of a Hermitian Toeplitz matrix (theory 4), in memory O(N).
 
     Up to `DENSE_UP_TO` rows the matrix is solved densely. Above, Lanczos (ARPACK) on the FFT product finds the right
-    end, and LOBPCG (Knyazev 2001, SIAM J. Sci. Comput. 23) with T. Chan's circulant (1988, SIAM J. Sci. Stat.
-    Comput. 9) as preconditioner polishes it: where a smooth symbol has its minimum the eigenvalues lie O(1/N^2) apart,
-    and Lanczos alone would need about N steps.
+    extreme, and LOBPCG (Knyazev 2001, SIAM J. Sci. Comput. 23) refines it, with T. Chan's circulant (1988, SIAM J. Sci.
+    Stat. Comput. 9) as preconditioner. At the minimum of a smooth symbol the eigenvalues are O(1/N^2) apart, and
+    Lanczos on its own would need about N steps.
 
-    Both numbers are then Rayleigh quotients, so that they lie within the spectrum to rounding. Against dense solutions
-    of smooth, cut and random kernels their error stayed below 1e-7 of the largest |symbol - a_0|, and mostly below
-    1e-9. This is an absolute error: how far a smaller end lies from zero, it does not tell.
+    Both numbers are then Rayleigh quotients, so they lie within the spectrum to rounding. Against dense solutions of
+    smooth, truncated and random kernels their error stayed below 1e-7 of the largest |symbol - a_0|, and mostly below
+    1e-9. This error is absolute: it does not bound the relative error of an eigenvalue near zero.
 
     Arguments
         kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), a_(-delta) = conj(a_delta); zero beyond
-        size    rows N
+        size    number of rows N
 
     Raises `InputError` for a kernel that is not Hermitian.
     """
@@ -139,17 +139,16 @@ def extreme_eigenvalues(kernel: Kernel, size: int) -> tuple[float, float]:
 def szego(kernel: Kernel, sizes: Sequence[int]) -> Szego:
     """How the eigenvalues of T_N fill the range of the symbol as N grows (Grenander & Szegő 1958; theory 4).
 
-    The symbol of the values given is a trigonometric polynomial, and T_N of any N is a section of the infinite
-    Toeplitz matrix with that symbol, so all eigenvalues lie between the symbol's minimum and maximum. As N grows the
-    extremes tend to these ends, and the sorted eigenvalues to the sorted values of the symbol at even angles. A kernel
-    that goes on beyond delta = M - 1 is cut there: the symbol is then that of the window, with the window's ripples
-    (a positive semi-definite kernel can have a window whose symbol goes below 0), and sizes much below M need not come
-    near its ends.
+    The symbol of the given values is a trigonometric polynomial, and T_N of any N is a section of the infinite Toeplitz
+    matrix with that symbol, so all eigenvalues lie between the symbol's minimum and maximum. As N grows, the extremes
+    tend to these bounds, and the sorted eigenvalues to the sorted values of the symbol at even angles. A kernel that
+    extends beyond delta = M - 1 is truncated there: the symbol then has the window's ripples (a positive semi-definite
+    kernel can have a truncated symbol below 0), and sizes much below M need not come near its bounds.
 
     Arguments
         kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), a_(-delta) = conj(a_delta)
-        sizes   the N wanted; up to `DENSE_UP_TO` all eigenvalues are computed, from the dense matrix, above it only
-                the extremes, by `extreme_eigenvalues` (whose accuracy holds for the gaps too)
+        sizes   the sizes N; up to `DENSE_UP_TO` all eigenvalues are computed, from the dense matrix; above it only the
+                extremes, by `extreme_eigenvalues` (whose accuracy also holds for the gaps)
 
     Raises `InputError` for a kernel that is not Hermitian.
     """
@@ -196,26 +195,26 @@ def _section(kernel: Kernel, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lowest(kernel: Kernel, size: int) -> float:
-    """The lowest eigenvalue, by Lanczos and then by preconditioned LOBPCG; a_0, which only shifts it, set aside."""
+    """The lowest eigenvalue, by Lanczos and then by preconditioned LOBPCG; a_0, a pure shift, is set aside."""
     column, row = _section(kernel, size)
     diagonal = float(np.real(column[0]))
     column[0] = row[0] = 0
     scale = float(np.abs(symbol(np.concatenate((row[:0:-1], column)), 4 * size)[1]).max())
     if scale == 0:
         return diagonal
-    # ARPACK's tolerance is relative to the eigenvalue wanted: a shift makes that of the symbol's size, wherever it lies
+    # ARPACK's tolerance is relative to the eigenvalue: the shift gives it the size of the symbol, wherever it lies
     shift = 2 * scale * (np.arange(size) == 0)
     rng = np.random.Generator(np.random.Philox(0))
     start = rng.standard_normal(size).astype(column.dtype)
     _, vector = eigsh(_operator(column - shift, row - shift), 1, which="SA", v0=start, ncv=40, tol=_LANCZOS, rng=rng)  # type: ignore[arg-type]
-    # the inverse of T. Chan's circulant, the nearest to the matrix, shifted to where it is positive definite
+    # the inverse of T. Chan's circulant, the nearest one to the matrix, shifted to be positive definite
     weights = np.arange(size) / size
     nearest = np.real(np.fft.fft((1 - weights) * column + weights * np.concatenate((row[:1], row[:0:-1]))))
     inverse = np.fft.ifft(1 / (nearest - nearest.min() + scale * max(size**-2.0, 1e-6)))
     inverse = inverse if np.iscomplexobj(column) else np.real(inverse)
     preconditioner = _operator(inverse, np.concatenate((inverse[:1], inverse[:0:-1])))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of an end that the steps do not settle: documented
+        warnings.simplefilter("ignore", UserWarning)  # if the steps do not converge: documented
         values, _ = lobpcg(
             _operator(column, row), vector, M=preconditioner, largest=False, tol=_POLISHED * scale, maxiter=_STEPS
         )
@@ -223,7 +222,7 @@ def _lowest(kernel: Kernel, size: int) -> float:
 
 
 def _symbol_low(kernel: Kernel) -> float:
-    """The minimum of a real symbol: the lowest of a fine grid, refined between its neighbours."""
+    """The minimum of a real symbol: the lowest value on a fine grid, refined between its neighbours."""
     angles, values = symbol(kernel, _OVERSAMPLING * len(kernel))
     best = angles[np.real(values).argmin()]
     offsets = np.arange(len(kernel)) - len(kernel) // 2

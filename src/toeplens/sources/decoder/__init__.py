@@ -1,1 +1,1 @@
-"""Our own decoder as a source: traced, replayed from a layer, differentiated."""
+"""The toeplens decoder as a source: traces, replays from a layer, gradients."""

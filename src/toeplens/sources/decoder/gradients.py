@@ -1,4 +1,4 @@
-"""Gradients of our own decoder: one forward and one backward give every layer, head and example its own."""
+"""Gradients of the toeplens decoder for every layer, head and example, from one forward and one backward pass."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from toeplens.model import Context, Decoder, LatentAttention
 from toeplens.model.attention import frozen
 from toeplens.sources.decoder.source import position_vectors, traced
 
-_WHOLE = 2**62  # pairs at once: the logits are wanted in one piece
-_AT_ONCE = 256  # sequences of a pass whose gradient by the parameters is summed
+_WHOLE = 2**62  # pairs at once: no splitting, as the logits are needed in one piece
+_AT_ONCE = 256  # sequences per pass when parameter gradients are summed
 
 
 class DecoderGradients:
-    """A `Decoder` whose gradients can be taken; the model is left as it is, dropout is off.
+    """A `Decoder` with gradients; the model is not changed, dropout is off.
 
-    The explicit path is taken in every layer, so that the logits exist, and in the last layer only the position that
-    is read out has a query, as in the model itself.
+    Every layer computes its logits explicitly. As in the model itself, the last layer has a query only at the position
+    that is read out.
     """
 
     def __init__(self, model: Decoder) -> None:
@@ -46,12 +46,12 @@ class DecoderGradients:
     ) -> tuple[Float[Tensor, "b"], list[LayerGradient]]:
         """Each example's cross-entropy loss, and its gradients in every layer.
 
-        The losses are summed before the one backward pass, so that row b of a gradient is example b's own. Examples
-        with a negative label have a loss, and gradients, of 0.
+        The losses are summed before the single backward pass, so row b of a gradient belongs to example b. Loss and
+        gradients are 0 for examples with a negative label.
 
         Arguments
-            tokens, labels, lengths  a batch; lengths are None if nothing is padded
-            projections              also give the gradients at q and k, and what these are projected from
+            tokens, labels, lengths  a batch; lengths are None without padding
+            projections              also return the gradients at q and k, and the inputs of their projections
         """
         model = self.model
         with torch.enable_grad(), _evaluating(model):
@@ -81,15 +81,15 @@ class DecoderGradients:
         return losses.detach(), layers
 
     def layers(self, tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None) -> list[LayerView]:
-        """Every layer's attention, as functions of the model's parameters where gradients are being recorded."""
+        """Every layer's attention, as functions of the model's parameters if gradients are recorded."""
         with _evaluating(self.model):
             return _views(self.model, tokens, lengths)
 
     def descend(self, measure: Measure, batch: Batch, probe: Batch) -> tuple[Tensor, Tensor, float, float]:
         """See `toeplens.lens.gradients.descent.Differentiable`.
 
-        The derivative is taken by forward-mode differentiation in float64: no step size is to be chosen.
-        Raises `InputError` where ``batch`` has no example that counts.
+        The derivative is computed by forward-mode differentiation in float64, without a step size.
+        Raises `InputError` if no example of ``batch`` counts.
         """
         model = copy.deepcopy(self.model).double().eval().requires_grad_()
         parameters = dict(model.named_parameters())
@@ -108,7 +108,7 @@ class DecoderGradients:
 
 
 class _Tap(PositionalEncoding):
-    """An encoding that keeps the logits it has made, before the mask."""
+    """An encoding that stores its logits, before the mask."""
 
     logits: Tensor
 
@@ -130,9 +130,9 @@ class _Tap(PositionalEncoding):
 class _Step:
     """One layer of a pass, up to its head outputs.
 
-    inputs, keys  what goes into the norm, and what keys are made from
+    inputs, keys  the input of the norm, and the input of the keys
     queries       the normed input at the queries that are computed
-    at            the index of those queries, as `Tensor.__getitem__` takes it; None if all are
+    at            the index of those queries for `Tensor.__getitem__`; None if all are computed
     """
 
     inputs: Float[Tensor, "b N D"]
@@ -161,7 +161,7 @@ class _Measured(nn.Module):
 
 @contextmanager
 def _evaluating(model: Decoder) -> Iterator[None]:
-    """Dropout off inside; each module's mode is put back after."""
+    """Switch dropout off; restore each module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -172,7 +172,7 @@ def _evaluating(model: Decoder) -> Iterator[None]:
 
 
 def _begin(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Context]:
-    """A pass whose gradient flows back to the embeddings and no further, whether parameters are frozen or not."""
+    """Start a pass whose gradient flows back to the embeddings and no further, even if parameters are frozen."""
     x, context = model.begin(tokens, lengths)
     x = x.detach().requires_grad_()
     return x, context if context.embeddings is None else replace(context, embeddings=x)
@@ -211,7 +211,7 @@ def _step(model: Decoder, layer: int, x: Tensor, context: Context) -> _Step:
 
 
 def _inputs(model: Decoder, layer: int, step: _Step, vectors: Tensor | None) -> ProjectionInputs:
-    """What the layer's W_Q and W_K multiply; ``vectors`` are those added at the input, where keys carry just them."""
+    """The inputs of the layer's W_Q and W_K; ``vectors`` are those added at the input, if keys contain only these."""
     block = model.block(layer)
     attention, part = block.attention, None
     if vectors is not None:
@@ -252,7 +252,7 @@ def _views(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> list[Layer
 
 
 def _mean_gradient(model: Decoder, parameters: dict[str, nn.Parameter], batch: Batch) -> dict[str, Tensor]:
-    """The gradient of the mean loss over the examples that count."""
+    """The gradient of the mean loss over the counted examples."""
     tokens, labels, lengths = batch
     count = int(counts(labels).sum())
     if count == 0:

@@ -1,4 +1,4 @@
-"""What later parts of a decoder read from one head: paths from its output that are cut, one at a time or together."""
+"""Path patching: cut the paths from one head's output to its later readers, one at a time or together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reader = Literal["queries", "keys", "values", "ffn", "readout"]
 
 
 class Path(NamedTuple):
-    """From a head straight to what reads it: queries, keys or values of a layer, its FFN, or the readout.
+    """From a head directly to its reader: queries, keys or values of a layer, its FFN, or the readout.
 
     The readout's layer is the number of layers.
     """
@@ -29,7 +29,7 @@ class Path(NamedTuple):
 def paths_from(model: Decoder, layer: int) -> list[Path]:
     """All paths from a head of ``layer``, in the order in which they are read.
 
-    Where keys and values are made from the input embeddings, no head is read by them.
+    If keys and values are computed from the input embeddings, they read no head.
     """
     attended: tuple[Reader, ...] = ("queries", "keys", "values")
     if model.config.key_value_source == "embeddings":
@@ -50,13 +50,13 @@ def cut_paths(
 ) -> Float[Tensor, "b *N C"]:
     """Class logits of a pass in which these readers do not see what a head adds to the residual stream.
 
-    A cut reader reads the stream without the head's own contribution, its output through W_O; what others have made of
-    it stays. Everything after a cut goes on from what then is. With no path cut this is the plain pass, with all of
-    them the head is silent (path patching with zero, after Goldowsky-Dill et al. 2023).
+    A cut reader reads the stream without the head's direct contribution, its output through W_O; indirect contributions
+    through other components stay. Everything after a cut reader sees the changed values. With no path cut this is the
+    plain pass; with all paths cut the head is ablated (path patching with zero, after Goldowsky-Dill et al. 2023).
 
     Arguments
         head  layer and head, from 0
-        cuts  of `paths_from` the head's layer
+        cuts  paths from `paths_from` the head's layer
     """
     first, index = head
     x, context = model.begin(tokens, lengths)
@@ -80,7 +80,7 @@ def cut_paths(
 def each_path(
     model: Decoder, tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None, head: tuple[int, int]
 ) -> Iterator[Float[Tensor, "b *N C"]]:
-    """Class logits with nothing cut, then with each of `paths_from` the head's layer cut, then with all of them."""
+    """Class logits with nothing cut, then with each of `paths_from` the head's layer cut, then with all of them cut."""
     every = paths_from(model, head[0])
     for cuts in ([], *([path] for path in every), every):
         yield cut_paths(model, tokens, lengths, head, cuts)
@@ -91,7 +91,7 @@ def _fed(block: Block, x: Tensor, own: Tensor, cut: bool) -> Float[Tensor, "b N 
 
 
 def _attended(block: Block, x: Tensor, context: Context, missed: dict[str, Tensor | None]) -> Tensor:
-    """Head outputs at all positions, [b, N, H, head_dim], each projection of what it may read."""
+    """Head outputs at all positions, [b, N, H, head_dim], each projection of the stream that it may read."""
     attention = block.attention
 
     def normed(reader: str) -> Tensor:
@@ -122,6 +122,6 @@ def _attended(block: Block, x: Tensor, context: Context, missed: dict[str, Tenso
 
 
 def _read(model: Decoder, x: Tensor, context: Context) -> Tensor:
-    """Of the last layer's output, what the readout sees."""
+    """The part of the last layer's output that the readout sees."""
     read = model.read_position(model.config.num_layers - 1, x.shape[:2], context)
     return x if read is None else x[torch.arange(len(x), device=x.device), read].unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Relevance through our own decoder: one pass by the rules and one backward, in float64, on a copy of the model."""
+"""Relevance propagation through the toeplens decoder: one forward and one backward pass, in float64, on a copy."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from toeplens.lens.logits.relevance import (
 from toeplens.model import Attention, Block, Context, Decoder
 from toeplens.sources.decoder.source import DecoderSource, position_vectors
 
-_AT_ONCE = 1 << 21  # query-key pairs, over batch and heads, of a layer that are worked at once
-_TOLERANCE = 1e-9  # of what the parts add up to in absolute value
+_AT_ONCE = 1 << 21  # query-key pairs of a layer processed at once, over batch and heads
+_TOLERANCE = 1e-9  # relative to the summed absolute values of the parts
 _ALLOWED = (
     "relevance goes through vectors added at the input, biases that depend on positions alone, and linear maps of "
     "queries and of keys by their positions, such as rotations"
@@ -44,20 +44,20 @@ def relevance(
     lengths: Int[Tensor, "B"] | None = None,
     classes: Int[Tensor, "B"] | None = None,
 ) -> Relevance:
-    """What of each example's class logit goes back to content, to position, to biases and to the softmax.
+    """The relevance of content, position, biases and softmax for each example's class logit.
 
-    By the rules of `toeplens.lens.logits.relevance`; the parts add up to the logit that the model itself gives, which
-    is checked in every call. The model is left as it is; dropout is off.
+    Uses the rules of `toeplens.lens.logits.relevance`. Every call checks that the parts add up to the model's own
+    logit. The model is not changed; dropout is off.
 
     Arguments
         source   a `Decoder`, or a source of one
         tokens   [B, N] token ids
-        lengths  [B] tokens of each sequence before its padding; None if nothing is padded. Padding has relevance 0
-                 where the model neither attends to it nor reads it; a model that does so gives it some
-        classes  [B] whose logit is taken; the predicted class unless given
+        lengths  [B] number of tokens of each sequence before its padding; None without padding. Padding has relevance 0
+                 unless the model attends to it or reads it
+        classes  [B] the class whose logit is explained (default: the predicted class)
 
-    Raises `InputError` for no examples, for classes that the model does not have, for an encoding of another form
-    (which it names), and where the parts do not add up to the logit.
+    Raises `InputError` for no examples, for unknown classes, for unsupported encodings (named in the message), and if
+    the parts do not add up to the logit.
     """
     model = copy.deepcopy(source if isinstance(source, Decoder) else source.model).double().eval()
     model.requires_grad_(False)
@@ -172,10 +172,10 @@ def _layer(
 
 @contextmanager
 def _by_the_rules(model: Decoder, biases: Tensor) -> Iterator[None]:
-    """Inside, the model's norms, activations and linear maps follow their rules.
+    """Make the model's norms, activations and linear maps follow the rules.
 
-    An encoding's own modules make what depends on position alone and stay as they are; the projection to queries, keys
-    and values is not called as a module in every protocol, so its biases are taken out where its output is.
+    An encoding's own modules depend only on position and are not changed. Some protocols do not call the projection to
+    queries, keys and values as a module, so its biases are handled at its output.
     """
 
     def norm(module: nn.Module, given: tuple[Tensor], made: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def _by_the_rules(model: Decoder, biases: Tensor) -> Iterator[None]:
 
 
 def _require_linear(model: Decoder, length: int) -> None:
-    """Refuse encodings that do more than the rules know."""
+    """Refuse encodings that the rules do not support."""
     device = model.readout.weight.device
     for encoding in {id(x): x for x in model.modules() if isinstance(x, PositionalEncoding)}.values():
         plain = encoding.fusable and not encoding.data_dependent

@@ -1,4 +1,4 @@
-"""Our own decoder as a source: it can be traced, and it runs once and replays from any layer with heads scaled."""
+"""The toeplens decoder as a source: traces, and replays from any layer with scaled heads."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from toeplens.lens.kit.interventions import Replacement
 from toeplens.lens.kit.trace import LayerTrace
 from toeplens.model import Attention, Block, Context, Decoder
 
-AT_ONCE = {"cpu": 2**19, "cuda": 2**28}  # numbers in the residual stream; on a CPU they then stay in the cache
-AT_ONCE_ELSEWHERE = 2**24  # on devices whose memory is not known
+AT_ONCE = {"cpu": 2**19, "cuda": 2**28}  # numbers in the residual stream; on a CPU this fits in the cache
+AT_ONCE_ELSEWHERE = 2**24  # on devices of unknown memory
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """A pass stopped inside a layer: its input, and the residual stream and head outputs where the layer is needed."""
+    """A pass stopped inside a layer: its input, and the residual stream and head outputs where the layer is used."""
 
     layer: int
     inputs: Float[Tensor, "b N d_model"]
@@ -38,7 +38,7 @@ class LayerState:
 def replaced_heads(
     model: Decoder, bare: Decoder, layer: int, x: Float[Tensor, "B N d_model"], context: Context, given: Tensor | None
 ) -> Float[Tensor, "B1 Nq H head_dim"]:
-    """What takes the place of the head outputs of ``layer``, at the positions where the layer is needed.
+    """The replacement of the head outputs of ``layer``, at the positions where the layer is used.
 
     Arguments
         bare   the same weights without any encoding
@@ -56,7 +56,7 @@ def replaced_heads(
 def replay(
     model: Decoder, bare: Decoder, state: LayerState, gains: Float[Tensor, "V K H"], replacement: Replacement
 ) -> Float[Tensor, "V b *N C"]:
-    """Class logits of V copies of a pass that go on from ``state``; see `DecoderSource.replay`."""
+    """Class logits of V copies of a pass that continue from ``state``; see `DecoderSource.replay`."""
     gains = gains.to("cpu", state.heads.dtype)
     batch, length = state.inputs.shape[:2]
     size = max(1, AT_ONCE.get(state.inputs.device.type, AT_ONCE_ELSEWHERE) // (length * model.config.d_model))
@@ -72,9 +72,9 @@ def replay(
 
 
 class _Tree:
-    """Copies of a pass over b sequences. Those that agree up to a layer are one node there.
+    """Copies of a pass over b sequences, as a tree: copies that agree up to a layer share a node there.
 
-    The tree is walked depth first, so that memory is that of a few nodes a layer, however many copies there are.
+    The tree is traversed depth first, so memory is that of a few nodes per layer, for any number of copies.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class _Tree:
         return self.contexts[nodes]
 
     def _descend(self, layer: int, inputs: Tensor, residual: Tensor, heads: Tensor, members: list[list[int]]) -> None:
-        """Go on from nodes of ``layer``, [nodes * b, ...], each with the copies it stands for."""
+        """Continue from nodes of ``layer``, [nodes * b, ...], each with the copies that it represents."""
         children = self._children(layer, members)
         changed = _Changed(self, layer, inputs, residual, heads)
         for start in range(0, len(children), self.nodes):
@@ -123,7 +123,7 @@ class _Tree:
                 self.logits.update(dict.fromkeys(copies, logits))
 
     def _children(self, layer: int, members: list[list[int]]) -> list[tuple[int, list[int]]]:
-        """The nodes after ``layer``: from which node each comes, and the copies it stands for."""
+        """The nodes after ``layer``: the parent of each, and the copies that it represents."""
         index = layer - self.first
         found: dict[tuple[int, bytes], list[int]] = {}
         for node, copies in enumerate(members):
@@ -162,7 +162,6 @@ class _Changed:
         return _finish(self.block, residual, heads.flatten(0, 1))
 
     def _other(self) -> Float[Tensor, "u1 b1 Nq H head_dim"] | None:
-        """What replaces the nodes' head outputs; None for nothing."""
         tree = self.tree
         if tree.replacement is None or self.other is not None:
             return self.other
@@ -178,10 +177,10 @@ class _Changed:
 
 
 class _WithoutOne:
-    """A layer finished many times over, each time with one head changed.
+    """Finish a layer many times, each time with one head changed.
 
-    All that is linear is done once: what head h loses, (1 - g) (z_h - replacement), is taken off the residual stream
-    through W_O[:, h], and off the FFN's hidden layer, before its norm's scale, through W_1 W_O[:, h].
+    All linear work is done once: the change of head h, (1 - g) (z_h - replacement), is subtracted from the residual
+    stream through W_O[:, h], and from the FFN's hidden layer, before its norm's scale, through W_1 W_O[:, h].
     """
 
     def __init__(self, block: Block, residual: Tensor, z: Tensor, other: Tensor | None) -> None:
@@ -195,10 +194,10 @@ class _WithoutOne:
         self.lost = (z if other is None else z - other).flatten(0, 1).transpose(0, 1).contiguous()
         self.out = block.attention.out.weight.t().unflatten(0, (len(self.lost), -1))
         self.inner = self.out @ inner.t()
-        self.buffer: Tensor | None = None  # new memory for each chunk costs more than the sums in it
+        self.buffer: Tensor | None = None  # allocating memory for each chunk takes longer than the sums in it
 
     def finish(self, gains: Float[Tensor, "n H"]) -> Float[Tensor, "n_b Nq d_model"]:
-        """The layer's output for each row of ``gains``, of which at most one in a row is not 1."""
+        """The layer's output for each row of ``gains``, at most one of which differs from 1 in each row."""
         which = (gains != 1).int().argmax(1)
         share = (1 - gains.gather(1, which.unsqueeze(1)).unsqueeze(2)).to(self.x.device)
         which = which.to(self.x.device)
@@ -215,20 +214,20 @@ class _WithoutOne:
 
 
 def _finish(block: Block, residual: Tensor, z: Tensor) -> Float[Tensor, "n_b Nq d_model"]:
-    """`Block.finish` without new memory where it can be spared; ``residual`` may serve several nodes, [1, b, ...]."""
+    """`Block.finish` with few allocations; ``residual`` may be shared by several nodes, [1, b, ...]."""
     x = block.attention.merge(z)
     x.view(-1, *residual.shape[-3:]).add_(residual)
     return _activated(block, block.ffn[0](block.norm_ffn(x))).add_(x)
 
 
 def _activated(block: Block, hidden: Tensor) -> Tensor:
-    """What the FFN makes of its hidden layer before the activation, which is changed in place where that can be."""
+    """The FFN's output from its hidden layer before the activation, changed in place if possible."""
     activation = block.ffn[1]
     return block.ffn[2:](hidden.relu_() if isinstance(activation, nn.ReLU) else activation(hidden))
 
 
 def _layer_heads(model: Decoder, layer: int, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-    """`Decoder.layer_heads`; where one position is read, what attention weighs is weighed before W_V, not after."""
+    """`Decoder.layer_heads`; if one position is read, attention weights are applied before W_V, not after."""
     block = model.block(layer)
     attention, read = block.attention, model.read_position(layer, x.shape[:2], context)
     if read is None or not isinstance(attention, Attention) or attention.encoding.overrides("add_values"):
@@ -260,7 +259,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class DecoderSource:
-    """A `Decoder` that can be traced and replayed; put in evaluation mode, so that dropout is off."""
+    """A `Decoder` that can be traced and replayed; sets evaluation mode, so dropout is off."""
 
     def __init__(self, model: Decoder) -> None:
         self.model = model.eval()
@@ -272,7 +271,7 @@ class DecoderSource:
 
     @torch.no_grad()
     def states(self, tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None) -> Iterator[LayerState]:
-        """One pass over the batch, stopping inside each layer in turn."""
+        """One pass over the batch, stopped inside each layer in turn."""
         x, context = self.model.begin(tokens, lengths)
         for layer in range(self.num_layers):
             residual, heads = self.model.layer_heads(layer, x, context)
@@ -294,14 +293,14 @@ class DecoderSource:
 
     @torch.no_grad()
     def outputs_under(self, state: LayerState, control: BandControl) -> Float[Tensor, "b N H head_dim"]:
-        """The head outputs of the state's layer at all positions, with the bands of its rotation under control."""
+        """The head outputs of the state's layer at all positions, under the control of its rotation frequencies."""
         block = _own_modules(self.model.block(state.layer))
         block.attention = _own_modules(block.attention)
         block.attention.encoding = controlled(self._rotary(state.layer), control)
         return block.heads(state.inputs, state.context, read=None, fused=True)[1]
 
     def controlled(self, control: BandControl, layers: Sequence[int] | None = None) -> DecoderSource:
-        """The same weights with the bands under control in these layers; in all that have a rotation unless given."""
+        """The same weights with controlled frequencies in these layers (default: all layers with a rotation)."""
         model = copy.deepcopy(self.model, {id(weight): weight for weight in self.model.parameters()})
         for layer in [i for i, pairs in enumerate(self.pairs) if pairs] if layers is None else layers:
             model.block(layer).attention.encoding = controlled(self._rotary(layer), control)
@@ -309,7 +308,7 @@ class DecoderSource:
 
     @property
     def pairs(self) -> list[int]:
-        """How many pairs of dimensions each layer's encoding turns; 0 without a rotation."""
+        """Number of rotated pairs of dimensions in each layer; 0 without a rotation."""
         every = [self.model.block(layer).attention.encoding for layer in range(self.num_layers)]
         return [each.frequencies.shape[-1] if isinstance(each, Rotary) else 0 for each in every]
 
@@ -326,12 +325,12 @@ class DecoderSource:
         """Class logits of V copies of the pass, whose head outputs become gain * z + (1 - gain) * replacement.
 
         Arguments
-            state        where to go on from
-            gains        [V, H] of each copy in the state's layer, or [V, K, H] in that layer and the K - 1 after it;
-                         layers after those stay as they are
+            state        where to continue from
+            gains        [V, H] for each copy in the state's layer, or [V, K, H] in that layer and the K - 1 after it;
+                         later layers are not changed
             replacement  for each of these layers outputs at all positions, [1 or b, N, H, head_dim]; ``position``: each
-                         head's own output with its encoding off, from the input that the copy's layer then has; None:
-                         nothing, so that a head of gain 0 is silent
+                         head's own output with its encoding switched off, from the layer's input in that copy; None:
+                         zeros, so that gain 0 zero-ablates a head
         """
         return replay(self.model, self._bare, state, gains if gains.ndim == 3 else gains.unsqueeze(1), replacement)
 
@@ -342,7 +341,7 @@ class DecoderSource:
         gains: Float[Tensor, "L b H"],
         replacement: Replacement = None,
     ) -> Float[Tensor, "b *N C"]:
-        """Class logits with each sequence's own gains on all heads, as in `replay`; differentiable in the gains."""
+        """Class logits with separate gains on all heads per sequence, as in `replay`; differentiable in the gains."""
         x, context = self.model.begin(tokens, lengths)
         for layer, gain in enumerate(gains):
             residual, heads = self.model.layer_heads(layer, x, context)
@@ -383,7 +382,7 @@ class DecoderSource:
 def traced(
     model: Decoder, layer: int, x: Tensor, context: Context, added: Tensor, kept: Tensor | None = None
 ) -> LayerTrace:
-    """A layer's trace from its input, at the places that are kept, through which gradients can pass."""
+    """A layer's trace from its input, at the kept positions; differentiable."""
     block, attention = model.block(layer), model.block(layer).attention
     rows = torch.arange(x.shape[1], device=x.device) if kept is None else kept
 
@@ -421,7 +420,7 @@ def traced(
 
 
 def position_vectors(model: Decoder, x: Tensor, context: Context) -> Float[Tensor, "*B N D"]:
-    """What the encodings add to the input, whatever the tokens are."""
+    """What the encodings add to the input regardless of the tokens."""
     zeros = torch.zeros_like(x if context.by_sequence else x[:1])
     vectors = model.encoding.embed(zeros, context.positions)
     if model.input_encoding is not None:
@@ -430,14 +429,14 @@ def position_vectors(model: Decoder, x: Tensor, context: Context) -> Float[Tenso
 
 
 def _own_modules(module: Module) -> Module:
-    """A shallow copy whose parts can be replaced without touching the original's."""
+    """A shallow copy whose modules can be replaced without changing the original."""
     own = copy.copy(module)
     own._modules = dict(module._modules)
     return own
 
 
 def _without_position(model: Decoder) -> Decoder:
-    """The same weights, the tensors themselves, without any encoding."""
+    """The same weight tensors without any encoding."""
     config = model.config
     bare = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     nothing = encodings.build(

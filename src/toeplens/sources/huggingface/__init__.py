@@ -1,4 +1,4 @@
-"""Attention of Hugging Face models: every call of a pass, taken apart and proved on its own input."""
+"""Attention of Hugging Face models: every attention call of a pass, decomposed and verified on its own input."""
 
 from toeplens.sources.huggingface.capture.calls import AttentionCall
 from toeplens.sources.huggingface.capture.passes import captured, compared

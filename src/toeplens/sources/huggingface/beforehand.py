@@ -1,4 +1,4 @@
-"""What is asked of a model before anything is measured: room for the tokens, the next token, layers that are named."""
+"""Checks of a model before anything is measured: sequence length, next-token prediction, named layers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from toeplens.sources.huggingface.capture.passes import captured
 from toeplens.sources.huggingface.interventions.change import Change, Changed
 from toeplens.sources.huggingface.loading import Loaded
 
-_SEQUENCES, _TOKENS = 2, 16  # of a short pass, at most
+_SEQUENCES, _TOKENS = 2, 16  # maximum size of the short pass
 
 
 class Called(NamedTuple):
-    """One call of attention in a pass."""
+    """One attention call in a pass."""
 
     side: Side
     kind: Kind
@@ -28,24 +28,24 @@ class Called(NamedTuple):
 
 
 def longest(loaded: Loaded) -> int | None:
-    """How many tokens the model has positions for; None where neither a table nor its configuration says so.
+    """How many tokens the model supports; None if neither a table nor its configuration says so.
 
-    A table of position vectors says it, or ``max_position_embeddings`` of the configuration, also of a model that
-    turns its queries and keys: beyond it are angles that it has not been made for. Scaled rotations reach as far as
-    their factor says. A model with ALiBi is made to be read on.
+    This is the length of a table of position vectors, or ``max_position_embeddings`` of the configuration. That limit
+    also holds for models with rotations, whose angles beyond it are untrained. Scaled rotations extend it by their
+    factor. Models with ALiBi have no limit.
     """
     return min((limit for limit, _ in _limits(loaded)), default=None)
 
 
 def check_length(loaded: Loaded, field: str, tokens: int) -> None:
-    """Refuse sequences of more tokens than the model has positions for, by the name of the ``field`` that gave them."""
+    """Refuse sequences of more tokens than the model supports; ``field`` is the name of the argument."""
     for limit, said in sorted(_limits(loaded)):
         if tokens > limit:
             raise InputError(f"{field}: sequences of {tokens} tokens were given; {said.format(limit)}.")
 
 
 def check_decoder(loaded: Loaded, what: str) -> None:
-    """Refuse a model with an encoder where ``what`` is asked for needs one that predicts the next token."""
+    """Refuse a model with an encoder if ``what`` needs one that predicts the next token."""
     if loaded.model.config.is_encoder_decoder:
         raise InputError(
             f"model: {type(loaded.model).__name__} has an encoder; {what} needs a model that predicts the next token "
@@ -54,7 +54,7 @@ def check_decoder(loaded: Loaded, what: str) -> None:
 
 
 def check_predicts(loaded: Loaded, calls: Sequence[Called], what: str) -> None:
-    """Refuse a model whose queries see the keys after them, by the calls of a short pass; likewise."""
+    """Refuse a model whose queries see later keys, by the calls of a short pass, if ``what`` needs a causal one."""
     if any(call.kind == "self" and not call.causal for call in calls):
         raise InputError(
             f"model: {type(loaded.model).__name__} sees the tokens after each one; {what} needs a model that predicts "
@@ -63,13 +63,13 @@ def check_predicts(loaded: Loaded, calls: Sequence[Called], what: str) -> None:
 
 
 def calls_of(model: Any, inputs: Mapping[str, Tensor], changes: Sequence[Change] = ()) -> tuple[Called, ...]:
-    """The calls of attention in a pass over the first tokens of the first inputs, in their order.
+    """The attention calls in a pass over the first tokens of the first inputs, in order.
 
-    None where that pass breaks off: what is wrong then is told when all tokens are read.
+    None if that pass fails; the full pass then reports the error.
 
     Arguments
-        inputs   what ``forward`` takes, each [B, N]
-        changes  that will be made: whether the model has what they are of is seen here
+        inputs   arguments of ``forward``, each [B, N]
+        changes  changes that will be made; this checks that the model has their targets
 
     Raises `InputError` for a change of a layer, of heads, groups, frequencies or a bias that the model does not have.
     """
@@ -85,14 +85,14 @@ def calls_of(model: Any, inputs: Mapping[str, Tensor], changes: Sequence[Change]
                 changed.met.add(number)
                 try:
                     change.heads_of(call)
-                    if call.unknown is None:  # which more tokens may tell
+                    if call.unknown is None:  # more tokens may answer it
                         change.check(call)
                 except InputError as error:
                     refused.append(error)
 
     try:
         captured(model, {name: x[:_SEQUENCES, :_TOKENS] for name, x in inputs.items()}, look)
-    except Exception as error:  # whatever so few tokens may do to a model
+    except Exception as error:  # a model may fail in any way on so few tokens
         if out_of_memory(error):
             raise
         found = []
@@ -104,7 +104,7 @@ def calls_of(model: Any, inputs: Mapping[str, Tensor], changes: Sequence[Change]
 
 
 def _limits(loaded: Loaded) -> Iterator[tuple[int, str]]:
-    """How many tokens, and what says so."""
+    """Limits on the number of tokens, and their origin."""
     if loaded.longest is not None:
         yield loaded.longest, "the model has positions for {}"
     stated = _stated(loaded.model.config)
@@ -113,10 +113,10 @@ def _limits(loaded: Loaded) -> Iterator[tuple[int, str]]:
 
 
 def _stated(config: Any) -> int | None:
-    """What the configuration of a model, or of its decoder, says; None where it says nothing."""
+    """``max_position_embeddings`` of the configuration of a model or its decoder; None if not given."""
     try:
         text = config.get_text_config()
-    except ValueError:  # of several parts
+    except ValueError:  # several parts
         text = config.get_text_config(decoder=True)
     limit = getattr(text, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1 or getattr(text, "alibi", False):
@@ -125,16 +125,16 @@ def _stated(config: Any) -> int | None:
 
 
 def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
-    """What is said of the rotation, or of the rotation of each kind of layer."""
+    """The rotation settings, or those of each type of layer."""
     if isinstance(parameters, Mapping):
         yield parameters
         yield from (each for each in parameters.values() if isinstance(each, Mapping))
 
 
 def _reach(rope: Mapping[str, Any], limit: int) -> int:
-    """How far a scaled rotation reaches: so many times as far as the model was first trained; 0 where that is not said.
+    """The length to which scaling extends the model's training length; 0 if not given.
 
-    A ``dynamic`` one begins to scale where the configuration's limit is passed.
+    ``dynamic`` scaling starts beyond the configuration's limit.
     """
     first = limit if rope.get("rope_type") == "dynamic" else rope.get("original_max_position_embeddings")
     factor = rope.get("factor")

@@ -1,4 +1,4 @@
-"""Where a model's files are: in a directory, in one GGUF file, on the hub or in its cache."""
+"""The files of a model: in a directory, in one GGUF file, on the hub or in its cache."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from toeplens.sources.huggingface.model import words
 _NEEDED = ("gguf", "accelerate")
 _VERSION = re.compile(r"file appears to be version (\d+)")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
-_VALUES = 2**22  # that a file says of itself at most: a vocabulary of 262,144 has about a million
+_VALUES = 2**22  # limit on the metadata values of a file: a vocabulary of 262,144 has about a million
 _UNKNOWN = re.compile(r"(\d+)\)? is not a valid (GGMLQuantizationType|GGUFValueType)")
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """The weights of a GGUF file, which are dequantised when they are loaded.
+    """The weights of a GGUF file, which are dequantised on loading.
 
-    architecture  as the file names it
-    types         how many tensors are kept in each type, the most frequent first
+    architecture  as named in the file
+    types         number of tensors of each type, the most frequent first
     """
 
     architecture: str
@@ -39,10 +39,10 @@ class Quantised:
 
 
 def read_gguf(path: Path) -> Quantised:
-    """What a GGUF file says of itself; none of its weights are dequantised yet.
+    """Read the metadata of a GGUF file without dequantising weights.
 
-    Raises `InputError` for a file that is none, is cut short, is one piece of several or keeps tensors in a type that
-    is not known; `EnvironmentFailure` where the package gguf, or accelerate, is missing.
+    Raises `InputError` for a file that is not GGUF, is truncated, is one of several pieces or has tensors of an unknown
+    type; `EnvironmentFailure` if the package gguf or accelerate is missing.
     """
     for needed in _NEEDED:
         try:
@@ -72,7 +72,7 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
         raise
     except OSError as error:
         raise InputError(f"model: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
-    except Exception as error:  # whatever a reader makes of bytes that are not what it takes them for
+    except Exception as error:  # the reader may fail in any way on invalid bytes
         unknown = _UNKNOWN.search(str(error))
         if unknown is not None:
             kind = "tensors" if unknown[2] == "GGMLQuantizationType" else "values"
@@ -96,7 +96,7 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
 
 
 def _opened(path: Path) -> Any:
-    """A `gguf.GGUFReader` that ends where the file does, whatever counts stand in it."""
+    """A `gguf.GGUFReader` that does not read past the end of the file, whatever its counts say."""
     from gguf import GGUFReader
 
     class Reader(GGUFReader):
@@ -124,21 +124,21 @@ def _number(found: Any, name: str) -> int:
 
 CONFIG = "config.json"
 _SAFE, _INDEX = ".safetensors", "model.safetensors.index.json"
-_WEIGHTS = ("model.safetensors", _INDEX)  # all weights, or which piece each is in; the first that is there is read
+_WEIGHTS = ("model.safetensors", _INDEX)  # all weights, or the index of their files; the first one found is read
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 GGUF = ".gguf"
-LIMIT = 5  # seconds that the hub has to answer
-_NAMED = 100  # characters of what is no name that are told
+LIMIT = 5  # seconds to wait for the hub
+_NAMED = 100  # maximum characters of an invalid name in messages
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The files of a model.
 
-    name       as they were asked for
-    place      what transformers is to load from: a directory, or a name on the hub
-    options    what else it is to be told
-    quantised  what a GGUF file holds; None for other weights
+    name       as requested
+    place      what transformers loads from: a directory, or a name on the hub
+    options    other arguments for loading
+    quantised  contents of a GGUF file; None for other weights
     """
 
     name: str
@@ -147,9 +147,9 @@ class Checkpoint:
     quantised: Quantised | None = None
 
     def content(self) -> dict[str, Any] | None:
-        """The configuration of a directory as it stands; None where there is none to look at before it is loaded.
+        """The configuration of a directory, unchecked; None if it cannot be read before loading.
 
-        Raises `InputError` for a directory without one, and for what is no JSON object. It may hold numbers that are
+        Raises `InputError` for a directory without one, and if it is not a JSON object. It may contain numbers that are
         not finite.
         """
         if self.quantised is not None or not Path(self.place).exists():
@@ -171,15 +171,15 @@ class Checkpoint:
         return content
 
     def missing(self) -> list[str]:
-        """The pieces of a directory's weights that its index names and it does not have."""
+        """The weight files that a directory's index names but that are missing."""
         path = Path(self.place) / _INDEX
         return [each for each in _pieces(path) if not (path.parent / each).is_file()] if path.is_file() else []
 
     def check_weights(self, named: Any, pickled: bool) -> None:
-        """Refuse weights that are read from outside the model's directory or, unless ``pickled``, from pickles.
+        """Refuse weights outside the model's directory and, unless ``pickled``, pickle files.
 
         Arguments
-            named  the file of weights that the configuration names; None where it names none
+            named  the weight file named by the configuration; None if it names none
         """
         read = [] if named is None else [str(named)]
         read += self._files(named, pickled, fetch=True)
@@ -193,12 +193,12 @@ class Checkpoint:
                 )
 
     def safetensors(self, named: Any) -> list[Path]:
-        """The safetensors files that the weights are read from; of a model on the hub those that its cache has."""
+        """The safetensors files of the weights; for a model on the hub only those in the cache."""
         files = [self._path(each) for each in self._files(named, pickled=False) if each.endswith(_SAFE)]
         return [path for path in files if path is not None]
 
     def _files(self, named: Any, pickled: bool, fetch: bool = False) -> list[str]:
-        """The files that weights are read from, the index of their pieces first; ``fetch``, from the hub, the index."""
+        """The weight files, the index first; with ``fetch`` the index is downloaded from the hub."""
         order = _WEIGHTS + (_PICKLED if pickled else ()) if named is None else (str(named),)
         if self.quantised is not None:
             return []
@@ -210,7 +210,7 @@ class Checkpoint:
         return []
 
     def _path(self, file: str, fetch: bool = False) -> Path | None:
-        """A file of the model; None where it does not have it, or the cache does not and it is not to be fetched."""
+        """A file of the model; None if it does not exist, or is not in the cache and ``fetch`` is false."""
         if Path(self.place).is_dir():
             path = Path(self.place) / file
             return path if path.is_file() else None
@@ -223,7 +223,7 @@ class Checkpoint:
 
 
 def _pieces(index: Path) -> list[str]:
-    """The files that an index of weights names. Raises `InputError` for one that is not JSON."""
+    """The files that an index of weights names. Raises `InputError` if it is not JSON."""
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -233,10 +233,10 @@ def _pieces(index: Path) -> list[str]:
 
 
 def checkpoint_of(name: str) -> Checkpoint:
-    """The files of a model by their directory, a GGUF file, a directory that holds one, or a name on the hub.
+    """The files of a model, from a directory, a GGUF file, a directory with one, or a name on the hub.
 
-    Raises `InputError` for a file that is no GGUF file, for a directory with several and no configuration, and for
-    what is not there and is not given by the hub nor by its cache.
+    Raises `InputError` for a file that is not GGUF, for a directory with several GGUF files and no configuration, and
+    for names that neither the hub nor its cache has.
     """
     if not is_there(name):
         return Checkpoint(name, name, _hub_options(name))
@@ -247,7 +247,7 @@ def checkpoint_of(name: str) -> Checkpoint:
 
 
 def is_there(name: str) -> bool:
-    """Whether it is a file or directory. Raises `InputError` for what can be the name of none."""
+    """Whether it is a file or directory. Raises `InputError` for an impossible name."""
     if not name:
         raise InputError("model: an empty name was given; it must be a directory, a GGUF file or a name on the hub.")
     try:
@@ -258,7 +258,7 @@ def is_there(name: str) -> bool:
 
 
 def _gguf_in(path: Path) -> Path | None:
-    """The GGUF file itself, or the one of a directory without a configuration; None where there is none."""
+    """The GGUF file itself, or the one in a directory without a configuration; None if there is none."""
     if path.is_file():
         if path.suffix == GGUF:
             return path
@@ -276,7 +276,7 @@ def _gguf_in(path: Path) -> Path | None:
 
 
 def _hub_options(name: str) -> dict[str, Any]:
-    """What to load a model of the hub with: nothing for a name that the hub knows; else its cache alone."""
+    """Loading options for a model on the hub: empty if the hub knows the name; otherwise cache only."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -284,7 +284,7 @@ def _hub_options(name: str) -> dict[str, Any]:
         get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=LIMIT)
         return {}
     except HFValidationError:
-        why = "and it is no name that the hub could have"
+        why = "and it is not a valid name on the hub"
     except HfHubHTTPError as error:
         if isinstance(try_to_load_from_cache(name, CONFIG), str):
             return {"local_files_only": True}

@@ -1,4 +1,4 @@
-"""Inputs that are no tokens (waveforms, features, vectors), as numbers by which whatever reads tokens can read them."""
+"""Inputs other than tokens (waveforms, features, vectors), numbered so that code for tokens can use them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from toeplens.sources.huggingface.loading import Loaded, open_model
 from toeplens.sources.huggingface.model import of_libraries, words
 
 _MASKS = "attention_mask"
-_FIRST = 6  # bytes of the first number
+_FIRST = 6  # bytes of the first frame number
 
 
 class Numbered(Loaded):
-    """A model that reads numbers of frames: it has vectors for none of them, and so no vocabulary."""
+    """A model that reads frame numbers; it has no vocabulary."""
 
     @cached_property
     def vocabulary(self) -> int | None:
@@ -35,21 +35,21 @@ class Numbered(Loaded):
 
 
 def as_tokens(model: Any, inputs: Mapping[str, Any]) -> tuple[Numbered, Int[Tensor, "B N"]]:
-    """A model whose main input is no ``input_ids``, and its inputs, as what an audit takes: a model and tokens.
+    """Wrap a model whose main input is not ``input_ids``, and its inputs, as a model and tokens for an audit.
 
-    A token is a frame here: one of the N places that the first attention of a pass has queries for, as many as the
-    model makes of a waveform's samples. Each has a number of its own, so that none is another's copy (there is no
-    induction), and the first number is made of the inputs, so that other inputs have others. What is measured of heads'
-    effects is how far the last states move. The model is the one that was given, with its modules, their names and
-    weights; what differs is that it takes ``input_ids``, some of these sequences, whole.
+    A token is a frame here: one of the N query positions of the first attention in a pass, such as those that a model
+    forms from a waveform's samples. Each frame has its own number, so no frame is another's copy (there is no
+    induction). The first number depends on the inputs, so different inputs get different numbers. The effects of heads
+    are measured by how far the last states move. The returned model has the same modules, names and weights, but takes
+    ``input_ids``: some of these sequences, complete.
 
     Arguments
-        model   as `toeplens.sources.huggingface.loading.open_model` takes it
-        inputs  what its ``forward`` takes, by name, the sequences first in each tensor: ``input_values`` [B, samples],
-                ``input_features``, ``inputs_embeds``, ...
+        model   as for `toeplens.sources.huggingface.loading.open_model`
+        inputs  arguments of its ``forward`` by name, sequences along the first dimension: ``input_values``
+                [B, samples], ``input_features``, ``inputs_embeds``, ...
 
-    Raises `InputError` for inputs without a tensor, or of different numbers of sequences, for a mask that hides
-    something, for a model with an encoder and a decoder, for one that does not run on them, and as `captured` does.
+    Raises `InputError` for inputs without a tensor, for different numbers of sequences, for a mask with masked
+    positions, for an encoder-decoder model, for one that does not run on the inputs, and as `captured` does.
     """
     loaded = open_model(model)
     given = _checked(loaded.model, inputs)
@@ -89,7 +89,7 @@ def _checked(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _frames(model: Any, given: Mapping[str, Tensor]) -> int:
-    """How many queries the first attention of a pass has, from a pass of the first sequence."""
+    """The number of queries of the first attention, from a pass over the first sequence."""
     found: list[int] = []
 
     def look(call: AttentionCall) -> None:
@@ -109,7 +109,7 @@ def _frames(model: Any, given: Mapping[str, Tensor]) -> int:
 
 
 def _first_number(given: Mapping[str, Tensor]) -> int:
-    """A number made of all that is in the inputs."""
+    """A number derived from all inputs."""
     digest = hashlib.sha256()
     for name, x in sorted(given.items()):
         digest.update(f"{name} {list(x.shape)} {x.dtype}".encode())
@@ -118,11 +118,11 @@ def _first_number(given: Mapping[str, Tensor]) -> int:
 
 
 def _reading(model: Any, given: Mapping[str, Tensor], first: int, frames: int) -> Any:
-    """The model, sharing all that it is made of, as one of the same name whose ``forward`` takes numbers of frames."""
+    """A copy of the model that shares its modules, with a ``forward`` that takes frame numbers."""
     kind: Any = type(model)
 
     def forward(self: Any, input_ids: Int[Tensor, "B N"]) -> Any:
-        """A pass over the sequences whose frames these are."""
+        """A pass over the sequences of these frames."""
         rows, places = (input_ids - first) // frames, torch.arange(frames, device=input_ids.device)
         whole = input_ids.shape[-1] == frames and bool((input_ids == first + rows[:, :1] * frames + places).all())
         if not whole or not 0 <= int(rows.min()) <= int(rows.max()) < len(next(iter(given.values()))):
@@ -133,7 +133,7 @@ def _reading(model: Any, given: Mapping[str, Tensor], first: int, frames: int) -
         return kind.forward(self, **{name: x[rows[:, 0].to(x.device)].to(rows.device) for name, x in given.items()})
 
     def none(self: Any) -> nn.Module | None:
-        """Nothing embeds a frame's number, or tells one frame from another."""
+        """None: frame numbers are not embedded."""
         return None
 
     methods = {"forward": forward, "get_input_embeddings": none, "get_output_embeddings": none}

@@ -1,7 +1,7 @@
-"""Who is told of what happens in a pass, and the functions of attention through which that goes.
+"""Observers of a pass, and the attention functions that call them.
 
-One function stands in each place of transformers' attention interface, whoever puts it there: passes that take
-attention apart and passes that silence heads may run in several threads at once, each with what is its own.
+Whoever patches transformers' attention interface, one function takes the place of each entry. So passes that trace
+attention and passes that ablate heads can run in several threads at once, each with its own observer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.model import configs_of, functions_of, library, namespaces_of
 
-# (mapping, name, value): ``value(before)`` is put at ``mapping[name]``
+# (mapping, name, value): ``value(before)`` is stored at ``mapping[name]``
 Entry = tuple[dict[str, Any], str, Callable[[Any], Any]]
 
 _ABSENT = object()
@@ -31,7 +31,7 @@ _LOCK = threading.Lock()
 
 @dataclass
 class _Loan:
-    mapping: dict[str, Any]  # held, so that its id stays its own
+    mapping: dict[str, Any]  # kept alive, so that its id stays unique
     before: Any
     passes: int = 0
 
@@ -42,11 +42,11 @@ _ALONE: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 
 @contextmanager
 def patched(model: nn.Module, *changes: Iterable[Entry]) -> Iterator[None]:
-    """A model in evaluation mode without a cache of keys, and what else is changed; afterwards all is as it was.
+    """Put a model in evaluation mode without a key cache and apply other changes; restores everything afterwards.
 
-    One such pass of a model runs at a time: those of other threads wait. Passes of other models do not, and may change
-    what they share with it: the first makes the change, the last takes it back. What is put there must therefore serve
-    whoever comes by, inside a pass or not.
+    Only one such pass of a model runs at a time: other threads wait. Passes of other models do not wait, and may change
+    what they share with it: the first one makes the change, the last one reverts it. So patched values must work for
+    any caller, inside a pass or not.
     """
     with _LOCK:
         lock = _ALONE.setdefault(model, threading.RLock())
@@ -69,7 +69,7 @@ def patched(model: nn.Module, *changes: Iterable[Entry]) -> Iterator[None]:
 
 
 def asking_for(model: nn.Module, name: str) -> Iterator[Entry]:
-    """What makes a model ask for its attention by this name."""
+    """Make a model use the attention implementation of this name."""
     for config in configs_of(model):
         yield vars(config), "_attn_implementation_internal", lambda before: name
 
@@ -87,7 +87,7 @@ def _give_back(key: tuple[int, str]) -> None:
 
 
 def _evaluation(model: nn.Module) -> Iterator[Entry]:
-    """Evaluation mode in every module, no cache in every configuration, outputs by name, rotations without history."""
+    """Evaluation mode in every module, no cache in any configuration, dict outputs, rotations without history."""
     for module in model.modules():
         yield vars(module), "training", lambda before: False
         yield from _without_history(module)
@@ -99,10 +99,10 @@ def _evaluation(model: nn.Module) -> Iterator[Entry]:
 
 
 def _without_history(module: nn.Module) -> Iterator[Entry]:
-    """A rotation whose frequencies grow with the longest sequence read so far reads each as the first one.
+    """Make a rotation whose frequencies grow with the longest sequence so far treat each sequence as the first.
 
-    That is transformers' `dynamic` scaling, in models with one rotation or one for each type of layer. What it held
-    before is put back afterwards.
+    This is transformers' `dynamic` scaling, in models with one rotation or one per type of layer. Its previous state is
+    restored afterwards.
     """
     kinds: Any = getattr(module, "rope_type", None)
     kinds = kinds if isinstance(kinds, dict) else {"": kinds}
@@ -125,29 +125,29 @@ def _without_history(module: nn.Module) -> Iterator[Entry]:
     yield vars(module), "forward", lambda before: fresh
 
 
-_ORIGINAL = "toeplens_original"  # of a function put in another's place: that other
-_EAGER = "eager_attention_forward"  # how the name of a model's own eager attention ends
+_ORIGINAL = "toeplens_original"  # attribute of a patched function: the original
+_EAGER = "eager_attention_forward"  # suffix of the name of a model's own eager attention
 
 
 class Observer:
-    """Is told of what happens in the passes of its thread; this one lets all of it be.
+    """Is called on events in the passes of its thread; this base class changes nothing.
 
-    pieces  whether it takes attention that a module asks for again, of the same queries and keys with other values, as
-            one with what was asked for before; where it does not, that is an error
+    pieces  whether several attention calls of a module with the same queries and keys but other values are combined
+            into one; if not, they are an error
     """
 
     pieces = False
     asked: tuple[weakref.ref[Any], ...] = ()  # a module, queries and keys
 
     def attend(self, function: Callable[..., Any], from_table: bool, module: nn.Module, *args: Any, **more: Any) -> Any:
-        """A module asks for attention, by a function of the interface's table or by its own eager one."""
+        """A module calls attention, through the interface's table or its own eager function."""
         return function(module, *args, **more)
 
     def rotated(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A function that applies a rotation was called."""
 
     def visit(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A module whose calls are observed is called."""
+        """An observed module is called."""
         return forward(*args, **kwargs)
 
 
@@ -156,18 +156,18 @@ OBSERVER: ContextVar[Observer] = ContextVar("toeplens_observer", default=NOBODY)
 
 
 def table() -> dict[str, Any]:
-    """The attention functions that transformers knows, by name. Raises `EnvironmentFailure` without transformers."""
+    """The attention functions of transformers, by name. Raises `EnvironmentFailure` without transformers."""
     return library().AttentionInterface._global_mapping
 
 
 def table_entries(names: Iterable[str]) -> Iterator[Entry]:
-    """Observed functions in the interface's table."""
+    """Observed functions for the interface's table."""
     for name in names:
         yield table(), name, partial(_observed, True)
 
 
 def eager_entries(model: nn.Module) -> Iterator[Entry]:
-    """Observed functions in place of the eager attention of the modules in which the model's attention is defined."""
+    """Observed functions for the eager attention in the Python modules that define the model's attention."""
     for space in namespaces_of(model):
         for name in [name for name, value in space.items() if name.endswith(_EAGER) and callable(value)]:
             yield space, name, partial(_observed, False)
@@ -195,7 +195,7 @@ def _observed(from_table: bool, function: Callable[..., Any]) -> Callable[..., A
 
 
 def eager_function(module: nn.Module) -> Callable[..., Any]:
-    """The function that a module which asks the attention interface falls back on: the model's own eager attention."""
+    """The eager attention that a module falls back on."""
     for function in functions_of(module):
         for name in function.__code__.co_names:
             if name.endswith(_EAGER) and name in function.__globals__:

@@ -1,4 +1,4 @@
-"""A Hugging Face model and its tokenizer by name, directory or GGUF file: no pickles unless told, never remote code."""
+"""Load a Hugging Face model and its tokenizer by name, directory or GGUF file, without running their code."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from toeplens.sources.huggingface.model import attention_modules, checked_model,
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 _TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
-_LAYERS = re.compile("^(?!max_).*(layers?|blocks)$")  # fields that say how many there are
-_COUNTS = {"num_hidden_layers", "n_layer", "num_attention_heads", "num_key_value_heads", "n_head"}  # none without any
-_MOST_LAYERS = 1000  # as of a decoder of ours
+_LAYERS = re.compile("^(?!max_).*(layers?|blocks)$")  # fields with a number of layers
+_COUNTS = {"num_hidden_layers", "n_layer", "num_attention_heads", "num_key_value_heads", "n_head"}  # must be positive
+_MOST_LAYERS = 1000  # as for the toeplens decoder
 _IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
 _WHOLE = re.compile(r"[IU]\d|BOOL")  # dtypes of safetensors
-_TOLD = 3  # names of weights that are told
-_ATTENTION = re.compile("(Attention|Attn|MLA)$")  # a class that is an attention and not a layer around one
+_TOLD = 3  # maximum weight names in a message
+_ATTENTION = re.compile("(Attention|Attn|MLA)$")  # an attention class, not a layer around it
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model on its device, in evaluation mode, and what it says of itself.
+    """A model on its device, in evaluation mode, and facts about it.
 
     model     a `transformers.PreTrainedModel`
-    name      as it was asked for; None for a model that was handed over
-    missing   weights of the model that the checkpoint does not have, so that they are random
-    left_over tensors of the checkpoint that the model has no place for
-    quantised how the weights of a GGUF file were kept; None for others
+    name      as requested; None for a model passed as an object
+    missing   weights of the model that the checkpoint lacks, so that they are random
+    left_over tensors of the checkpoint that the model does not use
+    quantised how the weights of a GGUF file were stored; None for others
     """
 
     model: Any
@@ -54,48 +54,47 @@ class Loaded:
 
     @property
     def called(self) -> str:
-        """As records have it (`called_of`); the model's class where it has no name."""
+        """The name used in records (`called_of`); the model's class if it has no name."""
         return called_of(self.name or getattr(self.model.config, "name_or_path", "") or type(self.model).__name__)
 
     @cached_property
     def attention(self) -> tuple[str, ...]:
-        """The names of the modules whose class is named after attention."""
+        """The names of the modules whose class is an attention."""
         return tuple(attention_modules(self.model).values())
 
     @cached_property
     def vocabulary(self) -> int | None:
-        """How many tokens the model has vectors for; None where that is not known."""
+        """How many tokens the model has embeddings for; None if not known."""
         weight = getattr(input_embedding(self.model), "weight", None)
         found = getattr(self.model.config, "vocab_size", None) if weight is None else weight.shape[0]
         return found if isinstance(found, int) else None
 
     @cached_property
     def longest(self) -> int | None:
-        """How many tokens the model has position vectors for; None where positions are not looked up in a table.
+        """How many tokens the model has position vectors for; None if it has no table of positions.
 
-        Of a model with several towers it is the tables beside an embedding of tokens that count, and not those of
-        images or sounds.
+        For models with several towers only tables next to a token embedding count, not those of images or sounds.
         """
         tables, words = dict[nn.Embedding, bool](), input_embedding(self.model)
         for name, module in self.model.named_modules():
             parent, _, last = name.rpartition(".")
             if isinstance(module, nn.Embedding) and _TABLE.search(last):
                 tables[module] = _embeds(self.model.get_submodule(parent), module, words)
-        if not isinstance(words, nn.Embedding) and not any(tables.values()):  # nothing tells: images or sounds alone
+        if not isinstance(words, nn.Embedding) and not any(tables.values()):  # only images or sounds
             tables = dict.fromkeys(tables, True)
         return min((_places(table) for table, counts in tables.items() if counts), default=None)
 
     def tokenizer(self) -> Any:
-        """The tokenizer that lies with the model. Raises `InputError` where there is none, or no name to load it by."""
+        """The model's tokenizer. Raises `InputError` if there is none, or if the model has no name."""
         source = self.name or getattr(self.model.config, "name_or_path", "")
         if not source:
             raise InputError("tokenizer: it was not given; a text needs one, as the model has no name to load it by.")
         return load_tokenizer(source)
 
     def check_numbers(self) -> None:
-        """Refuse weights, and speeds of rotations, that are no finite numbers.
+        """Refuse weights and rotation frequencies that are not finite.
 
-        Weights that are brought from elsewhere when they are needed are not looked at.
+        Offloaded weights are not checked.
         """
         for name, module in self.model.named_modules():
             weights, others = dict(module.named_parameters(recurse=False)), dict(module.named_buffers(recurse=False))
@@ -111,17 +110,17 @@ class Loaded:
                     raise InputError(f"model: {where}{each} has values that are not finite; all must be.")
 
     def check_all(self) -> None:
-        """Refuse a model any of whose weights the checkpoint lacks: what it says would be of no trained model."""
+        """Refuse a model if its checkpoint lacks any weights, as these would be random."""
         if self.missing:
             raise InputError(f"model: the checkpoint lacks weights: {_listed(self.missing)}; they would be random.")
 
     def check_attention(self, module: str) -> None:
-        """Refuse weights that are missing, or left over, in this attention that ran, or in an attention around it.
+        """Refuse missing or unused weights in this attention, which was run, or in an attention around it.
 
-        Layers count as alike: what is left over of a layer that the model does not have is of its attention too.
+        Weights of all layers count, including unused ones of a layer that the model does not have.
 
         Arguments
-            module  its name; its class may follow
+            module  its name, optionally followed by its class
         """
         inner = module.split(" (")[0]
         named = dict(self.model.named_modules())
@@ -147,8 +146,8 @@ class Loaded:
 
 
 def _embeds(module: nn.Module, table: nn.Embedding, words: Any) -> bool:
-    """Whether a module embeds tokens beside looking up their positions in a table: by the model's input embedding, one
-    of as many tokens, or, where the model does not tell which that is, any."""
+    """Whether a module embeds tokens in addition to looking up positions in a table: by the model's input embedding, by
+    one with as many tokens, or, if the model does not say which that is, by any."""
     others = [each for each in module.modules() if isinstance(each, nn.Embedding) and each is not table]
     if not isinstance(words, nn.Embedding):
         return bool(others)
@@ -156,18 +155,17 @@ def _embeds(module: nn.Module, table: nn.Embedding, words: Any) -> bool:
 
 
 def _places(table: nn.Embedding) -> int:
-    """How many positions a table of vectors has."""
     skipped = 0 if table.padding_idx is None else table.padding_idx + 1
     return table.num_embeddings - max(skipped, int(getattr(table, "offset", 0)))
 
 
 def called_of(name: str) -> str:
-    """What a model is called in records: a name on the hub as it is; of a directory or a file the last two parts."""
+    """The model's name in records: a name on the hub as is, for a directory or a file the last two parts."""
     return "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
 
 
 def open_folder(name: str, dtype: Dtype | None, device: str) -> Loaded:
-    """A model from a directory, of safetensors, in the dtype that it was saved in unless one is given."""
+    """A model from a directory of safetensors (default dtype: as saved)."""
     transformers = library()
     place = place_of(device)
     with _quiet(transformers):
@@ -175,23 +173,23 @@ def open_folder(name: str, dtype: Dtype | None, device: str) -> Loaded:
 
 
 def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
-    """A transformers model from a directory, or from the hub or its cache.
+    """Load a transformers model from a directory, or from the hub or its cache.
 
-    Its class is the one its configuration names, so that a language model keeps its head. No code comes with it.
+    The class is the one named in the configuration, so a language model keeps its head. Code in the repository is never
+    run.
 
     Arguments
-        name     a directory that holds a config.json or a GGUF file, that file, or a name on the hub
-        dtype    ``auto``: float32 on a CPU, elsewhere the checkpoint's own
+        name     a directory with a config.json or a GGUF file, a GGUF file, or a name on the hub
+        dtype    ``auto``: float32 on a CPU, otherwise the checkpoint's own
         device   ``auto``: CUDA if there is a GPU, spread over GPUs and memory if accelerate is installed; ``cpu``,
                  ``cuda`` or ``cuda:N``
-        pickled  whether weights that are no safetensors may be read: unpickling them can run what they hold
+        pickled  allow pickle checkpoints; loading a pickle can execute code
 
-    Whether what is missing or left over is of the attention is seen when it runs
-    (`Loaded.check_attention`).
+    Missing or unused attention weights are only detected when the attention runs (`Loaded.check_attention`).
 
-    Raises `InputError` for a model that is not there, is no text model of transformers, has more than 1000 layers,
-    whose configuration or weights cannot be read or are not of one another, or whose weights are none but pickled ones;
-    `EnvironmentFailure` where transformers is missing or there is not the memory.
+    Raises `InputError` for a model that does not exist, is not a text model of transformers, has more than 1000 layers,
+    has a configuration or weights that cannot be read or do not match, or has only pickled weights that are not
+    allowed; `EnvironmentFailure` if transformers is missing or memory is insufficient.
     """
     choose("dtype", dtype, get_args(Dtype))
     transformers = library()
@@ -201,9 +199,9 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
 
 
 def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
-    """A model by its name or directory (`load_model`), or what was handed over as it is: a model, one loaded.
+    """Load a model by its name or directory (`load_model`); model objects and `Loaded` ones are passed through.
 
-    Raises `InputError` as `load_model` does, for what is no model, and for one that lacks the encoding that its
+    Raises `InputError` as `load_model` does, for other objects, and for a model without the encoding that its
     configuration says is installed.
     """
     if isinstance(model, Loaded):
@@ -252,7 +250,7 @@ def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled
         model = model if place == "auto" else model.to(place)
     except InputError:
         raise
-    except Exception as error:  # whatever a library of hundreds of models may raise over any file
+    except Exception as error:  # transformers may raise anything for a bad file
         if out_of_memory(error):
             raise full from None
         raise InputError(f"model: {name} could not be loaded: {_why(error, files, config, pickled)}") from None
@@ -264,7 +262,7 @@ def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled
             f"model: {name} could not be loaded: {key}{more} is of shape {list(there)} in its weights and "
             f"{list(wanted)} by its configuration."
         )
-    own = {key for key, _ in model.named_buffers()}  # of old checkpoints, which kept masks with the weights
+    own = {key for key, _ in model.named_buffers()}  # old checkpoints kept masks with the weights
     left_over = tuple(sorted(key for key in info["unexpected_keys"] if key not in own))
     _check_dtypes(config, safetensors, name, model)
     if installed is not None:
@@ -274,8 +272,8 @@ def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled
 
 
 def _check_dtypes(config: Any, files: Sequence[Path], name: str, model: nn.Module | None = None) -> None:
-    """Refuse tensors of complex numbers and, in the place of a model's weights, of whole ones, unless the configuration
-    says how weights are quantised."""
+    """Refuse complex tensors and, for a model's weights, integer ones, unless the configuration describes a
+    quantisation."""
     if getattr(config, "quantization_config", None) is not None:
         return
     wanted = {key for key, x in model.named_parameters() if x.is_floating_point()} if model is not None else set()
@@ -293,26 +291,26 @@ def _check_dtypes(config: Any, files: Sequence[Path], name: str, model: nn.Modul
 
 
 def _least(cls: Any, config: Any, dtype: torch.dtype, quantised: Quantised | None) -> int:
-    """Bytes of a configuration's weights, from a model without numbers; 0 where that does not tell."""
+    """Bytes of a configuration's weights, from a model on the meta device; 0 if that fails."""
     if getattr(config, "quantization_config", None) is not None and quantised is None:
         return 0
     try:
         with torch.device("meta"):
             return sum(weight.numel() for weight in cls(copy.deepcopy(config)).parameters()) * dtype.itemsize
-    except Exception as error:  # which is said when the model is loaded
+    except Exception as error:  # reported when the model is loaded
         return memory() + 1 if out_of_memory(error) else 0
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer that lies with a model. Raises `InputError` where there is none."""
+    """The tokenizer of a model. Raises `InputError` if there is none."""
     try:
         with _quiet(library()):
             files = checkpoint_of(name)
             found = library().AutoTokenizer.from_pretrained(files.place, trust_remote_code=False, **files.options)
-            # without any files transformers makes a tokenizer of special tokens, and of a mark for blanks
+            # without any files transformers creates a tokenizer with only special tokens and a mark for blanks
             empty = len(set(found.get_vocab().values()) - set(found.all_special_ids)) < 2
-        why = "it has no words"
-    except Exception as error:  # whatever is in those files
+        why = "it has no vocabulary"
+    except Exception as error:  # its files may be invalid in any way
         found, empty, why = None, True, words(error)
     if empty:
         raise InputError(
@@ -323,8 +321,8 @@ def load_tokenizer(name: str) -> Any:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Without the progress bars and warnings of transformers and the hub: what goes wrong is said in an error."""
-    gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")  # which has a bar of its own
+    """Without the progress bars and warnings of transformers and the hub; errors are still raised."""
+    gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")  # it has its own progress bar
     logs = transformers.utils.logging
     hub, level, bars = logging.getLogger("huggingface_hub"), logs.get_verbosity(), logs.is_progress_bar_enabled()
     before = hub.level
@@ -343,7 +341,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def place_of(device: str) -> str:
-    """``auto`` where a model is to be spread, else a device of torch; `EnvironmentFailure` for one that is not here."""
+    """``auto`` to spread the model, otherwise a torch device; `EnvironmentFailure` for one that is not available."""
     if device == "auto":
         if not torch.cuda.is_available():
             return "cpu"
@@ -361,9 +359,9 @@ def _config(transformers: Any, files: Checkpoint) -> Any:
         _check_fields(files.name, content)
     try:
         config = transformers.AutoConfig.from_pretrained(files.place, trust_remote_code=False, **files.options)
-    except Exception as error:  # whatever its numbers make of the class of a model
+    except Exception as error:  # its values may fail in any way in the model's class
         own_code = "trust_remote_code" in str(error)
-        why = "it brings code of its own, which is never run" if own_code else words(error)
+        why = "it needs its own code, which is never run" if own_code else words(error)
         raise InputError(f"model: {files.name} could not be loaded: {why}.") from None
     _check_fields(files.name, config.to_dict())
     _only_torch(config)
@@ -371,8 +369,8 @@ def _config(transformers: Any, files: Checkpoint) -> Any:
 
 
 def _only_torch(config: Any) -> None:
-    """Leave out implementations of attention and experts that a configuration names and that are not torch's own: a
-    kernel would be fetched and run."""
+    """Remove implementations of attention and experts from a configuration unless they are torch's own: kernels would
+    be downloaded and run."""
     for field in ("_attn_implementation_internal", "_experts_implementation_internal"):
         if vars(config).get(field) not in _IMPLEMENTATIONS:
             vars(config)[field] = None
@@ -382,7 +380,7 @@ def _only_torch(config: Any) -> None:
 
 
 def _check_fields(name: str, content: dict[str, Any]) -> None:
-    """Refuse numbers of layers that no model has, which would be built one by one, and bases that are no numbers."""
+    """Refuse impossible numbers of layers, which would be built one by one, and rotation bases that are not numbers."""
     for field, value in _fields(content):
         number = isinstance(value, int | float)
         if number and _LAYERS.match(field) and value > _MOST_LAYERS:
@@ -397,7 +395,7 @@ def _check_fields(name: str, content: dict[str, Any]) -> None:
 
 
 def _fields(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields of a configuration and of those in it, but for what is a configuration itself."""
+    """The fields of a configuration and of those nested in it, except nested configurations themselves."""
     left = [content]
     while left:
         for field, value in left.pop().items():
@@ -408,7 +406,7 @@ def _fields(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _class(transformers: Any, config: Any, name: str) -> Any:
-    """The class that the configuration names, or the one that transformers has for its type."""
+    """The class that the configuration names, or that of its type in transformers."""
     named = getattr(config, "architectures", None) or []
     if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
         raise InputError(
@@ -435,7 +433,7 @@ def _class(transformers: Any, config: Any, name: str) -> Any:
 def _why(error: Exception, files: Checkpoint, config: Any, pickled: bool) -> str:
     missing = files.missing()
     if missing:
-        return f"its piece {missing[0]} is missing{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}."
+        return f"its file {missing[0]} is missing{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}."
     if isinstance(error, SafetensorError):
         return f"its weights are damaged ({words(error)})."
     if not pickled and "safetensors" in str(error) and isinstance(error, OSError):
@@ -448,7 +446,7 @@ def _why(error: Exception, files: Checkpoint, config: Any, pickled: bool) -> str
 
 
 def _finite(x: Tensor) -> bool:
-    """Whether all values are finite, by their extremes: no second tensor of their size is formed."""
+    """Whether all values are finite, by their extremes, without another tensor of their size."""
     plain = type(x) in (Tensor, nn.Parameter) and x.dtype in (
         torch.float64,
         torch.float32,
@@ -464,16 +462,16 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def load(path: str | Path, *, dtype: Dtype | None = None, device: str = "cpu") -> Any:
-    """The model of a directory that ``save_pretrained`` of a host wrote, with its encoding and all of its weights.
+    """Load a model with an installed encoding from a directory written by its ``save_pretrained``.
 
-    It is opened as `toeplens.sources.huggingface.load_model` opens models, which takes such a directory too: no code
-    that comes with it is run, and weights are read from its safetensors alone.
+    `toeplens.sources.huggingface.load_model` also takes such a directory. No code in the directory is run, and weights
+    are read only from safetensors.
 
     Arguments
-        dtype   of the weights; as they were saved unless given. ``auto``: float32 on a CPU
+        dtype   of the weights (default: as saved). ``auto``: float32 on a CPU
         device  ``cpu``, ``cuda``, ``cuda:N`` or ``auto``
 
-    Raises `InputError` for a directory of another kind and for one that is damaged.
+    Raises `InputError` for a directory of another kind and for a damaged one.
     """
     if not isinstance(path, str | Path) or not Path(path).is_dir():
         given = path if isinstance(path, str | Path) else shown(path)

@@ -1,4 +1,4 @@
-"""What a Hugging Face model is made of: its attention, its configurations, its embeddings, its rounding."""
+"""Parts of a Hugging Face model: its attention, configurations, embeddings, numerical precision."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from toeplens.encodings.kit import product_dtype
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.ground.machine import out_of_memory
 
-_LONGEST = 200  # characters that are told
+_LONGEST = 200  # maximum characters of an error in messages
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _CHECKED = re.compile(
     r"^(class )?validation error for .*?: (\w+Error: )?", re.IGNORECASE
 )  # of a configuration's fields
 _LIBRARIES = {"torch", "transformers", "safetensors", "tokenizers", "toeplens"}
-_PLAIN = (OSError, ValueError, RuntimeError, ImportError)  # whose words say enough without their name
+_PLAIN = (OSError, ValueError, RuntimeError, ImportError)  # errors whose message is clear without the class name
 
 
 def words(error: BaseException) -> str:
-    """The first line of what went wrong (of a heading the next one too), without an end of sentence."""
+    """The first line of an error (after a heading also the next), without a final period."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
     count = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
     text, checked = _CHECKED.subn("", " ".join(" ".join(lines[:count]).split()))
@@ -40,28 +40,28 @@ def words(error: BaseException) -> str:
 
 
 def token_ids(tokenizer: Any, text: str, **options: Any) -> list[Any]:
-    """The token ids that a tokenizer makes of a text, or lists of these where the options ask for several.
+    """The token ids of a text, or lists of them if the options ask for several.
 
-    Raises `InputError` where the tokenizer fails.
+    Raises `InputError` if the tokenizer fails.
     """
     try:
         return list(tokenizer(text, **options)["input_ids"])
-    except Exception as error:  # whatever its files make of a text
+    except Exception as error:  # a tokenizer may fail in any way
         if out_of_memory(error) or not of_libraries(error):
             raise
         raise InputError(f"model: its tokenizer fails on a text ({words(error)}).") from None
 
 
 def of_libraries(error: BaseException) -> bool:
-    """Whether it was raised in a library of models or in this one, and not by what a caller handed in."""
+    """Whether the error was raised in a library of models or in this one, not by what a caller passed in."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return bool(frames) and str(frames[-1][0].f_globals.get("__name__", "")).split(".")[0] in _LIBRARIES
 
 
-SEAT = "toeplens_seat"  # where an attention module carries an encoding that is installed in it
-NAME = "toeplens"  # by which a model with an installed encoding asks for its attention
+SEAT = "toeplens_seat"  # attribute of an attention module with its installed encoding
+NAME = "toeplens"  # name of the attention implementation of a model with an installed encoding
 _ATTENTION = re.compile("Attention|Attn|MLA(?![a-z])")
-# what rounding explains: of a call's parts, of the states of a pass that is run again, of a whole pass's outputs
+# rounding tolerances: for a call's parts, for the states of a repeated pass, for a whole pass's outputs
 _TOLERANCES = {
     torch.float64: {"call": 1e-4, "states": 1e-6, "pass": 1e-6},
     torch.float32: {"call": 1e-4, "states": 1e-4, "pass": 1e-3},
@@ -71,7 +71,7 @@ _TOLERANCES = {
 
 
 def library() -> Any:
-    """The module transformers. Raises `EnvironmentFailure` where it is not installed."""
+    """The module transformers. Raises `EnvironmentFailure` if it is not installed."""
     try:
         import transformers
     except ImportError as error:
@@ -80,7 +80,7 @@ def library() -> Any:
 
 
 def checked_model(model: Any) -> Any:
-    """The model itself. Raises `InputError` for what is no model of transformers."""
+    """The model itself. Raises `InputError` if it is not a transformers model."""
     wanted = library().PreTrainedModel
     if not isinstance(model, wanted):
         inner = getattr(getattr(model, "base_model", None), "model", None)  # of the package peft
@@ -92,7 +92,7 @@ def checked_model(model: Any) -> Any:
 
 
 def attention_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """The modules whose class is named after attention, and their names."""
+    """The modules whose class is an attention, and their names."""
     return {module: name for name, module in model.named_modules() if _ATTENTION.search(type(module).__name__)}
 
 
@@ -108,13 +108,13 @@ def functions_of(module: nn.Module) -> list[FunctionType]:
 
 
 def namespaces_of(model: nn.Module) -> list[dict[str, Any]]:
-    """What names mean in the Python modules in which the model's attention is defined."""
+    """The namespaces of the Python modules that define the model's attention."""
     functions = (each for module in attention_modules(model) for each in functions_of(module))
     return list({id(each.__globals__): each.__globals__ for each in functions}.values())
 
 
 def asks_interface(*modules: nn.Module) -> bool:
-    """Whether any of these modules itself goes through transformers' attention interface, or an encoding in it does."""
+    """Whether any of these modules itself uses transformers' attention interface, or an encoding in it does."""
     return any(
         SEAT in vars(module) or any("get_interface" in each.__code__.co_names for each in functions_of(module))
         for module in modules
@@ -139,7 +139,7 @@ def configs_of(model: nn.Module) -> list[Any]:
 
 
 def input_embedding(model: Any) -> Any:
-    """The module that embeds the tokens; None where the model does not tell."""
+    """The module that embeds the tokens; None if the model does not say."""
     try:
         return model.get_input_embeddings()
     except (NotImplementedError, AttributeError):
@@ -147,7 +147,7 @@ def input_embedding(model: Any) -> Any:
 
 
 def precision(model: nn.Module) -> torch.dtype:
-    """The coarsest dtype that the model's numbers are rounded to, whatever they are widened to: of its weights, or of
+    """The coarsest dtype that the model's numbers are rounded to, even if later converted: that of its weights, or of
     products under autocast."""
     used = {product_dtype(weight) for weight in model.parameters()}
     found = {dtype if dtype in _TOLERANCES else torch.float32 for dtype in used}

@@ -1,4 +1,4 @@
-"""What a causal language model says of tokens that are given: how likely each is, and whether it comes first."""
+"""Next-token predictions of a causal language model: how likely each given token is, and whether it ranks first."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from toeplens.sources.huggingface.interface import patched
 from toeplens.sources.huggingface.interventions.change import Change, intervened
 from toeplens.sources.huggingface.model import SEAT, checked_model, configs_of
 
-_AT_ONCE = 1 << 27  # logits that a block of tokens may have, over its sequences
-_SHORTEST, _LONGEST = 64, 1024  # tokens of a block
+_AT_ONCE = 1 << 27  # maximum logits of a block of tokens, over its sequences
+_SHORTEST, _LONGEST = 64, 1024  # tokens per block
 _KEYS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # of transformers' cache
 _BY_LENGTH = ("longrope", "dynamic")
 
 
 class Predictions(NamedTuple):
-    """Of the tokens at some places: -log p in nats, and whether none is likelier; both [B, n]."""
+    """For the tokens at some positions: -log p in nats, and whether none is more likely; both [B, n]."""
 
     nats: Float[Tensor, "B n"]
     right: Bool[Tensor, "B n"]
@@ -37,20 +37,20 @@ def predictions(
     choices: Int[Tensor, "B c"] | None = None,
     changes: Sequence[Change] = (),
 ) -> Predictions:
-    """How well the tokens at some places are predicted from those before them.
+    """How well the tokens at some positions are predicted from those before them.
 
-    The model is in evaluation mode. Long inputs go through it in blocks, with its cache of keys; all at once where that
-    is not the same (a cache of anything else, as a recurrence's state, or a rotation that depends on the length), and
-    under changes, whose passes have no cache.
+    The model must be in evaluation mode. Long inputs are processed in blocks, with the model's key cache. They are
+    processed in one pass if blocks would change the result (the cache holds something else, such as a recurrent state,
+    or a rotation depends on the length), and with ``changes``, whose passes have no cache.
 
     Arguments
         model    a `transformers.PreTrainedModel` that predicts the next token
         tokens   [B, N] on any device, without padding
-        places   of the predicted tokens, from 1 on, in ascending order
-        choices  [B, c] the tokens among which the predicted ones are; all of the vocabulary unless given
+        places   positions of the predicted tokens, from 1 on, in ascending order
+        choices  [B, c] candidate tokens, which must include the predicted ones (default: the vocabulary)
         changes  of the model's attention, as in `intervened`
 
-    Raises `InputError` for places that are not there, for tokens that are none of the choices, for a model without
+    Raises `InputError` for positions out of range, for tokens that are not among the choices, for a model without
     logits, and as `intervened` does.
     """
     checked_model(model)
@@ -78,7 +78,7 @@ def predictions(
 def _passes(
     model: Any, tokens: Int[Tensor, "B N"], places: list[int], changes: Sequence[Change]
 ) -> Iterator[tuple[list[int], Float[Tensor, "B n V"]]]:
-    """Some places and the logits that predict them, in order, in float32 at least."""
+    """Some positions and the logits that predict them, in order, at least in float32."""
     last, step = places[-1], places[-1]
     if not changes and not _by_length(model):
         words = int(getattr(model.config.get_text_config(), "vocab_size", 1))
@@ -91,7 +91,7 @@ def _passes(
         at = [place - 1 - start for place in some]
         given, logits = _given(model, tokens[:, start:stop], at, changes, held | {"use_cache": stop - start < last})
         keys = getattr(given, "past_key_values", None)
-        kinds = {type(layer).__name__ for layer in getattr(keys, "layers", ())}  # whether it holds nothing but keys
+        kinds = {type(layer).__name__ for layer in getattr(keys, "layers", ())}  # does it hold only keys and values?
         if stop - start < last and not (kinds and kinds <= _KEYS):  # all tokens at once
             step = last
             continue
@@ -102,7 +102,7 @@ def _passes(
 
 
 def _by_length(model: Any) -> bool:
-    """Whether the frequencies of a rotation, or an installed encoding, depend on how many tokens there are."""
+    """Whether the frequencies of a rotation, or an installed encoding, depend on the number of tokens."""
     seats = [vars(module)[SEAT] for module in model.modules() if SEAT in vars(module)]
     if any(seat.encoding.length_dependent for seat in seats):
         return True
@@ -114,7 +114,7 @@ def _by_length(model: Any) -> bool:
 def _given(
     model: Any, tokens: Int[Tensor, "B N"], at: list[int], changes: Sequence[Change], more: dict[str, Any]
 ) -> tuple[Any, Float[Tensor, "B n V"]]:
-    """What a pass gives, and its logits at some of the tokens."""
+    """The output of a pass, and its logits at some of the tokens."""
     here = torch.tensor(at, dtype=torch.long, device=tokens.device)
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
     if keeps:

@@ -139,7 +139,7 @@ def test_what_does_not_commute_is_refused() -> None:
     """A weight for each dimension, however near to 1."""
     call = call_of(WeightedAttention())
     assert call.rotation is None
-    with pytest.raises(NoForm, match="is changed before their product"):
+    with pytest.raises(NoForm, match="are changed before their product"):
         call.placed()
 
 
@@ -147,7 +147,7 @@ def test_rotations_that_are_not_seen_are_not_taken_for_none() -> None:
     """Its call is proved, and its parts are not known; where only a width is named, there is none."""
     call = call_of(HiddenAttention())
     assert call.rotation is None
-    with pytest.raises(NoForm, match="a rotation that was not seen"):
+    with pytest.raises(NoForm, match="a rotation that was not observed"):
         call.placed()
     assert call_of(StillAttention()).unknown is None
 
@@ -158,7 +158,7 @@ def test_whatever_makes_keys_depend_on_the_position_is_noticed(part: type[nn.Mod
     call = call_of(part())
     assert call.rotation is None
     assert call.proof.outputs < 1e-6
-    with pytest.raises(NoForm, match="depend on the position in a way that was not found"):
+    with pytest.raises(NoForm, match="depend on position in an unknown way"):
         call.placed()
 
 
@@ -208,15 +208,15 @@ def test_other_rotations_are_refused() -> None:
     places = torch.arange(20).unsqueeze(0)
     bent = places[0].double().square() * 0.05  # an angle that is not linear in the position
     after = [(x, torch.cat((_plane(x, bent), x[..., 2:]), -1)) for x in (q, k)]
-    with pytest.raises(NoForm, match="not one angle a position"):
+    with pytest.raises(NoForm, match="not one angle per position"):
         find_rotation(*after, places)
     grown = [(x, x * 0.9 ** places[0].unsqueeze(-1)) for x in (q, k)]  # a magnitude that is not the same everywhere
-    with pytest.raises(NoForm, match="not one angle a position"):
+    with pytest.raises(NoForm, match="not one angle per position"):
         find_rotation(*grown, places)
     mixed = [(x, x @ torch.linalg.qr(q[0, 0, :8]).Q) for x in (q, k)]
-    with pytest.raises(NoForm, match="turns no pairs"):
+    with pytest.raises(NoForm, match="rotates neither"):
         find_rotation(*mixed, places)
-    with pytest.raises(NoForm, match="1 token"):
+    with pytest.raises(NoForm, match="at least 2 tokens, got 1"):
         find_rotation(*((x[:, :, :1], x[:, :, :1]) for x in (q, k)), places[:, :1])
 
 

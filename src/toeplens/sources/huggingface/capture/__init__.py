@@ -1,1 +1,1 @@
-"""A pass whose attention is taken apart, call by call, and proved on its own input."""
+"""Capture of attention: a pass whose attention calls are decomposed one by one and verified."""

@@ -1,4 +1,4 @@
-"""The parts of one call of attention, and the logits and weights that they make."""
+"""The parts of one attention call, and the logits and weights that they form."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 
-AT_ONCE = 1 << 24  # numbers of a block
+AT_ONCE = 1 << 24  # numbers per block
 _HIDES = -1e8
-_FAR = 1e3  # what hides keys is at least so large
-FILLS = -_FAR  # what is put in the place of a logit, and not added to it, may hide the key from here on
-_EMPTY, _STEPS = 2, 8  # octaves without a value, between biases and what hides; and the steps that each is looked at in
+_FAR = 1e3  # added values that mask keys are at least this large
+FILLS = -_FAR  # a value that replaces a logit (is not added to it) may mask the key from here on
+_EMPTY, _STEPS = 2, 8  # octaves without values between biases and masking values; search steps per octave
 
 
 def blocks(queries: int, numbers: int, at_once: int | None = None) -> Iterator[slice]:
-    """Slices of the queries, as many together as have ``at_once`` numbers (`AT_ONCE`), with ``numbers`` to a query."""
+    """Slices of the queries, each as long as ``at_once`` numbers allow (`AT_ONCE`), with ``numbers`` per query."""
     step = max(1, (at_once or AT_ONCE) // max(1, numbers))
     for start in range(0, queries, step):
         yield slice(start, min(start + step, queries))
 
 
 def low(dtype: torch.dtype) -> float:
-    """What is added to hide a key is below this: models take the least number of their dtype, or -1e9 and less.
+    """A value below every masking value: models add the minimum of their dtype, or -1e9 and less.
 
-    Next to a key that is seen, the weight of such a key is 0 in every precision.
+    Compared with a visible key, the weight of such a key is 0 in every precision.
     """
     return max(torch.finfo(dtype).min / 4, _HIDES)
 
 
 def hides_from(term: Float[Tensor, "_B _H Nq Nk"]) -> float:
-    """The value from which on down what is added to logits may hide keys, whatever dtype it was made in.
+    """The value from which on down added values may mask keys, whatever dtype they were made in.
 
-    That is `low`, or further up a value that is large and far below all that is nearer to 0: -65504 or -10000 in
-    float32. A bias that grows with the distance comes to large values step by step.
+    That is `low`, or a value further up that is large and far below all values nearer to 0: -65504 or -10000 in
+    float32. A bias that grows with distance has no such gap.
     """
     lowest = low(term.dtype)
     if not bool(((term <= -_FAR) & (term > lowest)).any()):
@@ -61,16 +61,16 @@ def bias_and_mask(
     rows: Int[Tensor, "R"],
     weights: Callable[[Tensor | None, Tensor | None], Float[Tensor, "B H R Nk"]],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The sum of what is added where keys are visible, and where they are; None for what does nothing.
+    """The sum of the added terms where keys are visible, and the mask of visible keys; None if they do nothing.
 
-    What is added hides a key by making its weight 0: by nothing less is it told from a bias (see `hides_from`). That is
-    looked at in the queries with known weights that see any key.
+    An added term masks a key if it makes its weight 0; this distinguishes it from a bias (see `hides_from`). It is
+    tested at the queries with known weights that see any key.
 
     Arguments
-        terms    what is added to the logits
-        hidden   where keys are hidden, beside
+        terms    terms added to the logits
+        hidden   additional masks, True where keys are masked
         rows     queries whose weights are known
-        weights  gives those, or forms them with a bias and a mask where they are not
+        weights  returns those, or computes them with a bias and a mask if they are not known
     """
     levels, lowest = [hides_from(term) for term in terms], [low(term.dtype) for term in terms]
     for place, term in enumerate(terms):
@@ -86,7 +86,7 @@ def bias_and_mask(
 def _split(
     terms: Sequence[Tensor], hidden: Sequence[Tensor], keys: int, levels: Sequence[float]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """`bias_and_mask`, with the value of each term from which on down it hides keys."""
+    """`bias_and_mask`, given the value of each term from which on down it masks keys."""
     masks = [*hidden, *(term <= level for term, level in zip(terms, levels, strict=True))]
     covered = torch.zeros((1, 1, 1, keys), dtype=torch.bool, device=masks[0].device) if masks else None
     for mask in masks:
@@ -103,25 +103,25 @@ def _split(
 
 
 def at_rows(x: Float[Tensor, "_B _H _Nq _Nk"] | Bool[Tensor, "_B _H _Nq _Nk"], rows: Int[Tensor, "R"]) -> Tensor:
-    """These queries of a table of queries by keys, which may have one row for all."""
+    """These queries of a queries-by-keys table, which may have one row for all."""
     return x if x.shape[-2] == 1 else x.index_select(2, rows)
 
 
 def one_way(visible: Bool[Tensor, "_B _H Nq Nk"]) -> bool:
-    """Whether no query sees a key after it."""
+    """Whether no query sees a later key."""
     return not any(bool(part.triu(1 + rows.start).any()) for rows, part in _parts(visible))
 
 
 def just_causal(visible: Bool[Tensor, "_B _H Nq Nk"]) -> bool:
-    """Whether every query sees its own key and those before, and no other."""
+    """Whether every query sees exactly its own key and those before."""
     return all(bool((part == _earlier(rows, part)).all()) for rows, part in _parts(visible))
 
 
 class Reach(NamedTuple):
     """How far queries see.
 
-    window  how many keys up to its own a query sees at most, on either side if the mask is not causal; None if all
-    chunk   positions are in chunks of so many, whose ends a causal query does not see beyond; None if it does
+    window  maximum number of keys up to its own that a query sees, on either side if not causal; None for no limit
+    chunk   number of positions per chunk; a causal query sees no key of an earlier chunk. None without chunks
     """
 
     window: int | None = None
@@ -129,7 +129,7 @@ class Reach(NamedTuple):
 
 
 def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"], causal: bool) -> Reach:
-    """The least window, or the chunks, in which a mask's queries see all that they see."""
+    """The smallest window, or the chunks, that contain all visible keys of a mask."""
     reach, keys, firsts = 0, visible.shape[-1], []
     for rows, part in _parts(visible):
         near = part.any(0).any(0)
@@ -149,9 +149,9 @@ def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"], causal: bool) -> Reach:
 
 
 def padded_lengths(visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, reach: Reach) -> Int[Tensor, "B"] | str | None:
-    """Tokens of each sequence, if nothing but padding after them is hidden, and what ``causal`` and ``reach`` hide.
+    """Number of tokens of each sequence, if only padding, ``causal`` and ``reach`` mask keys.
 
-    None if there is no padding; a word on what is seen where something else is hidden.
+    None without padding; a string that describes the visible keys if anything else is masked.
     """
     keys = visible.shape[-1]
     seen = torch.zeros(visible.shape[0], keys, dtype=torch.bool, device=visible.device)
@@ -176,10 +176,10 @@ def padded_lengths(visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, reach: Rea
 def table_by_offset(
     bias: Float[Tensor, "B Nq Nk"], seen: Bool[Tensor, "B Nq Nk"] | None, causal: bool, relative: bool, allowed: float
 ) -> Float[Tensor, "D"] | None:
-    """One head's bias as a function of the offset, of -(N-1) .. N-1, where keys are seen; None if it is no such thing.
+    """One head's bias by offset -(N-1) .. N-1, where keys are visible; None if it does not depend only on the offset.
 
     Arguments
-        relative  whether that of each query's own key is taken off first, of those that see it
+        relative  whether to subtract the value at each query's own key first, for queries that see it
         allowed   largest difference, relative to the largest bias, that rounding explains
     """
     length = bias.shape[1]
@@ -214,13 +214,13 @@ def _parts(visible: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _earlier(rows: slice, part: Tensor, by: int = 0) -> Bool[Tensor, "R Nk"]:
-    """Whether a key is at least so many places before the query."""
+    """Whether a key is at least ``by`` positions before the query."""
     own, other = _places(rows, part)
     return other <= own - by
 
 
 def _places(rows: slice, part: Tensor) -> tuple[Int[Tensor, "R 1"], Int[Tensor, "Nk"]]:
-    """Those of queries and keys."""
+    """Positions of queries and keys."""
     own = torch.arange(rows.start, rows.stop, device=part.device)
     return own.unsqueeze(-1), torch.arange(part.shape[-1], device=part.device)
 
@@ -231,14 +231,13 @@ class Attention:
 
     q, k, v    [B, H, Nq, d], [B, G, Nk, d], [B, G, Nk, dv] as they enter the products; head h reads h // (H / G)
     scale      factor of q . k
-    softcap    c of c tanh(x / c), which the scaled product passes through; None if it does not
-    sinks      [H] one more logit of each head, which takes weight and gives no value; [H, B, Nq] where each query has
-               its own; None if there is none
-    bias       [B or 1, H or 1, Nq or 1, Nk] what is added after the cap, 0 where nothing is visible; None if nothing is
-    causal     whether keys after the query are hidden
-    visible    the same shape as the bias: whether the query sees the key; None if every key is seen that ``causal``
-               leaves
-    factor     [B, H, Nq, Nk] what the weights are multiplied by after the softmax; None if they are not
+    softcap    c of c tanh(x / c), applied to the scaled product; None without a softcap
+    sinks      [H] one extra logit per head, which takes weight but has no value; [H, B, Nq] if each query has its own;
+               None without sinks
+    bias       [B or 1, H or 1, Nq or 1, Nk] added after the softcap, 0 at masked keys; None without a bias
+    causal     whether keys after the query are masked
+    visible    the same shape as the bias: whether the query sees the key; None if only ``causal`` masks keys
+    factor     [B, H, Nq, Nk] factor of the weights after the softmax; None without one
     """
 
     q: Float[Tensor, "B H Nq d"] = field(repr=False)
@@ -255,9 +254,9 @@ class Attention:
     def logits(
         self, rows: Int[Tensor, "R"] | None = None, keys: slice = slice(None), dtype: torch.dtype = torch.float64
     ) -> Float[Tensor, "B H R K"]:
-        """softcap(scale q . k) + bias at these queries and keys, all unless given; -inf where a key is not visible."""
+        """softcap(scale q . k) + bias at these queries and keys (default: all); -inf for masked keys."""
         rows = torch.arange(self.q.shape[2], device=self.q.device) if rows is None else rows
-        k = self.k[:, :, keys]  # the heads of a group are rows of one product: keys are not repeated
+        k = self.k[:, :, keys]  # the heads of a group are rows of one product, so keys are not repeated
         q = (self.scale * self.q.index_select(2, rows).to(dtype)).unflatten(1, (k.shape[1], -1))
         made = q.flatten(2, 3) @ k.to(dtype).transpose(-2, -1)
         made = made.unflatten(2, q.shape[2:4]).flatten(1, 2)
@@ -269,7 +268,7 @@ class Attention:
             made = made.masked_fill(~at_rows(self.visible[..., keys], rows), -torch.inf)
         if self.causal and len(rows):
             place = (keys.start or 0) + torch.arange(k.shape[2], device=rows.device)
-            after = slice(max(0, int(rows.min()) + 1 - (keys.start or 0)), None)  # all queries see those before
+            after = slice(max(0, int(rows.min()) + 1 - (keys.start or 0)), None)  # all queries see earlier keys
             made[..., after].masked_fill_(place[after] > rows.unsqueeze(-1), -torch.inf)
         return made
 
@@ -282,12 +281,12 @@ class Attention:
     def softmax(
         self, logits: Float[Tensor, "B H R K"], rows: Int[Tensor, "R"] | None = None, keys: slice = slice(None)
     ) -> Float[Tensor, "B H R K"]:
-        """The weights; a sink is one more logit of each head, whose weight is dropped.
+        """The weights. A sink is one more logit of each head, whose weight is dropped.
 
         Arguments
-            rows, keys  the queries and keys of the logits; all unless given
+            rows, keys  the queries and keys of the logits (default: all)
 
-        Raises `InputError` for logits of some queries where each has a sink of its own and they are not said.
+        Raises `InputError` for some of the queries without ``rows`` if each query has its own sink.
         """
         if self.factor is not None:
             factor = self.factor[: len(logits), ..., keys]
@@ -302,7 +301,7 @@ class Attention:
         return torch.cat((logits, more), -1).softmax(-1)[..., :-1]
 
     def _own_sinks(self, batch: int, queries: int, rows: Int[Tensor, "R"] | None) -> Float[Tensor, "B H R"]:
-        """Those of these queries, in the first so many sequences."""
+        """The sinks of these queries, for the first ``batch`` sequences."""
         assert self.sinks is not None
         own = self.sinks[:, :batch].transpose(0, 1)
         own = own if rows is None else own.index_select(2, rows)

@@ -1,4 +1,4 @@
-"""One call of an attention module, taken apart and proved; and what the measures of `toeplens.lens` take of it."""
+"""One verified attention call of a module, and its form for the measures of `toeplens.lens`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from toeplens.sources.huggingface.capture.proof import Proof
 from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.model import tolerance
 
-_BLOCK = 1 << 20  # of those that are looked at, at once
-_TOLD = 3  # tokens
+_BLOCK = 1 << 20  # numbers checked at once
+_TOLD = 3  # tokens that determine a bias by offset
 Kind = Literal["self", "cross"]
 Side = Literal["encoder", "decoder"]
 Place = tuple[str, str, int]  # side, kind, layer
@@ -33,26 +33,26 @@ Place = tuple[str, str, int]  # side, kind, layer
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall(Attention):
-    """One call of an attention module, in its parts (`Attention`).
+    """One attention call of a module, in its parts (`Attention`).
 
-    It holds the model's own tensors, not copies: read them before the pass goes on.
+    It holds the model's own tensors, not copies: read them before the pass continues.
 
     layer      from 0, counted over the attention calls of its kind and side, in the order of the pass
     kind       ``self`` or ``cross``
-    side       ``encoder`` or ``decoder``; of a model without both, whether the keys after the query are visible
+    side       ``encoder`` or ``decoder``; for a model without both, whether the keys after the query are visible
     module     name of the module in the model, and its class
-    weights    [B, H, Nq, Nk] the model's own; None on long inputs, where they are formed some queries at a time, and
-               where it forms none, but outputs alone
+    weights    [B, H, Nq, Nk] the model's own; None on long inputs, where they are computed some queries at a time, and
+               for models that return only outputs
     heads      [B, Nq, H, dv] each head's output, before the output projection
-    unrotated  q and k before their rotation, as the dimensions lie after it but for `Rotation.pairs`; None where no
-               rotation was seen
-    rotation   what the rotation is; None where there is none, or ``unknown`` tells why it is not known
-    unknown    why it is not known whether or how q and k are rotated, as a sentence; None where it is known
-    proof      how near the parts come to the model's own weights and outputs
-    positions  [B or 1, Nq] of the queries, and of the keys too where they are of the same tokens
-    pieces     how many products the weights went into, each with values of its own; ``v`` and ``heads`` are theirs, one
-               piece's after the other's, as if it were one product
-    encoding   name of the encoding that `toeplens.hosts.install` put here; None for the model's own position
+    unrotated  q and k before their rotation, with dimensions ordered as after it except for `Rotation.pairs`; None if
+               no rotation was observed
+    rotation   the rotation; None if there is none, or if it is not known (see ``unknown``)
+    unknown    why it is not known whether or how q and k are rotated, as a sentence; None if it is known
+    proof      how close the parts come to the model's own weights and outputs
+    positions  [B or 1, Nq] of the queries, and of the keys too if they belong to the same tokens
+    pieces     number of products of the weights, each with its own values; ``v`` and ``heads`` are their
+               concatenation, as if it were one product
+    encoding   name of the encoding installed by `toeplens.hosts.install`; None for the model's own
     """
 
     layer: int
@@ -71,14 +71,14 @@ class AttentionCall(Attention):
 
     @property
     def place(self) -> Place:
-        """Side, kind and layer, which tell it from the pass's other calls."""
+        """Side, kind and layer, which identify the call in its pass."""
         return self.side, self.kind, self.layer
 
     def blocks(self) -> Iterator[tuple[Int[Tensor, "R"], int, Float[Tensor, "B H R K"], Float[Tensor, "B H R K"]]]:
-        """Queries, the first key that is given, logits and weights of the keys from it on, some queries at a time.
+        """Queries, the first key, logits and weights of the keys from it on, some queries at a time.
 
-        All keys are there that any of the queries sees. In float32, or the model's own dtype if that is wider. A query
-        that sees no key has weights 0; a sink's is left out.
+        Contains all keys that any of the queries sees. In float32, or the model's own dtype if wider. The weights are 0
+        for a query that sees no key; the weight of a sink is left out.
         """
         dtype = torch.promote_types(self.q.dtype, torch.float32)
         for part in blocks(self.q.shape[2], self.q.shape[0] * self.q.shape[1] * self.k.shape[2], _BLOCK):
@@ -98,35 +98,34 @@ class AttentionCall(Attention):
 
     @property
     def window(self) -> int | None:
-        """How many keys up to its own a query sees at most, on either side if not causal; None if it sees all."""
+        """Maximum number of keys up to its own that a query sees, on either side if not causal; None for no limit."""
         return self._reach.window
 
     @property
     def chunk(self) -> int | None:
-        """Positions are in chunks of so many, and a query sees none of a chunk before; None if they are not."""
+        """Number of positions per chunk; a query sees no key of an earlier chunk. None without chunks."""
         return self._reach.chunk
 
     @cached_property
     def lengths(self) -> Int[Tensor, "B"] | None:
-        """Tokens before the padding, where padding is all that hides keys, beside ``causal`` and how far a query sees.
+        """Number of tokens before the padding, if only padding, ``causal``, window and chunks mask keys.
 
-        None where nothing is padded. Raises `NoForm` where other keys are hidden: by packed sequences, by padding on
-        the left.
+        None without padding. Raises `NoForm` for other masks: packed sequences, padding on the left.
         """
         if self.visible is None:
             return None
         ends = padded_lengths(self.visible, self.causal, self._reach)
         if isinstance(ends, str):
             raise NoForm(
-                f"{self.module}: its queries see {ends}; what is known is all keys, those before, a window, and chunks."
+                f"{self.module}: its queries see {ends}. Known masks are all keys, earlier keys, a window and chunks."
             )
         return None if ends is None else ends.expand(self.q.shape[0])
 
     def bias_by_offset(self) -> Float[Tensor, "_H D"] | None:
-        """The bias as a function of the offset i - j: of 0 .. N-1 if causal, else of -(N-1) .. N-1; None without one.
+        """The bias by offset i - j: 0 .. N-1 if causal, otherwise -(N-1) .. N-1; None without a bias.
 
-        A number that all keys of a query share changes no weight, so a bias of this form but for such numbers counts,
-        with 0 at offset 0. Raises `NoForm` for a bias of another form.
+        A constant over all keys of a query changes no weight, so a bias of this form plus such constants is accepted,
+        and set to 0 at offset 0. Raises `NoForm` for a bias of another form.
         """
         if self.bias is None:
             return None
@@ -138,20 +137,20 @@ class AttentionCall(Attention):
             if self.visible is not None:
                 seen = self.visible[:, head if self.visible.shape[1] > 1 else 0].expand(-1, length, -1)
                 bias = bias.expand(len(seen), -1, -1)
-            # of fewer tokens, any table is a function of the offset but for a number a query
+            # with fewer tokens, any table depends only on the offset up to a constant per query
             ways = (False, True) if length > _TOLD else (False,)
             tries = (table_by_offset(bias, seen, self.causal, relative, allowed) for relative in ways)
             table = next((each for each in tries if each is not None), None)
             if table is None:
-                raise NoForm(f"{self.module}: its bias is no function of the offset alone.")
+                raise NoForm(f"{self.module}: its bias is not a function of the offset only.")
             found.append(table[length - 1 :] if self.causal else table)
         return torch.stack(found)
 
     def _bias_rounding(self) -> float:
-        """Largest relative difference that rounding explains of a bias made in 16 bits, whatever it was widened to.
+        """Largest relative difference that rounding explains for a 16-bit bias, even if converted later.
 
-        Such a bias holds numbers of 16 bits alone, or their products with the scale (Falcon's ALiBi): each is off by
-        half a unit in the last place of the largest, and so is the query's own that is taken off.
+        Such a bias contains only 16-bit numbers, or their products with the scale (Falcon's ALiBi). Each is off by half
+        a unit in the last place of the largest, and so is the subtracted value at the query's own key.
         """
         assert self.bias is not None
         for dtype in (torch.bfloat16, torch.float16):
@@ -162,9 +161,9 @@ class AttentionCall(Attention):
         return 0.0
 
     def _bias_by_position(self) -> Float[Tensor, "_B _H N N"] | None:
-        """The bias as it is, if it does not depend on what keys hold; None where that is not known.
+        """The bias as a table, if it does not depend on the content of keys; None if that is not known.
 
-        That of an installed encoding does not, and no bias does that is the same for several sequences.
+        An installed encoding's bias does not, nor does a bias that is equal for several sequences.
         """
         assert self.bias is not None
         if self.bias.shape[2] not in (1, self.q.shape[2]):
@@ -175,24 +174,24 @@ class AttentionCall(Attention):
         return (self.bias[:1] if alike else self.bias).expand(-1, -1, self.q.shape[2], -1)
 
     def placed(self, *, tables: bool = False) -> dict[str, Any]:
-        """What `toeplens.lens.behaviour` takes of this layer: queries, keys and all that it names of their logits.
+        """Arguments of `toeplens.lens.behaviour` for this layer: queries, keys and everything else about their logits.
 
-        The rotated pairs come first, interleaved, with the rotation's magnitude in them. A cap is left out: they are
-        the logits before it. Raises `NoForm` where those are not a rotation of pairs by an angle a position and a bias
-        by offset.
+        The rotated pairs come first, interleaved, with the rotation's magnitude applied. A softcap is left out: these
+        are the logits before it. Raises `NoForm` unless these are a rotation of pairs by an angle per position and a
+        bias by offset.
 
         Arguments
-            tables  give a bias by query and position, of 4 dimensions, where it is not by offset, and does not depend
-                    on what keys hold
+            tables  return a 4-D bias by query and position if it is not by offset and does not depend on the content
+                    of keys
         """
         if self.kind == "cross":
-            raise NoForm(f"{self.module}: its queries and keys are of different sequences.")
+            raise NoForm(f"{self.module}: its queries and keys come from different sequences.")
         if self.q.shape[2] != self.k.shape[2]:
             raise NoForm(f"{self.module}: it has {self.q.shape[2]} queries for {self.k.shape[2]} keys.")
         if self.unknown is not None:
             raise NoForm(f"{self.module}: {self.unknown}")
         if self.softcap is not None and self.bias is not None:
-            raise NoForm(f"{self.module}: a bias is added after its cap, c tanh(x / c).")
+            raise NoForm(f"{self.module}: a bias is added after its softcap, c tanh(x / c).")
         try:
             bias = self.bias_by_offset()
         except NoForm:
@@ -225,7 +224,7 @@ class AttentionCall(Attention):
 
 
 def joined(pieces: Sequence[AttentionCall]) -> AttentionCall:
-    """Products of the same weights with several values as one call, the values and outputs next to each other."""
+    """Combine products of the same weights with several values into one call, with values and outputs concatenated."""
     first, *others = pieces
     if not others:
         return first

@@ -1,4 +1,4 @@
-"""One call of attention by an encoding that `toeplens.hosts.install` put into a model: the encoding says its parts."""
+"""One attention call of an encoding installed by `toeplens.hosts.install`; the encoding itself provides its parts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from toeplens.sources.huggingface.model import SEAT
 
 _OTHER = {"score": "products", "transform_logits": "logits", "transform_weights": "weights", "add_values": "outputs"}
 _NO_ROTATION = (
-    "it does more to queries and keys than turn pairs of dimensions, those of all heads alike, by an angle linear in "
-    "the position."
+    "it changes queries and keys by more than a rotation of pairs of dimensions, equal in all heads, by an angle "
+    "linear in the position."
 )
 
 
 @dataclass(frozen=True)
 class RotationParts:
-    """Queries and keys before their rotation, the rotation, or why it is not known: as `AttentionCall` has them."""
+    """Queries and keys before their rotation, the rotation, or why it is not known; see `AttentionCall`."""
 
     unrotated: tuple[Float[Tensor, "B H N d"], Float[Tensor, "B _G N d"]] | None = None
     rotation: Rotation | None = None
@@ -40,7 +40,7 @@ class InstalledCall:
     """A call in its parts.
 
     parts      of the attention
-    added      [B, Nq, H, dv] what is in the heads' outputs beside weighted values; None if nothing is
+    added      [B, Nq, H, dv] part of the heads' outputs besides weighted values; None if there is none
     positions  [_B, Nq] of the queries
     rotation   of queries and keys
     """
@@ -52,23 +52,23 @@ class InstalledCall:
 
 
 def pass_of(kwargs: Mapping[str, Any]) -> Here | None:
-    """What an attention module with an encoding is told of its pass; None for others."""
+    """The state of the pass in the arguments of an attention module with an encoding; None for others."""
     told = kwargs.get(PASS)
     return told if isinstance(told, Here) else None
 
 
 def positions_of(here: Here | None) -> Int[Tensor, "_B Nq"] | None:
-    """Where the queries of a pass stand; None where no host says so."""
+    """The positions of a pass's queries; None without an installed encoding."""
     return None if here is None else here.now.positions.view(-1, here.now.positions.shape[-1])
 
 
 def without_pass(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a function of attention is given, without what only ours takes."""
+    """The arguments of an attention function, without the one added by toeplens."""
     return {name: x for name, x in kwargs.items() if name != PASS}
 
 
 def name_of(module: nn.Module) -> str | None:
-    """The name of the encoding that is installed in a module."""
+    """The name of the encoding installed in a module."""
     seat: Seat | None = vars(module).get(SEAT)
     return None if seat is None else seat.stack.name
 
@@ -84,10 +84,10 @@ def installed_call(
     equal: tuple[Tensor, Tensor] | None,
     rounding: torch.dtype,
 ) -> InstalledCall:
-    """What a module asks of its encoding, in parts.
+    """The parts of a module's attention call with its encoding.
 
     Arguments
-        equal     queries and keys of one token in every place (`of_equal_tokens`); None where they are not known
+        equal     queries and keys of one token repeated at every position (`of_equal_tokens`); None if not known
         rounding  the coarsest dtype of the model's weights
     """
     seat: Seat = vars(module)[SEAT]
@@ -109,16 +109,16 @@ def installed_call(
     rotation = _rotation(q, k, made, positions, rounding)
     why = rotation.unknown or _other(seat.encoding)
     if why is None and equal is None:
-        why = "it was not seen whether its keys depend on the position by more than what they hold."
+        why = "it could not be checked whether its keys depend on position beyond their content."
     if why is None and equal is not None and not stays(*equal, None, positions, rounding):
-        why = "its queries or keys depend on the position in a way that was not found."
+        why = "its queries or keys depend on position in an unknown way."
     if why is not None:
         rotation = RotationParts(rotation.unrotated, None, f"its encoding is {seat.stack.name}; {why}")
     return InstalledCall(parts, None if made.values is None else made.values.transpose(1, 2), positions, rotation)
 
 
 def _other(encoding: PositionalEncoding) -> str | None:
-    """What an encoding acts on otherwise than by a rotation and a bias; None for others."""
+    """What an encoding changes other than by a rotation and a bias; None if nothing."""
     found = [what for hook, what in _OTHER.items() if encoding.overrides(hook)]
     return f"it changes the {' and the '.join(found)} by more than a rotation or a bias." if found else None
 
@@ -126,10 +126,10 @@ def _other(encoding: PositionalEncoding) -> str | None:
 def _rotation(
     q: Tensor, k: Tensor, made: AttentionParts, positions: Int[Tensor, "_B N"], rounding: torch.dtype
 ) -> RotationParts:
-    """What was made of queries and keys before their product, if it is a rotation of pairs."""
+    """How queries and keys were changed before their product, if by a rotation of pairs."""
     if made.q is q and made.k is k:
         return RotationParts()
-    if made.k.shape[1] != k.shape[1]:  # keys of each head
+    if made.k.shape[1] != k.shape[1]:  # keys per head
         k = k.repeat_interleave(made.k.shape[1] // k.shape[1], 1)
     if torch.equal(made.q, q) and torch.equal(made.k, k):
         return RotationParts()

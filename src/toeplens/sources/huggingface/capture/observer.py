@@ -1,4 +1,4 @@
-"""What happens inside the attention modules of one pass: their calls, found and proved one by one."""
+"""Observation of one pass: the attention calls of its modules, found and verified one by one."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ from toeplens.sources.huggingface.hosts.seat import Here
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, Observer, eager_function
 from toeplens.sources.huggingface.model import attention_modules, functions_of, precision, tolerance
 
-_LONG = 1 << 22  # weights, over batch and heads: from here on fused attention is tried
+_LONG = 1 << 22  # weights, over batch and heads, from which on fused attention is tried
 
 
 @dataclass(frozen=True)
 class Eager:
-    """What eager attention gave.
+    """The result of eager attention.
 
     heads    [B, Nq, H, dv] outputs
-    weights  [B, H, Nq, Nk], where all queries were formed at once; else None
+    weights  [B, H, Nq, Nk], if all queries were computed at once; otherwise None
     rows     [R] queries whose weights were kept
-    own      [B, H, R, Nk] those; None where the function gives no weights
+    own      [B, H, R, Nk] those weights; None if the function returns no weights
     """
 
     heads: Float[Tensor, "B Nq H dv"]
@@ -82,15 +82,15 @@ def run_eager(
     kwargs: Mapping[str, Any],
     fused: Callable[[], Tensor] | None = None,
 ) -> Eager:
-    """The eager function of ``module`` on all queries: at once if they are few, else in blocks.
+    """Run the eager function of ``module`` on all queries: at once if they are few, otherwise in blocks.
 
-    On long inputs on some queries alone; all outputs are then those of ``fused``, if they are the same there.
+    On long inputs only some queries are run; all outputs are then those of ``fused``, if they agree there.
 
     Arguments
-        mask          as the function takes it, or of truth values: True where a key is seen
-        causal        whether it hides the keys after the query too, without a mask that says so
-        args, kwargs  what else the function takes; tables of queries by keys among it are cut as the mask is
-        fused         gives all outputs, [B, Nq, H, dv], in the model's fused attention; None where it has none
+        mask          as passed to the function, or boolean: True where a key is visible
+        causal        whether keys after the query are masked without a mask that says so
+        args, kwargs  other arguments of the function; queries-by-keys tables among them are sliced as the mask is
+        fused         returns all outputs, [B, Nq, H, dv], of the model's fused attention; None if it has none
     """
     size, keys = (query.shape[2], key.shape[2]), key.shape[2]
     rows, many = proved_rows(query, key), query.shape[0] * query.shape[1] * key.shape[2]
@@ -124,7 +124,7 @@ def run_eager(
 
 
 def _tried(fused: Callable[[], Tensor]) -> Tensor | None:
-    """What fused attention gives; None where it cannot be had, as with a cap."""
+    """The output of fused attention; None if it fails, for example with a softcap."""
     try:
         return fused()
     except (ValueError, TypeError, RuntimeError) as error:
@@ -134,7 +134,7 @@ def _tried(fused: Callable[[], Tensor]) -> Tensor | None:
 
 
 def _cut(x: Any, size: tuple[int, int], cut: tuple[slice | Tensor, slice]) -> Any:
-    """The rows and keys of a table of queries by keys; anything else as it is."""
+    """The rows and keys of a queries-by-keys table; anything else is returned unchanged."""
     table = isinstance(x, Tensor) and x.ndim >= 3 and tuple(x.shape[-2:]) == size
     return x[..., cut[0], cut[1]] if table else x
 
@@ -142,7 +142,7 @@ def _cut(x: Any, size: tuple[int, int], cut: tuple[slice | Tensor, slice]) -> An
 def _mask(
     mask: Tensor | None, causal: bool, size: tuple[int, int], cut: tuple[slice | Tensor, slice], like: Tensor
 ) -> Tensor | None:
-    """What is added to the logits of these queries and keys."""
+    """The mask added to the logits of these queries and keys."""
     rows, keys = cut
     if mask is not None:
         mask = mask[..., rows, keys] if mask.shape[-2] == size[0] else mask[..., keys]
@@ -155,7 +155,7 @@ def _mask(
 
 
 def sinks_of(options: Mapping[str, Any], query: Tensor, key: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Sinks as `Attention` has them; and, where each query has its own, as a table [B, H, Nq, Nk], each key's alike."""
+    """Sinks as in `Attention`; if each query has its own, also as a table [B, H, Nq, Nk], constant over keys."""
     sinks = options.get("sinks")
     if not isinstance(sinks, Tensor) or sinks.shape != (*query.shape[:3], 1):
         return options.get("s_aux"), None
@@ -163,7 +163,7 @@ def sinks_of(options: Mapping[str, Any], query: Tensor, key: Tensor) -> tuple[Te
 
 
 def with_sinks(eager: Callable[..., Any]) -> Callable[..., Any]:
-    """Eager attention that is given sinks as a table, which goes with the queries, and reads one column of it."""
+    """Eager attention that takes sinks as a table, which is sliced with the queries, and reads one column of it."""
 
     def attend(*args: Any, sinks: Tensor, **kwargs: Any) -> Any:
         return eager(*args, sinks=sinks[..., :1], **kwargs)
@@ -171,40 +171,40 @@ def with_sinks(eager: Callable[..., Any]) -> Callable[..., Any]:
     return attend
 
 
-_LOOKED_AT = 256  # places whose logits are formed, to see what the offset explains of them
-_ALL = 0.995  # of what varies: less is said in whole percents
+_LOOKED_AT = 256  # positions whose logits are computed to measure how much the offset explains
+_ALL = 0.995  # shares below this are reported as whole percents
 
 
 class Shared(NamedTuple):
-    """An operation that may share weight out among keys, and the shape of what it was given."""
+    """An operation that may distribute weight among keys, and the shape of its input."""
 
     name: str
     shape: tuple[int, ...]
 
     def why(self, tokens: int) -> str:
-        """Why it is no attention that was followed, in a module of so many tokens."""
+        """Why it is not a supported attention, in a module of this many tokens."""
         *_, rows, columns = (0, 0, *self.shape)
         if (rows == tokens and columns >= tokens) or not self.shape:
-            return f"its {self.name!r} is no softmax of a product that was followed"
+            return f"its {self.name!r} is not a softmax of a traced product"
         return (
-            f"its {self.name!r} is of numbers of shape {list(self.shape)}, bands or blocks of keys in place of one "
-            f"product of all its {tokens} queries and their keys"
+            f"its {self.name!r} has shape {list(self.shape)}: bands or blocks of keys instead of one product of all "
+            f"{tokens} queries and keys"
         )
 
 
 def without_softmax(kind: str, passed: Mapping[str, bool]) -> str:
-    """What to say of a model whose pass had no call of attention.
+    """Describe a model whose pass had no attention call.
 
     Arguments
         kind    its class
-        passed  classes of modules that are named after attention and were called, and whether they gave but 0
+        passed  classes of attention modules that were called, and whether they returned only 0
     """
     if not passed:
-        return f"no attention was called in the pass of {kind}"
+        return f"{kind} calls no attention"
     zeros = [name for name, nothing in passed.items() if nothing]
-    said = f"no attention of {kind} was understood: its {', '.join(passed)} took no softmax of queries and keys"
-    more = ", as where it is left to a kernel that is not there" if zeros else ""
-    return f"{said}{f', and {zeros[0]} gave nothing but 0{more}' if zeros else ''}"
+    said = f"no attention of {kind} was understood: its {', '.join(passed)} has no softmax of queries and keys"
+    more = ", as if its kernel were missing" if zeros else ""
+    return f"{said}{f', and {zeros[0]} returned only 0{more}' if zeros else ''}"
 
 
 def same_numbers(x: Tensor, y: Tensor) -> bool:
@@ -213,27 +213,26 @@ def same_numbers(x: Tensor, y: Tensor) -> bool:
 
 
 def turned_before(equal: tuple[Float[Tensor, "1 H N d"], Float[Tensor, "1 G N d"]] | None) -> str:
-    """What to say of a rotation R of the states x, from which queries and keys are projected then.
+    """Describe a rotation R that is applied to the states x, from which queries and keys are projected afterwards.
 
-    The product x_i^T R_i^T W_q^T W_k R_j x_j is a function of i - j for all x where W_q^T W_k and R can change places,
-    as they cannot in general: what W_q^T W_k has between pairs that are turned by other angles, or mirrored, stands at
-    both positions.
+    The product x_i^T R_i^T W_q^T W_k R_j x_j is a function of i - j for all x if W_q^T W_k and R commute. In general
+    they do not: the parts of W_q^T W_k between pairs with different angles, or mirrored ones, depend on both positions.
 
     Arguments
-        equal  queries and keys of one token in every place; None where they are not known
+        equal  queries and keys of one token at every position; None if not known
     """
-    said = "its rotation is of the states, before their projection to queries and keys"
+    said = "its rotation is applied to the hidden states, before their projection to queries and keys"
     share = 1.0 if equal is None else offset_share(*equal)
     if not share < _ALL:
         return f"{said}."
     return (
-        f"{said}: with the last token in every place, the offset explains at most {100 * share:.0f} % of what varies "
-        "in a head's logits."
+        f"{said}: with the last token at every position, the offset explains at most {100 * share:.0f} % of the "
+        "variance of a head's logits."
     )
 
 
 def offset_share(q: Float[Tensor, "1 H N d"], k: Float[Tensor, "1 G N d"]) -> float:
-    """Share of the variance of q . k over all pairs of places that their offset explains: the largest of a head's."""
+    """Share of the variance of q . k over all pairs of positions that the offset explains: the maximum over heads."""
     q, k = (x[0, :, :_LOOKED_AT].double() for x in (q, k))
     logits = q @ k.repeat_interleave(len(q) // len(k), 0).transpose(-2, -1)
     logits = logits - logits.mean((-2, -1), keepdim=True)
@@ -248,38 +247,38 @@ def offset_share(q: Float[Tensor, "1 H N d"], k: Float[Tensor, "1 G N d"]) -> fl
 ROTATIONS = re.compile(r"_?apply_\w*(rot|rope)\w*|rotate_queries_or_keys")
 _SAID = re.compile(r"rotar|rotate|rope(?![a-z])")
 _ANGLES = re.compile(r"cos|sin(?![a-z])|freq|position")
-_ELSEWHERE = ("key_value_states", "encoder_hidden_states", "encoder_hidden_state")  # what keys are made of, if given
+_ELSEWHERE = ("key_value_states", "encoder_hidden_states", "encoder_hidden_state")  # optional inputs of keys
 
 
 def _turns(module: nn.Module) -> bool:
-    """Whether the module's own code names a rotation that is no function or method that is observed."""
+    """Whether the module's own code names a rotation that is not an observed function or method."""
     named = [(name, each.__globals__) for each in functions_of(module) for name in each.__code__.co_names]
     if any(ROTATIONS.fullmatch(name) and (name in names or hasattr(module, name)) for name, names in named):
         return False
     said = {name for name, _ in named if _SAID.search(name.lower())}
-    # the width alone of what others would rotate, and no angles, is no rotation
+    # the width of a rotated part without angles is not a rotation
     given = {name for each in functions_of(module) for name in (*each.__code__.co_varnames, *each.__code__.co_names)}
     return any(not name.endswith("_dim") for name in said) or (bool(said) and any(map(_ANGLES.search, given)))
 
 
 @dataclass
 class _Frame:
-    """An attention module that is running: its length, whether its keys come from elsewhere, its calls."""
+    """A running attention module: its length, whether its keys come from elsewhere, its calls."""
 
     module: nn.Module
     tokens: int
     cross: bool
-    states: Tensor  # what the module is given
+    states: Tensor  # the input of the module
     calls: list[AttentionCall] = field(default_factory=list)
-    inside: int = 0  # calls of the modules in it
+    inside: int = 0  # calls of modules in it
     turned: list[Turned] = field(default_factory=list)
-    beside: list[Tensor] = field(default_factory=list)  # what else rotations were given
-    equal: tuple[Tensor, Tensor] | None = None  # queries and keys of tokens that are all alike
-    shared: list[Shared] = field(default_factory=list)  # operations in it that may share weight out among keys
+    beside: list[Tensor] = field(default_factory=list)  # other inputs of rotations
+    equal: tuple[Tensor, Tensor] | None = None  # queries and keys if all tokens were equal
+    shared: list[Shared] = field(default_factory=list)  # operations in it that may distribute weight among keys
 
 
 class PassObserver(Observer):
-    """One pass of a model under observation, from one thread."""
+    """Observes one pass of a model, from one thread."""
 
     pieces = True
 
@@ -299,9 +298,9 @@ class PassObserver(Observer):
         self.instead = instead
         self.frames: list[_Frame] = []
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.unrotated_keys: list[tuple[StorageWeakRef, Tensor]] = []  # memory of rotated keys, and they before
-        self.passed: dict[str, bool] = {}  # classes of modules without a softmax, and whether they gave but 0
-        self.aside = False  # while what is computed is no attention module's own code
+        self.unrotated_keys: list[tuple[StorageWeakRef, Tensor]] = []  # memory of rotated keys, and the keys before
+        self.passed: dict[str, bool] = {}  # classes of modules without a softmax, and whether they returned only 0
+        self.aside = False  # True while other code than an attention module's own runs
         given = [x for x in inputs.values() if isinstance(x, Tensor) and x.ndim >= 2]
         self.batch = given[0].shape[0] if given else 1
         self.lengths = {x.shape[1] for x in given}
@@ -311,7 +310,7 @@ class PassObserver(Observer):
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """What is computed in here is not followed, and is as fast as without this pass."""
+        """Computations in here are not followed, and run at full speed."""
         before, self.aside = self.aside, True
         modes = [mode for mode in (self.products, self.exponentials) if innermost(mode)]
         try:
@@ -328,7 +327,7 @@ class PassObserver(Observer):
         return f"{self.names.get(module, '?')} ({type(module).__name__})"
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An attention module begins."""
+        """An attention module starts."""
         if OBSERVER.get() is not self:
             return
         named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
@@ -337,7 +336,7 @@ class PassObserver(Observer):
         cross = cross or bool(getattr(module, "encoder_decoder_attention", False))  # FSMT's, whose keys are "key"
         axis = self._tokens(first)
         equal = None
-        if self.frames:  # a module in one that was tried
+        if self.frames:  # a module nested in an attention module
             equal = self.frames[-1].equal
         else:
             self.exponentials.forget()
@@ -348,7 +347,7 @@ class PassObserver(Observer):
         self.products.last = None
 
     def _tokens(self, x: Tensor) -> int:
-        """Which dimension of a module's input is that of the tokens: [B, N, d], [N, B, d] or [B, d, N]."""
+        """The token dimension of a module's input: [B, N, d], [N, B, d] or [B, d, N]."""
         if x.ndim != 3:
             return 1
         if x.shape[0] != self.batch and x.shape[1] == self.batch:
@@ -356,11 +355,11 @@ class PassObserver(Observer):
         return 2 if x.shape[1] not in self.lengths and x.shape[2] in self.lengths else 1
 
     def shares(self, name: str, shape: tuple[int, ...]) -> None:
-        """An operation in a module's own code may share weight out among keys."""
+        """An operation in a module's own code may distribute weight among keys."""
         self.frames[-1].shared.append(Shared(name, shape))
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """An attention module ends: its call is handed over. Without one, it was not understood if it has a softmax."""
+        """An attention module ends: pass on its call. Refuse a module with a softmax but without a call."""
         if OBSERVER.get() is not self:
             return
         frame, why = self.frames.pop(), self.products.last
@@ -404,16 +403,16 @@ class PassObserver(Observer):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """The module's own eager attention, and its call; or that of the encoding that is installed in it."""
+        """Run the module's own eager attention, or the installed encoding, and add its call."""
         here = pass_of(kwargs)
         if here is not None and not here.turned:
             with self.outside():
                 heads = function(module, query, key, value, attention_mask, *args, **kwargs)[0]
                 put = self._add_installed(module, query, key, value, attention_mask, here, kwargs, heads)
             return heads if put is None else put, None
-        mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]  # a cache of fixed size has more
+        mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]  # a static cache has more
         causal = False
-        if from_table and mask is None and query.shape[2] > 1:  # as torch's fused attention has it
+        if from_table and mask is None and query.shape[2] > 1:  # as in torch's fused attention
             told = kwargs.get("is_causal")
             causal = bool(getattr(module, "is_causal", True) if told is None else told)
         eager = eager_function(module) if from_table else function
@@ -446,7 +445,7 @@ class PassObserver(Observer):
         return (made.heads if put is None else put), made.weights
 
     def written_out(self, made: Followed, v: Tensor, out: Tensor) -> Tensor | None:
-        """A module's own code took a product of queries and keys, its softmax, and the product with the values."""
+        """A module's own code computed a product of queries and keys, its softmax, and the product with the values."""
         if not self.frames:
             raise InputError(
                 "model: a softmax of a product of queries and keys was seen outside the modules that are named after "
@@ -464,7 +463,7 @@ class PassObserver(Observer):
             over = f"{q.shape[2]} queries of {frame.tokens}"
         if over is not None:
             if at_each_token(made) and q.shape[1] == frame.tokens:
-                del frame.shared[-1:]  # the softmax of this product: it is among no tokens
+                del frame.shared[-1:]  # the softmax of this product, which is not over tokens
                 return None
             raise InputError(
                 f"model: the attention of {self.name(frame.module)} was not understood: a softmax in it is over {over}."
@@ -485,14 +484,14 @@ class PassObserver(Observer):
         hidden: list[Tensor],
         positions: Tensor | None = None,
     ) -> Tensor | None:
-        """Find a call's bias, mask and rotation, prove and hand it over; what is to take its outputs' place, if
-        anything."""
+        """Find a call's bias, mask and rotation, verify it and pass it on; returns a replacement of its outputs, if
+        any."""
         frame = self._frame(module)
         if frame is not None and frame.calls:
             return self._add_piece(module, frame, parts.v, made)
 
         def weights(bias: Tensor | None, visible: Tensor | None) -> Tensor:
-            """The model's own at the queries that are proved; formed with this bias and mask where it gives none."""
+            """The model's own weights at the verified queries, or weights formed with this bias and mask."""
             if made.own is not None:
                 return made.own
             tried = replace(parts, bias=bias, visible=visible)
@@ -516,7 +515,7 @@ class PassObserver(Observer):
         kwargs: dict[str, Any],
         heads: Tensor,
     ) -> Tensor | None:
-        """Prove a call of an installed encoding and hand it over; what is to take its outputs' place, if anything."""
+        """Verify a call of an installed encoding and pass it on; returns a replacement of its outputs, if any."""
         frame = self._frame(module)
         equal = None if frame is None else frame.equal
         call = installed_call(module, query, key, value, mask, here, kwargs, equal, self.rounding)
@@ -525,11 +524,11 @@ class PassObserver(Observer):
         return self._add_proved(module, parts, Eager(heads, None, rows, None), proof, call.rotation, call.positions)
 
     def _frame(self, module: nn.Module) -> _Frame | None:
-        """The module that is running, if it is this one."""
+        """The running module, if it is this one."""
         return self.frames[-1] if self.frames and self.frames[-1].module is module else None
 
     def _causal(self, parts: Attention, frame: _Frame | None) -> Attention:
-        """The same with ``causal`` where no query sees a key after it."""
+        """The same parts with ``causal`` if no query sees a later key."""
         visible, causal = parts.visible, parts.causal
         if visible is None or self._is_cross(parts, frame):
             return parts
@@ -542,7 +541,7 @@ class PassObserver(Observer):
     def _add_proved(
         self, module: nn.Module, parts: Attention, made: Eager, proof: Proof, rotation: RotationParts, positions: Tensor
     ) -> Tensor | None:
-        """Hand a call over; what is to take its outputs' place, if anything."""
+        """Pass a call on; returns a replacement of its outputs, if any."""
         frame = self._frame(module)
         cross = self._is_cross(parts, frame)
         side = self._side(module) if self.two_sided else None
@@ -571,7 +570,7 @@ class PassObserver(Observer):
         return self._put_instead(call)
 
     def _add_piece(self, module: nn.Module, frame: _Frame, v: Tensor, made: Eager) -> Tensor | None:
-        """Another product in a module that had one: a piece of its attention, if the weights are the same."""
+        """Another product in a module that had one: a piece of its attention, if the weights are equal."""
         first = frame.calls[0]
         try:
             proof = prove(self.name(module), replace(first, v=v), made.rows, made.own, made.heads)
@@ -601,7 +600,7 @@ class PassObserver(Observer):
             OBSERVER.reset(token)
 
     def _side(self, module: nn.Module) -> Side | None:
-        """Which side a module is on: the outermost part of its name that says so."""
+        """The side of a module: the outermost part of its name that says so."""
         for word in self.names.get(module, "").split("."):
             said: list[Side] = [side for side in ("encoder", "decoder") if side in word]
             if len(said) == 1:
@@ -609,13 +608,13 @@ class PassObserver(Observer):
         return None
 
     def _positions(self, q: Tensor) -> Tensor:
-        """Of the queries: those that the pass was given, or 0, 1, 2, ..."""
+        """Positions of the queries: those passed to the model, or 0, 1, 2, ..."""
         if isinstance(self.positions, Tensor) and self.positions.ndim == 2 and self.positions.shape[1] == q.shape[2]:
             return self.positions
         return torch.arange(q.shape[2], device=q.device).unsqueeze(0)
 
     def _keys_of_another_layer(self, k: Tensor) -> Tensor | None:
-        """Keys before their rotation in the layer that they come from; None where they are of no other layer."""
+        """Keys before their rotation, if they come from another layer; None otherwise."""
         self.unrotated_keys = [each for each in self.unrotated_keys if not each[0].expired()]
         here = StorageWeakRef(k.untyped_storage())
         return next((x for memory, x in self.unrotated_keys if memory == here and x.shape == k.shape), None)
@@ -623,38 +622,38 @@ class PassObserver(Observer):
     def _rotation(
         self, module: nn.Module, frame: _Frame | None, q: Tensor, k: Tensor, positions: Tensor
     ) -> tuple[tuple[Tensor, Tensor] | None, Rotation | None, str | None]:
-        """q and k before their rotation, and what it is; or why that is not known."""
+        """q and k before their rotation, and the rotation; or why it is not known."""
         unrotated, rotation = None, None
         if frame is not None and frame.turned:
             before = before_rotation(q, frame.turned), before_rotation(k, frame.turned)
             others = None if before[1] is not None else self._keys_of_another_layer(k)
-            if others is not None:  # whose own call showed how they depend on the position
+            if others is not None:  # the other layer's call showed how they depend on position
                 before = before[0], others
                 frame.equal = frame.equal and (frame.equal[0], frame.equal[0])
             if before[0] is None or before[1] is None:
                 if any(same_numbers(x, frame.states) for x, _ in frame.turned):
                     return None, None, turned_before(frame.equal)
-                return None, None, "what its rotation makes of queries and keys is changed before their product."
+                return None, None, "its rotated queries and keys are changed before their product."
             unrotated = before[0], before[1]
             if others is None:
                 self.unrotated_keys.append((StorageWeakRef(k.untyped_storage()), before[1]))
             if q.shape[2] != k.shape[2]:
-                return unrotated, None, "its queries and keys are rotated, and not of the same tokens."
+                return unrotated, None, "its queries and keys are rotated but belong to different tokens."
             tables = tables_of(frame.beside, q.shape[2])
             try:
                 rotation = find_rotation((unrotated[0], q), (unrotated[1], k), positions, self.rounding, tables)
             except NoForm as error:
                 return unrotated, None, str(error)
         elif _turns(module):
-            return None, None, "it has a rotation that was not seen."
+            return None, None, "it has a rotation that was not observed."
         if frame is None or frame.cross or q.shape[2] != k.shape[2]:
             return unrotated, rotation, None
         if frame.equal is None:
             return (
                 unrotated,
                 None,
-                "it was not seen whether its keys depend on the position by more than what they hold.",
+                "it could not be checked whether its keys depend on position beyond their content.",
             )
         if not stays(*frame.equal, rotation, positions, self.rounding):
-            return unrotated, None, "its queries or keys depend on the position in a way that was not found."
+            return unrotated, None, "its queries or keys depend on position in an unknown way."
         return unrotated, rotation, None

@@ -1,4 +1,4 @@
-"""A pass of a Hugging Face model whose attention is handed over call by call, and its distance from a plain one."""
+"""A pass of a Hugging Face model with captured attention, and the difference of its output from a plain pass."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from toeplens.sources.huggingface.model import (
     words,
 )
 
-_HELD = ("past_key_values", "cache_params")  # inputs that would hold the keys of all layers
+_HELD = ("past_key_values", "cache_params")  # inputs that would contain the keys of all layers
 
 
 @torch.no_grad()
@@ -47,26 +47,25 @@ def captured(
     on_layer: Callable[[AttentionCall], None],
     instead: Callable[[AttentionCall], Tensor | None] | None = None,
 ) -> Any:
-    """Run a transformers model once and hand over each call of its attention, proved, before the pass goes on.
+    """Run a transformers model once and pass each verified attention call to ``on_layer`` before the pass continues.
 
-    The model runs in evaluation mode without a cache of keys and, where it asks transformers' attention interface, with
-    its own eager attention, some queries at a time; afterwards it is as it was, and so are transformers' tables, an
-    error or not. One layer's attention is held at a time, unless ``on_layer`` keeps it. Passes in other threads are not
-    observed. Layers that are no attention (recurrences, convolutions, linear attention) are passed by; those that are
-    named after attention only where nothing in them can be a softmax, of whatever.
+    The model runs in evaluation mode without a key cache. If it uses transformers' attention interface, its own eager
+    attention runs, some queries at a time. Afterwards the model and transformers' tables are restored, even after an
+    error. Only one layer's attention is in memory at a time, unless ``on_layer`` keeps it. Passes in other threads are
+    not observed. Layers without attention (recurrences, convolutions, linear attention) are ignored; modules that are
+    named after attention are only ignored if nothing in them can be a softmax.
 
     Arguments
         model     a `transformers.PreTrainedModel`
-        inputs    what its ``forward`` takes, by name: ``input_ids``, ``attention_mask``, ``decoder_input_ids``, ...
-        on_layer  is called with each `AttentionCall`, in the order of the pass
-        instead   is called with each too, before the pass goes on from it, and returns what takes the place of its
-                  ``heads``, or None. What is handed over is as the model made it. Of a call that is made of several
-                  products of the same weights it is called with each by itself, all of the same layer
+        inputs    arguments of its ``forward`` by name: ``input_ids``, ``attention_mask``, ``decoder_input_ids``, ...
+        on_layer  called with each `AttentionCall`, in the order of the pass
+        instead   called with each call, too, before the pass continues; returns a replacement of its ``heads``, or
+                  None. The call itself is as the model made it. If it consists of several products of the same weights,
+                  ``instead`` is called with each of them, all with the same layer
 
-    Returns what the model returns. Raises `InputError` that names the module where an attention was not understood: its
-    weights and outputs, formed again from the parts, are not the model's own, or no parts were found, or it is in no
-    module that is named after attention. Raises
-    `EnvironmentFailure` where transformers is not installed.
+    Returns the model's output. Raises `InputError` that names the module if an attention is not supported: weights and
+    outputs formed from the parts differ from the model's own, or no parts were found, or no module is named after
+    attention. Raises `EnvironmentFailure` if transformers is not installed.
     """
     checked_model(model)
     for name in _HELD:
@@ -93,14 +92,14 @@ def captured(
 
 
 def _asking(model: nn.Module) -> Iterator[Entry]:
-    """Attention under observation where the model asks the interface: its entry, or the model's own eager function.
+    """Observe attention that uses the interface: its entry in the table, or the model's own eager function.
 
-    Names stay as they are, as models go by them; and so do the masks, which of torch's fused attention may be truth
-    values, and none if it is causal.
+    Names are not changed, as models depend on them, nor are masks, which for torch's fused attention may be boolean, or
+    None if causal.
     """
     if not asks_interface(*attention_modules(model)):
         return
-    if is_host(model):  # which asks for ours
+    if is_host(model):  # it uses the attention of toeplens
         yield from table_entries([NAME])
         return
     name = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
@@ -109,7 +108,7 @@ def _asking(model: nn.Module) -> Iterator[Entry]:
 
 
 def _rotations(model: nn.Module) -> Iterator[Entry]:
-    """What applies rotations: functions of the modelling modules of the attention, and methods of its own."""
+    """Functions that apply rotations: those in the modules that define the attention, and its own methods."""
     for names in namespaces_of(model):
         for name in [name for name, value in names.items() if callable(value) and ROTATIONS.fullmatch(name)]:
             yield names, name, _observed
@@ -121,7 +120,7 @@ def _rotations(model: nn.Module) -> Iterator[Entry]:
 
 
 def _observed(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, whose calls are told to who observes the thread."""
+    """The function itself, with calls reported to the thread's observer."""
 
     def observed(*args: Any, **kwargs: Any) -> Any:
         output = rotate(*args, **kwargs)
@@ -131,23 +130,23 @@ def _observed(rotate: Callable[..., Any]) -> Callable[..., Any]:
     return observed
 
 
-_LAST = 64  # positions of a language model whose logits are formed: those of all may not fit
-_ITS_OWN = ("eager", "sdpa")  # transformers' attention that a captured pass is as well
-_FIRST = 256  # tokens of a long sequence that a plain pass is of, where what comes later is nothing to them
+_LAST = 64  # positions of a language model whose logits are computed, as those of all may not fit
+_ITS_OWN = ("eager", "sdpa")  # transformers' implementations that a captured pass can be compared with
+_FIRST = 256  # tokens of a long sequence in the plain pass, if later tokens do not affect them
 _ROWS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx")
 
 
 def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> float:
-    """`captured`, and a plain pass of the model in its own attention: the largest difference of their outputs.
+    """Run `captured` and a plain pass of the model in its own attention; returns the largest difference of outputs.
 
-    It is relative to the largest output. The outputs are the model's first, of the first sequence, of a long one of its
-    first 256 tokens: last states, or of a language model the logits at the last 64 positions, on which all layers and
-    earlier positions have their effect. Where these are not the same, as sequences or positions may have to do with
-    others, they are of all; and of all tokens where attention is written by hand, or by somebody else. A model that
-    draws at random draws the same in both passes, and the caller's generators stay as they were.
+    The difference is relative to the largest output. Outputs are compared for the first sequence, of a long sequence
+    only for its first 256 tokens: the last states, or for a language model the logits at the last 64 positions, which
+    depend on all layers and earlier positions. If these are not equal, because sequences or positions affect one
+    another, all outputs are compared; all tokens are used if the attention is custom code. Both passes draw the same
+    random numbers, and the caller's generators are not changed.
 
-    Raises `InputError` where they are not the same but for rounding, and as `captured`.
+    Raises `InputError` if the outputs differ by more than rounding, and as `captured` does.
     """
     with patched(model, _shortened(model)), torch.no_grad():
         few, own = _own(model, inputs)
@@ -168,7 +167,7 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
 
 
 def _own(model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Tensor]:
-    """What a plain pass reads, and its output: of a few of the inputs, or of all where these do not go alone."""
+    """The inputs and output of a plain pass: on a few of the inputs, or on all if these cannot be run separately."""
     few = _few(inputs, _FIRST if _known(model) and not any(name.startswith("decoder") for name in inputs) else None)
     if few is not inputs:
         with suppress(InputError):
@@ -177,14 +176,14 @@ def _own(model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Tens
 
 
 def _known(model: Any) -> bool:
-    """Whether all attention is of transformers' interface and its own, which long inputs do not change."""
+    """Whether all attention goes through transformers' interface with its own functions, at any input length."""
     names = {getattr(config, "_attn_implementation", None) for config in configs_of(model)}
     return asks_interface(*attention_modules(model)) and names <= {*_ITS_OWN, None}
 
 
 def _few(inputs: Mapping[str, Any], first: int | None) -> Mapping[str, Any]:
-    """The inputs with the first of their sequences alone, if they are tokens and their padding, and with its first
-    tokens; where there is no more to leave out, all of them."""
+    """The first sequence and its first tokens, if the inputs are only tokens and their padding mask; all inputs if
+    there is no more to leave out."""
     if any(name not in _ROWS or not isinstance(x, Tensor) or x.ndim != 2 for name, x in inputs.items()):
         return inputs
     few = {name: x[:1, :first] for name, x in inputs.items()}
@@ -198,7 +197,7 @@ def _apart(made: Tensor, own: Tensor) -> float:
 
 
 def _plain(model: Any, inputs: Mapping[str, Any]) -> Any:
-    """A pass of the model by itself. Raises `InputError` for whatever goes wrong in it but a full memory."""
+    """A plain pass of the model. Raises `InputError` for any failure except lack of memory."""
     try:
         with _drawn_alike(model):
             return model(**inputs)
@@ -210,12 +209,12 @@ def _plain(model: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def _drawn_alike(model: Any) -> AbstractContextManager[None]:
-    """What is drawn at random in it leaves the generators of the CPU and of the model's device as they were."""
+    """Restore the random generators of the CPU and of the model's device afterwards."""
     return torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])
 
 
 def _longest(model: Any, inputs: Mapping[str, Any]) -> str:
-    """What its configuration says of the longest sequence, where one is longer."""
+    """The configuration's maximum length, if a sequence is longer."""
     length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
     known = {name: getattr(model.config, name, None) for name in _LIMITS}
     said = [f"{name} = {limit}" for name, limit in known.items() if isinstance(limit, int) and 0 < limit < length]
@@ -223,8 +222,8 @@ def _longest(model: Any, inputs: Mapping[str, Any]) -> str:
 
 
 def _shortened(model: Any) -> Iterator[Entry]:
-    """The output embedding at the last positions alone, and at those that are the last of the first tokens of more,
-    where it is a module of its own."""
+    """Compute the output embedding only at the last positions, and at the last ones of the first tokens of longer
+    inputs, if it is a separate module."""
     embedding = model.get_output_embeddings()
     if isinstance(embedding, nn.Linear) and embedding is not input_embedding(model):
         forward = embedding.forward
@@ -239,5 +238,4 @@ def _shortened(model: Any) -> Iterator[Entry]:
 
 
 def _first(output: Any) -> Tensor:
-    """The first tensor that a model returns."""
     return output if isinstance(output, Tensor) else next(x for x in output.values() if isinstance(x, Tensor))

@@ -1,4 +1,4 @@
-"""Attention written out in a module's own forward, followed operation by operation from q . k to the heads' outputs."""
+"""Attention in a module's own forward, followed operation by operation from q . k to the heads' outputs."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _SAME = ("view", "reshape", "contiguous", "to", "float", "type", "type_as", "dro
 _PLUS = {"add": 1.0, "radd": 1.0, "iadd": 1.0, "sub": -1.0, "isub": -1.0}
 _TIMES = ("mul", "rmul", "imul", "multiply")
 _OVER = ("div", "truediv", "itruediv", "true_divide")
-_SHARING = ("softmax", "sumexp", "attention", "attn")  # parts of the names of operations that share weight out
+_SHARING = ("softmax", "sumexp", "attention", "attn")  # parts of the names of operations that distribute weight
 _EXPONENTIALS = ("exp", "exp2", "expm1", "special_exp2", "special_expm1", "pow")
 _MULTIPLIED = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot")
 
 
 @dataclass(frozen=True)
 class Followed:
-    """What is known of a tensor of logits, or of weights: logits = scale left @ right + the sum of the terms.
+    """What is known about a tensor of logits or weights: logits = scale left @ right + the sum of the terms.
 
     left, right  the factors, [B, H, N, d] and [B, H, d, N] or with batch and heads as one dimension
-    terms        what was added, each as it was at the time, with the number of dimensions of the logits then
-    hidden       masks, True where a key is hidden, likewise
-    causal       whether the keys after the query are hidden, beside the masks
-    taken        whether the softmax is taken
+    terms        added terms, each with the number of dimensions that the logits had at the time
+    hidden       masks, True where a key is masked, likewise
+    causal       whether the keys after the query are masked in addition
+    taken        whether the softmax has been applied
     weights      the weights that were multiplied by the values; None before that, and for fused attention
-    broken       the first operation that was not understood; None if all were
+    broken       the first operation that was not supported; None if all were
     """
 
     left: Tensor
@@ -52,23 +52,22 @@ class Followed:
 
 @dataclass(eq=False)
 class Products(TorchFunctionMode):
-    """Follows the products of queries and keys while ``watching()``; hands over what it followed, values and outputs.
+    """Follows the products of queries and keys while ``watching()``; passes on the attention found, values and outputs.
 
-    A mode is of its thread alone, and changes nothing of what the model computes, unless what it hands outputs over to
-    returns others to be put in their place, of the same shape. Tables of queries by keys are not
-    kept alive by being followed.
+    The mode acts only in its own thread. It does not change the model's results unless ``found`` returns replacements
+    of the outputs, of the same shape. It does not keep queries-by-keys tables alive.
     """
 
     watching: Callable[[], bool]
     found: Callable[[Followed, Tensor, Tensor], Tensor | None]
-    last: str | None = None  # why the last softmax of logits, or use of its weights, was not understood
+    last: str | None = None  # why the last softmax of logits, or use of its weights, is not supported
     _known: dict[int, tuple[weakref.ref[Tensor], Followed]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def forget(self) -> None:
-        """Let go of all tensors that are followed."""
+        """Release all followed tensors."""
         self._known.clear()
         self.last = None
 
@@ -84,7 +83,7 @@ class Products(TorchFunctionMode):
         return out if put is None else _laid_out_as(out, seen, put)
 
     def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor | None:
-        """Follow one operation; what is to be put in the place of its result, if anything."""
+        """Follow one operation; returns a replacement of its result, if any."""
         if name == "scaled_dot_product_attention":
             made, values = _fused(*args, **kwargs)
             return self.found(made, values, out)
@@ -94,7 +93,7 @@ class Products(TorchFunctionMode):
         known = [(x, made) for x in given if (made := self._of(x)) is not None]
         if not known:
             return None
-        # of two tables of logits the first that is understood is followed; the other is a term like any
+        # for two tables of logits, follow the first supported one; the other is a term
         followed, made = next(((x, each) for x, each in known if each.broken is None), known[0])
         if made.broken is None:
             made = _next(name, followed, args, kwargs, out, made) or replace(made, broken=name)
@@ -104,7 +103,6 @@ class Products(TorchFunctionMode):
         return None
 
     def _of(self, x: Tensor) -> Followed | None:
-        """What is known of a tensor."""
         entry = self._known.get(id(x))
         return entry[1] if entry is not None and entry[0]() is x else None
 
@@ -112,7 +110,7 @@ class Products(TorchFunctionMode):
         key, known = id(x), self._known
 
         def forget(ref: weakref.ref[Tensor]) -> None:
-            if key in known and known[key][0] is ref:  # the id may be another tensor's by now
+            if key in known and known[key][0] is ref:  # the id may belong to another tensor by now
                 del known[key]
 
         known[key] = (weakref.ref(x, forget), made)
@@ -136,10 +134,10 @@ class Products(TorchFunctionMode):
 
 
 class Exponentials(TorchDispatchMode):
-    """Tells of every operation, while ``watching()``, that may share weight out among keys, followed or not.
+    """Reports every operation, while ``watching()``, that may distribute weight among keys, followed or not.
 
-    That is a softmax of whatever, by any of torch's functions, and an exponential of what a product of two tensors went
-    into that are no parameters. It sees the operations that torch's functions and compiled code are made of.
+    These are a softmax of anything, by any torch function, and an exponential that depends on a product of two tensors
+    that are not parameters. It sees the operations inside torch's functions and compiled code.
     """
 
     def __init__(
@@ -148,10 +146,10 @@ class Exponentials(TorchDispatchMode):
         super().__init__()
         self._watching, self._found = watching, found
         self._weights = {_storage(weight) for weight in weights}
-        self._products: dict[int, StorageWeakRef] = {}  # memory that products went into; its id stays its own
+        self._products: dict[int, StorageWeakRef] = {}  # memory that depends on products, by id, which stays unique
 
     def forget(self) -> None:
-        """Let go of the products so far."""
+        """Forget the products so far."""
         self._products.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -175,7 +173,7 @@ class Exponentials(TorchDispatchMode):
 
 
 def innermost(mode: Products | Exponentials) -> bool:
-    """Whether a mode is the one that an operation comes to first, of its kind."""
+    """Whether an operation reaches this mode first, among modes of its kind."""
     return mode is (_get_current_function_mode() if isinstance(mode, Products) else _get_current_dispatch_mode())
 
 
@@ -188,9 +186,9 @@ def _storage(x: Tensor) -> int:
 
 
 def _as_matmul(args: tuple[Any, ...], out: Tensor) -> tuple[str, tuple[Any, ...], Tensor]:
-    """A sum over the one index that two factors share and the result has not, as the product of matrices that it is.
+    """Rewrite a sum over the one index shared only by two factors as a matrix product.
 
-    What is laid out as a matrix product already stays the tensor that it is; another sum stays ``einsum``.
+    Tensors that already have the layout of a matrix product stay the same objects; other sums stay ``einsum``.
     """
     terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
     if len(terms) != 3 or len(args) != 3 or any(len(set(term)) != len(term) or "." in term for term in terms):
@@ -213,7 +211,7 @@ def _laid_out(x: Tensor, indices: str, wanted: str) -> Tensor:
 
 
 def _laid_out_as(out: Tensor, seen: Tensor, made: Tensor) -> Tensor:
-    """``made`` in the order of the dimensions of ``out``, of which ``seen``, shaped as ``made``, is a permuted view."""
+    """``made`` with the dimension order of ``out``, of which ``seen``, shaped as ``made``, is a permuted view."""
     left, order = list(zip(seen.shape, seen.stride(), strict=True)), []
     for own in zip(out.shape, out.stride(), strict=True):
         order.append(left.index(own))
@@ -245,12 +243,12 @@ def _fused(
 def _next(
     name: str, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, made: Followed
 ) -> Followed | None:
-    """What is known of the result of one operation on x; None where the operation is not understood."""
+    """What is known about the result of one operation on x; None if the operation is not supported."""
     others = [each for each in args if each is not x]
     leads = bool(args) and args[0] is x
     if name in _SAME:
         return made
-    if made.taken:  # what a mask makes of weights must still be the softmax of the visible: see `prove`
+    if made.taken:  # masked weights must still be the softmax over the visible keys: see `prove`
         emptied = name == "masked_fill" and leads and _number(others[1:], 0.0) is not None
         return made if emptied else None
     if name == "softmax":
@@ -274,7 +272,7 @@ def _next(
         return replace(made, terms=(*made.terms, (term, x.ndim)))
     if name == "max" and _number(others, low(x.dtype)) is not None:
         return made
-    # what is put in the place of logits, such as the least float16 in float32, hides keys: the proof tries it
+    # a value that replaces logits, such as the minimum of float16 in float32, masks keys: the proof checks it
     if name == "masked_fill" and leads and _number(others[1:], FILLS) is not None:
         return replace(made, hidden=(*made.hidden, (others[0], x.ndim)))
     if name == "where" and len(args) == 3 and args[1] is x and _number(others[1:], FILLS) is not None:
@@ -283,7 +281,7 @@ def _next(
 
 
 def _number(others: list[Any], most: float | None = None) -> float | None:
-    """The one number that was given, as a number or a tensor of one; None unless it is at most ``most``."""
+    """The only other argument, as a number or one-element tensor; None unless it is at most ``most``."""
     if len(others) != 1 or (isinstance(others[0], Tensor) and others[0].numel() != 1):
         return None
     value = float(others[0])
@@ -291,21 +289,21 @@ def _number(others: list[Any], most: float | None = None) -> float | None:
 
 
 def _is_mask(others: list[Any]) -> bool:
-    """Whether the one factor is a tensor of nothing but 0 and 1."""
+    """Whether the only other factor is a tensor of 0 and 1."""
     return len(others) == 1 and isinstance(others[0], Tensor) and bool(((others[0] == 0) | (others[0] == 1)).all())
 
 
 def at_each_token(made: Followed) -> bool:
     """Whether the queries are the same numbers in memory all along their second dimension.
 
-    Of heads they never are. So it is the tokens', each of which is asked anew what it takes of numbers of its own, as
-    of its states in the layers before: that is no attention among tokens.
+    This never happens for heads. So the dimension is the tokens', and each token attends to its own items, such as its
+    states in earlier layers: that is not attention among tokens.
     """
     return made.left.ndim == 4 and made.left.shape[1] > 1 and made.left.stride(1) == 0
 
 
 def four(x: Tensor, batch: int, ndim: int = 3) -> Tensor:
-    """[B, H, ., .] of a tensor that belongs to one of ``ndim`` dimensions, whose first of three is batch and heads."""
+    """[B, H, ., .] from a tensor with ``ndim`` dimensions; with three, the first is batch and heads."""
     if x.ndim == 3 and ndim == 3 and x.shape[0] % batch == 0 and x.shape[0] > 1:
         return x.reshape(batch, -1, *x.shape[1:])
     return x.reshape((1,) * (4 - x.ndim) + x.shape)

@@ -1,26 +1,26 @@
-"""Whether a call's weights and outputs, formed again from its parts, are the model's own but for rounding.
+"""Proof of a call: weights and outputs formed again from its parts must equal the model's own up to rounding.
 
-What rounding explains follows from the arithmetic of the call, element by element:
+The allowed rounding follows from the arithmetic of the call, element by element:
 
 - Let u be the unit roundoff of the dtype in which the product of queries and keys is formed (float32 at least, since
-  models take the softmax of wider numbers in float32). A product of d terms, accumulated in float32 with unit roundoff
-  u32, is off by about sqrt(d) u32 sum_i |q_i k_i| (the worst case d u32 sum_i |q_i k_i| does not occur: roundings are
-  as good as random, Higham and Mary 2019). Product, scale and the sum with the bias round the logit s three times, u
-  |s| each, and the bias b twice. A model or kernel that scales queries or keys first rounds each factor, which adds up
-  like a random walk: 4 u (sum_i q_i^2 k_i^2)^(1/2). So a logit is off by at most
+  models compute the softmax of wider numbers in float32). A product of d terms, accumulated in float32 with unit
+  roundoff u32, is off by about sqrt(d) u32 sum_i |q_i k_i| (the worst case d u32 sum_i |q_i k_i| does not occur:
+  roundings behave like random numbers, Higham and Mary 2019). Product, scale and the sum with the bias round the logit
+  s three times, by u |s| each, and the bias b twice. A model or kernel that scales queries or keys first rounds each
+  factor, which adds up like a random walk: 4 u (sum_i q_i^2 k_i^2)^(1/2). So a logit is off by at most
       delta = u (3 |s| + 2 |b| + 4 |scale| |q * k|_2) + sqrt(d) u32 |scale| sum_i |q_i k_i|.
-- A bias that is a difference of running sums (FoX) is rounded as they are: 2 u32 max |b| over the keys of a query.
-- A cap c tanh(s / c) takes s +- delta to the interval between its values at both ends, and rounds three times.
+- A bias that is a difference of running sums (FoX) is rounded like them: 2 u32 max |b| over the keys of a query.
+- A softcap c tanh(s / c) maps s +- delta to the interval between its values at both ends, and rounds three times.
 - The argument s - max s of the exponential is rounded, too: u32 (max s - s).
 - Weights w = softmax(s) lie between w_j e^-delta_j / (w_j e^-delta_j + sum_{k != j} w_k e^delta_k) and the same with
-  the other signs. Exponentials (20 units in the last place in torch's fused attention), their sum over N keys and the
-  rounding to the output's dtype add (2 u + (32 + sqrt(N)) u32) w.
+  the opposite signs. Exponentials (20 units in the last place in torch's fused attention), their sum over N keys and
+  the rounding to the output's dtype add (2 u + (32 + sqrt(N)) u32) w.
 - A sink is one more logit, rounded three times, as is the sum of exponentials that it is compared with.
 - Outputs sum_j w_j v_j are off by the weights' differences times |v_j|, and by (2 u + sqrt(N) u32) sum_j w_j |v_j|.
 
-Single differences cannot show a scale that is slightly wrong where logits are large and close to each other. All of
-them together can: rounding is not correlated with d weight / d log scale. So the scale that fits the model's weights
-best may differ from 1 by its own rounding and by five standard errors, of the sums over each query's keys.
+Single differences cannot reveal a slightly wrong scale if logits are large and close to each other. All of them
+together can, as rounding is not correlated with d weight / d log scale. So the scale that fits the model's weights best
+may differ from 1 by its own rounding plus five standard errors, over the sums over each query's keys.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from toeplens.encodings.kit import product_dtype
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.capture.attention import Attention, at_rows
 
-_AT_ONCE = 1 << 19  # weights that are formed again, over batch and heads
-_FEWEST = 8  # queries whose weights are, however many that is: the first of causal attention alone would prove nothing
+_AT_ONCE = 1 << 19  # weights formed again, over batch and heads
+_FEWEST = 8  # minimum number of queries: the first ones of causal attention would prove nothing
 _FLOAT32 = torch.finfo(torch.float32).eps / 2
 _EXP = 32  # units in the last place: torch's fused attention allows 20
-_LEAST = 2.0**-120  # smaller numbers may be taken for 0
-_LARGEST = 300.0  # of delta: e^600 is a number, and any logit this uncertain tells nothing
-_UNDECIDED = 0.5  # rounding may change the largest weight of a query by so much: it tells nothing
-_ERRORS, _SCALE = 5.0, 1e-5  # standard errors of the scale that fits best, and what it may differ by in any case
+_LEAST = 2.0**-120  # smaller numbers may be flushed to 0
+_LARGEST = 300.0  # limit of delta: e^600 is finite, and a logit this uncertain carries no information
+_UNDECIDED = 0.5  # if rounding may change the largest weight of a query by this much, the query proves nothing
+_ERRORS, _SCALE = 5.0, 1e-5  # allowed standard errors of the best-fitting scale, and minimum allowed difference
 
 
 @dataclass(frozen=True)
 class Proof:
-    """How far weights and outputs formed again in float64 are from those that the model itself went on with.
+    """How far weights and outputs formed again in float64 are from the model's own.
 
-    weights    largest difference of an attention weight; None where the model formed none, but outputs alone
+    weights    largest difference of an attention weight; None if the model returns only outputs
     outputs    largest difference of a head's output, relative to the largest output of the layer
-    queries    how many queries of a sequence were formed again
-    tolerance  largest difference of a weight that rounding explains (each has its own, see the module)
-    used       largest share of what rounding explains that a difference takes, of weights and outputs: at most 1
+    queries    number of queries of a sequence that were formed again
+    tolerance  largest allowed difference of a weight (each has its own, see the module)
+    used       largest difference as a share of the allowed rounding, over weights and outputs: at most 1
     logit      largest absolute logit of a visible key
-    undecided  share of the queries whose largest weight rounding alone may change by a half or more
+    undecided  share of the queries whose largest weight rounding may change by a half or more
     """
 
     weights: float | None
@@ -68,7 +68,7 @@ class Proof:
 
 
 def proved_rows(q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B _G Nk d"]) -> Int[Tensor, "R"]:
-    """The queries whose weights are formed again: all, or on long inputs some, first and last among them."""
+    """The queries whose weights are formed again: all, or on long inputs some, including the first and the last."""
     count = min(q.shape[2], max(_FEWEST, _AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2])))
     return torch.linspace(0, q.shape[2] - 1, count, device=q.device, dtype=torch.float64).round().long()
 
@@ -81,19 +81,18 @@ def prove(
     heads: Float[Tensor, "B Nq H dv"],
     added: Float[Tensor, "B Nq H dv"] | None = None,
 ) -> Proof:
-    """Form weights and outputs again at these queries.
+    """Form weights and outputs again at these queries and compare them with the model's own.
 
     Arguments
         name   of the module
         parts  of the call
         rows   queries
-        own    the model's weights there; None where it forms none
-        heads  the model's outputs, of all queries
-        added  what is in them beside weighted values (vectors that the encoding weighs); None if nothing is
+        own    the model's weights there; None if it returns none
+        heads  the model's outputs, for all queries
+        added  their part besides weighted values (vectors weighted by the encoding); None if there is none
 
-    Raises `InputError` that names the module where they are not the model's own, and where rounding alone explains any
-    weights. Queries that see no key are left out: their weights are whatever the model's substitute for minus infinity
-    makes of them.
+    Raises `InputError` that names the module if they differ from the model's own, and if rounding could explain any
+    weights. Queries that see no key are ignored: their weights depend on the model's substitute for minus infinity.
     """
     _check_shapes(name, parts, rows, own, heads)
     formed = parts.logits(rows)
@@ -115,7 +114,7 @@ def prove(
     if parts.sinks is not None:
         sinks = 3 * unit * (finite.abs().amax(-1, keepdim=True) + parts.sinks.abs().max())
     allowed = _weight_rounding(weights, delta, sinks) + rounding * weights
-    slope = weights * (finite - (weights * finite).sum(-1, keepdim=True))  # by the logarithm of the logits' scale
+    slope = weights * (finite - (weights * finite).sum(-1, keepdim=True))  # with respect to the log of the scale
     if factor is not None:
         weights, slope, allowed = weights * factor, slope * factor, allowed * factor.abs()
     made, allowed = weights @ v, allowed + least
@@ -133,7 +132,7 @@ def prove(
         scale = _scale_error(-missed, (slope @ v) * asked, unit)
     else:
         references = [(weights, allowed)]
-        if parts.sinks is not None:  # some models return them before the sink's part
+        if parts.sinks is not None:  # some models return weights before removing the sink's part
             unsunk = formed.softmax(-1)
             references.append((unsunk, _weight_rounding(unsunk, delta, None) + rounding * unsunk + least))
         differences = [((each - own.double()) * asked, bound) for each, bound in references]
@@ -144,7 +143,7 @@ def prove(
     logit = float(finite.abs().max())
     dtype, size = str(widest).removeprefix("torch."), f"{logit:,.0f}" if logit >= 100 else f"{logit:.3g}"
     coarse = f" in {dtype}" if unit > _FLOAT32 else ""
-    hint = f"; --dtype float32 (or a model in float32) tells more than {dtype}" if coarse else ""
+    hint = f"; try --dtype float32 instead of {dtype}" if coarse else ""
     if not bool((outputs * asked).isfinite().all()):
         raise InputError(
             f"model: the attention of {name} gives values that are not finite, from logits up to {size} in {dtype}"
@@ -188,7 +187,7 @@ def _eps(dtype: torch.dtype) -> float:
 
 
 def _unit_roundoff(q: Tensor, dtype: torch.dtype) -> float:
-    """Of products of queries, and of outputs of this dtype; coarser where torch may round products of float32."""
+    """Unit roundoff of products of queries, and of outputs of this dtype; coarser if torch may round float32."""
     found = max(_eps(product_dtype(q)), _eps(dtype), _eps(torch.float32))
     allowed = torch.get_float32_matmul_precision()
     if allowed == "medium":
@@ -213,7 +212,7 @@ def _logit_rounding(
     scale, bias = abs(parts.scale), parts.bias
     raw = logits if bias is None else logits - at_rows(bias, rows)
     cap = parts.softcap
-    if cap is not None:  # the product before the cap, of what is not saturated to the last bit
+    if cap is not None:  # the product before the softcap, unless saturated to the last bit
         raw = cap * (raw / cap).clamp(-1 + _FLOAT32, 1 - _FLOAT32).atanh()
     sums = scale * product(1)
     delta = unit * (3 * raw.abs() + 4 * scale * product(2).sqrt()) + parts.q.shape[-1] ** 0.5 * _FLOAT32 * sums
@@ -229,7 +228,7 @@ def _logit_rounding(
 def _weight_rounding(
     weights: Float[Tensor, "B H R Nk"], delta: Float[Tensor, "B H R Nk"], sinks: Float[Tensor, "B H R 1"] | None
 ) -> Float[Tensor, "B H R Nk"]:
-    """By how much each weight may change where logits change by at most delta, and a sink's, if any, by ``sinks``."""
+    """By how much each weight may change if logits change by at most delta, and a sink's, if any, by ``sinks``."""
     up, down = weights * delta.exp(), weights * (-delta).exp()
     above, below = _others(up), _others(down)
     if sinks is not None:
@@ -240,7 +239,7 @@ def _weight_rounding(
 
 
 def _others(x: Float[Tensor, "B H R Nk"]) -> Float[Tensor, "B H R Nk"]:
-    """The sum over all other keys: without cancellation where one key has nearly all."""
+    """The sum over all other keys, without cancellation if one key has nearly all."""
     place = x.argmax(-1, keepdim=True)
     beside = x.scatter(-1, place, 0.0).sum(-1, keepdim=True)
     sums = beside + x.gather(-1, place) - x
@@ -248,7 +247,7 @@ def _others(x: Float[Tensor, "B H R Nk"]) -> Float[Tensor, "B H R Nk"]:
 
 
 def _used(far: Tensor, allowed: Tensor) -> float:
-    """The largest share of what is allowed; infinite for what is no number."""
+    """The largest share of the allowed difference; infinite for nan."""
     shares = (
         (far.abs() / allowed).nan_to_num(nan=torch.inf) if bool(far.isfinite().all()) else far.new_tensor(torch.inf)
     )
@@ -256,11 +255,11 @@ def _used(far: Tensor, allowed: Tensor) -> float:
 
 
 def _scale_error(residual: Float[Tensor, "B H R n"], slope: Float[Tensor, "B H R n"], unit: float) -> float | None:
-    """The relative error of the scale that explains the residuals best; None where rounding explains it.
+    """The relative error of the scale that explains the residuals best; None if rounding explains it.
 
     Arguments
-        residual  the model's weights or outputs, less those formed again
-        slope     their derivative by the logarithm of the logits' scale
+        residual  the model's weights or outputs, minus those formed again
+        slope     their derivative with respect to the log of the logits' scale
     """
     norm = float(slope.square().sum())
     if norm == 0:

@@ -1,4 +1,4 @@
-"""What a rotary encoding is, found from queries and keys before and after it, and from the model's table of cosines."""
+"""A rotary encoding, identified from queries and keys before and after it, and from the model's table of cosines."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from toeplens.sources.huggingface.capture.products import Followed, Products, fo
 from toeplens.sources.huggingface.interface import OBSERVER, Observer
 from toeplens.sources.huggingface.model import tolerance
 
-_TRIED = 32  # positions on which the pairs of dimensions are tried out
-_GLANCED = 3  # positions on which most are ruled out
-_ROUNDED = 4  # roundings, each by one unit, of a number that is multiplied
+_TRIED = 32  # positions on which pairings of dimensions are tested
+_GLANCED = 3  # positions on which most pairings are ruled out
+_ROUNDED = 4  # number of roundings, each by one unit, of a multiplied number
 
 Layout = tuple[Pairing, Int[Tensor, "n 2"], Int[Tensor, "n 2"]]
-Turned = tuple[Tensor, Tensor]  # what was given to a rotation, and what became of it
+Turned = tuple[Tensor, Tensor]  # input and output of a rotation
 Both = list[tuple[Float[Tensor, "B _H N d"], Float[Tensor, "B _H N d"]]]  # queries and keys, before and after
 
 
 def layouts_of(both: Both, allowed: float, count: int | None = None) -> Iterator[Layout]:
-    """Pairings, and the dimensions of each pair before and after, that fit where most is turned; the likeliest first.
+    """Pairings, and the dimensions of each pair before and after, that fit where most is rotated; likeliest first.
 
-    Dimensions in which no query and no key has anything do not move, and may be of the rotated part all the same: it is
-    wherever those that move can be pairs, with as few as can be beside them that have something and stay.
+    Dimensions that are 0 in all queries and keys do not change, but may still be rotated. So the rotated part is any
+    range in which the changed dimensions form pairs, with as few nonzero unchanged dimensions as possible.
 
     Arguments
-        allowed  how far the rotated may be from what was made, relative to the largest
-        count    how many pairs there are; any number unless given
+        allowed  largest difference of the rotated numbers, relative to the largest
+        count    number of pairs (default: any)
 
-    Raises `NoForm` where nothing moves.
+    Raises `NoForm` if nothing changes.
     """
     moved = torch.stack([(before != after).flatten(0, -2).any(0) for before, after in both]).any(0)
     if not bool(moved.any()):
-        raise NoForm("rotation: it leaves queries and keys as they are.")
+        raise NoForm("rotation: it does not change queries and keys.")
     alive = torch.stack([(x != 0).flatten(0, -2).any(0) for each in both for x in each]).any(0)
     parts = [[(b[:, :, -few:], a[:, :, -few:]) for b, a in both] for few in (_GLANCED, _TRIED)]
     for name, start, number in _candidates(moved, alive):
@@ -54,17 +54,17 @@ def layouts_of(both: Both, allowed: float, count: int | None = None) -> Iterator
 
 
 def _candidates(moved: Bool[Tensor, "d"], alive: Bool[Tensor, "d"]) -> list[tuple[str, int, int]]:
-    """Layout, first dimension and number of pairs, the likeliest first.
+    """Layout, first dimension and number of pairs, likeliest first.
 
-    The rotated part begins where something moves, or before that where nothing is. The slowest pairs may not show in a
-    low precision, so that more may be turned than moved.
+    The rotated part starts at a changed dimension, or before it at zeros. In low precision the slowest pairs may not
+    show, so more dimensions may be rotated than changed.
     """
     at, width = moved.nonzero().flatten().tolist(), len(moved)
     first, end = at[0], at[-1] + 1
     lowest = first
     while lowest > 0 and not alive[lowest - 1]:
         lowest -= 1
-    still = [0, *(alive & ~moved).cumsum(0).tolist()]  # dimensions before this one that have something, and stay
+    still = [0, *(alive & ~moved).cumsum(0).tolist()]  # number of nonzero unchanged dimensions before this one
     found = []
     for start in range(first, lowest - 1, -1):
         for count in range((end - start + 1) // 2, (width - start) // 2 + 1):
@@ -76,14 +76,14 @@ def _candidates(moved: Bool[Tensor, "d"], alive: Bool[Tensor, "d"]) -> list[tupl
 
 
 def _dimensions(name: str, start: int, count: int) -> tuple[Int[Tensor, "n 2"], Int[Tensor, "n 2"]]:
-    """Those of each pair before and after: half apart, next to each other, or the one and then the other."""
+    """The dimensions of each pair before and after: half apart, adjacent, or one before and the other after."""
     half = start + torch.stack((torch.arange(count), torch.arange(count) + count), -1)
     beside = start + torch.arange(2 * count).view(-1, 2)
     return half if name == "half" else beside, beside if name == "beside" else half
 
 
 def ratio(parts: list[tuple[Tensor, Tensor]]) -> Complex[Tensor, "B 1 N n"]:
-    """What each pair is multiplied by at each position, by least squares over the heads of queries and keys."""
+    """The factor of each pair at each position, by least squares over the heads of queries and keys."""
     size = torch.stack([x.abs().square().sum(1, keepdim=True) for x, _ in parts]).sum(0)
     product = torch.stack([(y * x.conj()).sum(1, keepdim=True) for x, y in parts]).sum(0)
     return product / size.clamp_min(torch.finfo(torch.float64).tiny)
@@ -96,17 +96,17 @@ def as_complex(x: Float[Tensor, "*B d"], pairs: Int[Tensor, "n 2"]) -> Complex[T
 
 
 def _misfit(both: Both, pairs: Tensor, out: Tensor) -> float:
-    """How far the best rotation of each pair at each position is from what was made, all heads turned alike."""
+    """Error of the best rotation of each pair at each position, equal for all heads."""
     parts = [(as_complex(before, pairs), as_complex(after, out)) for before, after in both]
     wrong = max(float((ratio(parts) * x - y).abs().max()) for x, y in parts)
     return wrong / max(float(y.abs().max()) for _, y in parts)
 
 
 def before_rotation(final: Tensor, turned: list[Turned]) -> Tensor | None:
-    """Queries or keys with what a rotation made of some of their dimensions put back; None if that is not in them.
+    """Queries or keys with the rotation of some of their dimensions undone; None if it is not contained in them.
 
-    What was rotated may have been multiplied by a number for each token and head since, as a norm without weights does:
-    such a factor and a rotation can change places, so that it goes with what is put back.
+    The rotated tensor may have been multiplied afterwards by a number per token and head, as by a norm without weights.
+    Such a factor commutes with the rotation, so it is applied to the result.
     """
     for exact in (True, False):
         for before, after in reversed(turned):
@@ -133,13 +133,13 @@ def before_rotation(final: Tensor, turned: list[Turned]) -> Tensor | None:
 
 
 def _orders(groups: int, heads: int, device: torch.device) -> list[Tensor]:
-    """Which of the heads that were rotated each head may have: one after another, or each several times on end."""
+    """Which rotated head each head may have: one after another, or each several times in a row."""
     places = torch.arange(heads, device=device)
     return [places % groups] if groups in (1, heads) else [places % groups, places // (heads // groups)]
 
 
 def _factor(part: Tensor, turned: Tensor, exact: bool) -> Tensor | float | None:
-    """The number for each token and head that takes the second to the first; None if that leaves more than rounding."""
+    """The number per token and head that maps the second to the first; None if the rest is more than rounding."""
     if exact:
         return 1.0 if torch.equal(part, turned.to(part.dtype)) else None
     x, y = part.double(), turned.double()
@@ -148,33 +148,32 @@ def _factor(part: Tensor, turned: Tensor, exact: bool) -> Tensor | float | None:
     return factor if bool((missed <= _ROUNDED * torch.finfo(part.dtype).eps * x.abs().amax(-1)).all()) else None
 
 
-_ANGLE = 2.0**-23  # models form their angles in float32, whatever their own dtype
-_READ = 256  # tokens of a long sequence that a rotation is read off
-_SIZES = 0.05  # what the sizes of numbers of one size may differ by, rounded in any precision
-_ALIKE = 1e-3  # of a frequency: what two readings of it may differ by, beside rounding
+_ANGLE = 2.0**-23  # models compute their angles in float32, whatever their own dtype
+_READ = 256  # tokens of a long sequence used to determine a rotation
+_SIZES = 0.05  # relative spread of numbers of equal size, rounded in any precision
+_ALIKE = 1e-3  # allowed relative difference of two estimates of a frequency, besides rounding
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotation R_i of pairs of dimensions, by an angle linear in the position i: R_i R_j^H depends on i - j alone.
+    """A rotation R_i of pairs of dimensions, by an angle linear in the position i: R_i R_j^H depends only on i - j.
 
-    A pair, as a complex number x, becomes m e^(iota (i theta + c)) x; c is common to queries and keys, so that it does
-    not show in their products.
+    A pair, as a complex number x, becomes m e^(iota (i theta + c)) x; c is equal for queries and keys, so it cancels in
+    their products.
 
-    A model may hold pairs in which no query and no key has anything: nothing of them can be read off. Such a pair is
-    here with what the model's own table of cosines says, or where no table was found it is not here at all, as it adds
-    to no logit.
+    In some models all queries or all keys are 0 in some pairs, so nothing can be measured there. Such a pair has the
+    values of the model's own table of cosines; without a table it is left out, as it does not contribute to the logits.
 
-    pairing      ``interleaved`` or ``half``: how the pairs lie in what is rotated
+    pairing      ``interleaved`` or ``half``: how the pairs are arranged in the rotated part
     pairs        [n, 2] the dimensions of each pair, before the rotation
-    after        [n, 2] those where it comes out; the same, but for models that reorder while they rotate
-    frequencies  [n] theta, radians a position; found from the angles, so that each is known modulo 2 pi
+    after        [n, 2] the dimensions after it; equal except for models that reorder while they rotate
+    frequencies  [n] theta, radians per position; determined from the angles, so known only modulo 2 pi
     magnitudes   [n] m; 1 unless the model scales while it rotates
-    dead         [n] whether the pair adds to no logit here: in it all queries are 0, or all keys
-    tabled       [n] whether frequency and magnitude are the model's table's, as nothing that was rotated shows them: it
-                 is 0, or in a low precision too slow to move
-    error        largest difference of what this rotation makes of queries and keys from what the model made of them,
-                 relative to the largest of those
+    dead         [n] whether the pair does not contribute to logits: all its queries are 0, or all its keys
+    tabled       [n] whether frequency and magnitude are from the model's table, as the pair is 0, or in low precision
+                 too slow to change
+    error        largest difference of this rotation's output from the model's own queries and keys, relative to the
+                 largest of those
     """
 
     pairing: Pairing
@@ -194,22 +193,22 @@ def find_rotation(
     rounding: torch.dtype = torch.float64,
     tables: Sequence[Complex[Tensor, "_B N n"]] = (),
 ) -> Rotation:
-    """The rotation that takes the first of each two tensors to the second.
+    """The rotation that maps the first of each two tensors to the second.
 
-    Of long sequences it is read off some tokens, and then tried on all.
+    For long sequences it is determined from some tokens and then tested on all.
 
     Arguments
         q, k       before and after the rotation
-        positions  of the tokens, of all sequences or of each
-        rounding   a dtype that queries and keys were rounded to before they came to be of theirs, if it is coarser
-        tables     what may be the model's table of e^(iota angle), of each token (`tables_of`): one is believed
-                   that has the frequencies which can be read off
+        positions  of the tokens, for all sequences or for each
+        rounding   a coarser dtype that queries and keys were rounded to before, if any
+        tables     candidates for the model's table of e^(iota angle) per token (`tables_of`); a table is used if it has
+                   the measured frequencies
 
-    Raises `NoForm` where they are not related by one angle a position for each pair of dimensions.
+    Raises `NoForm` if they are not related by one angle per position for each pair of dimensions.
     """
     tokens = q[0].shape[2]
     if tokens < 2:
-        raise NoForm(f"rotation: it cannot be read off {tokens} token; at least 2 are needed.")
+        raise NoForm(f"rotation: it needs at least 2 tokens, got {tokens}.")
     positions = positions.expand(q[0].shape[0], -1)
     rounded = max(tolerance(q[1].dtype), tolerance(rounding))
     some = _chosen(positions)
@@ -221,15 +220,15 @@ def find_rotation(
         if found.error <= allowed:
             return found
     if found is None:
-        raise NoForm("rotation: it turns no pairs of dimensions that lie next to each other or half apart.")
+        raise NoForm("rotation: it rotates neither adjacent pairs of dimensions nor pairs half apart.")
     raise NoForm(
-        f"rotation: it is not one angle a position for each pair of dimensions; one angle misses by {found.error:.1e} "
-        f"of the largest query or key, where {allowed:.1e} is rounding."
+        f"rotation: it is not one angle per position and pair of dimensions. The error is {found.error:.1e} of the "
+        f"largest query or key, but rounding explains only {allowed:.1e}."
     )
 
 
 def _chosen(positions: Int[Tensor, "B N"]) -> Int[Tensor, "R"]:
-    """All tokens; or of many some, if they follow each other there: the first ones, and others up to the last."""
+    """All tokens; or some of many, where they are consecutive: the first ones, and others up to the last."""
     tokens, near = positions.shape[1], _READ // 2
     every = torch.arange(tokens, device=positions.device)
     if tokens <= 2 * _READ or bool((positions[:, :near].diff(dim=1) != 1).any()):
@@ -240,7 +239,7 @@ def _chosen(positions: Int[Tensor, "B N"]) -> Int[Tensor, "R"]:
 
 @dataclass(frozen=True)
 class _Angles:
-    """Frequency, each sequence's start and magnitude of each pair."""
+    """Frequency, start angle of each sequence, and magnitude, for each pair."""
 
     frequencies: Float[Tensor, "n"]
     starts: Float[Tensor, "B n"]
@@ -248,19 +247,19 @@ class _Angles:
 
     @classmethod
     def of(cls, factors: Complex[Tensor, "B N n"], positions: Int[Tensor, "B N"]) -> _Angles:
-        """Of what each pair is multiplied by; 0 where that is not known, as queries and keys are 0."""
+        """From the factors of each pair; 0 where they are not known, as queries and keys are 0."""
         frequencies, starts = line(factors, positions)
         back = turn(-positions.unsqueeze(-1) * frequencies - starts.unsqueeze(1))
         known = (factors != 0).sum((0, 1)).clamp_min(1)
         return cls(frequencies, starts, (factors * back).real.sum((0, 1)) / known)
 
     def where(self, chosen: Bool[Tensor, "n"], other: _Angles) -> _Angles:
-        """These of the pairs that are chosen, the others' of the rest."""
+        """These values for the chosen pairs, ``other``'s for the rest."""
         return _Angles(*(torch.where(chosen, a, vars(other)[name]) for name, a in vars(self).items()))
 
 
 class _Reading:
-    """What queries and keys before and after show in a layout: their angles, and which pairs moved."""
+    """What queries and keys before and after show for a layout: their angles, and which pairs changed."""
 
     def __init__(self, both: Both, layout: Layout, positions: Int[Tensor, "B N"]) -> None:
         self.pairing: Pairing = layout[0]
@@ -272,7 +271,7 @@ class _Reading:
     def believed(
         self, table: Complex[Tensor, "_B N n"], positions: Int[Tensor, "B N"], rounded: float
     ) -> _Angles | None:
-        """What a table says of each pair, if it says what is read off those that moved."""
+        """A table's values for each pair, if it agrees with the measured values of those that changed."""
         if len(table) not in (1, len(positions)):
             return None
         table = table.to(positions.device).expand(len(positions), -1, -1)
@@ -284,9 +283,9 @@ class _Reading:
         return None
 
     def rotation(self, table: _Angles | None, both: Both, positions: Int[Tensor, "B N"]) -> Rotation:
-        """The rotation, its pairs that did not move as the table has them; without one, those that hold something.
+        """The rotation, with a table's values for unchanged pairs; without a table, only pairs that are not 0.
 
-        It is tried on all tokens that are given, in their own dtype, float32 at least.
+        It is tested on all given tokens, in their own dtype, float32 at least.
         """
         dtype = torch.promote_types(both[0][0].dtype, torch.float32)
         parts = [(as_complex(x.to(dtype), self.pairs), as_complex(y.to(dtype), self.out)) for x, y in both]
@@ -312,7 +311,7 @@ class _Reading:
 def _readings(
     both: Both, tables: Sequence[Complex[Tensor, "_B N n"]], positions: Int[Tensor, "B N"], rounded: float
 ) -> Iterator[tuple[_Reading, _Angles | None]]:
-    """What is read off the layouts, and what a table says that agrees with it; last without one."""
+    """The measurements for each layout with each table that agrees; the last one without a table."""
     for table in tables:
         for layout in layouts_of(both, rounded, table.shape[-1]):
             read = _Reading(both, layout, positions)
@@ -326,7 +325,7 @@ def _readings(
 
 
 def tables_of(given: Iterable[Tensor], tokens: int) -> list[Complex[Tensor, "_B N n"]]:
-    """What may be tables of e^(iota angle), of each token and pair: complex ones, two real ones, the halves of one."""
+    """Candidates for tables of e^(iota angle) per token and pair: complex ones, two real ones, the halves of one."""
     rows = [each for x in given if (each := _rows(x, tokens)) is not None]
     real = [x.double() for x in rows if x.is_floating_point()]
     found = [x.to(torch.complex128) for x in rows if x.is_complex()]
@@ -336,13 +335,13 @@ def tables_of(given: Iterable[Tensor], tokens: int) -> list[Complex[Tensor, "_B 
 
 
 def _turns(x: Complex[Tensor, "_B N m"]) -> bool:
-    """Whether each column is of one size."""
+    """Whether each column has constant magnitude."""
     sizes = x.abs().flatten(0, 1)
     return bool((sizes.amax(0) - sizes.amin(0) <= _SIZES * sizes.amax(0)).all())
 
 
 def _once(x: Complex[Tensor, "_B N m"]) -> Complex[Tensor, "_B N n"]:
-    """A column for each pair, where a table has one for each of its dimensions."""
+    """One column per pair, if a table has one per dimension."""
     half = x.shape[-1] // 2
     if x.shape[-1] % 2:
         return x
@@ -352,7 +351,7 @@ def _once(x: Complex[Tensor, "_B N m"]) -> Complex[Tensor, "_B N n"]:
 
 
 def _rows(x: Tensor, tokens: int) -> Tensor | None:
-    """[B or 1, N, m] of a tensor that has such rows, with dimensions of 1 among its own."""
+    """[B or 1, N, m] from a tensor with such rows, whatever its dimensions of size 1."""
     lead = [size for size in x.shape[:-1] if size != 1]
     if x.ndim < 2 or x.shape[-1] == 0 or lead[-1:] != [tokens] or len(lead) > 2:
         return None
@@ -362,12 +361,12 @@ def _rows(x: Tensor, tokens: int) -> Tensor | None:
 def line(
     ratio: Complex[Tensor, "B N n"], positions: Int[Tensor, "B N"]
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "B n"]]:
-    """Slope, and each sequence's start, of the angles as a function of the position; a ratio of 0 tells no angle."""
+    """Slope and start of each sequence, of the angles as a function of position; a ratio of 0 has no angle."""
     beside = (positions.diff(dim=1) == 1).unsqueeze(-1)
     if not beside.any():
-        raise NoForm("rotation: no two tokens that follow each other are one position apart.")
+        raise NoForm("rotation: no two consecutive tokens are one position apart.")
     slope = ((ratio[:, 1:] * ratio[:, :-1].conj()) * beside).sum((0, 1)).angle()
-    # the angle between neighbours leaves little rounding to correct: by least squares over twice as far again and again
+    # neighbours give the angle up to rounding; refine by least squares over distances that double each time
     away = (positions - positions[:, :1]).abs().amax(0)
     reach = 2 * max(1, int((away.diff() == 1).sum()))
     while reach < int(away.max()):
@@ -382,7 +381,7 @@ def line(
 def _left(
     ratio: Complex[Tensor, "B N n"], positions: Int[Tensor, "B N"], slope: Float[Tensor, "n"]
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "B n"]]:
-    """By least squares, what a slope lacks, if that is less than half a turn over all positions; and the starts."""
+    """The least-squares correction of a slope, if less than half a turn over all positions; and the starts."""
     known = (ratio != 0).double()
     count = known.sum(1, keepdim=True).clamp_min(1)
     places = positions.double().unsqueeze(-1)
@@ -402,11 +401,11 @@ def turn(angles: Float[Tensor, "*B"]) -> Complex[Tensor, "*B"]:
 
 
 class _Seen(Exception):
-    """Queries and keys are there; no more is needed."""
+    """Raised when queries and keys are captured."""
 
 
 class _Trial(Observer):
-    """An observer that keeps queries and keys, of the first sequence, and ends the module there."""
+    """Captures queries and keys of the first sequence, then stops the module."""
 
     pieces = True
 
@@ -430,14 +429,14 @@ class _Trial(Observer):
 def of_equal_tokens(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], states: Tensor, axis: int, batch: int
 ) -> tuple[Tensor, Tensor] | None:
-    """q [1, H, N, d] and k [1, G, N, d] of the first sequence, as they enter their product; None without one.
+    """q [1, H, N, d] and k [1, G, N, d] of the first sequence, as they enter their product; None if there is none.
 
-    The module is run up to its product before its own call, on the same but for its states: those of the last token are
-    in every place. Whatever differs from place to place then is the position's, whoever made it.
+    Before its own call, the module runs up to its product on the same input, but with the states of the last token at
+    every position. Any difference between positions is then due to position, whatever caused it.
 
     Arguments
-        states  what the module is given, with the tokens along ``axis``; all of that shape is changed alike if it is
-                made of tokens, and so differs from sequence to sequence
+        states  the module's input, with the tokens along ``axis``; every input of that shape is changed alike if it
+                comes from tokens, that is, differs between sequences
     """
     found = _tried(module, args, kwargs, states, axis, 1)
     return found if found is not None or batch == 1 else _tried(module, args, kwargs, states, axis, batch)
@@ -446,28 +445,28 @@ def of_equal_tokens(
 def _tried(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], states: Tensor, axis: int, batch: int
 ) -> tuple[Tensor, Tensor] | None:
-    """`of_equal_tokens`, of the states of so many sequences: with less than all, what else it is given may not fit."""
+    """`of_equal_tokens` with ``batch`` sequences; with fewer than all, other inputs may not fit."""
     sequences = 0 if axis else 1
 
     def replaced(x: Any) -> Any:
         if not isinstance(x, Tensor) or x.shape != states.shape or not x.is_floating_point():
             return x
         some = x.narrow(sequences, 0, min(batch, x.shape[sequences]))
-        if x.shape[sequences] > 1 and bool((x == x.narrow(sequences, 0, 1)).all()):  # not what tokens are made of
+        if x.shape[sequences] > 1 and bool((x == x.narrow(sequences, 0, 1)).all()):  # does not come from tokens
             return some
         return some.narrow(axis, x.shape[axis] - 1, 1).expand_as(some).clone()
 
     def given(x: Any) -> Any:
         if isinstance(x, Tensor | tuple):
             return tree_map(replaced, x)
-        return x if isinstance(x, nn.Module) else copy.deepcopy(x)  # a cache that it writes into is the trial's own
+        return x if isinstance(x, nn.Module) else copy.deepcopy(x)  # so that the trial does not write to a cache
 
     trial = _Trial(batch)
     token = OBSERVER.set(trial)
     try:
         with torch.random.fork_rng(devices=[]), Products(lambda: True, trial.written_out):
             module.forward(*map(given, args), **{name: given(x) for name, x in kwargs.items()})
-    except Exception as error:  # whatever a module may raise: it was not seen
+    except Exception as error:  # a module may raise anything: nothing was captured
         if out_of_memory(error):
             raise
     finally:
@@ -482,10 +481,9 @@ def stays(
     positions: Int[Tensor, "_B N"],
     rounding: torch.dtype,
 ) -> bool:
-    """Whether queries and keys of equal tokens are the same at every position, but for a rotation.
+    """Whether queries and keys of equal tokens are equal at every position, apart from the rotation.
 
-    A number that a query is multiplied by may depend on its position: it stays where it is, and its logits go with it.
-    In their own dtype, float32 at least.
+    A factor of a query may depend on its position, as it stays there. Compared in their own dtype, float32 at least.
     """
     allowed = max(tolerance(q.dtype), tolerance(rounding))
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -494,7 +492,7 @@ def stays(
         allowed += _ANGLE * float((positions.max() * rotation.frequencies.abs()).max())
         q, k = (_turned_back(x, rotation, positions[:1]) for x in (q, k))
     q = torch.nn.functional.normalize(q, dim=-1)
-    q = torch.where((q == 0).all(-1, keepdim=True), q[:, :, -1:], q)  # multiplied by 0
+    q = torch.where((q == 0).all(-1, keepdim=True), q[:, :, -1:], q)  # factor 0
     return all(bool((x - x[:, :, -1:]).abs().max() <= allowed * x.abs().max()) for x in (q, k) if x.numel())
 
 

@@ -1,1 +1,1 @@
-"""What a model loses without each of its heads."""
+"""Ablation effects of the heads of a Hugging Face model."""

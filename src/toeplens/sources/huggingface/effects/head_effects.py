@@ -1,4 +1,4 @@
-"""What each attention head of a Hugging Face model, or its position, is worth to the loss or to the last states."""
+"""Ablation effects of each attention head of a Hugging Face model, or of its position, on the loss or last states."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ from toeplens.sources.huggingface.effects.replays import (
 )
 from toeplens.sources.huggingface.interventions.change import Change, changed_outputs, without_position
 
-_DRAWS = 4  # of labels
-_SPAN = 8  # neighbouring positions whose products are kept
-_LOGITS = 1 << 24  # that are held at once
+_DRAWS = 4  # draws of labels
+_SPAN = 8  # neighbouring positions whose products are included
+_LOGITS = 1 << 24  # logits in memory at once
 
 
 def attributed(
     passes: Passes, places: Sequence[Address], counts: Sequence[int], instead: Sequence[Tensor | None], seed: int
 ) -> list[Float[np.ndarray, "B K _H"]]:
-    """Estimates of each call's heads in each sequence, nats a predicted token; NaN without a label.
+    """Estimated effects of each call's heads in each sequence, in nats per predicted token; NaN without a label.
 
-    With a_i = d_i . dl/dz_i at position i, l the loss of a sequence of n labels, and b_i the same of n l for labels
-    that are drawn: sum_i a_i + mean over draws of sum over spans (sum_i b_i)^2 / 2n. The sum over positions is split
-    over blocks of the head's own positions (the mean of these parts is the sum). Parameters need no gradient meanwhile,
-    so that nothing is kept for theirs.
+    Let a_i = d_i . dl/dz_i at position i, with l the loss of a sequence of n labels, and b_i the same for n l with
+    drawn labels. The estimate is sum_i a_i + mean over draws of sum over spans (sum_i b_i)^2 / 2n. The sum over
+    positions is split over blocks of the head's own positions (the mean of these parts is the sum). Parameter gradients
+    are switched off to save memory.
 
     Arguments
-        instead  [B, N, H, dv] what each call's heads put out instead; None for nothing
-        seed     of the draws
+        instead  [B, N, H, dv] replacements of each call's head outputs; None for zeros
+        seed     seed of the draws
     """
     probes = [_Probe(passes.batch, count, put) for count, put in zip(counts, instead, strict=True)]
     labels = passes.outcome.labels
@@ -84,8 +84,8 @@ def attributed(
 
 
 def _upstream(passes: Passes, run: Replay, labels: Int[Tensor, "B N"], seed: int) -> list[Float[Tensor, "B N d"]]:
-    """The gradient of the summed losses of all labels at the last hidden states: of the labels as they are, and of such
-    as are drawn."""
+    """The gradient of the summed losses of all labels at the last hidden states, for the true labels and for drawn
+    ones."""
     random = torch.Generator().manual_seed(seed)
     found = [torch.zeros_like(run.states) for _ in range(1 + _DRAWS)]
     for some in pieces(labels, passes.vocabulary, _LOGITS):
@@ -99,7 +99,7 @@ def _upstream(passes: Passes, run: Replay, labels: Int[Tensor, "B N"], seed: int
 def _by_gradient(
     run: Replay, states: Float[Tensor, "B n d"]
 ) -> tuple[Float[Tensor, "B n V"], Callable[[Int[Tensor, "B n"]], Float[Tensor, "B n d"]]]:
-    """`Readout.slopes` of any head."""
+    """`Readout.slopes` for any head."""
     states = states.requires_grad_()
     logits = run.logits(states)
 
@@ -112,7 +112,7 @@ def _by_gradient(
 def _drawn(
     shares: Float[Tensor, "B n V"], labels: Int[Tensor, "B n"], random: torch.Generator
 ) -> Iterator[Int[Tensor, "B n"]]:
-    """Labels that the model itself draws, where there are labels."""
+    """Labels drawn from the model's predictions, where there are labels."""
     reached = shares.cumsum(-1)
     at = torch.rand((*labels.shape, _DRAWS), generator=random, dtype=torch.float32).to(reached) * reached[..., -1:]
     found = torch.searchsorted(reached, at, right=True).clamp_max(shares.shape[-1] - 1)
@@ -121,20 +121,18 @@ def _drawn(
 
 
 def _slopes(run: Replay, ends: Sequence[Tensor], upstream: Float[Tensor, "B N d"]) -> list[Float[Tensor, "B _N _H"]]:
-    """What a loss with this gradient at the last states changes by, as each head moves at each position, in float64."""
+    """The change of a loss with this gradient at the last states, by head and position, in float64."""
     return [each.double() for each in torch.autograd.grad(run.states, ends, upstream, retain_graph=True)]
 
 
 def _over_spans(x: Float[Tensor, "B N H"]) -> Float[Tensor, "B N H"]:
-    """At each position the sum over its span."""
     count = x.shape[1]
     summed = F.pad(x, (0, 0, 0, -count % _SPAN)).unflatten(1, (-1, _SPAN)).sum(2)
     return summed.repeat_interleave(_SPAN, 1)[:, :count]
 
 
 class _Probe:
-    """Moves each head's output at each position by a number of its own, which is 0, times what it is to be less what it
-    is."""
+    """Adds to each head's output, at each position, a zero variable times the difference from its replacement."""
 
     def __init__(self, rows: int, heads: int, instead: Tensor | None) -> None:
         self.shape = rows, heads
@@ -166,27 +164,27 @@ Silenced = tuple[str, str, str, int, int]  # module, side, kind, layer, heads
 
 
 class NoGradient(InputError):
-    """An attribution was asked for where there is no gradient."""
+    """An attribution was requested where there is no gradient."""
 
 
 class NoPosition(InputError):
-    """Position was to be taken from heads none of which has any."""
+    """Position was to be removed from heads that have none."""
 
 
 @dataclass(frozen=True)
 class HeadEffects:
-    """What each head does.
+    """The effects of the heads.
 
-    parts     for each call of attention, [B, K, H] float64: what silencing a head changes in each sequence, split over
-              K blocks of its tokens, whose mean it is; K is 1 where there are enough sequences for intervals. Of
-              ``loss``: what it adds, nats a predicted token; of ``states``: the mean squared distance of the last
-              hidden states from the intact ones, relative to their variance over the tokens. Blocks are those of the
-              predicted tokens, of ``attribution`` those of the head's own outputs. NaN where that is not defined, and
-              for heads that were not chosen
+    parts     for each attention call, [B, K, H] float64: the effect of ablating a head in each sequence, split over K
+              blocks of its tokens, whose mean is the effect; K is 1 if there are enough sequences for intervals. For
+              ``loss``: its increase, in nats per predicted token. For ``states``: the mean squared distance of the last
+              hidden states from the intact ones, relative to their variance over the tokens. Blocks are of predicted
+              tokens, for ``attribution`` of the head's own outputs. NaN if undefined, and for heads that were not
+              chosen
     baseline  [B] the intact loss; None for ``states``
     outcome   ``loss`` or ``states``
     method    ``exact``, ``position`` or ``attribution``
-    replayed  calls that were replayed from their layer on, without those before it; the others took whole passes
+    replayed  number of calls that were replayed from their layer on; the others took whole passes
     """
 
     parts: tuple[Float[np.ndarray, "B K _H"], ...]
@@ -197,11 +195,11 @@ class HeadEffects:
 
     @property
     def effects(self) -> tuple[Float[np.ndarray, "B _H"], ...]:
-        """What silencing a head changes in each sequence, for each call."""
+        """The effect of ablating each head in each sequence, for each call."""
         return tuple(each.mean(1) for each in self.parts)
 
 
-@torch.inference_mode(False)  # if it was on: what is computed in it has no gradients
+@torch.inference_mode(False)  # tensors made in inference mode have no gradients
 def head_effects(
     model: Any,
     inputs: Mapping[str, Any],
@@ -214,36 +212,36 @@ def head_effects(
     on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> HeadEffects:
-    """Silence each head of a transformers model alone: its output is 0 at every position, before the projection.
+    """Ablate each head of a transformers model separately: its output, before the projection, is 0 at every position.
 
-    Or take position from each alone: its output is what it would be with its rotation stopped and its bias left out.
+    With ``position``, only its position is removed: its output is computed with frozen rotation and without its bias.
 
-    What is measured is the mean cross-entropy of the next token for a causal language model, of the decoder's next
-    token for an encoder-decoder with such a head, and of 15 % of the tokens, which are masked, for a masked language
-    model whose mask token is given. Everything else, and a masked one without it, has effects on the last hidden
-    states. Padding does not count.
+    The effect is measured on the mean cross-entropy: of the next token for a causal language model, of the decoder's
+    next token for an encoder-decoder with such a head, and of 15 % of the tokens, which are masked, for a masked
+    language model with a given mask token. For all other models, the effect is measured on the last hidden states.
+    Padding is ignored.
 
-    The layers before a head's are run once: what the last of them gave is put in their place in the passes for the
-    heads after it, several heads a pass where sequences are short. In each such set one pass silences nothing; where it
-    does not give the intact states (layers that share keys, or hand more on than one output), whole passes are run
-    instead. Of long sequences that is asked of their first tokens, as it is a matter of how the model is made. The head
-    of the model is run on some positions at a time. Afterwards the model is as it was.
+    The layers before a head's layer run once; their last output is reused in the passes for later heads, several heads
+    per pass if sequences are short. Each such set contains a pass without ablation. If that does not give the intact
+    states (layers that share keys, or pass on more than one output), whole passes are run instead. For long sequences
+    this is tested on their first tokens, as it depends only on the architecture. The head of the model is run on some
+    positions at a time. The model is restored afterwards.
 
     Arguments
         model        a `transformers.PreTrainedModel`
-        inputs       what its ``forward`` takes, by name; with ``decoder_input_ids`` for an encoder-decoder
-        calls        the attention to silence: module (its class may follow), side, kind, layer and number of heads, as
-                     `AttentionCall` has them
-        method       ``exact``, each head silenced; ``position``, position taken from each (NaN where a head has neither
-                     rotation nor bias); or ``attribution``, an estimate of silencing, of all heads (`head_estimates`)
+        inputs       arguments of its ``forward`` by name; with ``decoder_input_ids`` for an encoder-decoder
+        calls        the attention to ablate: module (optionally followed by its class), side, kind, layer and number of
+                     heads, as in `AttentionCall`
+        method       ``exact``: ablate each head; ``position``: remove position from each (NaN for a head without
+                     rotation or bias); ``attribution``: estimate the ablation of all heads (`head_estimates`)
         mask_token   index of the mask token
-        seed         of the tokens that are masked, and of the labels that an estimate draws
-        chosen       for each call the heads that are changed; all unless given. ``attribution`` spares no others
-        on_call      but for ``attribution``, is called with the number of a call whose heads are done, and its `parts`
-        on_progress  is called with the heads that are done, and all
+        seed         seed of the tokens to mask, and of the labels drawn for an estimate
+        chosen       for each call the heads to change (default: all). Does not reduce the work of ``attribution``
+        on_call      except for ``attribution``, called with the index of each finished call and its `parts`
+        on_progress  called with the number of finished heads, and of all heads
 
-    Raises `InputError` for a call that the pass does not have, for an attribution without a loss, for position where no
-    head has any, for a model whose head or attention is not understood.
+    Raises `InputError` for a call that the pass does not have, for an attribution without a loss, for ``position`` if
+    no head has any, and for a model whose head or attention is not supported.
     """
     choose("method", method, get_args(Method))
     report = on_progress or (lambda done, total: None)
@@ -279,17 +277,18 @@ def head_estimates(
     mask_token: int | None = None,
     seed: int = 0,
 ) -> HeadEffects:
-    """Estimates of `head_effects`, of all heads at once, from a forward and a few backward passes; of a loss alone.
+    """Estimates of `head_effects` on a loss for all heads at once, from one forward and a few backward passes.
 
-    They are of first and second order in what becomes of a head's output (`attribution`), and neither need be near
-    what a head is worth: whoever goes by them holds them against exact effects of some.
+    They are of first and second order in the change of a head's output (`attribution`). Neither need be close to the
+    exact effect, so check them against exact effects of some heads.
 
     Arguments
         model, inputs, calls, mask_token  as in `head_effects`
-        of    what is estimated: each head silenced, or position taken from it (NaN where it has none)
-        seed  of the tokens that are masked, and of the labels that are drawn
+        of    what to estimate: ablating each head, or removing its position (NaN for a head without any)
+        seed  seed of the tokens to mask, and of the labels to draw
 
-    Raises `NoGradient` where effects are on states, or weights have no gradients, and `InputError` as `head_effects`.
+    Raises `NoGradient` if effects are measured on states, or weights have no gradients, and `InputError` as
+    `head_effects` does.
     """
     choose("of", of, get_args(Taken))
     if any(weight.is_inference() for weight in model.parameters()):
@@ -332,14 +331,14 @@ def head_estimates(
 def _outcome(
     model: Any, inputs: Mapping[str, Any], calls: Sequence[Silenced], mask_token: int | None, seed: int
 ) -> Outcome:
-    """What is measured, of inputs that were not made in inference mode, as these have no gradients."""
+    """The measured outcome, with inputs copied out of inference mode, so that they allow gradients."""
     inputs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
     return outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
 
 
 def _known(model: Any, anatomy: Anatomy, outcome: Outcome, places: Sequence[Address]) -> frozenset[int]:
-    """The calls of a long input from whose layer on its first tokens show that replays give the intact states; none
-    where these do not go alone, or attention is written by hand, which may go by the length."""
+    """The calls of a long input for which a replay on its first tokens gives the intact states; none if the first
+    tokens cannot be run separately, or attention is custom code, which may depend on the length."""
     few = None if anatomy.written else shortened(outcome)
     if few is None:
         return frozenset()
@@ -352,12 +351,12 @@ def _known(model: Any, anatomy: Anatomy, outcome: Outcome, places: Sequence[Addr
 
 
 def intact_loss(passes: Passes) -> Float[np.ndarray, "B"] | None:
-    """Of each sequence; None where effects are on states."""
+    """The loss of each sequence; None if effects are measured on states."""
     return None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
 
 
 def _without_position(model: Any, inputs: Mapping[str, Any], calls: Sequence[Silenced]) -> list[Tensor | None]:
-    """Of each call the outputs of its heads without position; None where they have none."""
+    """The outputs of each call's heads without position; None for calls without any."""
     places = [(side, kind, layer) for _, side, kind, layer, _ in calls]
     found = without_position(model, inputs, places)
     if calls and not found:
@@ -366,7 +365,7 @@ def _without_position(model: Any, inputs: Mapping[str, Any], calls: Sequence[Sil
 
 
 def place_of(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Address:
-    """Where in the pass a call is; of a module that is called again and again, by its layer."""
+    """The address of a call in the pass; for a module that is called repeatedly, by its layer."""
     name, _, _, layer, _ = call
     module = dict(model.named_modules(remove_duplicate=False)).get(name.split(" (")[0])
     own = [each for each in order if each.module is module]
@@ -381,7 +380,7 @@ def place_of(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Addr
 def _replaced(
     batch: int, counts: Sequence[int], instead: Sequence[Tensor | None]
 ) -> Callable[[int, Sequence[int]], Altered]:
-    """One head a copy puts out nothing, or what is there instead."""
+    """Replace the output of one head per copy, by zeros or by ``instead``."""
 
     def change(index: int, heads: Sequence[int]) -> Altered:
         chosen = (torch.tensor(heads).unsqueeze(-1) == torch.arange(counts[index])).repeat_interleave(batch, 0)
@@ -397,20 +396,20 @@ def _replaced(
     return change
 
 
-_HELD = 1 << 27  # numbers of outputs that are held at once
+_HELD = 1 << 27  # numbers of outputs in memory at once
 
 
 @dataclass(frozen=True)
 class BandEffects:
-    """What each band does.
+    """The effects of frequency bands.
 
-    parts        for each call of attention, [B, K, n] float64, as in `HeadEffects`: what it changes that a band is
-                 stopped, or silenced, in all heads of the layer
-    bands        for each call, the pairs of each band; none where nothing is rotated, or it is not known how
-    frequencies  for each call, the rotation's, radians a position
+    parts        for each attention call, [B, K, n] float64, as in `HeadEffects`: the effect of freezing or removing a
+                 band in all heads of the layer
+    bands        for each call, the pairs of each band; none without a known rotation
+    frequencies  for each call, those of the rotation, in radians per position
     baseline     [B] the intact loss; None for ``states``
     outcome      ``loss`` or ``states``
-    off          what became of a band
+    off          how a band was removed
     """
 
     parts: tuple[Float[np.ndarray, "B K _n"], ...]
@@ -422,7 +421,7 @@ class BandEffects:
 
     @property
     def effects(self) -> tuple[Float[np.ndarray, "B _n"], ...]:
-        """What each band changes in each sequence, for each call."""
+        """The effect of each band in each sequence, for each call."""
         return tuple(each.mean(1) for each in self.parts)
 
 
@@ -438,18 +437,18 @@ def band_effects(
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> BandEffects:
-    """Take each band of frequencies from each layer's rotation, in all its heads, and measure what that changes.
+    """Remove each band of frequencies from each layer's rotation, in all its heads, and measure the effect.
 
-    The pairs of a rotation, in their order, are cut into bands that are alike in number up to one. Passes go on from
-    the layer that is changed, and what is measured is the same, as in `head_effects`.
+    The pairs of a rotation are cut, in order, into bands of equal size (up to one pair). As in `head_effects`, passes
+    continue from the changed layer, and the outcome is the same.
 
     Arguments
         model, inputs, calls, mask_token, seed  as in `head_effects`
-        bands        of a rotation, at most; it has no more than pairs
-        off          ``rotation``: the band stands still; ``pair``: its part of every logit is 0
-        on_progress  is called with the bands that are done, and all
+        bands        maximum number of bands of a rotation; never more than its pairs
+        off          ``rotation``: the band is frozen; ``pair``: its part of every logit is set to 0
+        on_progress  called with the number of finished bands, and of all bands
 
-    Raises `InputError` as `head_effects`, and where no call has a rotation that is known.
+    Raises `InputError` as `head_effects` does, and if no call has a known rotation.
     """
     choose("off", off, get_args(Off))
     if bands < 1:
@@ -479,7 +478,7 @@ def band_effects(
 
 @dataclass(eq=False)
 class _Layers:
-    """The layers' rotations, and what their heads put out without each band: of some layers at a time."""
+    """The layers' rotations, and their head outputs without each band, for some layers at a time."""
 
     model: Any
     inputs: Mapping[str, Any]
@@ -509,7 +508,7 @@ class _Layers:
         )
 
     def change(self, index: int, chosen: Sequence[int]) -> Altered:
-        """A band of a call a copy, or nothing."""
+        """Remove one band of a call per copy, or none."""
         held = self._outputs(index)
 
         def altered(outputs: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
@@ -520,7 +519,7 @@ class _Layers:
         return altered
 
     def _outputs(self, index: int) -> list[Tensor]:
-        """Of each band of a call, all heads' outputs without it; with it those of as many later calls as have room."""
+        """All heads' outputs without each band of a call; computed together with as many later calls as fit."""
         place = self.places[index]
         if place not in self._held:
             self._held.clear()

@@ -1,4 +1,4 @@
-"""What silencing a head of a Hugging Face model changes: the loss of its predictions, or its last hidden states."""
+"""What an ablation effect is measured on: the loss of a model's predictions, or its last hidden states."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from toeplens.ground import InputError
 
 Effect = Literal["loss", "states"]
 
-ENOUGH = 8  # sequences that intervals are taken over; of fewer, blocks of their tokens
-_LONG, _FIRST = 512, 64  # tokens from which on sequences are long, and those of them that are their first
-_ROWS, _BLOCK = 32, 8  # blocks over all sequences, if each has so many tokens at least
-AT_ONCE = 1 << 26  # logits that are held at once, over copies, sequences and positions
-_ON_CPU = 3 << 21  # there: 24 MB, which the next piece is given again without new pages
-_MASKED = 0.15  # share of the tokens that a masked language model has to predict
-NONE = -100  # a label where nothing is to be predicted
+ENOUGH = 8  # minimum number of sequences for intervals over sequences; with fewer, over blocks of their tokens
+_LONG, _FIRST = 512, 64  # tokens from which on a sequence is long, and number of its first tokens
+_ROWS, _BLOCK = 32, 8  # number of blocks over all sequences, and minimum tokens per block
+AT_ONCE = 1 << 26  # logits in memory at once, over copies, sequences and positions
+_ON_CPU = 3 << 21  # the same on a CPU: 24 MB, small enough to be reused without new pages
+_MASKED = 0.15  # share of the tokens to mask for a masked language model
+NONE = -100  # label of positions without a prediction
 _PREDICTS = (
     "ForCausalLM",
     "LMHeadModel",
@@ -36,12 +36,12 @@ _FILLS = ("ForMaskedLM",)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is measured of a pass.
+    """What effects are measured on in a pass.
 
     effect   ``loss`` or ``states``
-    inputs   what the pass is given
-    counted  [B, N] the tokens of the last hidden states that are no padding
-    labels   [B, N] the token that is predicted from each position's state, -100 for none; None without a loss
+    inputs   inputs of the pass
+    counted  [B, N] tokens of the last hidden states without padding
+    labels   [B, N] the token predicted from each position's state, -100 for none; None without a loss
     """
 
     effect: Effect
@@ -51,19 +51,19 @@ class Outcome:
 
     @property
     def tokens(self) -> int:
-        """Positions of the longest sequence that a pass reads, of an encoder or a decoder."""
+        """Length of the longest sequence, of the encoder or the decoder."""
         read = (self.inputs.get(name) for name in ("input_ids", "inputs_embeds", "decoder_input_ids"))
         return max(self.counted.shape[1], *(x.shape[1] for x in read if x is not None))
 
     @property
     def blocks(self) -> int:
-        """Into how many blocks of tokens each sequence's effects are split; 1 where there are enough sequences."""
+        """Number of blocks of tokens that each sequence's effects are split into; 1 with enough sequences."""
         count, tokens = self.counted.shape
         return 1 if count >= ENOUGH else max(1, min(-(-_ROWS // count), tokens // _BLOCK))
 
     @property
     def copies(self) -> bool:
-        """Whether copies of the batch can be one batch: all tensors of the inputs have the sequences first."""
+        """Whether copies of the batch can form one batch: the first dimension of all input tensors is the batch."""
         tensors = (x for x in self.inputs.values() if isinstance(x, Tensor))
         return all(x.ndim > 0 and x.shape[0] == len(self.counted) for x in tensors)
 
@@ -71,9 +71,9 @@ class Outcome:
 def outcome_of(
     model: Any, inputs: Mapping[str, Any], sides: Collection[str], mask_token: int | None, seed: int
 ) -> Outcome:
-    """What a model's class, and the sides of its attention, let be measured on these inputs; see `head_effects`.
+    """The outcome for a model's class and the sides of its attention on these inputs; see `head_effects`.
 
-    A model whose queries see the keys after them is not asked for the next token, whatever its class is called.
+    A model whose queries see later keys is never tested on the next token, whatever its class is called.
     """
     inputs = {name: each for name, each in inputs.items() if each is not None and name != "labels"}
     side = "decoder_" if getattr(model.config, "is_encoder_decoder", False) else ""
@@ -103,8 +103,8 @@ def outcome_of(
 
 
 def shortened(outcome: Outcome) -> Outcome | None:
-    """The first tokens of long sequences, of which states are the outcome; None where they are not long, or the inputs
-    hold more than tokens, or padding is among the first."""
+    """The first tokens of long sequences, with states as the outcome; None if they are not long, the inputs contain
+    more than tokens, or padding is among the first tokens."""
     count, tokens = outcome.counted.shape
     tensors = [x for x in outcome.inputs.values() if isinstance(x, Tensor)]
     if tokens < _LONG or any(x.shape != (count, tokens) for x in tensors) or not outcome.counted[:, :_FIRST].all():
@@ -114,7 +114,7 @@ def shortened(outcome: Outcome) -> Outcome | None:
 
 
 def _chosen(counted: Bool[Tensor, "B N"], seed: int) -> Bool[Tensor, "B N"]:
-    """15 % of each sequence's tokens, at least one, by a seed."""
+    """15 % of each sequence's tokens, at least one, chosen by a seed."""
     random = np.random.Generator(np.random.Philox(seed))
     chosen = torch.zeros(counted.shape, dtype=torch.bool)
     for row, there in zip(chosen, counted.cpu().numpy(), strict=True):
@@ -130,9 +130,9 @@ def losses(
     vocabulary: int,
     blocks: int,
 ) -> Float[Tensor, "R K"]:
-    """Cross-entropy of each row, nats, float64, split over blocks of positions: their mean is the mean over labels.
+    """Cross-entropy of each row in nats, float64, split over blocks of positions: their mean is the mean over labels.
 
-    ``logits`` gives those at some positions. NaN without a label.
+    ``logits`` returns those at some positions. NaN without a label.
     """
     each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
     most = min(AT_ONCE, _ON_CPU) if labels.device.type == "cpu" else AT_ONCE
@@ -147,14 +147,14 @@ def over_labels(each: Float[Tensor, "R N"], labels: Int[Tensor, "R N"], blocks: 
 
 
 def in_blocks(each: Float[Tensor, "R N"], blocks: int) -> Float[Tensor, "R K"]:
-    """K times the sums over K blocks of positions, alike in length up to one: their mean is the sum over all."""
+    """K times the sums over K blocks of equal length (up to one position): their mean is the sum over all positions."""
     count = each.shape[1]
     block = torch.arange(count, device=each.device) * blocks // count
     return blocks * each.new_zeros(len(each), blocks).index_add_(1, block, each)
 
 
 def pieces(labels: Int[Tensor, "R N"], vocabulary: int, most: int) -> tuple[Int[Tensor, "n"], ...]:
-    """The positions with a label in any row, in pieces of so many logits at most."""
+    """The positions with a label in any row, in pieces of at most ``most`` logits."""
     places = (labels != NONE).any(0).nonzero()[:, 0]
     return places.split(max(1, most // (len(labels) * vocabulary)))
 
@@ -169,10 +169,10 @@ def cross_entropies(logits: Float[Tensor, "R n V"], labels: Int[Tensor, "R n"]) 
 def moved(
     states: Float[Tensor, "R N d"], intact: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"], blocks: int
 ) -> Float[Tensor, "R K"]:
-    """Mean squared distance of states from the intact ones, relative to these' variance over tokens; R is copies x B.
+    """Mean squared distance of states from the intact ones, relative to the variance of these over tokens.
 
-    Mean over the dimensions, counted tokens alone, float64, split over blocks of positions. NaN where the variance is
-    0.
+    R is copies x B. Mean over the dimensions and counted tokens, float64, split over blocks of positions. NaN if the
+    variance is 0.
     """
     middle = _over_tokens(intact, counted, keep=True) / counted.sum(1).view(-1, 1, 1)
     spread = _over_tokens((wide(intact) - middle.to(wide(intact).dtype)).square(), counted).sum(-1)
@@ -191,7 +191,7 @@ def apart(states: Float[Tensor, "B N d"], intact: Float[Tensor, "B N d"], counte
 def _distance(
     states: Float[Tensor, "R N d"], intact: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"]
 ) -> Float[Tensor, "C B N"]:
-    """Squared, summed over the dimensions: of each copy of the batch, at each counted token."""
+    """Squared distance summed over the dimensions, for each copy of the batch, at each counted token."""
     copies = wide(states).unflatten(0, (-1, len(intact)))
     return torch.stack(
         [_there((each - wide(intact)).square(), counted).sum(-1, dtype=torch.float64) for each in copies]
@@ -207,5 +207,5 @@ def _there(x: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"]) -> Float[Ten
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Convert to float32 unless wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

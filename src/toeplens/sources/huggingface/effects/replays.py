@@ -1,4 +1,4 @@
-"""Passes of a Hugging Face model in which the layers before one are not run again and heads' outputs are changed."""
+"""Passes of a Hugging Face model that start at a layer, with changed head outputs."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from toeplens.sources.huggingface.model import (
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Where the layers, the attention and the head of a model are.
+    """The layers, the attention and the head of a model.
 
-    items      the layers: what lies in the outermost lists of modules that hold attention, and the name of the list
-    written    attention modules that do not ask transformers' attention interface
-    parts      what the layers, or attention outside of them, lie in, but the model itself, and what has its head beside
-               such a part: the outermost of those that are called give the hidden states that the head is given
-    embedding  the output embedding; None where there is none, or it is in a part or embeds the input as well
+    items      the layers: members of the outermost module lists that contain attention, with the name of the list
+    written    attention modules that do not use transformers' attention interface
+    parts      modules that contain the layers, or attention outside of them, except the model itself, and siblings of
+               its head: the outermost of those that are called returns the hidden states for the head
+    embedding  the output embedding; None if there is none, or it is inside a part or also embeds the input
     """
 
     items: dict[nn.Module, str]
@@ -60,7 +60,7 @@ class Anatomy:
 
 
 def anatomy_of(model: Any) -> Anatomy:
-    """Where the layers, the attention and the head of a transformers model are."""
+    """Find the layers, the attention and the head of a transformers model."""
     attention = attention_modules(model)
     named = dict(model.named_modules(remove_duplicate=False))
     items: dict[nn.Module, str] = {}
@@ -85,7 +85,7 @@ def anatomy_of(model: Any) -> Anatomy:
 
 
 def observed(model: Any, anatomy: Anatomy) -> AbstractContextManager[None]:
-    """The passes in it are told, layer by layer, to the observer of their thread (`patched`)."""
+    """Report the passes inside, layer by layer, to the observer of their thread (`patched`)."""
     return patched(model, _forwards(anatomy), _attention(model))
 
 
@@ -106,9 +106,9 @@ def _visited(module: nn.Module, _before: Any) -> Callable[..., Any]:
 
 
 def _attention(model: nn.Module) -> Iterator[Entry]:
-    """What modules that ask the attention interface are given: the entries of its table, or their own eager attention.
+    """Observed entries of the attention interface's table, or the model's own eager attention.
 
-    The entries keep their names, so that masks and whatever else goes by the name stay as they were.
+    The entries keep their names, so that masks and everything else that depends on the name do not change.
     """
     if not asks_interface(*attention_modules(model)):
         return
@@ -118,27 +118,27 @@ def _attention(model: nn.Module) -> Iterator[Entry]:
     yield from eager_entries(model)
 
 
-_ALONE = -1  # the axis of what is the same for all copies
+_ALONE = -1  # axis of tensors that are equal for all copies
 
 
 def layout(content: Any) -> str:
-    """What two contents of equal layout have in common: how they are put together, and their tensors' shapes."""
+    """The structure of a content and the shapes of its tensors."""
     return str(tree_map(lambda x: tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__, content))
 
 
 def axes_of(one: Any, two: Any) -> list[int]:
-    """Along which dimension the copies lie in each leaf, from the same of one copy and of two.
+    """The dimension of the copies in each leaf, found by comparing the content for one copy and for two.
 
-    Raises `ValueError` where the two are put together otherwise.
+    Raises `ValueError` if the two have different structures.
     """
     (own, spec), (others, other) = tree_flatten(one), tree_flatten(two)
     if spec != other:
-        raise ValueError("two copies of a batch are handed over otherwise than one")
+        raise ValueError("two copies of a batch differ in structure")
     return [_axis(x, y) for x, y in zip(own, others, strict=True)]
 
 
 def repeated(one: Any, axes: list[int], copies: int) -> Any:
-    """The content of so many copies."""
+    """The content for ``copies`` copies."""
     leaves, spec = tree_flatten(one)
     made = [x if axis == _ALONE else torch.cat([x] * copies, dim=axis) for x, axis in zip(leaves, axes, strict=True)]
     return tree_unflatten(made, spec)
@@ -154,13 +154,13 @@ def _axis(one: Any, two: Any) -> int:
 def together(
     left: Sequence[int], counts: Sequence[int], width: int, alone: float, intact: Sequence[int]
 ) -> tuple[float, list[range]]:
-    """What passes of so many copies cost at least, in layers, and which neighbouring calls they are then of.
+    """The minimum cost, in layers, of passes with ``width`` copies, and which neighbouring calls they then combine.
 
     Arguments
-        left    layers from each call's on
-        counts  what is changed of each
-        alone   what a pass costs by itself, in copies
-        intact  copies with nothing changed that passes have at least which begin at each call's layer
+        left    number of layers from each call's on
+        counts  number of changes of each call
+        alone   fixed cost of a pass, in copies
+        intact  minimum number of unchanged copies in passes that start at each call's layer
     """
     best, begins = [0.0], list[int]()
     for stop in range(1, len(left) + 1):
@@ -177,16 +177,16 @@ def together(
     return best[-1], groups[::-1]
 
 
-_ROWS, _WORDS = 2048, 2048  # tokens and words at once, on a processor; 16 MB of logits
-_ROUNDED, _FEW = 16, 3  # roundings that a logit may differ by from the head's own; of 16 bits, where they are coarse
-_LARGE = 1024.0  # to this size states are scaled, at which a cap would show
+_ROWS, _WORDS = 2048, 2048  # tokens and words at once on a CPU; 16 MB of logits
+_ROUNDED, _FEW = 16, 3  # allowed roundings of a logit; the second for 16-bit precision
+_LARGE = 1024.0  # states are scaled up to this size, at which a softcap would show
 
 
 @dataclass(frozen=True)
 class Readout:
-    """A head whose logits are weight x + bias, of which losses are made some words of the vocabulary at a time.
+    """A head whose logits are weight x + bias, so that losses can be computed for some words at a time.
 
-    To go through all logits of a long text again and again takes more than half of the time of the product.
+    Going through all logits of a long input repeatedly would take over half as long as the product itself.
 
     weight  [V, d]
     bias    [V]; None without one
@@ -202,13 +202,13 @@ class Readout:
         states: Float[Tensor, "B n d"],
         head: Callable[[Float[Tensor, "B n d"]], Float[Tensor, "B n V"]],
     ) -> Readout | None:
-        """The output embedding as such a head, if the model's own ``head`` makes its product of some states, and of
-        these made larger or smaller, which a cap of the logits would show."""
+        """The output embedding as such a head. None unless the model's own ``head`` computes its product, on some
+        states and on scaled ones, which would reveal a softcap."""
         if type(embedding) is not nn.Linear or type(embedding.weight) is not nn.Parameter or embedding.weight.is_meta:
             return None
-        if states.dtype != embedding.weight.dtype:  # which a model may bring together in its own way
+        if states.dtype != embedding.weight.dtype:  # models convert these in their own ways
             return None
-        if states.shape[-1] != embedding.weight.shape[1]:  # something lies between
+        if states.shape[-1] != embedding.weight.shape[1]:  # there is something in between
             return None
         eps = torch.finfo(states.dtype).eps
         allowed = eps * (_ROUNDED if eps <= torch.finfo(torch.float32).eps else _FEW)
@@ -225,7 +225,7 @@ class Readout:
         return cls(embedding.weight, embedding.bias)
 
     def cross_entropies(self, states: Float[Tensor, "R N d"], labels: Int[Tensor, "R N"]) -> Float[Tensor, "R N"]:
-        """At each position, 0 without a label, in float64; the sums over words are in float32 at least."""
+        """Cross-entropy at each position, 0 without a label, in float64; sums over words are at least float32."""
         there = labels != NONE
         each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
         if not there.any():
@@ -239,8 +239,8 @@ class Readout:
     def slopes(
         self, states: Float[Tensor, "B n d"]
     ) -> tuple[Float[Tensor, "B n V"], Callable[[Int[Tensor, "B n"]], Float[Tensor, "B n d"]]]:
-        """The shares of all words at some positions, and what of labels there gives the gradient of their summed losses
-        at the states, 0 without a label: of all labels the product of shares and weights is the same."""
+        """The probabilities of all words at some positions, and a function that returns the gradient of the labels'
+        summed losses at the states, 0 without a label."""
         weight = self.weight
         shares = wide(F.linear(states.to(weight.device), weight, self.bias)).softmax(-1)
         expected = shares.to(weight.dtype) @ weight
@@ -269,13 +269,13 @@ class Readout:
         return (top + total.log() - own).double()
 
 
-_CACHED, _TOKENS = 4096, 12288  # of a pass at most, over its copies of the batch: on a CPU, whose cache they fill; else
-_CALLS, _WORTH = 256, 10**8  # tokens that a layer's calls by themselves cost as much as, at most and over its weights
+_CACHED, _TOKENS = 4096, 12288  # maximum tokens of a pass over its copies: on a CPU (cache size), and elsewhere
+_CALLS, _WORTH = 256, 10**8  # fixed cost of a layer's calls: 256 tokens, on a CPU at most 1e8 / its weights
 Altered = Callable[[Float[Tensor, "R N H dv"]], Float[Tensor, "R N H dv"]]
 
 
 class Address(NamedTuple):
-    """One call of attention in a pass: its module, in or before which call of a layer, and which of several there."""
+    """One attention call in a pass: its module, the layer call that it is in or before, and its number there."""
 
     module: nn.Module
     item: int
@@ -284,17 +284,17 @@ class Address(NamedTuple):
 
 @dataclass(eq=False)
 class Replay(Observer):
-    """One pass over some copies of a batch: what it leaves out, what it changes, and what it leaves behind.
+    """One pass over some copies of a batch, which may skip layers, change head outputs, and keep outputs.
 
-    rows     copies of the batch in the pass, one after the other
-    changes  what is made of the heads' outputs at an address
-    start    calls of layers before this one, from 0 in the order of the pass, are not run: they give what is held
-    held     by list of layers, what its last layer before ``start`` gave in a pass of as many copies
-    until    the pass ends before this call of a layer, and what was given by then is in ``kept``; 0 for a whole pass
-    kept     by list of layers, what its last layer so far gave; of a whole pass nothing
-    order    the addresses that were met
-    states   what the part that ran last gave: the last hidden states, before the head
-    output   what the model returned; its logits are of the last position alone
+    rows     number of copies of the batch, one after the other
+    changes  functions of the heads' outputs, by address
+    start    layer calls before this one, from 0 in the order of the pass, are skipped: they return what is held
+    held     by list of layers, the output of its last layer before ``start`` in a pass of as many copies
+    until    the pass ends before this layer call, and ``kept`` has the outputs so far; 0 for a whole pass
+    kept     by list of layers, the output of its last layer so far; empty for a whole pass
+    order    the addresses encountered
+    states   the output of the part that ran last: the last hidden states, before the head
+    output   the model's output, with logits only at the last position
     """
 
     passes: Passes
@@ -315,9 +315,9 @@ class Replay(Observer):
     _within: bool = False
 
     def run(self) -> None:
-        """Run the model, within `observed`. Raises `InputError` where an address of a change was not met."""
+        """Run the model, within `observed`. Raises `InputError` if an address of a change was not encountered."""
         self.kept = dict(self.held) if self.until else {}
-        self.held = tree_map(_fresh, dict(self.held))  # layers may change what they are given
+        self.held = tree_map(_fresh, dict(self.held))  # layers may modify their inputs
         inputs = self.passes.outcome.inputs
         try:
             self.output = self._forward({name: self._copied(each) for name, each in inputs.items()})
@@ -334,7 +334,7 @@ class Replay(Observer):
             )
 
     def logits(self, states: Float[Tensor, "R n d"]) -> Float[Tensor, "R n V"]:
-        """Those of some of the last hidden states: the model's own head, without what is before it."""
+        """Logits of some of the last hidden states, from the model's own head only."""
         self._fed = states
         try:
             return logits_in(self._forward(self.passes.outcome.inputs))
@@ -368,7 +368,7 @@ class Replay(Observer):
         return forward(*args, **kwargs)
 
     def attend(self, function: Callable[..., Any], from_table: bool, module: nn.Module, *args: Any, **more: Any) -> Any:
-        """A module asked the attention interface, and this is the function it was given."""
+        """A module uses the attention interface; ``function`` is the attention that it would run."""
         if self._aside:
             return function(module, *args, **more)
         self._aside = True
@@ -380,7 +380,7 @@ class Replay(Observer):
         return (heads if change is None else change(heads), *rest)
 
     def _copied(self, content: Any) -> Any:
-        """Fresh tensors with every sequence ``rows`` times, copy after copy; those without a batch are copied alone."""
+        """New tensors with every sequence ``rows`` times, copy after copy; tensors without a batch are cloned."""
         if self.rows == 1:
             return content
 
@@ -445,11 +445,11 @@ class Replay(Observer):
 
 
 class _Enough(Exception):
-    """The layers that were asked for are done."""
+    """The requested layers are done."""
 
 
 class _AlteredProducts(Products):
-    """Changes the product of weights and values of the attention that is written out."""
+    """Changes the product of weights and values in attention written in the module's own code."""
 
     def __init__(self, change: Altered, rows: int) -> None:
         super().__init__(lambda: True, self._change)
@@ -466,7 +466,7 @@ def _fresh(x: Any) -> Any:
 
 
 def logits_in(output: Any) -> Tensor:
-    """The logits of what a language model returns."""
+    """The logits in the output of a language model."""
     found = getattr(output, "logits", None)
     return _first(output) if found is None else found
 
@@ -476,19 +476,19 @@ def _first(output: Any) -> Tensor:
 
 
 class Passes:
-    """Passes of one model over one batch, beginning with the intact one; within `observed`.
+    """Passes of one model over one batch, starting with the intact one; within `observed`.
 
-    batch       sequences
+    batch       number of sequences
     kind        the model's class
-    width       copies of the batch that one pass takes at most: some thousand tokens together
-    same        how far apart states may be, relative to their size, that are equal but for the model's rounding
+    width       maximum number of copies of the batch per pass: some thousand tokens together
+    same        allowed distance of equal states, relative to their size, due to rounding
     states      [B, N, d] of the intact pass
-    order       the addresses that it met
+    order       the addresses encountered in it
     baseline    [B, K] its losses; None without a loss
-    vocabulary  logits of a position; 0 without a loss
-    readout     the model's head, where it is one product of matrices
+    vocabulary  number of logits per position; 0 without a loss
+    readout     the model's head, if it is one matrix product
 
-    Raises `InputError` for a head that is not understood.
+    Raises `InputError` for a head that is not supported.
     """
 
     @torch.no_grad()
@@ -522,7 +522,7 @@ class Passes:
             self.baseline = self.losses(intact)
 
     def run(self, rows: int = 1, **parts: Any) -> Replay:
-        """One pass up to the head. Raises `InputError` where its last hidden states are not one for each token."""
+        """One pass up to the head. Raises `InputError` unless it has one last hidden state per token."""
         found = Replay(self, rows, **parts)
         found.run()
         wanted = (self.batch * rows, self.outcome.counted.shape[1])
@@ -534,14 +534,13 @@ class Passes:
         return found
 
     def before(self, item: int, **parts: Any) -> dict[str, Any]:
-        """What the layers before this call of a layer hand on, of one copy of the batch."""
+        """The outputs of the layers before this layer call, for one copy of the batch."""
         found = Replay(self, until=item, **parts)
         found.run()
         return found.kept
 
     def copied(self, item: int, held: dict[str, Any], copies: int) -> dict[str, Any]:
-        """What `before` gave, as the layers before that call hand it on of so many copies: where these lie in it is
-        seen in a pass of two."""
+        """The result of `before` for this many copies; a pass of two copies shows the dimension of the copies."""
         if copies == 1:
             return held
         layouts = {name: layout(each) for name, each in held.items()}
@@ -555,15 +554,15 @@ class Passes:
     def plan(
         self, items: Sequence[int], counts: Sequence[int], intact: Sequence[int], alike: bool = False
     ) -> tuple[int, list[range]]:
-        """Copies of a pass, and which neighbouring calls passes are of, so that layers are run as seldom as can be.
+        """Number of copies per pass, and which neighbouring calls share passes, so that few layers are run.
 
-        Passes of several calls begin at the first one's layer. One copy, if two are not alike.
+        Passes of several calls start at the first one's layer. One copy if copies are not independent.
 
         Arguments
-            items   in or before which call of a layer each call is that something is changed of, in order
-            counts  what is changed of each
-            intact  copies in which nothing is changed that passes have at least which begin at each call's layer
-            alike   whether it is known that copies are; else a pass of two is run
+            items   for each call in order, the layer call that it is in or before
+            counts  number of changes of each call
+            intact  minimum number of unchanged copies in passes that start at each call's layer
+            alike   whether copies are known to be independent; otherwise a pass of two is run
         """
         layers = 1 + max(each.item for each in self.order)
         left, alone = [layers - item for item in items], self._alone(layers)
@@ -580,8 +579,8 @@ class Passes:
         return width, found[width][1]
 
     def _alone(self, layers: int) -> float:
-        """What a pass costs by itself, in copies of the batch: a layer's calls of some tokens, on a CPU of fewer the
-        more its weights are."""
+        """The fixed cost of a pass, in copies of the batch: each layer's calls cost as much as some tokens, on a CPU
+        fewer for larger weights."""
         tokens = _CALLS
         if self.outcome.counted.device.type == "cpu":
             weights = sum(weight.numel() for layer in self.anatomy.items for weight in layer.parameters())
@@ -589,7 +588,7 @@ class Passes:
         return tokens / (self.batch * self.outcome.tokens)
 
     def require_same(self, found: Replay, first: int = 0) -> None:
-        """Refuse a pass in which the copies of the batch from ``first`` on are not as they were."""
+        """Refuse a pass in which the copies of the batch from ``first`` on differ from the intact states."""
         copies = found.states[first * self.batch :].split(self.batch)
         far = max(apart(states, self.states, self.outcome.counted) for states in copies)
         if not far <= self.same:
@@ -599,7 +598,7 @@ class Passes:
             )
 
     def effects(self, found: Replay, copies: int) -> Float[Tensor, "R K"]:
-        """How far each row of a pass's first copies is from the intact one, split over the outcome's blocks."""
+        """The effect in each row of a pass's first copies, split over the outcome's blocks."""
         if self.baseline is None:
             states = found.states[: copies * self.batch]
             return moved(states, self.states, self.outcome.counted, self.outcome.blocks)
@@ -617,7 +616,7 @@ class Passes:
 
 
 def fits(heads: Tensor, rows: int, count: int) -> None:
-    """Refuse heads' outputs that are not of so many sequences and heads."""
+    """Refuse head outputs that do not have this many sequences and heads."""
     if heads.ndim != 4 or heads.shape[0] != rows or heads.shape[2] != count:
         raise InputError(
             f"calls: {count} heads were given for {rows} sequences; the attention gives {list(heads.shape)} "
@@ -625,7 +624,7 @@ def fits(heads: Tensor, rows: int, count: int) -> None:
         )
 
 
-NOTHING = -1  # in place of what is changed
+NOTHING = -1  # index of an unchanged copy
 
 
 @torch.no_grad()
@@ -639,16 +638,15 @@ def one_by_one(
     on_progress: Callable[[int, int], None],
     known: Collection[int] = (),
 ) -> tuple[list[Float[np.ndarray, "B K _H"]], int]:
-    """Each call's effects, NaN for what is not chosen; and how many calls were replayed from their layer.
+    """Each call's effects, NaN for what is not chosen; and the number of calls that were replayed from their layer.
 
-    What is changed of a call, one head or band after the other, are copies of the batch in a few passes of equally many
-    copies; of neighbouring calls together, where that takes fewer layers in all (`Passes.plan`). Whether copies of the
-    batch are independent is seen in a pass of two with nothing silenced, both of which have to give the intact states
-    (where calls are known to give these, it was seen there); where they are not, passes have one. What the layers
-    before a call's hand over is run once, in one copy with nothing silenced, and repeated where its copies would lie.
-    In the first pass from each layer some copies have nothing silenced and have to give the intact states; where a
-    replay fails in that, whole passes are run from there on. From the layers of calls of which it is known that they
-    give these states (`intact_from`), that is asked of the first pass of all, and else where there are copies to spare.
+    The changes of a call, one head or band each, are copies of the batch in a few passes with equally many copies.
+    Neighbouring calls are combined if that runs fewer layers in all (`Passes.plan`). A pass of two unchanged copies,
+    both of which must give the intact states, tests whether copies are independent (not needed for calls known to give
+    them); if not, passes have one copy. The output of the layers before a call is computed once, for one unchanged
+    copy, and repeated along the dimension of the copies. In the first pass from each layer, some copies are unchanged
+    and must give the intact states; if a replay fails, whole passes are run from there on. For calls known to give
+    these states (`intact_from`), only the first pass of all is checked, and others if they have copies to spare.
     """
     effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
     total = sum(map(len, chosen))
@@ -674,7 +672,7 @@ def one_by_one(
         heads = [(index, head) for index in calls for head in chosen[index]]
         while True:
             replays, width = ways[0]
-            first = len(heads) % width  # passes after the first are full
+            first = len(heads) % width  # later passes are full
             try:
                 if replays and reached < begin:
                     held, reached = passes.before(begin, start=reached, held=held), begin
@@ -707,8 +705,7 @@ def one_by_one(
 
 @torch.no_grad()
 def intact_from(passes: Passes, places: Sequence[Address]) -> frozenset[int]:
-    """The calls from whose layer on a replay of two copies, in which nothing is changed, gives the intact states; none
-    where one does not."""
+    """The calls from whose layer on a replay of two unchanged copies gives the intact states; none if any fails."""
     held: dict[str, Any] = {}
     found, reached = set[int](), 0
     for index in sorted(range(len(places)), key=lambda index: places[index].item):

@@ -1,1 +1,1 @@
-"""Encodings of ours installed in Hugging Face models; `toeplens.hosts` is how users reach them."""
+"""Toeplens encodings installed in Hugging Face models; the public interface is `toeplens.hosts`."""

@@ -1,4 +1,4 @@
-"""Where a model's attention is, found by running it on a few tokens; what of its position enters where."""
+"""Find a model's attention and its use of position, by running it on a few tokens."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from toeplens.sources.huggingface.hosts.seat import Call, forward_of, recorded, 
 from toeplens.sources.huggingface.interface import asking_for, patched
 from toeplens.sources.huggingface.model import NAME, attention_modules, of_libraries, words
 
-_TABLES = ("wpe", "embed_positions", "position_embeddings")  # the names of what looks positions up, in our families
+_TABLES = ("wpe", "embed_positions", "position_embeddings")  # names of position tables in the supported families
 _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_source_positions")
 _SPEECH = "wav2vec2-conformer"
-ENCODED, DECODED = 5, 7  # tokens of an example, so that each side's attention is known by its shape
+ENCODED, DECODED = 5, 7  # example lengths; they differ, so that each side's attention is known by its shape
 
 
 @dataclass(frozen=True)
 class Found:
-    """One side of a model: a stack and its self-attention, layer after layer.
+    """One side of a model: a stack and its self-attention, layer by layer.
 
     stack    the module that runs the layers
     modules  their attention
     heads, head_dim, d_model  sizes of a layer's attention
-    max_len  places that a table must hold
-    tables   what looks positions up in a table at the input
-    turns    how each layer's rotation pairs dimensions, where it turns queries and keys and nothing is done after
-    reached  of each attention module itself, or the module around it, that an argument given to the stack reaches
-    causal   whether attention is
+    max_len  number of positions that a table must have
+    tables   modules that look up positions in a table at the input
+    turns    how each layer's rotation pairs dimensions, if it is a pure rotation of queries and keys
+    reached  for each attention module, itself or the module around it that receives arguments of the stack
+    causal   whether attention is causal
     """
 
     stack: nn.Module
@@ -53,7 +53,7 @@ class Found:
     causal: bool
 
     def build(self, name: str | Sequence[str], options: dict[str, Any]) -> PositionalEncoding:
-        """The encoding for this side; ``pairing`` and ``bidirectional`` are the model's own unless the options say."""
+        """The encoding for this side; ``pairing`` and ``bidirectional`` default to the model's own."""
         sizes = {"d_model": self.d_model, "num_heads": self.heads, "head_dim": self.head_dim, "max_len": self.max_len}
         parts = encodings.named(name)
         if len(parts) == 1:
@@ -69,14 +69,14 @@ class Found:
         return made
 
     def _own(self, name: str) -> dict[str, Any]:
-        """What the model knows of an encoding's options."""
+        """Options of an encoding that are known from the model."""
         pairing = next((each for each in self.turns if each), None)
         own = {"pairing": pairing, "bidirectional": not self.causal or None}
         return {option: value for option, value in own.items() if value and option in encodings.options(name)}
 
 
 class Anatomy:
-    """The sides of a model, in each of which an encoding is to act: in some of its layers, all unless given."""
+    """The sides of a model and the layers in which an encoding is to act (default: all)."""
 
     def __init__(self, model: Any, max_len: int | None, layers: Sequence[int] | None = None) -> None:
         self.model, self._max_len, self._layers = model, max_len, layers
@@ -93,7 +93,7 @@ class Anatomy:
         self.sides = [self._side(stack, calls, found) for stack in stacks]
 
     def _refuse(self) -> None:
-        """Raise `InputError` for models of other inputs, and of positions with several coordinates."""
+        """Raise `InputError` for models with other inputs, and for positions with several coordinates."""
         kind = type(self.model).__name__
         if self.model.main_input_name != "input_ids" and not self._speech:
             raise InputError(
@@ -105,7 +105,7 @@ class Anatomy:
             raise InputError(f"model: positions of {kind} have several coordinates, which only its own rotation reads.")
 
     def example(self, seed: int = 0) -> dict[str, Tensor]:
-        """A few tokens that the model can be run on, a sequence of them; a third of a second of noise for speech."""
+        """An example input: one sequence of a few tokens, or a third of a second of noise for speech models."""
         draw = torch.Generator().manual_seed(seed)
         if self._speech:
             return {"input_values": torch.randn(1, 5600, generator=draw).to(self.model.device, self.model.dtype)}
@@ -158,7 +158,7 @@ class Anatomy:
 
 
 def _trunk(side: Any, modules: set[nn.Module]) -> nn.Module:
-    """The innermost module that is given tokens or states and runs all layers."""
+    """The innermost module that receives tokens or states and runs all layers."""
     inputs = {"input_ids", "hidden_states"}
     around = [
         module
@@ -171,7 +171,7 @@ def _trunk(side: Any, modules: set[nn.Module]) -> nn.Module:
 
 
 def _nearest(stack: nn.Module, module: nn.Module, reached: set[nn.Module]) -> nn.Module | None:
-    """Of a module and those around it, the innermost of ``reached``."""
+    """The innermost member of ``reached`` among a module and those around it."""
     name = next(name for name, each in stack.named_modules() if each is module)
     while name:
         if (around := stack.get_submodule(name)) in reached:
@@ -188,14 +188,14 @@ def _tables(stack: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def trial(model: Any) -> Iterator[None]:
-    """The model's attention through our function, for a while: no gradients, dropout, cache or autocast."""
+    """Run the model's attention through the toeplens function: no gradients, dropout, cache or autocast."""
     register()
     with patched(model, asking_for(model, NAME)), torch.no_grad(), without_autocast(next(model.parameters())):
         yield
 
 
 def run(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """The model's first output. Raises `InputError` if its attention does not bear a function of ours."""
+    """The model's first output. Raises `InputError` if its attention cannot be replaced by another function."""
     try:
         return model(**inputs)[0]
     except InputError:
@@ -211,10 +211,10 @@ def run(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 @dataclass
 class Told:
-    """What a pass told of a model.
+    """Facts observed in a pass of a model.
 
-    reached  the modules that an argument of their stack reaches
-    turns    how the rotation that a module is given pairs dimensions; None where what it is given does more or less
+    reached  the modules that receive arguments of their stack
+    turns    how the rotation passed to a module pairs dimensions; None if it is not a pure rotation
     """
 
     reached: set[nn.Module]
@@ -223,7 +223,7 @@ class Told:
 
 @contextmanager
 def told(stacks: list[nn.Module]) -> Iterator[Told]:
-    """What the passes that are run meanwhile tell."""
+    """Observe the passes run inside."""
     found = Told(set(), {})
     ours = {module for stack in stacks for module in attention_modules(stack)}
 
@@ -237,7 +237,7 @@ def told(stacks: list[nn.Module]) -> Iterator[Told]:
             return args, kwargs
         kwargs = {name: value for name, value in kwargs.items() if name != PASS}
         if "position_embeddings" in kwargs and module not in found.turns:
-            found.turns[module] = None  # so that the module may be called in here
+            found.turns[module] = None  # so that the module can be called in here
             found.turns[module] = turns(module, args, kwargs)
         return args, kwargs
 
@@ -255,10 +255,10 @@ def told(stacks: list[nn.Module]) -> Iterator[Told]:
 
 
 def turns(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> str | None:
-    """How a module's rotation pairs dimensions: what a quarter of a turn makes of its queries and keys.
+    """How a module's rotation pairs dimensions, found by rotating its queries and keys by a quarter turn.
 
-    None if it is no turn of them (a layer without position, a norm after the rotation). Raises `InputError` for a
-    rotation that is not given as cosines and sines.
+    None if it is not a pure rotation (a layer without position, a norm after the rotation). Raises `InputError` for a
+    rotation that is not passed as cosines and sines.
     """
     given = kwargs["position_embeddings"]
     if not isinstance(given, tuple) or len(given) != 2 or given[0].shape != given[1].shape or given[0].is_complex():

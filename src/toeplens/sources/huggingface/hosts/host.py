@@ -1,4 +1,4 @@
-"""A model of transformers in which position does what one of our encodings says."""
+"""A transformers model whose position information comes from an installed encoding."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _ELSEWHERE = ("position_bias", "position_embeddings")
 
 
 def prove_host(host: Any, anatomy: Anatomy) -> None:
-    """Raise `InputError` unless the model without position is blind to positions, and its attention what it was.
+    """Raise `InputError` unless the model without position ignores positions and its attention is unchanged.
 
-    With no encoding in any layer: each layer's attention, formed by ours, is what the module's own gives for the same
-    queries, keys and mask; with other position ids the model says the same; and with one token in all places it says
-    the same in all of them (whatever a table adds at the input shows there).
+    Three checks without an encoding in any layer. Each layer's attention, computed by toeplens, equals the module's own
+    for the same queries, keys and mask. Other position ids give the same output. With one token at all positions, the
+    outputs are the same at all of them (this detects tables added at the input).
     """
     model, kind = host.model, type(host.model).__name__
     with host.without_position(), trial(model), recorded() as calls:
@@ -41,7 +41,7 @@ def prove_host(host: Any, anatomy: Anatomy) -> None:
         first = run(model, inputs)
         worst = max((_apart(call.out, _own(call)) for call in calls), default=0.0)
         moved = run(model, inputs | _spread(inputs)) if _reads_tokens(model) and takes_positions else first
-        even = _reads_tokens(model) and all(call.kwargs.get("s_aux") is None for call in calls)  # sinks count the keys
+        even = _reads_tokens(model) and all(call.kwargs.get("s_aux") is None for call in calls)  # sinks see lengths
         alike = run(model, {name: torch.full_like(x, 3) for name, x in inputs.items()}) if even else None
     allowed = TOLERANCES.get(first.dtype, 5e-2)
     if worst > allowed:
@@ -52,7 +52,7 @@ def prove_host(host: Any, anatomy: Anatomy) -> None:
     if host.layers is not None:
         return
     told = _apart(moved, first)
-    if alike is not None and alike.ndim == 3:  # one token in all places
+    if alike is not None and alike.ndim == 3:  # one token at all positions
         told = max(told, _apart(alike, alike[:, :1].expand_as(alike)))
     if told > allowed:
         raise InputError(
@@ -62,13 +62,13 @@ def prove_host(host: Any, anatomy: Anatomy) -> None:
 
 
 def _own(call: Call) -> Tensor:
-    """The module's own attention of the same, without what position adds."""
+    """The module's own attention on the same inputs, without the part added by position."""
     kwargs = {name: value for name, value in call.kwargs.items() if name not in _ELSEWHERE}
     return plain(call.module, call.q, call.k, call.v, call.mask, **kwargs)[0]
 
 
 def _spread(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Other positions, in the same order; a mask says that they are of one text."""
+    """Other positions in the same order, with a mask that makes them one sequence."""
     tokens = inputs["input_ids"]
     positions = 2 * torch.arange(tokens.shape[1], device=tokens.device)[None] + 1
     return {"position_ids": positions, "attention_mask": torch.ones_like(tokens)}
@@ -84,15 +84,15 @@ def _apart(a: Tensor, b: Tensor) -> float:
     return difference / size if size else difference
 
 
-HOST = "toeplens_host"  # where a model carries it
-MODULES = "toeplens_encodings"  # the name of our weights in its state dict, and of the entry in its configuration
-MARK = "open_this_model_with_toeplens_hosts_load"  # beside our weights: transformers tells names that it does not know
+HOST = "toeplens_host"  # attribute of the model
+MODULES = "toeplens_encodings"  # name of the encodings' weights in the state dict, and of the configuration entry
+MARK = "open_this_model_with_toeplens_hosts_load"  # extra weight name, which transformers reports as unknown
 
 
 class Host:
-    """What `install` puts into a model, and how it is taken out.
+    """An encoding installed in a model, and the means to uninstall it.
 
-    encodings  a module list, one a layer and side, or one for all that share it; trained and saved with the model
+    encodings  a module list, one per layer and side, or one shared by all; trained and saved with the model
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Host:
         self._implementations = [(config, config._attn_implementation_internal) for config in configs_of(model)]
 
     def enter(self, anatomy: Anatomy) -> None:
-        """Put it into the model. Nothing is done where it cannot be."""
+        """Put the encoding into the model. Does nothing if that fails."""
         first = [found.build(self.name, self.options) for found in anatomy.sides]
         for found, encoding in zip(anatomy.sides, first, strict=True):
             self._check(found, encoding)
@@ -125,7 +125,7 @@ class Host:
         setattr(self.model.config, MODULES, self.described())
 
     def described(self) -> dict[str, Any]:
-        """What the model's configuration says of it, from which it is made again when the model is loaded."""
+        """The entry in the model's configuration from which the encoding is restored on loading."""
         layers = None if self.layers is None else list(self.layers)
         return {"encoding": self.name, "layers": layers, "max_len": self.max_len, **self.options}
 
@@ -154,7 +154,7 @@ class Host:
             self.seats.append((found.modules[layer], Seat(found.modules[layer], stack, layer, encoding, **told)))
 
     def leave(self) -> None:
-        """Take it out of the model."""
+        """Remove the encoding from the model."""
         for module, seat in self.seats:
             seat.leave(module)
         for stack in self.stacks:
@@ -170,7 +170,7 @@ class Host:
 
     @contextmanager
     def without_position(self) -> Iterator[None]:
-        """No encoding in any layer, for a while."""
+        """Temporarily without an encoding in any layer."""
         places = [*(seat for _, seat in self.seats), *self.stacks]
         before = [place.encoding for place in places]
         for place in places:
@@ -191,24 +191,24 @@ def install(
     prove: bool = True,
     **options: Any,
 ) -> Host:
-    """Put an encoding in the place of what position does in a model of transformers, in memory.
+    """Replace the positional encoding of a transformers model, in memory.
 
-    The model's own rotation, bias or table of positions no longer acts; the encoding does, in training and in
-    generation, with a key cache, padding on either side, packed texts and beams. New parameters start as the
-    encoding has it, so a model that was trained with another must be trained on.
+    The encoding replaces the model's own rotation, bias or position table, in training and in generation, with key
+    caches, padding on either side, packed sequences and beams. New parameters have the encoding's initial values, so a
+    model that was trained with another encoding must be trained further.
 
     Arguments
-        model     a `transformers.PreTrainedModel` whose attention goes through its attention interface
-        encoding  a name of `toeplens.encodings.names`, or several that act together
-        layers    the layers in which it acts, from 0, those without attention not counted; the others keep what they
-                  have. All unless given, also those without any position of their own (every fourth layer of SmolLM3
-                  and of Cohere 2)
-        max_len   places that a table must hold; the model's own number unless given
-        prove     run the model on a few tokens, to see that its position has no effect any more and that attention
-                  without position is what it was
-        options   the encoding's own options; ``pairing`` and ``bidirectional`` are the model's unless given
+        model     a `transformers.PreTrainedModel` that uses transformers' attention interface
+        encoding  a name from `toeplens.encodings.names`, or several that act together
+        layers    the layers in which it acts, counted from 0 over the layers with attention; the others keep their
+                  encoding (default: all, including layers without position, such as every fourth layer of SmolLM3 and
+                  Cohere 2)
+        max_len   number of positions that a table must have (default: the model's own)
+        prove     run the model on a few tokens to check that its own position has no effect any more and that its
+                  attention without position is unchanged
+        options   the encoding's own options; ``pairing`` and ``bidirectional`` default to the model's
 
-    Raises `InputError` for an encoding that cannot act in this model, and for a model in which the proof fails.
+    Raises `InputError` for an encoding that cannot be installed in this model, and if a check fails.
     """
     if HOST in checked_model(model).__dict__:
         raise InputError("model: it has an encoding installed; uninstall that one first.")
@@ -229,10 +229,10 @@ def install(
 
 
 def install_same(model: Any, other: Any) -> None:
-    """Install what is installed in another model, if anything is, with parameters as they start.
+    """Install the same encoding as in another model, if any, with initial parameters.
 
     Arguments
-        model  made of a copy of the other's configuration
+        model  built from a copy of the other's configuration
     """
     host: Host | None = vars(other).get(HOST)
     if host is None:
@@ -244,7 +244,7 @@ def install_same(model: Any, other: Any) -> None:
 
 
 def uninstall(model: Any) -> None:
-    """Give a model back as it was before `install`: its own position acts, nothing of ours is left."""
+    """Restore a model to its state before `install`, with its own positional encoding."""
     host = checked_model(model).__dict__.get(HOST)
     if host is None:
         raise InputError("model: it has no encoding installed.")
@@ -252,7 +252,7 @@ def uninstall(model: Any) -> None:
 
 
 def tied(encodings_of: nn.ModuleList) -> dict[str, str]:
-    """Of parameters that layers share in part: each name but the first, and the first, as transformers has it."""
+    """Names of parameters that layers share, mapped to the first name, as in transformers' tied weights."""
     names: dict[int, str] = {}
     found: dict[str, str] = {}
     for name, parameter in encodings_of.named_parameters(remove_duplicate=False):
@@ -262,7 +262,7 @@ def tied(encodings_of: nn.ModuleList) -> dict[str, str]:
     return found
 
 
-_TOLD = 3  # names of weights that are told
+_TOLD = 3  # maximum weight names in a message
 
 
 def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> None:
@@ -270,18 +270,18 @@ def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> N
 
     Arguments
         described  the entry ``toeplens_encodings`` of the configuration
-        files      of the checkpoint that the model's own weights are from
-        name       of the model, in sentences
+        files      of the checkpoint with the model's own weights
+        name       the model's name for messages
 
-    Raises `InputError` for an entry that is damaged, for an encoding that cannot act in the model, and for weights that
-    are not the encoding's.
+    Raises `InputError` for an invalid entry, for an encoding that cannot be installed in the model, and for weights
+    that are not the encoding's.
     """
     entry = f"the entry {MODULES} of its configuration"
     if not isinstance(described, dict) or not _is_whole(described):
         raise InputError(f"model: {name} could not be loaded: {entry} is damaged ({shown(described)}).")
     try:
         host = install(model, prove=False, **described)
-    except Exception as error:  # whatever its options make of an encoding
+    except Exception as error:  # an encoding may fail in any way on its options
         if out_of_memory(error):
             raise
         raise InputError(f"model: {name} could not be loaded: {entry} does not go with it ({words(error)}).") from None
@@ -301,7 +301,7 @@ def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> N
 
 
 def _is_whole(described: Mapping[str, Any]) -> bool:
-    """Whether an entry has what `install` takes."""
+    """Whether an entry has the arguments of `install`."""
     name, layers, max_len = (described.get(key) for key in ("encoding", "layers", "max_len"))
     named = isinstance(name, str) or (isinstance(name, list) and all(isinstance(each, str) for each in name))
     some = layers is None or (isinstance(layers, list) and all(type(each) is int for each in layers))
@@ -309,7 +309,7 @@ def _is_whole(described: Mapping[str, Any]) -> bool:
 
 
 def _fits(x: Tensor, known: Tensor) -> bool:
-    """Whether a saved tensor can be the values of one that is there."""
+    """Whether a saved tensor fits the existing one in shape and type."""
     return x.shape == known.shape and x.is_floating_point() and bool(torch.isfinite(x).all())
 
 

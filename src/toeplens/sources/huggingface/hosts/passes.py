@@ -1,4 +1,4 @@
-"""Where the tokens of a host's pass stand, and what its key cache must keep beside keys: their places and notes."""
+"""Token positions in a pass of a host, and the extra content of its key cache: positions and notes of the keys."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from toeplens.encodings.shapes import Notes, Positions
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER
 
-PASS = "toeplens_pass"  # the argument in which layers hand a pass on, and a module its attention
-_KEPT = "toeplens_memory"  # where a cache of transformers carries it
+PASS = "toeplens_pass"  # argument by which layers pass on the state of a pass, and a module to its attention
+_KEPT = "toeplens_memory"  # attribute of a transformers cache
 
 
 @dataclass
 class Memory:
-    """What belongs to the keys in a cache: positions, [B, M] or [1, M] for all, and each layer's notes [B, H, M, c].
+    """Data of the keys in a cache: positions, [B, M] or [1, M] for all, and each layer's notes [B, H, M, c].
 
-    ``owner`` names the stack whose they are.
+    ``owner`` is the name of their stack.
     """
 
     owner: str
@@ -34,14 +34,14 @@ class Memory:
     notes: dict[int, Notes] = field(default_factory=dict)
 
     def each(self, change: Any) -> None:
-        """Change all of it as the cache changes its keys."""
+        """Apply the change that the cache applies to its keys."""
         if self.positions is not None and len(self.positions) > 1:
             self.positions = change(self.positions)
         self.padding = None if self.padding is None else change(self.padding)
         self.notes = {layer: change(notes) for layer, notes in self.notes.items()}
 
     def crop(self, removed: int) -> None:
-        """Forget the last ``removed`` tokens."""
+        """Remove the last ``removed`` tokens."""
         if removed and self.positions is not None:
             length = self.positions.shape[1] - removed
             self.positions = self.positions[:, :length]
@@ -50,7 +50,7 @@ class Memory:
 
 
 class _Remembering:
-    """A cache of transformers that does to what belongs to its keys what it does to them."""
+    """A transformers cache that applies every change of its keys to their extra data, too."""
 
     def reorder_cache(self, beam_idx: Tensor) -> Any:
         self.__dict__[_KEPT].each(lambda x: x.index_select(0, beam_idx.to(x.device)))
@@ -88,20 +88,20 @@ def _class_of(kind: type) -> type:
 
 
 def _remembering(kind: type) -> Any:
-    """An empty cache of this class, as pickle and copy begin with one."""
+    """An empty cache of this class, as created by pickle and copy."""
     made: Any = _class_of(kind)
     return made.__new__(made)
 
 
 def remember(cache: Any, memory: Memory) -> None:
-    """Have a cache of transformers carry what belongs to its keys."""
+    """Attach the extra data of its keys to a transformers cache."""
     if not isinstance(cache, _Remembering):
         cache.__class__ = _class_of(type(cache))
     cache.__dict__[_KEPT] = memory
 
 
 def remembered(cache: Any) -> Memory | None:
-    """What belongs to a cache's keys, if it was filled by a host."""
+    """The extra data of a cache's keys, if a host filled it."""
     return None if cache is None else cache.__dict__.get(_KEPT)
 
 
@@ -109,13 +109,13 @@ def remembered(cache: Any) -> Memory | None:
 class Pass:
     """One pass of a stack of layers.
 
-    positions    of the new tokens: [N], or [B, N] where sequences differ
+    positions    of the new tokens: [N], or [B, N] if sequences differ
     k_positions  of all tokens so far: [M] or [B, M]
     padding      True where a token so far is padding: [B, M]; None if none is
-    memory       what is kept beside the cache's keys, these tokens' included
-    before       the notes of each layer before these tokens
+    memory       extra data of the cache's keys, including these tokens
+    before       the notes of each layer for earlier tokens
     tables       cosines and sines of the new tokens, by encoding
-    weights      whether attention weights are asked for
+    weights      whether attention weights are requested
     """
 
     positions: Int[Tensor, "*B N"]
@@ -139,7 +139,7 @@ class Pass:
         return F.pad(self.padding, (0, count - known)) if count > known else self.padding[:, known - count :]
 
     def keys(self, count: int) -> Int[Tensor, "*B count"]:
-        """Positions of the keys that a layer's cache gives: the last ones, or all and room for more."""
+        """Positions of the keys that a layer's cache returns: the last ones, or all plus unused slots."""
         known = self.k_positions.shape[-1]
         return (
             self.k_positions[..., max(0, known - count) :]
@@ -148,7 +148,7 @@ class Pass:
         )
 
     def rows(self, count: int) -> Int[Tensor, "N"] | None:
-        """Which of ``count`` keys the new tokens are; None for the last ones."""
+        """Indices of the new tokens among ``count`` keys; None if they are the last ones."""
         known, new = self.k_positions.shape[-1], self.positions.shape[-1]
         return None if count <= known else torch.arange(known - new, known, device=self.positions.device)
 
@@ -164,9 +164,9 @@ def begin(
     cache: Any,
     weights: bool = False,
 ) -> Pass:
-    """What a pass of ``tokens`` new tokens a sequence begins with.
+    """Start a pass of ``tokens`` new tokens per sequence.
 
-    Positions are those given; else tokens are counted without padding, after those in the cache.
+    Positions are those passed in; otherwise tokens are counted after those in the cache, without padding.
     """
     past = 0 if cache is None else int(cache.get_seq_length())
     _check_batch(batch, tokens, past, attention_mask, cache)
@@ -199,7 +199,7 @@ def begin(
 
 
 def _check_batch(batch: int, tokens: int, past: int, mask: Any, cache: Any) -> None:
-    """Raise `InputError` for a cache of another batch, and a mask that does not go with the tokens."""
+    """Raise `InputError` for a cache of another batch size, and for a mask that does not fit the tokens."""
     if isinstance(mask, Tensor) and mask.ndim == 2 and (len(mask) != batch or mask.shape[1] < past + tokens):
         raise InputError(
             f"attention_mask: a shape of {tuple(mask.shape)} was given; it must be [{batch}, {past + tokens}], the "
@@ -214,10 +214,10 @@ def _check_batch(batch: int, tokens: int, past: int, mask: Any, cache: Any) -> N
 def _padding(
     mask: Any, before: Tensor | None, batch: int, past: int, tokens: int, device: torch.device
 ) -> Tensor | None:
-    """True where a token so far is padding; None where none is.
+    """True where a token so far is padding; None if none is.
 
-    Of a mask [B, M] it is what is 0; of one by queries and keys (a static cache's) a new token that does not see
-    itself, beside what was known ``before``.
+    In a mask [B, M] these are the zeros. In a mask by queries and keys (of a static cache) these are the new tokens
+    that do not see themselves, in addition to the padding known ``before``.
     """
     if isinstance(mask, dict):
         mask = next((each for each in mask.values() if isinstance(each, Tensor)), None)
@@ -243,11 +243,11 @@ class Stack:
 
     Arguments
         module    the stack
-        encoding  what acts in its first layer; its vectors are added to the token embeddings
-        tables    the modules that look positions up in a table, whose vectors are left out
-        carries   whether an argument given to the stack is handed on to its layers
-        causal    whether its attention is, where a module does not say
-        asks      the name by which its attention must go, so that ours is asked; None where a family's own is ours
+        encoding  the encoding of its first layer; its vectors are added to the token embeddings
+        tables    the modules that look up positions in a table, whose vectors are set to 0
+        carries   whether arguments of the stack are passed on to its layers
+        causal    whether its attention is causal if a module does not say
+        asks      the required name of its attention implementation; None if the family's own forward is replaced
         name      of the encoding
     """
 
@@ -272,13 +272,13 @@ class Stack:
             module.register_forward_hook(self._end, with_kwargs=True, always_call=True),
             *(table.register_forward_hook(_nothing) for table in tables),
         ]
-        self._waiting: Positions | None = None  # of the tokens whose embedding has not been called in this pass
-        self._embedding: nn.Module | None = None  # which is heard
+        self._waiting: Positions | None = None  # of tokens whose embedding has not yet been called in this pass
+        self._embedding: nn.Module | None = None  # the embedding with our hook
         if encoding.overrides("embed") and "input_ids" in self._signature.parameters:
             self._hear(module.get_input_embeddings())
 
     def leave(self) -> None:
-        """Give the stack back as it was."""
+        """Restore the stack."""
         for hook in self._hooks:
             hook.remove()
 
@@ -308,8 +308,8 @@ class Stack:
             positions = self.encoding.place(now.positions)
             if tokens is None:
                 given[self._vectors] = self.encoding.embed(x, positions)
-            else:  # the model makes more of tokens than their vectors
-                if module.get_input_embeddings() is not self._embedding:  # it was given another
+            else:  # the model changes the token embeddings further
+                if module.get_input_embeddings() is not self._embedding:  # it was replaced
                     self._hear(module.get_input_embeddings())
                 self._waiting = positions
         if self.carries:
@@ -321,7 +321,7 @@ class Stack:
         self._hooks.append(embedding.register_forward_hook(self._embed))
 
     def _embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        """The tokens' vectors with their positions', the first time in a pass that they are asked for."""
+        """Add position vectors to the token embeddings, at the first call in a pass."""
         if self._waiting is None:
             return None
         positions, self._waiting = self._waiting, None
@@ -338,5 +338,5 @@ class Stack:
 
 
 def _nothing(module: nn.Module, args: Any, output: Any) -> Any:
-    """A table's vectors, all 0."""
+    """A position table's vectors, set to 0."""
     return torch.zeros_like(output)

@@ -1,4 +1,4 @@
-"""One attention module of a host, with the encoding that acts in it."""
+"""One attention module of a host, with its installed encoding."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from toeplens.sources.huggingface.hosts.passes import PASS, Pass
 from toeplens.sources.huggingface.interface import eager_function, table
 from toeplens.sources.huggingface.model import NAME, SEAT, library
 
-Table = tuple[Tensor, Tensor]  # cosines and sines, as transformers hands them to its layers
+Table = tuple[Tensor, Tensor]  # cosines and sines, as transformers passes them to its layers
 
 
 def is_a_turn(encoding: PositionalEncoding, turns: str | None) -> bool:
-    """Whether a function that turns queries and keys can do all that this encoding does to them.
+    """Whether the module's own rotation function can apply everything that this encoding does to queries and keys.
 
-    Then its keys are cached turned, and each is turned once. The function must pair halves (``turns``); the encoding
-    must turn all heads alike, by angles that the length of a text does not change.
+    Keys are then cached after the rotation, and each is rotated once. The function must pair halves (``turns``); the
+    encoding must rotate all heads alike, by angles that do not depend on the length.
     """
     if not (isinstance(encoding, Rotary) and encoding.turns_alike and not encoding.length_dependent):
         return False
@@ -38,12 +38,12 @@ def is_a_turn(encoding: PositionalEncoding, turns: str | None) -> bool:
 
 
 def fits(encoding: Any, given: Any) -> bool:
-    """Whether a host's function is given the angles of both halves, as many as the encoding has."""
+    """Whether the module's function receives the angles of both halves, as many as the encoding has."""
     return isinstance(given, tuple) and given[0].shape[-1] == 2 * encoding.frequencies.shape[-1]
 
 
 def our_table(encoding: Any, now: Pass, given: Table) -> Table:
-    """Our cosines and sines of the new tokens, in the form of those ``given``; made once a pass and encoding."""
+    """Cosines and sines of the new tokens in the format of ``given``; computed once per pass and encoding."""
     if (known := now.tables.get(id(encoding))) is not None:
         return known
     positions = now.positions
@@ -55,12 +55,12 @@ def our_table(encoding: Any, now: Pass, given: Table) -> Table:
 
 
 def neutral(given: Table) -> Table:
-    """A rotation that turns nothing."""
+    """The identity rotation."""
     return torch.ones_like(given[0]), torch.zeros_like(given[1])
 
 
 def _bloom(module: Any, hidden_states: Tensor, residual: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
-    """BLOOM's, whose linear biases are left out."""
+    """BLOOM's forward, without its linear biases."""
     q, k, v = module._reshape(module.query_key_value(hidden_states))
     if (past := given.get("layer_past")) is not None:
         k, v = past.update(k, v, module.layer_idx)
@@ -76,7 +76,7 @@ _FORWARDS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"BloomAtten
 
 
 def forward_of(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
-    """The forward of a family that needs one of ours; None for all others."""
+    """A replacement of the module's forward, for families that need one; None for all others."""
     return _FORWARDS.get(type(module).__name__)
 
 
@@ -84,8 +84,8 @@ _HIDDEN = ("hidden_states", "x")
 
 
 class Side(Protocol):
-    """What a seat knows of its stack: the pass at hand, whether attention is causal where a module does not say, and
-    the encoding's name."""
+    """What a seat needs from its stack: the current pass, whether attention is causal if a module does not say, and the
+    encoding's name."""
 
     now: Pass | None
     causal: bool
@@ -94,11 +94,11 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Here:
-    """What a module's attention is told beside queries and keys.
+    """The state of a pass for one attention module.
 
     now     the pass
     notes   of all tokens so far
-    turned  whether the module's own function turns queries and keys as the encoding does, which is then all
+    turned  whether the module's own function applies the whole encoding, as a rotation of queries and keys
     """
 
     now: Pass
@@ -107,15 +107,15 @@ class Here:
 
 
 class Seat:
-    """Stands between an attention module and attention: position is taken out before, and put in by ours.
+    """Removes position before an attention module, and applies the encoding in its attention.
 
-    A pass comes to it through the layers' arguments, so that a layer that is worked again in the backward pass
-    (gradient checkpointing) finds its own, whatever else was run in between; and it keeps nothing of a pass.
+    It receives the pass through the layers' arguments and stores nothing of it. So a layer that is recomputed in the
+    backward pass (gradient checkpointing) finds its own pass, whatever else was run in between.
 
     Arguments
         layer   of the stack, from 0
-        around  the module itself or one around it, which is given the pass; None if none is
-        turns   how the module's own rotation pairs dimensions, where a turn of its is one of its queries and keys
+        around  the module itself or one around it, which receives the pass; None if there is none
+        turns   how the module's own rotation pairs dimensions, if it is a pure rotation of queries and keys
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Seat:
     ) -> None:
         self.stack, self.layer, self.turns = stack, layer, turns
         self.encoding = encoding
-        self.told: Pass | None = None  # where the pass ends at the module around
+        self.told: Pass | None = None  # the pass, if it only reaches the module around this one
         module.__dict__[SEAT] = self
         self._hooks = [module.register_forward_pre_hook(self._before, with_kwargs=True)]
         if around not in (None, module):
@@ -141,7 +141,6 @@ class Seat:
 
     @property
     def encoding(self) -> PositionalEncoding:
-        """What acts here."""
         return self._encoding
 
     @encoding.setter
@@ -149,14 +148,14 @@ class Seat:
         self._encoding, self._is_a_turn = encoding, is_a_turn(encoding, self.turns)
 
     def leave(self, module: nn.Module) -> None:
-        """Give the module back as it was."""
+        """Restore the module."""
         del module.__dict__[SEAT]
         module.__dict__.pop("forward", None)
         for hook in self._hooks:
             hook.remove()
 
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The content's notes, and a rotation that turns nothing."""
+        """Compute the content's notes, and pass the identity rotation to the module."""
         kwargs = dict(kwargs)
         now = kwargs.pop(PASS, None) or self.told or _written_on(kwargs.get("alibi"), self.stack.now)
         if now is None:
@@ -178,7 +177,7 @@ class Seat:
         self.told = kwargs.get(PASS)
 
     def _note(self, hidden: Any, now: Pass) -> Tensor | None:
-        """The notes of all tokens so far; those of a cache are not added to twice where a layer is worked again."""
+        """The notes of all tokens so far; a recomputed layer does not add to a cache twice."""
         if not isinstance(hidden, Tensor):
             return None
         padding, before = now.new_padding, now.before.get(self.layer)
@@ -194,10 +193,10 @@ class Seat:
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, here: Here, **how: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """What the module asks transformers' attention interface for, [B, N, H, d], by the encoding.
+        """Attention by the encoding, in the format of transformers' attention interface, [B, N, H, d].
 
-        A mask that the model gives says alone which keys are seen; causal attention has none where it needs none. The
-        weights are beside it where the pass was asked for them.
+        If the model passes a mask, only the mask determines which keys are visible; causal attention may not need one.
+        Attention weights are returned, too, if the pass requests them.
         """
         k, v, told = self._told(module, q, k, v, mask, here, how)
         out = attend(q, k, v, dropout=how.get("dropout") or 0.0, **told)
@@ -213,10 +212,10 @@ class Seat:
     def _told(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, here: Here, how: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Told]:
-        """Keys, values and what attention is told beside them."""
+        """Keys, values and the other arguments of attention."""
         now, notes = here.now, here.notes
         mask = None if mask is None else _visible(mask)
-        if notes is not None and k.shape[2] < notes.shape[2]:  # a cache that keeps a window of keys
+        if notes is not None and k.shape[2] < notes.shape[2]:  # a sliding-window cache
             k, v, mask = _with_what_went(k, v, mask, q.shape[2], notes.shape[2] - k.shape[2])
         count, positions = k.shape[2], now.positions
         k_positions = now.keys(count)
@@ -240,12 +239,12 @@ class Seat:
 
 
 def scale_of(q: Tensor, how: Mapping[str, Any]) -> float:
-    """The factor of q . k that a module gives the attention interface."""
+    """The factor of q . k that a module passes to the attention interface."""
     return q.shape[-1] ** -0.5 if how.get("scaling") is None else how["scaling"]
 
 
 def _written_on(tensor: Tensor | None, now: Pass | None) -> Pass | None:
-    """The pass that a tensor came with first: BLOOM's layers are given no other argument than their own."""
+    """The pass stored with a tensor: BLOOM's layers do not accept further arguments."""
     if tensor is None:
         return now
     if not hasattr(tensor, PASS):
@@ -254,7 +253,7 @@ def _written_on(tensor: Tensor | None, now: Pass | None) -> Pass | None:
 
 
 def _visible(mask: Tensor) -> Tensor:
-    """True where a key may be seen. Raises `InputError` for a mask that hides in part."""
+    """True where a key is visible. Raises `InputError` for a mask with partial values."""
     if mask.dtype == torch.bool:
         return mask
     visible = mask == 0
@@ -264,11 +263,11 @@ def _visible(mask: Tensor) -> Tensor:
 
 
 def _texts(mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
-    """Which text each key is of, for what looks at tokens before it: no token sees one before its text begins."""
+    """Which packed sequence each key belongs to, for encodings that read earlier tokens."""
     if mask is None or mask.shape[-2] != keys:
         return None
     index = torch.arange(keys, device=mask.device)
-    first = index.where(mask.any(dim=1), keys).amin(-1)  # the first key that each query sees
+    first = index.where(mask.any(dim=1), keys).amin(-1)  # the first key visible to each query
     begins = first.flip(-1).cummin(-1).values.flip(-1) >= index
     return begins.long().cumsum(-1).expand(batch, -1)
 
@@ -276,18 +275,18 @@ def _texts(mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
 def _with_what_went(
     k: Tensor, v: Tensor, mask: Tensor | None, queries: int, went: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for keys that are no longer there and are not seen, whose notes still count (a convolution's, a sum's)."""
+    """Masked slots for keys that left the cache but whose notes still count (in a convolution or a running sum)."""
     if mask is None:
         mask = torch.ones(1, 1, queries, k.shape[2], dtype=torch.bool, device=k.device).tril(k.shape[2] - queries)
     return F.pad(k, (0, 0, went, 0)), F.pad(v, (0, 0, went, 0)), F.pad(mask, (went, 0), value=False)
 
 
-BEFORE = "toeplens_before"  # where an attention module carries the name of what its attention went by
+BEFORE = "toeplens_before"  # attribute of an attention module: its previous attention implementation
 
 
 @dataclass(frozen=True)
 class Call:
-    """A module asked for attention."""
+    """A call of the attention function by a module."""
 
     module: nn.Module
     q: Tensor
@@ -303,7 +302,7 @@ _CALLS: ContextVar[list[Call] | None] = ContextVar("toeplens_calls", default=Non
 
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
-    """Every call of our function, as it comes, for a while."""
+    """Record every call of the toeplens attention function."""
     calls: list[Call] = []
     token = _CALLS.set(calls)
     try:
@@ -313,7 +312,7 @@ def recorded() -> Iterator[list[Call]]:
 
 
 def register() -> None:
-    """Make our functions known to transformers, under the name ``toeplens``; masks are those of fused attention."""
+    """Register the attention function ``toeplens`` with transformers, with the masks of fused attention."""
     transformers = library()
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -324,7 +323,7 @@ def register() -> None:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of a module: by its encoding, where it has one that is not done by now, else as it was."""
+    """A module's attention, with its encoding unless already applied, otherwise unchanged."""
     seat: Seat | None = module.__dict__.get(SEAT)
     told: Here | Pass | None = kwargs.pop(PASS, None)
     if seat is not None and not isinstance(told, Here):
@@ -336,7 +335,7 @@ def attention(
         weights = now is not None and now.weights
         made = plain(module, query, key, value, attention_mask, weights=weights, **kwargs)
     calls = None if torch.compiler.is_compiling() else _CALLS.get()
-    if calls is not None and (seat is None or BEFORE in vars(module)):  # none that a family's own forward asks
+    if calls is not None and (seat is None or BEFORE in vars(module)):  # not those of a replaced forward
         calls.append(Call(module, query, key, value, attention_mask, kwargs, made[0]))
     return made
 
@@ -350,8 +349,8 @@ def plain(
     weights: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The module's attention as it was: torch's fused one, or, also for its weights, its own eager one by a mask of
-    numbers."""
+    """The module's original attention: torch's fused one, or its own eager one with a numeric mask, which also returns
+    weights."""
     if module.__dict__.get(BEFORE) == "sdpa" and not weights:
         return library().AttentionInterface._global_mapping["sdpa"](module, query, key, value, mask, **kwargs)
     queries, keys = query.shape[2], key.shape[2]

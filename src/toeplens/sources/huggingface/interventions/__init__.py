@@ -1,1 +1,1 @@
-"""Attention of Hugging Face models changed where it is wished: rotations, frequencies, biases, weights, outputs."""
+"""Interventions on the attention of Hugging Face models: rotations, frequencies, biases, weights, outputs."""

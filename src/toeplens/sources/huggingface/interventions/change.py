@@ -1,14 +1,14 @@
-"""What is done to some heads of an attention of a Hugging Face model, and what they then put out, query by query.
+"""Changes of some heads of a Hugging Face model's attention, and the outputs that result.
 
-The rotation multiplies pair t at position i by m_t e^(iota (i theta_t + c_t)), c_t common to queries and keys. One that
-is changed multiplies what was there before by m_t e^(iota i theta'_t) and the band's gain, so that no angle is taken
-back: a pair that stands still is the model's own before its rotation. Positional and symbolic logits of a query i are
-the row and column means of its table M_jm (`toeplens.lens.following.two_way`), with the means over the keys it sees:
+The rotation multiplies pair t at position i by m_t e^(iota (i theta_t + c_t)), c_t common to queries and keys. A
+changed rotation multiplies the original pair by m_t e^(iota i theta'_t) and the band's gain, so no angle is undone: a
+frozen pair is the model's own before its rotation. Positional and symbolic logits of a query i are the row and column
+means of its table M_jm (`toeplens.lens.following.two_way`), with means over the visible keys:
 
     mu + P_j = Re sum_t w_t conj(mean c)_t e_jt + q'_i . mean c' + b_(i-j),    mu + S_j = Re sum_t w_t (mean e)_t
     conj(c_j)_t + q'_i . c'_j + mean b,    w = q_i e^(iota i theta), e_j = e^(-iota j theta),
 
-primed where dimensions are not rotated.
+with primes for dimensions that are not rotated.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from toeplens.sources.huggingface.interface import NOBODY, OBSERVER
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.sources.huggingface.model import checked_model, of_libraries, words
 
-_FASTEST = 1_000_000  # beyond that angles of a few tokens are roundings
+_FASTEST = 1_000_000  # beyond this the angles of a few tokens are rounding errors
 Part = Literal["positional", "symbolic"]
 Output = Literal["zero", "mean", "resample"]
 
 
 class NotThere(InputError):
-    """A layer, heads, groups or pairs were named that are not there; the sentence counts from 0, as Python does."""
+    """A named layer, head, group or pair does not exist; the message counts from 0, as Python does."""
 
     def __init__(self, field: str, given: int | list[int], there: str, first: int = 0) -> None:
         self.field, self.given, self.there = field, given, there
@@ -60,29 +60,29 @@ class NotThere(InputError):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What is done to some heads of one attention; of ``bands``, ``speed``, ``bias`` one or more, or one other.
+    """A change of some heads of one attention: ``bands``, ``speed`` and ``bias`` in any combination, or one other.
 
-    The first three and ``attention`` are of the logits: values that are rotated as well (RoFormer's ``rotary_value``)
-    stay so, and a mask that was chosen by position (sparse attention) stays as it is.
+    The first three and ``attention`` change only logits: rotated values (RoFormer's ``rotary_value``) and masks chosen
+    by position (sparse attention) are not changed.
 
-    layer      from 0, as `AttentionCall.layer` counts the calls of a kind and side
-    heads      query heads, from 0; all unless given
-    groups     instead of ``heads``: all query heads that read these keys
+    layer      from 0, counted as in `AttentionCall.layer` over the calls of a kind and side
+    heads      query heads, from 0 (default: all)
+    groups     instead of ``heads``: all query heads that read these key heads
     kind       ``self`` or ``cross``
-    side       ``encoder`` or ``decoder``; only needed where a model has both
-    bands      frequencies stopped, silenced or exchanged, t = 0 being the first pair of `Rotation.pairs`
-               (`toeplens.encodings.BandControl`, whose own heads are not given)
-    speed      what the angles of all frequencies are multiplied by: 0 stops the rotation (every E_t becomes J), 2 puts
-               the tokens twice as far apart. Angles are known up to whole turns a token: of pairs that are faster than
-               half a turn, a speed that is no whole number is that of the angle less its whole turns
-    bias       ``False`` takes away what is added to the logits beside the mask (ALiBi, T5)
-    attention  the logits' ``positional`` part alone, or the ``symbolic`` one, of each query's two-way analysis of
-               variance over the keys that it sees (`toeplens.lens.following.two_way`), each with the mean
-    output     what the heads put out: ``zero``, their ``mean`` at each place over the sequences that have a token
-               there, or those of another sequence of the batch, drawn by ``seed`` (``resample``). Padding, which is
-               what the attention's own mask hides from all queries, gives nothing and is left as it is
+    side       ``encoder`` or ``decoder``; only needed if a model has both
+    bands      frequencies to freeze, drop or permute, with t = 0 the first pair of `Rotation.pairs`
+               (`toeplens.encodings.BandControl`, whose own heads must not be set)
+    speed      factor of the angles of all frequencies: 0 freezes the rotation (every E_t becomes J), 2 doubles the
+               distances of tokens. Angles are known up to whole turns per token: for pairs faster than half a turn per
+               token, a fractional speed multiplies the angle without its whole turns
+    bias       ``False`` removes what is added to the logits besides the mask (ALiBi, T5)
+    attention  keep only the ``positional`` or the ``symbolic`` part of the logits, from each query's two-way analysis
+               of variance over the visible keys (`toeplens.lens.following.two_way`), each with the mean
+    output     the heads' new output: ``zero``; ``mean``, over the sequences that have a token at the position; or
+               ``resample``, that of another sequence of the batch, drawn by ``seed``. Padding, which the attention's
+               own mask hides from all queries, is not used and not changed
 
-    Raises `InputError` for what does not go together.
+    Raises `InputError` for arguments that exclude each other.
     """
 
     layer: int
@@ -135,26 +135,26 @@ class Change:
 
     @property
     def _turning(self) -> str:
-        """The field by which it is."""
+        """The field that changes it."""
         if self.bands is None:
             return "speed"
         return next((name for name in ("still", "silent", "order") if getattr(self.bands, name)), "bands")
 
     def meets(self, call: AttentionCall) -> bool:
-        """Whether it is of this call."""
+        """Whether the change applies to this call."""
         return self.layer == call.layer and self.of_side(call.kind, call.side)
 
     def of_side(self, kind: Kind, side: Side) -> bool:
-        """Whether it is of calls of this kind and side."""
+        """Whether the change applies to calls of this kind and side."""
         return kind == self.kind and self.side in (None, side)
 
     def no_layer(self, count: int) -> NotThere:
-        """What to raise where the model has so many calls of its kind and side, and not that of its layer."""
+        """The error if the model has only ``count`` calls of this kind and side."""
         on = f" on the side {self.side}" if self.side else ""
         return NotThere("layer", self.layer, f"there are {count} calls of {self.kind} attention{on}")
 
     def heads_of(self, call: AttentionCall) -> tuple[int, ...]:
-        """The query heads that are changed. Raises `InputError` for those that the call does not have."""
+        """The changed query heads. Raises `InputError` for heads that the call does not have."""
         heads, groups = call.q.shape[1], call.k.shape[1]
         if self.groups is not None:
             _named(self.groups, "groups", groups, f"{call.module} has {groups}")
@@ -166,7 +166,7 @@ class Change:
         return self.heads
 
     def check(self, call: AttentionCall) -> None:
-        """Raise an `InputError` that names the module where the call does not have what is to be changed."""
+        """Raise an `InputError` that names the module if the call does not have what is to be changed."""
         if self.turns:
             pairs = pairs_of(call, self._turning)
             for field in ("still", "silent"):
@@ -192,7 +192,7 @@ class Change:
 
 
 def pairs_of(call: AttentionCall, field: str) -> int:
-    """How many pairs a call's rotation turns. Raises `InputError`, naming the field, where that is not known."""
+    """Number of rotated pairs of a call. Raises `InputError`, naming the field, if it is not known."""
     if call.unknown is not None:
         raise InputError(f"{field}: the rotation of {call.module} is not known: {call.unknown}")
     if call.rotation is None or call.unrotated is None:
@@ -206,10 +206,10 @@ def _named(indices: Sequence[int], field: str, count: int, there: str) -> None:
 
 
 def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
-    """Which queries of a self attention are tokens: those whose key some query sees. The others are padding.
+    """Which queries of a self-attention are tokens: those whose key some query sees. The others are padding.
 
-    Raises `InputError` where that is not known: of a cross attention, of queries that are not of the same tokens as the
-    keys, and where no key is hidden from all and one is from all but its own query, as XLNet hides padding.
+    Raises `InputError` if this is not known: for cross-attention, for queries of other tokens than the keys, and if no
+    key is masked for all and one is masked for all but its own query, as XLNet masks padding.
     """
     batch, queries, keys = call.q.shape[0], call.q.shape[2], call.k.shape[2]
     if call.kind == "cross" or (call.visible is not None and queries != keys):
@@ -225,7 +225,7 @@ def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
             visible = visible & (later <= 0)
         seen |= visible.any(1)
         by_others |= (visible & (later != 0)).any(1)
-    if call.causal:  # which the last query of all, or of a chunk, alone can see
+    if call.causal:  # only the last query of all, or of a chunk, sees these
         by_others |= (place == keys - 1) | ((place + 1) % (call.chunk or keys) == 0)
     if keys > 1 and bool(seen.all()) and not bool(by_others.all()):
         raise InputError(
@@ -238,11 +238,11 @@ def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
 def changed_outputs(
     call: AttentionCall, change: Change, there: Bool[Tensor, "B Nq"] | None = None
 ) -> Float[Tensor, "B Nq H dv"]:
-    """All heads' outputs, those of the change as it makes them; in float32, or the model's own dtype if that is wider.
+    """All heads' outputs with the change; in float32, or the model's own dtype if wider.
 
-    ``there`` is which queries are tokens and no padding, of which a cross attention does not tell; unless given it is
-    what the call's own mask says (`tokens_of`). Raises `InputError` where the call does not have what is to be changed,
-    and for means and other sequences' outputs where it is not known what is padding.
+    ``there`` says which queries are tokens, not padding, which a cross-attention does not know (default: from the
+    call's own mask, `tokens_of`). Raises `InputError` if the call does not have what is to be changed, and for ``mean``
+    and ``resample`` if padding is not known.
     """
     heads = list(change.heads_of(call))
     change.check(call)
@@ -257,9 +257,9 @@ def changed_outputs(
 
 
 def with_changed_logits(call: AttentionCall, change: Change) -> AttentionCall:
-    """The call with the queries, keys and bias that ``bands``, ``speed`` or ``bias`` give the heads of the change.
+    """The call with the queries, keys and bias that result from ``bands``, ``speed`` or ``bias``.
 
-    Each query head has keys of its own.
+    Each query head has its own keys.
     """
     change.check(call)
     heads, count = list(change.heads_of(call)), call.q.shape[1]
@@ -277,7 +277,7 @@ def with_changed_logits(call: AttentionCall, change: Change) -> AttentionCall:
 def _of_others(
     own: Float[Tensor, "B Nq h dv"], change: Change, there: Bool[Tensor, "B Nq"]
 ) -> Float[Tensor, "B Nq h dv"]:
-    """Means and others' outputs; padding neither gives them nor gets them."""
+    """Means and outputs of other sequences; padding is not used and not changed."""
     tokens = there[:, :, None, None]
     if change.output == "mean":
         count = tokens.sum(0, keepdim=True).clamp_min(1)
@@ -312,7 +312,7 @@ def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Te
 
 
 def _of_heads(call: AttentionCall, heads: list[int]) -> Attention:
-    """The call's parts of these query heads, each with keys and values of its own."""
+    """The call's parts for these query heads, each with its own keys and values."""
     shared = call.v.shape[1]
     values = [head // (call.q.shape[1] // shared) for head in heads]
     return Attention(
@@ -353,10 +353,10 @@ def _turned(call: AttentionCall, change: Change, which: int, heads: list[int]) -
 
 @dataclass(frozen=True)
 class _Table:
-    """What a query's table is made of: pairs as complex numbers, before the rotation and its factors; and the rest.
+    """The parts of a query's table: pairs as complex numbers, before the rotation and its factors; and the rest.
 
     q, k         [B, h, N, n] queries and keys before their rotation
-    turns        [_B, 1, N, n] what each position multiplies a pair by
+    turns        [_B, 1, N, n] factor of a pair at each position
     rest_q, rest_k  [B, h, N, r] the dimensions that are not rotated
     """
 
@@ -368,7 +368,7 @@ class _Table:
 
     @classmethod
     def of(cls, call: AttentionCall, heads: list[int], dtype: torch.dtype) -> _Table:
-        """Of some heads of a call."""
+        """For some heads of a call."""
         own = (call.q[:, heads].to(dtype), call.k[:, _groups(call, heads)].to(dtype))
         if call.rotation is None or call.unrotated is None:
             none = torch.empty(*own[0].shape[:-1], 0, dtype=dtype.to_complex(), device=own[0].device)
@@ -381,7 +381,7 @@ class _Table:
         return cls(q, k, turns.unsqueeze(1).to(q.dtype), own[0][..., still], own[1][..., still])
 
     def logits(self, rows: Int[Tensor, "R"], share: Float[Tensor, "B h R K"], part: Part) -> Float[Tensor, "B h R K"]:
-        """Products of queries and keys, the mean over contents or over positions in place of each, before the scale."""
+        """Products of queries and keys, with the mean over contents or positions instead of each, before the scale."""
         q, turns, rest = (x.index_select(2, rows) for x in (self.q, self.turns, self.rest_q))
         w = q * turns
         if part == "positional":
@@ -401,7 +401,7 @@ class _Table:
 def _mean_logits(
     table: _Table, parts: Attention, rows: Int[Tensor, "R"], part: Part, dtype: torch.dtype
 ) -> Float[Tensor, "B h R K"]:
-    """The logits of these queries, of one part and the mean."""
+    """The logits of these queries, of one part plus the mean."""
     own = parts.logits(rows, dtype=dtype)
     seen = own.isfinite()
     share = seen.to(dtype) / seen.sum(-1, keepdim=True).clamp_min(1)
@@ -417,14 +417,14 @@ def _mean_logits(
 def without_position(
     model: Any, inputs: Mapping[str, Any], places: Collection[Place]
 ) -> dict[Place, Float[Tensor, "B Nq H dv"]]:
-    """All heads' outputs with their rotation stopped (E_t becomes J) and their bias left out, layers before untouched.
+    """All heads' outputs with frozen rotation and without bias; earlier layers are not changed.
 
     Arguments
-        inputs  what ``forward`` takes
-        places  side, kind and layer of the calls that are wanted
+        inputs  arguments of ``forward``
+        places  side, kind and layer of the requested calls
 
-    A call without rotation and bias, or whose rotation is not known, is left out. What is added at the input stays: it
-    belongs to no head. Raises `InputError` as `captured` does.
+    Calls without rotation and bias, or with an unknown rotation, are left out. Vectors added at the input are not
+    changed, as they belong to no head. Raises `InputError` as `captured` does.
     """
     found: dict[Place, Tensor] = {}
 
@@ -443,26 +443,25 @@ def without_position(
     return found
 
 
-_HELD = "toeplens_changes"  # of a model's forward that changes its passes: by what
+_HELD = "toeplens_changes"  # attribute of a model's patched forward: the changes
 _Held = list[tuple[Change, ...]]
 
 
 @contextmanager
 def intervened(model: Any, changes: Sequence[Change] | Change) -> Iterator[None]:
-    """Every pass of the model in it has its attention changed; afterwards the model is as it was.
+    """Context manager that changes the attention in every pass of the model, and restores the model afterwards.
 
-    A pass is taken apart call by call, each proved on its own input as in an audit, and the outputs of the heads that
-    are changed are formed from the parts (`changed_outputs`); what is not changed is the model's own. Of several
-    changes of one call each must be of other heads. One in another is as one with the changes of both. Passes have no
-    gradients and no cache of keys.
+    Each attention call is decomposed and verified on its own input as in an audit, and the outputs of the changed heads
+    are computed from the parts (`changed_outputs`); all others are the model's own. Several changes of one call must
+    affect different heads. Nested contexts combine their changes. Passes have no gradients and no key cache.
 
     Arguments
         model    a `transformers.PreTrainedModel`
-        changes  what is done; nothing with none
+        changes  the changes; may be empty
 
-    A pass raises `InputError` as `captured` does; for a layer, heads or frequencies that the model does not have; where
-    what is to be changed is not there (a rotation, a bias, a positional part); for tokens or places that it has no
-    vectors for; and where it is run in another pass that is taken apart or changed.
+    A pass raises `InputError` as `captured` does; for a layer, heads or frequencies that the model does not have; if
+    the target of a change does not exist (a rotation, a bias, a positional part); for tokens or positions without
+    vectors; and if it is run inside another captured or changed pass.
     """
     checked_model(model)
     held: _Held | None = getattr(vars(model).get("forward"), _HELD, None)
@@ -477,7 +476,7 @@ def intervened(model: Any, changes: Sequence[Change] | Change) -> Iterator[None]
 
 @contextmanager
 def _changing(model: Any) -> Iterator[_Held]:
-    """Passes of the model are changed by what is in the list that is given."""
+    """Patch the model's forward so that the changes in the returned list apply to its passes."""
     original, had = model.forward, "forward" in vars(model)
     held: _Held = []
     running: list[Changed] = []
@@ -485,7 +484,7 @@ def _changing(model: Any) -> Iterator[_Held]:
     @wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
         observer = OBSERVER.get()
-        if getattr(observer, "instead", None) in running:  # the pass that this one is made of
+        if getattr(observer, "instead", None) in running:  # this pass implements a changed one
             return original(*args, **kwargs)
         if observer is not NOBODY:
             raise InputError(
@@ -519,7 +518,7 @@ def _changing(model: Any) -> Iterator[_Held]:
 
 
 def _unfit(model: Any, inputs: Mapping[str, Any], error: Exception) -> InputError | None:
-    """What to say of a pass in which a table of vectors had no such place or token; None of one that failed else."""
+    """The error for a pass that failed because a position or token has no vector; None for other failures."""
     length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
     limit = Loaded(model).longest
     if limit is not None and length > limit:
@@ -532,10 +531,10 @@ def _unfit(model: Any, inputs: Mapping[str, Any], error: Exception) -> InputErro
 def compared_changed(
     model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None], changes: Sequence[Change]
 ) -> float:
-    """`compared` of the intact model, and a pass of the changed one, whose calls are handed over.
+    """`compared` of the intact model, then a pass of the changed one, whose calls are passed to ``on_layer``.
 
-    Each reads what the changed ones before it put out. What a call that is changed hands over is its own, as if it were
-    not. A changed model has no plain pass: the distance is the intact one's.
+    Each call reads the output of the changed calls before it; its own parts are passed on as before its change. A
+    changed model has no plain pass to compare with, so the distance is the intact one's.
     """
     whole = compared(model, inputs, lambda call: None)
     changed = Changed(changes)
@@ -550,13 +549,13 @@ def compared_changed(
 
 
 class Changed:
-    """What the calls of one pass put out under the changes: the ``instead`` of `captured`."""
+    """Outputs of the calls of one pass under the changes: the ``instead`` argument of `captured`."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
         self.changes = changes
         self.seen: list[tuple[Kind, Side]] = []
         self.met: set[int] = set()
-        self.there: Tensor | None = None  # which tokens of the last self attention are no padding
+        self.there: Tensor | None = None  # tokens of the last self-attention that are not padding
         self.asked = any(change.kind == "cross" and change.output in ("mean", "resample") for change in changes)
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
@@ -580,7 +579,7 @@ class Changed:
         return found
 
     def _tokens(self, call: AttentionCall) -> Tensor | None:
-        """Which queries of a cross attention are no padding: those of the self attention before it."""
+        """Which queries of a cross-attention are not padding, from the self-attention before it."""
         fits = call.kind == "cross" and self.there is not None and self.there.shape == call.heads.shape[:2]
         return self.there if fits else None
 
@@ -589,7 +588,7 @@ class Changed:
         self.seen.append((call.kind, call.side))
 
     def require_all(self) -> None:
-        """Refuse changes whose call was not met, and those that met one on each side of a model."""
+        """Refuse changes whose call does not occur, or occurs on both sides of a model."""
         for number, change in enumerate(self.changes):
             if change.side is None and len({side for kind, side in self.seen if kind == change.kind}) > 1:
                 raise InputError("side: it was not given; this model has an encoder and a decoder.")
