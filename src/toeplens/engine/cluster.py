@@ -17,7 +17,7 @@ from toeplens.engine.pool import Limits, Piece, Told, Work, clocks, take
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, shown
 from toeplens.ground.machine import cores
 
-_LOOK, _TELL = 0.1, 1.0  # seconds between two looks of the driver, and between two things that a worker tells
+_LOOK, _TELL, _CANCEL = 0.1, 1.0, 1.0  # seconds between two checks of the driver, two reports, two tries to cancel
 _RETRIES = 10  # times that a piece is done again because its worker or its machine died
 _DEVICES = ("auto", "cpu", "cuda")
 
@@ -154,7 +154,7 @@ def in_cluster(
     plain = replace(limits, should_stop=lambda: False, deadline=None, device=cluster.device(limits.device))
     left, done, waiting = list(range(len(pieces))), set[int](), dict[Any, int]()
     failure: BaseException | None = None
-    stopping = stopped = False
+    stopping, cancelled = False, -_CANCEL
 
     def hear() -> None:
         for index, what in ray.get(board.take.remote()):
@@ -164,8 +164,8 @@ def in_cluster(
     while True:
         try:
             stopping = stopping or limits.over()
-            if stopping and not stopped:
-                stopped = True
+            if stopping and time.monotonic() - cancelled >= _CANCEL:  # Ray can lose one
+                cancelled = time.monotonic()
                 left.clear()
                 for answer in waiting:
                     ray.cancel(answer)
