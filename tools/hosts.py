@@ -41,7 +41,7 @@ def rows() -> list[str]:
                 hosts.uninstall(model)
         own = OWN.get(kind) or ("a table at the input" if kind in TABLES else "a rotation")
         again = f"{max(on):.0e}" if on else "not tested"
-        made.append(f"| {name} | `{kind}` | {own} | {max(off):.0e} | {again} |")
+        made.append(f"| {name} | {own} | {max(off):.0e} | {again} |")
     return made
 
 
@@ -49,8 +49,8 @@ def main() -> None:
     """Put the table in its place."""
     torch.manual_seed(0)
     differences = "without position, largest difference | own encoding reinstalled, largest difference"
-    head = [f"| family | class | its own position | {differences} |"]
-    table = "\n".join([*head, "|---|---|---|---|---|", *rows()])
+    head = [f"| family | its own position | {differences} |"]
+    table = "\n".join([*head, "|---|---|---|---|", *rows()])
     page = PAGE.read_text()
     between = f"{MARKS[0]}\n\n{table}\n\n{MARKS[1]}"
     PAGE.write_text(re.sub(f"{MARKS[0]}.*{MARKS[1]}", lambda _: between, page, flags=re.DOTALL))
