@@ -1,4 +1,4 @@
-"""Write the table of families into docs/how-to/hosts.md: what is held of each, and how far apart the two ways are.
+"""Write the table of model families into docs/how-to/hosts-models.md: the largest differences measured.
 
 python tools/hosts.py
 """
@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 OWN = {"BloomForCausalLM": "ALiBi", "T5ForConditionalGeneration": "T5's bias"}
-PAGE, MARKS = ROOT / "docs" / "how-to" / "hosts.md", ("<!-- families -->", "<!-- end -->")
+PAGE, MARKS = ROOT / "docs" / "how-to" / "hosts-models.md", ("<!-- families -->", "<!-- end -->")
 
 
 def rows() -> list[str]:
@@ -40,16 +40,17 @@ def rows() -> list[str]:
                 on.append(apart(logits(model, inputs), plain))
                 hosts.uninstall(model)
         own = OWN.get(kind) or ("a table at the input" if kind in TABLES else "a rotation")
-        again = f"{max(on):.0e}" if on else "not tried"
-        made.append(f"| {name} | `{kind}` | {own} | {max(off):.0e} | {again} |")
+        again = f"{max(on):.0e}" if on else "not tested"
+        made.append(f"| {name} | {own} | {max(off):.0e} | {again} |")
     return made
 
 
 def main() -> None:
     """Put the table in its place."""
     torch.manual_seed(0)
-    head = ["| family | class | its own position | without it, against its own stopped | its own put in again |"]
-    table = "\n".join([*head, "|---|---|---|---|---|", *rows()])
+    differences = "without position, largest difference | own encoding reinstalled, largest difference"
+    head = [f"| family | its own position | {differences} |"]
+    table = "\n".join([*head, "|---|---|---|---|", *rows()])
     page = PAGE.read_text()
     between = f"{MARKS[0]}\n\n{table}\n\n{MARKS[1]}"
     PAGE.write_text(re.sub(f"{MARKS[0]}.*{MARKS[1]}", lambda _: between, page, flags=re.DOTALL))

@@ -23,7 +23,8 @@ EXAMPLES = {
 COMPILING = {name: code for name, code in EXAMPLES.items() if "conformance.check" in code or "make_card" in code}
 
 
-SLOW = ("README.md", "export.md", "scale.md", "training.md")  # they train, or start processes
+# they train, or start processes
+SLOW = ("README.md", "claims.md", "export.md", "scale.md", "training.md", "watch-training.md")
 
 
 @pytest.mark.parametrize(
@@ -74,10 +75,3 @@ def test_the_table_of_encodings_is_complete_and_true() -> None:
         assert kind.citation.startswith(source.rstrip(")")), name
     checked = (ROOT / "docs" / "reference" / "conformance.md").read_text()
     assert {name for name, _ in re.findall(r"^\| `([a-z0-9-]+)`(.*)\|$", checked, re.M)} <= set(encodings.names())
-
-
-def test_the_tests_that_the_page_on_faults_names_are_there() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "how-to" / "reliability.md").read_text("utf-8"))
-    assert named
-    for file, name in named:
-        assert re.search(rf"^def {name}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE), f"{file}::{name}"
