@@ -24,7 +24,7 @@ from toeplens.studies import Results, judge
 from toeplens.studies.kit.claims import Entry
 
 D, C, BOTH = "trigger-distance", "trigger-count", ("paper", "released")
-TEN = 10  # models of a cell that the desk record was judged by, but for these (docs/decisions/018)
+TEN = 10  # models of a cell that the desk record was judged by, but for these (docs/decisions/06)
 _FIRST = {(each, C, name): 5 for each in BOTH for name in ("absolute", "mla", "nope", "rope")} | {
     (each, D, name): 5 for each in BOTH for name in ("partial-1", "partial-2")
 }

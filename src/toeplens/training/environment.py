@@ -43,9 +43,9 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str, width
     """Decide device, precision and compilation.
 
     On a GPU small models are bound by launches, so they are compiled where a compiler is present. On a CPU compiled
-    code was measured slower than eager at the laptop scale (docs/decisions/005; benchmarks/training.py measures it
+    code was measured slower than eager at the laptop scale (docs/decisions/11; benchmarks/training.py measures it
     again), so there it is taken only on request. ``width`` is the model's: products of bfloat16 are faster on a GPU
-    at the papers' 256 and slower at 128 (docs/decisions/023), so ``auto`` means them from 256 on. On a CPU the process
+    at the papers' 256 and slower at 128 (docs/decisions/11), so ``auto`` means them from 256 on. On a CPU the process
     keeps freed memory from here on.
     """
     choose("compile", compile_mode, ("auto", "on", "off"))
