@@ -1,4 +1,4 @@
-"""How many released texts of Task 1 can be read in more than one way, as docs/reference/tasks.md says: all readings are tried."""
+"""How many sequences of the released Task 1 are ambiguous, as docs/reference/tasks.md says: all readings are tried."""
 
 from __future__ import annotations
 
