@@ -1,4 +1,4 @@
-"""Write the table of families into docs/how-to/hosts.md: what is held of each, and how far apart the two ways are.
+"""Write the table of model families into docs/how-to/hosts.md: what is tested for each, and the largest difference.
 
 python tools/hosts.py
 """
