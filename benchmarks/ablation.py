@@ -1,8 +1,8 @@
-"""Head ablation: prefix reuse and batched heads against plain loops with forward hooks, one pass of the model a head.
+"""Head ablation: prefix reuse and batched heads, compared with plain loops over forward hooks (one pass per head).
 
-One loop runs our decoder, the other an equal transformers model: GPT-NeoX with the decoder's own weights, so that all
-three must find the same drops. All are given the same batch. They are timed in turn, the loops layer by layer, so that
-whatever else the machine does meets all of them; the best time of each piece counts.
+One loop runs our decoder, the other an equal transformers model: GPT-NeoX with the decoder's weights, so all three must
+find the same accuracy drops on the same batch. They are timed in turn, layer by layer, so other load on the machine
+affects all of them. The best time of each piece counts.
 
 python benchmarks/ablation.py [--layers 6] [--heads 16] [--examples 4] [--threads 2] [--rounds 8] [--seconds 150]
 """
@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("layers", 6), ("heads", 16), ("examples", 4), ("threads", 2), ("rounds", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--seconds", type=float, default=120, help="begin no round that would end later than this")
+    parser.add_argument("--seconds", type=float, default=120, help="time limit: start no round that would end later")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)

@@ -1,12 +1,11 @@
-"""Time and memory of the scores of one causal head (`toeplens.lens.behaviour`), by length, beside written-out tables.
+"""Time and memory of the scores of one causal head (`toeplens.lens.behaviour`), by length, and of explicit tables.
 
 python benchmarks/behaviour.py [--lengths 8192,32768,131072] [--written 512,1024] [--head-dim 64] [--threads 2]
                                [--rounds 2]
 
-Float32 queries and keys with a mean, RoPE's frequencies on all dimensions; the work is in float64. Times are the least
-of the rounds, by the clock and of the processor. The written-out form makes every query's table of contents by
-positions: N^3 logits, so it is run at short lengths and its time at the longest is what N^3 would make of it. Memory is
-the most that was resident, libraries included.
+Float32 queries and keys with a mean, RoPE's frequencies on all dimensions, computed in float64. Times are the minimum
+over rounds (wall clock and processor). The explicit form computes each query's table of contents by positions (N^3
+logits), so it runs at short lengths, and its time at the longest is extrapolated. Memory is peak resident memory.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 python benchmarks/encodings.py [--lengths 1024,2048,4096] [--names rope,alibi] [--heads 4] [--head-dim 32]
                                [--threads 1] [--rounds 3]
 
-A pass is one layer's attention on one sequence, forward alone and with gradients. Times are medians, taken in turn with
-no encoding's. Memory is the most that lives at once on top of the inputs, from torch's own account of allocations.
+A pass is one layer's attention on one sequence, forward only and with gradients. Times are medians, measured in turn
+with those of no encoding. Memory is the peak above the inputs, from torch's record of allocations.
 """
 
 from __future__ import annotations

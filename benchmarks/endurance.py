@@ -1,11 +1,11 @@
-"""A study is killed at random moments, over and over, and gone on with: is anything lost, done twice, or different?
+"""Kill a study at random times and resume it: is any work lost, repeated or different?
 
     python benchmarks/endurance.py --kills 200 [--seed 0] [--reach 12] [--out DIR] [--record results/endurance]
 
-Each session is the study's own process with two workers, killed with SIGKILL after a time drawn from 0 to --reach
-seconds: all of its group at once (as a power cut), the process alone (its workers have to find out), or one worker.
-A study that is finished before the kills are up gets another seed. In the end it is gone on with until it is complete,
-and carried out anew without a kill in another directory, and the two are compared, file by file.
+Each session is a process with two workers. It is killed with SIGKILL after 0 to --reach seconds: the whole process
+group (like a power cut), only the process (its workers must notice), or one worker. A study that finishes before all
+kills are done gets another seed. Finally, it is resumed until complete and compared, file by file, with the same study
+run without kills.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reach", type=float, default=12.0)
-    parser.add_argument("--out", type=Path, help="kept; a temporary directory unless given")
+    parser.add_argument("--out", type=Path, help="output directory, kept (default: a temporary directory)")
     parser.add_argument("--record", type=Path, help="directory for endurance.json")
     given = parser.parse_args()
     console = Console(stderr=True)

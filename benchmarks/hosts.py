@@ -1,11 +1,11 @@
-"""What an installed encoding costs: a training step and a decoding step, against the model's own position.
+"""Time of a training step and a decoding step with an installed encoding, relative to the model's own position.
 
 python benchmarks/hosts.py [--names rope,alibi,t5,fire,fox] [--width 256] [--layers 4] [--heads 8] [--tokens 256]
                            [--batch 4] [--context 512] [--threads 2] [--rounds 9] [--record FILE.json]
 
-A Llama of random weights, twice: as transformers has it (fused attention, its own RoPE) and with an encoding installed
-in its place. The two take turns in one process; a time is the median of the rounds. A training step is a forward pass,
-a backward pass and AdamW's step; a decoding step adds one token to a context, with a key cache, for one sequence.
+Two Llamas with random weights: unchanged (fused attention, its own RoPE), and with an encoding installed instead. They
+are timed in turn in one process; times are medians over rounds. A training step is a forward pass, a backward pass and
+an AdamW step. A decoding step adds one token to a cached context of one sequence.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How fast toeplens is beside other programs on this machine, and what the papers' grid would take here.
+"""Compare the speed of toeplens with other programs on this machine, and estimate the time of the papers' grid.
 
     python benchmarks/run.py [--contest training audit] [--scale laptop desk paper language] [--record FILE.json]
                              [--device auto|cpu|cuda] [--precision auto|float32|bf16] [--threads 2] [--seconds 30]
                              [--rounds 20] [--price-per-hour 3]
 
 Contests: a training step against torch's encoder, transformers' Llama and x-transformers of equal shape; an audit of a
-small Llama against hooks written by hand. All programs of a contest take their turn in each round, in one process;
-times are medians over rounds, ratios medians of the ratios within a round. Records in results/bench have this form.
-Heads ablated and Toeplitz shares are timed by benchmarks/ablation.py and benchmarks/toeplitz.py.
+small Llama against hooks written by hand. In each round, all programs of a contest run in turn, in one process. Times
+are medians over rounds, ratios are medians of the ratios within a round. Records in results/bench have this form.
+Ablation and Toeplitz shares are timed by benchmarks/ablation.py and benchmarks/toeplitz.py.
 """
 
 from __future__ import annotations
@@ -414,13 +414,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contest", nargs="+", choices=("training", "audit"), default=("training", "audit"))
     parser.add_argument("--scale", nargs="+", choices=SCALES, default=SCALES, help="shape of the trained models")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds per contest, at most (at least 3)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="begin no further round of a contest after these")
+    parser.add_argument("--rounds", type=int, default=20, help="maximum number of rounds per contest (at least 3)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="time limit per contest")
     parser.add_argument("--threads", type=int, help="threads on a CPU (default: torch's choice)")
-    parser.add_argument("--price-per-hour", type=float, help="of this machine, to price the papers' Table 1")
+    parser.add_argument(
+        "--price-per-hour", type=float, help="price of this machine, to estimate the cost of the papers' Table 1"
+    )
     parser.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--record", type=Path, help="JSON file for what was measured")
+    parser.add_argument("--record", type=Path, help="JSON file for the results")
     given = parser.parse_args(arguments)
     if given.threads is not None:
         torch.set_num_threads(given.threads)

@@ -1,15 +1,14 @@
-"""How cost grows: file systems, drivers, cells by workers, training and audits by length; and nodes, simulated.
+"""How time grows with cells, workers and length, and a simulation of a cluster.
 
     python benchmarks/scaling.py [--scale smoke] [--cells 8] [--seconds 1] [--minutes 1 8] [--record PATH]
 
-Measured: requests to this machine's disk and to an S3 server of this machine (if moto is installed), what a driver
-needs for a cell that does nothing (if ray is), cells of a scale by one worker, by two, and by two through Ray, a
-training step by the length of its texts, and an audit by the tokens of its text.
+Measured: requests to the local disk and to a local S3 server (if moto is installed); the driver's time for an empty
+cell (if ray is installed); cells with one worker, two workers, and two workers through Ray; a training step by sequence
+length; an audit by number of tokens.
 
-The simulation takes these as they are, and asks how long 1,000 cells take on 4 to 64 nodes that do one cell at a time:
-the driver gives out one cell after another, and each takes the time that one of the measured cells took on a core, and
-its requests. ``--minutes`` asks the same for cells whose time is assumed: so many minutes on a GPU, and up to a fifth
-more; four at once on a GPU are then taken to need twice the time of one. Neither is a measurement.
+The simulation uses these times to estimate how long 1,000 cells take on 4 to 64 nodes, one cell per node at a time.
+``--minutes`` does the same for assumed times: this many minutes on a GPU and up to a fifth more; four cells at once on
+a GPU take twice as long as one. Neither is a measurement.
 """
 
 from __future__ import annotations
@@ -304,13 +303,15 @@ def show(found: dict[str, Any], console: Console) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, simulate, print, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", default="smoke", choices=[*PRESETS], help="of the cells")
-    parser.add_argument("--cells", type=int, default=8, help="by one worker, and by two")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each length")
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens of a text in training")
-    parser.add_argument("--tokens", type=int, nargs="+", default=(256, 512, 1024, 2048, 4096), help="of an audit")
-    parser.add_argument("--minutes", type=float, nargs="*", default=(), help="of cells whose time is assumed")
-    parser.add_argument("--record", type=Path, help="JSON file for what was measured")
+    parser.add_argument("--scale", default="smoke", choices=[*PRESETS], help="scale of the cells")
+    parser.add_argument("--cells", type=int, default=8, help="number of cells, for one worker and for two")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per length")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="sequence lengths in training")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=(256, 512, 1024, 2048, 4096), help="numbers of tokens of an audit"
+    )
+    parser.add_argument("--minutes", type=float, nargs="*", default=(), help="assumed minutes per cell")
+    parser.add_argument("--record", type=Path, help="JSON file for the results")
     given = parser.parse_args(arguments)
     within("cells", given.cells, 2, 1000)
     within("lengths", given.lengths, 2, 8192)

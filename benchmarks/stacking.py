@@ -1,4 +1,4 @@
-"""Tokens a second of models trained one by one and as one: `python benchmarks/stacking.py [--device cuda] ...`."""
+"""Tokens per second of models trained singly and as a stack: `python benchmarks/stacking.py [--device cuda] ...`."""
 
 from __future__ import annotations
 

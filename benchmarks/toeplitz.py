@@ -1,13 +1,12 @@
-"""Time and memory of the Toeplitz profile of one head's causal logits, by length, beside the written-out N x N matrix.
+"""Time and memory of the Toeplitz profile of one head's causal logits, by length, and of the explicit N x N matrix.
 
 python benchmarks/toeplitz.py [--lengths 4096,16384,65536,262144,1048576] [--dense 4096,8192] [--head-dim 64]
                               [--threads 2] [--rounds 3]
 
-Each length and form runs in a process of its own on float32 queries and keys; the work is in float64. Times are the
-least of the rounds (a busy machine only adds; what is short is run for more of them), in seconds by the clock and of
-the processor; beside them the first call's. Memory is the most that was resident, inputs and libraries included, and
-what of it came after the libraries were loaded. The written-out form takes the means of the diagonals of torch's Q K^T
-in float64.
+Each length and form runs in its own process on float32 queries and keys, computed in float64. Times are minimums over
+rounds in seconds (wall clock and processor), with the time of the first call; short calls run more rounds. Memory is
+peak resident memory, in total and without libraries. The explicit form averages the diagonals of torch's Q K^T in
+float64.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def main() -> None:
     """Print the table and the exponents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", default="4096,16384,65536,262144,1048576")
-    parser.add_argument("--dense", default="4096,8192", help="lengths of the written-out form; memory grows as N^2")
+    parser.add_argument("--dense", default="4096,8192", help="lengths for the explicit matrix; memory grows as N^2")
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,9 +1,9 @@
-"""Training speed, in thousand tokens a second: eager and compiled, fused and explicit, by scale and encoding.
+"""Training speed, in thousand tokens per second: eager and compiled, fused and explicit, by scale and encoding.
 
     python benchmarks/training.py [--scale laptop|paper] [--threads 2] [--rounds 5]
 
-All variants are timed in turn, round by round, in one process, so that their ratios hold on a noisy machine; the median
-over the rounds is printed, and its ratio to eager fused.
+All variants are timed in turn, round by round, in one process, so their ratios are reliable on a noisy machine. The
+median over the rounds is printed, and its ratio to eager fused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--scale", default="laptop")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=0, help="sequences a step; the scale's unless given")
+    parser.add_argument("--batch", type=int, default=0, help="sequences per step (default: that of the scale)")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     table = Table("encoding", "variant", "k tokens/s", "ratio", title=f"{given.scale} scale, {given.threads} threads")

@@ -1,9 +1,9 @@
-"""What it costs to watch a run: the same run with and without looks at its heads.
+"""The cost of probing heads during training: the same run with and without probes.
 
     python benchmarks/watch.py [--encoding rope] [--protocol released] [--rounds 2] [--pieces 12]
 
-The two runs take turns, piece by piece, in one process, so that a noisy machine slows both; each is carried out whole,
-at the laptop scale. The step time holds the evaluation after each epoch, which every run has.
+The two runs alternate in one process, so a noisy machine slows both. Each is a complete run at the laptop scale. The
+step time includes the evaluation after each epoch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Build every model type of the installed transformers small and audit it: results/survey, docs/reference/architectures.md.
+"""Build a small model of every type of the installed transformers and audit it.
 
     python tools/architectures.py                      # all (5 minutes on 2 cores); rewrites the record and the page
-    python tools/architectures.py --only llama gemma2  # some; prints what became of them
+    python tools/architectures.py --only llama gemma2  # some types; prints the results and records nothing
     python tools/architectures.py --tables             # rewrites the page's tables from the record
 
-Each type has a process of its own. Which types there are, how they are built and what is checked is in
-tests/architectures, whose tests go through a sample of them (all with TOEPLENS_ALL_ARCHITECTURES=1).
+The record is in results/survey, the page is docs/reference/architectures.md. Each type runs in its own process.
+tests/architectures lists and builds the types, and tests a sample (all of them with TOEPLENS_ALL_ARCHITECTURES=1).
 """
 
 from __future__ import annotations
@@ -54,47 +54,66 @@ def row_of(name: str) -> Row:
     return found | {"seconds": round(time.perf_counter() - began, 2)}
 
 
-def count_of(count: int | None, calls: int) -> str:
-    return "–" if count is None else "all" if count == calls else f"{count} of {calls}"
-
-
-def text_of(text: str) -> str:
-    return text.replace("|", "/").replace("_", "\\_")
-
-
 def table(*lines: tuple[str, ...]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], ("---",) * len(lines[0]), *lines[1:]))
 
 
+def listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def summary(rows: list[Row]) -> str:
+    """How many types were proved, and how exactly."""
+    good = of(rows, "proved")
+    known = sum(row["placed"] == row["calls"] for row in good)
+    largest = {key: max(row[key] or 0 for row in good) for key in ("weights", "outputs", "whole")}
+    return table(
+        ("result", "value"),
+        ("proved (types)", str(len(good))),
+        ("- with shares for all attention calls", str(known)),
+        ("- with shares for some calls", str(sum(0 < row["placed"] < row["calls"] for row in good))),
+        ("- without shares", str(sum(not row["placed"] for row in good))),
+        ("refused", str(len(of(rows, "refused")))),
+        ("no attention", str(len(of(rows, "none")))),
+        ("failed to build or run", str(len(of(rows, "failed")))),
+        ("largest difference of an attention weight", f"{largest['weights']:.0e}"),
+        ("largest difference of an attention output, relative to the layer's largest", f"{largest['outputs']:.0e}"),
+        ("largest difference of a whole pass, relative to the largest output", f"{largest['whole']:.0e}"),
+    )
+
+
 def proved(rows: list[Row]) -> str:
-    """What was found of proved types."""
-    heading = ("type", "class", "calls", "shares known", "effects", "returned", "weights", "outputs", "whole pass")
-    lines: list[tuple[str, ...]] = [heading]
-    for row in of(rows, "proved"):
-        numbers = ("–" if row[key] is None else f"{row[key]:.0e}" for key in ("weights", "outputs", "whole"))
-        shares, returned = (count_of(row[key], row["calls"]) for key in ("placed", "returned"))
-        calls, effect = str(row["calls"]), row["effect"] or "–"
-        lines.append((f"`{row['name']}`", row["model"], calls, shares, effect, returned, *numbers))
-    return table(*lines)
+    """The proved types, by what ablation effects are measured on."""
+    names = {"loss": "loss", "states": "last hidden states", None: "not measured"}
+    found = {effect: [row["name"] for row in of(rows, "proved") if row["effect"] == effect] for effect in names}
+    lines = [(names[effect], str(len(types)), listed(types)) for effect, types in found.items()]
+    return table(("ablation effects on", "number", "types"), *lines)
+
+
+REASONS = {  # what the record says begins with or contains, and what the page says
+    " queries for ": "queries or keys are pooled, so their numbers differ",
+    "its bias is no function": "the bias depends on more than the offset (content, absolute positions, boxes)",
+    "of different sequences": "cross attention: queries and keys come from different sequences",
+    "in a way that was not found": "queries or keys depend on position in an unknown way (convolved keys, layouts)",
+    "see some of the keys": "the mask is something other than causal, a window or chunks (an indexer chooses keys)",
+    "what its rotation makes": "a norm with weights follows the rotation",
+}
 
 
 def without_shares(rows: list[Row]) -> str:
-    """Why calls of proved types have no shares, and which calls of which types."""
-    found: dict[str, list[str]] = {}
+    """Why attention calls of proved types have no shares, and of which types."""
+    found: dict[str, dict[str, None]] = {}
     for row in of(rows, "proved"):
-        for why, calls in row["unplaced"].items():
-            each = (f"{where} {', '.join(str(layer + 1) for layer in layers)}" for where, layers in calls.items())
-            found.setdefault(why, []).append(f"`{row['name']}` ({'; '.join(each)})")
-    lines = [(text_of(why.rstrip(".")), ", ".join(types)) for why, types in sorted(found.items())]
-    return table(("why", "types (their calls, counted from 1)"), *lines)
+        for why in row["unplaced"]:
+            reason = next(plain for part, plain in REASONS.items() if part in why)
+            found.setdefault(reason, {})[row["name"]] = None
+    lines = [(reason, listed(list(found[reason]))) for reason in REASONS.values() if reason in found]
+    return table(("reason", "types"), *lines)
 
 
 def filled(page: str, rows: list[Row]) -> str:
-    """The page with the record's tables after their marks."""
-    tables = {"proved": proved(rows), "without-shares": without_shares(rows)}
-    for outcome in ("refused", "none"):
-        lines = [(f"`{row['name']}`", row["model"], text_of(row["why"])) for row in of(rows, outcome)]
-        tables[outcome] = table(("type", "class", "why"), *lines)
+    """The page with its tables filled from the record."""
+    tables = {"summary": summary(rows), "without-shares": without_shares(rows), "proved": proved(rows)}
     for name, text in tables.items():
         mark = f"<!-- table: {name} -->\n\n"
         assert mark in page, name
@@ -105,9 +124,13 @@ def filled(page: str, rows: list[Row]) -> str:
 def main() -> None:
     """Audit, print, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="TYPE", help="model types, which are printed and not recorded")
-    parser.add_argument("--tables", action="store_true", help="only rewrite the page, from the record as it is")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="types at a time (default: one per core)")
+    parser.add_argument(
+        "--only", nargs="+", metavar="TYPE", help="audit only these model types; print the results and record nothing"
+    )
+    parser.add_argument("--tables", action="store_true", help="only rewrite the page, from the existing record")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), help="types audited in parallel (default: one per core)"
+    )
     given = parser.parse_args()
     if not given.tables:
         import transformers

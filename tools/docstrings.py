@@ -1,9 +1,9 @@
-"""An extension of griffe: the house's docstrings as Markdown, so that the reference reads as the source does.
+"""An extension of griffe that converts our docstrings to Markdown.
 
-A docstring names its arguments or fields a line each, the name and two spaces or more before what is said of it, with
-further lines below what is said. In Markdown these would run together in one paragraph; here they become a list. The
-headings ``Arguments`` and ``Returns`` become bold. A public constant without a docstring is explained by the comment on
-its first line or by those right above it; without one it is not in the reference.
+A docstring has one line per argument or field: the name, at least two spaces, the description, and continuation lines
+below the description. These lines become a list. The headings ``Arguments`` and ``Returns`` become bold. A public
+constant without a docstring is explained by the comment on its first line or right above it; without a comment it is
+not in the reference.
 """
 
 from __future__ import annotations

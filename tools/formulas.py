@@ -1,7 +1,7 @@
-"""A hook of mkdocs: formulas between dollar signs become MathML when the documentation is built; no script, no network.
+"""A hook of mkdocs that converts formulas between dollar signs to MathML, without scripts or network.
 
-Markdown's `pymdownx.arithmatex` marks them; latex2mathml, which the cards use too, writes them. A formula that it does
-not know in full stops the build.
+`pymdownx.arithmatex` marks the formulas, and latex2mathml converts them. A formula that it does not know completely
+stops the build.
 """
 
 from __future__ import annotations

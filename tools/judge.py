@@ -1,7 +1,7 @@
-"""Judge the records again, or the ledger of desk in simulated worlds.
+"""Judge the records again, or the ledger of desk in simulated studies.
 
-    python tools/judge.py                  results/*/claims.json by the rules as they are now
-    python tools/judge.py --simulate 200   results/false-verdicts.json: how often a verdict is wrong
+    python tools/judge.py                  writes results/*/claims.json by the current rules
+    python tools/judge.py --simulate 200   writes results/false-verdicts.json: how often a verdict is wrong
 
 Then run tools/tables.py.
 """
@@ -24,7 +24,7 @@ from toeplens.studies import Results, judge
 from toeplens.studies.kit.claims import Entry
 
 D, C, BOTH = "trigger-distance", "trigger-count", ("paper", "released")
-TEN = 10  # models of a cell that the desk record was judged by, but for these (docs/decisions/018)
+TEN = 10  # models of a cell that the desk record was judged by, but for these (docs/decisions/06)
 _FIRST = {(each, C, name): 5 for each in BOTH for name in ("absolute", "mla", "nope", "rope")} | {
     (each, D, name): 5 for each in BOTH for name in ("partial-1", "partial-2")
 }
@@ -118,7 +118,7 @@ def judge_again() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulate", type=int, metavar="WORLDS", help="number of simulated worlds")
+    parser.add_argument("--simulate", type=int, metavar="WORLDS", help="number of simulated studies")
     worlds = parser.parse_args().simulate
     if worlds:
         (RESULTS / "false-verdicts.json").write_text(json.dumps(simulated(worlds), indent=1) + "\n")

@@ -1,6 +1,6 @@
-"""A hook of mkdocs: a notebook of the documentation is a page, its text as it stands and its code in blocks.
+"""A hook of mkdocs that shows a notebook as a page: its text, and its code in blocks.
 
-Nothing is run and nothing is installed for it: notebooks are kept without outputs, and the tests run them.
+Nothing is executed and no package is needed: notebooks are stored without outputs, and the tests run them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Fetch the programs that pages hold, from the npm registry, into src/toeplens/report/kit/vendored.
+"""Fetch the JavaScript libraries of the pages from the npm registry into src/toeplens/report/kit/vendored.
 
     python tools/page_programs.py
 
-Plotly's smallest bundle with heat maps, of the version that plotly.py comes with, compressed; and pako's inflate, which
-unpacks it in the browser. `tests/report/kit/test_packing.py` holds that the versions are these.
+These are plotly's smallest bundle with heat maps, in the version of plotly.py, compressed, and pako's inflate, which
+unpacks it in the browser. `tests/report/kit/test_packing.py` checks the versions.
 """
 
 from __future__ import annotations

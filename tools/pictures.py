@@ -1,4 +1,4 @@
-"""Make the pictures of docs/findings/real-models.md: figures of the two models' pages, as a browser shows them.
+"""Make the pictures of docs/findings/real-models.md: figures of the two models' pages, rendered by a browser.
 
 python tools/pictures.py
 """

@@ -1,8 +1,8 @@
-"""Write tests/public-names.txt: the names that people may rely on, with their parameters (docs/reference/stability.md).
+"""Write tests/public-names.txt: the stable public names, with their parameters (docs/reference/stability.md).
 
     python tools/public_names.py
 
-`tests/test_public_names.py` holds that the file is up to date, so that no name or parameter goes unnoticed.
+`tests/test_public_names.py` checks that the file is up to date, so changes of names and parameters are noticed.
 """
 
 from __future__ import annotations

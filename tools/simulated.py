@@ -1,4 +1,4 @@
-"""How often a ledger says something wrong: its own comparisons, drawn anew in worlds whose truth is known."""
+"""How often a ledger is wrong: its comparisons, simulated with known effects."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Fill the tables of docs/ that come from results/, and what the package says of the records.
+"""Fill the tables of docs/ from results/, and write the records' verdicts into the package.
 
     python tools/tables.py           write them
     python tools/tables.py --check   write nothing; exit code 1 if something is out of date
 
-A table stands between ``<!-- table: NAME ARGUMENTS -->`` and ``<!-- end -->``; NAME is a function of `TABLES`. The
-sentences around the tables are written by hand.
+A table is between ``<!-- table: NAME ARGUMENTS -->`` and ``<!-- end -->``; NAME is a function in `TABLES`. The text
+around the tables is written by hand.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Row = Iterable[str]
 
 
 def table(*rows: Row) -> Iterator[str]:
-    """Markdown's lines; the first row is the head."""
+    """Lines of a Markdown table; the first row is the header."""
     for number, row in enumerate(rows):
         cells = [cell.replace("|", "\\|") for cell in row]
         yield f"| {' | '.join(cells)} |"
@@ -63,7 +63,7 @@ def ledger(name: str) -> list[dict[str, Any]]:
 
 
 def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = False, of: int = 0) -> str:
-    """Mean, lowest and highest value of some models; and how many these are, if fewer than ``of``."""
+    """Mean, lowest and highest value over models, and the number of models if it is below ``of``."""
     found = [value for value in values if value is not None and math.isfinite(value)]
     if not found:
         return "–"
@@ -76,8 +76,23 @@ def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = F
 # ---- ledgers ---------------------------------------------------------------------------------------------------------
 
 
+VERDICTS = {"leans to hold": "indicative: holds", "leans to fail": "indicative: fails", "holds in part": "in part"}
+SHORTER = {  # patterns in the sources of claims, to keep the tables narrow
+    r"arXiv (?=\d)": "",
+    r"ICLR 2026 version \(summary\): ": "ICLR 2026, ",
+    r", among the related papers listed with [\d.]+": "",
+}
+
+
+def cited(source: str) -> str:
+    """The source of a claim in its short form."""
+    for pattern, short in SHORTER.items():
+        source = re.sub(pattern, short, source)
+    return source
+
+
 def claims(*words: str) -> Iterator[str]:
-    """A row per claim, with its verdict in each record: RECORDS [: CLAIMS], all of them if none is named."""
+    """A row per claim, with its verdict in each record: RECORDS [: CLAIMS] (default: all claims)."""
     split = words.index(":") if ":" in words else len(words)
     names, only = words[:split], words[split + 1 :]
     verdicts: dict[str, dict[tuple[str, str | None], str]] = {}
@@ -85,8 +100,9 @@ def claims(*words: str) -> Iterator[str]:
     for name in names:
         for entry in ledger(name):
             if not only or entry["id"] in only:
-                said.setdefault(entry["id"], f"{entry['statement']} ({entry['source']})")
-                verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = entry["verdict"]
+                said.setdefault(entry["id"], f"{entry['statement']} ({cited(entry['source'])})")
+                verdict = VERDICTS.get(entry["verdict"], entry["verdict"])
+                verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = verdict
     columns = sorted(
         {at for each in verdicts.values() for at in each}, key=lambda at: (names.index(at[0]), at[1] or "")
     )
@@ -97,7 +113,7 @@ def claims(*words: str) -> Iterator[str]:
 
 
 def counts(*names: str) -> Iterator[str]:
-    """How many claims of each record hold, fail or are open."""
+    """How many claims of each record hold, fail or are undecided."""
     rows = []
     for name in names:
         for protocol in dict.fromkeys(entry["protocol"] for entry in ledger(name)):
@@ -107,17 +123,26 @@ def counts(*names: str) -> Iterator[str]:
             numbers += [sum(verdict.startswith("leans") for verdict in found), found.count("undecided")]
             numbers.append(sum(entry["plain"] != entry["verdict"] for entry in entries))
             rows.append((f"`{name}`", protocol or "–", *map(str, numbers)))
-    heads = "holds", "holds in part", "fails", "leans", "undecided", "decided only without correction"
+    heads = "hold", "in part", "fail", "indicative", "undecided", "decided only without correction"
     yield from table(("record", "protocol", "claims", *heads), *rows)
 
 
 def errors() -> Iterator[str]:
-    """How often a ledger is wrong where the truth is known."""
+    """How often a simulated ledger is wrong."""
     content = json.loads((RESULTS / "false-verdicts.json").read_text("utf-8"))
     keys = "last_wrong", "any_wrong", "plain_any_wrong", "right"
-    heads = "ledgers with a wrong verdict", "at any look", "without correction", "claims decided as they are"
-    rows = [(row["shape"], row["effect"], *(f"{100 * row[key]:.1f} %" for key in keys)) for row in content["ledgers"]]
-    yield from table(("noise", "truth", *heads), *rows)
+    heads = "wrong at the last look", "at any look", "without correction", "correct decisions"
+    shapes = {"as seen": "as observed"}
+    effects = {"nothing there": "no effect", "at the bar": "at the threshold", "twice the bar": "twice the threshold"}
+    rows = [
+        (
+            shapes.get(row["shape"], row["shape"]),
+            effects.get(row["effect"], row["effect"]),
+            *(f"{100 * row[key]:.1f} %" for key in keys),
+        )
+        for row in content["ledgers"]
+    ]
+    yield from table(("noise", "true effect", *heads), *rows)
 
 
 # ---- encodings -------------------------------------------------------------------------------------------------------
@@ -138,7 +163,7 @@ FIGURES: Mapping[str, Mapping[str, Figure]] = {
 
 
 def encodings(figure: str, protocol: str, *places: str) -> Iterator[str]:
-    """Each encoding by itself, in the order of the first column: a figure on RECORD/TASK, ..."""
+    """A row per encoding, sorted by the first column: a figure on RECORD/TASK, ..."""
     columns = [(*place.split("/"), *each) for place in places for each in FIGURES[figure].items()]
     titles: dict[str, str] = {}
     for name, task, *_ in columns:
@@ -152,12 +177,12 @@ def encodings(figure: str, protocol: str, *places: str) -> Iterator[str]:
     heads = [f"`{name if several else task}`{suffix}" for name, task, suffix, _ in columns]
     rules = {row["task"]: row for name in records for row in record(name).content["table"] if "rule" in row}
     best = [f"{100 * rules[task]['rule_accuracy']:.0f} ({rules[task]['rule']})" for _, task, *_ in columns if rules]
-    last = [("*the best rule without a model*", *best)] if best and figure == "accuracy" else []
+    last = [("*best rule without a model*", *best)] if best and figure == "accuracy" else []
     yield from table(("encoding", *heads), *((words, *told) for _, words, told in sorted(rows)), *last)
 
 
 def tasks(name: str) -> Iterator[str]:
-    """Accuracy on every task of a grid, under every encoding that is on all of them."""
+    """Accuracy on every task of a grid, for each encoding that was trained on all of them."""
     rows = [
         (f"`{task}`", *(_measured(name, "paper", task, label, ACCURACY)[1] for label in _plain(record(name))))
         for task in record(name).spec.tasks
@@ -170,7 +195,7 @@ def _plain(found: Recorded) -> dict[str, str]:
 
 
 def _measured(name: str, protocol: str, task: str, label: str, figure: Figure) -> tuple[float, str]:
-    """A figure's mean; and in per cent, with its interval over seeds and how many models count."""
+    """The mean of a figure; and as text in per cent, with its interval over seeds and the number of models."""
     cells = [cell for cell in record(name).results.of(task, label) if cell.key.protocol == protocol]
     values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
     if not values:
@@ -190,17 +215,17 @@ def records(*names: str) -> Iterator[str]:
         cells = found.results.cells
         sizes = ", ".join(str(found.sizes[key]) for key in ("num_layers", "num_heads", "d_model"))
         each = list(dict.fromkeys(cell.key.task for cell in cells))
-        told = ", ".join(f"`{task}`" for task in each) if len(each) < 4 else f"{len(each)} tasks, listed below"
+        told = ", ".join(f"`{task}`" for task in each) if len(each) < 4 else f"{len(each)} tasks (listed below)"
         protocols, seeds = dict.fromkeys(cell.key.protocol for cell in cells), dict.fromkeys(found.seeds)
         models, most = len({cell.run for cell in cells}), max(cell.parameters for cell in cells)
         numbers = str(models), " to ".join(map(str, seeds)), sizes, f"{most:,}"
         rows.append((f"`{name}`", ", ".join(protocols), *numbers, told))
-    heads = "models", "seeds", "layers, heads, width", "parameters of the largest", "tasks"
+    heads = "models", "seeds", "layers, heads, width", "largest number of parameters", "tasks"
     yield from table(("record", "protocol", *heads), *rows)
 
 
 def languages() -> Iterator[str]:
-    """The language models, by encoding: means over seeds with the lowest and the highest."""
+    """The language models by encoding: mean over seeds, with the lowest and highest value."""
     found = record("language")
     rows = []
     for row in language.language_rows(found.spec, found.results):
@@ -214,20 +239,25 @@ def languages() -> Iterator[str]:
         ]
         told = (spread(map(of, cells), 0 if percent else 2, percent=percent) for of, percent in values)
         rows.append((row.title, *told, f"{row.seconds:.0f}"))
-    heads = ["bits per byte", f"lost at {language.LONG:g} times the length", "needles found", "an earlier copy saves"]
-    yield from table(("encoding", *heads, "largest head's share", "seconds of training"), *rows)
+    heads = [
+        "bits per byte",
+        f"increase at {language.LONG:g} times the length",
+        "needles found",
+        "saved by an earlier copy",
+    ]
+    yield from table(("encoding", *heads, "largest head's share", "training time, s"), *rows)
 
 
 def switches() -> Iterator[str]:
-    """What each switch of the protocols does to the skill, in points."""
+    """The effect of each protocol switch on the skill, in percentage points."""
     names = {
-        "data": "texts",
+        "data": "sequences",
         "encoding": "encoding",
-        "input": "nothing added at the input",
+        "input": "no input vectors",
         "mask": "causal mask",
-        "padding": "padding hidden",
+        "padding": "padding masked",
         "keys": "keys and values from the layer",
-        "readout": "last token read",
+        "readout": "readout at the last token",
         "norm": "final norm",
         "activation": "ReLU",
     }
@@ -247,20 +277,20 @@ def switches() -> Iterator[str]:
     yield from table(
         ("switch set as in the paper", "NoPE", "relative", "RoPE", "MLA"),
         *((words, *(told(effects.get((base, switch))) for base in bases)) for switch, words in names.items()),
-        ("all together", *(told(together[base]) for base in bases)),
-        ("left over: what switches do together", *(told(estimated(left[base])) for base in bases)),
+        ("all switches together", *(told(together[base]) for base in bases)),
+        ("interaction of switches", *(told(estimated(left[base])) for base in bases)),
     )
 
 
-# ---- the ladder ------------------------------------------------------------------------------------------------------
+# ---- variants of the scale -------------------------------------------------------------------------------------------
 
-COSTS = ("largest cost of a head, % of the skill", "nats", "heads whose cost is told from none")
+COSTS = ("largest ablation effect, % of skill", "in nats", "heads with a significant effect")
 MOMENTS = {
-    "able": "first look with over 90 % right, if before the plateau",
-    "plateau": "the plateau",
-    "twice": "twice its steps",
-    "four times": "four times",
-    END: "eight times, the end",
+    "able": "first evaluation above 90 %, if before the plateau",
+    "plateau": "plateau",
+    "twice": "2 times its steps",
+    "four times": "4 times",
+    END: "8 times (end)",
 }
 
 
@@ -283,22 +313,22 @@ def _costs(cells: list[CellResult], asked: int, moment: str = END) -> tuple[str,
 
 
 def rungs(protocol: str, base: str) -> Iterator[str]:
-    """One thing changed at a time."""
+    """One setting changed at a time."""
     batch = SCALES["desk"].optimiser["batch_size"]
     rows = []
     for rung in ("", *(rung for rung in SCALES["desk"].rungs if rung != "longer")):
         cells = _cells(protocol, base, rung)
         if cells:
             ends = [step * batch for cell in cells if (step := cell.result.get("plateau")) is not None]
-            plateau = f"{np.mean(ends):,.0f} ({min(ends):,.0f} to {max(ends):,.0f})" if ends else "all still learning"
-            changed = RUNGS[rung].title if rung else "nothing: the scale as it is"
+            plateau = f"{np.mean(ends):,.0f} ({min(ends):,.0f} to {max(ends):,.0f})" if ends else "not reached"
+            changed = RUNGS[rung].title if rung else "none (defaults of the scale)"
             right = spread((cell.accuracy for cell in cells), 0, percent=True)
             rows.append((changed, plateau, right, *_costs(cells, len(cells))))
-    yield from table(("changed", "examples to the plateau", "right", *COSTS), *rows)
+    yield from table(("changed", "training examples to the plateau", "accuracy", *COSTS), *rows)
 
 
 def lengths() -> Iterator[str]:
-    """The largest cost of a head at every length, under every encoding."""
+    """The largest ablation effect at every length, for every encoding."""
     tokens = {rung: (RUNGS[rung].tokens if rung else None) or SCALES["desk"].model["max_len"] for rung in _lengths()}
     rows = []
     for protocol in PROTOCOLS:
@@ -314,7 +344,7 @@ def _lengths() -> list[str]:
 
 
 def moments() -> Iterator[str]:
-    """The same models along training."""
+    """The same models at checkpoints during training."""
     rows = []
     for protocol in PROTOCOLS:
         for base in BASES[protocol]:
@@ -322,7 +352,7 @@ def moments() -> Iterator[str]:
             for moment, words in MOMENTS.items() if cells else ():
                 seen = [cell for cell in cells if in_order(cell, moment)]
                 rows.append((f"{_named(protocol, base)}, {protocol}", words, *_costs(seen, len(cells), moment)))
-    yield from table(("encoding, protocol", "moment", *COSTS), *rows)
+    yield from table(("encoding, protocol", "checkpoint", *COSTS), *rows)
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
@@ -334,7 +364,7 @@ TABLES: dict[str, Callable[..., Iterator[str]]] = {
 
 
 def filled(page: Path) -> str:
-    """A page with its tables as the records have them."""
+    """A page with its tables filled from the records."""
 
     def written(match: re.Match[str]) -> str:
         name, *words = match[2].split()
@@ -344,7 +374,7 @@ def filled(page: Path) -> str:
 
 
 def known() -> str:
-    """What the package says beside a small study's indications: the verdicts of the records."""
+    """The verdicts of the records, which the package shows next to those of a small study."""
     content = {}
     for name in REPRODUCED:
         seeds = json.loads((RESULTS / name / "claims.json").read_text("utf-8"))["seeds"]
@@ -354,7 +384,7 @@ def known() -> str:
 
 
 def outdated() -> dict[Path, str]:
-    """Files that are not what the records say, with what they should hold."""
+    """Files that do not agree with the records, with their correct content."""
     made = {page: filled(page) for page in sorted(DOCS.rglob("*.md"))} | {KNOWN: known()}
     return {path: text for path, text in made.items() if path.read_text("utf-8") != text}
 

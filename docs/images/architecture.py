@@ -1,4 +1,4 @@
-"""Draws architecture.svg: the floors of the package with their rooms, and who imports whom, read off the source."""
+"""Draw architecture.svg: the packages with their folders, and which imports which, read from the source."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "toeplens"
 PICTURE = Path(__file__).with_suffix(".svg")
-# from the top of the house down: each imports only from those below it
+# from the top down: each imports only from those below it
 FLOORS = {
     "cli": "parse, call, print",
-    "papers": "study, claims, page of each",
-    "report": "pages that show",
-    "studies": "studies that compute",
+    "papers": "study, claims and page per paper",
+    "report": "pages",
+    "studies": "grids, audits, probes, verdicts",
     "engine": "many runs, their records",
     "hosts": "encodings in Hugging Face models",
-    "sources": "where attention comes from",
-    "lens": "measures, a room a question",
+    "sources": "attention of a model",
+    "lens": "measures, by question",
     "training": "one run",
-    "tasks": "synthetic data",
-    "nn": "encodings in models of your own",
+    "tasks": "synthetic tasks, language",
+    "nn": "encodings in your own model",
     "model": "the decoder",
-    "encodings": "what position does",
-    "ground": "errors, files, records, words",
+    "encodings": "positional encodings, attention",
+    "ground": "errors, files, records, locks",
 }
 ROW, LEFT, ROOM, CELL = 46, 12, 820, 26
 STYLE = """
@@ -58,7 +58,7 @@ def drawing() -> str:
     names = list(FLOORS)
     width, top = ROOM + 60 + CELL * len(names), 74
     height = top + ROW * len(names) + 34
-    parts = [f'<text x="{LEFT}" y="24" class="name">toeplens, from what people call down to what all stands on</text>']
+    parts = [f'<text x="{LEFT}" y="24" class="name">toeplens: each package imports only from those below</text>']
     parts.append(f'<text x="{ROOM + 34}" y="24" class="head">imports from</text>')
     for row, floor in enumerate(names):
         y = top + ROW * row
@@ -81,8 +81,8 @@ def drawing() -> str:
         x = ROOM + 46 + CELL * column
         parts.append(f'<text x="{x}" y="{top - 8}" class="head" transform="rotate(-40 {x} {top - 8})">{other}</text>')
     parts.append(
-        f'<text x="{LEFT}" y="{height - 10}" class="what">A room imports from itself, from its floor\'s kit and from the '
-        "floors below; never from the room beside it.</text>"
+        f'<text x="{LEFT}" y="{height - 10}" class="what">A folder imports from itself, from its package\'s kit and '
+        "from the packages below; never from a sibling folder.</text>"
     )
     body = "\n".join(parts)
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"><style>{STYLE}</style>\n{body}\n</svg>\n'

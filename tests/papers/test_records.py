@@ -28,7 +28,7 @@ from toeplens.training.presets import PROTOCOLS
 from toeplens.training.watcher import moments
 
 RESULTS = Path(__file__).parents[2] / "results"
-LADDER = "ladder"  # a part of desk, of which not every place is trained (docs/decisions/018)
+LADDER = "ladder"  # a part of desk, of which not every place is trained (results/README.md)
 RECORDS = ("desk", "laptop", LADDER, "canonical", "language", "smollm2", "gemma3", "minilm", "theory")
 _states: dict[str, Any] = {}
 

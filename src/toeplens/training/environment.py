@@ -43,9 +43,9 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str, width
     """Choose device, precision and compilation.
 
     On a GPU, small models are limited by kernel launches, so they are compiled if a compiler is present. On a CPU,
-    compiled code was measured to be slower than eager at the laptop scale (docs/decisions/005, benchmarks/training.py),
+    compiled code was measured to be slower than eager at the laptop scale (docs/decisions/11, benchmarks/training.py),
     so it is compiled only on request. ``width`` is the model's: on a GPU, bfloat16 products are faster at the paper's
-    width of 256 and slower at 128 (docs/decisions/023), so ``auto`` uses bfloat16 from 256 on. On a CPU, the process
+    width of 256 and slower at 128 (docs/decisions/11), so ``auto`` uses bfloat16 from 256 on. On a CPU, the process
     keeps freed memory from here on.
     """
     choose("compile", compile_mode, ("auto", "on", "off"))

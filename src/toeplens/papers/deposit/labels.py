@@ -155,7 +155,7 @@ def encoding_of(protocol: Protocol, label: str) -> Fields:
 def model_fields(protocol: Protocol, label: str, sizes: Fields, seed: int) -> Fields:
     """All fields of a label's model: sizes, encoding, and every switch written out where the label changes one."""
     at = Label.parse(label)
-    # one factor of q . k for all labels, the papers': what is recorded was trained so (docs/decisions/015)
+    # one factor of q . k for all labels, the papers': what is recorded was trained so (docs/decisions/07)
     common: Fields = {"protocol": protocol, "attention_scale": None, **sizes}
     if at.heads is not None:
         heads = random_heads(sizes["num_heads"], at.heads, seed) if at.variant == "random" else at.heads

@@ -1,7 +1,7 @@
 """What a page holds compressed: the program that draws, and what is drawn.
 
 Both are gzip in base64, unpacked by the browser before anything else, at once, so that a page is whole when it has
-loaded (docs/decisions/027).
+loaded (docs/decisions/04).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The papers' empirical claims that this study can decide.
 
 Rules were written down before `desk` was trained. Which of them were amended once its record was known, why, and what
-that changed: docs/decisions/030.
+that changed: docs/decisions/06.
 """
 
 from __future__ import annotations
