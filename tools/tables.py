@@ -1,4 +1,4 @@
-"""Fill the tables of docs/ that come from results/, and what the package says of the records.
+"""Write the tables of docs/ and docs/images/deposit.svg from results/, and the package's copy of the verdicts.
 
     python tools/tables.py           write them
     python tools/tables.py --check   write nothing; exit code 1 if something is out of date
@@ -36,12 +36,13 @@ from toeplens.training.presets import PROTOCOLS
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 KNOWN = ROOT / "src" / "toeplens" / "papers" / "deposit" / "recorded.json"
+PICTURE = DOCS / "images" / "deposit.svg"
 REPRODUCED = ("desk", "laptop")  # the reproduction's records, the larger scale first
 Row = Iterable[str]
 
 
 def table(*rows: Row) -> Iterator[str]:
-    """Markdown's lines; the first row is the head."""
+    """Lines of a Markdown table; the first row is the header."""
     for number, row in enumerate(rows):
         cells = [cell.replace("|", "\\|") for cell in row]
         yield f"| {' | '.join(cells)} |"
@@ -63,7 +64,7 @@ def ledger(name: str) -> list[dict[str, Any]]:
 
 
 def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = False, of: int = 0) -> str:
-    """Mean, lowest and highest value of some models; and how many these are, if fewer than ``of``."""
+    """Mean, lowest and highest value over models, and the number of models if it is below ``of``."""
     found = [value for value in values if value is not None and math.isfinite(value)]
     if not found:
         return "–"
@@ -76,8 +77,11 @@ def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = F
 # ---- ledgers ---------------------------------------------------------------------------------------------------------
 
 
-def claims(*words: str) -> Iterator[str]:
-    """A row per claim, with its verdict in each record: RECORDS [: CLAIMS], all of them if none is named."""
+INDICATIVE = {"leans to hold": "indicatively holds", "leans to fail": "indicatively fails"}
+
+
+def claims(*words: str, statement: bool = True) -> Iterator[str]:
+    """A row per claim, with its verdict in each record: RECORDS [: CLAIMS] (default: all claims)."""
     split = words.index(":") if ":" in words else len(words)
     names, only = words[:split], words[split + 1 :]
     verdicts: dict[str, dict[tuple[str, str | None], str]] = {}
@@ -85,19 +89,25 @@ def claims(*words: str) -> Iterator[str]:
     for name in names:
         for entry in ledger(name):
             if not only or entry["id"] in only:
-                said.setdefault(entry["id"], f"{entry['statement']} ({entry['source']})")
-                verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = entry["verdict"]
+                said.setdefault(entry["id"], f"{entry['statement']} ({entry['source']})" if statement else entry["source"])
+                verdict = INDICATIVE.get(entry["verdict"], entry["verdict"])
+                verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = verdict
     columns = sorted(
         {at for each in verdicts.values() for at in each}, key=lambda at: (names.index(at[0]), at[1] or "")
     )
     yield from table(
-        ("claim", "statement", *(", ".join(filter(None, at)) for at in columns)),
+        ("claim", "statement" if statement else "source", *(", ".join(filter(None, at)) for at in columns)),
         *((f"`{c}`", said[c], *(verdicts[c].get(at, "–") for at in columns)) for c in only or verdicts),
     )
 
 
+def verdicts(*words: str) -> Iterator[str]:
+    """The same without the statements."""
+    yield from claims(*words, statement=False)
+
+
 def counts(*names: str) -> Iterator[str]:
-    """How many claims of each record hold, fail or are open."""
+    """Number of claims of each record, by verdict."""
     rows = []
     for name in names:
         for protocol in dict.fromkeys(entry["protocol"] for entry in ledger(name)):
@@ -107,15 +117,15 @@ def counts(*names: str) -> Iterator[str]:
             numbers += [sum(verdict.startswith("leans") for verdict in found), found.count("undecided")]
             numbers.append(sum(entry["plain"] != entry["verdict"] for entry in entries))
             rows.append((f"`{name}`", protocol or "–", *map(str, numbers)))
-    heads = "holds", "holds in part", "fails", "leans", "undecided", "decided only without correction"
+    heads = "holds", "holds in part", "fails", "indicative", "undecided", "different without correction"
     yield from table(("record", "protocol", "claims", *heads), *rows)
 
 
 def errors() -> Iterator[str]:
-    """How often a ledger is wrong where the truth is known."""
+    """How often a ledger is wrong in simulations whose truth is known."""
     content = json.loads((RESULTS / "false-verdicts.json").read_text("utf-8"))
     keys = "last_wrong", "any_wrong", "plain_any_wrong", "right"
-    heads = "ledgers with a wrong verdict", "at any look", "without correction", "claims decided as they are"
+    heads = "ledgers with a wrong verdict", "at any look", "without correction", "claims decided correctly"
     rows = [(row["shape"], row["effect"], *(f"{100 * row[key]:.1f} %" for key in keys)) for row in content["ledgers"]]
     yield from table(("noise", "truth", *heads), *rows)
 
@@ -129,9 +139,9 @@ def _skilled(name: str, value: Callable[[CellResult], float]) -> Figure:
 
 FIGURES: Mapping[str, Mapping[str, Figure]] = {
     "accuracy": {"": ACCURACY},
-    "largest-cost": {"": _skilled("largest cost of a head", lambda cell: cell.peak)},
+    "largest-cost": {"": _skilled("largest ablation effect of a head", lambda cell: cell.peak)},
     "kept": {
-        f", {factor:g} times": Figure("", lambda cell, factor=factor: kept(cell, factor), lambda cell: cell.skilled)
+        f", {factor:g}×": Figure("", lambda cell, factor=factor: kept(cell, factor), lambda cell: cell.skilled)
         for factor in (1.5, 2.0)
     },
 }
@@ -152,8 +162,67 @@ def encodings(figure: str, protocol: str, *places: str) -> Iterator[str]:
     heads = [f"`{name if several else task}`{suffix}" for name, task, suffix, _ in columns]
     rules = {row["task"]: row for name in records for row in record(name).content["table"] if "rule" in row}
     best = [f"{100 * rules[task]['rule_accuracy']:.0f} ({rules[task]['rule']})" for _, task, *_ in columns if rules]
-    last = [("*the best rule without a model*", *best)] if best and figure == "accuracy" else []
+    last = [("*best rule without a model*", *best)] if best and figure == "accuracy" else []
     yield from table(("encoding", *heads), *((words, *told) for _, words, told in sorted(rows)), *last)
+
+
+# an encoding's title, and its labels in the records `canonical`, `desk` and `language`
+CHOICE = (
+    ("RoPE", "rope", "rope", "rope"),
+    ("p-RoPE (half of the frequencies)", "p-rope", "", "p-rope"),
+    ("RoPE + sinusoid", "rope-absolute", "rope-absolute", ""),
+    ("MLA", "mla", "mla", ""),
+    ("ALiBi", "alibi", "alibi", "alibi"),
+    ("T5 bias", "t5", "relative", "t5"),
+    ("FIRE", "", "", "fire"),
+    ("FoX", "", "", "fox"),
+    ("Sinusoid", "sinusoidal", "absolute", "sinusoidal"),
+    ("NoPE", "nope", "nope", "nope"),
+)
+
+
+def choice() -> Iterator[str]:
+    """Each encoding with its main figures in three records; a star: fewer models count than were trained."""
+    found = record("language")
+    rows = {row.label: row for row in language.language_rows(found.spec, found.results)}
+
+    def short(name: str, task: str, label: str, figure: Figure) -> str:
+        cells = [cell for cell in record(name).results.of(task, label) if cell.key.protocol == "paper"]
+        values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
+        mean = f"{100 * of_one(values, figure.grain).estimate().value:.0f}" if values else "–"
+        return f"{mean}*" if values and len(values) < len(cells) else mean
+
+    def told(label: str) -> list[str]:
+        if label not in rows:
+            return ["–"] * 3
+        cells = [cell for cell in found.results.of("language", label) if language.is_language(cell)]
+        means = (fixed(float(np.mean([of(cell) for cell in cells])), 2) for of in (language.bits, language.lost))
+        return [*means, f"{rows[label].seconds / rows['rope'].seconds:.2f}×"]
+
+    twice = FIGURES["kept"][", 2×"]
+    yield from table(
+        (
+            "encoding",
+            "`index`",
+            "`index` kept at 2×",
+            "`retrieval` kept at 2×",
+            "`trigger-distance`",
+            "LM bits per byte",
+            "LM change at 4×",
+            "LM training time",
+        ),
+        *(
+            (
+                title,
+                short("canonical", "index", grid, ACCURACY),
+                short("canonical", "index", grid, twice),
+                short("canonical", "retrieval", grid, twice),
+                short("desk", TASK, desk, ACCURACY),
+                *told(text),
+            )
+            for title, grid, desk, text in CHOICE
+        ),
+    )
 
 
 def tasks(name: str) -> Iterator[str]:
@@ -170,7 +239,7 @@ def _plain(found: Recorded) -> dict[str, str]:
 
 
 def _measured(name: str, protocol: str, task: str, label: str, figure: Figure) -> tuple[float, str]:
-    """A figure's mean; and in per cent, with its interval over seeds and how many models count."""
+    """Mean of a figure; and as text: in per cent, with its interval over seeds and the number of models."""
     cells = [cell for cell in record(name).results.of(task, label) if cell.key.protocol == protocol]
     values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
     if not values:
@@ -183,19 +252,19 @@ def _measured(name: str, protocol: str, task: str, label: str, figure: Figure) -
 
 
 def records(*names: str) -> Iterator[str]:
-    """What was trained for each record."""
+    """Models trained for each record."""
     rows = []
     for name in names:
         found = record(name)
         cells = found.results.cells
         sizes = ", ".join(str(found.sizes[key]) for key in ("num_layers", "num_heads", "d_model"))
         each = list(dict.fromkeys(cell.key.task for cell in cells))
-        told = ", ".join(f"`{task}`" for task in each) if len(each) < 4 else f"{len(each)} tasks, listed below"
+        told = ", ".join(f"`{task}`" for task in each) if len(each) < 4 else f"{len(each)} tasks"
         protocols, seeds = dict.fromkeys(cell.key.protocol for cell in cells), dict.fromkeys(found.seeds)
         models, most = len({cell.run for cell in cells}), max(cell.parameters for cell in cells)
         numbers = str(models), " to ".join(map(str, seeds)), sizes, f"{most:,}"
         rows.append((f"`{name}`", ", ".join(protocols), *numbers, told))
-    heads = "models", "seeds", "layers, heads, width", "parameters of the largest", "tasks"
+    heads = "models", "seeds", "layers, heads, width", "parameters (largest)", "tasks"
     yield from table(("record", "protocol", *heads), *rows)
 
 
@@ -214,18 +283,18 @@ def languages() -> Iterator[str]:
         ]
         told = (spread(map(of, cells), 0 if percent else 2, percent=percent) for of, percent in values)
         rows.append((row.title, *told, f"{row.seconds:.0f}"))
-    heads = ["bits per byte", f"lost at {language.LONG:g} times the length", "needles found", "an earlier copy saves"]
-    yield from table(("encoding", *heads, "largest head's share", "seconds of training"), *rows)
+    heads = ["bits per byte", f"change at {language.LONG:g}× the length", "needles found", "gain from an earlier copy"]
+    yield from table(("encoding", *heads, "largest head's share", "training seconds"), *rows)
 
 
 def switches() -> Iterator[str]:
-    """What each switch of the protocols does to the skill, in points."""
+    """Effect of each protocol switch on the skill, in points."""
     names = {
-        "data": "texts",
+        "data": "sequences",
         "encoding": "encoding",
         "input": "nothing added at the input",
         "mask": "causal mask",
-        "padding": "padding hidden",
+        "padding": "padding masked",
         "keys": "keys and values from the layer",
         "readout": "last token read",
         "norm": "final norm",
@@ -245,22 +314,22 @@ def switches() -> Iterator[str]:
         return f"**{words}**" if decided(estimate) else words
 
     yield from table(
-        ("switch set as in the paper", "NoPE", "relative", "RoPE", "MLA"),
+        ("switch set to the paper's value", "NoPE", "relative", "RoPE", "MLA"),
         *((words, *(told(effects.get((base, switch))) for base in bases)) for switch, words in names.items()),
-        ("all together", *(told(together[base]) for base in bases)),
-        ("left over: what switches do together", *(told(estimated(left[base])) for base in bases)),
+        ("all switches together", *(told(together[base]) for base in bases)),
+        ("remainder: interactions of switches", *(told(estimated(left[base])) for base in bases)),
     )
 
 
-# ---- the ladder ------------------------------------------------------------------------------------------------------
+# ---- the scale sweep -------------------------------------------------------------------------------------------------
 
-COSTS = ("largest cost of a head, % of the skill", "nats", "heads whose cost is told from none")
+COSTS = ("largest effect, % of the skill", "nats", "heads with a significant effect")
 MOMENTS = {
-    "able": "first look with over 90 % right, if before the plateau",
-    "plateau": "the plateau",
-    "twice": "twice its steps",
-    "four times": "four times",
-    END: "eight times, the end",
+    "able": "first above 90 % accuracy, if before the plateau",
+    "plateau": "plateau",
+    "twice": "2× its steps",
+    "four times": "4×",
+    END: "8× (end)",
 }
 
 
@@ -283,22 +352,22 @@ def _costs(cells: list[CellResult], asked: int, moment: str = END) -> tuple[str,
 
 
 def rungs(protocol: str, base: str) -> Iterator[str]:
-    """One thing changed at a time."""
+    """One setting changed at a time."""
     batch = SCALES["desk"].optimiser["batch_size"]
     rows = []
     for rung in ("", *(rung for rung in SCALES["desk"].rungs if rung != "longer")):
         cells = _cells(protocol, base, rung)
         if cells:
             ends = [step * batch for cell in cells if (step := cell.result.get("plateau")) is not None]
-            plateau = f"{np.mean(ends):,.0f} ({min(ends):,.0f} to {max(ends):,.0f})" if ends else "all still learning"
-            changed = RUNGS[rung].title if rung else "nothing: the scale as it is"
+            plateau = f"{np.mean(ends):,.0f} ({min(ends):,.0f} to {max(ends):,.0f})" if ends else "none stopped learning"
+            changed = RUNGS[rung].title if rung else "nothing (baseline)"
             right = spread((cell.accuracy for cell in cells), 0, percent=True)
             rows.append((changed, plateau, right, *_costs(cells, len(cells))))
-    yield from table(("changed", "examples to the plateau", "right", *COSTS), *rows)
+    yield from table(("changed", "examples to the plateau", "accuracy", *COSTS), *rows)
 
 
 def lengths() -> Iterator[str]:
-    """The largest cost of a head at every length, under every encoding."""
+    """Largest ablation effect of a head, by length and encoding."""
     tokens = {rung: (RUNGS[rung].tokens if rung else None) or SCALES["desk"].model["max_len"] for rung in _lengths()}
     rows = []
     for protocol in PROTOCOLS:
@@ -314,7 +383,7 @@ def _lengths() -> list[str]:
 
 
 def moments() -> Iterator[str]:
-    """The same models along training."""
+    """The same models at checkpoints."""
     rows = []
     for protocol in PROTOCOLS:
         for base in BASES[protocol]:
@@ -322,14 +391,58 @@ def moments() -> Iterator[str]:
             for moment, words in MOMENTS.items() if cells else ():
                 seen = [cell for cell in cells if in_order(cell, moment)]
                 rows.append((f"{_named(protocol, base)}, {protocol}", words, *_costs(seen, len(cells), moment)))
-    yield from table(("encoding, protocol", "moment", *COSTS), *rows)
+    yield from table(("encoding, protocol", "checkpoint", *COSTS), *rows)
+
+
+# ---- a picture -------------------------------------------------------------------------------------------------------
+
+
+def deposit() -> str:
+    """The largest ablation effect of a head by encoding, as SVG: mean and 95 % interval over seeds (`desk`)."""
+    left, wide, row, top, gap = 140, 300, 26, 62, 170
+    figure = FIGURES["largest-cost"][""]
+    drawn, most = [], 0
+    for number, protocol in enumerate(PROTOCOLS):
+        x0 = left + number * (wide + gap)
+        drawn.append(f'<text x="{x0}" y="{top - 18}" font-weight="bold">Protocol: {protocol}</text>')
+        rows = []
+        for label, words in record("desk").titles_under(protocol, TASK).items():
+            cells = [cell for cell in record("desk").results.of(TASK, label) if cell.key.protocol == protocol]
+            values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
+            if values:
+                words = "RoPE + sinusoid" if (protocol, label) == ("released", "rope") else words
+                rows.append((of_one(values, figure.grain).estimate(), "RoPE" if label == "rope-alone" else words))
+        most = max(most, len(rows))
+        drawn += [
+            f'<line x1="{x0 + share * wide / 100:.0f}" x2="{x0 + share * wide / 100:.0f}" y1="{top - 8}" '
+            f'y2="{top + row * len(rows)}" stroke="#ddd"/><text x="{x0 + share * wide / 100:.0f}" '
+            f'y="{top + row * len(rows) + 16}" text-anchor="middle" fill="#666">{share}%</text>'
+            for share in (0, 25, 50, 75, 100)
+        ]
+        for place, (found, words) in enumerate(sorted(rows, key=lambda each: -each[0].value)):
+            y = top + row * place + row // 2
+            colour = "#2f6fe0" if "RoPE" in words else "#b5482f"
+            low, mid, high = (x0 + wide * each for each in (found.low, found.value, found.high))
+            drawn += [
+                f'<text x="{x0 - 10}" y="{y + 4}" text-anchor="end">{words}</text>',
+                f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>',
+                f'<circle cx="{mid:.1f}" cy="{y}" r="5" fill="{colour}"/>',
+            ]
+    size = f"{left + 2 * wide + gap + 20} {top + row * most + 30}"
+    title = "Skill lost when the most important head is ablated (Task 1, 6 layers × 16 heads)"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="13">\n'
+        f'<rect width="100%" height="100%" fill="#fff"/>\n<text x="10" y="20" font-size="15">{title}</text>\n'
+        + "\n".join(drawn)
+        + "\n</svg>\n"
+    )
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
 
 TABLES: dict[str, Callable[..., Iterator[str]]] = {
     each.__name__: each
-    for each in (claims, counts, errors, encodings, tasks, records, languages, switches, rungs, lengths, moments)
+    for each in (claims, verdicts, counts, errors, encodings, choice, tasks, records, languages, switches, rungs, lengths, moments)
 }
 
 
@@ -344,7 +457,7 @@ def filled(page: Path) -> str:
 
 
 def known() -> str:
-    """What the package says beside a small study's indications: the verdicts of the records."""
+    """The records' verdicts, which the package shows next to those of a small study."""
     content = {}
     for name in REPRODUCED:
         seeds = json.loads((RESULTS / name / "claims.json").read_text("utf-8"))["seeds"]
@@ -354,9 +467,9 @@ def known() -> str:
 
 
 def outdated() -> dict[Path, str]:
-    """Files that are not what the records say, with what they should hold."""
-    made = {page: filled(page) for page in sorted(DOCS.rglob("*.md"))} | {KNOWN: known()}
-    return {path: text for path, text in made.items() if path.read_text("utf-8") != text}
+    """Files that differ from what the records say, with their new content."""
+    made = {page: filled(page) for page in sorted(DOCS.rglob("*.md"))} | {KNOWN: known(), PICTURE: deposit()}
+    return {path: text for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text}
 
 
 if __name__ == "__main__":

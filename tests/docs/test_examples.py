@@ -23,7 +23,7 @@ EXAMPLES = {
 COMPILING = {name: code for name, code in EXAMPLES.items() if "conformance.check" in code or "make_card" in code}
 
 
-SLOW = ("README.md", "export.md", "scale.md", "training.md")  # they train, or start processes
+SLOW = ("export.md", "scale.md", "training.md")  # they train, or start processes
 
 
 @pytest.mark.parametrize(
