@@ -166,6 +166,28 @@ def encodings(figure: str, protocol: str, *places: str) -> Iterator[str]:
     yield from table(("encoding", *heads), *((words, *told) for _, words, told in sorted(rows)), *last)
 
 
+# an encoding's title, and its labels under either protocol
+EFFECTS = (
+    ("RoPE", "rope", "rope-alone"),
+    ("RoPE + sinusoid", "rope-absolute", "rope"),
+    ("MLA", "mla", "mla"),
+    ("ALiBi", "alibi", "alibi"),
+    ("Absolute (sinusoid)", "absolute", "absolute"),
+    ("NoPE", "nope", "nope"),
+    ("Relative", "relative", "relative"),
+)
+
+
+def effects() -> Iterator[str]:
+    """Largest ablation effect of a head in the reproduction's records, under both protocols."""
+    rows = []
+    for words, *labels in EFFECTS:
+        places = [(name, *each) for name in REPRODUCED for each in zip(PROTOCOLS, labels, strict=True)]
+        found = [_measured(name, protocol, TASK, label, FIGURES["largest-cost"][""])[1] for name, protocol, label in places]
+        rows.append((words, *(text.partition(" (")[0] for text in found)))
+    yield from table(("encoding", *(f"{name}, {protocol}" for name in REPRODUCED for protocol in PROTOCOLS)), *rows)
+
+
 # an encoding's title, and its labels in the records `canonical`, `desk` and `language`
 CHOICE = (
     ("RoPE", "rope", "rope", "rope"),
@@ -323,7 +345,8 @@ def switches() -> Iterator[str]:
 
 # ---- the scale sweep -------------------------------------------------------------------------------------------------
 
-COSTS = ("largest effect, % of the skill", "nats", "heads with a significant effect")
+COSTS = ("% of the skill", "nats")
+_ROPE = dict(zip(PROTOCOLS, ("rope", "rope-alone"), strict=True))
 MOMENTS = {
     "able": "first above 90 % accuracy, if before the plateau",
     "plateau": "plateau",
@@ -342,28 +365,23 @@ def _named(protocol: Any, base: str) -> str:
     return name.replace("RoPE", "RoPE (with sinusoid)", 1) if (protocol, base) == ("released", "rope") else name
 
 
-def _costs(cells: list[CellResult], asked: int, moment: str = END) -> tuple[str, str, str]:
+def _costs(cells: list[CellResult], asked: int, moment: str = END) -> tuple[str, str]:
     looks, nats = ([look_at(c, moment, by) for c in cells] for by in ("accuracy", "loss"))
     return (
         spread((look and look.largest() for look in looks), 0, percent=True, of=asked),
         spread((look and look.largest() for look in nats), of=asked),
-        spread((look and look.matter for look in looks), 0, of=asked),
     )
 
 
-def rungs(protocol: str, base: str) -> Iterator[str]:
-    """One setting changed at a time."""
-    batch = SCALES["desk"].optimiser["batch_size"]
+def rungs() -> Iterator[str]:
+    """One setting changed at a time: RoPE, under both protocols."""
     rows = []
-    for rung in ("", *(rung for rung in SCALES["desk"].rungs if rung != "longer")):
-        cells = _cells(protocol, base, rung)
-        if cells:
-            ends = [step * batch for cell in cells if (step := cell.result.get("plateau")) is not None]
-            plateau = f"{np.mean(ends):,.0f} ({min(ends):,.0f} to {max(ends):,.0f})" if ends else "none stopped learning"
+    for rung in ("", *(rung for rung in SCALES["desk"].rungs if rung != "longer" and not RUNGS[rung].tokens)):
+        found = [_cells(protocol, base, rung) for protocol, base in _ROPE.items()]
+        if all(found):
             changed = RUNGS[rung].title if rung else "nothing (baseline)"
-            right = spread((cell.accuracy for cell in cells), 0, percent=True)
-            rows.append((changed, plateau, right, *_costs(cells, len(cells))))
-    yield from table(("changed", "examples to the plateau", "accuracy", *COSTS), *rows)
+            rows.append((changed, *(words for cells in found for words in _costs(cells, len(cells)))))
+    yield from table(("changed", *(f"{protocol}, {unit}" for protocol in _ROPE for unit in COSTS)), *rows)
 
 
 def lengths() -> Iterator[str]:
@@ -383,15 +401,13 @@ def _lengths() -> list[str]:
 
 
 def moments() -> Iterator[str]:
-    """The same models at checkpoints."""
-    rows = []
-    for protocol in PROTOCOLS:
-        for base in BASES[protocol]:
-            cells = _cells(protocol, base, "longer")
-            for moment, words in MOMENTS.items() if cells else ():
-                seen = [cell for cell in cells if in_order(cell, moment)]
-                rows.append((f"{_named(protocol, base)}, {protocol}", words, *_costs(seen, len(cells), moment)))
-    yield from table(("encoding, protocol", "checkpoint", *COSTS), *rows)
+    """The models that were trained on, at checkpoints."""
+    cells = [_cells(protocol, base, "longer") for protocol, base in _ROPE.items()]
+    rows = (
+        (words, *(_costs([cell for cell in each if in_order(cell, moment)], len(each), moment)[0] for each in cells))
+        for moment, words in MOMENTS.items()
+    )
+    yield from table(("checkpoint", *_ROPE), *rows)
 
 
 # ---- a picture -------------------------------------------------------------------------------------------------------
@@ -442,7 +458,7 @@ def deposit() -> str:
 
 TABLES: dict[str, Callable[..., Iterator[str]]] = {
     each.__name__: each
-    for each in (claims, verdicts, counts, errors, encodings, choice, tasks, records, languages, switches, rungs, lengths, moments)
+    for each in (claims, verdicts, counts, errors, encodings, effects, choice, tasks, records, languages, switches, rungs, lengths, moments)
 }
 
 
