@@ -89,7 +89,8 @@ def claims(*words: str, statement: bool = True) -> Iterator[str]:
     for name in names:
         for entry in ledger(name):
             if not only or entry["id"] in only:
-                said.setdefault(entry["id"], f"{entry['statement']} ({entry['source']})" if statement else entry["source"])
+                source = entry["source"]
+                said.setdefault(entry["id"], f"{entry['statement']} ({source})" if statement else source)
                 verdict = INDICATIVE.get(entry["verdict"], entry["verdict"])
                 verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = verdict
     columns = sorted(
@@ -183,8 +184,10 @@ def effects() -> Iterator[str]:
     rows = []
     for words, *labels in EFFECTS:
         places = [(name, *each) for name in REPRODUCED for each in zip(PROTOCOLS, labels, strict=True)]
-        found = [_measured(name, protocol, TASK, label, FIGURES["largest-cost"][""])[1] for name, protocol, label in places]
-        rows.append((words, *(text.partition(" (")[0] for text in found)))
+        found = (
+            _measured(name, protocol, TASK, label, FIGURES["largest-cost"][""]) for name, protocol, label in places
+        )
+        rows.append((words, *(text.partition(" (")[0] for _, text in found)))
     yield from table(("encoding", *(f"{name}, {protocol}" for name in REPRODUCED for protocol in PROTOCOLS)), *rows)
 
 
@@ -458,7 +461,22 @@ def deposit() -> str:
 
 TABLES: dict[str, Callable[..., Iterator[str]]] = {
     each.__name__: each
-    for each in (claims, verdicts, counts, errors, encodings, effects, choice, tasks, records, languages, switches, rungs, lengths, moments)
+    for each in (
+        claims,
+        verdicts,
+        counts,
+        errors,
+        encodings,
+        effects,
+        choice,
+        tasks,
+        records,
+        languages,
+        switches,
+        rungs,
+        lengths,
+        moments,
+    )
 }
 
 
