@@ -211,12 +211,6 @@ def choice() -> Iterator[str]:
     found = record("language")
     rows = {row.label: row for row in language.language_rows(found.spec, found.results)}
 
-    def short(name: str, task: str, label: str, figure: Figure) -> str:
-        cells = [cell for cell in record(name).results.of(task, label) if cell.key.protocol == "paper"]
-        values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
-        mean = f"{100 * of_one(values, figure.grain).estimate().value:.0f}" if values else "–"
-        return f"{mean}*" if values and len(values) < len(cells) else mean
-
     def told(label: str) -> list[str]:
         if label not in rows:
             return ["–"] * 3
@@ -239,10 +233,10 @@ def choice() -> Iterator[str]:
         *(
             (
                 title,
-                short("canonical", "index", grid, ACCURACY),
-                short("canonical", "index", grid, twice),
-                short("canonical", "retrieval", grid, twice),
-                short("desk", TASK, desk, ACCURACY),
+                _short("canonical", "index", grid, ACCURACY),
+                _short("canonical", "index", grid, twice),
+                _short("canonical", "retrieval", grid, twice),
+                _short("desk", TASK, desk, ACCURACY),
                 *told(text),
             )
             for title, grid, desk, text in CHOICE
@@ -251,9 +245,9 @@ def choice() -> Iterator[str]:
 
 
 def tasks(name: str) -> Iterator[str]:
-    """Accuracy on every task of a grid, under every encoding that is on all of them."""
+    """Accuracy on every task of a grid, for the encodings that were trained on all of them."""
     rows = [
-        (f"`{task}`", *(_measured(name, "paper", task, label, ACCURACY)[1] for label in _plain(record(name))))
+        (f"`{task}`", *(_short(name, task, label, ACCURACY) for label in _plain(record(name))))
         for task in record(name).spec.tasks
     ]
     yield from table(("task", *_plain(record(name)).values()), *rows)
@@ -261,6 +255,16 @@ def tasks(name: str) -> Iterator[str]:
 
 def _plain(found: Recorded) -> dict[str, str]:
     return {each.label: each.title for each in found.spec.columns() if set(each.tasks) == set(found.spec.tasks)}
+
+
+def _short(name: str, task: str, label: str, figure: Figure) -> str:
+    """Mean of a figure in per cent; with a star if fewer models count than were trained."""
+    cells = [cell for cell in record(name).results.of(task, label) if cell.key.protocol == "paper"]
+    values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
+    if not values:
+        return "–"
+    star = "*" if len(values) < len(cells) else ""
+    return f"{100 * of_one(values, figure.grain).estimate().value:.0f}{star}"
 
 
 def _measured(name: str, protocol: str, task: str, label: str, figure: Figure) -> tuple[float, str]:
