@@ -1,4 +1,4 @@
-"""Make the pictures of docs/findings/real-models.md: figures of the two models' pages, as a browser shows them.
+"""Make the pictures of docs/findings that are figures of the records' pages, as a browser shows them.
 
 python tools/pictures.py
 """
@@ -27,10 +27,9 @@ class Picture(NamedTuple):
 
 PICTURES = {
     "real-smollm2-frequencies": Picture("smollm2", "#figure-frequencies .panels", 1280),
-    "real-gemma3-frequencies": Picture("gemma3", "#figure-frequencies .panels", 1280),
-    "real-smollm2-needles": Picture("smollm2", "#figure-retrieval .panel >> nth=0", 600),
     "real-smollm2-bands": Picture("smollm2", "#figure-bands", 560),
-    "real-gemma3-bands": Picture("gemma3", "#figure-bands", 560),
+    "language-lengths": Picture("language", "#figure-bits .panel >> nth=0", 560),
+    "scan": Picture("canonical", "#figure-scan", 1000),
 }
 
 
