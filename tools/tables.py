@@ -194,7 +194,7 @@ def effects() -> Iterator[str]:
 # an encoding's title, and its labels in the records `canonical`, `desk` and `language`
 CHOICE = (
     ("RoPE", "rope", "rope", "rope"),
-    ("p-RoPE (half of the frequencies)", "p-rope", "", "p-rope"),
+    ("p-RoPE (half)", "p-rope", "", "p-rope"),
     ("RoPE + sinusoid", "rope-absolute", "rope-absolute", ""),
     ("MLA", "mla", "mla", ""),
     ("ALiBi", "alibi", "alibi", "alibi"),
@@ -209,14 +209,12 @@ CHOICE = (
 def choice() -> Iterator[str]:
     """Each encoding with its main figures in three records; a star: fewer models count than were trained."""
     found = record("language")
-    rows = {row.label: row for row in language.language_rows(found.spec, found.results)}
 
-    def told(label: str) -> list[str]:
-        if label not in rows:
-            return ["–"] * 3
+    def text(label: str) -> list[str]:
+        if not label:
+            return ["–"] * 2
         cells = [cell for cell in found.results.of("language", label) if language.is_language(cell)]
-        means = (fixed(float(np.mean([of(cell) for cell in cells])), 2) for of in (language.bits, language.lost))
-        return [*means, f"{rows[label].seconds / rows['rope'].seconds:.2f}×"]
+        return [fixed(float(np.mean([of(cell) for cell in cells])), 2) for of in (language.bits, language.lost)]
 
     twice = FIGURES["kept"][", 2×"]
     yield from table(
@@ -228,7 +226,6 @@ def choice() -> Iterator[str]:
             "`trigger-distance`",
             "LM bits per byte",
             "LM change at 4×",
-            "LM training time",
         ),
         *(
             (
@@ -237,9 +234,9 @@ def choice() -> Iterator[str]:
                 _short("canonical", "index", grid, twice),
                 _short("canonical", "retrieval", grid, twice),
                 _short("desk", TASK, desk, ACCURACY),
-                *told(text),
+                *text(words),
             )
-            for title, grid, desk, text in CHOICE
+            for title, grid, desk, words in CHOICE
         ),
     )
 
@@ -407,7 +404,7 @@ def _lengths() -> list[str]:
     return ["", *(rung for rung in SCALES["desk"].rungs if RUNGS[rung].tokens)]
 
 
-def moments() -> Iterator[str]:
+def checkpoints() -> Iterator[str]:
     """The models that were trained on, at checkpoints."""
     cells = [_cells(protocol, base, "longer") for protocol, base in _ROPE.items()]
     rows = (
@@ -479,7 +476,7 @@ TABLES: dict[str, Callable[..., Iterator[str]]] = {
         switches,
         rungs,
         lengths,
-        moments,
+        checkpoints,
     )
 }
 
