@@ -1,4 +1,4 @@
-"""Make the pictures of docs/findings/real-models.md: figures of the two models' pages, rendered by a browser.
+"""Make the pictures of docs/findings that are figures of the records' pages, as a browser shows them.
 
 python tools/pictures.py
 """
@@ -27,10 +27,9 @@ class Picture(NamedTuple):
 
 PICTURES = {
     "real-smollm2-frequencies": Picture("smollm2", "#figure-frequencies .panels", 1280),
-    "real-gemma3-frequencies": Picture("gemma3", "#figure-frequencies .panels", 1280),
-    "real-smollm2-needles": Picture("smollm2", "#figure-retrieval .panel >> nth=0", 600),
     "real-smollm2-bands": Picture("smollm2", "#figure-bands", 560),
-    "real-gemma3-bands": Picture("gemma3", "#figure-bands", 560),
+    "language-lengths": Picture("language", "#figure-bits", 1000),
+    "scan": Picture("canonical", "#figure-scan", 1000),
 }
 
 
@@ -51,7 +50,7 @@ def main() -> None:
             part = page.locator(picture.part)
             part.scroll_into_view_if_needed()
             part.locator(".main-svg").first.wait_for(timeout=_WAIT)  # plots are drawn when they come near
-            shot = part.screenshot(timeout=_WAIT, style=".save { display: none }")
+            shot = part.screenshot(timeout=_WAIT, style=".save, figcaption { display: none }")
             drawn = Image.open(BytesIO(shot)).convert("RGB").quantize(128, Image.Quantize.MEDIANCUT)
             drawn.save(PLACE / f"{name}.png", optimize=True)
             page.close()

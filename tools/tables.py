@@ -1,4 +1,4 @@
-"""Fill the tables of docs/ from results/, and write the records' verdicts into the package.
+"""Write the tables of docs/ and docs/images/deposit.svg from results/, and the package's copy of the verdicts.
 
     python tools/tables.py           write them
     python tools/tables.py --check   write nothing; exit code 1 if something is out of date
@@ -36,6 +36,7 @@ from toeplens.training.presets import PROTOCOLS
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 KNOWN = ROOT / "src" / "toeplens" / "papers" / "deposit" / "recorded.json"
+PICTURE = DOCS / "images" / "deposit.svg"
 REPRODUCED = ("desk", "laptop")  # the reproduction's records, the larger scale first
 Row = Iterable[str]
 
@@ -91,7 +92,7 @@ def cited(source: str) -> str:
     return source
 
 
-def claims(*words: str) -> Iterator[str]:
+def claims(*words: str, statement: bool = True) -> Iterator[str]:
     """A row per claim, with its verdict in each record: RECORDS [: CLAIMS] (default: all claims)."""
     split = words.index(":") if ":" in words else len(words)
     names, only = words[:split], words[split + 1 :]
@@ -100,20 +101,26 @@ def claims(*words: str) -> Iterator[str]:
     for name in names:
         for entry in ledger(name):
             if not only or entry["id"] in only:
-                said.setdefault(entry["id"], f"{entry['statement']} ({cited(entry['source'])})")
+                source = cited(entry["source"])
+                said.setdefault(entry["id"], f"{entry['statement']} ({source})" if statement else source)
                 verdict = VERDICTS.get(entry["verdict"], entry["verdict"])
                 verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = verdict
     columns = sorted(
         {at for each in verdicts.values() for at in each}, key=lambda at: (names.index(at[0]), at[1] or "")
     )
     yield from table(
-        ("claim", "statement", *(", ".join(filter(None, at)) for at in columns)),
+        ("claim", "statement" if statement else "source", *(", ".join(filter(None, at)) for at in columns)),
         *((f"`{c}`", said[c], *(verdicts[c].get(at, "–") for at in columns)) for c in only or verdicts),
     )
 
 
+def verdicts(*words: str) -> Iterator[str]:
+    """The same without the statements."""
+    yield from claims(*words, statement=False)
+
+
 def counts(*names: str) -> Iterator[str]:
-    """How many claims of each record hold, fail or are undecided."""
+    """Number of claims of each record, by verdict."""
     rows = []
     for name in names:
         for protocol in dict.fromkeys(entry["protocol"] for entry in ledger(name)):
@@ -123,7 +130,7 @@ def counts(*names: str) -> Iterator[str]:
             numbers += [sum(verdict.startswith("leans") for verdict in found), found.count("undecided")]
             numbers.append(sum(entry["plain"] != entry["verdict"] for entry in entries))
             rows.append((f"`{name}`", protocol or "–", *map(str, numbers)))
-    heads = "hold", "in part", "fail", "indicative", "undecided", "decided only without correction"
+    heads = "holds", "holds in part", "fails", "indicative", "undecided", "different without correction"
     yield from table(("record", "protocol", "claims", *heads), *rows)
 
 
@@ -154,9 +161,9 @@ def _skilled(name: str, value: Callable[[CellResult], float]) -> Figure:
 
 FIGURES: Mapping[str, Mapping[str, Figure]] = {
     "accuracy": {"": ACCURACY},
-    "largest-cost": {"": _skilled("largest cost of a head", lambda cell: cell.peak)},
+    "largest-cost": {"": _skilled("largest ablation effect of a head", lambda cell: cell.peak)},
     "kept": {
-        f", {factor:g} times": Figure("", lambda cell, factor=factor: kept(cell, factor), lambda cell: cell.skilled)
+        f", {factor:g}×": Figure("", lambda cell, factor=factor: kept(cell, factor), lambda cell: cell.skilled)
         for factor in (1.5, 2.0)
     },
 }
@@ -181,10 +188,84 @@ def encodings(figure: str, protocol: str, *places: str) -> Iterator[str]:
     yield from table(("encoding", *heads), *((words, *told) for _, words, told in sorted(rows)), *last)
 
 
+# an encoding's title, and its labels under either protocol
+EFFECTS = (
+    ("RoPE", "rope", "rope-alone"),
+    ("RoPE + sinusoid", "rope-absolute", "rope"),
+    ("MLA", "mla", "mla"),
+    ("ALiBi", "alibi", "alibi"),
+    ("Absolute (sinusoid)", "absolute", "absolute"),
+    ("NoPE", "nope", "nope"),
+    ("Relative", "relative", "relative"),
+)
+
+
+def effects() -> Iterator[str]:
+    """Largest ablation effect of a head in the reproduction's records, under both protocols."""
+    rows = []
+    for words, *labels in EFFECTS:
+        places = [(name, *each) for name in REPRODUCED for each in zip(PROTOCOLS, labels, strict=True)]
+        found = (
+            _measured(name, protocol, TASK, label, FIGURES["largest-cost"][""]) for name, protocol, label in places
+        )
+        rows.append((words, *(text.partition(" (")[0] for _, text in found)))
+    yield from table(("encoding", *(f"{name}, {protocol}" for name in REPRODUCED for protocol in PROTOCOLS)), *rows)
+
+
+# an encoding's title, and its labels in the records `canonical`, `desk` and `language`
+CHOICE = (
+    ("RoPE", "rope", "rope", "rope"),
+    ("p-RoPE (half)", "p-rope", "", "p-rope"),
+    ("RoPE + sinusoid", "rope-absolute", "rope-absolute", ""),
+    ("MLA", "mla", "mla", ""),
+    ("ALiBi", "alibi", "alibi", "alibi"),
+    ("T5 bias", "t5", "relative", "t5"),
+    ("FIRE", "", "", "fire"),
+    ("FoX", "", "", "fox"),
+    ("Sinusoid", "sinusoidal", "absolute", "sinusoidal"),
+    ("NoPE", "nope", "nope", "nope"),
+)
+
+
+def choice() -> Iterator[str]:
+    """Each encoding with its main figures in three records; a star: fewer models count than were trained."""
+    found = record("language")
+
+    def text(label: str) -> list[str]:
+        if not label:
+            return ["–"] * 2
+        cells = [cell for cell in found.results.of("language", label) if language.is_language(cell)]
+        return [fixed(float(np.mean([of(cell) for cell in cells])), 2) for of in (language.bits, language.lost)]
+
+    twice = FIGURES["kept"][", 2×"]
+    yield from table(
+        (
+            "encoding",
+            "`index`",
+            "`index` kept at 2×",
+            "`retrieval` kept at 2×",
+            "`trigger-distance`",
+            "LM bits per byte",
+            "LM change at 4×",
+        ),
+        *(
+            (
+                title,
+                _short("canonical", "index", grid, ACCURACY),
+                _short("canonical", "index", grid, twice),
+                _short("canonical", "retrieval", grid, twice),
+                _short("desk", TASK, desk, ACCURACY),
+                *text(words),
+            )
+            for title, grid, desk, words in CHOICE
+        ),
+    )
+
+
 def tasks(name: str) -> Iterator[str]:
-    """Accuracy on every task of a grid, for each encoding that was trained on all of them."""
+    """Accuracy on every task of a grid, for the encodings that were trained on all of them."""
     rows = [
-        (f"`{task}`", *(_measured(name, "paper", task, label, ACCURACY)[1] for label in _plain(record(name))))
+        (f"`{task}`", *(_short(name, task, label, ACCURACY) for label in _plain(record(name))))
         for task in record(name).spec.tasks
     ]
     yield from table(("task", *_plain(record(name)).values()), *rows)
@@ -194,8 +275,18 @@ def _plain(found: Recorded) -> dict[str, str]:
     return {each.label: each.title for each in found.spec.columns() if set(each.tasks) == set(found.spec.tasks)}
 
 
+def _short(name: str, task: str, label: str, figure: Figure) -> str:
+    """Mean of a figure in per cent; with a star if fewer models count than were trained."""
+    cells = [cell for cell in record(name).results.of(task, label) if cell.key.protocol == "paper"]
+    values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
+    if not values:
+        return "–"
+    star = "*" if len(values) < len(cells) else ""
+    return f"{100 * of_one(values, figure.grain).estimate().value:.0f}{star}"
+
+
 def _measured(name: str, protocol: str, task: str, label: str, figure: Figure) -> tuple[float, str]:
-    """The mean of a figure; and as text in per cent, with its interval over seeds and the number of models."""
+    """Mean of a figure; and as text: in per cent, with its interval over seeds and the number of models."""
     cells = [cell for cell in record(name).results.of(task, label) if cell.key.protocol == protocol]
     values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
     if not values:
@@ -208,19 +299,19 @@ def _measured(name: str, protocol: str, task: str, label: str, figure: Figure) -
 
 
 def records(*names: str) -> Iterator[str]:
-    """What was trained for each record."""
+    """Models trained for each record."""
     rows = []
     for name in names:
         found = record(name)
         cells = found.results.cells
         sizes = ", ".join(str(found.sizes[key]) for key in ("num_layers", "num_heads", "d_model"))
         each = list(dict.fromkeys(cell.key.task for cell in cells))
-        told = ", ".join(f"`{task}`" for task in each) if len(each) < 4 else f"{len(each)} tasks (listed below)"
+        told = ", ".join(f"`{task}`" for task in each) if len(each) < 4 else f"{len(each)} tasks"
         protocols, seeds = dict.fromkeys(cell.key.protocol for cell in cells), dict.fromkeys(found.seeds)
         models, most = len({cell.run for cell in cells}), max(cell.parameters for cell in cells)
         numbers = str(models), " to ".join(map(str, seeds)), sizes, f"{most:,}"
         rows.append((f"`{name}`", ", ".join(protocols), *numbers, told))
-    heads = "models", "seeds", "layers, heads, width", "largest number of parameters", "tasks"
+    heads = "models", "seeds", "layers, heads, width", "parameters (largest)", "tasks"
     yield from table(("record", "protocol", *heads), *rows)
 
 
@@ -239,17 +330,12 @@ def languages() -> Iterator[str]:
         ]
         told = (spread(map(of, cells), 0 if percent else 2, percent=percent) for of, percent in values)
         rows.append((row.title, *told, f"{row.seconds:.0f}"))
-    heads = [
-        "bits per byte",
-        f"increase at {language.LONG:g} times the length",
-        "needles found",
-        "saved by an earlier copy",
-    ]
-    yield from table(("encoding", *heads, "largest head's share", "training time, s"), *rows)
+    heads = ["bits per byte", f"change at {language.LONG:g}× the length", "needles found", "gain from an earlier copy"]
+    yield from table(("encoding", *heads, "largest head's share", "training seconds"), *rows)
 
 
 def switches() -> Iterator[str]:
-    """The effect of each protocol switch on the skill, in percentage points."""
+    """Effect of each protocol switch on the skill, in points."""
     names = {
         "data": "sequences",
         "encoding": "encoding",
@@ -275,22 +361,23 @@ def switches() -> Iterator[str]:
         return f"**{words}**" if decided(estimate) else words
 
     yield from table(
-        ("switch set as in the paper", "NoPE", "relative", "RoPE", "MLA"),
+        ("switch set to the paper's value", "NoPE", "relative", "RoPE", "MLA"),
         *((words, *(told(effects.get((base, switch))) for base in bases)) for switch, words in names.items()),
         ("all switches together", *(told(together[base]) for base in bases)),
-        ("interaction of switches", *(told(estimated(left[base])) for base in bases)),
+        ("remainder: interactions of switches", *(told(estimated(left[base])) for base in bases)),
     )
 
 
-# ---- variants of the scale -------------------------------------------------------------------------------------------
+# ---- the scale sweep -------------------------------------------------------------------------------------------------
 
-COSTS = ("largest ablation effect, % of skill", "in nats", "heads with a significant effect")
+COSTS = ("% of the skill", "nats")
+_ROPE = dict(zip(PROTOCOLS, ("rope", "rope-alone"), strict=True))
 MOMENTS = {
-    "able": "first evaluation above 90 %, if before the plateau",
+    "able": "first above 90 % accuracy, if before the plateau",
     "plateau": "plateau",
-    "twice": "2 times its steps",
-    "four times": "4 times",
-    END: "8 times (end)",
+    "twice": "2× its steps",
+    "four times": "4×",
+    END: "8× (end)",
 }
 
 
@@ -303,32 +390,27 @@ def _named(protocol: Any, base: str) -> str:
     return name.replace("RoPE", "RoPE (with sinusoid)", 1) if (protocol, base) == ("released", "rope") else name
 
 
-def _costs(cells: list[CellResult], asked: int, moment: str = END) -> tuple[str, str, str]:
+def _costs(cells: list[CellResult], asked: int, moment: str = END) -> tuple[str, str]:
     looks, nats = ([look_at(c, moment, by) for c in cells] for by in ("accuracy", "loss"))
     return (
         spread((look and look.largest() for look in looks), 0, percent=True, of=asked),
         spread((look and look.largest() for look in nats), of=asked),
-        spread((look and look.matter for look in looks), 0, of=asked),
     )
 
 
-def rungs(protocol: str, base: str) -> Iterator[str]:
-    """One setting changed at a time."""
-    batch = SCALES["desk"].optimiser["batch_size"]
+def rungs() -> Iterator[str]:
+    """One setting changed at a time: RoPE, under both protocols."""
     rows = []
-    for rung in ("", *(rung for rung in SCALES["desk"].rungs if rung != "longer")):
-        cells = _cells(protocol, base, rung)
-        if cells:
-            ends = [step * batch for cell in cells if (step := cell.result.get("plateau")) is not None]
-            plateau = f"{np.mean(ends):,.0f} ({min(ends):,.0f} to {max(ends):,.0f})" if ends else "not reached"
-            changed = RUNGS[rung].title if rung else "none (defaults of the scale)"
-            right = spread((cell.accuracy for cell in cells), 0, percent=True)
-            rows.append((changed, plateau, right, *_costs(cells, len(cells))))
-    yield from table(("changed", "training examples to the plateau", "accuracy", *COSTS), *rows)
+    for rung in ("", *(rung for rung in SCALES["desk"].rungs if rung != "longer" and not RUNGS[rung].tokens)):
+        found = [_cells(protocol, base, rung) for protocol, base in _ROPE.items()]
+        if all(found):
+            changed = RUNGS[rung].title if rung else "nothing (baseline)"
+            rows.append((changed, *(words for cells in found for words in _costs(cells, len(cells)))))
+    yield from table(("changed", *(f"{protocol}, {unit}" for protocol in _ROPE for unit in COSTS)), *rows)
 
 
 def lengths() -> Iterator[str]:
-    """The largest ablation effect at every length, for every encoding."""
+    """Largest ablation effect of a head, by length and encoding."""
     tokens = {rung: (RUNGS[rung].tokens if rung else None) or SCALES["desk"].model["max_len"] for rung in _lengths()}
     rows = []
     for protocol in PROTOCOLS:
@@ -343,23 +425,80 @@ def _lengths() -> list[str]:
     return ["", *(rung for rung in SCALES["desk"].rungs if RUNGS[rung].tokens)]
 
 
-def moments() -> Iterator[str]:
-    """The same models at checkpoints during training."""
-    rows = []
-    for protocol in PROTOCOLS:
-        for base in BASES[protocol]:
-            cells = _cells(protocol, base, "longer")
-            for moment, words in MOMENTS.items() if cells else ():
-                seen = [cell for cell in cells if in_order(cell, moment)]
-                rows.append((f"{_named(protocol, base)}, {protocol}", words, *_costs(seen, len(cells), moment)))
-    yield from table(("encoding, protocol", "checkpoint", *COSTS), *rows)
+def checkpoints() -> Iterator[str]:
+    """The models that were trained on, at checkpoints."""
+    cells = [_cells(protocol, base, "longer") for protocol, base in _ROPE.items()]
+    rows = (
+        (words, *(_costs([cell for cell in each if in_order(cell, moment)], len(each), moment)[0] for each in cells))
+        for moment, words in MOMENTS.items()
+    )
+    yield from table(("checkpoint", *_ROPE), *rows)
+
+
+# ---- a picture -------------------------------------------------------------------------------------------------------
+
+
+def deposit() -> str:
+    """The largest ablation effect of a head by encoding, as SVG: mean and 95 % interval over seeds (`desk`)."""
+    left, wide, row, top, gap = 140, 300, 26, 62, 170
+    figure = FIGURES["largest-cost"][""]
+    drawn, most = [], 0
+    for number, protocol in enumerate(PROTOCOLS):
+        x0 = left + number * (wide + gap)
+        drawn.append(f'<text x="{x0}" y="{top - 18}" font-weight="bold">Protocol: {protocol}</text>')
+        rows = []
+        for label, words in record("desk").titles_under(protocol, TASK).items():
+            cells = [cell for cell in record("desk").results.of(TASK, label) if cell.key.protocol == protocol]
+            values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
+            if values:
+                words = "RoPE + sinusoid" if (protocol, label) == ("released", "rope") else words
+                rows.append((of_one(values, figure.grain).estimate(), "RoPE" if label == "rope-alone" else words))
+        most = max(most, len(rows))
+        drawn += [
+            f'<line x1="{x0 + share * wide / 100:.0f}" x2="{x0 + share * wide / 100:.0f}" y1="{top - 8}" '
+            f'y2="{top + row * len(rows)}" stroke="#ddd"/><text x="{x0 + share * wide / 100:.0f}" '
+            f'y="{top + row * len(rows) + 16}" text-anchor="middle" fill="#666">{share}%</text>'
+            for share in (0, 25, 50, 75, 100)
+        ]
+        for place, (found, words) in enumerate(sorted(rows, key=lambda each: -each[0].value)):
+            y = top + row * place + row // 2
+            colour = "#2f6fe0" if "RoPE" in words else "#b5482f"
+            low, mid, high = (x0 + wide * each for each in (found.low, found.value, found.high))
+            drawn += [
+                f'<text x="{x0 - 10}" y="{y + 4}" text-anchor="end">{words}</text>',
+                f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>',
+                f'<circle cx="{mid:.1f}" cy="{y}" r="5" fill="{colour}"/>',
+            ]
+    size = f"{left + 2 * wide + gap + 20} {top + row * most + 30}"
+    title = "Skill lost when the most important head is ablated (Task 1, 6 layers × 16 heads)"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="13">\n'
+        f'<rect width="100%" height="100%" fill="#fff"/>\n<text x="10" y="20" font-size="15">{title}</text>\n'
+        + "\n".join(drawn)
+        + "\n</svg>\n"
+    )
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
 
 TABLES: dict[str, Callable[..., Iterator[str]]] = {
     each.__name__: each
-    for each in (claims, counts, errors, encodings, tasks, records, languages, switches, rungs, lengths, moments)
+    for each in (
+        claims,
+        verdicts,
+        counts,
+        errors,
+        encodings,
+        effects,
+        choice,
+        tasks,
+        records,
+        languages,
+        switches,
+        rungs,
+        lengths,
+        checkpoints,
+    )
 }
 
 
@@ -374,7 +513,7 @@ def filled(page: Path) -> str:
 
 
 def known() -> str:
-    """The verdicts of the records, which the package shows next to those of a small study."""
+    """The records' verdicts, which the package shows next to those of a small study."""
     content = {}
     for name in REPRODUCED:
         seeds = json.loads((RESULTS / name / "claims.json").read_text("utf-8"))["seeds"]
@@ -384,9 +523,9 @@ def known() -> str:
 
 
 def outdated() -> dict[Path, str]:
-    """Files that do not agree with the records, with their correct content."""
-    made = {page: filled(page) for page in sorted(DOCS.rglob("*.md"))} | {KNOWN: known()}
-    return {path: text for path, text in made.items() if path.read_text("utf-8") != text}
+    """Files that differ from what the records say, with their new content."""
+    made = {page: filled(page) for page in sorted(DOCS.rglob("*.md"))} | {KNOWN: known(), PICTURE: deposit()}
+    return {path: text for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text}
 
 
 if __name__ == "__main__":

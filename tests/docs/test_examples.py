@@ -24,7 +24,7 @@ COMPILING = {name: code for name, code in EXAMPLES.items() if "conformance.check
 
 
 # they train, or start processes
-SLOW = ("README.md", "claims.md", "export.md", "scale.md", "training.md", "watch-training.md")
+SLOW = ("claims.md", "export.md", "scale.md", "training.md", "watch-training.md")
 
 
 @pytest.mark.parametrize(

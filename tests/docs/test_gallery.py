@@ -11,10 +11,11 @@ from tests.report.reading import figures
 
 ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "docs" / "gallery"
+BUDGET = 6.5e6  # bytes of the whole folder
 
 
 def words(html: str) -> str:
-    """A page without what is compressed in it, which another library could compress otherwise."""
+    """A page without its compressed figures, which another version of zlib may compress differently."""
     return re.sub(r'(?<=id="figures">)[^<]*', "", html)
 
 
@@ -27,6 +28,10 @@ def test_the_gallery_shows_the_pages_that_are_there() -> None:
     )
     made = set(script(ROOT / "tools" / "gallery.py").commands())
     assert made == {path.name for path in GALLERY.glob("*.html")} == told
+
+
+def test_the_gallery_stays_small() -> None:
+    assert sum(path.stat().st_size for path in GALLERY.iterdir()) < BUDGET
 
 
 @pytest.mark.heavy

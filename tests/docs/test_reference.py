@@ -94,10 +94,10 @@ def test_formulas_become_mathml() -> None:
 
 
 def test_every_correction_names_its_checks() -> None:
-    """And these are statements of the record, whose table is below them."""
+    """These are claims of the record; the table of verdicts below has them."""
     text = (DOCS / "findings" / "theory.md").read_text("utf-8")
-    corrections, _, table = text.partition("## What came out")
-    corrections = corrections.partition("## The corrections, as mathematics")[2]
+    corrections, _, table = text.partition("## Verdicts")
+    corrections = corrections.partition("## The corrections\n")[2]
     known = set(re.findall(r"^\| `([a-z0-9-]+)`", table, re.MULTILINE))
     named = set(re.findall(r"`((?:[a-z0-9]+-)+[a-z0-9]+|normalising|contraction)`", corrections))
     assert named - known - {"-corrected"} == set()
