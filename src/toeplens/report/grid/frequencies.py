@@ -153,9 +153,9 @@ def bands(state: Grid) -> Block:
             canvas.y("nats", rangemode="tozero")
             panels.append(Panel(encoding.title, canvas.figure(), tint=encoding.tint, glyph=encoding.glyph))
     caption = (
-        "Increase of the cross-entropy when one frequency of one head is frozen, summed over heads and layers. One line "
-        "per task, mean over models with skill, bands show the range over seeds. Frequencies of 0 are not shown. Each "
-        "panel has its own scale. Click a task to hide or show it; the axis adapts to the others."
+        "Increase of the cross-entropy when one frequency of one head is frozen, summed over heads and layers. One "
+        "line per task, mean over models with skill, bands show the range over seeds. Frequencies of 0 are not shown. "
+        "Each panel has its own scale. Click a task to hide or show it; the axis adapts to the others."
     )
     signs: list[Sign] = [one.sign for one in tasks.values() if one.key in shown]
     return Block(

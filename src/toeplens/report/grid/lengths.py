@@ -74,7 +74,7 @@ def _cannot(state: Grid, task: str) -> str:
                     names += [one.title] if one.title not in names else []
     every = [one.title for label, one in encoding_looks(state.spec).items() if state.results.of(task, label)]
     told = [
-        f"not evaluated at {factor:.3g} times the training length{'' if names == every else f' ({listed(names)})'}: {why}"
+        f"not evaluated at {factor:.3g} × the training length{'' if names == every else f' ({listed(names)})'}: {why}"
         for (factor, why), names in sorted(reasons.items())
     ]
     return " ".join(told)
@@ -125,8 +125,8 @@ def relations(state: Grid) -> Block:
         if any(relation.figure == figure for relation in every)
     ]
     caption = (
-        "One mark per model with skill: a property of its heads against its skill on longer sequences, relative to that "
-        "at the training length. Dotted: 100% and 0%. Click an encoding to hide or show it."
+        "One mark per model with skill: a property of its heads against its skill on longer sequences, relative to "
+        "the training length. Dotted: 100% and 0%. Click an encoding to hide or show it."
     )
     signs = [one.sign for label, one in looks.items() if label in shown]
     return Block("relations", "Correlates of length extrapolation", caption, views, legend=signs)

@@ -118,7 +118,7 @@ def _panel(one: Look, cells: Sequence[CellResult], kind: _Kind) -> Panel | None:
     return Panel(one.title, canvas.figure(), tint=one.tint, glyph=one.glyph)
 
 
-# ---- effects of each head ---------------------------------------------------------------------------------------------
+# ---- effects of each head --------------------------------------------------------------------------------------------
 
 Heads = Float[np.ndarray, "L H"]
 _Table = Callable[[CellResult], Heads | None]
@@ -152,9 +152,9 @@ def without(state: Grid) -> Block:
     )
     caption = (
         "Loss increase when one head is zero-ablated, in 10⁻³ nats per token, on the test texts of the study; if it is "
-        "negative, the model is better without the head. Rows are layers. For the mean over seeds, the heads of a layer "
-        "are first sorted by their effect. All panels share one colour scale. Heads can replace each other, so the "
-        "effect of a single head does not show all it contributes."
+        "negative, the model is better without the head. Rows are layers. For the mean over seeds, the heads of a "
+        "layer are first sorted by their effect. All panels share one colour scale. Heads can replace each other, so "
+        "the effect of a single head does not show all it contributes."
     )
     ramp = Ramp(f"−{1000 * top:.0f}", f"{1000 * top:.0f} · 10⁻³ nats per token")
     return Block("without", "Ablation effect of each head", caption, views, "medium", ramp=ramp)

@@ -100,7 +100,7 @@ def _range(cells: Sequence[CellResult], figure: Callable[[CellResult], float]) -
     return f"{fixed(spread.low, 3)} to {fixed(spread.high, 3)}" if spread.count > 1 else ""
 
 
-# ---- context extension ------------------------------------------------------------------------------------------------
+# ---- context extension -----------------------------------------------------------------------------------------------
 
 _METHODS = {
     "none": "Unchanged",
