@@ -68,8 +68,8 @@ def test_the_table_is_the_figures_best_first(text: Text) -> None:
         f"{(SECONDS['alibi'] + 0.1) / 10.1:.2f}",
     ]
     assert rows["NoPE"][5] == "–", "there is no head from which position could be taken"
-    assert rows["Counting tokens"][0] == "4.600"
-    assert rows["Counting, 3 before"][0] == "2.600"
+    assert rows["1-gram model"][0] == "4.600"
+    assert rows["4-gram model"][0] == "2.600"
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_bits_by_length_are_means_over_seeds(state: Grid, page: str) -> None:
     assert trace["customdata"][1][1] == "2 × the training length"
     low = figures(page)["bits-0-0-1"]["layout"]["yaxis"]["range"]
     assert low[0] < min(BITS.values()) < low[1] < BITS["rope"] + LOST["rope"], "what rises high leaves the close-up"
-    assert "24 texts of 12 documents" in page
+    assert "24 texts from 12 documents" in page
 
 
 def test_loss_by_position_is_drawn_at_the_bins(state: Grid, page: str) -> None:
@@ -166,8 +166,8 @@ def test_deposits_are_shares_with_each_seeds_heads_in_order(state: Grid, page: s
 
 def test_extensions_stand_side_by_side_with_their_gains(text: Text, page: str) -> None:
     rows = _rows(text, "Context extension, RoPE")
-    assert rows["Change"] == ["Without training", "After 7 steps of tuning"]
-    assert rows["As it was trained"][:4] == ["2.050", "2.050", "2.050", "2.050 0.000"]
+    assert rows["Change"] == ["Without tuning", "After 7 tuning steps"]
+    assert rows["Unchanged"][:4] == ["2.050", "2.050", "2.050", "2.050 0.000"]
     assert rows["Position interpolation"][2] == "2.000 −0.050 helps"
     assert rows["Position interpolation"][5] == "1.980 −0.070 helps"
     assert rows["NTK-aware"][3:] == ["–", "–", "–"], "not among those that are tuned"
@@ -181,11 +181,11 @@ def test_extensions_stand_side_by_side_with_their_gains(text: Text, page: str) -
 
 def test_each_reason_stands_beside_what_it_is_of(text: Text) -> None:
     found = [[" ".join(cell.split()) for cell in row] for row in text.tables["Missing measures"][1:]]
-    assert ["longer texts at 16 × the length", "all encodings", TOO_LONG] in found
-    assert "copies at ¼ × the length" in [row[0] for row in found if row[2] == NO_ROOM]
+    assert ["longer texts at 16 × the training length", "all encodings", TOO_LONG] in found
+    assert "copies at ¼ × the training length" in [row[0] for row in found if row[2] == NO_ROOM]
     why = "encoding: there are ways to extend 'rope' and 'nope', alone, after training."
     whose = "p-RoPE, Sinusoid, T5, ALiBi and NoPE"
-    assert [["extension as trained", whose, why], ["extension after tuning", whose, why]] == [
+    assert [["context extension without tuning", whose, why], ["context extension after tuning", whose, why]] == [
         r for r in found if r[2] == why
     ]
 
@@ -210,11 +210,11 @@ def test_a_part_of_a_study_and_none_of_it(tmp_path: Path) -> None:
     partial = render_grid(one)
     assert path.read_text() == partial, "the same state gives the same page"
     assert "With one seed, differences cannot be distinguished from chance" in partial
-    assert "<b>Not complete:</b> 6 of 18 models are finished" in partial
+    assert "<b>Not complete.</b> 6 of 18 models are finished" in partial
     empty = render_grid(language_grid(tmp_path, finished=0))
     assert figures(empty) == {}
-    assert "No language model is finished and measured yet." in empty
-    assert "it needs the measure needles" in empty
+    assert "No language model is finished and evaluated yet." in empty
+    assert "needs finished language models with the measure needles" in empty
     bare = replace(
         one,
         results=type(one.results)(
