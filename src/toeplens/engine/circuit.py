@@ -40,7 +40,7 @@ class Circuit(Record):
     readers     readers of the head: ``ffn`` of its own layer, then queries, keys, values and ffn of each later layer,
                 and the readout
     layers      [P] layers of the readers, from 0
-    paths       [P] effect in nats of removing the head from this reader's input; low, high: bootstrap interval over examples
+    paths       [P] effect in nats of removing the head from the reader's input; low, high: bootstrap interval
     """
 
     WORDS = "circuit"

@@ -63,7 +63,8 @@ class Watched(Record):
 class HeadWatch:
     """A `toeplens.training.watcher.EventWatcher` that probes heads and gradients at ten checkpoints.
 
-    The examples are always the same. It shows when the deposit forms (theory, sections 7 and 8) and when heads become positional or symbolic. Each row has
+    The examples are always the same. It shows when the deposit forms (theory, sections 7 and 8) and when heads become
+    positional or symbolic. Each row has
 
         accuracy  accuracy of the intact model on the examples of the ablation
         drops     [layers][heads] accuracy drop of each head on these examples (`ablate_heads`, exact)

@@ -1,7 +1,7 @@
 """Output directories at a URL: a local working copy, and runs that are fetched and published.
 
-Each run is one archive, ``runs/NAME.zip``, which is written atomically. All other files (study.json, records, pages) are
-separate objects. A run's content only depends on its spec, so two writers of one run write the same content.
+Each run is one archive, ``runs/NAME.zip``, which is written atomically. All other files (study.json, records, pages)
+are separate objects. A run's content only depends on its spec, so two writers of one run write the same content.
 """
 
 from __future__ import annotations

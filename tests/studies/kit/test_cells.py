@@ -73,5 +73,5 @@ def test_more_than_one_is_one_sentence() -> None:
     assert found["threads"] is None
     assert found["setups"] == (
         "The 3 runs were trained on 2 set-ups (1 of them moved between set-ups), so the results may not be "
-        f"single one would give to the bit: {HERE}: 3 runs; {THERE}: 1 run."
+        f"bit-identical to those of a single one: {HERE}: 3 runs; {THERE}: 1 run."
     )
