@@ -44,8 +44,8 @@ def plane(audit: Audit) -> Block:
     caption = (
         "Shares of the variance of a head’s logits that are explained by the position of keys (positional), by their "
         "content (symbolic), and only by both together (interaction). The three add up to 1; the distance from the "
-        "slanted side is the interaction. The shares describe logits, not function: heads of an untrained model also "
-        f"have a large symbolic share.{sized} Colour: first layer (blue) to last layer (orange)."
+        "slanted side is the interaction. The shares describe logits, not function: heads of an untrained model "
+        f"often look symbolic, too.{sized} Colour: first layer (blue) to last layer (orange)."
         f"{' Click a legend entry to hide or show it.' if len(places) > 1 else ''}"
     )
     views = [View.of([_plane_panel(audit, names, known, places)])] if known else []

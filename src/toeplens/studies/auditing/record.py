@@ -31,7 +31,7 @@ COLUMNS: dict[str, str] = {
     "layer": "Index from 0, among the layers of the same kind and side",
     "head": "Index from 0",
     "positional": "Share of the logits' variance explained by the position of the key",
-    "symbolic": "Share of the logits' variance explained by the content of the key; also large in untrained models",
+    "symbolic": "Share of the logits' variance explained by the content of the key (often large without training, too)",
     "interaction": "Share of the logits' variance explained only by position and content together",
     "toeplitz": "Share of the logits' energy that depends only on the offset",
     "toeplitz_variance": "Share of the logits' variance explained by the offset only",

@@ -95,7 +95,7 @@ def audited(audit: AuditRecord) -> str:
     sequences, tokens = about.get("sequences"), about.get("tokens")
     lengths = about.get("lengths")
     long = f"{min(lengths)} to {tokens}" if lengths else f"{tokens}"
-    size = "size not recorded," if None in (sequences, tokens) else f"{sequences} × {long} tokens"
+    size = "size not recorded" if None in (sequences, tokens) else f"{sequences} × {long} tokens"
     changes = about.get("changes") or ()
     return (
         f"{size} ({about.get('text') or 'source not recorded'}){'; changed: ' if changes else ''}{'; '.join(changes)}"
