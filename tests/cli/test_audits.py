@@ -52,14 +52,16 @@ def test_all_texts_that_are_given_are_read(toeplens: Toeplens, reader: Path, tmp
     given = [part for name in ("a.txt", "b.txt", "c.txt") for part in ("--text", tmp_path / name)]
     options = ["--out", tmp_path / "out", "--max-tokens", 16, "--sequences", 5]
     about = toeplens("audit", reader, *given, *options, "--json").json()["about"]
-    assert about["text"] == "2 of a.txt, 2 of b.txt and 1 of c.txt"
+    assert about["text"] == "2 from a.txt, 2 from b.txt and 1 from c.txt"
     assert about["texts"] == ["a.txt", "a.txt", "b.txt", "b.txt", "c.txt"]
     assert about["lengths"] == [16, 16, 16, 16, 4]
     assert about["intervals"] == "over 3 texts"
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "2 of a.txt, 2 of b.txt and 1 of c.txt" in page
+    assert "2 from a.txt, 2 from b.txt and 1 from c.txt" in page
     refused = toeplens("audit", reader, *given[:2], *options, "--json").refusal()
-    assert "holds a finished audit on other tokens (5 x 16 tokens, 2 of a.txt, 2 of b.txt and 1 of c.txt)" in refused
+    assert (
+        "holds a finished audit on other tokens (5 x 16 tokens, 2 from a.txt, 2 from b.txt and 1 from c.txt)" in refused
+    )
     assert (tmp_path / "out" / "report.html").read_text() == page
     refused = toeplens("audit", reader, *given, "--text", tmp_path / "a.txt", *options).refusal()
     assert refused == "error: text: two files have the same name; each must have its own."
@@ -171,7 +173,7 @@ def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp
     assert "unused weights of the checkpoint: 1 (strange.weight)" in told
     head = (tmp_path / "a" / "report.html").read_text().partition('<section id="map">')[0]
     assert "<b>Random weights.</b>" in head
-    assert "8 of the model’s tensors" in head
+    assert "initialised randomly (8)" in head
     assert "strange.weight" in head
 
 

@@ -33,7 +33,7 @@ def test_a_probe_is_written_over_an_older_one_alone(
         answer = toeplens("probe", model, "--text", text, "--out", out, *LITTLE, *change[:2], "--json")
         found = answer.json()
         assert found["page"] == str(out / "report.html")
-        assert found["changes"] == (["layers 1–2: pair 1 stands still"] if change else [])
+        assert found["changes"] == (["layers 1–2: pair 1 frozen"] if change else [])
         assert sorted(path.name for path in out.iterdir()) == [".lock", "probe.json", "report.html"]
     shown = toeplens("probe", model, "--text", text, "--out", out, *LITTLE)
     assert shown.code == 0

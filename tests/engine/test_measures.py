@@ -245,7 +245,7 @@ def record(run: Run, name: str) -> Path:
         ("ablation", ("drops", 0, 1), 1.5, "drops: of accuracies only numbers from -1 to 1"),
         ("ablation", ("cumulative",), [[0.1, 0.1], [0.1, 0.1]], "cumulative: 2 were given along H.1; 3 are needed"),
         ("sets", ("order", 0), [1, 1], "order: each head of the model is needed once"),
-        ("extrapolation", ("rows", 0, "accuracy"), None, "rows.0: examples: .* were given; there are figures"),
+        ("extrapolation", ("rows", 0, "accuracy"), None, "rows.0: examples: accuracies must be given"),
         ("behaviour", ("positional", 0, 0), 99.0, "positional.0.0: "),
     ],
 )

@@ -1,6 +1,6 @@
-"""How many runs are carried out: jobs (train, then ablate), several at a time, here, on a cluster, and to a URL.
+"""Run jobs (train, ablate, measure) in parallel, locally or on a cluster, with output to a directory or a URL.
 
-Here goes how work is carried out and kept beside a run; what is measured is the lens's, and what is asked a study's.
+The measures themselves are in ``lens``; studies decide which jobs to run.
 """
 
 from toeplens.engine.cluster import Cluster

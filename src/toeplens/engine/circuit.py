@@ -1,4 +1,4 @@
-"""What the head on which most hangs does: where it looks, what it depends on, who reads it."""
+"""The most important head: its attention, its frequencies, and the paths that read it."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.paths import each_path, paths_from
 from toeplens.tasks import Task
 
-PLACES = ("first trigger", "second trigger", "last token")  # whose queries, and which keys, are told apart
+PLACES = ("first trigger", "second trigger", "last token")  # positions of queries and keys that are distinguished
 KEYS = (*PLACES, "itself", "others")
 
 
 @dataclass(frozen=True)
 class Circuit(Record):
-    """The head whose silence costs most, by loss, and its circuit.
+    """The head with the largest ablation effect on the loss, and its circuit.
 
     head        layer and head, from 0
-    cost        nats lost without it
-    examples    how many were looked at
-    attention   [3, 5] mean weight that the queries at `PLACES` give to the keys at `KEYS`; a key that is two of these
-                counts as the first; NaN where the texts have no triggers
-    offsets     [D] mean logit by distance, query less key
-    first       the least distance
-    bands       [n] nats lost when one frequency of the head stops turning; empty without a rotation
-    readers     who reads the head: ``ffn`` of its own layer, then of each later layer queries, keys, values and ffn,
+    cost        ablation effect in nats
+    examples    number of examples
+    attention   [3, 5] mean attention of the queries at `PLACES` on the keys at `KEYS`; a key with two of these roles
+                counts as the first; NaN if the sequences have no triggers
+    offsets     [D] mean logit by distance, query minus key
+    first       the smallest distance
+    bands       [n] effect in nats of freezing one frequency of the head; empty without a rotation
+    readers     readers of the head: ``ffn`` of its own layer, then queries, keys, values and ffn of each later layer,
                 and the readout
-    layers      [P] their layers, from 0
-    paths       [P] nats lost when this one does not see the head; low, high its bootstrap interval over examples
+    layers      [P] layers of the readers, from 0
+    paths       [P] effect in nats of removing the head from the reader's input; low, high: bootstrap interval
     """
 
     WORDS = "circuit"
@@ -61,12 +61,12 @@ class Circuit(Record):
 
 @torch.no_grad()
 def circuit(source: DecoderSource, batches: Sequence[Batch], task: Task, seed: int) -> Circuit:
-    """The circuit of the head of a trained decoder that costs most when silenced (by loss, on these examples).
+    """The circuit of the head with the largest ablation effect in a trained decoder (by loss, on these examples).
 
     Arguments
-        batches  (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
-        task     whose triggers are told apart, if it has any
-        seed     of its data
+        batches  (tokens [b, N], labels [b], lengths [b] or None); negative labels are ignored
+        task     task whose triggers are distinguished, if it has any
+        seed     seed of the data
     """
     found = ablate_heads(source, batches, metric="loss", cumulative=False, bootstrap=0)
     layer, head = (int(place) for place in np.unravel_index(found.drops.argmax(), found.drops.shape))
@@ -105,7 +105,7 @@ def circuit(source: DecoderSource, batches: Sequence[Batch], task: Task, seed: i
 def _attended(
     weights: Float[Tensor, "b N N"], tokens: Tensor, lengths: Tensor | None, words: np.ndarray
 ) -> Float[np.ndarray, "Q K"]:
-    """See `Circuit.attention`; of texts in which the marked words stand at two places or more."""
+    """See `Circuit.attention`; over sequences with marked words at two or more positions."""
     marked = torch.isin(tokens, torch.as_tensor(words, device=tokens.device))
     ends = torch.full((len(tokens),), tokens.shape[1], device=tokens.device) if lengths is None else lengths
     marked &= torch.arange(tokens.shape[1], device=tokens.device) < ends[:, None]
@@ -122,6 +122,6 @@ def _attended(
         row = []
         for key in (*places.T, query):
             row.append(given[each, key].clone())
-            given[each, key] = 0  # what is two of these counts once
+            given[each, key] = 0  # a key with two roles counts once
         rows.append(torch.stack([*row, given.sum(1)]).mean(1))
     return torch.stack(rows).cpu().numpy()

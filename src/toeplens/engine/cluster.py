@@ -1,4 +1,4 @@
-"""Pieces of work on a Ray cluster's machines: each is a task with its needs, and Ray does it again if a worker dies."""
+"""Pieces of work as tasks on a Ray cluster, retried if a worker dies."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, shown
 from toeplens.ground.machine import cores
 
 _LOOK, _TELL, _CANCEL = 0.1, 1.0, 1.0  # seconds between two checks of the driver, two reports, two tries to cancel
-_RETRIES = 10  # times that a piece is done again because its worker or its machine died
+_RETRIES = 10  # retries of a piece whose worker or machine died
 _DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines that Ray has brought together, and what a piece of work needs of one of them.
+    """A Ray cluster, and the resources per piece of work.
 
-    address  ``HOST:PORT`` of its head, from one of its machines; ``auto`` for the one that runs on this machine; None
-             to have Ray started on this machine, for this process
-    cpus     cores of a piece, and its threads
-    gpus     GPUs of a piece: 0.25 for four pieces on each
-    memory   bytes that a piece reserves; None for none
-    at_once  pieces at a time at most; None for as many as there is room for
+    address  ``HOST:PORT`` of the cluster's head, from one of its machines; ``auto`` for the cluster on this machine;
+             None to start Ray on this machine for this process
+    cpus     cores and threads per piece
+    gpus     GPUs per piece; 0.25 runs four pieces on each GPU
+    memory   bytes reserved per piece; None for none
+    at_once  maximum number of parallel pieces; None for no limit
     """
 
     address: str | None = None
@@ -52,27 +52,27 @@ class Cluster:
 
     @property
     def threads(self) -> int:
-        """Threads of a piece."""
+        """Threads per piece."""
         return max(1, int(self.cpus))
 
     def at_a_time(self) -> int:
-        """How many pieces are done at a time, on the machines that are there now; joins them."""
+        """The number of parallel pieces on the current machines; connects to the cluster."""
         needs = {name: amount for name, amount in self._needs().items() if amount}
         nodes = [node["Resources"] for node in self.join().nodes() if node["Alive"]]
         room = sum(min(int(node.get(name, 0.0) / needs[name] + 1e-9) for name in needs) for node in nodes)
         return min(room, self.at_once or room)
 
     def device(self, asked: str) -> str:
-        """What a worker is told for the ``asked`` device: ``auto`` is a GPU where a piece has one, or a part of one."""
+        """The device of a worker: ``auto`` is a GPU if pieces have (part of) one."""
         return ("cuda" if self.gpus else "cpu") if asked == "auto" else asked
 
     def described(self, device: str) -> str:
-        """The machines in words, before they are joined."""
+        """A description of the machines, without connecting."""
         amount, what = (self.cpus, "core") if self.device(device) == "cpu" else (self.gpus, "GPU")
-        return f"a cluster's machines: {amount:g} {what}{'s' if amount > 1 else ''} a cell"
+        return f"a cluster's machines: {amount:g} {what}{'s' if amount > 1 else ''} per cell"
 
     def must_serve(self, device: str) -> None:
-        """Raise an `InputError` unless the cluster answers, and one of its machines has what a piece needs."""
+        """Raise `InputError` unless the cluster responds and one of its machines has the resources for a piece."""
         if device not in _DEVICES:
             raise InputError(f"device: must be auto, cpu or cuda with a cluster (got {shown(device)}).")
         if device == "cuda" and not self.gpus:
@@ -85,7 +85,7 @@ class Cluster:
         return {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory or 0)}
 
     def join(self) -> Any:
-        """Connect this process to the cluster, for as long as it lives; gives Ray's module."""
+        """Connect this process to the cluster; returns the ray module."""
         try:
             import ray
         except ImportError:
@@ -98,7 +98,7 @@ class Cluster:
         with _handlers_kept():
             try:
                 ray.init(address=self.address or "local", configure_logging=False, log_to_driver=False, **here)
-            except Exception as error:  # Ray has a kind for each thing that was not there
+            except Exception as error:  # Ray raises many kinds of errors
                 reason = (str(error).splitlines() or [""])[0].rstrip(". ")
                 raise InputError(f"address: Ray does not answer at {self.address!r} ({reason}).") from None
         return ray
@@ -117,7 +117,7 @@ def _must_answer(address: str) -> None:
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """What Ray's start changes of how this process takes signals is set back."""
+    """Restore the signal handlers that Ray changes at start."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -139,10 +139,10 @@ def in_cluster(
     on_told: Told = lambda index, what: None,
     after: Mapping[int, int] | None = None,
 ) -> None:
-    """`toeplens.engine.pool.in_processes`, on a cluster: the same work, stopped and told of in the same way.
+    """`toeplens.engine.pool.in_processes` on a cluster.
 
-    Ray does a piece whose worker or machine is lost again on another, up to `_RETRIES` times, and ends all tasks if
-    this process dies.
+    Ray retries a piece whose worker or machine is lost, up to `_RETRIES` times, and ends all tasks if this process
+    dies.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -160,7 +160,7 @@ def in_cluster(
         for index, what in ray.get(board.take.remote()):
             on_told(index, what)
 
-    hear()  # the board is there before the first task, so that a short one cannot end unheard
+    hear()  # start the board before the first task, so that no report is lost
     while True:
         try:
             stopping = stopping or limits.over()
@@ -190,9 +190,9 @@ def in_cluster(
                 done.add(index)
                 stopping = stopping or result is None
                 on_done(index, result)
-            except ray.exceptions.TaskCancelledError:  # in its worker, too, where it is a RayTaskError besides
+            except ray.exceptions.TaskCancelledError:  # also raised in the worker, as a RayTaskError
                 continue
-            except ray.exceptions.RayTaskError as error:  # what was raised in a task, as it would be raised here
+            except ray.exceptions.RayTaskError as error:  # an error raised in a task
                 stopping, failure = True, failure or (error.cause if isinstance(error.cause, BaseException) else error)
             except (ray.exceptions.RayError, ToeplensError, KeyboardInterrupt) as error:
                 stopping, failure = True, failure or error
@@ -208,7 +208,7 @@ def in_cluster(
 
 
 class _Board:
-    """The last that was told of each piece: an actor on the driver's machine."""
+    """The last report of each piece; an actor on the driver's machine."""
 
     def __init__(self) -> None:
         self.told: dict[int, Any] = {}
@@ -222,11 +222,11 @@ class _Board:
 
 
 def _do(board: Any, work: Work[Any], index: int, piece: Any, limits: Limits, left: float | None, threads: int) -> Any:
-    """A piece, in the main thread of a worker; `ray.cancel`, which is a SIGINT there, asks it to stop."""
+    """Run a piece in the main thread of a worker; `ray.cancel` (a SIGINT) asks it to stop."""
     leaving = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: leaving.set())
     torch.set_num_threads(threads)
-    last: list[Any] = [None, 0.0]  # what was told, and when the board heard of it
+    last: list[Any] = [None, 0.0]  # the last report, and when it was sent to the board
 
     def tell(what: Any) -> None:
         last[0] = what

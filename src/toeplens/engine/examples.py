@@ -1,4 +1,4 @@
-"""Which of a run's examples are looked at after or during training, and how many at once."""
+"""The examples of a run for evaluation during or after training, and their batches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from toeplens.tasks import TEST_SHARE, Examples
 from toeplens.training import Batches, RunSpec
 from toeplens.training.session import ANSWERS_AT_ONCE
 
-DataSplit = Literal["test", "train+test"]  # which of a run's examples are used
+DataSplit = Literal["test", "train+test"]  # the set that examples are taken from
 _REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}
 
 
 def examples_of(spec: RunSpec, examples: int, split: DataSplit = "test") -> Examples:
-    """At most that many of a run's examples: of the test set, or of both sets in the proportion 70:30.
+    """At most ``examples`` examples of a run: from the test set, or from both sets in the proportion 70:30.
 
-    Where one of the sets has too few for that, fewer are taken of both: the proportion stays.
+    If one set is too small, fewer examples are taken from both, in the same proportion.
     """
     task = spec.build_task()
     if choose("split", split, get_args(DataSplit)) == "test":
@@ -35,7 +35,7 @@ def examples_of(spec: RunSpec, examples: int, split: DataSplit = "test") -> Exam
 
 
 def replayed_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
-    """How many sequences a batch holds if every head of a layer is to be replayed on it."""
+    """The number of sequences per batch for ablating every head of a layer at once."""
     tokens = _REPLAYED_TOKENS[device.type]
     if spec.model.readout == "each":
         tokens = min(tokens, ANSWERS_AT_ONCE[device.type] // spec.model.num_classes)
@@ -43,12 +43,12 @@ def replayed_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
 
 
 def batches_of(spec: RunSpec, examples: Examples, device: torch.device) -> list[Batch]:
-    """Batches of the examples on which every head of a layer can be replayed."""
+    """Batches on which every head of a layer can be ablated at once."""
     size = replayed_at_once(spec, examples.tokens.shape[1], device)
     return list(Batches.of(examples, device, spec.ignore_label).split(size))
 
 
 def trace_of(model: Decoder, examples: Examples) -> AttentionTrace:
-    """What the model's attention computes on the examples."""
+    """The attention trace of the model on the examples."""
     data = Batches.of(examples, model.readout.weight.device)
     return AttentionTrace(DecoderSource(model), data.tokens, data.lengths)

@@ -1,4 +1,4 @@
-"""How a trained model does on texts longer than those it was trained on."""
+"""Accuracy of a trained model on sequences longer than in training."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from toeplens.tasks import Examples, Task, trivial_baselines
 from toeplens.training import Batches, Run, plan_execution
 from toeplens.training.batches import answer
 
-FACTORS = (1.0, 1.25, 1.5, 2.0, 4.0)  # lengths that are tested, in units of the training length
+FACTORS = (1.0, 1.25, 1.5, 2.0, 4.0)  # test lengths in units of the training length
 _TOKENS = {"cpu": 2**15, "cuda": 2**20}
 _MOST_EXAMPLES, _MOST_TOKENS = 10**6, 10**5
-_FITTED = 4096  # training examples that the rules without a model are fitted on
+_FITTED = 4096  # training examples for fitting the simple rules
 
 
 @dataclass(frozen=True)
 class LengthResult(Record):
-    """A model on texts of one length.
+    """A model on sequences of one length.
 
-    length     tokens of a text, padding included
-    factor     length over the training length
-    examples   how many count; 0 where there is no such text, or the model takes none
-    accuracy, low, high  of the answers, with Wilson's 95% interval over examples; None without examples
+    length     tokens per sequence, including padding
+    factor     length relative to the training length
+    examples   number of examples that count; 0 if the task or the model does not support the length
+    accuracy, low, high  accuracy with Wilson's 95% interval over examples; None without examples
     loss       mean cross-entropy in nats
-    chance, length_chance  accuracy of the best constant guess, and of the best guess from the text's length, here
-    baselines  accuracy of rules without a model, fitted on training texts (`toeplens.tasks.trivial_baselines`)
-    why        why there are no examples; empty otherwise
+    chance, length_chance  accuracy of the best constant guess, and of the length-only baseline, at this length
+    baselines  accuracy of simple rules fitted on training sequences (`toeplens.tasks.trivial_baselines`)
+    why        why there are no examples; otherwise empty
     """
 
     length: AtLeast1
@@ -52,12 +52,12 @@ class LengthResult(Record):
     def verify(self) -> None:
         figures = (self.accuracy, self.low, self.high, self.chance, self.length_chance)
         if any((figure is None) != (self.examples == 0) for figure in figures):
-            raise ValueError(f"examples: {self.examples} were given; there are figures of examples, and of no others.")
+            raise ValueError(f"examples: accuracies must be given exactly if there are examples (got {self.examples}).")
 
 
 @dataclass(frozen=True)
 class Extrapolation(Record):
-    """Accuracy by length of the test texts; the task's words and labels are those of training (`Task.at_length`)."""
+    """Accuracy by sequence length; words and labels of the task are those of training (`Task.at_length`)."""
 
     run: str
     trained_length: AtLeast1
@@ -67,16 +67,14 @@ class Extrapolation(Record):
 def extrapolate(
     run: Run, lengths: Sequence[int] | None = None, *, examples: int = 2048, device: str = "auto"
 ) -> Extrapolation:
-    """Test a finished run's model on longer texts.
+    """Test a finished run's model on longer sequences.
 
     Arguments
-        lengths   tokens of a text, to 100,000; 1, 1.25, 1.5, 2 and 4 times the training length unless given
-        examples  how many test texts of each length; fewer where a task has fewer different ones is an error of that
-                  length alone
+        lengths   sequence lengths, up to 100,000 (default: 1, 1.25, 1.5, 2 and 4 times the training length)
+        examples  test sequences per length; a length with fewer different sequences gives a row with the reason
         device    ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
 
-    A length that the task cannot have with the same labels, or that the model refuses (a table of positions), is kept
-    as a row that says why.
+    A length that the task or the model (such as a table of positions) does not support gives a row with the reason.
     """
     within("examples", examples, 1, _MOST_EXAMPLES)
     task = run.spec.build_task()
@@ -98,7 +96,7 @@ def extrapolate(
 
 
 def _counted(run: Run, examples: Examples) -> Examples:
-    """The examples whose label is not ignored."""
+    """The examples without ignored labels."""
     return examples[examples.labels != run.spec.ignore_label]
 
 
@@ -114,7 +112,7 @@ def _row(run: Run, model: Decoder, task: Task, length: int, examples: int, fitte
     except InputError as error:
         return LengthResult(length, factor, why=str(error))
     if not count:
-        return LengthResult(length, factor, why="no example of this length counts.")
+        return LengthResult(length, factor, why="all examples of this length have ignored labels.")
     low, high = wilson(round(right), round(count))
     return LengthResult(
         length,

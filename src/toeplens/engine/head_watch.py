@@ -1,4 +1,4 @@
-"""What is looked at during training: what each head is worth and what its gradient says about position."""
+"""Probes during training: ablation effect, shares and positional gradient of each head."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from toeplens.training import Batches, RunSpec
 from toeplens.training.spec import Plateau
 from toeplens.training.watcher import moments
 
-TOGETHER: tuple[Metric, ...] = ("accuracy", "loss")  # what the same passes of a study are counted by
-ABLE = 0.9  # test accuracy over which a model is first called able
-MOMENTS: dict[str, float | None] = {  # at which deposits are judged: times the plateau's steps
+TOGETHER: tuple[Metric, ...] = ("accuracy", "loss")  # metrics of the same forward passes
+ABLE = 0.9  # test accuracy of the event "able"
+MOMENTS: dict[str, float | None] = {  # events for judging deposits, in multiples of the plateau's steps
     "able": None,
     "plateau": 1.0,
     "twice": 2.0,
@@ -40,7 +40,7 @@ _SHARES = ("positional", "symbolic", "interaction", "variance")
 
 @dataclass(frozen=True)
 class Watched(Record):
-    """A row of `HeadWatch`; its shares are None where an encoding has none."""
+    """A row of `HeadWatch`; shares are None if they do not apply to the encoding."""
 
     LATER = ("positional", "symbolic", "interaction", "variance", "events", "ablation", "by_loss")
 
@@ -61,34 +61,34 @@ class Watched(Record):
 
 
 class HeadWatch:
-    """A `toeplens.training.watcher.EventWatcher`: heads and gradient seeds at ten moments, always on the same examples.
+    """A `toeplens.training.watcher.EventWatcher` that probes heads and gradients at ten checkpoints.
 
-    With it the moments at which the deposit forms (theory, sections 7 and 8) and at which heads become positional or
-    symbolic can be seen. Each row has
+    The examples are always the same. It shows when the deposit forms (theory, sections 7 and 8) and when heads become
+    positional or symbolic. Each row has
 
-        accuracy  of the intact model, on the examples of the ablation
-        drops     [layers][heads] accuracy lost without the head on these examples (`ablate_heads`, exact)
-        loss      mean over all the examples that count
+        accuracy  accuracy of the intact model on the examples of the ablation
+        drops     [layers][heads] accuracy drop of each head on these examples (`ablate_heads`, exact)
+        loss      mean loss over all examples that count
         signal    [layers][heads] norm of the batch mean of the diagonal means of dloss/dL (`seed_strength`)
         exponent  [layers][heads] slope of log SNR_n over n = 8, 16, ... up to the examples; -1/2 is pure cancellation
-        positional, symbolic, interaction, variance  [layers][heads] see `toeplens.lens.behaviour`, of the queries that
-                  the model uses, on the examples of the ablation; None where the encoding has no such table
+        positional, symbolic, interaction, variance  [layers][heads] see `toeplens.lens.behaviour`, for queries that
+                  reach the output, on the examples of the ablation; None if they do not apply to the encoding
 
-    and at the moments of `MOMENTS`
+    and at the events of `MOMENTS`
 
-        events    which of them it is
-        ablation, by_loss  `ablate_heads` by accuracy and by loss on ``whole`` examples, with intervals; missing where
-                  training ends there, since in a study the finished model's own ablation follows
+        events    names of the events
+        ablation, by_loss  `ablate_heads` by accuracy and by loss on ``whole`` examples, with intervals; missing at the
+                  end of training, where the ablation of the finished model follows
 
-    The ablation is most of the cost, so it has fewer examples: a drop's standard error is at most 1 / sqrt(ablated).
-    docs/how-to/training.md has the share of the training time that was measured.
+    Ablation is the most expensive part, so it uses fewer examples: the standard error of a drop is at most
+    1 / sqrt(ablated). For the overhead see docs/how-to/training.md.
 
     Arguments
-        spec      the run that is watched
-        examples  how many of its examples are looked at; fewer where it has fewer
-        ablated   on how many heads are silenced; no more than ``examples``
-        whole     on how many heads are silenced at `MOMENTS`; 0 for no such looks
-        split     which: ``test``, or ``train+test`` (70:30)
+        spec      the run
+        examples  maximum number of examples
+        ablated   number of examples for ablation, at most ``examples``
+        whole     number of examples for ablation at `MOMENTS`; 0 for none
+        split     ``test``, or ``train+test`` (70:30)
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class HeadWatch:
             self.name += f", and at moments on {whole}"
 
     def moments(self, total_steps: int) -> list[int]:
-        """The initialisation, the end, and eight moments between, more of them early."""
+        """Steps of the checkpoints: initialisation, end, and eight in between, denser early in training."""
         return moments(total_steps)
 
     def events(self, metrics: Sequence[dict[str, Any]]) -> list[str]:
-        """Those of `MOMENTS` that the last evaluation is the first to be at or past."""
+        """The events of `MOMENTS` that the last evaluation is the first to reach."""
         if not self.whole:
             return []
         before = self._reached(metrics[:-1])
@@ -131,7 +131,7 @@ class HeadWatch:
         return [name for name, times in MOMENTS.items() if (able if times is None else past >= times)]
 
     def look_at(self, model: Decoder, events: Sequence[str], metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The ablations of ``model``, unless it is the finished one."""
+        """The ablations of ``model``, except for the finished one."""
         if self.spec.is_over(metrics):
             return {}
         batches = batches_of(self.spec, examples_of(self.spec, self.whole, self.split), model.readout.weight.device)
@@ -139,7 +139,7 @@ class HeadWatch:
         return {"ablation": found["accuracy"].to_dict(), "by_loss": found["loss"].to_dict()}
 
     def look(self, model: Decoder, step: int) -> dict[str, Any]:
-        """A row's content for ``model``, which is in evaluation mode."""
+        """The content of a row for ``model``, which is in evaluation mode."""
         device = model.readout.weight.device
         batches = batches_of(self.spec, self.ablated, device)
         heads = ablate_heads(DecoderSource(model), batches, cumulative=False, bootstrap=0)

@@ -1,4 +1,4 @@
-"""One job: train a run, then silence its heads; both can be stopped anywhere and gone on with."""
+"""One job: train a run, then ablate its heads; both can be interrupted and resumed at any point."""
 
 from __future__ import annotations
 
@@ -43,19 +43,18 @@ _ABLATION = "ablation"
 
 
 class Stopped(Exception):
-    """Raised inside a job to leave it at a point from which it can go on."""
+    """Raised inside a job to stop it at a resumable point."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run and what to do with it afterwards.
+    """A run and what to measure afterwards.
 
-    label     what people call it
-    examples  how many examples the ablation and the measures count; 0 for none
-    measures  what else to measure of the trained model, see `toeplens.engine.measures`
-    watch     whether its heads are watched while it is trained, see `toeplens.engine.head_watch`
-    split     which examples: of the ``test`` set (the paper), or ``train+test`` in the proportion 70:30 (the released
-              program)
+    label     title of the run
+    examples  number of examples for ablation and measures; 0 for no ablation
+    measures  further measures of the trained model, see `toeplens.engine.measures`
+    watch     whether to probe heads during training, see `toeplens.engine.head_watch`
+    split     ``test`` set (paper), or ``train+test`` in the proportion 70:30 (released code)
     """
 
     spec: RunSpec
@@ -70,10 +69,10 @@ class Job:
 
 
 def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None = None) -> Run:
-    """Train the job's run in ``out``, ablate its heads and measure it; the run's status says how far it got.
+    """Train the job's run in ``out``, ablate its heads and measure it; see the status of the returned run.
 
-    The run's directory is held from beginning to end; one that another process holds is waited for. Where the limits
-    name a URL, what is published there of the run is fetched first, and the run published as it grows.
+    The run's directory is locked; if another process holds the lock, this call waits. With a URL in the limits, the
+    published state of the run is fetched first, and progress is published.
     """
     directory = out / job.spec.name
     package = package_of(job.spec.model.encoding)
@@ -81,9 +80,9 @@ def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None 
         with entered(directory, job.spec, until=limits.over), published(directory, limits) as within:
             try:
                 return _carried_out(job, out, within, on_progress)
-            except Stopped:  # it was left between two pieces of work
+            except Stopped:  # stopped between two pieces of work
                 return replace(Run.open(directory), status="stopped")
-    except Busy:  # somebody else was at it until time was up
+    except Busy:  # another process held the run until the deadline
         return replace(Run.open(directory), status="stopped")
     except (ToeplensError, OSError, MemoryError):
         raise
@@ -124,7 +123,7 @@ def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | No
 
 
 def watcher_of(job: Job) -> HeadWatch | None:
-    """What watches the job's heads while it is trained, if it is to be watched."""
+    """The probes of the job's heads during training, if requested."""
     return HeadWatch(job.spec, whole=job.examples, split=job.split) if job.watch else None
 
 
@@ -134,7 +133,7 @@ def loggers_of(job: Job, limits: Limits) -> list[OpenLogger]:
 
 
 def is_done(job: Job, directory: Path) -> bool:
-    """Whether a run's directory has all that the job is for."""
+    """Whether a run's directory has all results of the job."""
     if not (directory / RESULT).exists():
         return False
     if Run.open(directory).status == "diverged" or not job.examples:
@@ -145,7 +144,7 @@ def is_done(job: Job, directory: Path) -> bool:
 
 
 def without_weights(jobs: Sequence[Job], out: Path) -> list[Job]:
-    """Those whose trained models are yet to be looked at, and were kept in ``out`` without their weights."""
+    """Jobs with missing measures whose runs in ``out`` have no weights."""
     return [
         job
         for job in jobs
@@ -156,7 +155,7 @@ def without_weights(jobs: Sequence[Job], out: Path) -> list[Job]:
 
 
 def read_ablation(directory: Path, asked: Asked, metric: Metric = "accuracy") -> HeadAblation | None:
-    """A run's recorded ablation to silence on these examples by this metric, or None."""
+    """A run's recorded zero ablation on these examples by this metric, or None."""
     record = read_record(directory, _name(metric), asked)
     return None if record is None else HeadAblation.from_dict(record)
 
@@ -173,10 +172,9 @@ def ablate_run(
 ) -> HeadAblation:
     """Ablate each head of a finished run's model and record the result in its directory.
 
-    The record is ``ablation.json`` for accuracy lost to silence; any other choice has a file of its own, named after
-    what differs: ``ablation-mean.json``, ``ablation-position-loss-attribution.json``. Of accuracies lost to silence
-    and of losses, which studies read, the same passes make both records. For other examples than those of the first
-    record see `toeplens.engine.measures`.
+    The record is ``ablation.json`` for zero ablation by accuracy. Other choices have separate files, named after the
+    differences: ``ablation-mean.json``, ``ablation-position-loss-attribution.json``. Zero ablation by accuracy and by
+    loss are recorded together. For other examples than those of the first record see `toeplens.engine.measures`.
     """
     asked = Asked(examples, split)
     choose("metric", metric, get_args(Metric))
@@ -197,9 +195,13 @@ def ablate_run(
             method=method,
             memory=_Parts(parts, limits) if method == "exact" else None,
         )
-        for each, ablation in reversed(found.items()):  # the one that was asked for says that all are there
+        for each, ablation in reversed(
+            found.items()
+        ):  # the requested one is written last, as it marks the set as complete
             name = _name(each, intervention, method)
-            if each == metric or read_record(run.directory, name, asked) is None:  # one of its own has a curve too
+            if (
+                each == metric or read_record(run.directory, name, asked) is None
+            ):  # a separate one also has the cumulative curve
                 write_record(run.directory, name, asked, ablation.to_dict())
         _forget_parts(run.directory, asked, intervention, metric)
     return found[metric]
@@ -211,18 +213,18 @@ def _name(metric: Metric, intervention: Intervention = "zero", method: Method = 
 
 
 def _parts(asked: Asked, intervention: Intervention = "zero", metric: Metric = "accuracy") -> str:
-    """How the names of directories begin that hold parts of an ablation; the size of a batch follows."""
+    """Prefix of directories with parts of an ablation, followed by the batch size."""
     return f"{_ABLATION}-passes-{intervention}-{metric}-{asked.split}-{asked.examples}-by-"
 
 
 def _forget_parts(directory: Path, asked: Asked, *kind: Any) -> None:
-    """Remove the parts of an ablation that is recorded: it may have been killed in between."""
+    """Remove the parts of a recorded ablation, left over if it was killed."""
     for parts in directory.glob(f"{_parts(asked, *kind)}*"):
         shutil.rmtree(parts, ignore_errors=True)
 
 
 class _Parts:
-    """A directory that remembers an ablation's batches, and stops it between two of them when time is up."""
+    """Saves the finished batches of an ablation, and stops it between two batches at the deadline."""
 
     def __init__(self, directory: Path, limits: Limits) -> None:
         self.directory = make_directory(directory)
@@ -233,7 +235,7 @@ class _Parts:
     def get(self, key: str) -> np.ndarray | None:
         path = self.directory / f"{key}.npy"
         if path.exists():
-            with suppress(Exception):  # a damaged one is worked out again
+            with suppress(Exception):  # a damaged one is computed again
                 return np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
         if self.limits.over(self.slowest):
             raise Stopped

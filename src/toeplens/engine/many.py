@@ -1,4 +1,4 @@
-"""Carry out many jobs, as stacks that are trained as one or alone, here or on a cluster, reporting to one place."""
+"""Run many jobs, singly or in stacks of models trained together, locally or on a cluster."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from toeplens.training.stack import must_stack, shape_of, that_fill_a_gpu
 
 @dataclass(frozen=True)
 class Room:
-    """Where stacks are trained: at how many places at a time, and what share of a GPU each has (0 on a CPU)."""
+    """Resources for stacks: number of parallel workers, and share of a GPU per worker (0 on a CPU)."""
 
     places: int
     share: float
 
 
 def stacks_of(jobs: Sequence[Job], places: Sequence[int], out: Path, limits: Limits, room: Room) -> list[list[int]]:
-    """The places of those jobs that are not trained yet and can be trained as one, stack by stack.
+    """Indices of untrained jobs that can be trained together, grouped into stacks.
 
-    Unless ``limits`` say how many are one, as many as a place's share of a GPU holds, and fewer where a place would
-    have none.
+    The stack size is that of ``limits``. By default it is as many models as fit into a worker's share of a GPU, and
+    fewer if a worker would be idle.
     """
     if limits.stack == 1 or (limits.stack is None and not room.share):
         return []
@@ -53,7 +53,7 @@ def stacks_of(jobs: Sequence[Job], places: Sequence[int], out: Path, limits: Lim
             alike[shape_of(spec), repr(spec.model.encoding_options)].append(place)
     groups = []
     for some in alike.values():
-        with suppress(InputError):  # what cannot be stacked is trained alone
+        with suppress(InputError):  # jobs that cannot be stacked are trained singly
             if len(some) > 1:
                 must_stack([jobs[place].spec for place in some])
                 groups.append(some)
@@ -69,10 +69,10 @@ def stacks_of(jobs: Sequence[Job], places: Sequence[int], out: Path, limits: Lim
 
 
 def train_stack(jobs: Sequence[Job], out: Path, limits: Limits, tell: Callable[[Any], None]) -> bool | None:
-    """Train the models of some jobs as one; True if none was stopped, else None.
+    """Train the models of some jobs together; True if none was stopped, otherwise None.
 
-    What another process holds is left to it. Where memory runs out, the stack is trained in halves, one after the
-    other.
+    Runs that another process holds are skipped. If memory runs out, the stack is split into halves, which are trained
+    one after the other.
     """
     with ExitStack() as held:
         members = [_Member(place, job) for place, job in enumerate(jobs)]
@@ -86,8 +86,8 @@ def train_stack(jobs: Sequence[Job], out: Path, limits: Limits, tell: Callable[[
                 if len(some) == 1 or not out_of_memory(error):
                     raise
             gc.collect()
-            torch.cuda.empty_cache()  # else this process keeps it from what is beside it on the GPU
-            if whole is None:  # the error is gone, and what it held
+            torch.cuda.empty_cache()  # release the memory for other processes on the GPU
+            if whole is None:  # here the exception and its references are freed
                 half = len(some) // 2
                 stacks += [some[half:], some[:half]]
             elif not whole:
@@ -97,14 +97,14 @@ def train_stack(jobs: Sequence[Job], out: Path, limits: Limits, tell: Callable[[
 
 @dataclass
 class _Member:
-    """A job in a stack; once it is entered, its run is held and published as it grows."""
+    """A job in a stack; after `enter`, its run is locked and its progress published."""
 
     place: int
     job: Job
     should_stop: Callable[[], bool] = lambda: False
 
     def enter(self, held: ExitStack, out: Path, limits: Limits) -> bool:
-        """Hold the run; False where somebody else does."""
+        """Lock the run; False if another process holds it."""
         directory = out / self.job.spec.name
         try:
             held.enter_context(entered(directory, self.job.spec))
@@ -116,7 +116,7 @@ class _Member:
 
 
 def _trained(members: Sequence[_Member], out: Path, limits: Limits, tell: Callable[[Any], None]) -> bool:
-    """Train them as one until all are done, or one says to stop; whether all are done."""
+    """Train the members together until all are done or one stops; returns whether all are done."""
 
     def report(place: int, step: int, total: int, row: dict[str, Any] | None) -> None:
         tell((members[place].place, step, total, row["test_accuracy"] if row else None))
@@ -128,7 +128,7 @@ def _trained(members: Sequence[_Member], out: Path, limits: Limits, tell: Callab
         compile=limits.compile,
         checkpoint_seconds=limits.checkpoint_seconds,
         deadline=limits.deadline_now(),
-        should_stop=lambda: max([member.should_stop() for member in members]),  # each publishes what is new
+        should_stop=lambda: max([member.should_stop() for member in members]),  # every member publishes its progress
         on_progress=report,
         watchers=[watcher_of(member.job) for member in members],
         loggers=[loggers_of(member.job, limits) for member in members],
@@ -136,12 +136,12 @@ def _trained(members: Sequence[_Member], out: Path, limits: Limits, tell: Callab
     return all(run.status != "stopped" for run in runs)
 
 
-Workers = int | Cluster | None  # processes on this machine (None: one a core), or a cluster
+Workers = int | Cluster | None  # processes on this machine (None: one per core), or a cluster
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a job: a step (``status`` None), or its end."""
+    """An event of a job: a step (``status`` None), or its end."""
 
     job: int
     step: int
@@ -150,14 +150,14 @@ class Event:
     status: Status | None = None
 
 
-_ALWAYS_ALLOWED = 64  # workers; a larger machine may have more
-_REQUESTS = 16  # to a URL's file system at a time
+_ALWAYS_ALLOWED = 64  # maximum number of workers; more on larger machines
+_REQUESTS = 16  # parallel requests to a URL's file system
 
 OnEvent = Callable[[Event], None]
 
 
 def must_have(workers: Workers, jobs: int, limits: Limits) -> None:
-    """Raise unless these workers can do so many jobs: before anything is written."""
+    """Raise if these workers cannot run the jobs, before anything is written."""
     must_be_installed(limits.follow)
     if isinstance(workers, Cluster):
         choose("compile", limits.compile, get_args(CompileMode))
@@ -167,9 +167,9 @@ def must_have(workers: Workers, jobs: int, limits: Limits) -> None:
 
 
 def plan_workers(jobs: int, device: str, workers: int | None) -> tuple[int, int]:
-    """Processes, and threads in each: small models use cores best one run a core; a GPU is for one run at a time.
+    """Number of processes, and threads per process. Default: one process per core on a CPU, one on a GPU.
 
-    Threads are as many as there are cores for each process, and no more than ``OMP_NUM_THREADS`` where that is set.
+    Cores are divided among processes, limited by ``OMP_NUM_THREADS`` if set.
     """
     count = workers if workers is not None else (1 if _on_gpu(device) else cores())
     within("workers", count, 1, max(_ALWAYS_ALLOWED, 4 * cores()))
@@ -184,7 +184,7 @@ def _on_gpu(device: str) -> bool:
 
 
 def _room(workers: Workers, jobs: int, limits: Limits) -> Room:
-    """How many pieces are done at a time, and what each has of a GPU."""
+    """The number of parallel pieces, and the share of a GPU per piece."""
     if isinstance(workers, Cluster):
         on_gpu = workers.device(limits.device).startswith("cuda")
         return Room(max(1, workers.at_a_time()), min(1.0, workers.gpus) if on_gpu else 0.0)
@@ -202,7 +202,7 @@ def spread(
     on_told: Told = lambda index, what: None,
     after: Mapping[int, int] | None = None,
 ) -> None:
-    """Do ``work`` for each piece, in order, several at a time; see `toeplens.engine.pool.in_processes`."""
+    """Run ``work`` for each piece in parallel; see `toeplens.engine.pool.in_processes`."""
     if isinstance(workers, Cluster):
         in_cluster(work, pieces, limits, workers, on_done=on_done, on_told=on_told, after=after)
         return
@@ -218,24 +218,24 @@ def run_jobs(
     workers: Workers = None,
     on_event: OnEvent | None = None,
 ) -> list[Status]:
-    """Carry out ``jobs`` in ``out``, in order, several at a time; returns how each ended.
+    """Run ``jobs`` in ``out`` in parallel; returns the status of each.
 
-    Ctrl-C, a deadline, or the death of this process makes every worker write a checkpoint and stop. An error in one
-    job stops the others likewise and is raised here. A cluster's workers see ``out`` too, or publish their runs to the
-    limits' URL, from where they are fetched.
+    On Ctrl-C, at the deadline, or if this process dies, every worker writes a checkpoint and stops. An error in one job
+    also stops the others, and is raised. A cluster's workers must see ``out``, or publish their runs to the limits'
+    URL, from which they are fetched.
     """
     tell, out = on_event or (lambda event: None), out.absolute()
     statuses: list[Status] = ["stopped"] * len(jobs)
     prepare(limits.follow, limits.group)
     left, cluster = list(range(len(jobs))), isinstance(workers, Cluster)
-    there = None if cluster and limits.publish else out  # where workers make the runs
+    there = None if cluster and limits.publish else out  # output directory of the workers
 
     def ended(index: int, status: Status) -> None:
         statuses[index] = status
         tell(Event(index, 0, 0, None, status))
 
     def done(piece: int, status: Any) -> None:
-        if piece < len(stacks) or status is None:  # its jobs are gone on with; or it was stopped
+        if piece < len(stacks) or status is None:  # a stack, whose jobs continue singly, or a stopped job
             return
         (index,) = given[piece]
         if cluster:
@@ -251,14 +251,14 @@ def run_jobs(
         place, *step = what
         tell(Event(given[piece][place], *step))
 
-    if cluster:  # what is there already takes no worker
+    if cluster:  # finished jobs need no worker
         with ThreadPoolExecutor(_REQUESTS) as pool:
             list(pool.map(lambda job: _level(job, out, limits), jobs))
         left = [index for index in left if not is_done(jobs[index], out / jobs[index].spec.name)]
         for index in sorted(set(range(len(jobs))) - set(left)):
             ended(index, Run.open(out / jobs[index].spec.name).status)
     stacks = stacks_of(jobs, left, out, limits, _room(workers, len(left), limits)) if left else []
-    given = [*stacks, *([index] for index in left)]  # the jobs of each piece
+    given = [*stacks, *([index] for index in left)]  # job indices of each piece
     stacked = {jobs[index].spec.name: piece for piece, some in enumerate(stacks) for index in some}
     names = {len(stacks) + place: jobs[index].spec.name for place, index in enumerate(left)}
     spread(
@@ -274,7 +274,7 @@ def run_jobs(
 
 
 def _level(job: Job, out: Path, limits: Limits) -> None:
-    """Fetch what is published of a job's run, or publish what is further here."""
+    """Synchronise a job's run with the published one."""
     with published(out / job.spec.name, limits):
         pass
 
@@ -282,13 +282,13 @@ def _level(job: Job, out: Path, limits: Limits) -> None:
 def _work(
     piece: tuple[Sequence[Job], Path | None], limits: Limits, tell: Callable[[Any], None]
 ) -> Status | bool | None:
-    """Train several as a stack (`train_stack`), or carry out one: its status, None where it was stopped."""
+    """Train several jobs as a stack (`train_stack`), or run one job; None if stopped."""
 
     def report(step: int, total: int, row: dict[str, Any] | None) -> None:
         tell((0, step, total, row["test_accuracy"] if row else None))
 
     jobs, out = piece
-    with TemporaryDirectory(prefix="toeplens-") as own:  # where the runs are published from
+    with TemporaryDirectory(prefix="toeplens-") as own:  # temporary output directory
         if len(jobs) > 1:
             return train_stack(jobs, out or Path(own), limits, tell)
         status = carry_out(jobs[0], out or Path(own), limits, report).status

@@ -1,7 +1,6 @@
-"""What is measured of a finished run beside its head ablation, and the records of both in the run's directory.
+"""Measures of a finished run in addition to head ablation, and the records of both in the run's directory.
 
-The first record of a kind is ``NAME.json``. One of other examples never replaces it, and is never taken for it: that is
-``NAME-SPLIT-EXAMPLES.json``.
+The first record of a measure is ``NAME.json``. Records for other examples are ``NAME-SPLIT-EXAMPLES.json``.
 """
 
 from __future__ import annotations
@@ -67,19 +66,19 @@ from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, Run, initial_model, plan_execution
 from toeplens.training.run import CHECKPOINT, RESULT
 
-WHY = "why"  # the field of a record that has no other, and says why an encoding has no such measure
-_ASKED = "asked"  # the field that says of what examples a record was made
-FEWEST = 5  # examples that the measure `representation` needs
-_SETS, _STREAM, _TRACED, _SPECTRA = 512, 512, 256, 16  # examples that single measures look at, at most
-_PLANTED = 32  # texts in which something is planted, at most
-_POOL = 4096  # examples of the gradients' statistics, which need as many whatever else is looked at
+WHY = "why"  # the only field of a record for a measure that does not apply; holds the reason
+_ASKED = "asked"  # the field with the examples of a record
+FEWEST = 5  # minimum number of examples for `representation`
+_SETS, _STREAM, _TRACED, _SPECTRA = 512, 512, 256, 16  # maximum number of examples of some measures
+_PLANTED = 32  # maximum number of texts with planted spans
+_POOL = 4096  # examples for gradient statistics, independent of the requested number
 
 Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Asked(Record):
-    """What examples were asked for: how many, and of which split."""
+    """The requested examples: number and split."""
 
     examples: AtLeast1
     split: DataSplit = "test"
@@ -97,7 +96,7 @@ class _Asking(Record):
 
 @dataclass(frozen=True)
 class Seed(Record):
-    """At initialisation: what a batch leaves of the positional gradient, and where a step would move position."""
+    """At initialisation: strength of the positional gradient over a batch, and positional drift of a step."""
 
     strength: SeedStrength
     drift: PositionalDrift
@@ -105,7 +104,7 @@ class Seed(Record):
 
 @dataclass(frozen=True)
 class Spectra(Record):
-    """At initialisation: each head's spectrum with position over that without it, see `toeplens.lens.Contraction`."""
+    """At initialisation: each head's spectrum with position relative to that without (`toeplens.lens.Contraction`)."""
 
     width: Float[np.ndarray, "L H"]
     norm: Float[np.ndarray, "L H"]
@@ -113,9 +112,9 @@ class Spectra(Record):
 
 @dataclass(frozen=True)
 class Beginning(Record):
-    """Before training: what each head follows, and the centre of the frequencies that it uses.
+    """Before training: positional and symbolic shares, and the centre of the used frequencies, of each head.
 
-    As `toeplens.lens.Behaviour` and `toeplens.lens.FrequencyRecord` have them of the trained model.
+    For the trained model see `toeplens.lens.Behaviour` and `toeplens.lens.FrequencyRecord`.
     """
 
     positional: Float[np.ndarray, "L H"]
@@ -125,7 +124,7 @@ class Beginning(Record):
 
 @dataclass(frozen=True)
 class Subject:
-    """A finished run, how many examples of which split are looked at, and where."""
+    """A finished run, the examples to evaluate, and the device."""
 
     run: Run
     examples: int
@@ -137,7 +136,7 @@ class Subject:
         return self.run.model().to(self.device)
 
     def untrained(self) -> Decoder:
-        """The model as the run began."""
+        """The model at initialisation."""
         with torch.random.fork_rng(devices=[]):
             return initial_model(self.run.spec).to(self.device)
 
@@ -146,26 +145,26 @@ class Subject:
         return DecoderSource(self.model())
 
     def chosen(self, most: int | None = None) -> Examples:
-        """The examples, at most so many of them."""
+        """The examples, at most ``most``."""
         count = self.examples if most is None else min(self.examples, most)
         return examples_of(self.run.spec, count, self.split)
 
     def batches(self, most: int | None = None) -> list[Batch]:
-        """The same in batches on which every head of a layer can be replayed."""
+        """The examples in batches on which every head of a layer can be ablated at once."""
         return batches_of(self.run.spec, self.chosen(most), self.device)
 
 
 def measure_run(run: Run, name: str, *, examples: int, split: DataSplit = "test", device: str = "auto") -> Found:
-    """One of `MEASURES` of a finished run, from its record ``NAME.json``, or measured now and written there.
+    """One of `MEASURES` of a finished run, read from its record ``NAME.json`` or measured and recorded.
 
     Arguments
-        examples  how many examples the measure may look at; ``seed`` alone asks nothing of the trained model, and looks
-                  at 4,096 examples of the training set (at all, if there are fewer) whatever is given
-        split     which: of the ``test`` set, or ``train+test`` (70:30); longer texts are always those of the test set
+        examples  maximum number of examples. The measure ``seed`` does not use the trained model and always uses up to
+                  4,096 examples of the training set
+        split     ``test`` set, or ``train+test`` (70:30); longer sequences are always from the test set
         device    ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
 
-    Raises `InputError` for a run that is not finished or diverged, and for weights that are missing or damaged; of
-    these nothing is recorded.
+    Raises `InputError`, without recording anything, for a run that is not finished or diverged, and for missing or
+    damaged weights.
     """
     measure = MEASURES[choose("measure", name, MEASURES)].of
     run.must_be_complete()
@@ -181,7 +180,7 @@ def measure_run(run: Run, name: str, *, examples: int, split: DataSplit = "test"
 
 
 def _measured(name: str, measure: Callable[[Subject], Found], subject: Subject) -> Found:
-    """The measure; where it fails in another package's encoding, why."""
+    """The measure, or the reason if an encoding of another package fails."""
     encoding = subject.run.spec.model.encoding
     package = package_of(encoding)
     if package is None:
@@ -192,18 +191,18 @@ def _measured(name: str, measure: Callable[[Subject], Found], subject: Subject) 
         raise
     except Exception as error:
         told = f"{type(error).__name__}: {first_line(error)}"
-        again = f"delete {name}.json in the run's directory to measure again"
+        again = f"to measure again, delete {name}.json in the run's directory"
         return {WHY: f"encoding: {encoding!r} of the package {package} failed ({told}); {again}."}
 
 
 def read_measures(directory: Path, names: Sequence[str], asked: Asked) -> dict[str, Found]:
-    """Those of the named measures that the run directory holds of these examples."""
+    """The recorded measures among ``names`` for these examples."""
     found = {name: read_record(directory, name, asked) for name in names}
     return {name: content for name, content in found.items() if content is not None}
 
 
 def _position(**choices: Any) -> Callable[[Subject], Found]:
-    """What is lost when position alone is taken from a head; by loss it shows in language, by accuracy hardly."""
+    """Effects of removing position from each head."""
 
     def measured(subject: Subject) -> Found:
         batches = subject.batches(_TRACED if choices else None)
@@ -214,27 +213,27 @@ def _position(**choices: Any) -> Callable[[Subject], Found]:
 
 
 def _position_sets(subject: Subject) -> Found:
-    """A set of heads that suffices when position is taken from all others, which keep their content."""
+    """A set of heads that suffices when position is removed from all other heads, which keep their content."""
     source, batches = subject.source(), subject.batches(_SETS)
     return _or_why(lambda: head_sets(source, batches, chance=subject.run.spec.guess, intervention="position"))
 
 
 def _bias(subject: Subject) -> Found:
-    """How much a bias on the distance weighs in each head."""
+    """Spread of the distance bias in each head."""
     model, task = subject.model(), subject.run.spec.build_task()
     layers = [model.encoding.for_layer(layer) for layer in range(len(model.blocks))]
     return _or_why(lambda: bias_spread(layers, task.length, causal=subject.run.spec.model.causal))
 
 
 def _circuit(subject: Subject) -> Found:
-    """The head on which most hangs: where it looks, what it depends on, who reads it."""
+    """The most important head: its attention, its frequencies, and the paths that read it."""
     task, seed = subject.run.spec.build_task(), subject.run.spec.data_seed
     source, batches = subject.source(), subject.batches(_TRACED)
     return _or_why(lambda: circuit(source, batches, task, seed))
 
 
 def _contraction(subject: Subject) -> Found:
-    """At initialisation: the spectra of the logits with position over those without it."""
+    """At initialisation: spectra of the logits with position relative to those without."""
 
     def spectra() -> Spectra:
         found = [contraction(layer) for layer in trace_of(subject.untrained(), subject.chosen(_SPECTRA))]
@@ -246,14 +245,14 @@ def _contraction(subject: Subject) -> Found:
 
 
 def _representation(subject: Subject) -> Found:
-    """The position part of the residual stream, layer by layer."""
+    """Position in the residual stream, layer by layer."""
     trace = trace_of(subject.model(), subject.chosen(_STREAM))
-    least = max(FEWEST, min(16, len(trace.tokens)))  # its own bars, but for studies of toy size
+    least = max(FEWEST, min(16, len(trace.tokens)))  # its own defaults, except in very small studies
     return representation(trace, least=least).to_dict()
 
 
 def _seed(subject: Subject) -> Found:
-    """At initialisation: what a batch leaves of the positional gradient, and where a step would move position."""
+    """At initialisation: strength of the positional gradient over a batch, and positional drift of a step."""
     spec, device = subject.run.spec, subject.device
     source = DecoderGradients(subject.untrained())
     count = min(_POOL, spec.train_examples)
@@ -264,7 +263,7 @@ def _seed(subject: Subject) -> Found:
 
 
 def _beginning(subject: Subject) -> Found:
-    """Before training: what heads follow and which frequencies they use, on the examples of the two measures."""
+    """Before training: shares and frequencies of the heads, on the examples of the two measures."""
 
     def both() -> Beginning:
         trace = trace_of(subject.untrained(), subject.chosen(_TRACED))
@@ -275,30 +274,30 @@ def _beginning(subject: Subject) -> Found:
 
 
 def _extrapolation(subject: Subject) -> Found:
-    """Accuracy on longer texts, always of the test set."""
+    """Accuracy on longer sequences of the test set."""
     return extrapolate(subject.run, examples=subject.examples, device=str(subject.device)).to_dict()
 
 
 def _bands(subject: Subject) -> Found:
-    """What the model loses without each frequency of each head, in nats."""
+    """Effect in nats of freezing each frequency of each head."""
     source, batches = subject.source(), subject.batches(_TRACED)
     return _or_why(lambda: ablate_bands(source, batches))
 
 
 def _of_language(measure: Callable[[Decoder, LanguageTask, int], Any]) -> Callable[[Subject], Found]:
-    """What a language model does with documents; of other tasks, that they have none."""
+    """A measure of language models; for other tasks the reason why it does not apply."""
 
     def measured(subject: Subject) -> Found:
         task, model = subject.run.spec.build_task(), subject.model()
         if not isinstance(task, LanguageTask):
-            return {WHY: f"task: {task.name} has no documents; this is measured of language models."}
+            return {WHY: f"task: {task.name} has no documents; this measure only applies to language models."}
         return _or_why(lambda: measure(model, task, subject.examples))
 
     return measured
 
 
 def _planted(measure: Callable[..., Any], counted: str) -> Callable[[Subject], Found]:
-    """A measure of language of few texts."""
+    """A measure of language models on few texts."""
     return _of_language(lambda model, task, examples: measure(model, task, **{counted: min(examples, _PLANTED)}))
 
 
@@ -318,7 +317,7 @@ def _toeplitz(trace: AttentionTrace) -> Found:
 
 
 def _of_attention(lens: Callable[..., Any], **choices: Any) -> Callable[[Subject], Found]:
-    """What a lens finds in the trace of the first examples."""
+    """A lens applied to the trace of the first examples."""
 
     def measured(subject: Subject) -> Found:
         model, chosen = subject.model(), subject.chosen(_TRACED)
@@ -328,9 +327,9 @@ def _of_attention(lens: Callable[..., Any], **choices: Any) -> Callable[[Subject
 
 
 def _or_why(measure: Callable[[], Any]) -> Found:
-    """The measure; where an encoding has no such thing, why.
+    """The measure, or the reason if it does not apply to the encoding.
 
-    That a model is not there is no reason of the encoding's, and is not recorded: it is asked for before.
+    The model must be loaded before, so that a missing model is not recorded as a reason.
     """
     try:
         found = measure()
@@ -340,7 +339,7 @@ def _or_why(measure: Callable[[], Any]) -> Found:
 
 
 class Measure(NamedTuple):
-    """What is measured of a trained model, and its record."""
+    """A measure of a trained model: its record type and its function."""
 
     record: type[Record]
     of: Callable[[Subject], Found]
@@ -359,8 +358,8 @@ MEASURES: dict[str, Measure] = {
     "representation": Measure(Representation, _representation),
     "seed": Measure(Seed, _seed),
     "extrapolation": Measure(Extrapolation, _extrapolation),
-    # what heads follow, by the analysis of variance and by sampled permutations, and which frequencies they use, over
-    # the queries that the model uses
+    # positional and symbolic shares (by analysis of variance and by permutations) and frequency use, over the queries
+    # that reach the output
     "behaviour": Measure(Behaviour, _of_attention(behaviour, counted="used")),
     "permutations": Measure(
         PermutationScores, _of_attention(permutation_scores, counted="used", queries=64, permutations=16)
@@ -369,7 +368,7 @@ MEASURES: dict[str, Measure] = {
     "beginning": Measure(Beginning, _beginning),
     "toeplitz": Measure(ToeplitzShares, _of_attention(_toeplitz)),
     "bands": Measure(BandAblation, _bands),
-    # of language models
+    # for language models
     "bits": Measure(Bits, _of_language(lambda model, task, examples: bits(model, task, texts=examples))),
     "needles": Measure(Needles, _planted(needles, "trials")),
     "copying": Measure(Copying, _planted(copying, "trials")),
@@ -377,8 +376,8 @@ MEASURES: dict[str, Measure] = {
     "extension": Measure(Extension, _extension(tuned=False)),
     "extension-tuned": Measure(Extension, _extension(tuned=True)),
 }
-"""What a study can record of a trained model, by name: the type of its record, and what finds it."""
-KINDS: dict[str, type[Record]] = {  # of record, by name
+"""The measures of a trained model by name: record type and function."""
+KINDS: dict[str, type[Record]] = {  # record types by name
     "ablation": HeadAblation,
     "ablation-loss": HeadAblation,
     **{name: measure.record for name, measure in MEASURES.items()},
@@ -386,10 +385,9 @@ KINDS: dict[str, type[Record]] = {  # of record, by name
 
 
 def as_record(name: str, content: Any, where: Path | str) -> Record | str:
-    """The record of this name (`KINDS`), or the reason why an encoding has no such measure.
+    """The record of this name (`KINDS`), or the reason why the measure does not apply.
 
-    What is neither raises an `InputError` that names ``where`` and the field. A record that says why there is no such
-    measure has nothing else in it.
+    Raises `InputError`, naming ``where`` and the field, for invalid content.
     """
     if isinstance(content, dict) and content.keys() - {_ASKED} == {WHY}:
         return checked(dict[str, Any], content, where)[WHY]
@@ -397,7 +395,7 @@ def as_record(name: str, content: Any, where: Path | str) -> Record | str:
 
 
 def read_record(directory: Path, name: str, asked: Asked) -> dict[str, Any] | None:
-    """The record of these examples, or None; a damaged one raises `InputError` (see `as_record`)."""
+    """The record for these examples, or None. Raises `InputError` if it is damaged."""
     for path in _places(directory, name, asked):
         if path.exists() and (content := _read(path)).pop(_ASKED) == asdict(asked):
             as_record(name, content, path)
@@ -406,7 +404,7 @@ def read_record(directory: Path, name: str, asked: Asked) -> dict[str, Any] | No
 
 
 def write_record(directory: Path, name: str, asked: Asked, content: dict[str, Any]) -> Path:
-    """Write a record; returns where."""
+    """Write a record; returns its path."""
     first, other = _places(directory, name, asked)
     path = other if first.exists() and _read(first)[_ASKED] != asdict(asked) else first
     write_json(path, {**content, _ASKED: asdict(asked)})
@@ -414,7 +412,7 @@ def write_record(directory: Path, name: str, asked: Asked, content: dict[str, An
 
 
 def forget_measured(directory: Path) -> None:
-    """Remove what was measured of weights that are gone: a run that has no result and no checkpoint begins anew."""
+    """Remove the records of a run without result and checkpoint, which starts again."""
     if not any((directory / name).exists() for name in (RESULT, CHECKPOINT)):
         for path in directory.glob("*.json"):
             if any(f"{path.stem}-".startswith(f"{name}-") for name in KINDS):

@@ -1,4 +1,4 @@
-"""Limits of work, and pieces of it in processes of their own: each can be stopped, all report to one place."""
+"""Limits of work, and a pool of processes: pieces of work can be stopped, and report progress."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from toeplens.ground.signals import ignored_by_children
 from toeplens.training.environment import CompileMode
 from toeplens.training.loggers import LOGGERS
 
-MOST_STACKED = 256  # models as one: each holds a file open
+MOST_STACKED = 256  # maximum number of models in a stack; each holds a file open
 
 
 def clocks() -> tuple[float, float]:
-    """What both clocks of this machine say."""
+    """The wall clock and the monotonic clock."""
     return time.time(), time.monotonic()
 
 
@@ -35,19 +35,17 @@ class Limits:
     """When and how a job runs.
 
     device, compile     see `toeplens.training.plan_execution`
-    checkpoint_seconds  how much work a kill may cost at most
-    deadline            `time.time()` at which to have stopped. A clock that is set anew later changes nothing: time is
-                        counted from when the limits were made, in all processes of this machine
-    should_stop         asked before every unit of work
-    publish             URL that runs are fetched from and published to, see `toeplens.engine.remote`; None for nowhere
-    stack               how many models of equal shape are trained as one, see `toeplens.engine.many`; None: as many
-                        as fill a GPU, and on a CPU, where it does not pay, 1
-    machines            in words, those that carry the work out, where that is not this one: then what devices this one
-                        has says nothing
-    follow              names of the loggers of each run's evaluations: ``tensorboard``, ``wandb``, ``mlflow``
-    group               what these call all runs together: a study gives its directory's name
+    checkpoint_seconds  maximum amount of work lost when killed
+    deadline            `time.time()` by which to stop; later changes of the system clock have no effect
+    should_stop         called before every unit of work
+    publish             URL to fetch runs from and publish them to, see `toeplens.engine.remote`; None for no URL
+    stack               number of models of equal shape trained together, see `toeplens.engine.many`; None: as many as
+                        fill a GPU, and 1 on a CPU
+    machines            description of the machines that run the work, if not this one
+    follow              names of loggers for each run's evaluations: ``tensorboard``, ``wandb``, ``mlflow``
+    group               group name of the runs in these loggers; a study uses the name of its directory
 
-    Raises `InputError` for a ``stack`` that cannot be, or an unknown logger.
+    Raises `InputError` for an invalid ``stack`` or an unknown logger.
     """
 
     device: str = "auto"
@@ -69,11 +67,11 @@ class Limits:
         )
 
     def late(self, ahead: float = 0.0) -> bool:
-        """Whether the deadline will be over, if the next piece of work takes ``ahead`` seconds."""
+        """Whether work of ``ahead`` seconds would exceed the deadline."""
         return self.deadline is not None and self._now() + ahead >= self.deadline
 
     def over(self, ahead: float = 0.0) -> bool:
-        """Whether it is time to stop, if the next piece of work takes ``ahead`` seconds."""
+        """Whether to stop instead of starting work of ``ahead`` seconds."""
         return self.should_stop() or self.late(ahead)
 
     def left(self) -> float | None:
@@ -81,7 +79,7 @@ class Limits:
         return None if self.deadline is None else self.deadline - self._now()
 
     def deadline_now(self) -> float | None:
-        """The deadline by what `time.time()` says now."""
+        """The deadline in terms of the current `time.time()`."""
         left = self.left()
         return None if left is None else time.time() + left
 
@@ -97,7 +95,7 @@ _LOOK = 0.1
 
 
 def take(left: list[int], after: Mapping[int, int], done: Collection[int]) -> int | None:
-    """Take the first of the pieces that are left which need not wait for another (``after``) that is not done."""
+    """Remove and return the first piece in ``left`` that does not wait for an unfinished piece (``after``)."""
     for place, index in enumerate(left):
         if index not in after or after[index] in done:
             return left.pop(place)
@@ -117,14 +115,14 @@ def in_processes(
 ) -> None:
     """Do ``work(piece, limits, tell)`` for each piece, in order, ``count`` at a time.
 
-    A piece whose index ``after`` maps to that of another is begun once the other is done.
+    A piece is started only after the piece that ``after`` maps its index to is done.
 
-    ``on_done`` hears each piece's index and result as it ends. None says that a piece was stopped before its end; then
-    no further piece is begun. ``work`` is a function of a module, and its limits say when to stop: a deadline,
-    ``limits.should_stop``, SIGTERM, the end of this process. What it tells, ``on_told`` hears with its index.
+    ``on_done`` is called with the index and result of each piece. A result of None means that the piece was stopped
+    early; then no further pieces are started. ``work`` must be importable, and its limits tell it when to stop:
+    deadline, ``limits.should_stop``, SIGTERM, or the end of this process. Its reports are passed to ``on_told`` with
+    the index.
 
-    An error in one piece stops the others likewise and is raised once they have stopped. `KeyboardInterrupt` kills
-    the workers, and is raised.
+    An error in one piece stops the others and is raised once they have stopped. `KeyboardInterrupt` kills the workers.
     """
     context = multiprocessing.get_context("spawn")
     stop, told = context.Event(), context.Queue()
@@ -145,7 +143,7 @@ def in_processes(
                     break
                 finished, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
                 _drain(told, on_told)
-                if limits.should_stop():  # the deadline they know
+                if limits.should_stop():  # workers check the deadline themselves
                     stop.set()
                 for future in finished:
                     index = waiting.pop(future)
@@ -170,7 +168,7 @@ def in_processes(
     if isinstance(failure, ToeplensError):
         raise failure
     if isinstance(failure, BrokenProcessPool) and limits.should_stop():
-        return  # SIGTERM came to workers that were not ready for it yet
+        return  # workers got SIGTERM before they could handle it
     if failure is not None:
         raise EnvironmentFailure(
             f"a worker process ended unexpectedly ({type(failure).__name__}: {failure}); what was finished is kept, "
@@ -209,9 +207,9 @@ def _start(stop: Any, told: Any, threads: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this worker when its parent is gone, after the piece at hand has been left at a point to go on from.
+    """End this worker when its parent has ended, after the current piece has reached a resumable point.
 
-    A SIGTERM alone ends the piece and not the worker: who sends it to a whole group has the parent end its workers.
+    SIGTERM only ends the current piece, as the parent ends its workers.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

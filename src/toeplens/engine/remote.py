@@ -1,8 +1,7 @@
-"""An output directory that is a URL: a local working copy of it, and runs that are published whole and fetched.
+"""Output directories at a URL: a local working copy, and runs that are fetched and published.
 
-Each run is one archive, ``runs/NAME.zip``, written in one piece: a reader sees the last or the one before, never half.
-All other files (study.json, records, pages) are objects of their own. A run's content depends on its spec alone, so two
-writers of one run write the same.
+Each run is one archive, ``runs/NAME.zip``, which is written atomically. All other files (study.json, records, pages)
+are separate objects. A run's content only depends on its spec, so two writers of one run write the same content.
 """
 
 from __future__ import annotations
@@ -32,19 +31,22 @@ from toeplens.ground.locks import LOCK
 from toeplens.training.run import CHECKPOINT, PROGRESS, RESULT
 
 RUNS, _DRIVER, _STUDY = "runs", "driver.json", "study.json"
-_BEAT, _GONE = 20.0, 60.0  # seconds between two signs of life of a driver, and without one until it counts as gone
+_BEAT, _GONE = (
+    20.0,
+    60.0,
+)  # heartbeat interval of a driver in seconds, and the time without heartbeat after which it counts as dead
 
-Files = dict[str, bytes]  # what a directory holds, by the paths in it
+Files = dict[str, bytes]  # contents of a directory by relative path
 
 
 class Remote:
-    """An output directory on any file system of fsspec: ``s3://bucket/path``, ``gs://``, ``abfs://``.
+    """An output directory on any fsspec file system: ``s3://bucket/path``, ``gs://``, ``abfs://``.
 
-    Credentials and endpoints are taken from the file system's own environment variables, such as `AWS_ENDPOINT_URL`.
+    Credentials and endpoints come from the file system's environment variables, such as `AWS_ENDPOINT_URL`.
 
     Raises
-        InputError          the URL names no place, or no file system that is installed
-        EnvironmentFailure  the file system does not answer, or refuses
+        InputError          the URL has no path, or its file system is not installed
+        EnvironmentFailure  the file system does not respond, or denies access
     """
 
     def __init__(self, url: str) -> None:
@@ -57,13 +59,13 @@ class Remote:
         self.url, self._root = url.rstrip("/"), root.rstrip("/")
 
     def read(self, name: str) -> bytes | None:
-        """The object of this name, or None."""
+        """The content of an object, or None."""
         with suppress(FileNotFoundError):
             return self._request("read", name, self._fs.cat_file)
         return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object whole, in place of one that may be there."""
+        """Write an object atomically, replacing an existing one."""
         if isinstance(self._fs, LocalFileSystem):
             path = Path(f"{self._root}/{name}")
             make_directory(path.parent)
@@ -72,13 +74,13 @@ class Remote:
             self._request("write", name, self._fs.pipe_file, content)
 
     def files(self) -> list[str]:
-        """Names of all objects but the runs and the driver's."""
+        """Names of all objects except runs and the driver's file."""
         found = self._request("list", "", self._fs.find)
         names = [str(path).removeprefix(self._root).lstrip("/") for path in found]
         return [name for name in names if name != _DRIVER and not name.startswith(f"{RUNS}/")]
 
     def fetch(self, directory: Path) -> Files:
-        """Bring a run's directory up to what is published of it, if that is further; gives what is published."""
+        """Update a run's directory if the published run is further; returns the published files."""
         name, here = f"{RUNS}/{directory.name}.zip", _files(directory)
         if RESULT in here and self._size(name) == len(_packed(here)):
             return here
@@ -94,14 +96,14 @@ class Remote:
         if behind:
             for path in here.keys() - there.keys():
                 (directory / path).unlink(missing_ok=True)
-            last = {CHECKPOINT: 1, PROGRESS: 2, RESULT: 3}  # those that say how far the others are
+            last = {CHECKPOINT: 1, PROGRESS: 2, RESULT: 3}  # written last, as they state the progress of the others
             for path in sorted(there, key=lambda each: last.get(each, 0)):
                 make_directory((directory / path).parent)
                 write_bytes(directory / path, there[path])
         return there
 
     def publish(self, directory: Path, there: Files) -> Files:
-        """Publish a run's directory unless it is what is ``there``; gives what is there then."""
+        """Publish a run's directory if it differs from ``there``; returns the published files."""
         here = _files(directory)
         if here != there:
             self.write(f"{RUNS}/{directory.name}.zip", _packed(here))
@@ -115,18 +117,18 @@ class Remote:
     def _request(self, what: str, name: str, ask: Any, *given: Any) -> Any:
         try:
             return ask(f"{self._root}/{name}", *given)
-        except Exception as error:  # each file system has its own kinds for a network, a credential, a permission
+        except Exception as error:  # file systems raise different errors for network, credentials, permissions
             if isinstance(error, FileNotFoundError) and what != "write":
                 raise
             raise EnvironmentFailure(f"cannot {what} {self.url}/{name}: {first_line(error)}.") from None
 
     @contextmanager
     def driven(self) -> Iterator[None]:
-        """Be the one driver of what is here; another that has given a sign of life of late is refused."""
+        """Be the only driver of this directory; raises `InputError` if another one is alive."""
         try:
             other = json.loads(self.read(_DRIVER) or b"{}")
             age = time.time() - float(other.get("time", 0.0))
-        except (ValueError, TypeError, AttributeError):  # damaged, so nobody's
+        except (ValueError, TypeError, AttributeError):  # a damaged file counts as no driver
             other, age = {}, _GONE
         if age < _GONE and not _is_dead(other):
             raise InputError(
@@ -140,7 +142,7 @@ class Remote:
 
         def beat() -> None:
             while not ended.wait(_BEAT):
-                with suppress(EnvironmentFailure):  # tried again
+                with suppress(EnvironmentFailure):  # retried at the next beat
                     sign()
 
         sign()
@@ -157,10 +159,10 @@ class Remote:
 
 @contextmanager
 def working_copy(url: str) -> Iterator[Path]:
-    """A local directory that stands for ``url``: what is there is fetched first, and what is new published at the end.
+    """A local working copy of ``url``: existing files are fetched first, and new ones published at the end.
 
-    It is in ``toeplens/outputs`` of ``$TOEPLENS_CACHE``, else of ``$XDG_CACHE_HOME``, else of ``~/.cache``, and may be
-    deleted between commands. Runs are left to those who train them (`published`). One process at a time: a second
+    It is in ``toeplens/outputs`` of ``$TOEPLENS_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``, and may be deleted
+    between commands. Runs are fetched and published separately (`published`). Only one process at a time; a second one
     raises `InputError`.
     """
     remote = Remote(url)
@@ -188,10 +190,10 @@ def working_copy(url: str) -> Iterator[Path]:
 
 @contextmanager
 def published(directory: Path, limits: Limits) -> Iterator[Limits]:
-    """Fetch a run before it is worked on, and publish it as it grows, where ``limits`` say where to.
+    """Fetch a run before work starts, and publish its progress, if ``limits`` have a URL.
 
-    Within it, the limits' `should_stop` publishes what is new each `checkpoint_seconds`; nothing is half-written
-    whenever it is asked. What fails then is tried again the next time, and raised in the end.
+    Inside, the limits' `should_stop` publishes new files every `checkpoint_seconds`, at points where no file is
+    half-written. Failures are retried the next time, and raised at the end.
     """
     if limits.publish is None:
         yield limits
@@ -213,7 +215,7 @@ def published(directory: Path, limits: Limits) -> Iterator[Limits]:
 
 @contextmanager
 def _finally(publish: Callable[[], Any]) -> Iterator[None]:
-    """Publish in the end; what was raised before goes first."""
+    """Publish at the end; an earlier exception takes precedence."""
     try:
         yield
     except BaseException:
@@ -240,19 +242,19 @@ def _packed(files: Files) -> bytes:
 
 
 def _progress(files: Files) -> tuple[bool, int, int, int]:
-    """How far a run is, comparable: whether it is trained, its steps, what is measured of it, and parts of that."""
+    """Comparable progress of a run: whether it is trained, steps, number of records, number of parts."""
     parts = sum("/" in path for path in files)
     step = int(json.loads(files.get(PROGRESS, b"{}")).get("step", 0))
     return RESULT in files, step, len(files) - parts, parts
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path stays in the directory that it is of."""
+    """Whether a relative path stays inside its directory."""
     return not PurePosixPath(path).is_absolute() and ".." not in PurePosixPath(path).parts and not path.endswith("/")
 
 
 def _is_dead(driver: dict[str, Any]) -> bool:
-    """Whether a driver was a process of this machine that has ended."""
+    """Whether the driver was a process on this machine that has ended."""
     if driver.get("host") != socket.gethostname():
         return False
     try:

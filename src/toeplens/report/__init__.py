@@ -1,6 +1,6 @@
-"""Pages, self-contained, with their figures: grid studies, audits, runs taken apart, the cards of encodings.
+"""Self-contained HTML pages with figures: grid studies, audits, decompositions of runs, cards of encodings.
 
-A new page is a room of its study's name that shows and never computes; what two pages share is in ``kit``.
+Each page has a folder named after its study, which only renders and never computes. Shared code is in ``kit``.
 """
 
 from toeplens.report.auditing.comparison import render_comparison, write_comparison

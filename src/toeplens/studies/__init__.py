@@ -1,6 +1,6 @@
-"""Studies: a grid of runs, measures on them, tables, and claims with verdicts.
+"""Studies: grids of runs, measures on them, tables, and claims with verdicts.
 
-A new study is a room that computes and never draws; what two studies share is in ``kit``, which knows neither.
+Each study has its own folder, which computes and never renders. Shared code is in ``kit``.
 """
 
 from toeplens.studies.auditing import Audit, audit

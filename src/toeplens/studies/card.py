@@ -1,4 +1,4 @@
-"""The card of an encoding: what it is by measurement, what its kernel does, how far it resolves, what it costs."""
+"""The card of an encoding: measured properties, kernel, symbol, resolution and cost."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from toeplens.ground import InputError
 from toeplens.ground.machine import within
 from toeplens.lens.toeplitz.spectrum import symbol
 
-FARTHEST = 1_048_576  # distances looked at for the resolution
-# dtypes in which positions are told apart
+FARTHEST = 1_048_576  # largest distance tested for the resolution
+# dtypes of the resolution
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_MOST_TOKENS = 4096  # the logits of a longer text take gigabytes
-_ROWS = 64  # queries, at the end of the text, over which attention by distance is averaged
+_MOST_TOKENS = 4096  # logits of longer sequences take gigabytes
+_ROWS = 64  # last queries of a sequence, over which attention by distance is averaged
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Attention by distance: the weight of a key, times the number of keys a query sees, over random contents.
+    """Attention by distance: weight of a key times the number of visible keys, averaged over random contents.
 
-    Queries and keys have a common part, so that a logit is 2 on average and 1 in spread where there is no position:
-    what a rotation does to contents that resemble one another would not show on contents that have nothing in common.
+    Queries and keys share a common component, so that logits without position have mean 2 and standard deviation 1. The
+    effect of a rotation on similar contents would not be visible with unrelated contents.
 
     distances  [D]
-    mean       [H, D] 1 where position makes no difference
+    mean       [H, D]; 1 if position makes no difference
     """
 
     distances: Int[np.ndarray, "D"]
@@ -47,11 +47,12 @@ class Profile:
 
 @dataclass(frozen=True)
 class Cost:
-    """One layer's attention, relative to no encoding on the same machine in the same minute.
+    """Cost of the attention of one layer, relative to no encoding on the same machine.
 
-    forward, step  time of a forward pass, and of one with its gradients, the fastest of several; 1 is no encoding's
-    peak           the most bytes that live at once in such a step, relative
-    parameters     learned numbers a layer, and how many of them all layers share
+    forward, step  time of a forward pass, and of forward plus backward; fastest of several runs
+    peak           peak memory of such a step
+    parameters     learned parameters per layer
+    shared         whether all layers share them
     """
 
     forward: float
@@ -63,18 +64,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class Card:
-    """All that a card shows.
+    """The content of a card.
 
-    offsets     [D] -(M-1) .. M-1, where the kernel was evaluated; M is ``max_len``
-    kernel      [H or 1, D] real (a bias, the inner products of input vectors), [H or 1, n, D] complex (a rotation: one
-                row a frequency), or None
-    angles      [P] of the symbol, radians
-    symbol      [H or 1, P] of the kernel, averaged over frequencies, under the window 1 - |delta| / M: the Rayleigh
-                quotient of the M x M Toeplitz matrix and a wave of that angle, so within its eigenvalues. None without
-                a kernel, and where it is infinite
+    offsets     [D] -(M-1) .. M-1, at which the kernel was evaluated; M is ``max_len``
+    kernel      [H or 1, D] real (a bias, or inner products of input vectors), [H or 1, n, D] complex (a rotation: one
+                row per frequency), or None
+    angles      [P] angles of the symbol in radians
+    symbol      [H or 1, P] symbol of the kernel, averaged over frequencies, under the window 1 - |delta| / M. This is
+                the Rayleigh quotient of the M x M Toeplitz matrix and a wave of that angle, so it lies within the
+                eigenvalues. None without a kernel, or if the kernel is infinite
     profile     attention by distance
-    resolution  by dtype: the first distance (for vectors added at the input: position) d at which d and d + 1 round to
-                the same; None: none up to 1,048,576; and None as a whole where there is nothing fixed to look at
+    resolution  by dtype: the first distance d (for input vectors: position) at which d and d + 1 round to the same
+                value; None if there is none up to 1,048,576. None as a whole without a fixed table of values
     """
 
     name: str
@@ -95,7 +96,7 @@ class Card:
     cost: Cost
 
     def to_dict(self) -> dict[str, Any]:
-        """The card's facts and figures as JSON; curves at distances 0, 1, 2, 4, 8, ..."""
+        """The card as JSON; curves at distances 0, 1, 2, 4, 8, ..."""
         far = [d for d in (0, *(2**e for e in range(30))) if d <= int(self.offsets[-1])]
         middle = len(self.offsets) // 2
         curve = None if self.kernel is None else flat(self.kernel)[:, [middle + d for d in far]].tolist()
@@ -126,15 +127,15 @@ class Card:
 
 
 def flat(kernel: np.ndarray) -> Float[np.ndarray, "H D"]:
-    """A kernel as one curve a head: real as it is, a rotation's as the mean over its frequencies."""
+    """A kernel as one real curve per head; a rotation is averaged over its frequencies."""
     return np.real(kernel).mean(1) if kernel.ndim == 3 else kernel
 
 
 def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) -> Card:
-    """Measure an encoding's card: 8 heads of 32 dimensions, ``length`` positions, at its starting parameters.
+    """Measure an encoding's card at initialisation: 8 heads of 32 dimensions, ``length`` positions.
 
-    Of several at once (``rope + fox``), ``options`` are those of each by its name.
-    ``rounds`` is how often each time is taken, in turn with no encoding's.
+    For combined encodings (``rope + fox``), ``options`` holds the options of each by name.
+    ``rounds`` is the number of timing runs, alternating with runs without encoding.
     """
     within("length", length, 2 * _ROWS, _MOST_TOKENS)
     sizes = {"d_model": 256, "num_heads": 8, "head_dim": 32, "max_len": length}
@@ -178,7 +179,7 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
 
 
 def symbol_of(offsets: Int[np.ndarray, "D"], kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Angles, and the real part of a kernel's symbol at them (see `Card`); 0 where it is 0 but for rounding."""
+    """Angles and the real part of a kernel's symbol (see `Card`); rounding errors around 0 are set to 0."""
     length = int(offsets[-1]) + 1
     rows = flat(kernel).astype(np.float64) * (1 - np.abs(offsets) / length)
     angles, found = symbol(rows, 4 * length)
@@ -187,7 +188,7 @@ def symbol_of(offsets: Int[np.ndarray, "D"], kernel: np.ndarray) -> tuple[np.nda
 
 
 def _project(encoding: PositionalEncoding, batch: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    """Random embedded tokens and their queries, keys and values, all of unit variance."""
+    """Random embedded tokens with their queries, keys and values, all of unit variance."""
     d_model, length = encoding.d_model, encoding.max_len
     positions = encoding.place(torch.arange(length))
     x = encoding.embed(torch.randn(batch, length, d_model, dtype=dtype), positions)
@@ -201,7 +202,7 @@ def _project(encoding: PositionalEncoding, batch: int, dtype: torch.dtype = torc
 def _profile(encoding: PositionalEncoding, batch: int = 4, draws: int = 4) -> Profile:
     length = encoding.max_len
     rows = torch.arange(length - _ROWS, length)
-    reach = length - _ROWS + 1  # distances that all of these queries have
+    reach = length - _ROWS + 1  # distances that exist for all of these queries
     columns = rows.unsqueeze(-1) - torch.arange(reach)
     total = torch.zeros(encoding.num_heads, reach)
     common = torch.nn.functional.normalize(torch.randn(encoding.num_heads, 1, encoding.query_dim), dim=-1)
@@ -223,7 +224,7 @@ def _profile(encoding: PositionalEncoding, batch: int = 4, draws: int = 4) -> Pr
 
 
 def _resolution(encoding: PositionalEncoding, chunk: int = 1 << 14) -> dict[str, int | None] | None:
-    """By dtype, the first d at which what distances d and d + 1 (input vectors: positions) give rounds to the same."""
+    """By dtype, the first d at which distances (input vectors: positions) d and d + 1 round to the same value."""
     if encoding.axes > 1 or encoding.coupling == "none":
         return None
     encoding = copy.deepcopy(encoding).double()
@@ -245,7 +246,7 @@ def _resolution(encoding: PositionalEncoding, chunk: int = 1 << 14) -> dict[str,
 
 @torch.no_grad()
 def _values_at(encoding: PositionalEncoding, places: Tensor) -> Float[Tensor, "parts D"]:
-    """All numbers by which an encoding tells distances (input vectors: positions) apart."""
+    """All values that distinguish distances (input vectors: positions)."""
     if encoding.coupling == "input":
         return encoding.embed(torch.zeros(1, len(places), encoding.d_model, dtype=torch.float64), places)[0].T
     kernel = encoding.kernel(places)
@@ -264,7 +265,7 @@ def _cost(encoding: PositionalEncoding, plain: PositionalEncoding, rounds: int) 
                 out = runs[which]()
                 if grad:
                     out.sum().backward()
-            if round_:  # the first one warms up
+            if round_:  # the first round is a warm-up
                 taken.append(time.perf_counter() - start)
     fastest = {case: min(taken) for case, taken in times.items()}
     peak = [_peak(run) for run in runs]
@@ -279,7 +280,7 @@ def _cost(encoding: PositionalEncoding, plain: PositionalEncoding, rounds: int) 
 
 
 def _layer(encoding: PositionalEncoding, batch: int = 4) -> Callable[[], Tensor]:
-    """One layer's attention on fixed random content, as a call."""
+    """A function that runs the attention of one layer on fixed random content."""
     with torch.no_grad():
         x, q, k, v, positions = _project(encoding, batch)
     q, k, v = (part.requires_grad_() for part in (q, k, v))
@@ -300,7 +301,7 @@ def _layer(encoding: PositionalEncoding, batch: int = 4) -> Callable[[], Tensor]
 
 
 class _Live(TorchDispatchMode):
-    """Counts the bytes of storages that operations made and that still live, and the most there ever were."""
+    """Tracks the bytes of live storages, and their maximum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,7 +326,7 @@ class _Live(TorchDispatchMode):
 
 
 def _peak(run: Callable[[], Tensor]) -> int:
-    """The most bytes that live at once in a forward and backward pass, on top of what lived before."""
+    """Peak memory of a forward and backward pass, in bytes on top of existing storages."""
     with _Live() as live:
         run().sum().backward()
     return live.most

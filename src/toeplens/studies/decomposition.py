@@ -1,4 +1,4 @@
-"""What a run's attention logits are made of, and what its class logits go back to, as numbers for pages and records."""
+"""Decompose the attention logits of a run, and attribute its class logits; for pages and records."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from toeplens.sources import DecoderSource, relevance
 from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
 from toeplens.training import Batches, Run, plan_execution
 
-SHOWN = 64  # positions of a heat map, at most
-TRACED = 128  # sequences whose class logits are traced back, at most
-ORIGINS = ("content", "position_input", "position_attention", "biases", "softmax")  # where a logit comes from
+SHOWN = 64  # maximum number of positions in a heat map
+TRACED = 128  # maximum number of sequences whose class logits are attributed
+ORIGINS = ("content", "position_input", "position_attention", "biases", "softmax")  # parts of a class logit
 
 
 @dataclass(frozen=True)
 class Parts(Record):
-    """A layer's shares, by what is looked at: the logits themselves, or what a softmax sees of them.
+    """Shares of a layer, for the logits (``logits``) and the row-centred logits (``softmax``).
 
-    names      of the parts
-    shares     {"logits" or "softmax": [H, P]} of the parts, in the order of ``names``
-    kinds      {"logits" or "softmax": [H, 3]} of position, content, coupled
-    named      each head's kind
-    branches   {"logits" or "softmax": [H, n + 1]} of the dimensions that are not rotated, then of each frequency;
+    names      names of the parts
+    shares     {"logits" or "softmax": [H, P]} shares of the parts, in the order of ``names``
+    kinds      {"logits" or "softmax": [H, 3]} shares of position, content, coupled
+    named      type of each head
+    branches   {"logits" or "softmax": [H, n + 1]} shares of the dimensions without rotation, then of each frequency;
                None without a rotation of pairs
-    kernel     [H, D] what mean contents give, by offset
-    fixed      [H] Toeplitz share of what mean contents give: how much of it is a function of the offset
-    error      of the sum of the parts, relative
+    kernel     [H, D] position kernel: logits of mean contents, by offset
+    fixed      [H] Toeplitz share of the position kernel
+    error      relative error of the sum of the parts
     """
 
     names: tuple[str, ...]
@@ -52,21 +52,21 @@ class Parts(Record):
 class LayerStructure(Record):
     """One layer.
 
-    layer      from 0
-    parts      None where the encoding has no such form; ``why`` then says so
-    offsets    [D] query less key
-    means      [H, D] mean logit of each offset, over all sequences
-    toeplitz   [H] share of the logits' energy that is Toeplitz
-    explained  [H] share of their variance that the offset alone explains
-    chance     the share that content without any structure would have
-    angles     [A] radians a token
-    symbol     [H, A] of the position kernel (without parts: of the diagonal means), its Hermitian part under the window
-               1 - |delta| / N, so that it lies within the eigenvalues of the N x N matrix
-    example    [h, n, n] one sequence's logits of the heads in ``heads``; nan where a key is not seen
-    heads      [h] the heads shown, those with the largest explained share
-    decays     [H] the form of decay that fits each head's ``means`` best; None for a head without four distances
-    ends       [H] of the position kernel, as it is mirrored: the ends of its symbol and of its matrix's eigenvalues;
-               empty without parts
+    layer      index from 0
+    parts      None if the encoding has no decomposition; ``why`` gives the reason
+    offsets    [D] query position minus key position
+    means      [H, D] mean logit at each offset, over all sequences
+    toeplitz   [H] Toeplitz share of the logits' energy
+    explained  [H] share of the logits' variance explained by the offset
+    chance     expected explained share for content without structure
+    angles     [A] radians per token
+    symbol     [H, A] symbol of the position kernel (without parts: of the diagonal means), for its Hermitian part under
+               the window 1 - |delta| / N, so that it lies within the eigenvalues of the N x N matrix
+    example    [h, n, n] logits of one sequence for the heads in ``heads``; NaN for invisible keys
+    heads      [h] the heads in ``example``, those with the largest explained share
+    decays     [H] best-fitting decay of each head's ``means``; None for fewer than four distances
+    ends       [H] range of the symbol of the mirrored position kernel and of its matrix's eigenvalues; empty without
+               parts
     """
 
     layer: int
@@ -87,15 +87,16 @@ class LayerStructure(Record):
 
 @dataclass(frozen=True)
 class Origins(Record):
-    """What the logits of the predicted classes go back to (`toeplens.sources.relevance`), means over the sequences.
+    """Attribution of the logits of the predicted classes (`toeplens.sources.relevance`), means over sequences.
 
-    sequences  how many
+    sequences  number of sequences
     logit      the logit itself
-    parts      by the names in `ORIGINS`: what goes back to content, to position at the input and in attention, what
-               stays with biases, and what the softmax's rule leaves over; in units of the logit, which they add up to
-    share      of position in the absolute values of all parts, each place by itself
-    by_head    [L, H] position in attention
-    error      largest difference of an example's parts, added up, from its logit, over the absolute values of all
+    parts      by the names in `ORIGINS`: relevance of content, of position at the input and in the attention, of
+               biases, and the remainder of the softmax rule; they add up to the logit
+    share      share of position in the sum of absolute values of all parts, taken per position
+    by_head    [L, H] relevance of position in the attention
+    error      largest difference between an example's logit and the sum of its parts, relative to the sum of absolute
+               values
     """
 
     sequences: int
@@ -108,10 +109,10 @@ class Origins(Record):
 
 @dataclass(frozen=True)
 class RunStructure(Record):
-    """A run's layers, how they were looked at, and what was looked at.
+    """The decomposed layers of a run, and the settings.
 
-    origins     what class logits go back to; None where the rules do not go through the encoding
-    no_origins  why not
+    origins     attribution of class logits; None if the rules do not apply to the encoding
+    no_origins  the reason
     """
 
     run: str
@@ -135,13 +136,13 @@ def decompose_run(
     shown: int = 4,
     device: str = "auto",
 ) -> RunStructure:
-    """Take the logits of a finished run's model apart, on its own test set.
+    """Decompose the attention logits of a finished run's model on its test set.
 
     Arguments
-        split     the estimator of the position part (see `toeplens.lens.position_parts`)
-        examples  sequences
-        layers    which layers, from 0; all unless given
-        shown     heads a layer whose logits are kept for a heat map
+        split     estimator of the position part (see `toeplens.lens.position_parts`)
+        examples  number of sequences
+        layers    layers to decompose, from 0 (default: all)
+        shown     heads per layer whose logits are kept for a heat map
         device    ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
     """
     if examples < 1:
@@ -170,7 +171,7 @@ def decompose_run(
 
 
 def _origins(source: DecoderSource, tokens: Tensor, lengths: Tensor | None) -> tuple[Origins | None, str]:
-    """Where the rules of relevance go through the model's encoding; else why they do not."""
+    """Attribution of class logits, or the reason why the rules do not apply to the encoding."""
     try:
         found = relevance(source, tokens, lengths)
     except InputError as error:
@@ -234,13 +235,13 @@ def _both(logits: Tensor, softmax: Tensor) -> dict[str, np.ndarray]:
 
 
 def _mirrored(kernel: ToeplitzProfile, causal: bool) -> Float[np.ndarray, "H D"]:
-    """The kernel's Hermitian part, to the longest sequence; of a causal one, with its mirror image."""
+    """The kernel's Hermitian part, up to the longest sequence; a causal kernel is mirrored."""
     means = kernel.diagonal_means[:, kernel.counts > 0].cpu().numpy()
     return np.concatenate((means[:, :0:-1], means), axis=1) if causal else (means + means[:, ::-1]) / 2
 
 
 def _symbol(kernel: ToeplitzProfile, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The symbol of `_mirrored` under a window."""
+    """The symbol of `_mirrored` under the window."""
     both = _mirrored(kernel, causal)
     size = (both.shape[1] + 1) // 2
     angles, values = symbol(both * (1 - np.abs(np.arange(-size + 1, size)) / size), max(256, 4 * size))

@@ -175,14 +175,14 @@ def test_figures_show_the_record(pages: dict[str, str]) -> None:
     wanted = [list(head.variance_use[1:-1]) for head in ROTARY.of(layer)]
     np.testing.assert_allclose(np.array(heat["z"], dtype=float), wanted, rtol=6e-3)
     turned = layer.frequencies[7]
-    assert heat["x"][7] == f"pair 7: {turned:.3g} rad a position, {2 * pi / turned:,.0f} tokens"
+    assert heat["x"][7] == f"pair 7: {turned:.3g} rad per position, {2 * pi / turned:,.0f} tokens"
     (mean,) = _traces(pages["rotary"], "frequencies-0-1-0")
     assert mean["y"][:2] == ["L2", "L4"], "layers with other frequencies have another map"
-    assert not {"not turned", "bias"} & {*heat["x"], *mean["x"]}, "nothing is in them"
+    assert not {"no rotation", "bias"} & {*heat["x"], *mean["x"]}, "nothing is in them"
     partial = made_up((("decoder", "self", 1, 2, 2),), rotary=True)
     heads = tuple(replace(head, variance_use=(0.5, *head.variance_use[1:-1], -0.1)) for head in partial.heads)
     heat = frequencies(replace(partial, heads=heads)).views[1].groups[0].panels[1].figure.data[0]
-    assert (heat.x[0], heat.x[-1], heat.z[0][0], heat.z[0][-1]) == ("not turned", "bias", 0.5, -0.1)
+    assert (heat.x[0], heat.x[-1], heat.z[0][0], heat.z[0][-1]) == ("no rotation", "bias", 0.5, -0.1)
     np.testing.assert_allclose(
         mean["z"][1], np.mean([head.norm_use[1:] for head in ROTARY.of(layer)], axis=0), rtol=6e-3
     )
@@ -202,34 +202,34 @@ def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) ->
     own = without_plotly(pages["bert"])
     top = max(BERT.heads, key=lambda head: head.effect or 0)
     named = f"layer {top.layer + 1} head {top.head + 1}"
-    assert f"matters most is {named}: silencing it adds {words.significant(top.effect)} nats" in own
-    counted = sum((head.previous or 0) > 0.5 for head in BERT.heads)
-    assert f"on the token before: {counted} of 72 (most layer " in own
-    assert "of 66 (most layer " in own, "a head whose induction is not known is not counted"
+    assert f"most important head is {named}: ablating it adds {words.significant(top.effect)} nats" in own
+    previous = sorted((head for head in BERT.heads if (head.previous or 0) > 0.5), key=lambda head: -head.previous)
+    named = ", ".join(f"L{head.layer + 1} H{head.head + 1}" for head in previous[:8])
+    assert f"<li>Previous-token heads (over 0.5 of the attention on the previous token): {named}, … (" in own
     layer = max(BERT.layers, key=lambda one: one.deposit["top_share"] or 0)
-    assert f"deposit is that of layer {layer.layer + 1}: " in own
+    assert f"deposit is in layer {layer.layer + 1}: " in own
     assert f"{100 * (layer.deposit['top_share'] or 0):.1f}%" in own
     largest = max(value for one in BERT.layers for value in (one.weights, one.outputs) if value is not None)
     assert words.power(largest) in own
-    assert "5 calls that form any" in own
+    assert "5 calls that expose them" in own
     windowed = without_plotly(pages["rotary"])
-    assert all(text in windowed for text in ("itself and 63 before", "16 over 4", "0.125, capped at 50"))
+    assert all(text in windowed for text in ("itself and 63 earlier keys", "16 over 4", "0.125, capped at 50"))
 
 
 def test_what_is_missing_has_no_figure(pages: dict[str, str]) -> None:
     assert _blocks(pages["rotary"]) == {"plane", "frequencies", "distance", "effects"}
     assert _blocks(pages["bert"]) == {"plane", "distance", "effects"}
     assert _blocks(pages["bare"]) == {"plane", "distance"}
-    assert "Heads were not silenced" in pages["bare"]
+    assert "Ablation effects were not measured" in pages["bare"]
     assert _blocks(pages["untold"]) == {"distance", "effects"}
-    assert "<b>No shares in layers 1–6.</b> The bias depends on the content of keys." in pages["untold"]
-    assert "moves the last states by" in pages["untold"]
+    assert "<b>Shares unknown in layers 1–6.</b> Reason: the bias depends on the content of keys." in pages["untold"]
+    assert "moves the last hidden states by" in pages["untold"]
     empty = replace(BERT, heads=tuple(HeadRecord(h.side, h.kind, h.layer, h.head) for h in BERT.heads), effect=None)
-    assert "No numbers are known of any head" in render_audit(empty)
+    assert "No values are known for any head" in render_audit(empty)
     assert "<svg" not in notebook_html(empty)
     failed = replace(BERT, layers=(replace(BERT.layers[0], outputs=1e-3), *BERT.layers[1:]))
-    assert "<b>Not proved:</b>" in render_audit(failed)
-    assert "<b>Not proved:</b>" not in pages["bert"]
+    assert "<b>Not proved.</b>" in render_audit(failed)
+    assert "<b>Not proved.</b>" not in pages["bert"]
     assert "NOT proved" in notebook_html(failed)
 
 
@@ -277,16 +277,16 @@ def test_two_audits_side_by_side(tmp_path: Path) -> None:
         [(b.positional or 0) - (a.positional or 0) for a, b in zip(ROTARY.heads, other.heads, strict=True)]
     )
     top = ROTARY.heads[int(np.abs(moved).argmax())]
-    assert f"Positional: most changed is layer {top.layer + 1} head {top.head + 1}, " in page
-    assert "<b>Audited on other input</b> (tokens)" in page
-    assert f"0.25 and {1e4 ** (-31 / 32) / 4:.3g} rad a position" in page
+    assert f"Positional share: largest change in layer {top.layer + 1} head {top.head + 1}, " in page
+    assert "<b>Different inputs</b> (tokens differ)" in page
+    assert f"0.25 and {1e4 ** (-31 / 32) / 4:.3g} rad per position" in page
     assert "seconds" not in without_plotly(page).partition('id="settings"')[2]
     page = render_comparison(BERT, BOTH, ("a", "b"))
     assert len(_sheets(page)["sheets"]) == 2
     bars = _traces(page, "pairs-0-0-0")
     assert [pytest.approx(1, abs=1e-3) for _ in bars] == [sum(trace["y"]) for trace in bars]
     page = render_comparison(BERT, UNTOLD, ("a", "b"))
-    assert "<b>Effects are not compared:</b>" in page
+    assert "<b>Effects are not compared.</b>" in page
     assert not {"effect", "effect_low"} & {column["name"] for column in _sheets(page)["columns"]}
 
 
@@ -309,9 +309,9 @@ def test_bands_of_both_are_in_one_scale_with_their_change() -> None:
     ends = [figures(page)[f"bands-{view}-0-0"]["layout"]["coloraxis"]["cmax"] for view in range(3)]
     assert ends == pytest.approx([np.abs(effects + moved).max()] * 2 + [0.5], rel=1e-3)
     band = banded.bands[3]
-    said = f"Most changed are pairs {band.first + 1} to {band.last + 1} in layer {band.layer + 1}, from "
+    said = f"Largest change: pairs {band.first + 1} to {band.last + 1} in layer {band.layer + 1}, from "
     assert said in without_plotly(page)
-    assert "<h2>Bands of frequencies</h2>" in page
+    assert "<h2>Frequency bands</h2>" in page
 
 
 def test_a_notebook_shows_the_heads_that_matter_most() -> None:
@@ -353,7 +353,7 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     visit = Visit(browser, path, 390)
     view = visit.page
     rows, status = view.locator("#table tbody tr"), view.locator("#shown")
-    expect(status).to_have_text("All 72 heads, the first 25 shown.")
+    expect(status).to_have_text("All 72 heads; showing the first 25.")
     view.locator("#table th[data-name=positional] button").click()
     by_share = sorted(BERT.heads, key=lambda head: -(head.positional or 0))
     named = [f"L{head.layer + 1} H{head.head + 1}" for head in by_share]
@@ -368,7 +368,7 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     view.locator("input[name=where]").fill("positional > 0.5 and layer <= 3")
     kept = [head for head in reversed(by_share) if (head.positional or 0) > 0.5 and head.layer <= 2]
     expect(status).to_have_text(
-        f"{len(kept)} of 72 heads, the first 25 shown." if len(kept) > 25 else f"{len(kept)} of 72 heads."
+        f"{len(kept)} of 72 heads; showing the first 25." if len(kept) > 25 else f"{len(kept)} of 72 heads."
     )
     table = list(csv.DictReader(_saved(view, "#csv").decode().splitlines()))
     assert list(table[0]) == list(COLUMNS)
@@ -376,7 +376,7 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     assert got == [(head.layer, head.head, head.positional, "") for head in kept]
     assert _saved(view, "#parquet") == b"PAR1 bytes"
     view.locator("input[name=where]").fill("positional is high")
-    expect(status).to_contain_text("“positional is high” is no condition")
+    expect(status).to_contain_text("“positional is high” is not a valid filter")
     view.locator("#column").select_option("induction")
     cells = view.locator(".map i")
     assert cells.count() == 72

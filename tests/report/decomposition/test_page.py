@@ -126,8 +126,8 @@ def test_curves_have_a_point_an_offset_and_none_where_no_pair_is(planted: RunStr
         assert curves[4]["x"] == layer.offsets.tolist()
         assert curves[4]["y"][-1] is None
         np.testing.assert_allclose(curves[4]["y"][:-1], layer.means[4, :-1], rtol=1e-3)
-    assert "where contents have no structure it would be 1.2%" in page
-    assert "Distance alone explains 10.0% (head 1) to 80.0% (head 16)" in page
+    assert "Expected for contents without structure: 1.2%" in page
+    assert "Variance of the logits explained by distance: 10.0% (head 1) to 80.0% (head 16)" in page
 
 
 def test_the_symbol_is_dotted_where_it_is_negative() -> None:
@@ -171,32 +171,32 @@ def test_the_table_has_every_head_counted_from_1(planted: RunStructure, page: st
     explained = planted.layers[1].explained[6]
     assert rows["L2 H7"] == [*kinds, "sum", told(parts.fixed[6]), told(6 / 15), told(explained), strongest]
     assert rows["L1 H4"] == ["–"] * 6 + ["flat", "–", told(3 / 15), "–", "–"]
-    assert rows["L3 H1"] == ["no parts", "0.0%", "10.0%", "–"]
+    assert rows["L3 H1"] == ["no decomposition", "0.0%", "10.0%", "–"]
 
 
 def test_without_parts_it_says_why_and_shows_what_it_can(planted: RunStructure) -> None:
     bare = replace(planted, accuracy=None, layers=planted.layers[2:])
     page = render_structure(bare)
     assert {place.rsplit("-", 3)[0] for place in figures(page)} == {"distance", "symbol", "logits"}
-    assert "The position part of &lt;script&gt;" in page, "the reason, as a sentence of its own"
+    assert "Reason: the position part of &lt;script&gt;" in page
     assert "no test accuracy recorded" in page
-    assert "Distance alone explains most in layer 3, head 16: 80.0% of their variance." in page
+    assert "Distance explains most in layer 3, head 16: 80.0% of the variance." in page
     assert _rows(page)["L3 H4"] == ["20.0%", "–"]
     assert "Strongest" not in page
 
 
 def test_what_logits_go_back_to_is_drawn_or_it_is_said_why_not(planted: RunStructure, page: str) -> None:
-    assert "Not traced back when this was worked out." in page
+    assert "Not computed for this record." in page
     parts = dict(zip(ORIGINS, (1.25, 0.0, -0.5, 0.25, 3.0), strict=True))
     found = Origins(77, 4.0, parts, 0.125, np.zeros((3, HEADS)), 3e-16)
     drawn = render_structure(replace(planted, origins=found))
     (bars,) = figures(drawn)["origins-0-0-0"]["data"]
     assert bars["x"] == list(parts.values())
-    assert bars["y"][:3] == ["content", "position, at the input", "position, in attention"]
-    for words in ("Of a mean logit of 4 over 77 sequences", "Position has 12.5%", "within 3e-16 of these"):
+    assert bars["y"][:3] == ["content", "position at the input", "position in the attention"]
+    for words in ("Mean logit: 4 over 77 sequences", "Position makes up 12.5%", "within 3e-16 of this sum"):
         assert words in drawn
     refused = render_structure(replace(planted, no_origins=f"{NASTY} was given."))
-    assert "<b>Not traced back.</b> &lt;script&gt;" in refused
+    assert "<b>Not available.</b> &lt;script&gt;" in refused
 
 
 def test_names_are_escaped_and_nothing_is_loaded(page: str) -> None:

@@ -190,7 +190,7 @@ def test_an_audits_heads_are_a_table_though_its_script_makes_it():
     heads, *rows = rows_of(audit_page(audit).tables["heads"])
     assert len(rows) == len(audit.heads)
     row = dict(zip(heads, rows[13], strict=True))
-    assert (int(row["layer"]), int(row["head of it"])) == (audit.heads[13].layer + 1, audit.heads[13].head + 1)
+    assert (int(row["layer"]), int(row["index in layer"])) == (audit.heads[13].layer + 1, audit.heads[13].head + 1)
     assert float(row["positional"]) == pytest.approx(audit.heads[13].positional, abs=6e-4)
 
 

@@ -55,7 +55,7 @@ def _titles(page: str, block: str) -> list[str]:
 
 
 def test_the_table_is_the_figures_best_first(text: Text) -> None:
-    rows = _rows(text, "What encodings buy and cost")
+    rows = _rows(text, "Benefits and costs of encodings")
     assert list(rows)[2:8] == ["RoPE", "p-RoPE", "T5", "ALiBi", "Sinusoid", "NoPE"]
     assert rows["ALiBi"] == [
         "2.080 2.076 to 2.084",
@@ -68,8 +68,8 @@ def test_the_table_is_the_figures_best_first(text: Text) -> None:
         f"{(SECONDS['alibi'] + 0.1) / 10.1:.2f}",
     ]
     assert rows["NoPE"][5] == "–", "there is no head from which position could be taken"
-    assert rows["Counting tokens"][0] == "4.600"
-    assert rows["Counting, 3 before"][0] == "2.600"
+    assert rows["1-gram model"][0] == "4.600"
+    assert rows["4-gram model"][0] == "2.600"
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
@@ -84,10 +84,10 @@ def test_bits_by_length_are_means_over_seeds(state: Grid, page: str) -> None:
         ]
         assert trace["x"] == [1, 2, 4, 8], "without the length that there is no text of"
         assert trace["y"] == pytest.approx(wanted, abs=6e-6)
-    assert trace["customdata"][1][1] == "2 × the length"
+    assert trace["customdata"][1][1] == "2 × the training length"
     low = figures(page)["bits-0-0-1"]["layout"]["yaxis"]["range"]
     assert low[0] < min(BITS.values()) < low[1] < BITS["rope"] + LOST["rope"], "what rises high leaves the close-up"
-    assert "24 texts of 12 documents" in page
+    assert "24 texts from 12 documents" in page
 
 
 def test_loss_by_position_is_drawn_at_the_bins(state: Grid, page: str) -> None:
@@ -109,7 +109,7 @@ def test_needle_maps_are_coloured_from_a_guess_on(page: str) -> None:
     assert figures(page)["needles-0-0-0"]["layout"]["coloraxis"]["cmax"] == pytest.approx(1 - GUESS)
     assert (
         trace["customdata"][2][3]
-        == "RoPE<br>4 × the length, depth 100%<br>13.0% (13.0 to 13.0) found<br>32 needles a model"
+        == "RoPE<br>4 × the training length, depth 100%<br>accuracy 13.0% (13.0 to 13.0)<br>32 needles per model"
     )
     (bits,) = figures(page)["needles-1-0-0"]["data"]
     assert bits["z"][0][0] == pytest.approx(np.log2(26) - (4.7 - 4 * 0.75), abs=1e-4)
@@ -147,7 +147,7 @@ def test_every_head_is_among_the_kinds(state: Grid, page: str) -> None:
 
 def test_deposits_are_shares_with_each_seeds_heads_in_order(state: Grid, page: str) -> None:
     assert _titles(page, "position-share") == ["RoPE", "p-RoPE", "T5", "ALiBi"]
-    assert "No map: Sinusoid and NoPE, where nothing is lost so." in page
+    assert "Not shown, without any effect: Sinusoid and NoPE." in page
     drops = [np.array(cell.measures["position-loss"]["drops"]) for cell in _of(state, "rope")]
     drops = [np.where(each > 1e-4, each, 0) for each in drops]
     shares = [each / each.sum() for each in drops]
@@ -165,9 +165,9 @@ def test_deposits_are_shares_with_each_seeds_heads_in_order(state: Grid, page: s
 
 
 def test_extensions_stand_side_by_side_with_their_gains(text: Text, page: str) -> None:
-    rows = _rows(text, "Ways to a longer context, RoPE")
-    assert rows["Change"] == ["Without training", "After 7 steps of tuning"]
-    assert rows["As it was trained"][:4] == ["2.050", "2.050", "2.050", "2.050 0.000"]
+    rows = _rows(text, "Context extension, RoPE")
+    assert rows["Change"] == ["Without tuning", "After 7 tuning steps"]
+    assert rows["Unchanged"][:4] == ["2.050", "2.050", "2.050", "2.050 0.000"]
     assert rows["Position interpolation"][2] == "2.000 −0.050 helps"
     assert rows["Position interpolation"][5] == "1.980 −0.070 helps"
     assert rows["NTK-aware"][3:] == ["–", "–", "–"], "not among those that are tuned"
@@ -180,12 +180,12 @@ def test_extensions_stand_side_by_side_with_their_gains(text: Text, page: str) -
 
 
 def test_each_reason_stands_beside_what_it_is_of(text: Text) -> None:
-    found = [[" ".join(cell.split()) for cell in row] for row in text.tables["What could not be measured"][1:]]
-    assert ["longer texts at 16 × the length", "all encodings", TOO_LONG] in found
-    assert "copies at ¼ × the length" in [row[0] for row in found if row[2] == NO_ROOM]
+    found = [[" ".join(cell.split()) for cell in row] for row in text.tables["Missing measures"][1:]]
+    assert ["longer texts at 16 × the training length", "all encodings", TOO_LONG] in found
+    assert "copies at ¼ × the training length" in [row[0] for row in found if row[2] == NO_ROOM]
     why = "encoding: there are ways to extend 'rope' and 'nope', alone, after training."
     whose = "p-RoPE, Sinusoid, T5, ALiBi and NoPE"
-    assert [["extension as trained", whose, why], ["extension after tuning", whose, why]] == [
+    assert [["context extension without tuning", whose, why], ["context extension after tuning", whose, why]] == [
         r for r in found if r[2] == why
     ]
 
@@ -199,7 +199,7 @@ def test_a_study_of_language_alone_leaves_out_what_makes_no_sense_there(text: Te
     assert not {"accuracy", "lengths", "relations", "training"} & ids
     links = [str(value) for _, name, value in text.attributes if name == "href"]
     assert {link[1:] for link in links} <= ids
-    assert "Fewest bits a byte 2.050 RoPE counting, with 3 before: 2.600" in text.text
+    assert "Lowest bits per byte 2.050 RoPE 4-gram model: 2.600" in text.text
     assert _rows(text, "Models")["ALiBi"][:6] == ["Language", "302", "complete", "2.084", "−0.020", "55.0"]
     assert stands_alone(page)
 
@@ -209,12 +209,12 @@ def test_a_part_of_a_study_and_none_of_it(tmp_path: Path) -> None:
     path = write_grid(one)
     partial = render_grid(one)
     assert path.read_text() == partial, "the same state gives the same page"
-    assert "With one seed, nothing tells a difference from chance" in partial
-    assert "<b>Not complete:</b> 6 of 18 models are finished" in partial
+    assert "With one seed, differences cannot be distinguished from chance" in partial
+    assert "<b>Not complete.</b> 6 of 18 models are finished" in partial
     empty = render_grid(language_grid(tmp_path, finished=0))
     assert figures(empty) == {}
-    assert "No language model is finished and measured yet." in empty
-    assert "it needs the measure needles" in empty
+    assert "No language model is finished and evaluated yet." in empty
+    assert "needs finished language models with the measure needles" in empty
     bare = replace(
         one,
         results=type(one.results)(

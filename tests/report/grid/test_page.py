@@ -116,9 +116,9 @@ def test_an_encoding_without_a_mark_says_why(state: Grid, page: str) -> None:
     made = render_grid(replace(state, results=Results(cells)))
     told = dict(re.findall(r"<li>(\w+): (.*?)\.</li>", made))
     assert told == {
-        "ALiBi": "no finished model",
+        "ALiBi": "no model is finished",
         "t5": "encoding: FoX &amp; others have no table",
-        "nope": "no model with 25% or more of the skill",
+        "nope": "no model has at least 25% skill",
     }
     drawn = traces(made, "plane-0-0-0")
     assert drawn.keys().isdisjoint({"alibi", "t5", "nope"})
@@ -183,16 +183,19 @@ def test_skill_by_length_and_why_there_is_none(state: Grid, page: str) -> None:
     for at, mean in enumerate(trace["y"]):
         rows = [cell.measures["extrapolation"]["rows"][at] for cell in _of(state, "index", "rope")]
         assert mean == pytest.approx(np.mean([(row["accuracy"] - GUESS) / (1 - GUESS) for row in rows]), abs=6e-5)
-    assert "index: cannot have 4 times the length: labels: &lt;b&gt;a text so long&lt;/b&gt; has other ones." in page
+    assert (
+        "index: not evaluated at 4 × the training length: labels: &lt;b&gt;a text so long&lt;/b&gt; has other ones."
+        in page
+    )
 
 
 def test_correlations_are_those_of_the_state(state: Grid) -> None:
     state = replace(state, relations=[replace(one, low=-0.25, high=0.75) for one in state.relations])
     page = render_grid(state)
-    table = _table(page, "Correlations with what is left on longer texts, all tasks")
+    table = _table(page, "Correlations with the skill remaining on longer sequences, all tasks")
     names = {
-        "largest loss by one head, of the skill": "deposit",
-        "symbolic share of what carries the skill": "symbolic",
+        "largest accuracy drop by one head, relative to skill": "deposit",
+        "symbolic share, weighted by ablation effect": "symbolic",
     }
     for title, figure in names.items():
         for told, factor in zip(table[title], FACTORS[1:-1], strict=True):
@@ -237,18 +240,18 @@ def test_a_part_of_a_study_and_none_of_it(state: Grid, tmp_path: Path) -> None:
     path = write_grid(made_up_grid(tmp_path, finished=3))
     partial = render_grid(made_up_grid(tmp_path, finished=3))
     assert (path.name, path.read_text()) == ("report.html", partial), "the same state gives the same page"
-    assert "<b>Not complete:</b> 3 of 26 models are finished (11.5% of the steps)." in partial
+    assert "<b>Not complete.</b> 3 of 26 models are finished (11.5% of the steps)." in partial
     assert "1/2 seeds" in partial
-    assert "it needs models of a scan" in partial
+    assert "this figure needs finished models of a scan" in partial
     empty = render_grid(made_up_grid(tmp_path, finished=0))
     assert figures(empty) == {}
     assert "0 of 26 models" in empty
-    assert "it needs tasks with watch: true" in empty
+    assert "this figure needs tasks with `watch: true`" in empty
     assert set(_table(empty, "Test accuracy by task and encoding")["index"]) == {"–"}
     bare = Results(replace(cell, measures={}, watched=[]) for cell in state.results.cells)
     unmeasured = render_grid(replace(state, results=bare, relations=[]))
     assert {place.split("-")[0] for place in figures(unmeasured)} == {"scan"}
-    assert "it needs the measure extrapolation" in unmeasured
+    assert "this figure needs the measure extrapolation" in unmeasured
 
 
 def test_titles_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:

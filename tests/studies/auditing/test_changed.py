@@ -43,8 +43,8 @@ def test_later_layers_read_what_is_changed(model: Any) -> None:
     assert numbers(found, 1) == pytest.approx(numbers(wanted, 1), abs=1e-5)
     assert numbers(found, 1) != pytest.approx(numbers(intact, 1), abs=1e-3)
     assert found.whole == pytest.approx(intact.whole, abs=1e-6)
-    assert found.about["changes"] == ["layer 1, head 3: silenced"]
-    assert audited(found).endswith("; changed: layer 1, head 3: silenced")
+    assert found.about["changes"] == ["layer 1, head 3: zero-ablated"]
+    assert audited(found).endswith("; changed: layer 1, head 3: zero-ablated")
     assert Audit.from_dict(found.to_dict()) == found
 
 

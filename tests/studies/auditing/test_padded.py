@@ -105,11 +105,11 @@ def test_shares_alone_and_together_are_known_alike(kind: str) -> None:
     found = together(kind)
     assert [one.unknown is None for one in found.layers] == [one.unknown is None for one in alone(kind)[0].layers]
     for one, other in zip(found.layers, alone(kind)[0].layers, strict=True):
-        assert one.position.removesuffix(", a mask hides keys") == other.position
+        assert one.position.removesuffix(", with a mask on keys") == other.position
     assert [one.window for one in found.layers] == [5 if kind == "Mistral" else None] * len(found.layers)
     said = [one.unknown for one in found.layers]
     if kind in ("GPT2", "BERT"):
-        assert all("mean over at least 8 sequences of one length is needed" in (each or "") for each in said)
+        assert all("mean over at least 8 sequences of one length" in (each or "") for each in said)
 
 
 def test_induction_is_that_of_each_alone() -> None:

@@ -219,20 +219,20 @@ def test_an_audit_goes_on_with_the_heads_of_an_estimate(method: Any) -> None:
     there = {8 * head.layer + head.head for head in raced.heads if head.effect is not None}
     assert len(there) == 12
     assert set(best) <= there
-    assert raced.about["race"].startswith("4 heads were left out by a guess")
+    assert raced.about["race"].startswith("A gradient-based estimate excluded 4 heads ")
     for one, other in zip(raced.heads, exact.heads, strict=True):
         if one.effect is not None:
             assert one.effect == pytest.approx(other.effect, abs=1e-9)
     some = audit(model, tokens, effects=method, first=1, heads=[1])
     assert {head.head for head in some.heads if head.effect is not None} == {1}, "and of chosen heads alone"
-    assert "guess" not in some.about["race"]
+    assert "estimate" not in some.about["race"]
 
 
 def test_an_audit_with_a_race_has_the_effects_of_whole_passes() -> None:
     model, tokens = llama(4, 10, 24)
     raced = audit(model, tokens, effects="exact", first=2)
     whole = audit(model, tokens, effects="exact")
-    assert raced.about["race"].endswith("were left out of the later sequences.")
+    assert raced.about["race"].endswith("were dropped early.")
     assert raced.method == "exact"
     calls = [(x.module, x.side, x.kind, x.layer, x.heads) for x in whole.layers]
     cuts = np.array_split(np.arange(10), 8)
@@ -253,7 +253,7 @@ def test_where_an_estimate_is_not_finite_or_has_no_gradient_all_heads_are_in_the
 ) -> None:
     """Gradients that overflow in 16 bits; layers that are quantised."""
     model, tokens = llama(16, 2, 40)
-    assert "guess" in audit(model, tokens, first=1).about["race"]
+    assert "estimate" in audit(model, tokens, first=1).about["race"]
 
     def overflown(*args: Any, **options: Any) -> HeadEffects:
         found = head_estimates(*args, **options)
@@ -263,13 +263,13 @@ def test_where_an_estimate_is_not_finite_or_has_no_gradient_all_heads_are_in_the
     monkeypatch.setattr(silencing, "head_estimates", overflown)
     found = audit(model, tokens, first=1)
     assert all(head.effect is not None for head in found.heads)
-    assert "guess" not in found.about["race"]
+    assert "estimate" not in found.about["race"]
     others = audit(model, tokens, first=1, heads=[n for n in range(16) if n != 5])
-    assert "guess" in others.about["race"], "of heads that are not wanted nothing need be known"
+    assert "estimate" in others.about["race"], "of heads that are not wanted nothing need be known"
     monkeypatch.undo()
     own = model.model.layers[1].forward
     monkeypatch.setattr(model.model.layers[1], "forward", lambda *args, **kwargs: own(*args, **kwargs).detach())
-    assert "guess" not in audit(model, tokens, first=1).about["race"]
+    assert "estimate" not in audit(model, tokens, first=1).about["race"]
 
 
 @pytest.mark.parametrize("options", [{}, {"first": 1}])

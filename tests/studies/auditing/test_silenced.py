@@ -91,8 +91,9 @@ def test_what_harms_is_told_from_what_is_within_its_noise() -> None:
     found = _made([0.02, -0.03, -0.01, -0.001], 0.002)
     assert [head.head for head in words.harmful(found)] == [1, 2]
     said = " ".join(words.findings(found))
-    assert "head 1 holds 100% of what its heads’ effects add up to above 0, 0.0200 (1.0 effective heads of 4)" in said
-    assert "Silencing 2 of 4 heads lowers the loss beyond their intervals, −0.0400 nats a token if added up" in said
+    assert "head 1 holds 100% of the sum of positive effects (1.0 effective heads of 4)" in said
+    assert "): L1 H2, L1 H3; " in said
+    assert "we would expect about 0 of 4 such heads" in said
     lost = _made([0.02, -0.03, -0.01, -0.001], 0.05)
     assert words.harmful(lost) == []
     assert lost.layers[0].deposit["top_share"] is None

@@ -193,9 +193,9 @@ def test_the_ends_of_known_kernels_are_eigenvalues(size: int, monkeypatch: pytes
             assert head.kernel.symbol_high >= head.kernel.highest - 1e-9
     assert {head.kernel for head in [*audit_of("Llama").heads, *audit_of("GPT2").heads]} == {None}
     said = " ".join(words.findings(found))
-    assert f"The biases by offset, as matrices of {size} tokens, have eigenvalues from " in said
+    assert f"matrices of {size} tokens, have eigenvalues from " in said
     told = sum(head.decay is not None and head.decay.explains for head in found.heads)
-    assert f"In {told} of 16 heads a form of decay or growth tells" in said
+    assert f"For {told} of 16 heads, a fitted decay or growth curve" in said
     old = found.to_dict()
     for each in old["heads"]:
         del each["decay"], each["kernel"]
@@ -213,7 +213,7 @@ def test_pairs_that_are_switched_off_are_recorded() -> None:
     found = audit(model, TOKENS[:2], effects="none")
     first, second = found.layers
     assert (first.dead, first.tabled, second.dead, second.tabled) == ((0,), (0,), (), ())
-    assert first.position == "rotation of 4 pairs, 8 of 8 dimensions (half), 1 of the pairs switched off"
+    assert first.position == "rotation of 4 pairs, 8 of 8 dimensions (half), 1 pairs switched off"
     assert first.frequencies == pytest.approx([1, 0.1, 0.01, 0.001], abs=1e-5)
     assert first.unknown is None
     for head in found.of(first):

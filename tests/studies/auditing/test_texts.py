@@ -53,7 +53,7 @@ def test_a_decoder_begins_with_a_token(start: Any) -> None:
 def test_each_sequence_is_the_beginning_of_its_text() -> None:
     made = from_texts(tokenizer(), TEXTS, 5, 16)
     assert made.texts == ("novel", "novel", "novel", "code", "code")
-    assert made.origin == "3 of novel and 2 of code"
+    assert made.origin == "3 from novel and 2 from code"
     for name, content in TEXTS.items():
         own = made.tokens[[number for number, each in enumerate(made.texts) if each == name]]
         ids = tokenizer()(content, add_special_tokens=False)["input_ids"]

@@ -62,7 +62,7 @@ def test_one_set_up_needs_no_words() -> None:
 @pytest.mark.parametrize("other", [{"processor": "another"}, {"torch": "2.11.0"}])
 def test_one_that_is_not_where_the_study_was_gathered_is_named(other: dict[str, str]) -> None:
     found = carried_out([[Segment(0, 9, HERE)]] * 2, OURS | other)
-    assert found["setups"] == f"The 2 runs were carried out on {HERE}, and not where this study was gathered."
+    assert found["setups"] == f"The 2 runs were trained on {HERE}, not on the machine that gathered the study."
     found = carried_out([[Segment(0, 9, replace(HERE, device="cuda", gpu="a GPU"))]], {**OURS, "gpu": "another"})
     assert "on cuda (a GPU)" in found["setups"]
 
@@ -72,6 +72,6 @@ def test_more_than_one_is_one_sentence() -> None:
     found = carried_out([alone, alone, moved], OURS)
     assert found["threads"] is None
     assert found["setups"] == (
-        "The 3 runs were carried out on 2 set-ups (1 of them went from one to another), so they are not all what a "
-        f"single one would give to the bit: {HERE}: 3 runs; {THERE}: 1 run."
+        "The 3 runs were trained on 2 set-ups (1 of them moved between set-ups), so the results may not be "
+        f"bit-identical to those of a single one: {HERE}: 3 runs; {THERE}: 1 run."
     )

@@ -28,14 +28,14 @@ def gpt2() -> Loaded:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("layers=1 heads=1,4 output=zero", "layer 1, heads 1, 4: silenced"),
-        ("layers=all still=1-2 silent=4", "layers 1–2: pairs 1–2 stand still and pair 4 is silent"),
+        ("layers=1 heads=1,4 output=zero", "layer 1, heads 1, 4: zero-ablated"),
+        ("layers=all still=1-2 silent=4", "layers 1–2: pairs 1–2 frozen and pair 4 dropped"),
         ("layers=all exchange=1-2:3-4", "layers 1–2: pairs exchanged, 1–2 with 3–4"),
-        ("layers=2 still=3 exchange=4:1", "layer 2: pair 3 stands still; pairs exchanged, 1 with 4"),
-        ("layers=2 exchange=1:2 speed=0.5", "layer 2: pairs exchanged, 1 with 2; turned 0.5 times as fast"),
-        ("layers=2 groups=1 speed=0", "layer 2, group 1: the rotation stopped"),
-        ("layers=1 attention=positional", "layer 1: the positional part of the logits alone"),
-        ("layers=1 output=resample seed=3", "layer 1: another sequence’s output"),
+        ("layers=2 still=3 exchange=4:1", "layer 2: pair 3 frozen; pairs exchanged, 1 with 4"),
+        ("layers=2 exchange=1:2 speed=0.5", "layer 2: pairs exchanged, 1 with 2; rotation speed × 0.5"),
+        ("layers=2 groups=1 speed=0", "layer 2, group 1: rotation frozen"),
+        ("layers=1 attention=positional", "layer 1: only the positional part of the logits"),
+        ("layers=1 output=resample seed=3", "layer 1: resample-ablated"),
     ],
 )
 def test_changes_are_read_and_told(llama: Loaded, text: str, words: str) -> None:
@@ -44,7 +44,7 @@ def test_changes_are_read_and_told(llama: Loaded, text: str, words: str) -> None
 
 def test_an_order_that_is_no_exchange_is_told_too() -> None:
     cycle = BandControl(order=(1, 2, 0, 3))
-    assert told([Change(layer=0, bands=cycle)]) == ["layer 1: pairs that turn as others did, 1–2 as 2–3, 3 as 1"]
+    assert told([Change(layer=0, bands=cycle)]) == ["layer 1: pairs permuted, 1–2 as 2–3, 3 as 1"]
     turned = BandControl(order=tuple(range(31, -1, -1)))
     (words,) = told([Change(layer=0, bands=turned)])
     assert words.startswith("layer 1: pairs exchanged, 1 with 32, 2 with 31, ")

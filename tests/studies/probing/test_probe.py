@@ -118,12 +118,12 @@ def test_it_comes_back_as_it_was_written_and_is_a_page(found: ProbeRecord, tmp_p
     assert again == found
     page = render_probe(again)
     assert page == render_probe(found)
-    assert "Layer 1: the rotation stopped" in page
-    assert "Layer 2, head 2: silenced" in page
+    assert "layer 1: rotation frozen" in page
+    assert "layer 2, head 2: zero-ablated" in page
     damaged = json.loads((tmp_path / "probe.json").read_text())
     damaged["items"][0]["changed_right"] = None
     (tmp_path / "probe.json").write_text(json.dumps(damaged))
-    with pytest.raises(InputError, match=r"changed_right: it must be there where changed_nats is"):
+    with pytest.raises(InputError, match=r"changed_right and changed_nats must be given together"):
         open_probe(tmp_path)
     with pytest.raises(InputError, match=r"holds no probe\.json"):
         open_probe(tmp_path / "nothing")

@@ -1,4 +1,4 @@
-"""What a language model is asked about real text: bits a byte, longer texts, planted spans, other rotations."""
+"""Evaluation of language models: bits per byte, longer texts, planted spans, context extension."""
 
 from toeplens.engine.language.bits import AtLength, Bits, bits
 from toeplens.engine.language.extension import Extended, Extension, extension

@@ -1,4 +1,4 @@
-"""Bits a byte: at the training length, by position, and on longer texts, read whole and by a sliding window."""
+"""Bits per byte: at the training length, by position, and on longer texts, in one pass and with a sliding window."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEST = "test"
 
 @dataclass(frozen=True)
 class Interval(Record):
-    """A mean over texts, with its 95% interval over documents; without ends where there is one document."""
+    """A mean over texts with its 95% interval over documents; no interval for a single document."""
 
     value: Number
     low: Number | None
@@ -38,17 +38,16 @@ class Interval(Record):
 
 @dataclass(frozen=True)
 class AtLength(Record):
-    """A model on texts of one length, in bits a byte. All lengths end in the same tokens of the same documents.
+    """A model on texts of one length, in bits per byte. Texts of all lengths end in the same tokens.
 
-    length, factor    tokens of a text, and over the training length
-    texts, documents  how many; 0 where there are none, or the model reads none
-    whole    all tokens of the texts, each text read in one pass
-    sliding  the same texts read by windows of the training length that overlap by half; at the training length as
+    length, factor    tokens per text, and relative to the training length
+    texts, documents  number of texts and documents; 0 if there are none, or the model cannot read them
+    whole    all tokens of the texts, each text in one forward pass
+    sliding  the same texts in windows of the training length that overlap by half; at the training length equal to
              ``whole``
-    end      the last half training length of each text, the text read in one pass
-    gain     what the end loses by being read in one pass with all before it rather than with the last training length
-             alone, of which it has half to all before it: negative where the long context helps
-    why      why there is nothing; empty otherwise
+    end      last half training length of each text, with the text in one forward pass
+    gain     increase of ``end`` compared with a context of one training length; negative if the longer context helps
+    why      why there are no values; otherwise empty
     """
 
     length: AtLeast1
@@ -63,21 +62,22 @@ class AtLength(Record):
 
     def verify(self) -> None:
         if any((part is None) != (self.texts == 0) for part in (self.whole, self.sliding, self.end, self.gain)):
-            raise ValueError(f"texts: {self.texts} were given; there are figures of texts, and of no others.")
+            raise ValueError(f"texts: values must be given exactly if there are texts (got {self.texts}).")
 
 
 @dataclass(frozen=True)
 class Bits(Record):
     """A language model on the test split.
 
-    bits         bits a byte on texts of the training length, each within one document
-    accuracy     share of the tokens that are the likeliest
-    texts, documents  how many
-    edges        first positions of the bins 0, 1, 2-3, 4-7, ..., of the longest texts that the model reads, and the
+    bits         bits per byte on texts of the training length, each within one document
+    accuracy     next-token accuracy
+    texts, documents  number of texts and documents
+    edges        first positions of the bins 0, 1, 2-3, 4-7, ... in the longest texts that the model can read, and the
                  position after the last
-    positions    bits a token in each bin
-    lengths      longer texts
-    ngrams       bits a byte of models that count, fitted on the training split, on the same texts; by their order
+    positions    bits per token in each bin
+    lengths      results by length
+    ngrams       bits per byte of n-gram models fitted on the training split, on the same texts; by number of context
+                 tokens
     """
 
     bits: Interval
@@ -90,19 +90,20 @@ class Bits(Record):
     ngrams: dict[str, float] = field(default_factory=dict)
 
     def at(self, factor: float) -> AtLength | None:
-        """The row of so many times the training length; None where there is nothing."""
+        """The result at that multiple of the training length; None if there is none."""
         return next((row for row in self.lengths if row.factor == factor and row.texts), None)
 
 
 def bits(model: Decoder, task: LanguageTask, *, texts: int = 1024, seed: int = 0) -> Bits:
-    """Test a language model on documents that it was not trained on.
+    """Test a language model on held-out documents.
 
     Arguments
-        texts  how many of the training length; of 16 times the length a sixteenth as many, and of those between their
-               last parts
-        seed   of the choice of documents
+        texts  number of texts of the training length; a sixteenth as many of 16 times the length, whose ends are used
+               for the lengths in between
+        seed   seed for drawing texts
 
-    A length that no two documents have, or that the model refuses (a table of positions), is a row that says why.
+    A length that fewer than two documents have, or that the model does not support (such as a table of positions),
+    gives a row with the reason.
     """
     corpus = task.corpus()
     short = cut(corpus, TEST, task.length, texts, seed)
@@ -125,7 +126,7 @@ def bits(model: Decoder, task: LanguageTask, *, texts: int = 1024, seed: int = 0
 
 
 def ngram_bits(corpus: Corpus, texts: Texts) -> dict[int, float]:
-    """Bits a byte of n-gram models on these texts, with the texts' mean tokens a byte."""
+    """Bits per byte of n-gram models on these texts, with the texts' mean number of tokens per byte."""
     a_byte = float(bits_a_byte(corpus, TEST, texts.documents).mean() * np.log(2))
     return {
         order: float(value) * a_byte
@@ -136,10 +137,10 @@ def ngram_bits(corpus: Corpus, texts: Texts) -> dict[int, float]:
 def _lengths(
     model: Decoder, corpus: Corpus, trained: int, most: int, seed: int
 ) -> tuple[tuple[AtLength, ...], Texts, np.ndarray | None]:
-    """A row a length; and the longest texts that the model reads, with their losses (None for none)."""
+    """One row per length; and the longest texts that the model can read, with their losses (None for none)."""
     why: dict[int, str] = {}
     texts: Texts | None = None
-    for factor in reversed(FACTORS):  # all lengths are ends of the longest that documents have
+    for factor in reversed(FACTORS):  # all lengths are ends of the longest available texts
         try:
             texts = cut(corpus, TEST, trained * factor, most, seed)
         except InputError as error:
@@ -193,7 +194,7 @@ def _lengths(
 def _by_position(
     losses: Float[np.ndarray, "K n"], documents: Int[np.ndarray, "K"]
 ) -> tuple[Int[np.ndarray, "P1"], list[Interval]]:
-    """Bits a token in bins of positions that double."""
+    """Bits per token in position bins of doubling width."""
     length = losses.shape[1]
     edges = [0, *(2**power for power in range(length.bit_length()) if 2**power < length), length]
     found = [

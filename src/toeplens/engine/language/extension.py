@@ -1,4 +1,4 @@
-"""Longer contexts for a model that is trained: its rotation changed after the fact, without and with a short tuning."""
+"""Context extension of a trained model by changing its rotation, with and without short tuning."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from toeplens.training import Batches, RunSpec
 from toeplens.training.batches import loss_of, precise
 from toeplens.training.session import texts_at_once
 
-TARGET = 4  # times the training length, for which methods are set
-FACTORS = (1, 2, 4, 8)  # times the training length, at which they are compared
+TARGET = 4  # target length of the methods, in training lengths
+FACTORS = (1, 2, 4, 8)  # evaluated lengths, in training lengths
 TUNED = ("none", "interpolation", "ntk", "yarn", "dropped")
-SHARE = 0.03  # of the training steps that a tuning has
-RATE = 0.2  # of the training's learning rate: what a tuning rises to in its first tenth, to fall to 0 by its end
+SHARE = 0.03  # tuning steps as a share of the training steps
+RATE = 0.2  # peak learning rate of tuning relative to training; warm-up over the first tenth, then decay to 0
 _TEXTS, _SEARCHED = 24, 8
 _POPULATION, _ROUNDS = 6, 4
 _SCALES = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5)
@@ -38,14 +38,14 @@ _SCALES = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5)
 
 @dataclass(frozen=True)
 class Extended(Record):
-    """A method at one length, in bits a byte of the last half training length of the same texts.
+    """A method at one length, in bits per byte on the last half training length of the same texts.
 
-    method   ``none``: the model as it was trained
-    tuned    whether it was trained on for a moment, with the method
-    bits     of the end of the texts; None where the model reads none, or has diverged
-    gain     what the method loses against the untuned ``none`` on the same texts; negative where it helps
-    set      what the method was set to, in words; empty where nothing was to set
-    why      why there is nothing; empty otherwise
+    method   name of the method; ``none``: the unchanged model
+    tuned    whether the model was tuned with the method
+    bits     bits per byte at the end of the texts; None if the model cannot read them, or has diverged
+    gain     difference from the untuned ``none`` on the same texts; negative if the method helps
+    set      settings of the method, as text; empty if there are none
+    why      why there are no values; otherwise empty
     """
 
     method: Text
@@ -61,7 +61,7 @@ class Extended(Record):
 
 @dataclass(frozen=True)
 class Extension(Record):
-    """All methods at all lengths; ``steps`` of a tuning, 0 without."""
+    """All methods at all lengths; ``steps``: tuning steps, 0 without tuning."""
 
     target: AtLeast1
     steps: Count
@@ -69,20 +69,20 @@ class Extension(Record):
 
 
 def extension(model: Decoder, spec: RunSpec, task: LanguageTask, *, tuned: bool, seed: int = 0) -> Extension:
-    """Compare ways of giving a trained model a longer context, set for `TARGET` times the training length.
+    """Compare methods of context extension for a trained model, with a target of `TARGET` times the training length.
 
-    Of a model with RoPE: position interpolation (2306.15595), NTK-aware, dynamic NTK, YaRN (2309.00071), LongRoPE (its
-    search of factors, small, on the validation split; 2402.13753), p-RoPE (the lower half of its frequencies stopped;
-    2410.06205), ReRoPE, Self-Extend (2401.01325), and no position at all (dropped, 2512.12167). Of one without
-    position: all logits by a factor that is searched on the validation split (2404.12224).
+    For RoPE: position interpolation (2306.15595), NTK-aware, dynamic NTK, YaRN (2309.00071), LongRoPE (with a small
+    search of factors on the validation split; 2402.13753), p-RoPE (the lower half of the frequencies frozen;
+    2410.06205), ReRoPE, Self-Extend (2401.01325), and dropped position (2512.12167). Without an encoding: scaled
+    logits, with the factor searched on the validation split (2404.12224).
 
     Arguments
-        tuned  compare the methods of `TUNED` after `SHARE` of the training's steps on texts of the target length (of
-               the training length where position is dropped, as published), else all as they are. ``none`` is then the
-               model trained on for longer texts with its rotation as it is
+        tuned  compare the methods of `TUNED` after tuning for `SHARE` of the training steps on texts of the target
+               length (of the training length for dropped position, as published); otherwise all methods without tuning.
+               With tuning, ``none`` is the model tuned on longer texts without a change
 
-    Lengths that no two test documents have are left out. Raises `InputError` for any other encoding, and where there
-    are none.
+    Lengths that fewer than two test documents have are skipped. Raises `InputError` for other encodings, and if no
+    length remains.
     """
     corpus = task.corpus()
     methods = _methods(model, spec, task, seed)
@@ -145,7 +145,9 @@ def _methods(model: Decoder, spec: RunSpec, task: LanguageTask, seed: int) -> di
     }
     first = {"original_max_position_embeddings": trained, "factor": float(TARGET)}
     window = trained // 2
-    group = math.ceil((TARGET * trained - window) / (trained - window))  # the farthest offset is one of training's
+    group = math.ceil(
+        (TARGET * trained - window) / (trained - window)
+    )  # the largest offset is within those of training
 
     def of(encoding: str, **options: Any) -> Made:
         return lambda: (_with(model, encoding, options), "")
@@ -175,7 +177,7 @@ def _longrope(ruled: dict[str, Any], first: dict[str, Any], factors: np.ndarray)
 
 
 def _with(model: Decoder, encoding: str, options: dict[str, Any]) -> Decoder:
-    """The same weights with another encoding, which has none."""
+    """The same weights with another encoding, which has no weights."""
     fields = {**dict(model.config), "encoding": encoding, "encoding_options": options}
     with torch.random.fork_rng(devices=[]):
         made = Decoder(decoder_config(**fields)).to(model.readout.weight)
@@ -187,7 +189,7 @@ def _with(model: Decoder, encoding: str, options: dict[str, Any]) -> Decoder:
 
 
 def _ends(model: Decoder, texts: Texts, length: int, half: int) -> np.ndarray | str:
-    """The mean loss of each text's end, or why there is none."""
+    """The mean loss at the end of each text, or why there is none."""
     try:
         found = read(model, texts.tokens[:, -length - 1 :], length - half)[0].mean(1)
     except InputError as error:
@@ -198,7 +200,7 @@ def _ends(model: Decoder, texts: Texts, length: int, half: int) -> np.ndarray | 
 def _longest(
     task: LanguageTask, split: Split, factors: tuple[int, ...], most: int, seed: int
 ) -> tuple[Texts, tuple[int, ...]]:
-    """Texts of the greatest of these multiples of the training length that documents have, and which ones they hold."""
+    """Texts of the largest available multiple of the training length, and the multiples up to it."""
     for there in range(len(factors), 1, -1):
         try:
             return cut(task.corpus(), split, task.length * factors[there - 1], most, seed), factors[:there]
@@ -215,7 +217,7 @@ def _validation(task: LanguageTask, seed: int) -> tuple[Texts, int]:
 def _searched(
     model: Decoder, task: LanguageTask, ruled: dict[str, Any], first: dict[str, Any], seed: int
 ) -> np.ndarray:
-    """LongRoPE's factors: the best of a few generations that begin with interpolation and NTK, never falling."""
+    """LongRoPE's non-decreasing factors, from a small evolutionary search that starts at interpolation and NTK."""
     texts, length = _validation(task, seed)
     pairs = model.config.head_dim // 2
     rng = np.random.Generator(np.random.Philox(seed))
@@ -238,7 +240,7 @@ def _searched(
 
 
 def _scaled(model: Decoder, task: LanguageTask, seed: int) -> tuple[Decoder, str]:
-    """All logits by the factor that does best on validation texts of the target length."""
+    """Scale all logits by the best factor on validation texts of the target length."""
     texts, length = _validation(task, seed)
 
     def by(factor: float) -> Decoder:
@@ -256,7 +258,7 @@ def _scaled(model: Decoder, task: LanguageTask, seed: int) -> tuple[Decoder, str
 
 
 def _tune(model: Decoder, spec: RunSpec, task: LanguageTask, length: int, steps: int, seed: int) -> None:
-    """Train on for some steps on texts of this length, as many tokens a step as in training."""
+    """Tune on texts of this length, with as many tokens per step as in training."""
     size = max(1, spec.batch_size * task.length // length)
     longer = task if length == task.length else task.at_length(length)
     device = model.readout.weight.device
@@ -279,5 +281,5 @@ def _tune(model: Decoder, spec: RunSpec, task: LanguageTask, length: int, steps:
 
 
 def _share_of_rate(step: int, steps: int) -> float:
-    """A rise over the first tenth, then a fall that would reach 0 after the last step."""
+    """Linear warm-up over the first tenth, then linear decay to 0."""
     return min((step + 1) / max(1.0, 0.1 * steps), (steps - step) / max(1.0, 0.9 * steps), 1.0)

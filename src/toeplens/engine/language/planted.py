@@ -1,4 +1,4 @@
-"""What a language model takes from its context: a planted key's value, a repeated span; and what its heads see."""
+"""Use of context by a language model: needles, repeated spans, and attention patterns of heads."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.tasks.language import Corpus, LanguageTask
 
-LENGTHS = (0.5, 1, 2, 4, 8)  # times the training length, of texts with a needle
+LENGTHS = (0.5, 1, 2, 4, 8)  # lengths of needle texts, in training lengths
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-DISTANCES = (0.25, 0.5, 0.9, 2, 4, 8)  # times the training length, of repeated spans
-KEY, VALUE = 6, 4  # tokens of a needle
-SPAN, GIVEN = 32, 8  # tokens of a repeated span, and how many of the second are given before answers count
-_ALPHABET = 26  # frequent tokens of which needles are made
+DISTANCES = (0.25, 0.5, 0.9, 2, 4, 8)  # distances of repeated spans, in training lengths
+KEY, VALUE = 6, 4  # tokens of key and value of a needle
+SPAN, GIVEN = 32, 8  # tokens of a repeated span, and of its beginning that is not scored
+_ALPHABET = 26  # number of frequent tokens to draw needles from
 
 
 @dataclass(frozen=True)
 class Needle(Record):
-    """Needles at one depth of texts of one length: a random key and its value, and the key again at the end.
+    """Needles at one depth in texts of one length: a random key and its value, and the key again at the end.
 
-    length, factor  tokens of a text, and over the training length
-    depth           0: the needle begins the text; 1: it ends where the question begins
-    needles         how many; 0 where there is no such text, or the model reads none
-    accuracy        share of the value's tokens that are the likeliest, those before them given
-    bits            bits a token of the value
-    why             why there are none; empty otherwise
+    length, factor  tokens per text, and relative to the training length
+    depth           0: at the beginning of the text; 1: just before the question
+    needles         number of needles; 0 if there are no such texts, or the model cannot read them
+    accuracy        accuracy on the value's tokens, given those before them
+    bits            bits per token of the value
+    why             why there are none; otherwise empty
     """
 
     length: AtLeast1
@@ -53,7 +53,7 @@ class Needle(Record):
 
 @dataclass(frozen=True)
 class Needles(Record):
-    """The map of depths by lengths; ``guess`` is the accuracy of a guess among the tokens that needles are made of."""
+    """Needles by depth and length; ``guess`` is chance level among the tokens that needles are drawn from."""
 
     guess: Share
     rows: tuple[Needle, ...]
@@ -61,12 +61,12 @@ class Needles(Record):
 
 @dataclass(frozen=True)
 class Copied(Record):
-    """Spans of real text that stand twice in another text, at one distance.
+    """Spans of real text that occur twice in another text, at one distance.
 
-    distance, factor  tokens from the one's beginning to the other's, and over the training length
-    spans             how many; 0 where there are none
-    accuracy, bits    of the second span's tokens after its first `GIVEN`, and bits a token of these
-    gain              bits a token that the first span saves: without it, less with it, on the same tokens
+    distance, factor  tokens between their beginnings, and relative to the training length
+    spans             number of spans; 0 if there are none
+    accuracy, bits    accuracy and bits per token on the second span after its first `GIVEN` tokens
+    gain              bits per token saved by the first span: loss without minus loss with it
     """
 
     distance: AtLeast1
@@ -86,15 +86,15 @@ class Copying(Record):
 
 
 def needles(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int = 0) -> Needles:
-    """Plant a key and its value in texts of the test split, and ask for the value at the end.
+    """Insert a key and its value into texts of the test split, and predict the value after the key at the end.
 
-    The needle is a separator, a key of `KEY` and a value of `VALUE` random frequent tokens, and a separator (at the
-    byte level letters between ends of lines); the text ends in a separator and the key again. Nothing of it is in the
-    training text, so that the value can come from the context alone.
+    The needle is a separator, a key of `KEY` and a value of `VALUE` random frequent tokens, and a separator (at byte
+    level: letters between newlines). The text ends with a separator and the key. Needles are not in the training text,
+    so the value can only come from the context.
 
     Arguments
-        trials  needles at each depth and length, each in a text of its own
-        seed    of texts and needles
+        trials  needles per depth and length, each in a different text
+        seed    seed of texts and needles
     """
     corpus, rows = task.corpus(), []
     letters = letters_of(corpus)
@@ -103,7 +103,7 @@ def needles(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int =
 
         def planted(text: np.ndarray, rng: np.random.Generator, depth: float) -> np.ndarray:
             key, value = rng.choice(letters, KEY), rng.choice(letters, VALUE)
-            ends = np.array([ord("\n") if corpus.raw else corpus.separator])  # the end of a line, or of a document
+            ends = np.array([ord("\n") if corpus.raw else corpus.separator])  # newline, or document separator
             needle, question = np.concatenate((ends, key, value, ends)), np.concatenate((ends, key, value))
             room = len(text) - len(needle) - len(question)
             at = round(depth * room)
@@ -121,14 +121,14 @@ def needles(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int =
 
 
 def copying(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int = 0) -> Copying:
-    """Repeat a span of one test document in the text of another, at some distance.
+    """Insert a span of one test document twice into the text of another, at several distances.
 
-    What the model makes of the second span is compared with what it makes of it where another span stands in the
-    first one's place. The first span begins the text, so the farther it is the longer the text.
+    The loss on the second span is compared with the loss when the first span is replaced by a different one. The first
+    span is at the beginning of the text, so a larger distance means a longer text.
 
     Arguments
-        trials  spans at each distance, each in a text of its own
-        seed    of the choice of texts
+        trials  spans per distance, each in a different text
+        seed    seed for drawing texts
     """
     corpus = task.corpus()
     return Copying(tuple(_copied(model, corpus, factor, task.length, trials, seed) for factor in DISTANCES))
@@ -138,7 +138,7 @@ def _copied(model: Decoder, corpus: Corpus, factor: float, trained: int, trials:
     distance = round(factor * trained)
     length = distance + SPAN - 1
     if distance < SPAN:
-        why = f"distance: two spans of {SPAN} tokens do not stand {distance} tokens apart."
+        why = f"distance: two spans of {SPAN} tokens cannot be {distance} tokens apart."
         return Copied(distance, float(factor), why=why)
     try:
         texts = cut(corpus, TEST, length, trials, seed)
@@ -154,7 +154,7 @@ def _copied(model: Decoder, corpus: Corpus, factor: float, trained: int, trials:
 
 
 def _donors(documents: Int[np.ndarray, "K"], seed: int) -> tuple[Int[np.ndarray, "K"], Int[np.ndarray, "K"]]:
-    """For each text two others, of other documents than its own."""
+    """For each text, two texts from other documents."""
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 1))))
     found = []
     for own in documents:
@@ -177,9 +177,9 @@ def _asked(
     *,
     least: int,
 ) -> dict[str, Any] | str:
-    """How well the last ``answers`` tokens of changed texts are foretold; or why that cannot be asked."""
+    """Accuracy and loss on the last ``answers`` tokens of changed texts, or why they cannot be measured."""
     if length < least:
-        return f"length: a text of {length} tokens has no room for it; at least {least} are needed."
+        return f"length: must be at least {least} tokens for a needle (got {length})."
     try:
         texts = cut(corpus, TEST, length, trials, seed)
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, length))))
@@ -194,7 +194,7 @@ def _told(
     losses: Float[np.ndarray, "K m"], hits: Bool[np.ndarray, "K m"], documents: Int[np.ndarray, "K"]
 ) -> dict[str, Any]:
     share, many = float(hits.mean()), len(np.unique(documents))
-    low, high = wilson(round(share * many), many)  # as if a document were one answer
+    low, high = wilson(round(share * many), many)  # counts each document as one answer
     return {
         "accuracy": Interval(share, min(share, low), max(share, high)),
         "bits": Interval.of(over_clusters(losses.mean(1) / np.log(2), documents)),
@@ -202,7 +202,7 @@ def _told(
 
 
 def letters_of(corpus: Corpus, most: int = _ALPHABET) -> Int[np.ndarray, "m"]:
-    """Frequent tokens, of which random ones are drawn; an `InputError` where there are not two."""
+    """Frequent tokens to draw from. Raises `InputError` if there are fewer than two."""
     found = np.asarray(corpus.frequent(most), dtype=np.int64)
     if len(found) < 2:
         raise InputError(f"text: it has {len(found)} different tokens; at least 2 are needed.")
@@ -210,19 +210,19 @@ def letters_of(corpus: Corpus, most: int = _ALPHABET) -> Int[np.ndarray, "m"]:
 
 
 _Shares = Annotated[Float[np.ndarray, "L H"], Each(NearlyShare)]
-_REPEATED = 64  # frequent tokens of which repeated texts are made
-_WEIGHTS = 2**24  # attention weights that are formed at once
+_REPEATED = 64  # number of frequent tokens to draw repeated texts from
+_WEIGHTS = 2**24  # attention weights in memory at once
 
 
 @dataclass(frozen=True)
 class HeadPatterns(Record):
-    """Mean weights of each head, over the queries that have such a key.
+    """Mean attention of each head, over the queries that have such a key.
 
-    previous   on the token before the query's, in texts of the test split
-    first      on the text's first token, there
-    induction  on the token that followed the earlier copy of the query's, in random tokens that are repeated once
-               (prefix matching, Olsson et al. 2022)
-    texts      of either kind
+    previous   on the previous token, in texts of the test split
+    first      on the first token, in texts of the test split
+    induction  on the token after the earlier copy of the query token, in random tokens repeated once (prefix matching,
+               Olsson et al. 2022)
+    texts      number of texts of either kind
     """
 
     previous: _Shares
@@ -233,11 +233,11 @@ class HeadPatterns(Record):
 
 @torch.no_grad()
 def head_patterns(model: Decoder, task: LanguageTask, *, texts: int = 64, seed: int = 0) -> HeadPatterns:
-    """What each head attends to, on texts of the training length.
+    """Attention patterns of each head on texts of the training length.
 
     Arguments
-        texts  how many of the test split, and how many of repeated random tokens
-        seed   of both
+        texts  number of texts of the test split, and of repeated random tokens
+        seed   seed of both
     """
     corpus, half = task.corpus(), task.length // 2
     real = cut(corpus, TEST, task.length, texts, seed).tokens[:, :-1]
@@ -253,7 +253,7 @@ def head_patterns(model: Decoder, task: LanguageTask, *, texts: int = 64, seed: 
 def _mean_weights(
     model: Decoder, tokens: Int[np.ndarray, "K n"], pairs: list[tuple[Tensor, Tensor]]
 ) -> list[Float[np.ndarray, "L H"]]:
-    """Each head's mean weight at some pairs of query and key, over texts and pairs."""
+    """Each head's mean attention at pairs of query and key, over texts and pairs."""
     device = model.readout.weight.device
     given = torch.from_numpy(tokens).to(device)
     size = max(1, _WEIGHTS // (model.config.num_heads * tokens.shape[1] ** 2))

@@ -1,4 +1,4 @@
-"""Texts cut from documents, and what a model that answers at each token makes of their tokens."""
+"""Texts cut from documents, and the loss of a language model on their tokens."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from toeplens.tasks import Split
 from toeplens.tasks.language import Corpus
 from toeplens.training.batches import precise
 
-_TOKENS = {"cpu": 2**13, "cuda": 2**18}  # of a pass
-_LOGITS = {"cpu": 2**22, "cuda": 2**28}  # that are there at once
-FEWEST = 2  # documents that texts must come from, for an interval
-SHORTEST = 4  # tokens of a text of which there are halves and heads that look back
+_TOKENS = {"cpu": 2**13, "cuda": 2**18}  # per batch
+_LOGITS = {"cpu": 2**22, "cuda": 2**28}  # in memory at once
+FEWEST = 2  # minimum number of documents, for an interval
+SHORTEST = 4  # minimum length of a text in tokens
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Pieces of documents that share no token, equally long.
+    """Non-overlapping pieces of documents of equal length.
 
-    tokens     [K, n + 1]: n that are read, each with the one that follows it
-    documents  [K] the document that each comes from
+    tokens     [K, n + 1]: n input tokens and the token after the last
+    documents  [K] index of each text's document
     """
 
     tokens: Int[np.ndarray, "K n1"]
@@ -38,10 +38,10 @@ class Texts:
 
 
 def cut(corpus: Corpus, split: Split, length: int, most: int, seed: int) -> Texts:
-    """At most so many texts of ``length`` tokens (and one more), drawn from all there are, each as likely.
+    """At most ``most`` texts of ``length`` tokens (plus one), drawn uniformly from all pieces.
 
-    Documents are cut into pieces from their beginnings on, so that a long one has as much weight as it has text. Fewer
-    texts are the first of more. Raises `InputError` where fewer than two documents are long enough.
+    Documents are cut into consecutive pieces, so longer documents have more weight. With a smaller ``most``, the texts
+    are a prefix of those with a larger one. Raises `InputError` if fewer than two documents are long enough.
     """
     if length < SHORTEST:
         raise InputError(f"length: {length} was given; texts to be measured on have at least {SHORTEST} tokens.")
@@ -62,13 +62,13 @@ def cut(corpus: Corpus, split: Split, length: int, most: int, seed: int) -> Text
 
 
 def bits_a_byte(corpus: Corpus, split: Split, documents: Int[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
-    """What each text's nats a token are multiplied by: its document's tokens a byte, over the logarithm of 2."""
+    """Factor from nats per token to bits per byte for each text: its document's tokens per byte over log 2."""
     tokens = np.diff(corpus.starts(split)) - 1  # without the separator
     return tokens[documents] / corpus.bytes_of(split)[documents] / np.log(2)
 
 
 def at_once(length: int, device: torch.device) -> int:
-    """How many texts of a length are read in one pass."""
+    """The number of texts of this length per batch."""
     return max(1, _TOKENS.get(device.type, _TOKENS["cpu"]) // length)
 
 
@@ -76,9 +76,9 @@ def at_once(length: int, device: torch.device) -> int:
 def read(
     model: Decoder, tokens: Int[np.ndarray, "K n1"], first: int = 0
 ) -> tuple[Float[np.ndarray, "K m"], Bool[np.ndarray, "K m"]]:
-    """The loss in nats of each token after the first, from number ``first`` on, and whether it is the likeliest.
+    """The loss in nats of each predicted token from index ``first`` on, and whether it is the most likely one.
 
-    All tokens are read, in one pass a text; ``first`` says of which the answers are wanted. Losses are in float64.
+    Every text is read in one forward pass. Losses are in float64.
     """
     device = model.readout.weight.device
     model.eval()
@@ -103,10 +103,10 @@ def read(
 def sliding(
     tokens: Int[np.ndarray, "K n1"], window: int, reader: Callable[[np.ndarray, int], np.ndarray]
 ) -> Float[np.ndarray, "K n"]:
-    """Losses of a text read in windows that overlap by half: each token has at least half a window before it.
+    """Losses of texts read in windows that overlap by half, so that each token has at least half a window of context.
 
-    The first window answers for all its tokens, each later one for its second half. ``reader`` gives the losses of
-    texts, from a number on, as `read` does.
+    The first window gives the losses of all its tokens, each later one those of its second half. ``reader`` returns
+    losses from an index on, like `read`.
     """
     length, half = tokens.shape[1] - 1, window // 2
     if length <= window:

@@ -1,4 +1,4 @@
-// The maps of heads (colours by the column chosen, all numbers where one points), and the table: sorted, filtered, saved.
+// Maps of heads (coloured by the selected column, with tooltips), and the table of heads: sort, filter, download.
 (() => {
   "use strict";
   const { order, columns, sheets } = JSON.parse(document.getElementById("sheets").textContent);
@@ -20,7 +20,7 @@
 
   // ---- the maps
 
-  const ROOM = 16; // heads up to which a cell has room for its number
+  const ROOM = 16; // up to this many heads, cells show their values
   const maps = [...document.querySelectorAll(".map")].map((grid) => {
     const sheet = sheets[grid.dataset.sheet];
     const place = sheet.places[grid.dataset.place];
@@ -51,7 +51,7 @@
     return { grid, sheet, cells, numbered: place.heads <= ROOM && height > 20 };
   });
 
-  // which tones are dark
+  // whether a tone is dark
   function darkness() {
     const style = getComputedStyle(document.documentElement);
     const [low, mid, high] = ["low", "mid", "high"].map((end) =>
@@ -64,7 +64,7 @@
 
   function paint() {
     const { name, about, digits } = byName[menu.value];
-    document.getElementById("column-about").textContent = `${about[0].toUpperCase()}${about.slice(1)}.`;
+    document.getElementById("column-about").textContent = `${about}.`;
     const dark = darkness();
     for (const { sheet, cells, numbered } of maps) {
       const tones = sheet.tones[name];
@@ -85,7 +85,7 @@
     });
   }
 
-  // a number in two or three characters, where there is room for no more: .52, 17, 3.1
+  // a number in two or three characters: .52, 17, 3.1
   function short(value, digits) {
     const size = Math.abs(value);
     const text = size >= 9.95 ? value.toFixed(0) : size >= 1 ? value.toFixed(1) : value.toFixed(Math.min(digits, 2));
@@ -130,26 +130,26 @@
 
   // ---- the table of an audit's heads
 
-  const FIRST = 25; // rows shown at first
+  const FIRST = 25; // rows shown initially
   const OPERATIONS = {
     ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b,
     "<=": (a, b) => a <= b, "=": (a, b) => a === b, "!=": (a, b) => a !== b,
   };
 
-  // the value of any column of a head as the files have it; null where it is not known
+  // a head's value in any column, as in the files; null if unknown
   function recorded(sheet, name, row) {
     if (name === "layer" || name === "head") return sheet[name][row];
     if (name === "side" || name === "kind") return sheet.places[sheet.place[row]][name];
     return sheet.values[name] ? sheet.values[name][row] : null;
   }
 
-  // the same as the page shows it: layers and heads count from 1
+  // the same value as the page shows it: layers and heads are counted from 1
   function value(sheet, name, row) {
     const found = recorded(sheet, name, row);
     return name === "layer" || name === "head" ? found + 1 : found;
   }
 
-  // conditions such as "positional > 0.5 and side = encoder"; throws the part that is none
+  // parses filters such as "positional > 0.5 and side = encoder"; throws the part that is invalid
   function conditions(text) {
     return text.split(/\s+and\s+|[,;&]+/i).map((part) => part.trim()).filter(Boolean).map((part) => {
       const found = /^([a-z][a-z_ ]*?)\s*(>=|<=|!=|=|>|<)\s*(\S+)$/i.exec(part);
@@ -187,7 +187,7 @@
       cell.dataset.name = name;
       const button = make("button", byName[name] ? byName[name].title : name);
       button.type = "button";
-      button.title = byName[name] ? byName[name].about : "from 1";
+      button.title = byName[name] ? byName[name].about : "counted from 1";
       button.addEventListener("click", () => {
         sorted = { name, down: sorted.name === name ? !sorted.down : Boolean(byName[name]) };
         draw();
@@ -203,7 +203,7 @@
         form.elements.where.removeAttribute("aria-invalid");
       } catch (part) {
         form.elements.where.setAttribute("aria-invalid", "true");
-        status.textContent = `“${part}” is no condition; write for example: positional > 0.5 and layer < 3.`;
+        status.textContent = `“${part}” is not a valid filter. Example: positional > 0.5 and layer < 3.`;
         return false;
       }
       rows = sheet.titles.map((_, row) => row).filter((row) =>
@@ -236,7 +236,7 @@
         return made;
       }));
       const total = sheet.titles.length;
-      status.textContent = `${rows.length === total ? `All ${total}` : `${rows.length} of ${total}`} heads${some.length < rows.length ? `, the first ${some.length} shown` : ""}.`;
+      status.textContent = `${rows.length === total ? `All ${total}` : `${rows.length} of ${total}`} heads${some.length < rows.length ? `; showing the first ${some.length}` : ""}.`;
       more.hidden = some.length === rows.length;
       more.textContent = `Show all ${rows.length}`;
     }
@@ -254,7 +254,7 @@
     draw();
   }
 
-  // ---- the heads that changed most, between two audits of which the third sheet is the change
+  // ---- the heads with the largest change; the third sheet is the difference of the two audits
 
   const CHANGED = 12;
   function changed(body) {

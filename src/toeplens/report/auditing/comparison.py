@@ -1,4 +1,4 @@
-"""The page of two audits side by side: two checkpoints, a base model and a variant, or two encodings."""
+"""The page that compares two audits: two checkpoints, a base model and a variant, or two encodings."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ _TINTS = (BLUE, ORANGE)
 _BINS = 20
 _INPUT = ("text", "sequences", "tokens", "seed")
 _FREQUENCIES = "fastest and slowest frequency"
-_TELLING = {  # the columns that tell most, and what their sentences begin with
+_TELLING = {  # columns of the summary, with their titles
     "effect": "Effect",
-    "previous": "Attention on the token before",
+    "previous": "Attention on the previous token",
     "induction": "Attention on tokens after an earlier copy (induction)",
-    "positional": "Positional",
-    "symbolic": "Symbolic",
-    "distance": "Distance",
+    "positional": "Positional share",
+    "symbolic": "Symbolic share",
+    "distance": "Mean distance",
 }
-_PASSING = ("seconds", "command", "input", "request")  # not for people, or of the run alone
+_PASSING = ("seconds", "command", "input", "request")  # settings that are not compared
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that the two do not share, as words; ``where`` is empty for one of the whole audit."""
+    """A setting that differs; ``where`` names the layers, and is empty for a setting of the whole audit."""
 
     name: str
     where: str
@@ -62,14 +62,14 @@ class Difference:
 
 
 def write_comparison(first: Audit, second: Audit, names: tuple[str, str], directory: Path) -> Path:
-    """Write the page of two audits to ``report.html`` in ``directory``, over an older one alone; its path."""
+    """Write the page to ``report.html`` in ``directory``, replacing only an earlier one; returns its path."""
     return write_page(Path(directory) / PAGE, render_comparison(first, second, names), COMMAND)
 
 
 def render_comparison(first: Audit, second: Audit, names: tuple[str, str]) -> str:
-    """Two audits as one self-contained HTML document, the first under ``names[0]``, the second under ``names[1]``."""
+    """Two audits as one self-contained HTML document, named ``names[0]`` and ``names[1]``."""
     pair, same = (first, second), aligned(first, second)
-    if not comparable(first, second):  # effects of another kind: no scale holds both
+    if not comparable(first, second):  # effects of different kinds have no common scale
         pair = (_without_effects(first), _without_effects(second))
     one, other = (values_of(audit) for audit in pair)
     digits = {name: digits_of(name, one, other) for name in NUMBERS}
@@ -80,7 +80,7 @@ def render_comparison(first: Audit, second: Audit, names: tuple[str, str]) -> st
     if same:
         change = changes(one, other)
         signed = {name: Scale.of(found, signed=True, least=least_of(name)) for name, found in change.items()}
-        sheets.append(sheet(f"{names[1]} less {names[0]}", first, change, signed, digits))
+        sheets.append(sheet(f"{names[1]} − {names[0]}", first, change, signed, digits))
     drawn = _scatter(pair, (one, other), names) if same else _distributions(pair, (one, other), names)
     return render_page(
         "report/auditing/comparison.html.j2",
@@ -102,13 +102,13 @@ def render_comparison(first: Audit, second: Audit, names: tuple[str, str]) -> st
 
 
 def aligned(first: Audit, second: Audit) -> bool:
-    """Whether the two have the same heads in the same order."""
+    """Whether both audits have the same heads in the same order."""
     one, other = ([(h.side, h.kind, h.layer, h.head) for h in audit.heads] for audit in (first, second))
     return one == other
 
 
 def comparable(first: Audit, second: Audit) -> bool:
-    """Whether the effects are of one kind and found in one way, or not there in one of the two."""
+    """Whether both audits measured the same kind of effect by the same method, or only one measured effects."""
     ways = {(audit.effect, audit.method) for audit in (first, second) if audit.effect}
     return len(ways) < 2
 
@@ -123,7 +123,7 @@ def _both(one: Values, other: Values) -> list[str]:
 
 
 def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Block:
-    """Each head in the first audit (across) and in the second (up): a view a column."""
+    """Each head in the first audit (x) and the second (y): one view per column."""
     titles = [words.Names.of(pair[0]).short(head) for head in pair[0].heads]
     colours = tints(pair[0], pair[0].heads)
     across, up = (_plain(name) for name in names)
@@ -152,20 +152,20 @@ def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tu
         canvas.x(across, **axis)
         canvas.y(up, **axis)
         higher = sum(b > a for a, b, _ in known)
-        text = f"{higher} of {len(known)} heads are above the diagonal, {sum(b < a for a, b, _ in known)} below it."
+        text = f"Heads above the diagonal: {higher} of {len(known)}, below: {sum(b < a for a, b, _ in known)}."
         x, y = (np.asarray(found) - np.mean(found) for found in (xs, ys))
-        if (size := sqrt(float(x @ x) * float(y @ y))) > 0:  # else one of them does not vary
-            text += f" Correlation {words.told(float(x @ y) / size, 2)}."
-        views.append(View.of([Panel(COLUMNS[name].capitalize(), canvas.figure(), text)], title(name)))
+        if (size := sqrt(float(x @ x) * float(y @ y))) > 0:  # otherwise one of them is constant
+            text += f" Correlation: {words.told(float(x @ y) / size, 2)}."
+        views.append(View.of([Panel(COLUMNS[name], canvas.figure(), text)], title(name)))
     caption = (
-        f"A mark is a head: across in {names[0]}, up in {names[1]}. On the dotted diagonal nothing has changed. "
-        "Colours go from the first layer (blue) to the last (orange)."
+        f"One mark per head: x is its value in {names[0]}, y its value in {names[1]}. The dotted diagonal means no "
+        "change. Colour: first layer (blue) to last layer (orange)."
     )
-    return Block("pairs", "Each head in both", caption, views)
+    return Block("pairs", "Each head in both models", caption, views)
 
 
 def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Block:
-    """The shares of heads in equal bins of a column's range: a view a column."""
+    """Histograms of the heads' values: one view per column."""
     views = []
     for name in _both(*values):
         known = [np.array([v for v in found[name] if v is not None]) for found in values]
@@ -183,18 +183,18 @@ def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], nam
                 meta=f"side-{i}",
             )
             digits = digits_of(name, *values)
-            told.append(f"{names[i]}: median {words.told(float(np.median(found)), digits)}, of {len(found)} heads")
+            told.append(f"{names[i]}: median {words.told(float(np.median(found)), digits)} ({len(found)} heads)")
         canvas.x(title(name), exponentformat="power")
         canvas.y("share of heads", tickformat=".0%")
-        panel = Panel(COLUMNS[name].capitalize(), canvas.figure(barmode="group", bargap=0.15), f"{'; '.join(told)}.")
+        panel = Panel(COLUMNS[name], canvas.figure(barmode="group", bargap=0.15), f"{'; '.join(told)}.")
         views.append(View.of([panel], title(name)))
-    caption = "The two have other layers or heads, so that no head of one is that of the other. Bars: heads by value."
+    caption = "Histograms of the heads of each model. The models have different numbers of layers or heads."
     signs = [Sign(f"side-{i}", name, _TINTS[i], "■") for i, name in enumerate(names)]
-    return Block("pairs", "How heads are distributed", caption, views, "full", legend=signs)
+    return Block("pairs", "Distribution over heads", caption, views, "full", legend=signs)
 
 
 def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Iterator[str]:
-    """What changed most, in the columns that tell most."""
+    """The largest change in each column of the summary."""
     one, other = values
     called = words.Names.of(pair[0])
     for name, words_of in _TELLING.items():
@@ -206,12 +206,12 @@ def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: t
         mean = sum(value for value in moved if value is not None) / len(known)
         digits = digits_of(name, *values)
         if size == 0:
-            yield f"{words_of}: no head has changed."
+            yield f"{words_of}: no head changed."
             continue
         yield (
-            f"{words_of}: most changed is {called.head(pair[0].heads[i])}, from "
-            f"{words.told(one[name][i], digits)} in {names[0]} to {words.told(other[name][i], digits)} in {names[1]}; "
-            f"the mean change of all heads is {words.told(mean, digits)}."
+            f"{words_of}: largest change in {called.head(pair[0].heads[i])}, from "
+            f"{words.told(one[name][i], digits)} ({names[0]}) to {words.told(other[name][i], digits)} ({names[1]}). "
+            f"Mean change over all heads: {words.told(mean, digits)}."
         )
 
 
@@ -222,14 +222,14 @@ def _settings(first: Audit, second: Audit) -> list[Difference]:
         values = [audit.about.get(name) for audit in (first, second)]
         lists = ["; ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else value for value in values]
         found.append((name, *("–" if value is None else str(value) for value in lists)))
-    found += [("effects of", str(first.effect or "none"), str(second.effect or "none"))]
-    found += [("effects found by", str(first.method or "–"), str(second.method or "–"))]
-    found += [("intact loss", words.told(first.baseline), words.told(second.baseline))]
+    found += [("effect", str(first.effect or "none"), str(second.effect or "none"))]
+    found += [("method of effects", str(first.method or "–"), str(second.method or "–"))]
+    found += [("loss of the intact model", words.told(first.baseline), words.told(second.baseline))]
     return [Difference(name.replace("_", " "), "", a, b) for name, a, b in found if a != b]
 
 
 def _layers(first: Audit, second: Audit) -> list[Difference]:
-    """What differs between layers, with the layers that differ in the same way in one line."""
+    """Differences between layers; layers with the same difference share one row."""
     names, found = words.Names.of(first), {}
     for one, other in zip(first.layers, second.layers, strict=True):
         for (name, a), (_, b) in zip(_facts(one), _facts(other), strict=True):
@@ -244,10 +244,10 @@ def _facts(layer: LayerRecord) -> Iterator[tuple[str, str]]:
     yield "width", str(layer.head_dim)
     yield "scale", f"{layer.scale:.4g}"
     yield "softcap", "none" if layer.softcap is None else f"{layer.softcap:g}"
-    yield "a query sees", sees(layer)
+    yield "visible keys", sees(layer)
     yield "position", layer.position
     turned = layer.frequencies
-    yield _FREQUENCIES, f"{max(turned):.3g} and {min(turned):.3g} rad a position" if turned else "none"
+    yield _FREQUENCIES, f"{max(turned):.3g} and {min(turned):.3g} rad per position" if turned else "none"
 
 
 def _ends(values: list[float]) -> list[float]:
@@ -257,5 +257,5 @@ def _ends(values: list[float]) -> list[float]:
 
 
 def _plain(name: str) -> str:
-    """A name in a plot: nothing in it is a tag or a place to be filled in."""
+    """A name for use in a plot, with tags and placeholders escaped."""
     return untagged(name).replace("%{", "% {")

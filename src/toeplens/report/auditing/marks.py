@@ -1,4 +1,4 @@
-"""The marks of an audit, one a head: on the plane of positional and symbolic shares, and by its effect."""
+"""Scatter plots of an audit, one mark per head: positional and symbolic shares, and effects by layer."""
 
 from __future__ import annotations
 
@@ -28,31 +28,34 @@ from toeplens.studies.auditing.words import (
 
 _MARKERS = (("circle", "●"), ("square", "■"), ("diamond", "◆"), ("triangle-up", "▲"))
 _SHARES = ("positional", "symbolic", "interaction")
-_ROOM = 0.06  # beyond shares outside of the triangle
-_PLAIN = 0.04  # size of marks without effects, as a share of the largest's effect
+_ROOM = 0.06  # margin beyond shares outside the triangle
+_PLAIN = 0.04  # size of marks without effects, relative to the largest
 
 
 def plane(audit: Audit) -> Block:
-    """A mark a head, by its shares; none where no head's are known."""
+    """One mark per head, by its shares; empty if none are known."""
     names = Names.of(audit)
     known = [head for head in audit.heads if None not in (head.positional, head.symbolic, head.interaction)]
     places = [place for place in names.places if any((one.side, one.kind) == place for one in known)]
     signs = [
         Sign(f"place-{i}", place_title(place), "", _MARKERS[i % len(_MARKERS)][1]) for i, place in enumerate(places)
     ]
-    sized = "The larger the mark, the larger the head’s effect. " if audit.effect else ""
+    sized = " Larger marks have larger effects." if audit.effect else ""
     caption = (
-        "How much of the variance of a head’s logits is a matter of where the keys are (positional), of what they are "
-        "(symbolic), and of the two working together (interaction); the three add up to 1, and a head’s distance "
-        f"from the slanted side is its interaction. {sized}Colours go from the first layer (blue) to the last (orange)."
-        f"{' Press an entry to hide or show it.' if len(places) > 1 else ''}"
+        "Shares of the variance of a head’s logits that are explained by the position of keys (positional), by their "
+        "content (symbolic), and only by both together (interaction). The three add up to 1; the distance from the "
+        "slanted side is the interaction. The shares describe logits, not function: heads of an untrained model "
+        f"often look symbolic, too.{sized} Colour: first layer (blue) to last layer (orange)."
+        f"{' Click a legend entry to hide or show it.' if len(places) > 1 else ''}"
     )
     views = [View.of([_plane_panel(audit, names, known, places)])] if known else []
-    return Block("plane", "Positional, symbolic, or both at once", caption, views, legend=signs[len(places) < 2 :])
+    return Block(
+        "plane", "Positional and symbolic shares of each head", caption, views, legend=signs[len(places) < 2 :]
+    )
 
 
 def tints(audit: Audit, heads: Sequence[HeadRecord]) -> list[str]:
-    """Each head's colour, by its layer among those of its side and kind."""
+    """Each head's colour, by its layer among the layers of its side and kind."""
     last = {
         place: max(one.layer for one in audit.layers if (one.side, one.kind) == place)
         for place in Names.of(audit).places
@@ -89,24 +92,24 @@ def _plane_panel(audit: Audit, names: Names, known: list[HeadRecord], places: li
         axis(f"{share} share", range=[min(-0.1, min(found) - _ROOM), max(1.06, max(found) + _ROOM)])
     telling = [head for head in known if head.entropy is None or head.entropy < UNIFORM]
     counts = ", ".join(f"{sum(getattr(head, share) > PATTERN for head in telling)} {share}" for share in _SHARES)
-    text = f"Of {len(telling)} heads with known shares, over half: {counts}."
+    text = f"Heads with a share over {PATTERN:g}: {counts} (of {len(telling)})."
     if len(telling) < len(known):
         text += (
-            f" {len(known) - len(telling)} more attend to all keys nearly alike (entropy {UNIFORM:g} or more): their "
-            "shares are of logits that hardly vary."
+            f" Not counted: {len(known) - len(telling)} heads with nearly uniform attention (entropy {UNIFORM:g} or "
+            "more), whose logits hardly vary."
         )
     return Panel("Each head", canvas.figure(), text)
 
 
 # ---- effects ---------------------------------------------------------------------------------------------------------
 
-_BARS = 400  # heads up to which intervals are drawn
-_WIDE = 0.36  # of a layer's heads to either side of it
-_AXES = {"loss": "effect on the loss, nats a token", "states": "effect on the last states"}
+_BARS = 400  # up to this many heads, intervals are drawn
+_WIDE = 0.36  # half the width over which a layer's heads are spread
+_AXES = {"loss": "effect on the loss (nats per token)", "states": "effect on the last hidden states"}
 
 
 def layer_effects(audit: Audit) -> Block:
-    """A mark a head over its layer, with its interval; none without effects."""
+    """One mark per head above its layer, with its interval; empty without effects."""
     names = Names.of(audit)
     measured = [head for head in audit.heads if head.effect is not None]
     by_place = [(place, [head for head in measured if (head.side, head.kind) == place]) for place in names.places]
@@ -117,17 +120,13 @@ def layer_effects(audit: Audit) -> Block:
     ]
     bars = any(head.effect_low is not None for head in measured) and len(measured) <= _BARS
     below = len(harmful(audit))
-    less = "the one head" if below == 1 else f"the {below} heads"
-    better = f" Without {less} whose interval is below zero the model does better here."
-    if audit.method == "position":
-        better = f" Without the position of {less} whose interval is below zero the model does better here."
     caption = (
-        "A mark is a head, over its layer, in the order of heads from left to right. An effect is the "
-        f"{unit(audit)}.{f' Thin lines are intervals {over(audit)}.' if bars else ''}"
-        f"{better if below else ''}"
+        f"One mark per head, above its layer, heads from left to right. An effect is the {unit(audit)}."
+        f"{f' Thin lines: 95 % intervals {over(audit)}.' if bars else ''}"
+        f"{f' Heads whose interval lies below zero: {below}.' if below else ''}"
     )
     views = [View("", groups)] if groups and audit.effect else []
-    return Block("effects", f"What {done(audit)} a head does", caption, views, "full")
+    return Block("effects", f"Effect of {done(audit)} each head", caption, views, "full")
 
 
 def _effects_panel(audit: Audit, names: Names, heads: list[HeadRecord]) -> Panel:
@@ -155,8 +154,7 @@ def _effects_panel(audit: Audit, names: Names, heads: list[HeadRecord]) -> Panel
     canvas.x("layer", showgrid=False, range=[first - 0.6, last + 0.6], dtick=step, tick0=1)
     canvas.y(_AXES[audit.effect or "loss"], exponentformat="power")
     top = max(heads, key=lambda head: head.effect or 0)
-    counted = f"{len(heads)} heads in {len(layers)} layers"
-    words = f"{counted}; the largest effect is {significant(top.effect)}, of {names.head(top)}."
+    words = f"Largest effect: {significant(top.effect)}, for {names.head(top)}."
     return Panel("Effect of each head, by layer", canvas.figure(), words)
 
 
@@ -166,7 +164,7 @@ def _reach(head: HeadRecord, end: str) -> float:
 
 
 def interval_told(head: HeadRecord, digits: int) -> str:
-    """The interval of a head's effect; empty where there is none."""
+    """The interval of a head's effect; empty if there is none."""
     if head.effect_low is None or head.effect_high is None:
         return ""
     return f"{told(head.effect_low, digits)} to {told(head.effect_high, digits)}"

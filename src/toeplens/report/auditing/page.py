@@ -1,4 +1,4 @@
-"""The page of an audit: the map, the table and the figures of all heads of a model, and what was proved."""
+"""The page of an audit: map, table and figures of all heads of a model, and the proof."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from toeplens.studies.auditing.sheets import columns, content, digits_of, scales
 from toeplens.studies.auditing.words import model
 
 _MAKERS = (plane, frequencies, distances, layer_effects, by_band)
-_FIRST = 2  # number of the first of these figures: the map is the first of all
+_FIRST = 2  # number of the first of these figures; the map is Figure 1
 _WORDS = 400  # tokens of the first sequence that are shown
-PREFERRED = ("effect", "positional", "distance")  # columns that colour the map at first, if known
+PREFERRED = ("effect", "positional", "distance")  # columns that colour the map initially, if known
 
 
 def write_audit(audit: Audit, directory: Path, parquet: bytes | None = None) -> Path:
@@ -32,7 +32,7 @@ def write_audit(audit: Audit, directory: Path, parquet: bytes | None = None) -> 
 def render_audit(audit: Audit, parquet: bytes | None = None) -> str:
     """The audit as one self-contained HTML document; the same record gives the same document.
 
-    ``parquet``: the table of heads as a Parquet file, to be downloaded from the page; without it the page offers CSV.
+    ``parquet``: the table of heads as a Parquet file, for download; without it the page only offers CSV.
     """
     return audit_page(audit, parquet).html()
 
@@ -74,35 +74,35 @@ def audit_page(audit: Audit, parquet: bytes | None = None) -> Page:
 
 
 def _heads_table(one: dict[str, Any], shown: list[dict[str, Any]]) -> Table:
-    """All heads, as the page's script shows them; layers and heads count from 1."""
+    """All heads, as the page's script shows them; layers and heads are counted from 1."""
     rows = [
         [title, str(layer + 1), str(head + 1), *(fixed(one["values"][c["name"]][at], c["digits"]) for c in shown)]
         for at, (title, layer, head) in enumerate(zip(one["titles"], one["layer"], one["head"], strict=True))
     ]
-    names = ["head", "layer", "head of it", *(column["title"] for column in shown)]
+    names = ["head", "layer", "index in layer", *(column["title"] for column in shown)]
     return make_table("All heads", names, rows, right=range(1, len(names)))
 
 
 def _deposits_table(audit: Audit, digits: int) -> Table:
-    """How the effects of each layer are shared out among its heads."""
+    """How the effects of each layer are distributed over its heads."""
     names, told, rows = words.Names.of(audit), words.told, []
     for layer in audit.layers if audit.effect else ():
-        found, name = layer.deposit, names.layer(layer)
+        found, name = layer.deposit, names.short_layer(layer)
         if not found:
             continue
         top = words.top_head(audit, layer) if found.get("top_share") is not None else None
-        row = [f"{name[:1].upper()}{name[1:]}", told(found.get("helps"), digits), told(found.get("harms"), digits)]
+        row = [name, told(found.get("helps"), digits), told(found.get("harms"), digits)]
         row += [f"head {top.head + 1}" if top else DASH, told(top.effect if top else None, digits)]
         row += [(interval_told(top, digits) if top else "") or DASH, percent(found.get("top_share"))]
         row += [f"{told(found.get('effective_heads'), 1)} of {layer.heads}", told(found.get("gini"), 2)]
         rows.append([*row, told(found.get("lead"), digits)])
-    shown = ["Above 0", "Below 0", "Largest", "Its effect", "Interval", "Its share", "Effective heads", "Gini", "Lead"]
+    shown = ["Positive", "Negative", "Largest", "Effect", "Interval", "Share", "Effective heads", "Gini", "Lead"]
     right = (1, 2, *range(4, 10))
     return make_table("Deposit by layer", ["Layer", *shown], rows, right=right, css="numbers small")
 
 
 def _layers_table(audit: Audit, *, with_shares: bool) -> Table:
-    """Every attention call, and how far its numbers, formed again, are from the model's own."""
+    """Every attention call, and how much the recomputed values differ from the model's own."""
     names, power, rows = words.Names.of(audit), words.power, []
     logits = any(layer.logit is not None for layer in audit.layers)
     for layer in audit.layers:
@@ -113,31 +113,31 @@ def _layers_table(audit: Audit, *, with_shares: bool) -> Table:
         row += [power(layer.weights), power(layer.outputs), power(layer.tolerance)]
         row += [words.size(layer.logit)] * logits + [Cell(layer.unknown or "known")] * with_shares
         rows.append(row)
-    shown = ["Layer", "Module", "Heads", "Width", "Scale", "A query sees", "Position", "Weights", "Outputs", "Rounding"]
+    shown = ["Layer", "Module", "Heads", "Width", "Scale", "Visible keys", "Position", "Weights", "Outputs", "Rounding"]
     shown += ["Largest logit"] * logits + ["Shares"] * with_shares
     right = (2, 3, 4, 7, 8, 9, *([10] if logits else []))
     return make_table("Layers", shown, rows, right=right, css="numbers small layers")
 
 
 def chosen(shown: list[dict[str, Any]]) -> str:
-    """The column that colours a map at first; empty where there is none."""
+    """The column that colours the map initially; empty if there is none."""
     names = [column["name"] for column in shown]
     return next((name for name in (*PREFERRED, *names) if name in names), "")
 
 
 def file_name(name: str) -> str:
-    """A name for downloads: letters, digits, dots and dashes of the model's."""
+    """A file name for downloads: the model's name with only letters, digits, dots and dashes."""
     kept = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in name)
     return kept.strip("-.")[-80:] or "audit"
 
 
 def sees(layer: LayerRecord) -> str:
-    """Which keys a query sees."""
+    """The keys that a query can attend to."""
     if layer.chunk is not None:
-        return f"itself and those before in its chunk of {layer.chunk}"
+        return f"itself and earlier keys in its chunk of {layer.chunk}"
     if layer.window is not None and not layer.causal:
-        return f"itself and {layer.window - 1} on either side"
+        return f"itself and {layer.window - 1} keys on either side"
     if layer.window is not None:
-        return f"itself and {layer.window - 1} before"
-    others = "those that a mask leaves" if "mask" in layer.position else "all keys"
-    return "itself and all before" if layer.causal else others
+        return f"itself and {layer.window - 1} earlier keys"
+    others = "keys that are not masked" if "mask" in layer.position else "all keys"
+    return "itself and all earlier keys" if layer.causal else others

@@ -1,4 +1,4 @@
-"""The figures of decomposed logits: shares, curves by distance, symbols, maps, and where class logits come from."""
+"""The figures of decomposed logits: shares, curves by distance, symbols, maps, and attribution of class logits."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from toeplens.report.kit.canvas import Canvas, by_sign, plain
 from toeplens.report.kit.colours import BLUE, head_look
 from toeplens.studies.decomposition import LayerStructure, RunStructure
 
-FEW = 8  # heads (or frequencies) up to which there is room for numbers
+FEW = 8  # up to this many heads (or frequencies), numbers are shown
 _NUMBER = 10  # pixels
-DEPTH = 1e-3  # of a panel's largest symbol: below it, nothing is drawn
-WITHIN = 0.98  # of the logits of a map: its scale of colours ends there
-_SPACED = {"ticks": "outside", "ticklen": 3, "tickcolor": "rgba(0,0,0,0)"}  # labels a little off a heat map
+DEPTH = 1e-3  # smallest symbol that is drawn, relative to the largest of a panel
+WITHIN = 0.98  # share of a map's logits that its colour scale covers
+_SPACED = {"ticks": "outside", "ticklen": 3, "tickcolor": "rgba(0,0,0,0)"}  # moves labels slightly away from a heat map
 _ANGLES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
 
 
 @dataclass(frozen=True)
 class Fill(Sign):
-    """A legend's entry for a bar.
+    """A legend entry for a bar.
 
-    shape  pattern in the colour, by plotly's name
+    shape  plotly's name of the fill pattern
     ink    colour of the numbers in the bar
     """
 
@@ -38,7 +38,7 @@ class Fill(Sign):
     ink: str = "#10141a"
 
 
-UNTOLD = Fill("untold", "content or coupled, not told apart", "#9aa3b0", shape=".")
+UNTOLD = Fill("untold", "content or coupled, not separable", "#9aa3b0", shape=".")
 FILLS = {
     "position": Fill("position", "position", BLUE, ink="#ffffff"),
     "content": Fill("content", "content", "#e58f24"),
@@ -54,13 +54,13 @@ FILLS = {
 
 
 def head_sign(head: int) -> Sign:
-    """A head's colour and marker, counted from 0; named from 1."""
+    """A head's colour and marker; the index counts from 0, the title from 1."""
     tint, _, glyph = head_look(head)
     return Sign(f"head-{head + 1}", f"head {head + 1}", tint, glyph)
 
 
 def span(tables: Sequence[Float[np.ndarray, "H _P"]]) -> tuple[float, float]:
-    """Ends of an axis for stacked shares: from what is below zero, at least 0 to 1."""
+    """Range of an axis for stacked shares; at least 0 to 1."""
     low = min((float(np.nansum(np.minimum(table, 0), axis=1).min(initial=0)) for table in tables), default=0.0)
     high = max((float(np.nansum(np.maximum(table, 0), axis=1).max(initial=1)) for table in tables), default=1.0)
     room = 0.025 * (high - low)
@@ -68,7 +68,7 @@ def span(tables: Sequence[Float[np.ndarray, "H _P"]]) -> tuple[float, float]:
 
 
 def bars(shares: Float[np.ndarray, "H P"], fills: Sequence[Fill], ends: tuple[float, float]) -> go.Figure:
-    """Shares as stacked bars, one a head; what is negative hangs below zero, what is not known is not drawn."""
+    """Shares as stacked bars, one per head; negative shares are below zero, unknown ones are not drawn."""
     canvas = Canvas(270, left=48, right=6, top=6, bottom=36)
     heads = list(range(1, len(shares) + 1))
     few = len(heads) <= FEW
@@ -97,11 +97,11 @@ def bars(shares: Float[np.ndarray, "H P"], fills: Sequence[Fill], ends: tuple[fl
 
 
 def curves(xs: Int[np.ndarray, "D"], rows: Float[np.ndarray, "H D"], ends: tuple[float, float]) -> go.Figure:
-    """Values by distance, a curve a head."""
+    """Values by distance, a curve per head."""
     canvas = Canvas(250, left=52)
     for head, row in enumerate(rows):
         _curve(canvas, head, xs.tolist(), plain(row), f"head {head + 1}, distance %{{x}}: %{{y:.3g}} nats", 12)
-    canvas.x("distance i − j, in tokens")
+    canvas.x("distance i − j (tokens)")
     canvas.y("nats", range=list(ends))
     canvas.line_at(0)
     if len(xs) and xs[0] < 0:
@@ -110,7 +110,7 @@ def curves(xs: Int[np.ndarray, "D"], rows: Float[np.ndarray, "H D"], ends: tuple
 
 
 def symbol(angles: Float[np.ndarray, "A"], rows: Float[np.ndarray, "H A"]) -> go.Figure:
-    """Sizes of the symbol on logarithmic axes, a curve a head; dotted where it is negative."""
+    """Absolute value of the symbol on logarithmic axes, a curve per head; dotted where negative."""
     canvas = Canvas(280, left=52)
     half = angles > 0
     floor = DEPTH * max(float(np.nanmax(np.abs(rows[:, half]), initial=0)), 1e-300)
@@ -119,7 +119,7 @@ def symbol(angles: Float[np.ndarray, "A"], rows: Float[np.ndarray, "H A"]) -> go
             told = f"head {head + 1}, φ = %{{x:.3f}}: {sign}%{{y:.3g}}"
             _curve(canvas, head, plain(angles[half]), values, told, 4, dash)
     texts = [f"{angle:g}" for angle in _ANGLES] + ["π"]
-    canvas.x("φ, in radians a token", type="log", tickvals=[*_ANGLES, float(np.pi)], ticktext=texts)
+    canvas.x("φ (rad per token)", type="log", tickvals=[*_ANGLES, float(np.pi)], ticktext=texts)
     canvas.y("", type="log", dtick=1, exponentformat="power")
     return canvas.figure()
 
@@ -134,7 +134,7 @@ def _curve(
 
 
 def diagonals_only(example: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
-    """Each diagonal replaced by its mean over what is seen; nan where the example is."""
+    """Each diagonal replaced by its mean over visible entries; NaN where the example is NaN."""
     logits = torch.from_numpy(np.asarray(example, dtype=np.float64))
     seen = logits.isfinite()
     sums, counts = (toeplitz_part(x, causal=False) for x in (logits.where(seen, 0), seen.double()))
@@ -142,13 +142,13 @@ def diagonals_only(example: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"
 
 
 def scale_end(example: Float[np.ndarray, "n n"]) -> float:
-    """Where a map's scale of colours ends, so that a few large logits do not make all others pale."""
+    """The end of a map's colour scale, so that a few large logits do not dominate."""
     sizes = np.abs(example[np.isfinite(example)])
     return max(float(np.quantile(sizes, WITHIN)) if sizes.size else 0.0, 1e-9)
 
 
 def pair(example: Float[np.ndarray, "n n"], part: Float[np.ndarray, "n n"]) -> go.Figure:
-    """Logits and their Toeplitz part side by side, in one scale of colours with 0 in its middle."""
+    """Logits and their Toeplitz part side by side, on one symmetric colour scale."""
     canvas = Canvas(0, left=40, right=4, top=22, bottom=38)
     axis = {
         "showgrid": False,
@@ -160,7 +160,7 @@ def pair(example: Float[np.ndarray, "n n"], part: Float[np.ndarray, "n n"]) -> g
     }
     above: dict[str, Any] = {"xanchor": "center", "yanchor": "bottom", "font": {"size": 12}}
     places = list(range(1, len(example) + 1))
-    for which, (values, title) in enumerate(((example, "logits"), (part, "their Toeplitz part"))):
+    for which, (values, title) in enumerate(((example, "logits"), (part, "Toeplitz part"))):
         canvas.heat(
             [plain(row, 3) for row in values],
             places,
@@ -182,7 +182,7 @@ def pair(example: Float[np.ndarray, "n n"], part: Float[np.ndarray, "n n"]) -> g
 
 
 def frequencies(shares: Float[np.ndarray, "H n"], columns: Sequence[str], limit: float) -> go.Figure:
-    """Shares by head and frequency; ``limit`` ends the scale of colours."""
+    """Shares by head and frequency; ``limit`` is the end of the colour scale."""
     heads, count = shares.shape
     few = count <= FEW + 1
     canvas = Canvas(50 + (28 if heads <= FEW else 20) * heads, left=36, right=4, top=4, bottom=46)
@@ -210,23 +210,23 @@ def _head_ticks(count: int) -> dict[str, Any]:
     return {"dtick": step, "tick0": 0 if step > 1 else 1}
 
 
-# ---- where class logits come from ------------------------------------------------------------------------------------
+# ---- attribution of class logits -------------------------------------------------------------------------------------
 
 TITLES = {
     "content": ("content", "#e58f24"),
-    "position_input": ("position, at the input", BLUE),
-    "position_attention": ("position, in attention", "#7d55c9"),
+    "position_input": ("position at the input", BLUE),
+    "position_attention": ("position in the attention", "#7d55c9"),
     "biases": ("biases", "#808a99"),
-    "softmax": ("left over by the softmax", "#2a9d8f"),
+    "softmax": ("remainder of the softmax", "#2a9d8f"),
 }
 
 
 def origins(structure: RunStructure) -> Block:
-    """A bar for each part of the class logits; no panel where they were not traced back."""
+    """A bar for each part of the class logits; empty if not computed."""
     found = structure.origins
     caption = (
-        "The logit of the predicted class, traced back through the model by relevance propagation, mean over the "
-        "sequences. What the softmax leaves over belongs to neither: weights sum to 1, whatever the logits are."
+        "Logit of the predicted class, attributed by relevance propagation, mean over sequences. The remainder of the "
+        "softmax belongs to neither position nor content: weights sum to 1 for any logits."
     )
     panels = []
     if found is not None:
@@ -244,26 +244,26 @@ def origins(structure: RunStructure) -> Block:
         canvas.y(autorange="reversed", showgrid=False)
         parts = ", ".join(f"{TITLES[name][0]} {value:.3g}" for name, value in found.parts.items())
         words = (
-            f"Of a mean logit of {found.logit:.3g} over {found.sequences} sequences: {parts}. Position has "
-            f"{percent(found.share)} of the parts’ absolute values. They add up to each logit within "
-            f"{found.error:.0e} of these."
+            f"Mean logit: {found.logit:.3g} over {found.sequences} sequences. Parts: {parts}. Position makes up "
+            f"{percent(found.share)} of the sum of absolute values. The parts add up to each logit within "
+            f"{found.error:.0e} of this sum."
         )
         panels.append(Panel("Parts of the mean logit", canvas.figure(bargap=0.35), words))
-    return Block("origins", "What class logits go back to", caption, [View.of(panels)])
+    return Block("origins", "Attribution of class logits", caption, [View.of(panels)])
 
 
 def decay_words(layer: LayerStructure) -> str:
-    """The form that fits each head’s mean logit by distance best, where it says at least half of what there is."""
+    """The best-fitting decay curve of each head’s mean logit, if it explains at least half of the variance."""
     told = []
     for head, decay in enumerate(layer.decays, start=1):
         if decay is not None and decay.explains:
-            half = "" if decay.half_distance is None else f", half at {decay.half_distance:.3g} tokens"
+            half = "" if decay.half_distance is None else f", half distance {decay.half_distance:.3g} tokens"
             told.append(f"head {head} {decay.form} ({percent(decay.r2 or 0.0)} explained{half})")
-    return f" Forms of decay that fit: {'; '.join(told)}." if told else ""
+    return f" Fitted decay curves: {'; '.join(told)}." if told else ""
 
 
 def ends_words(layer: LayerStructure) -> str:
-    """Between which values the symbol of each position kernel runs, and its matrix’s eigenvalues within."""
+    """The range of the symbol of each position kernel, and of the eigenvalues of its matrix."""
     told = [
         f"head {head} {_figure(ends.symbol_low)} to {_figure(ends.symbol_high)}, eigenvalues {_figure(ends.lowest)} to "
         f"{_figure(ends.highest)}"
@@ -272,7 +272,7 @@ def ends_words(layer: LayerStructure) -> str:
     if not told:
         return "Symbol of each head."
     size = layer.ends[0].size
-    return f"Ends of the symbol without the window, and of the eigenvalues of {size} rows: {'; '.join(told)}."
+    return f"Range of the symbol without window, and of the eigenvalues of {size} rows: {'; '.join(told)}."
 
 
 def _figure(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A run's attention logits taken apart, as a page: shares of each head, curves by distance, heat maps, a table."""
+"""The page of a run's decomposed attention logits: shares of each head, curves by distance, heat maps, a table."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from toeplens.report.kit.page import render_page
 from toeplens.studies.decomposition import SHOWN, LayerStructure, Parts, RunStructure
 
 COMMAND = "decompose"
-SEEN = {"softmax": "as the softmax sees them", "logits": "the logits themselves"}
-SMALL = 0.005  # a part that is nowhere over this share is not drawn
+SEEN = {"softmax": "row-centred logits", "logits": "logits"}
+SMALL = 0.005  # parts whose share never exceeds this are not drawn
 SPLITS = {
-    "mean": "the mean over the sequences at each place, less the mean over all places",
-    "input": "the vector that is added to the token’s embedding",
-    "ablate": "what the same token’s vector loses when the encoding is switched off in the whole model",
+    "mean": "the mean over sequences at each position, minus the mean over all positions",
+    "input": "the vector that is added to the token embedding",
+    "ablate": "the difference in the token’s vector when the encoding is switched off in the whole model",
 }
 _PURE = f"{PURE:.0%}"
 NAMED = {
-    "position": f"positional: position alone makes up {_PURE} or more of their logits",
-    "content": f"made of content: content alone makes up {_PURE} or more of their logits",
-    "sum": f"sums: position and content, added to one another, make up {_PURE} or more of their logits",
-    "product": f"products: what couples position and content makes up {_PURE} or more of their logits",
-    "mixed": f"mixed: neither position and content, added, nor what couples them makes up {_PURE} of their logits",
-    "unknown": "not told apart: what content gives by itself is not known for this encoding",
-    "flat": "flat: their logits do not vary",
+    "position": f"position makes up at least {_PURE} of the logits",
+    "content": f"content makes up at least {_PURE} of the logits",
+    "sum": f"the sum of position and content makes up at least {_PURE} of the logits",
+    "product": f"the coupled part makes up at least {_PURE} of the logits",
+    "mixed": f"neither the sum of position and content nor the coupled part reaches {_PURE} of the logits",
+    "unknown": "the content part is not known for this encoding",
+    "flat": "the logits do not vary",
 }
 
 
 def write_structure(structure: RunStructure, path: Path) -> Path:
-    """Write the decomposition of a run as a self-contained HTML page, over an older one but nothing else."""
+    """Write the decomposition of a run as a self-contained HTML page, replacing only an earlier one."""
     return write_page(path, render_structure(structure), COMMAND)
 
 
@@ -80,7 +80,7 @@ def _with_parts(structure: RunStructure) -> Iterator[tuple[LayerStructure, Parts
 
 
 def _missing(structure: RunStructure) -> list[tuple[str, str]]:
-    """Layers without parts, and why: one line a reason."""
+    """Layers without decomposition, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for layer in structure.layers:
         if layer.parts is None:
@@ -89,9 +89,9 @@ def _missing(structure: RunStructure) -> list[tuple[str, str]]:
 
 
 def _most_positional(structure: RunStructure) -> tuple[str, str, float] | None:
-    """The head whose softmax sees most of position: its short and its long name, and the share; None if none is known.
+    """The head with the largest position share: short name, long name, share; None if unknown for all heads.
 
-    Without parts: the head whose distance explains most.
+    Without decomposition: the head whose logits are best explained by distance.
     """
     found = [
         (float(value), layer.layer + 1, head + 1)
@@ -109,24 +109,19 @@ def _lead(structure: RunStructure) -> str:
     top = _most_positional(structure)
     names = Counter(name for _, parts in _with_parts(structure) for name in parts.named)
     if not names:
-        words = "These logits have no form as a sum of content and position parts."
-        told = "" if top is None else f" Distance alone explains most in {top[1]}: {percent(top[2])} of their variance."
+        words = "These logits cannot be decomposed into content and position parts."
+        told = "" if top is None else f" Distance explains most in {top[1]}: {percent(top[2])} of the variance."
         return words + told
-    (name, count), *others = names.most_common()
-    heads = (
-        f"{count} of {names.total()} heads are" if others else f"All {count} heads are" if count > 1 else "Heads are"
-    )
-    rest = f"; the others are {listed(f'{other} ({n})' for other, n in others)}" if others else ""
-    words = f"{heads} {NAMED[name]}{rest}."
+    words = f"Heads by type: {listed(f'{name} ({count})' for name, count in names.most_common())}."
     if top is None:
-        return f"{words} No head’s share of position is known."
-    return f"{words} The most positional is {top[1]}: position makes up {percent(top[2])} of what its softmax sees."
+        return f"{words} The position share is unknown for all heads."
+    return f"{words} The most positional head is {top[1]} ({percent(top[2])} of its row-centred logits)."
 
 
 def _bar_block(
     structure: RunStructure, block: Block, tables: dict[str, list[Float[np.ndarray, "H P"]]], fills: list[figures.Fill]
 ) -> Block:
-    """A view a way of looking, a panel a layer; all panels have one axis."""
+    """Views for row-centred logits and logits, a panel per layer; all panels share one axis."""
     layers = [layer for layer, _ in _with_parts(structure)]
     ends = span([table for found in tables.values() for table in found])
     views = []
@@ -141,19 +136,19 @@ def _bar_block(
 
 def _kinds(structure: RunStructure) -> Block:
     caption = (
-        "A bar is a head; its pieces add up to 100%. Position: what the mean contents of places give. Content: what "
-        "contents give when distance is averaged out. Coupled: the rest, where the two work together."
+        "One bar per head; shares add up to 100%. Position: logits of the mean content at each position. Content: "
+        "logits of the contents with distance averaged out. Coupled: the remainder, which depends on both together."
     )
     found = [parts for _, parts in _with_parts(structure)]
     tables = {}
-    for which in SEEN:  # a last column: what is left of position where content is not known
+    for which in SEEN:  # last column: 1 minus position, if content is unknown
         kinds = [parts.kinds[which] for parts in found]
         tables[which] = [np.column_stack((x, np.where(np.isnan(x[:, 1]), 1 - x[:, 0], np.nan))) for x in kinds]
     fills = [*(FILLS[name] for name in KINDS), UNTOLD]
     if not any(np.isfinite(table[:, -1]).any() for each in tables.values() for table in each):
         fills.pop()
         tables = {which: [table[:, :-1] for table in each] for which, each in tables.items()}
-    return _bar_block(structure, Block("kinds", "Position, content, or both", caption, []), tables, fills)
+    return _bar_block(structure, Block("kinds", "Position, content, and coupled part", caption, []), tables, fills)
 
 
 def _parts(structure: RunStructure) -> Block:
@@ -171,10 +166,10 @@ def _parts(structure: RunStructure) -> Block:
     shown = [name for name in names if sizes[name] > SMALL]
     small = [name for name in names if name not in shown]
     caption = (
-        "The product of query and key, by where the two vectors come from: content-position is the query’s content "
-        "with the key’s position. What the encoding adds to the products has parts of its own. "
-        "Which share depends on distance is not seen here: a rotation acts on content-content too."
-        + (f" Nowhere over {SMALL:.1%}, and not drawn: {listed(small)}." if small else "")
+        "Product of query and key, split by the parts of the two vectors: content-position is the query’s content "
+        "times the key’s position. Terms added by the encoding are separate parts. The split does not show the "
+        "dependence on distance: a rotation also acts on content-content."
+        + (f" Not shown, as never above {SMALL:.1%}: {listed(small)}." if small else "")
     )
     tables = {}
     for which in SEEN:
@@ -182,19 +177,19 @@ def _parts(structure: RunStructure) -> Block:
         for parts, table in zip(found, tables[which], strict=True):
             there = [x for x, name in enumerate(shown) if name in parts.names]
             table[:, there] = parts.shares[which][:, [parts.names.index(shown[x]) for x in there]]
-    block = Block("parts", "Which vectors the logits come from", caption, [])
+    block = Block("parts", "Products of content and position", caption, [])
     return _bar_block(structure, block, tables, [FILLS[name] for name in shown])
 
 
 def _distance(structure: RunStructure) -> Block:
     known = any(layer.parts for layer in structure.layers)
     kernel = (
-        "Position kernel: what the mean query and the mean key of two places give, averaged over the places a distance "
-        "apart. "
+        "Position kernel: logits of the mean query and mean key at two positions, averaged over all pairs at the same "
+        "distance. "
     )
     caption = (
-        f"{kernel if known else ''}Mean of the logits: over all sequences, by distance. A constant does nothing in a "
-        "softmax: look at the shape."
+        f"{kernel if known else ''}Mean of the logits: over all sequences, by distance. A constant offset does not "
+        "change the softmax, so only the shape matters."
     )
     groups = []
     for layer in structure.layers:
@@ -205,11 +200,11 @@ def _distance(structure: RunStructure) -> Block:
         ends = low - room, high + room
         panels = []
         if parts is not None:
-            words = f"Of what mean contents give, a function of the distance alone: {_range(parts.fixed)}."
+            words = f"Toeplitz share of the position kernel: {_range(parts.fixed)}."
             panels.append(Panel("Position kernel", figures.curves(layer.offsets, parts.kernel, ends), words))
         words = (
-            f"Distance alone explains {_range(layer.explained)} of the logits’ variance; where contents have no "
-            f"structure it would be {100 * layer.chance:.2g}%.{decay_words(layer)}"
+            f"Variance of the logits explained by distance: {_range(layer.explained)}. Expected for contents without "
+            f"structure: {100 * layer.chance:.2g}%.{decay_words(layer)}"
         )
         title = "Mean of the logits" if known else _title(layer)
         panels.append(Panel(title, figures.curves(layer.offsets, layer.means, ends), words))
@@ -221,11 +216,10 @@ def _distance(structure: RunStructure) -> Block:
 
 def _symbols(structure: RunStructure) -> Block:
     known = any(layer.parts for layer in structure.layers)
-    title = "The position kernel’s Fourier series" if known else "The Fourier series of the logits’ means by distance"
+    title = "Symbol of the position kernel" if known else "Symbol of the mean logits by distance"
     caption = (
-        "A curve a head: the series of the Hermitian part under the window 1 − |δ|/N; dotted where it is negative, not "
-        f"drawn where it is under {figures.DEPTH:.1%} of a panel’s largest. φ = 0, the constant, has no place on a "
-        "logarithmic axis."
+        "One curve per head: Fourier series of the Hermitian part under the window 1 − |δ|/N; dotted where negative, "
+        f"not shown below {figures.DEPTH:.1%} of a panel’s maximum. φ = 0 is not on the logarithmic axis."
     )
     panels = [
         Panel(_title(layer), figures.symbol(layer.angles, layer.symbol), ends_words(layer))
@@ -236,9 +230,9 @@ def _symbols(structure: RunStructure) -> Block:
 
 def _examples(structure: RunStructure) -> Block:
     caption = (
-        "The heads whose logits distance explains best. Each diagonal of the right-hand map is the mean "
-        "of that diagonal on the left. Blue is below 0, red above; every pair of maps has a scale of its own, within "
-        f"which {figures.WITHIN:.0%} of its logits lie."
+        "Heads whose logits are best explained by distance. Each diagonal of the right map is the mean of that "
+        "diagonal in the left map. Blue is negative, red positive. Every pair of maps has its own scale, which covers "
+        f"{figures.WITHIN:.0%} of its logits."
     )
     groups = []
     for layer in structure.layers:
@@ -248,8 +242,8 @@ def _examples(structure: RunStructure) -> Block:
             energy = float(np.nansum(example**2))
             here = float(np.nansum(part**2)) / energy if energy else np.nan
             words = (
-                f"Toeplitz share {percent(here)} in this sequence, {percent(layer.toeplitz[head])} over all. "
-                f"Colours end at ±{figures.scale_end(example):.2g} nats."
+                f"Toeplitz share: {percent(here)} in this sequence, {percent(layer.toeplitz[head])} over all of them. "
+                f"Colour scale: ±{figures.scale_end(example):.2g} nats."
             )
             panels.append(Panel(f"Head {head + 1}", figures.pair(example, part), words))
         groups.append(Group(_title(layer), panels))
@@ -270,15 +264,15 @@ def _frequencies(structure: RunStructure) -> Block:
             panels.append(Panel(_title(layer), figures.frequencies(table, columns, limit)))
         views.append(View.of(panels, title))
     caption = (
-        "Each head’s share by frequency of the rotation, in per cent, from the fastest (1) to the slowest"
-        f"{', after the dimensions that are not rotated' if still else '; all dimensions are rotated'}. Red is above "
-        f"0, blue below: there a frequency works against the rest. The colours end at ±{limit:.0%}."
+        "Each head’s share (%) by RoPE frequency, from the fastest (1) to the slowest"
+        f"{', after the dimensions without rotation' if still else '; all dimensions are rotated'}. Red is positive, "
+        f"blue negative: the frequency counteracts the others. Colour scale: ±{limit:.0%}."
     )
-    return Block("frequency", "Which frequencies carry the logits", caption, views, _width(structure))
+    return Block("frequency", "Shares by frequency", caption, views, _width(structure))
 
 
 def _strongest(parts: Parts | None, head: int) -> str:
-    """The frequency with the largest share of what a head's softmax sees, and the share."""
+    """The frequency with the largest share of a head's row-centred logits, and the share."""
     row = parts.branches["softmax"][head] if parts and parts.branches else np.array([np.nan])
     if np.isnan(row).all():
         return "–"
@@ -304,9 +298,9 @@ def _width(structure: RunStructure) -> str:
 
 
 def _range(values: Float[np.ndarray, "H"]) -> str:
-    """The smallest and the largest share, and whose they are."""
+    """The smallest and the largest share with their heads."""
     if np.isnan(values).all():
-        return "not known"
+        return "unknown"
     low, high = int(np.nanargmin(values)), int(np.nanargmax(values))
     if low == high:
         return f"{percent(values[low])} (head {low + 1})"

@@ -1,1 +1,1 @@
-"""What a page shows, for a paper: its figures as pictures, its tables as CSV and LaTeX."""
+"""Export for papers: figures of a page as images, tables as CSV and LaTeX."""

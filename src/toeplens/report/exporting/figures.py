@@ -1,7 +1,6 @@
-"""Figures for a paper: as wide as its columns, in eight points, on white; kaleido draws them in the machine's browser.
+"""Figures for papers: column width, 8 pt text, white background; drawn by kaleido in a local browser.
 
-Sizes within are the page's pixels, of which `PIXELS` make an inch, so that the page's twelve pixels of type are eight
-points and all else keeps its proportion to them.
+Sizes are in page pixels, with `PIXELS` per inch, so that 12 px text on the page becomes 8 pt text in print.
 """
 
 from __future__ import annotations
@@ -24,16 +23,18 @@ from toeplens.report.kit.tables import slug
 
 Format = Literal["svg", "png", "pdf"]
 FORMATS: tuple[Format, ...] = ("svg", "png", "pdf")
-INCHES = {1: 3.25, 2: 6.75}  # by columns of a page that has two
-PIXELS = 108  # an inch: 12 of them are 8 points
-_DOTS, _CSS = 300, 96  # an inch of PNG; pixels an inch, as browsers have it
+INCHES = {1: 3.25, 2: 6.75}  # by number of columns, on a two-column page
+PIXELS = 108  # per inch: 12 px are 8 pt
+_DOTS, _CSS = 300, 96  # dots per inch of PNG; CSS pixels per inch
 _INK, _FAINT = "#1b1f24", "#4a525e"
 _FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
-_LETTER = 6.5  # pixels, of type of 11 and in the mean
-_TITLE, _RAMP, _LINE, _MARK = 22, 20, 18, 52  # heights; what a legend's entry needs beside its words
+_LETTER = 6.5  # mean width of a letter in pixels, at a font size of 11
+_TITLE, _RAMP, _LINE, _MARK = 22, 20, 18, 52  # heights; width of a legend entry without its text
 _SYMBOLS = {glyph: symbol for _, symbol, glyph in (*FAMILIES.values(), OTHER, *PALETTE, *map(head_look, range(16)))}
-_ON_SCREEN = re.compile(r" ?\b(?:Press(?! et al)|Point at)\b[^.]*\.|[;,] (?:hover|point at)\b[^.]*(?=\.)")
-_MOST = 4  # tabs
+_ON_SCREEN = re.compile(
+    r" ?\b(?:Press(?! et al)|Point at|Click|Hover over)\b[^.]*\.|[;,] (?:hover|point at)\b[^.]*(?=\.)"
+)
+_MOST = 4  # maximum number of tabs
 _MISSING = "figures: kaleido is not installed, which draws them; pip install 'toeplens[figures]' gets it."
 _NO_BROWSER = (
     "figures: there is no Chrome or Chromium on this machine to draw them; 'apt-get install chromium' or "
@@ -43,7 +44,7 @@ _NO_BROWSER = (
 
 @dataclass(frozen=True)
 class Printed:
-    """A panel for a paper: its plot, its size in the page's pixels, and the titles of its view and group."""
+    """A panel for print: its plot, its size in page pixels, and the titles of its view, group and panel."""
 
     plot: dict[str, Any]
     width: int
@@ -54,19 +55,19 @@ class Printed:
 
     @property
     def inches(self) -> tuple[float, float]:
-        """How wide and how high it is on paper."""
+        """Width and height in print."""
         return self.width / PIXELS, self.height / PIXELS
 
 
 def printed_caption(block: Block) -> str:
-    """A figure's caption without what can only be done on a screen."""
+    """A figure's caption without sentences on interaction."""
     return _ON_SCREEN.sub("", block.caption).strip()
 
 
 def printed_panels(block: Block, columns: int | None = None) -> dict[str, Printed]:
-    """The panels of a figure by their names as files: the figure's, then as much of their titles as tells them apart.
+    """The panels of a figure by file name: the figure's name, then as much of their titles as needed to be unique.
 
-    columns  1 or 2; as many as they need, unless given
+    columns  1 or 2 (default: depends on the figure)
     """
     every = [(view, group, panel) for view in block.views for group in view.groups for panel in group.panels]
     views, groups = {view.title for view, *_ in every}, {group.title for _, group, _ in every}
@@ -86,7 +87,7 @@ def printed_panels(block: Block, columns: int | None = None) -> dict[str, Printe
 
 
 def _printed(block: Block, panel: Panel, width: int, *, titled: bool) -> tuple[dict[str, Any], int]:
-    """A panel's plot and its height, with a title and a legend of its own."""
+    """A panel's plot with title and legend, and its height."""
     page = panel.figure.to_plotly_json()
     data, layout = [{**trace, "showlegend": False} for trace in page["data"]], page["layout"]
     margin, there = layout.get("margin", {}), {trace.get("meta") for trace in data}
@@ -128,7 +129,7 @@ def _printed(block: Block, panel: Panel, width: int, *, titled: bool) -> tuple[d
 
 
 def _entry(sign: Sign) -> dict[str, Any]:
-    """A trace of no points that stands in the legend as the page's entry looks."""
+    """An empty trace that shows a legend entry."""
     tint = sign.tint if sign.tint and "var(" not in sign.tint else _FAINT
     points: dict[str, Any] = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip"}
     points |= {"name": untagged(sign.title), "showlegend": True}
@@ -142,7 +143,7 @@ def _entry(sign: Sign) -> dict[str, Any]:
 
 
 def _colours(block: Block, axis: dict[str, Any], above: float) -> dict[str, Any]:
-    """The page's light colours, and their scale above the panel, with words at its ends."""
+    """The page's light colour scale, with a labelled colour bar above the panel."""
     low, middle, high = HEAT["light"]
     made = {**axis, "colorscale": [[0, low], [0.5, middle], [1, high]], "showscale": block.ramp is not None}
     if block.ramp is None:
@@ -162,20 +163,20 @@ def draw(
     tabs: int = 2,
     on_done: Callable[[Path], None] = lambda path: None,
 ) -> None:
-    """Draw panels into files, each whole or not at all.
+    """Draw panels into files, each written atomically.
 
     Arguments
-        panels   by their file
-        form     ``svg``, ``png`` (300 dots an inch) or ``pdf``
-        tabs     how many are drawn at a time
-        on_done  told of each that is written
+        panels   panels by file
+        form     ``svg``, ``png`` (300 dots per inch) or ``pdf``
+        tabs     number of panels drawn in parallel
+        on_done  called with each written file
 
-    Raises `EnvironmentFailure` without kaleido, without a browser, and where that fails.
+    Raises `EnvironmentFailure` without kaleido or a browser, and if the browser fails.
     """
     kaleido, errors = programs()
     work = _draw(kaleido, panels, form, min(tabs, _MOST, len(panels)), on_done)
     try:
-        with ThreadPoolExecutor(1) as beside:  # a notebook's own thread has a loop that is running
+        with ThreadPoolExecutor(1) as beside:  # in a notebook, the main thread already runs an event loop
             beside.submit(asyncio.run, work).result()
     except errors.ChromeNotFoundError:
         raise EnvironmentFailure(_NO_BROWSER) from None
@@ -185,7 +186,7 @@ def draw(
 
 
 def programs() -> tuple[Any, Any]:
-    """Kaleido and the errors of its browser; raises `EnvironmentFailure` where it is not installed."""
+    """Kaleido and the errors of its browser; raises `EnvironmentFailure` if it is not installed."""
     try:
         return importlib.import_module("kaleido"), importlib.import_module("choreographer.errors")
     except ImportError:
@@ -195,9 +196,9 @@ def programs() -> tuple[Any, Any]:
 async def _draw(
     kaleido: Any, panels: Mapping[Path, Printed], form: Format, tabs: int, on_done: Callable[[Path], None]
 ) -> None:
-    """A tab is given back when its panel is done, so that no more wait than there are tabs."""
+    """Draw with a limited number of tabs."""
     scale = (_DOTS if form == "png" else _CSS) / PIXELS
-    # a proxy that is none: nothing that a browser asks for leaves the machine
+    # a proxy that does not exist, so that the browser makes no network requests
     async with kaleido.Kaleido(n=tabs, mathjax=False, proxy_server="127.0.0.1:9") as browser:
         free = asyncio.Semaphore(tabs)
 

@@ -1,4 +1,4 @@
-"""Tables of a page as comma-separated values, and as LaTeX with the rules of booktabs for a paper of two columns."""
+"""Tables of a page as CSV, and as LaTeX with booktabs for two-column papers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ from itertools import groupby
 
 from toeplens.report.kit.tables import DASH, Cell, Table
 
-_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # as a spreadsheet knows one, in wide letters too
-_NUMBER = re.compile(r"[-+]\.?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?%)?(?: [\w(±[].*)?")  # with a unit or a note
+_FORMULA = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "＝",
+    "＋",
+    "－",
+    "＠",
+)  # characters that start a formula in a spreadsheet, including full-width ones
+_NUMBER = re.compile(
+    r"[-+]\.?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?%)?(?: [\w(±[].*)?"
+)  # a number with an optional unit or note
 
 
 def told_apart(tables: Iterable[Table]) -> list[Table]:
-    """The tables that have a row, those of the same name numbered."""
+    """The tables that are not empty; tables with the same name are numbered."""
     found: list[Table] = []
     counts: dict[str, int] = {}
     for table in tables:
@@ -28,10 +39,9 @@ def told_apart(tables: Iterable[Table]) -> list[Table]:
 
 
 def csv_of(table: Table) -> str:
-    """A table as comma-separated values (RFC 4180): names of columns, then rows; empty where the page has a dash.
+    """A table as comma-separated values (RFC 4180): column names, then rows; a dash becomes an empty cell.
 
-    Numbers have a plain minus sign, so that programs read them. A cell that a spreadsheet would take for a formula
-    begins with an apostrophe.
+    Numbers have an ASCII minus sign. Cells that a spreadsheet would read as a formula start with an apostrophe.
     """
     stream = io.StringIO()
     writer = csv.writer(stream)
@@ -62,7 +72,7 @@ _SPECIAL = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     '"': r"\textquotedbl{}",
-    "[": "{[}",  # else the option of a line's end
+    "[": "{[}",  # otherwise LaTeX reads it as an option of the line break
     "]": "{]}",
     "`": r"\textasciigrave{}",
     "'": r"\textquotesingle{}",
@@ -77,23 +87,23 @@ _PLAIN = {"–": "--", "—": "---", "−": "$-$", "…": r"\ldots{}", "’": "'
 _MATH = {sign: f"${name if name[0] == '{' else chr(92) + name}$" for sign, name in (_GREEK | _SIGNS).items()}
 _ESCAPES = _SPECIAL | _PLAIN | _MATH | {sign: f"$^{{{digit}}}$" for sign, digit in _RAISED.items()}
 
-_LONG = 40  # characters of a cell from which on its column is wrapped
-_NARROW = 55  # characters that a line of one column of text has room for
-_NAME = 16  # characters of a column's name in a line
-_TALL = 45  # rows that a page has room for
-_FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"  # made smaller if it is too wide
+_LONG = 40  # a column is wrapped if a cell has more characters
+_NARROW = 55  # characters per line of one text column
+_NAME = 16  # characters per line of a column name
+_TALL = 45  # rows per page
+_FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"  # scales down tables that are too wide
 HEADER = "% needs \\usepackage{array,booktabs,graphicx}"
 
 
 def escaped(text: str) -> str:
-    """A text as LaTeX sets it; letters of other scripts stay as they are."""
+    """A text with LaTeX escapes; letters of other scripts are kept."""
     return "".join(_ESCAPES.get(letter, letter) for letter in text)
 
 
 def latex_of(table: Table) -> str:
-    """A table as a float with its caption and the label ``tab:NAME``; one taller than a page as a ``longtable``.
+    """A table as a float with its caption and the label ``tab:NAME``, or as a ``longtable`` if taller than a page.
 
-    A table wider than a column of text is a ``table*``; what is wider than that is made smaller.
+    Tables wider than a text column use ``table*`` and are scaled down if necessary.
     """
     (head, body), tall = table.grids(), len(table.head) + len(table.body) > _TALL
     width = len(body[0]) if body else 0
@@ -121,7 +131,7 @@ def latex_of(table: Table) -> str:
 
 
 def _head(rows: Sequence[Sequence[Cell]]) -> list[str]:
-    """The names of the columns; a group's name stands over a rule, a column's in the last of its rows."""
+    """The column names; group names have a rule below, column names are in the last row of their cell."""
     lines = []
     for y, row in enumerate(rows):
         parts, rules, x = [], [], 1

@@ -1,4 +1,4 @@
-"""A grid study's figures by frequency: scans of an option, where heads look, and what each frequency is worth."""
+"""A grid study's figures by frequency: scans of an option, frequency use of heads, and effects of frequencies."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from toeplens.studies.grid import Column, Grid
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.kit.results import SKILLED
 
-_UNITS = {"frequencies": "radians a token"}  # of scanned options
-_DECADES = 2  # a scan over more is drawn on a logarithmic axis
+_UNITS = {"frequencies": "rad per position"}  # of scanned options
+_DECADES = 2  # wider scans have a logarithmic axis
 
 
 def scans(state: Grid) -> Block:
-    """Accuracy, and what the skill rests on, against each scanned option."""
+    """Accuracy and weighted shares of the heads against each scanned option."""
     by_scan: dict[str, list[Column]] = {}
     for column in state.spec.columns():
         if column.scan:
@@ -35,24 +35,23 @@ def scans(state: Grid) -> Block:
         part = state.spec.encodings[label]
         panels = [
             _scan(state, columns, tasks, "Test accuracy", _RIGHT),
-            _scan(state, columns, tasks, "What the skill rests on", _RESTS),
+            _scan(state, columns, tasks, "Shares of the heads, weighted by ablation effect", _RESTS),
         ]
         groups.append(Group(f"{part.title or label}, by {next(iter(part.scan))}", [p for p in panels if p]))
     caption = (
-        "Models that differ in one option alone, a line a task: mean over seeds, the band their range. Left: test "
-        "accuracy. Right: the positional share (solid) and the symbolic share (dashed) of the heads, each head weighed "
-        f"by what is lost without it, of models whose skill is {SKILLED:.0%} or more. Press a task to hide or "
-        "show it."
+        "Models that differ only in one option; one line per task, mean over seeds, bands show the range. Left: test "
+        "accuracy. Right: positional (solid) and symbolic share (dashed) of the heads, weighted by ablation effect, of "
+        f"models with at least {SKILLED:.0%} skill. Click a task to hide or show it."
     )
     signs = [one.sign for one in looks.values() if one.key in shown]
-    return Block("scan", "One option, scanned", caption, [View("", groups)], legend=signs)
+    return Block("scan", "Scans of one option", caption, [View("", groups)], legend=signs)
 
 
 def _rests(share: str) -> Callable[[CellResult], float]:
     return lambda cell: heads.carried(cell, share) if cell.skilled else float("nan")
 
 
-Line = tuple[Callable[[CellResult], float], str, str]  # a figure of a model, the line's dash, its name
+Line = tuple[Callable[[CellResult], float], str, str]  # a value of a model, the dash of the line, its name
 _RIGHT: list[Line] = [(lambda cell: cell.accuracy, "solid", "")]
 _RESTS: list[Line] = [(_rests("positional"), "solid", "positional "), (_rests("symbolic"), "dash", "symbolic ")]
 
@@ -81,10 +80,10 @@ def _scan(
 
 
 def centres(state: Grid) -> Block:
-    """Each head of a rotary encoding: the centre of its frequency use against how positional it is."""
+    """Each head of a rotary encoding: centre of its frequency use against its positional share."""
     looks = task_looks(state.spec)
     scanned = {column.label for column in state.spec.columns() if column.scan}
-    sides = (("Encodings of several frequencies", False), ("Scanned, one value a model", True))
+    sides = (("Encodings with several frequencies", False), ("Scans, one value per model", True))
     panels, shown = [], set()
     for title, scan in sides:
         canvas = Canvas(320, left=50)
@@ -104,28 +103,25 @@ def centres(state: Grid) -> Block:
                 x,
                 y,
                 "%{customdata[0]}<br>centre %{x:.2f} octaves, positional %{y:.2f}<br>"
-                "%{customdata[1]:.1f} points lost without it",
+                "%{customdata[1]:.1f} points accuracy drop when ablated",
                 marker=one.heads(lost),
                 customdata=list(zip(where, [round(100 * drop, 1) for drop in lost], strict=True)),
             )
-        canvas.x("centre of frequency use, octaves")
+        canvas.x("centre of frequency use (octaves)")
         canvas.y("positional share", range=[-0.04, 1.04])
         if canvas.traces:
             panels.append(Panel(title, canvas.figure()))
     caption = (
-        "Heads that rotate, of models with skill: the mean of log₂ frequency, weighed by the share of the variance of "
-        "the logits that each frequency makes, against how positional the head is; 0 octaves are one radian a "
-        "token, −1 half of that. The larger a mark, the more accuracy is lost without the head. Press a task to hide "
-        "or show it."
+        "Heads with rotation, of models with skill: mean log₂ frequency, weighted by the share of the logits’ variance "
+        "in each frequency, against the positional share. 0 octaves are 1 rad per position, −1 octave is half of that. "
+        "Larger marks have a larger accuracy drop when ablated. Click a task to hide or show it."
     )
     signs = [one.sign for one in looks.values() if one.key in shown]
-    return Block(
-        "centre", "Fast for position, slow for content?", caption, [View("", [Group("", panels)])], legend=signs
-    )
+    return Block("centre", "Frequency use and positional share", caption, [View("", [Group("", panels)])], legend=signs)
 
 
 def _centred(state: Grid, cell: CellResult) -> list[tuple[float, float, float, str]]:
-    """Centre, positional share, accuracy lost and place of each head that has them."""
+    """Centre, positional share, accuracy drop and name of each head with known values."""
     use, shares, lost = cell.measure("frequency"), cell.measure("behaviour"), heads.drops(cell)
     if use is None or shares is None or lost is None:
         return []
@@ -143,7 +139,7 @@ def _centred(state: Grid, cell: CellResult) -> list[tuple[float, float, float, s
 
 
 def bands(state: Grid) -> Block:
-    """What the models lose without each frequency, a panel an encoding."""
+    """The effect of freezing each frequency, a panel per encoding."""
     tasks, panels, shown = task_looks(state.spec), [], set()
     for label, encoding in encoding_looks(state.spec).items():
         canvas = Canvas(230, left=62, bottom=40)
@@ -153,21 +149,22 @@ def bands(state: Grid) -> Block:
                 line(canvas, one, found)
                 shown.add(one.key)
         if canvas.traces:
-            canvas.x("radians a token", type="log", dtick=1)
+            canvas.x("rad per position", type="log", dtick=1)
             canvas.y("nats", rangemode="tozero")
             panels.append(Panel(encoding.title, canvas.figure(), tint=encoding.tint, glyph=encoding.glyph))
     caption = (
-        "How much the cross-entropy rises when one frequency of one head stops turning, summed over heads and layers: "
-        "a line a task, mean over seeds with skill, the band their range. Frequencies of 0, which never turn, have no "
-        "place on the axis. Panels have scales of their own. Press a task to hide or show it: the others then fill "
-        "the scale."
+        "Increase of the cross-entropy when one frequency of one head is frozen, summed over heads and layers. One "
+        "line per task, mean over models with skill, bands show the range over seeds. Frequencies of 0 are not shown. "
+        "Each panel has its own scale. Click a task to hide or show it; the axis adapts to the others."
     )
     signs: list[Sign] = [one.sign for one in tasks.values() if one.key in shown]
-    return Block("bands", "What each frequency is worth", caption, [View("", [Group("", panels)])], "medium", signs)
+    return Block(
+        "bands", "Effect of freezing each frequency", caption, [View("", [Group("", panels)])], "medium", signs
+    )
 
 
 def worth(cell: CellResult) -> dict[float, float]:
-    """Nats lost without each frequency above 0, summed over the heads that have it; empty without such a measure."""
+    """Loss increase in nats per frequency above 0, summed over the heads that have it; empty if not measured."""
     lost, use = cell.measure("bands"), cell.measure("frequency")
     total: dict[float, float] = {}
     if lost is None or use is None:

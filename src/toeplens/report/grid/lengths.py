@@ -1,4 +1,4 @@
-"""A grid study's figures and tables on longer texts: skill by length, and what goes with keeping it."""
+"""A grid study's figures and tables on longer sequences: skill by length, and its correlates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toeplens.studies.grid import measured as heads
 
 
 def lengths(state: Grid) -> Block:
-    """Skill against the length of the test texts, a panel a task."""
+    """Skill against the length of the test sequences, a panel per task."""
     looks, panels, shown = encoding_looks(state.spec), [], set()
     ends = [skill for cell in state.results.cells for _, skill in _by_length(cell)]
     low = min([0.0, *ends])
@@ -30,7 +30,7 @@ def lengths(state: Grid) -> Block:
                 [factor for factor, _ in found],
                 [round(spread.mean, 4) for _, spread in found],
                 one.tint,
-                "%{x:.3g} times the length<br>skill %{customdata}",
+                "%{x:.3g} times the training length<br>skill %{customdata}",
                 width=1.8,
                 marker={"color": one.tint, "symbol": one.symbol, "size": 6},
                 customdata=[spread.told(1, percent=True) for _, spread in found],
@@ -42,15 +42,15 @@ def lengths(state: Grid) -> Block:
         if canvas.traces or cannot:
             panels.append(Panel(state.spec.title_of(task), canvas.figure(), "" if canvas.traces else cannot))
     caption = (
-        "Skill on test texts as long as those of training and longer: accuracy over the best guess from the length "
-        "alone, as a share of what is left to learn, mean over seeds. 100%: all right; 0: no better than the guess; "
-        "below: worse. A length that a task or a model cannot have is missing, and told below. Press an encoding to "
-        "hide or show it."
+        "Skill on test sequences of the training length and longer, mean over seeds. Skill is the accuracy above the "
+        "length-only baseline, relative to the maximum possible gain: 100% means all correct, 0 no better than the "
+        "baseline. Lengths that a task or a model does not support are listed below. Click an encoding to hide or "
+        "show it."
     )
     signs = [one.sign for label, one in looks.items() if label in shown]
     missing = [f"{state.spec.title_of(task)}: {why}" for task in state.spec.tasks if (why := _cannot(state, task))]
     group = Group("", panels, " ".join(missing))
-    return Block("lengths", "Texts longer than those of training", caption, [View("", [group])], "medium", signs)
+    return Block("lengths", "Skill by sequence length", caption, [View("", [group])], "medium", signs)
 
 
 def _rows(cell: CellResult) -> tuple[LengthResult, ...]:
@@ -59,29 +59,29 @@ def _rows(cell: CellResult) -> tuple[LengthResult, ...]:
 
 
 def _by_length(cell: CellResult) -> list[tuple[float, float]]:
-    """Factor and skill of each length that counts."""
+    """Factor and skill of each evaluated length."""
     return [(round(row.factor, 4), heads.skill_at(cell, row.factor)) for row in _rows(cell) if row.accuracy is not None]
 
 
 def _cannot(state: Grid, task: str) -> str:
-    """Which lengths have no number, for which encodings, and why."""
+    """Lengths without results, for which encodings, and why."""
     reasons: dict[tuple[float, str], list[str]] = {}
     for label, one in encoding_looks(state.spec).items():
         for cell in state.results.of(task, label):
             for row in _rows(cell):
                 if row.accuracy is None:
-                    names = reasons.setdefault((row.factor, row.why or "it is not known why."), [])
+                    names = reasons.setdefault((row.factor, row.why or "reason not recorded."), [])
                     names += [one.title] if one.title not in names else []
     every = [one.title for label, one in encoding_looks(state.spec).items() if state.results.of(task, label)]
     told = [
-        f"cannot have {factor:.3g} times the length{'' if names == every else f' ({listed(names)})'}: {why}"
+        f"not evaluated at {factor:.3g} × the training length{'' if names == every else f' ({listed(names)})'}: {why}"
         for (factor, why), names in sorted(reasons.items())
     ]
     return " ".join(told)
 
 
 def relation_tables(state: Grid) -> dict[str, Table]:
-    """Correlations with what is left on longer texts: of all tasks a row a figure, of each task a row a task."""
+    """Correlations with the skill that remains on longer sequences: over all tasks, and for each task."""
     every = {(each.figure, each.factor): each for each in state.relations if each.task is None}
     factors = sorted({factor for _, factor in every})
     figures = [figure for figure in FIGURES if any(of == figure for of, _ in every)]
@@ -90,16 +90,16 @@ def relation_tables(state: Grid) -> dict[str, Table]:
     tasks = [task for task in state.spec.tasks if any(task == of for of, _ in found)]
     by_task = [(state.spec.title_of(task), [found.get((task, figure)) for figure in FIGURES]) for task in tasks]
     tables = {
-        "by_length": ("all tasks", "Of the heads", [f"{factor:g} times" for factor in factors], by_figure),
+        "by_length": ("all tasks", "Property of the heads", [f"{factor:g}×" for factor in factors], by_figure),
         "by_task": ("each task", "Task", [title for title, _ in FIGURES.values()], by_task),
     }
     return {
         key: make_table(
-            f"Correlations with what is left on longer texts, {of}",
+            f"Correlations with the skill remaining on longer sequences, {of}",
             [corner, *(Cell(title, right=True) for title in columns)],
             [[title, *map(_relation, entries)] for title, entries in rows],
-            note="Spearman’s rank correlation over models. Small print: its 95% interval, leaving out one family of "
-            "encodings at a time; how many models and encodings.",
+            note="Spearman’s rank correlation over models. Small print: 95% interval (jackknife over families of "
+            "encodings); number of models and encodings.",
             css="numbers relations",
         )
         for key, (of, corner, columns, rows) in tables.items()
@@ -115,7 +115,7 @@ def _relation(found: Relation | None) -> Cell:
 
 
 def relations(state: Grid) -> Block:
-    """Each model: a figure of its heads against what is left of its skill; a view a figure, a panel a length."""
+    """Each model: a property of its heads against its remaining skill; a view per property, a panel per length."""
     looks = encoding_looks(state.spec)
     every = [relation for relation in state.relations if relation.task is None]
     shown = {point.label for relation in every for point in relation.points}
@@ -125,11 +125,11 @@ def relations(state: Grid) -> Block:
         if any(relation.figure == figure for relation in every)
     ]
     caption = (
-        "A mark is a model with skill: a figure of its heads, and its skill on longer texts over that on texts of the "
-        "training length. Dotted: all of it left, none left. Press an encoding to hide or show it."
+        "One mark per model with skill: a property of its heads against its skill on longer sequences, relative to "
+        "the training length. Dotted: 100% and 0%. Click an encoding to hide or show it."
     )
     signs = [one.sign for label, one in looks.items() if label in shown]
-    return Block("relations", "What goes with keeping skill", caption, views, legend=signs)
+    return Block("relations", "Correlates of length extrapolation", caption, views, legend=signs)
 
 
 def _scatter(state: Grid, relation: Relation, title: str) -> Panel:
@@ -143,18 +143,18 @@ def _scatter(state: Grid, relation: Relation, title: str) -> Panel:
                 canvas,
                 [round(point.figure, 4) for point in points],
                 [round(point.kept, 4) for point in points],
-                "%{customdata}<br>%{x:.2f}: %{y:.0%} left",
+                "%{customdata}<br>%{x:.2f}: %{y:.0%} of the skill remains",
                 marker={"size": 7, "opacity": 0.75},
                 customdata=[f"{untagged(state.spec.title_of(point.task))}, seed {point.seed}" for point in points],
             )
     canvas.x(title)
-    canvas.y("skill left", tickformat=".0%")
+    canvas.y("remaining skill", tickformat=".0%")
     families = f"{len(relation.families)} {'family' if len(relation.families) == 1 else 'families'}"
     counted = f"{len(relation.points)} models of {relation.encodings} encodings in {families}"
-    words = f"{counted}; too few for a correlation, or nothing varies."
+    words = f"No correlation: too few encodings, or no variation ({counted})."
     if relation.value is not None:
         ends = "no interval"
         if relation.low is not None:
             ends = f"95% interval {signed(relation.low)} to {signed(relation.high)}"
-        words = f"Spearman’s correlation {signed(relation.value)}, {ends}; {counted}."
-    return Panel(f"At {relation.factor:g} times the length", canvas.figure(), words)
+        words = f"Spearman’s correlation {signed(relation.value)}, {ends} ({counted})."
+    return Panel(f"At {relation.factor:g} times the training length", canvas.figure(), words)

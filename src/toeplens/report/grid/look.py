@@ -1,4 +1,4 @@
-"""How a grid study's page tells encodings and tasks apart, and what several seeds say together."""
+"""Colours and markers of encodings and tasks on a grid study's page, and aggregation over seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toeplens.report.kit.colours import FAMILIES, PALETTE
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, GridSpec
 
-# by what the study calls an encoding, or else by its name: whose look of the other pages it has
+# the look on the other pages, by the label of an encoding in the study or by its name
 _FAMILIES = {
     "rope": "rope",
     "p-rope": "rope-alone",
@@ -30,7 +30,7 @@ _FAMILIES = {
 
 
 def encoding_looks(spec: GridSpec) -> dict[str, Look]:
-    """The encodings by label: those that the other pages know in their order, then the others; without scans."""
+    """The encodings by label, without scans: first those with a look on the other pages, then the others."""
     columns = [column for column in spec.columns() if not column.scan]
     families = {column.label: _FAMILIES.get(column.label) for column in columns}
     for column in columns:
@@ -57,13 +57,13 @@ def task_looks(spec: GridSpec) -> dict[str, Look]:
 
 
 def finished(state: Grid, task: str, label: str) -> list[CellResult]:
-    """The models of a cell of the matrix, by seed, without those that diverged."""
+    """The models of a cell, by seed, without diverged ones."""
     return [cell for cell in state.results.of(task, label) if cell.status == "complete"]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Values of several seeds: mean and range of those that are numbers; NaN and a count of 0 where none is."""
+    """Mean and range over seeds with a finite value; NaN and a count of 0 if there are none."""
 
     mean: float
     low: float
@@ -72,24 +72,24 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread:
-        """Of one value a seed, NaN or None where it has none."""
+        """From one value per seed, NaN or None if unknown."""
         found = [float(value) for value in values if value is not None and isfinite(value)]
         if not found:
             return cls(float("nan"), float("nan"), float("nan"), 0)
         return cls(float(np.mean(found)), min(found), max(found), len(found))
 
     def told(self, digits: int = 2, *, percent: bool = False) -> str:
-        """In words, with the range where there are several seeds; a dash where there are none."""
+        """The mean as text, with the range if there are several seeds; a dash if there are none."""
         scale, unit = (100, "%") if percent else (1, "")
         mean, low, high = (fixed(scale * value, digits) for value in (self.mean, self.low, self.high))
         return f"{mean}{unit} ({low} to {high})" if self.count > 1 else f"{mean}{unit}" if self.count else mean
 
 
-Spreads = list[tuple[float, Spread]]  # by what stands below
+Spreads = list[tuple[float, Spread]]  # by x
 
 
 def spreads(pairs: Iterable[tuple[float, float]]) -> Spreads:
-    """The values of each place together, in order, without places that have none."""
+    """The values grouped by x, in order, without groups that have no finite value."""
     found: dict[float, list[float]] = {}
     for at, value in pairs:
         found.setdefault(at, []).append(value)
@@ -108,12 +108,12 @@ def line(
     percent: bool = False,
     places: Mapping[float, str] | None = None,
 ) -> None:
-    """Means of values, with their ranges as a band where there are several seeds.
+    """A line of means, with the range as a band if there are several seeds.
 
     Arguments
-        name     what is told before a value
-        digits   of what is told; ``percent`` tells shares as per cents
-        places   what the places are called; their numbers unless given
+        name     prefix of the value in tooltips
+        digits   decimals in tooltips; ``percent`` shows shares as percentages
+        places   names of the x values in tooltips (default: the values themselves)
     """
     xs = [float(f"{at:.6g}") for at, _ in found]
     if any(spread.count > 1 for _, spread in found):

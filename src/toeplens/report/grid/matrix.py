@@ -1,4 +1,4 @@
-"""A grid study's tables: the matrix of accuracies, what each encoding costs, and every model."""
+"""A grid study's tables: accuracies, costs of each encoding, and all models."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from toeplens.studies.grid import language as of_language
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.kit.results import skill
 
-_DEEPEST = 55  # per cent of the tint under a full cell: letters stay readable on it in either scheme
+_DEEPEST = 55  # strongest tint of a cell in per cent, so that text stays readable
 
 
 def matrix(state: Grid) -> Table:
-    """Test accuracy of each task and encoding, means over seeds, beside guesses; columns of a scan are left out."""
+    """Mean test accuracy of each task and encoding, with baselines; scans are left out."""
     looks = encoding_looks(state.spec)
     tasks = {column.label: column.tasks for column in state.spec.columns()}
     found = {(row.task, row.label): row for row in state.matrix()}
@@ -25,7 +25,7 @@ def matrix(state: Grid) -> Table:
         mine = [row for (of, _), row in found.items() if of == task]
         most = max(mine, key=lambda row: row.seeds - row.diverged, default=None)
         guesses = [percent(each, sign=False) for each in ((most.chance, most.length_chance) if most else (None, None))]
-        rule = Cell(small=(DASH,), right=True)  # the best one, as the encoding with most finished models has it
+        rule = Cell(small=(DASH,), right=True)  # the best one, from the encoding with the most finished models
         if most and most.rule is not None and most.rule_accuracy is not None:
             rule = _tinted(most.rule_accuracy, skill(most.rule_accuracy, most.length_chance), most.rule)
         each = [
@@ -35,15 +35,15 @@ def matrix(state: Grid) -> Table:
     names = [
         Cell(one.title, right=True, sign=one, css="edge" if i == 0 else "") for i, one in enumerate(looks.values())
     ]
-    rules = [Cell("Constant guess", right=True, css="edge"), Cell("From the length", right=True)]
+    rules = [Cell("Constant guess", right=True, css="edge"), Cell("Length only", right=True)]
     groups = [Cell("Encoding", across=len(looks), css="group")] if looks else []
     return make_table(
         "Test accuracy by task and encoding",
         [*names, *rules, Cell("Simple rule", right=True)],
         rows,
-        groups=[Cell("Task", down=2), *groups, Cell("Without a model", across=3, css="group")],
+        groups=[Cell("Task", down=2), *groups, Cell("Baselines", across=3, css="group")],
         right=range(1, len(looks) + 4),
-        note="Per cent, mean over seeds. Small print: lowest and highest seed.",
+        note="Percent, mean over seeds. Small print: lowest and highest seed.",
         css="numbers matrix",
     )
 
@@ -64,14 +64,14 @@ def _entry(row: Row | None, planned: int) -> Cell:
 
 
 def _tinted(accuracy: float | None, skill: float | None, *small: str) -> Cell:
-    """An accuracy, coloured by the skill that it is."""
+    """An accuracy, coloured by skill."""
     css = "" if skill is None else f"tint {'less' if skill < 0 else 'more'}"
     depth = 0 if skill is None else _DEEPEST * min(1.0, abs(skill))
     return Cell(percent(accuracy, sign=False), small, right=True, css=css, style=f"--size:{depth:.0f}%")
 
 
 def costs(state: Grid) -> Table:
-    """What each encoding costs, and how Toeplitz its logits are: means over tasks; scans are left out."""
+    """Cost and Toeplitz share of each encoding, means over tasks; scans are left out."""
     looks, found = encoding_looks(state.spec), state.matrix()
     first = {row.task: row.train_seconds for row in found if row.label == next(iter(looks), None)}
     lines = []
@@ -91,18 +91,18 @@ def costs(state: Grid) -> Table:
                 Spread.of(row.toeplitz for row in rows).told(1, percent=True),
             ]
         )
-    over = f"Time over {next(iter(looks.values())).title}’s" if looks else "Time"
+    over = f"Time relative to {next(iter(looks.values())).title}" if looks else "Time"
     return make_table(
         "Cost by encoding",
-        ["Encoding", "Models", "Parameters", "Seconds of training", over, "Toeplitz share"],
+        ["Encoding", "Models", "Parameters", "Training time (s)", over, "Toeplitz share"],
         lines,
         right=range(1, 6),
-        note="Mean over tasks; in brackets the lowest and the highest task.",
+        note="Mean over tasks; lowest and highest task in brackets.",
     )
 
 
 def models(state: Grid, *, language: bool) -> Table:
-    """Every model of the grid, scans too, with what its skill rests on; ``language``: with bits a byte."""
+    """Every model of the grid, including scans; ``language`` adds bits per byte."""
     done = {cell.key: cell for cell in state.results.cells}
     titles = {column.label: column.title for column in state.spec.columns()}
     lines = []
@@ -127,9 +127,9 @@ def models(state: Grid, *, language: bool) -> Table:
             ]
         )
     shown = (
-        ["Bits\na byte", f"Lost at\n{of_language.LONG:g} times", "Next token\nright, %"] if language else ["Test, %"]
+        ["Bits\nper byte", f"Loss at\n{of_language.LONG:g}×", "Next-token\naccuracy, %"] if language else ["Test, %"]
     )
-    shown += ["Skill, %", "Rests on\nposition, %", "On\nsymbols, %"]
+    shown += ["Skill, %", "Positional\nshare, %", "Symbolic\nshare, %"]
     right = {2, *range(4, 4 + len(shown))}
     return make_table(
         "Models", ["Encoding", "Task", "Seed", "Status", *shown, "Run"], lines, right=right, css="numbers small"

@@ -1,4 +1,4 @@
-"""The page of a grid study: tasks by encodings, what their heads follow, and how they do on longer texts."""
+"""The page of a grid study: accuracy by task and encoding, heads, and longer sequences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _OF_LANGUAGE: tuple[Callable[[Grid], Block], ...] = (
     language_heads.position,
     language_heads.without,
 )
-_OF_ACCURACY = (grid_lengths.lengths, grid_lengths.relations)  # of which language has none
+_OF_ACCURACY = (grid_lengths.lengths, grid_lengths.relations)  # not for language models
 
 
 def write_grid(state: Grid) -> Path:

@@ -1,4 +1,4 @@
-"""The plane of positional and symbolic shares: every head of a grid study's models, and every model."""
+"""Scatter plots of positional and symbolic shares: every head of a grid study's models, and every model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HALF = 0.5
 
 
 def without_shares(state: Grid) -> list[tuple[str, str]]:
-    """The encodings of which no head has a mark in `plane`, by their titles, and why."""
+    """Titles of the encodings without marks in `plane`, and the reasons."""
     missing = []
     for label, one in encoding_looks(state.spec).items():
         cells = [cell for cell in state.results.cells if cell.key.label == label and cell.status == "complete"]
@@ -28,21 +28,21 @@ def without_shares(state: Grid) -> list[tuple[str, str]]:
             continue
         reasons = list(dict.fromkeys(why for cell in cells if (why := cell.reason("behaviour"))))
         if not cells:
-            why = "no finished model"
+            why = "no model is finished"
         elif reasons:
             why = " ".join(reasons)
         elif "behaviour" not in state.spec.measures:
-            why = "the study does not ask for the measure behaviour"
+            why = "the study does not include the measure behaviour"
         elif not skilled:
-            why = f"no model with {SKILLED:.0%} or more of the skill"
+            why = f"no model has at least {SKILLED:.0%} skill"
         else:
-            why = "not measured, or logits that do not vary"
+            why = "not measured, or the logits do not vary"
         missing.append((one.title, why.rstrip(".")))
     return missing
 
 
 def plane(state: Grid) -> Block:
-    """All heads of models with skill, and what the skill of each model rests on; a view for all tasks and for each."""
+    """All heads of models with skill, and means weighted by ablation effect; a view for all tasks and for each."""
     looks = encoding_looks(state.spec)
     models = {
         (task, label): [cell for cell in finished(state, task, label) if cell.skilled]
@@ -53,20 +53,24 @@ def plane(state: Grid) -> Block:
     views = []
     for some in ([shown] if len(shown) > 1 else []) + [[task] for task in shown]:
         mine = {pair: found for pair, found in models.items() if pair[0] in some}
-        drawn = {"Each head": _heads(state, looks, mine), "What the skill rests on": _models(state, looks, mine)}
+        drawn = {
+            "Each head": _heads(state, looks, mine),
+            "Mean over heads, weighted by ablation effect": _models(state, looks, mine),
+        }
         panels = [Panel(title, canvas.figure()) for title, canvas in drawn.items() if len(canvas.traces) > 1]
         views.append(View.of(panels, "all tasks" if len(some) > 1 else state.spec.title_of(some[0])))
     used = {label for (_, label), found in models.items() if any(_points(cell, "") for cell in found)}
     caption = (
-        "How much of the variance of a head’s logits is a matter of where the keys are (positional), of what they are "
-        "(symbolic), and of the two working together (interaction); the three add up to 1, so that a head "
-        "lies in the triangle, and its distance from the slanted side is its interaction. Left: each head, the larger "
-        "the more accuracy is lost without it. Right: a mark is an encoding on a task, the mean over its heads, each "
-        "weighed by what the loss rises by without it, and over seeds (rings, where one task is shown). Models whose "
-        f"skill is under {SKILLED:.0%}, and scans, are left out. Press an encoding to hide or show it."
+        "Shares of the variance of a head’s logits that are explained by the position of keys (positional), by their "
+        "content (symbolic), and only by both together (interaction). The three add up to 1; the distance from the "
+        "slanted side is the interaction. Left: one mark per head; larger marks have a larger accuracy drop when "
+        "ablated. Right: one mark per encoding and task, the mean over heads weighted by ablation effect on the loss, "
+        "and over seeds (rings: single seeds, if one task is shown). The shares describe logits, not function: heads "
+        f"without an ablation effect often look symbolic. Models with less than {SKILLED:.0%} skill and scans are not "
+        "shown. Click an encoding to hide or show it."
     )
     signs = [one.sign for label, one in looks.items() if label in used]
-    return Block("plane", "Positional, symbolic, or both at once", caption, views, legend=signs)
+    return Block("plane", "Positional and symbolic shares", caption, views, legend=signs)
 
 
 def _heads(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]) -> Canvas:
@@ -87,7 +91,7 @@ def _heads(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], li
             x,
             y,
             "%{customdata[0]}<br>positional %{x:.2f}, symbolic %{y:.2f}, "
-            "interaction %{customdata[1]:.2f}<br>%{customdata[2]:.1f} points lost without it",
+            "interaction %{customdata[1]:.2f}<br>%{customdata[2]:.1f} points accuracy drop when ablated",
             marker=one.heads(lost),
             customdata=list(zip(where, between, [round(100 * drop, 1) for drop in lost], strict=True)),
         )

@@ -1,4 +1,4 @@
-"""A grid study's figure of what heads become during training."""
+"""A grid study's figure of heads during training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import measured as heads
 
-_LINES = {  # what is drawn: its key in a watched row
+_LINES = {  # lines of the figure, by their key in a row of training probes
     "accuracy": Look("accuracy", "accuracy", GREY, "circle", "●"),
     "positional": Look("positional", "positional share", *PALETTE[0]),
     "symbolic": Look("symbolic", "symbolic share", *PALETTE[1]),
@@ -21,7 +21,7 @@ _LINES = {  # what is drawn: its key in a watched row
 
 
 def training(state: Grid) -> Block:
-    """What the head that ends up mattering most is like at each moment; a view an encoding, a panel a task."""
+    """The finally most important head at each checkpoint; a view per encoding, a panel per task."""
     views = []
     for label, encoding in encoding_looks(state.spec).items():
         each = [(task, finished(state, task, label)) for task in state.spec.tasks]
@@ -38,18 +38,18 @@ def training(state: Grid) -> Block:
             panels.append(Panel(state.spec.title_of(task), canvas.figure()))
         views.append(View.of(panels, encoding.title))
     caption = (
-        "The head without which most accuracy is lost after training, followed from the start: its shares, beside the "
-        "whole model’s accuracy (on the few examples that are looked at during training). Means over seeds, each with "
-        "a head of its own; the bands are the range. For models without skill only the accuracy is drawn."
+        "Shares of the head whose ablation increases the loss most after training, at every checkpoint, together with "
+        "the accuracy of the model (on the few examples used for probing during training). Mean over seeds, each with "
+        "its own head; bands show the range. For models without skill only the accuracy is shown."
     )
     signs = [one.sign for one in _LINES.values()]
-    return Block("training", "When heads take sides", caption, views, "medium", signs)
+    return Block("training", "The most important head during training", caption, views, "medium", signs)
 
 
 def followed(cell: CellResult, name: str) -> list[tuple[int, float]]:
-    """Step and value: the accuracy, or a share of the head without which most is lost in the end.
+    """Step and value of the accuracy, or of a share of the head with the largest ablation effect after training.
 
-    Empty for a share of a model without skill or in which no head counts, or where the encoding has no such shares.
+    Shares are empty for a model without skill or without significant heads, and if the encoding has no such shares.
     """
     rows = [row for row in cell.watched if row.get("accuracy") is not None]
     if name == "accuracy":

@@ -1,4 +1,4 @@
-"""The figures of a probe: loss by position, needles by depth and length, and the heads that retrieve."""
+"""The figures of a probe: loss by position, needles by depth and length, and retrieval heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST = 1e-3
 
 
 def by_position(record: ProbeRecord) -> Block:
-    """The loss by position, intact and changed."""
+    """Loss by position, intact and changed."""
     found = list(record.summaries("loss", "start"))
     canvas, text = Canvas(320, left=52), ""
     lines = [("intact", "Intact", BLUE, [each.nats for each in found])]
@@ -27,12 +27,12 @@ def by_position(record: ProbeRecord) -> Block:
         low, high = zip(*[_ends(each) for each in values], strict=True)
         canvas.band(xs, plain(low), plain(high), tint, 0.14, key)
         canvas.lines(xs, plain(means), tint, f"{title}, from %{{x}}: %{{y:.3f}}<extra></extra>", marker={}, meta=key)
-        text += f"{title}: {fixed(means[0])} nats at the first token, {fixed(means[-1])} at the last. "
-    canvas.x("place of the predicted token, in ranges that double", type="log", tickvals=xs, ticktext=xs)
-    canvas.y("nats a token", range=[0, max(m for *_, each in lines for m in (e.value for e in each)) * 1.15])
+        text += f"{title}: {fixed(means[0])} nats in the first bin, {fixed(means[-1])} in the last. "
+    canvas.x("position of the predicted token (start of bin)", type="log", tickvals=xs, ticktext=xs)
+    canvas.y("nats per token", range=[0, max(m for *_, each in lines for m in (e.value for e in each)) * 1.15])
     caption = (
-        "Mean −log p of the text’s next token, by how many tokens came before it. The range is the 95% interval over "
-        "texts."
+        "Mean −log p of the next token of a text, by the number of tokens before it, in bins of doubling width. Bands "
+        "are 95% intervals over texts."
     )
     signs = [Sign(key, title, tint, "●") for key, title, tint, _ in lines] if record.changes else []
     return Block(
@@ -41,17 +41,17 @@ def by_position(record: ProbeRecord) -> Block:
 
 
 def needles(record: ProbeRecord) -> Block:
-    """Needles by depth and length: how likely the number is; a map intact, a map changed."""
+    """Needles by depth and length, one map for the intact and one for the changed model."""
     found = list(record.summaries("needle", "length", "depth"))
     if not found:
-        return Block("needles", "A needle in the text", "", [])
+        return Block("needles", "Needle in a text", "", [])
     lengths = sorted({each.length or 0 for each in found})
     depths = sorted({each.depth or 0.0 for each in found})
     absent = {each.length: each for each in record.summaries("no needle", "length")}
-    pairs = [("The intact model", [each.nats for each in found], [each.right for each in found])]
+    pairs = [("Intact model", [each.nats for each in found], [each.right for each in found])]
     if record.changes:
         after = [(each.changed_nats, each.changed_right) for each in found if each.changed_nats and each.changed_right]
-        pairs.append(("The changed model", [nats for nats, _ in after], [right for _, right in after]))
+        pairs.append(("Changed model", [nats for nats, _ in after], [right for _, right in after]))
     limit = max([_LEAST, *(each.value for _, nats, _ in pairs for each in nats)])
     panels = []
     for title, nats, rights in pairs:
@@ -61,7 +61,7 @@ def needles(record: ProbeRecord) -> Block:
             which = [at[depth, length] for length in lengths]
             row[:] = [nats[i].value for i in which]
             said = [f"{fixed(x.value)} nats [{', '.join(map(fixed, _ends(x)))}]" for x in (nats[i] for i in which)]
-            shares = [f"all right in {rights[i].value:.0%}" for i in which]
+            shares = [f"accuracy {rights[i].value:.0%}" for i in which]
             hover.append([f"{100 * depth:.0f}%, {nat}, {share}" for nat, share in zip(said, shares, strict=True)])
             numbers.append([fixed(nats[i].value, 2) for i in which])
         columns = [f"{length} tokens" for length in lengths]
@@ -72,28 +72,26 @@ def needles(record: ProbeRecord) -> Block:
             columns,
             limit,
             ticks=(range(len(columns)), columns),
-            title="length of the text; down: how deep the needle lies",
+            title="length of the text (rows: depth of the needle)",
             hover=hover,
             numbers=numbers if len(columns) <= FEW else None,
         )
         share = float(np.mean([each.value for each in rights]))
-        panels.append(Panel(title, figure, f"All five digits come first in {share:.0%} of the texts."))
-    without = ", ".join(f"{fixed(each.nats.value, 2)} at {length}" for length, each in absent.items())
+        panels.append(Panel(title, figure, f"All five digits are predicted correctly in {share:.0%} of the texts."))
+    without = ", ".join(f"{fixed(each.nats.value, 2)} ({length} tokens)" for length, each in absent.items())
     caption = (
-        "A sentence in the text gives a number of five digits, and the end of the text asks for it. A cell is the mean "
-        "−log p of the number’s tokens in nats, at that depth and length. Without the sentence it is "
-        f"{without} tokens."
+        "One sentence of the text states a five-digit number, and the end of the text asks for it. Cells show the mean "
+        f"−log p of the number’s tokens in nats, by depth and length. Baseline without the sentence: {without}."
     )
     ramp = Ramp("0 nats", f"{fixed(limit, 2)} nats", half=True)
-    return Block("needles", "A needle in the text", caption, [View.of(panels)], "wide", ramp=ramp)
+    return Block("needles", "Needle in a text", caption, [View.of(panels)], "wide", ramp=ramp)
 
 
 def retrievers(record: ProbeRecord) -> Block:
-    """Layers by heads, each its retrieval score."""
+    """Retrieval score of each head."""
     caption = (
-        "A cell is a head of the intact model, coloured by its retrieval score: at how many of the number’s tokens it "
-        "looks most at the place in the needle that holds that very token (Wu et al. 2024). Layers go down, heads "
-        "across."
+        "Each cell is a head of the intact model (rows: layers, columns: heads), coloured by its retrieval score: the "
+        "share of the number’s tokens for which it attends most to that token in the needle (Wu et al. 2024)."
     )
     ramp = Ramp("0", "1", half=True)
     if not record.heads:
@@ -106,7 +104,7 @@ def retrievers(record: ProbeRecord) -> Block:
         row = layers.index(each.layer)
         table[row, each.head] = each.score
         said[row][each.head] = (
-            f"L{each.layer + 1} H{each.head + 1}: score {fixed(each.score)}, weight on it {fixed(each.mass)}"
+            f"L{each.layer + 1} H{each.head + 1}: score {fixed(each.score)}, attention on the token {fixed(each.mass)}"
         )
     columns = [f"H{head + 1}" for head in heads]
     rows = [f"L{layer + 1}" for layer in layers]
@@ -114,11 +112,11 @@ def retrievers(record: ProbeRecord) -> Block:
     top = max(record.heads, key=lambda each: each.score)
     many = sum(each.score >= RETRIEVES for each in record.heads)
     text = (
-        f"{many} of {len(record.heads)} heads have a score of {RETRIEVES} or more; the largest is {fixed(top.score)}, "
-        f"of layer {top.layer + 1} head {top.head + 1}."
+        f"Retrieval heads (score of at least {RETRIEVES}): {many} of {len(record.heads)}. The largest score is "
+        f"{fixed(top.score)} (layer {top.layer + 1} head {top.head + 1})."
     )
     panel = Panel("Retrieval score of each head", figure, text)
-    return Block("retrieval", "Heads that retrieve", caption, [View.of([panel])], "full", ramp=ramp)
+    return Block("retrieval", "Retrieval heads", caption, [View.of([panel])], "full", ramp=ramp)
 
 
 def _ends(each: Estimate) -> tuple[float, float]:

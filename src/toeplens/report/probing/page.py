@@ -1,4 +1,4 @@
-"""The page of a probe: what a model can do, and what of it is left after a change of its attention."""
+"""The page of a probe: behaviours of a model, intact and with changed attention."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def probe_page(record: ProbeRecord) -> Page:
 
 
 def behaviours_table(record: ProbeRecord, *, changed: bool = True) -> Table:
-    """What a model can do, and, if it was ``changed``, what is left of it."""
+    """Loss and accuracy per behaviour, with ``changed`` also for the changed model."""
     changed = changed and bool(record.changes)
     rows = []
     for each in (one for behaviour in ABOUT for one in record.summaries(behaviour)):
@@ -49,7 +49,7 @@ def behaviours_table(record: ProbeRecord, *, changed: bool = True) -> Table:
             row += [interval(each.changed_nats, 2), interval(each.changed_right, 2, most=1)]
             row.append(interval(each.more_nats, 2, least=None))
         rows.append(row)
-    names = ["Predicted", "Asked", "Nats a token", "Right"]
-    names += ["Nats, changed", "Right, changed", "More nats"] * changed
-    note = "Nats a token, and share of right answers, with 95% intervals. Small print: what is predicted."
+    names = ["Behaviour", "Items", "Loss (nats per token)", "Accuracy"]
+    names += ["Loss, changed", "Accuracy, changed", "Difference in loss"] * changed
+    note = "Loss in nats per token and accuracy, with 95% intervals. Small print: predicted tokens."
     return make_table("Behaviours", names, rows, right=range(1, 7), note=note, css="numbers small")

@@ -1,4 +1,4 @@
-"""Audits of models: every attention head's numbers, proved on the audited tokens."""
+"""Audits of models: measures of every attention head, proved on the audited tokens."""
 
 from toeplens.studies.auditing.audit import RECORD, Audit, csv_of, open_audit, parquet_of, save
 from toeplens.studies.auditing.inputs import read_text, read_tokens

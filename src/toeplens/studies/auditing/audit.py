@@ -1,4 +1,4 @@
-"""An audit: its record, how a notebook shows it, and its directory of JSON, Parquet and CSV."""
+"""An audit: its record, its notebook view, and its directory with JSON, Parquet and CSV files."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from toeplens.studies.auditing.kept import PARTS
 from toeplens.studies.auditing.notebook import notebook_html
 from toeplens.studies.auditing.record import AuditRecord
 
-RECORD = "audit.json"  # the name of an audit's record in its directory
+RECORD = "audit.json"  # file name of the record
 PARQUET, CSV = "heads.parquet", "heads.csv"
 
 
 @dataclass(frozen=True)
 class Audit(AuditRecord):
-    """What `audit` gives; a notebook shows it as maps of heads."""
+    """The result of `audit`; notebooks show it as maps of heads."""
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The HTML that notebooks show."""
         return notebook_html(self)
 
 
@@ -43,10 +43,10 @@ def finished(
     started: float,
     words: tuple[str, ...] = (),
 ) -> Audit:
-    """An audit that is done; to what is said about it the seed, the effects, the versions and the seconds are added.
+    """The finished audit, with seed, effects, versions and seconds added to its ``about``.
 
     Arguments
-        started  when it was begun, by `time.monotonic`
+        started  start time, from `time.monotonic`
     """
     said = {"no_effects": changed.unknown, "intervals": changed.intervals, "race": changed.race}
     versions = {"torch": torch.__version__, "python": platform.python_version()}
@@ -57,9 +57,9 @@ def finished(
 
 
 def save(audit: Audit, directory: Path) -> Path:
-    """Write the record and its tables, each whole or not at all; an earlier audit there is replaced. Its directory.
+    """Write the record and its tables atomically, replacing an earlier audit. Returns the directory.
 
-    What was kept there of an audit under way is removed.
+    The saved progress of an unfinished audit is removed.
     """
     make_directory(directory)
     write_bytes(directory / PARQUET, parquet_of(audit))
@@ -70,7 +70,7 @@ def save(audit: Audit, directory: Path) -> Path:
 
 
 def open_audit(directory: Path | str) -> Audit:
-    """The audit in a directory. Raises `InputError` where there is none, or it is damaged."""
+    """The audit in a directory. Raises `InputError` if there is none or if it is damaged."""
     path = Path(directory) / RECORD
     if not path.is_file():
         raise InputError(f"audit: {directory} holds no {RECORD}; it must be the directory of an audit.")
@@ -78,14 +78,14 @@ def open_audit(directory: Path | str) -> Audit:
 
 
 def parquet_of(audit: Audit) -> bytes:
-    """The table of heads (`COLUMNS`) as a Parquet file; null where a number is not known."""
+    """The table of heads (`COLUMNS`) as a Parquet file; null if unknown."""
     stream = io.BytesIO()
     parquet.write_table(audit.frame(), stream)
     return stream.getvalue()
 
 
 def csv_of(audit: Audit) -> bytes:
-    """The table of heads as comma-separated values with a header; empty where a number is not known."""
+    """The table of heads as comma-separated values with a header; empty if unknown."""
     stream = io.BytesIO()
     csv.write_csv(audit.frame(), stream)
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""What silencing each audited head does, put into the records of heads and layers."""
+"""Ablation effects of the audited heads, added to the records of heads and layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.racing import race
 from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, LayerRecord, Measured, Method, Number
 
-# of a layer's heads: effects, and the ends of their intervals
+# per layer: effects of its heads, and the ends of their intervals
 Columns = tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"], Float[np.ndarray, "H"]]
 LEVEL = 0.95
 WAYS = {
@@ -30,17 +30,17 @@ WAYS = {
     "texts": "over {} texts",
 }
 
-_SIGMAS, _ONE_SIDED = 1.96, 1.645  # standard deviations to the ends of 95 %: on both sides, on one
-_MEAN, _SPREAD = 0.399, 0.584  # of max(x, 0), x standard normal: mean and standard deviation
+_SIGMAS, _ONE_SIDED = 1.96, 1.645  # standard deviations for 95 %, two-sided and one-sided
+_MEAN, _SPREAD = 0.399, 0.584  # mean and standard deviation of max(x, 0) for standard normal x
 
 
 @dataclass(frozen=True)
 class Silenced:
-    """The fields of `toeplens.studies.auditing.Audit` that effects are in.
+    """The fields of `toeplens.studies.auditing.Audit` that hold effects.
 
-    intervals  what the effects' intervals are over, in words
-    race       which heads a race left out, in words; None without one
-    unknown    why there are no effects; None where there are, or none were asked for
+    intervals  what the intervals are taken over, as text
+    race       which heads were dropped early, as text; None if none
+    unknown    why there are no effects; None if there are, or if none were requested
     """
 
     layers: tuple[LayerRecord, ...]
@@ -74,15 +74,15 @@ def silence(
     heads: frozenset[int] | None = None,
     texts: Sequence[str] = (),
 ) -> Silenced:
-    """Silence each measured head of a transformers model, or take its position (`head_effects` of its sources).
+    """Ablate each measured head of a transformers model, or remove its position (`head_effects`).
 
-    What is kept is not done again. Estimates are checked: a sample of the heads is silenced exactly
-    (`toeplens.lens.EstimateCheck`), and without a check that holds there are no effects.
+    Saved results are reused. Estimates are checked by ablating a sample of the heads exactly
+    (`toeplens.lens.EstimateCheck`); if the check fails, there are no effects.
 
     Arguments
-        first  how many heads' effects are wanted: the others are left out as soon as they cannot be among them
-        heads  of each call the heads whose effects are wanted; all if None
-        texts  that each sequence is of, which intervals are over then; none where they are not of several
+        first  only find this many heads with the largest effects; the others are dropped early
+        heads  heads of each call to measure; all if None
+        texts  name of each sequence's text, for intervals over texts; empty if there are not several
     """
     calls = [(x.layer.module, x.layer.side, x.layer.kind, x.layer.layer, x.layer.heads) for x in measured]
     if method == "bands":
@@ -139,7 +139,7 @@ def _race(
     on_progress: Callable[[int, int], None],
     first: int,
 ) -> Silenced:
-    """The heads of the largest effects, and how far the others got (`race`)."""
+    """The heads with the largest effects; the others are dropped early (`race`)."""
     run = partial(head_effects, model, calls=calls, mask_token=mask_token, seed=seed)
 
     def some(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
@@ -155,21 +155,21 @@ def _race(
             raise
         kept = [each.mean((0, 1)) for each in found.parts]
         for own, heads in zip(kept, wanted, strict=True):
-            without = method == "position" and bool(np.isnan(own).all())  # heads that have none
-            if not without and not np.isfinite(own[heads]).all():  # gradients overflow in 16 bits before states do
+            without = method == "position" and bool(np.isnan(own).all())  # heads without position
+            if not without and not np.isfinite(own[heads]).all():  # in 16 bits, gradients overflow before states do
                 return None
             own[np.setdiff1d(np.arange(len(own)), heads)] = np.nan
         return np.concatenate(kept)
 
     counts = [count for *_, count in calls]
     raced = race(some, inputs, counts, first, kept, on_progress, estimate, seed)
-    race_words = f"Heads whose intervals lay below those of {first} others were left out of the later sequences."
+    race_words = f"Heads whose intervals lay below those of {first} others were dropped early."
     if (guess := raced.guess) is not None:
-        doubt = ", so that others of them may be, too: only without a race is that known" if guess.missed else ""
+        doubt = " Further heads may be missing; measure all heads to be sure." if guess.missed else ""
         race_words = (
-            f"{guess.left} heads were left out by a guess, from an estimate of all from a few backward passes; of "
-            f"{guess.drawn} more that it would leave out, drawn and run all the same, {guess.missed or 'none'} came "
-            f"out among the first {first}{doubt}. {race_words}"
+            f"A gradient-based estimate excluded {guess.left} heads without measuring them. As a check, {guess.drawn} "
+            f"randomly chosen heads with low estimates were measured too; {guess.missed or 'none'} of them came out "
+            f"among the first {first}.{doubt} {race_words}"
         )
     told = {"effect": raced.outcome, "method": method, "baseline": _mean(raced.baseline), "race": race_words}
     columns, way = (interval_of(own, seed) for own in raced.parts), "over blocks of tokens within the sequences"
@@ -183,7 +183,7 @@ def _mean(baseline: Float[np.ndarray, "B"] | None) -> Number:
 def _of_bands(
     measured: Sequence[Measured], found: BandEffects, tokens: int, seed: int, texts: Sequence[str]
 ) -> Silenced:
-    """Records of heads without effects, and of the bands that were taken."""
+    """Records of heads without effects, and of the measured bands."""
     made: list[BandRecord] = []
     for each, parts, bands, frequencies in zip(measured, found.parts, found.bands, found.frequencies, strict=True):
         speeds = np.abs(frequencies)
@@ -204,10 +204,10 @@ def _of_bands(
 
 
 def silenced(measured: Sequence[Measured], columns: Iterable[Columns], reach: float = _SIGMAS, **told: Any) -> Silenced:
-    """Records with each layer's effects and the ends of their intervals, and how the layer shares them out.
+    """Records with each layer's effects, their intervals and their concentration.
 
     Arguments
-        reach  standard errors from an effect to the ends of its interval
+        reach  half width of an interval in standard errors
         told   the other fields
     """
     found = []
@@ -226,18 +226,18 @@ def concentration(
     high: Float[np.ndarray, "H"],
     reach: float = _SIGMAS,
 ) -> dict[str, Number]:
-    """What a layer's heads help and harm, and how much of the help is in one head (measures, "deposit").
+    """Sums of a layer's positive and negative effects, and how concentrated the positive ones are (the deposit).
 
-    ``helps`` and ``harms`` are the sums of the effects above and below 0. Of d = max(effect, 0): ``top_share``
-    max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini``, and ``lead``, the largest d less the second. Where
-    the sum of d is not more than noise alone would give (one of 20 times, heads as wide as their intervals, independent
-    and without any effect), and where intervals are not known, there are no shares.
+    ``helps`` and ``harms`` are the sums of the positive and negative effects. With d = max(effect, 0): ``top_share``
+    max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini``, and ``lead``, the largest minus the second largest
+    d. The shares are None if the sum of d is not significant at 5 % (compared with independent heads without effect and
+    with the same interval widths), or if intervals are unknown.
 
     Arguments
-        low, high  the ends of the effects' 95 % intervals
-        reach      standard errors from an effect to them
+        low, high  ends of the effects' 95 % intervals
+        reach      half width of an interval in standard errors
     """
-    if not np.isfinite(effects).all():  # some heads' are not known
+    if not np.isfinite(effects).all():  # unknown for some heads
         return {}
     clipped = np.clip(effects, 0, None)
     total, order = clipped.sum(), np.sort(clipped)[::-1]
@@ -248,7 +248,7 @@ def concentration(
     }
     sigma = (high - low) / (2 * reach)
     noise = _MEAN * sigma.sum() + _ONE_SIDED * _SPREAD * np.sqrt((sigma**2).sum())
-    if not total > noise:  # nor where these are not known
+    if not total > noise:  # also if intervals are unknown
         return found | {"top_share": None, "effective_heads": None, "gini": None}
     return found | {
         "top_share": float(order[0] / total),
@@ -258,19 +258,18 @@ def concentration(
 
 
 def interval_of(parts: Float[np.ndarray, "B K H"], seed: int) -> Columns:
-    """Mean over sequences and blocks, and the ends of its 95 % interval; NaN where there is one part alone.
+    """Mean over sequences and blocks, and the ends of its 95 % interval; NaN if there is only one part.
 
-    Sequences (and their blocks) are resampled; of fewer than 8 parts in all, whose resamples say little, the interval
-    is Student's.
+    The interval is a bootstrap over sequences and their blocks, or Student's t interval for fewer than 8 parts.
 
     Arguments
-        parts  of each sequence, each block of its tokens, and each head (`toeplens.sources.huggingface.HeadEffects`)
-        seed   of the resampling
+        parts  values per sequence, block of tokens, and head (`toeplens.sources.huggingface.HeadEffects`)
+        seed   seed of the bootstrap
     """
     rows = parts.reshape(-1, parts.shape[-1])
     there = np.isfinite(rows)
     known = np.atleast_1d(there.any(0))
-    if known.any() and not there[:, known].all():  # some heads were left out after some of them
+    if known.any() and not there[:, known].all():  # some heads were dropped early
         alone = [
             interval_of(rows[there[:, head] if known[head] else slice(None), head].reshape(-1, 1, 1), seed)
             for head in range(rows.shape[1])
@@ -288,19 +287,19 @@ def interval_of(parts: Float[np.ndarray, "B K H"], seed: int) -> Columns:
 
 
 def _reach(count: int) -> float:
-    """Standard errors from a mean over so many parts to the ends of its interval."""
+    """Half width of the interval of a mean over ``count`` parts, in standard errors."""
     return _SIGMAS if not 1 < count < ENOUGH else float(stdtrit(count - 1, (1 + LEVEL) / 2))
 
 
 def over_texts(parts: Float[np.ndarray, "B K H"], texts: Sequence[str]) -> Float[np.ndarray, "_T _K H"]:
-    """One part of each text in place of those of its sequences, which are not independent of each other; same mean.
+    """Merge the parts of each text, as sequences of one text are not independent; the mean stays the same.
 
-    With m the mean over all sequences and m_t that over the n_t sequences of one of T texts, its part is
-    m + T n_t (m_t - m) / sum n: m_t itself where all texts have as many sequences, else the linearised part that the
-    text has in the mean over sequences.
+    With m the mean over all sequences and m_t the mean over the n_t sequences of one of T texts, the part of the text
+    is m + T n_t (m_t - m) / sum n. This is m_t if all texts have equally many sequences, and otherwise the linearised
+    contribution of the text to the mean.
 
     Arguments
-        texts  that each sequence is of; none, or one alone, leave the parts as they are
+        texts  name of each sequence's text; with fewer than two texts the parts are returned unchanged
     """
     names = sorted(set(texts))
     if len(names) < 2:
@@ -312,7 +311,7 @@ def over_texts(parts: Float[np.ndarray, "B K H"], texts: Sequence[str]) -> Float
 
 
 def way_of(parts: Float[np.ndarray, "B K H"], tokens: int, texts: Sequence[str] = ()) -> str | None:
-    """What the intervals are over, in words; None where there are none."""
+    """What the intervals are taken over, as text; None if there are none."""
     sequences, blocks, _ = parts.shape
     if len(set(texts)) > 1:
         return WAYS["texts"].format(len(set(texts)))

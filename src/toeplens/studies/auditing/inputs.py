@@ -1,4 +1,4 @@
-"""What a model is audited on: sequences of tokens that are given, of one text or several, or random and repeated."""
+"""The input of an audit: sequences of given tokens, of one or several texts, or of random repeated tokens."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from toeplens.sources.huggingface.loading import Loaded
 from toeplens.sources.huggingface.model import token_ids
 from toeplens.tasks.language.documents import documents_in
 
-SEQUENCES, TOKENS = 16, 256  # unless told otherwise
+SEQUENCES, TOKENS = 16, 256  # defaults
 _LARGEST = int(np.iinfo(np.int64).max)
-_TOLD = 4  # texts whose names are told
+_TOLD = 4  # up to this many texts are listed by name
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences, the longest first; shorter ones have padding on their right, which is no token of theirs.
+    """Sequences, the longest first, with padding on the right.
 
-    tokens   [B, N] their token ids, 0 in the padding
-    origin   where they came from, in words
-    words    the tokens of the first sequence as text; empty where no tokenizer made them
-    lengths  of each sequence, without its padding; empty where all are of one length
-    texts    what the text of each sequence is called; empty where they are not of several
-    unused_bos  the beginning-of-text token that the tokenizer has and does not put before sequences; None if it does
+    tokens   [B, N] token ids, 0 in the padding
+    origin   where they came from, as text
+    words    tokens of the first sequence as text; empty without a tokenizer
+    lengths  length of each sequence without padding; empty if all have the same length
+    texts    name of each sequence's text; empty if there are not several
+    unused_bos  beginning-of-sequence token that the tokenizer has but does not add; None if it adds it
     """
 
     tokens: Int[Tensor, "B N"]
@@ -48,14 +48,14 @@ class Sequences:
 
     @property
     def there(self) -> Bool[Tensor, "B N"] | None:
-        """Which tokens are no padding; None without padding."""
+        """Mask of the tokens that are not padding; None without padding."""
         return torch.arange(self.tokens.shape[1]) < torch.tensor(self.lengths).unsqueeze(1) if self.lengths else None
 
 
 def sequences_of(
     loaded: Loaded, data: Any, tokenizer: Any, sequences: int, max_tokens: int | None, seed: int
 ) -> tuple[Sequences, Any]:
-    """What the model reads, and the tokenizer, if there is one."""
+    """The sequences that the model reads, and the tokenizer, if there is one."""
     limit, length = longest(loaded), max_tokens or TOKENS
     length = length if limit is None or max_tokens is not None else min(length, limit)
     if data is None:
@@ -74,20 +74,20 @@ def sequences_of(
 
 
 def texts_of(data: Any) -> dict[str, str] | None:
-    """The texts by what they are called, where one or several were given; None for other data."""
+    """Texts by name, if data is one or several texts; None for other data."""
     if isinstance(data, str):
-        return {"text as given": data}
+        return {"given text": data}
     if isinstance(data, list | tuple) and all(isinstance(text, str) for text in data):
-        data = {f"text {number}" if len(data) > 1 else "text as given": text for number, text in enumerate(data, 1)}
+        data = {f"text {number}" if len(data) > 1 else "given text": text for number, text in enumerate(data, 1)}
     if not isinstance(data, Mapping) or not data or not all(isinstance(text, str) for text in data.values()):
         return None
     return {str(name): text for name, text in data.items()}
 
 
 def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
-    """What ``forward`` takes; an encoder-decoder reads the same on both sides, the decoder's one place later.
+    """The arguments of ``forward``; the decoder of an encoder-decoder reads the encoder's tokens shifted by one.
 
-    Raises `InputError` for padding that the model cannot be told of.
+    Raises `InputError` for padding if the model takes no attention mask.
     """
     tokens, there = read.tokens, read.there
     if there is not None:
@@ -117,7 +117,7 @@ def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
 
 
 def check_fit(loaded: Loaded, read: Sequences) -> None:
-    """Refuse tokens that the model has no vectors for, and places that it has none for."""
+    """Raise `InputError` for tokens outside the vocabulary and for sequences that are too long for the model."""
     words = loaded.vocabulary
     least, most = int(read.tokens.min()), int(read.tokens.max())
     if words is not None and not 0 <= least <= most < words:
@@ -129,16 +129,16 @@ def check_fit(loaded: Loaded, read: Sequences) -> None:
 
 
 def mask_token_of(tokenizer: Any) -> int | None:
-    """The token that masks others; None where there is none."""
+    """The id of the mask token; None if there is none."""
     found = getattr(tokenizer, "mask_token_id", None)
     return found if isinstance(found, int) else None
 
 
 def repeated(vocabulary: int, special: Sequence[int], sequences: int, tokens: int, seed: int) -> Sequences:
-    """Random tokens whose second half repeats the first, so that induction shows (Elhage et al. 2021).
+    """Random tokens whose second half repeats the first, which reveals induction (Elhage et al. 2021).
 
     Arguments
-        vocabulary  tokens of the model
+        vocabulary  size of the vocabulary
         special     ids that are not drawn
     """
     plain = np.setdiff1d(np.arange(vocabulary), np.asarray(list(special), dtype=np.int64))
@@ -146,13 +146,13 @@ def repeated(vocabulary: int, special: Sequence[int], sequences: int, tokens: in
     random = np.random.Generator(np.random.Philox(seed))
     half = random.choice(plain, (sequences, (tokens + 1) // 2))
     drawn = np.concatenate((half, half), axis=1)[:, :tokens]
-    return Sequences(torch.from_numpy(drawn), f"random tokens, the second half as the first (seed {seed})")
+    return Sequences(torch.from_numpy(drawn), f"random tokens, second half repeats the first (seed {seed})")
 
 
 def given(tokens: Any, sequences: int, length: int | None) -> Sequences:
-    """Token ids as a tensor, an array or lists: [B, N], or [N] for one sequence; cut to so many and so long.
+    """Token ids as a tensor, an array or lists: [B, N], or [N] for one sequence; cut to ``sequences`` and ``length``.
 
-    Lists of sequences of different lengths are taken too.
+    Lists may hold sequences of different lengths.
     """
     rows = _uneven(tokens)
     if rows is not None:
@@ -160,7 +160,7 @@ def given(tokens: Any, sequences: int, length: int | None) -> Sequences:
         short = next((number for number, row in enumerate(cut, 1) if len(row) < 2), None)
         if short is not None:
             raise InputError(f"tokens: sequence {short} has {len(cut[short - 1])}; at least 2 are needed.")
-        return _together([row.tolist() for row in cut], "tokens as given")
+        return _together([row.tolist() for row in cut], "given tokens")
     array = _few(_whole(tokens, 2)[:sequences, :length])
     try:
         found = torch.from_numpy(array.astype(np.int64))
@@ -169,11 +169,11 @@ def given(tokens: Any, sequences: int, length: int | None) -> Sequences:
         raise EnvironmentFailure(f"tokens: {size} do not fit into the memory; lower sequences or max_tokens.") from None
     if found.shape[0] < 1 or found.shape[1] < 2:
         raise InputError(f"tokens: {list(found.shape)} were given; at least one sequence of 2 tokens is needed.")
-    return Sequences(found, "tokens as given")
+    return Sequences(found, "given tokens")
 
 
 def _uneven(tokens: Any) -> Sequence[Any] | None:
-    """The sequences of a list whose sequences are of different lengths; None for anything else."""
+    """The sequences of a list if their lengths differ; otherwise None."""
     if not isinstance(tokens, list | tuple) or any(isinstance(row, str) for row in tokens):
         return None
     try:
@@ -183,7 +183,7 @@ def _uneven(tokens: Any) -> Sequence[Any] | None:
 
 
 def _whole(tokens: Any, dimensions: int) -> Int[np.ndarray, "*N"]:
-    """Token ids of so many dimensions, or of one fewer. Raises `InputError` for what are none."""
+    """Token ids with ``dimensions`` dimensions, or one fewer. Raises `InputError` for anything else."""
     if isinstance(tokens, list | tuple):
         tokens = [row.cpu() if isinstance(row, Tensor) else row for row in tokens]
     try:
@@ -199,18 +199,17 @@ def _whole(tokens: Any, dimensions: int) -> Int[np.ndarray, "*N"]:
 
 
 def _few(array: Int[np.ndarray, "*N"]) -> Int[np.ndarray, "*N"]:
-    """The tokens that are taken. Raises `InputError` for numbers that are too large."""
+    """The array itself. Raises `InputError` for token ids that are too large."""
     if array.size and int(array.max()) > _LARGEST:
         raise InputError(f"tokens: they go up to {int(array.max())}; a token is at most {_LARGEST}.")
     return array
 
 
 def from_texts(tokenizer: Any, texts: Mapping[str, str], sequences: int, length: int) -> Sequences:
-    """Tokens of one text or several, cut into sequences of ``length`` with the tokenizer's special tokens around each.
+    """Tokens of one or several texts, cut into sequences of ``length`` with the tokenizer's special tokens around each.
 
-    The sequences are shared out among the texts as evenly as these allow, the first ones of each text. What does not
-    fill a sequence at a text's end is left out, unless there is nothing else: a text that is shorter than ``length`` is
-    one sequence of its own length.
+    Every text contributes its first sequences, as equally many per text as possible. An incomplete last sequence is
+    dropped, except for a text shorter than ``length``, which is one sequence of its own length.
     """
     read = list(texts)[:sequences]
     pieces = {name: _pieces(tokenizer, name if len(texts) > 1 else None, texts[name], length) for name in read}
@@ -226,7 +225,7 @@ def from_texts(tokenizer: Any, texts: Mapping[str, str], sequences: int, length:
 
 
 def shared(room: Mapping[str, int], count: int) -> dict[str, int]:
-    """So many sequences shared out as evenly as there is room, first come first served where they do not come out."""
+    """Distribute ``count`` sequences as evenly as ``room`` allows; earlier texts get the remainder."""
     found = dict.fromkeys(room, 0)
     for _ in range(min(count, sum(room.values()))):
         found[min((name for name in room if found[name] < room[name]), key=lambda name: found[name])] += 1
@@ -234,16 +233,16 @@ def shared(room: Mapping[str, int], count: int) -> dict[str, int]:
 
 
 def _origin(counts: Mapping[str, int], texts: int) -> str:
-    """Where sequences came from, and which texts none was taken of."""
+    """Where the sequences came from, and how many texts contributed none."""
     if texts == 1:
         return next(iter(counts))
     missing = texts - len(counts)
-    left = f"; {missing} of {texts} texts left out, for want of sequences" if missing else ""
+    left = f"; {missing} of {texts} texts not used (too few sequences)" if missing else ""
     if len(counts) > _TOLD:
         least, most = min(counts.values()), max(counts.values())
         of_each = f"{least}" if least == most else f"{least} to {most}"
-        return f"{of_each} of each of {len(counts)} texts, {', '.join(list(counts)[:_TOLD])} and others{left}"
-    return f"{listed(f'{count} of {name}' for name, count in counts.items())}{left}"
+        return f"{of_each} from each of {len(counts)} texts ({', '.join(list(counts)[:_TOLD])}, …){left}"
+    return f"{listed(f'{count} from {name}' for name, count in counts.items())}{left}"
 
 
 def _together(
@@ -258,7 +257,7 @@ def _together(
 
 
 def _pieces(tokenizer: Any, name: str | None, text: str, length: int) -> list[list[int]]:
-    """The sequences of a text of this name, or of the only one; all of one length."""
+    """The sequences of a text, all of one length."""
     made = _cut(tokenizer, text, length)
     whole = [each for each in made if len(each) == length]
     found = whole or [max(made, key=len, default=[])]
@@ -271,27 +270,27 @@ def _pieces(tokenizer: Any, name: str | None, text: str, length: int) -> list[li
 
 
 def _cut(tokenizer: Any, text: str, length: int) -> list[list[int]]:
-    """Pieces of a text, with the special tokens that the tokenizer puts around a text."""
+    """Pieces of a text, with the tokenizer's special tokens."""
     added = len(token_ids(tokenizer, ""))
     if length <= added:
         raise InputError(f"max_tokens: {length} was given; this tokenizer adds {added} to each sequence.")
     found = token_ids(tokenizer, text, truncation=True, max_length=length, return_overflowing_tokens=True)
-    if found and isinstance(found[0], int):  # tokenizers written in Python give the first piece alone
+    if found and isinstance(found[0], int):  # slow tokenizers only return the first piece
         bare = token_ids(tokenizer, text, add_special_tokens=False)
         return [bare[start : start + length] for start in range(0, len(bare), length)] if added == 0 else [found]
     return [list(piece) for piece in found]
 
 
 def read_tokens(path: Path) -> Any:
-    """Token ids of a file: .npy, or .json with a list, or a list of lists, which may be of different lengths."""
+    """Token ids from a .npy file, or from a .json file with a list or a list of lists of any lengths."""
     _there(path, "tokens")
     try:
         if path.suffix == ".npy":
             try:
-                return np.load(path, mmap_mode="r", allow_pickle=False)  # what is not taken is not read
+                return np.load(path, mmap_mode="r", allow_pickle=False)  # unused tokens are not read
             except OSError:
                 raise
-            except Exception:  # whatever NumPy makes of a header
+            except Exception:  # NumPy raises various errors for a broken header
                 why = "it is no .npy file, is damaged or cut short, or holds objects"
                 raise InputError(f"tokens: {path} could not be read ({why}); it must be whole numbers.") from None
         if path.suffix == ".json":
@@ -309,8 +308,8 @@ def read_tokens(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file or of a pipe, in UTF-8: of ``.jsonl`` and ``.parquet`` the field ``text`` of all rows, with
-    a blank line between them.
+    """The text of a file or a pipe, in UTF-8; for ``.jsonl`` and ``.parquet`` the field ``text`` of all rows, joined
+    with blank lines.
     """
     _there(path, "text")
     try:
@@ -320,7 +319,7 @@ def read_text(path: Path) -> str:
 
 
 def _there(path: Path, field: str) -> None:
-    """Refuse what is no file and no pipe."""
+    """Raise `InputError` if the path is neither a file nor a pipe."""
     try:
         kind = path.stat().st_mode
     except (OSError, ValueError) as error:

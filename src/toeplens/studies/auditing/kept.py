@@ -1,4 +1,4 @@
-"""Finished parts of an audit that is under way, so that the same audit goes on where it was."""
+"""Saved parts of an unfinished audit, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from toeplens.ground.files import make_directory, read_bytes
 from toeplens.studies.auditing.record import Measured
 from toeplens.version import __version__
 
-PARTS = ".parts"  # where a stopped audit keeps what it has
+PARTS = ".parts"  # directory of the saved parts
 
 
 class Kept:
-    """Finished parts in an audit's directory, under a key of everything that decides them.
+    """Finished parts in an audit's directory, under a key of everything that determines them.
 
-    A part of another key, or whose content is not what was written, is as if it were not there.
+    Parts with another key, or whose content was changed, are ignored.
 
     Arguments
-        directory  the audit's; None keeps nothing
-        key        what decides the parts, beside the versions of torch and of this program: model, tokens, options
+        directory  the audit's directory; None saves nothing
+        key        what determines the parts: model, tokens, options. The versions of torch and toeplens are added
     """
 
     def __init__(self, directory: Path | None, key: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class Kept:
         self._key = _digest(json.dumps({**key, **versions}, sort_keys=True))
 
     def get(self, name: str) -> Any:
-        """A part, None if it is not there."""
+        """A part; None if there is none."""
         try:
             text = "" if self._place is None else read_bytes(self._place / f"{name}.json").decode()
             head, _, body = text.partition("\n")
@@ -46,7 +46,7 @@ class Kept:
             return None
 
     def put(self, name: str, content: Any) -> None:
-        """Keep a part, whole or not at all."""
+        """Save a part atomically."""
         if self._place is None:
             return
         make_directory(self._place)
@@ -59,29 +59,29 @@ class Kept:
             shutil.rmtree(self._place, ignore_errors=True)
 
     def layer(self, number: int) -> Measured | None:
-        """What was measured of a call, in the order of the pass."""
+        """The measures of a call, by its index in the forward pass."""
         found = self.get(f"layer-{number}")
         return None if found is None else Measured.from_dict(found, "part")
 
     def put_layer(self, number: int, measured: Measured) -> None:
-        """Keep what was measured of a call."""
+        """Save the measures of a call."""
         self.put(f"layer-{number}", measured.to_dict())
 
     def array(self, name: str) -> Float[np.ndarray, "..."] | None:
-        """Numbers, NaN among them."""
+        """An array, which may contain NaN."""
         found = self.get(name)
         return None if found is None else np.asarray(found, dtype=float)
 
     def put_array(self, name: str, values: Float[np.ndarray, "..."]) -> None:
-        """Keep numbers."""
+        """Save an array."""
         self.put(name, values.tolist())
 
 
 def identity(model: Any, name: str | None) -> Any:
-    """What tells this model's weights from others': its files with their sizes and times, or a digest of the weights.
+    """An identity of the model's weights: its files with sizes and times, or a digest of the weights.
 
     Arguments
-        name  the directory or file it was loaded from, or its name on the hub; None for a model that was handed over
+        name  directory or file it was loaded from, or its name on the hub; None for a model object
     """
     if name is not None and Path(name).exists():
         return files_of(Path(name))
@@ -96,7 +96,7 @@ def identity(model: Any, name: str | None) -> Any:
 
 
 def files_of(directory: Path) -> list[list[Any]]:
-    """Name, size and time of each file in a directory, or of one file."""
+    """Name, size and modification time of each file in a directory, or of one file."""
     inside = [directory] if directory.is_file() else sorted(directory.iterdir())
     files = [(path, path.stat()) for path in inside if path.is_file()]
     return [[path.name, found.st_size, found.st_mtime_ns] for path, found in files]

@@ -1,4 +1,4 @@
-"""Audits of many models: one request, each model in a process of its own, here or on a cluster, each in a directory."""
+"""Audits of many models with the same options: one process and one directory per model, locally or on a cluster."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ from toeplens.studies.auditing.words import Names, worst
 from toeplens.studies.kit.changes import Wish, changes_of
 from toeplens.version import __version__
 
-Write = Callable[[Audit, Path, bytes], Path]  # of an audit, its directory and its table as Parquet: writes its page
+Write = Callable[[Audit, Path, bytes], Path]  # writes the page; takes the audit, its directory, its Parquet table
 RESULT = "audits.json"
-_DIGITS = 16  # of a request's digest
-_OTHERS = ("texts", "tokens", "wishes")  # fields of a request that are no options of an audit
+_DIGITS = 16  # length of a request's digest
+_OTHERS = ("texts", "tokens", "wishes")  # fields of a request that are not options of an audit
 _LOOK = 0.1  # seconds
 _HUB = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
-_TAKES, _PACKED = 3, 8  # times the bytes of its files that a model takes: in float32, with its passes; and a GGUF file
+_TAKES, _PACKED = 3, 8  # memory of an audit relative to the model's files: float32 with activations; GGUF
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked, of whatever model; the fields are `toeplens.studies.audit`'s, with layers and heads from 0.
+    """The options of an audit, for any model; fields as in `toeplens.studies.audit`, layers and heads from 0.
 
-    texts    by what they are called
-    tokens   a file of token ids, in their place
-    effects  None: exact, and of a changed model none
-    wishes   changes of the model
+    texts    texts by name
+    tokens   file of token ids, instead of texts
+    effects  None: ``exact``, or ``none`` for a changed model
+    wishes   interventions on the model
     """
 
     texts: dict[str, str] | None = None
@@ -79,29 +79,29 @@ class Request:
 
     @property
     def method(self) -> str:
-        """What is done to each head."""
+        """The intervention whose effects are measured."""
         return ("none" if self.wishes else "exact") if self.effects is None else self.effects
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `toeplens.studies.audit`, beside what is read and what is changed."""
+        """The options of `toeplens.studies.audit`, without input and changes."""
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _OTHERS}
         return own | {"effects": self.method}
 
     def check(self) -> None:
-        """Refuse what is wrong whatever the model."""
+        """Raise `InputError` for options that are invalid for every model."""
         choose("dtype", self.dtype, get_args(Dtype))
         check_options(**self.options, changes=self.wishes)
 
     def check_run(self, model: str) -> None:
-        """Refuse what a run has no use for, if the model is one."""
+        """Raise `InputError` for options that do not apply to a run, if the model is one."""
         if is_run(model):
             check_run_options(text=self.texts, tokens=self.tokens, **self.options, change=self.wishes or None)
 
     def digest(self, model: str) -> str:
-        """Tells this request, of this model as it is now, with these versions, from others.
+        """A digest of the request, the model and the software versions.
 
-        Files are told by their names, sizes and times, a model on the hub by its name.
+        Files are identified by names, sizes and times, a model on the hub by its name.
         """
         asked = {field.name: getattr(self, field.name) for field in fields(self)}
         asked |= {"effects": self.method, "tokens": None if self.tokens is None else files_of(self.tokens)}
@@ -121,14 +121,14 @@ def audit_in(
     digest: str | None = None,
     on_progress: Progress | None = None,
 ) -> Audit:
-    """Audit a model in its directory, which is held meanwhile: its page, if one is to be written, tables and record.
+    """Audit a model and write its tables, its record and, with ``write``, its page to its directory, which is locked.
 
-    What is finished is kept there, and the same audit goes on with it. What is refused is said with numbers from 1.
+    Finished parts are saved there, and an interrupted audit is resumed. Error messages count layers and heads from 1.
 
     Arguments
         model   a directory, a GGUF file, a name on the hub or a run's directory
-        tokens  those of the request's file, where it was read before
-        digest  of the request, to be told by what its audit is of
+        tokens  tokens of the request's file, if already read
+        digest  digest of the request, which is recorded
     """
     with entered(directory, "audit", (RECORD, PARTS)):
         if not is_run(model):
@@ -159,20 +159,20 @@ def audit_in(
 
 @dataclass(frozen=True)
 class Audited(Record):
-    """What became of one model.
+    """The outcome for one model.
 
-    name        its directory's, in that of all
-    model       as it was asked for
-    why         why there is no audit, in a sentence; None where there is one
-    code        the exit code that goes with that; 0 where there is an audit
-    about       what the audit says of the model and of how it was audited
-    layers      attention calls
-    positional  mean over the heads of their positional share
-    baseline    the intact model's loss
-    effect      the largest of a head's effects
-    head        which head that is, counted from 1: L2 H5
-    difference  the largest of weights and outputs formed again from the model's own
-    whole       largest difference of the captured pass from a plain one
+    name        name of its directory
+    model       the model as requested
+    why         why there is no audit; None if there is one
+    code        the exit code of that failure; 0 if there is an audit
+    about       description of the model and settings, from the audit
+    layers      number of attention calls
+    positional  mean positional share over the heads
+    baseline    loss of the intact model
+    effect      largest effect of a head
+    head        the head with that effect, counted from 1: L2 H5
+    difference  largest difference of recomputed weights and outputs
+    whole       largest difference between the captured and a plain forward pass
     """
 
     WORDS = "audits"
@@ -194,10 +194,10 @@ class Audited(Record):
 
 @dataclass(frozen=True)
 class Audits(Record):
-    """Audits of many models, in the order in which these were given.
+    """Audits of many models, in the given order.
 
-    found    those that are done, and those that failed
-    missing  names of those that were not come to
+    found    finished and failed models
+    missing  names of models that were not processed
     """
 
     WORDS = "audits"
@@ -207,22 +207,22 @@ class Audits(Record):
 
     @property
     def done(self) -> list[Audited]:
-        """Those of which there is an audit."""
+        """Models with an audit."""
         return [each for each in self.found if each.why is None]
 
     @property
     def failed(self) -> list[Audited]:
-        """Those of which there is none."""
+        """Models whose audit failed."""
         return [each for each in self.found if each.why is not None]
 
     @property
     def code(self) -> int:
-        """The exit code of all: that of what failed, the machine's failures before bad input."""
+        """The exit code: failures of the environment take precedence over invalid input."""
         return max((each.code for each in self.failed), default=0)
 
 
 def of_audit(name: str, model: str, audit: AuditRecord) -> Audited:
-    """An audit in few numbers."""
+    """A short summary of an audit."""
     shares = [head.positional for head in audit.heads if head.positional is not None]
     effects = [(head.effect, head) for head in audit.heads if head.effect is not None]
     effect, largest = max(effects, key=lambda each: each[0], default=(None, None))
@@ -245,11 +245,11 @@ def of_audit(name: str, model: str, audit: AuditRecord) -> Audited:
 class Piece:
     """A model to be audited.
 
-    name       what it is called among all
-    asked      as it was asked for
-    model      the same; what lies on the disk by its path from the root
-    there      whether it lies on the disk, as the driver sees it
-    directory  of its audit
+    name       its unique name
+    asked      the model as requested
+    model      the same, as an absolute path if it is on disk
+    there      whether it is on disk, as seen by the driver
+    directory  directory of its audit
     """
 
     name: str
@@ -263,12 +263,12 @@ class Piece:
 
 
 def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited | None:
-    """What became of a model, whatever it was; None if it was to stop.
+    """Audit a model in a separate process; None if interrupted.
 
-    Told are what is being done, how much of it is, and all. What is stopped is ended at once: what it has finished is
-    kept.
+    ``tell`` receives a description of the current work, the finished amount and the total. An interrupted process is
+    killed at once; its finished parts are saved.
     """
-    device = "cpu" if limits.device == "cpu" else piece.request.device  # auto is not one GPU where it has several
+    device = "cpu" if limits.device == "cpu" else piece.request.device  # auto would not spread over several GPUs
     own = replace(piece, request=replace(piece.request, device=device))
     context = multiprocessing.get_context("spawn")
     hears, says = context.Pipe(duplex=False)
@@ -299,7 +299,7 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
 
 
 def failed(piece: Piece, error: ToeplensError) -> Audited:
-    """A model of which there is no audit."""
+    """The outcome for a model whose audit failed."""
     return Audited(piece.name, piece.asked, " ".join(str(error).split()), error.exit_code)
 
 
@@ -331,7 +331,7 @@ def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited:
         )
     except ToeplensError as error:
         return failed(piece, error)
-    except Exception as error:  # whatever one model may raise, the others are gone on with
+    except Exception as error:  # one failing model does not stop the others
         if out_of_memory(error):
             return failed(piece, EnvironmentFailure("memory: it was used up; lower --workers or the sizes."))
         at = traceback.extract_tb(error.__traceback__)[-1]
@@ -353,23 +353,22 @@ def audit_many(
     on_progress: Callable[[str, str, int, int], None] = lambda name, what, done, total: None,
     on_done: Callable[[Audited, bool], None] = lambda found, new: None,
 ) -> Audits:
-    """Audit models, each in a process of its own and in a directory of its own in ``out`` (`directories_of`).
+    """Audit several models, each in its own process and its own directory in ``out`` (`directories_of`).
 
-    A model that fails, or whose process dies, is recorded with its sentence; the others are gone on with. One of which
-    there is an audit by the same request, of the same files and versions, is not audited again; one that was stopped
-    goes on.
+    If a model fails or its process dies, the error is recorded and the other models are still audited. Models with an
+    audit of the same request, files and versions are not audited again; interrupted audits are resumed.
 
     Arguments
         models       directories, GGUF files, names on the hub, or runs' directories
-        workers      models at a time on this machine, unless given as many as there are cores and memory for (of models
-                     on the hub, whose size is not known, one, and on a GPU one); or a `toeplens.engine.Cluster`, whose
-                     machines see ``out`` and the models that are no names
-        write        writes each audit's page: a function of a module
-        on_progress  is called with a model's name, what is being done, how much of it is, and all
-        on_done      is called with what became of each model, and whether that is new
+        workers      number of models to audit in parallel on this machine (default: as many as cores and memory allow;
+                     1 on a GPU and for models on the hub, whose size is unknown); or a `toeplens.engine.Cluster`, whose
+                     machines must see ``out`` and the models on disk
+        write        function that writes each audit's page; must be importable
+        on_progress  called with a model's name, a description of the current work, the finished amount and the total
+        on_done      called with the outcome for each model, and whether it is new
 
-    Raises `InputError` for a model that is given twice, for options that are wrong whatever the model, or that a run
-    among the models has no use for, and for an ``out`` that holds something else: before anything is written.
+    Raises `InputError`, before anything is written, for a model that is given twice, for invalid options or options
+    that do not apply to a run among the models, and for an ``out`` that holds something else.
     """
     place = Path(out)
     names = directories_of(models)
@@ -397,15 +396,15 @@ def audit_many(
 
 
 def directories_of(models: Sequence[str]) -> list[str]:
-    """What models are called, each by a name of its own that a directory can have.
+    """Unique names of models that are valid names of directories.
 
-    A name on the hub is itself, with ``--`` for the slash; a path its last folder, or its file's name without
-    ``.gguf``, with as many of the folders above as tell it from the others. Raises `InputError` for a model that is
-    given twice.
+    A name on the hub is kept, with ``--`` for the slash. A path is named by its last folder, or by its file name
+    without ``.gguf``, with as many parent folders as needed to be unique. Raises `InputError` for a model that is given
+    twice.
     """
     parts = []
     for model in models:
-        path = Path(os.path.abspath(model))  # a link by its own name
+        path = Path(os.path.abspath(model))  # links keep their own names
         named = path.with_suffix("") if path.suffix == GGUF else path
         found = [part for part in named.parts if part != path.anchor] or ["root"]
         parts.append(model.split("/") if _on_hub(model) else found)
@@ -424,12 +423,12 @@ def directories_of(models: Sequence[str]) -> list[str]:
 
 
 def _on_hub(model: str) -> bool:
-    """Whether it can only be a name on the hub."""
+    """Whether the model can only be a name on the hub."""
     return not is_there(model) and _HUB.fullmatch(model) is not None
 
 
 def _room(pieces: Sequence[Piece]) -> int:
-    """How many of the models this machine's memory holds at a time; one where it is not known how large they are."""
+    """The number of models that fit into this machine's memory at once; 1 if their size is unknown."""
     if not all(piece.there for piece in pieces):
         return 1
     largest = 1
@@ -481,7 +480,7 @@ def _go_on(
 
 
 def _had(piece: Piece) -> Audited | None:
-    """What is there of the same request."""
+    """The outcome of an existing audit with the same request; None if there is none."""
     if not (piece.directory / RECORD).is_file():
         return None
     try:

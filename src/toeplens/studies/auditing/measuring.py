@@ -1,4 +1,4 @@
-"""The pass of an audit: every attention call proved, and what is read off it put into records."""
+"""The forward pass of an audit: every attention call is proved and measured."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer
 from toeplens.studies.kit.kernels import ROWS, KernelEnds, decays_of, kernel_ends
 
-MEANS = 8  # sequences that a mean over them needs, to tell position from content
+MEANS = 8  # sequences needed to separate position from content by a mean over them
 _SHARES = ("positional", "symbolic", "interaction")
 _PATTERNS = [each.name for each in fields(Patterns) if each.name not in ("profile", "eligible")]
 Progress = Callable[[str, int, int], None]
 Measure = Callable[[AttentionCall, Int[Tensor, "B N"]], Measured]
 PASS = "pass"
-_LONG = 32  # tokens for each dimension of a head: from here on logits by offset cost less by transforms
+_LONG = 32  # tokens per head dimension from which on logits by offset are cheaper by Fourier transforms
 
 
 def measure(
@@ -50,16 +50,15 @@ def measure(
     changes: Sequence[Change] = (),
     measured_by: Measure | None = None,
 ) -> tuple[list[Measured], float]:
-    """The measured calls in the order of the pass, and the distance of the captured pass from a plain one.
+    """The measured calls in the order of the forward pass, and the difference between the captured and a plain pass.
 
-    A call whose numbers are kept is proved again and not measured again; where all of them and the pass are, nothing is
-    run.
+    Calls with saved measures are proved again but not measured again. If everything is saved, nothing is run.
 
     Arguments
-        layers   which are measured; all if None
-        report   is told how many calls are done
-        changes  of the model: each call is measured as it reads what those before it put out
-        measured_by  what measures a call, given the tokens of its side; `measure_call` unless given
+        layers   layers to measure; all if None
+        report   called with the number of finished calls
+        changes  interventions on the model; each call is measured on the output of the changed calls before it
+        measured_by  function that measures a call, given the tokens of its side (default: `measure_call`)
     """
     done = kept.get(PASS)
     if isinstance(done, dict):
@@ -88,7 +87,7 @@ def measure(
                 kept.put_layer(number, found)
             measured.append(found)
             numbers.append(number)
-        report("layers", calls, max(calls, count))  # some modules are called again and again
+        report("layers", calls, max(calls, count))  # some modules are called several times
 
     report("layers", 0, count)
     model = loaded.model
@@ -102,13 +101,13 @@ def measure(
 def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Sequence[Change] = ()) -> Measured:
     """The measures of a call of a transformers model.
 
-    Positional, symbolic and interaction share are those of `toeplens.lens.behaviour`. Where nothing in the attention
-    itself depends on the position (no rotation, no bias), what position is in the keys came in at the input or through
-    the mask: the keys' mean over the sequences at each position is then their position part.
+    Positional, symbolic and interaction shares are those of `toeplens.lens.behaviour`. If the attention itself does not
+    depend on position (no rotation, no bias), position enters the keys through the input or the mask. The mean of the
+    keys over sequences at each position is then their positional part.
 
     Arguments
-        tokens   of all sequences, as the side that the call is on reads them
-        changes  of the model: a head whose logits are changed has the patterns of the changed ones, and nothing else
+        tokens   tokens of all sequences, as the encoder or decoder of the call reads them
+        changes  interventions on the model; a head with changed logits only has attention patterns
     """
     placed, unknown = _placed(call)
     shares = None if unknown else behaviour(**placed)
@@ -161,9 +160,9 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Seque
 
 
 def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:
-    """What the call's attention looks like, block by block of its queries."""
+    """The attention patterns of the call, computed in blocks of queries."""
     heads, queries, keys = call.q.shape[1], call.q.shape[2], call.k.shape[2]
-    cross = call.kind == "cross" or queries != keys  # else keys are pooled, or have others before them
+    cross = call.kind == "cross" or queries != keys  # otherwise keys are pooled, or have others before them
     known_tokens = tokens if not cross and tokens.shape[1] == queries else None  # not with a prefix of vectors
     plain = call.softcap is None and call.bias is None and call.visible is None
     profile = None
@@ -184,23 +183,23 @@ def head_records(
     bias: Float[np.ndarray, "_H _D"] | None = None,
     offsets: RotaryOffsets | None = None,
 ) -> tuple[HeadRecord, ...]:
-    """The records of a layer's heads; what was not measured is None.
+    """The records of a layer's heads; None for values that were not measured.
 
     Arguments
-        place  side, kind and layer of all of them
-        bias   by offset, of 0 .. N-1 if causal, else of -(N-1) .. N-1; of each head or one for all
-        offsets  of the rotation's pairs
+        place  side, kind and layer of all heads
+        bias   bias by offset, for 0 .. N-1 if causal, otherwise for -(N-1) .. N-1; per head or one for all
+        offsets  angles between queries and keys in the RoPE pairs
     """
     patterns = sums.result()
     columns: dict[str, Any] = {name: getattr(patterns, name) for name in _PATTERNS}
-    columns["sink"] = np.clip(columns["sink"], 0, None)  # without a sink it is rounding
+    columns["sink"] = np.clip(columns["sink"], 0, None)  # without a sink it is only rounding
     if shares is not None:
         columns |= {name: getattr(shares, name) for name in _SHARES}
     lists: dict[str, Float[np.ndarray, "H n"]] = {"profile": patterns.profile}
     if use is not None:
         columns["centre"] = use.centre().tolist()
         columns["massive_q"], columns["massive_k"] = (each.tolist() for each in use.massive())
-        turned = use.frequencies.nan_to_num().any(-1, keepdim=True).expand_as(use.norms)  # a head may turn nothing
+        turned = use.frequencies.nan_to_num().any(-1, keepdim=True).expand_as(use.norms)  # a head may have no rotation
         lists["norm_use"] = use.norm_shares().masked_fill(~turned, torch.nan).cpu().numpy()
         lists["variance_use"] = use.shares.logits.masked_fill(~turned[:, :1], torch.nan).cpu().numpy()
         if offsets is not None:
@@ -212,7 +211,7 @@ def head_records(
     made = []
     for head in range(sums.heads):
         found: dict[str, Any] = {name: or_none(values[head]) for name, values in columns.items()}
-        for name, values in lists.items():  # none where they are not known
+        for name, values in lists.items():  # empty if unknown
             found[name] = tuple(values[head].tolist()) if np.isfinite(values[head]).all() else ()
         found |= {"decay": decays[head], "kernel": kernels[head if len(kernels) > 1 else 0]}
         made.append(HeadRecord(place.side, place.kind, place.layer, head, **found))
@@ -220,7 +219,7 @@ def head_records(
 
 
 def _kernel(bias: Float[np.ndarray, "D"], tokens: int) -> KernelEnds:
-    """The spectrum of a bias by offset; of a causal one, which is 0 after the query, of its half."""
+    """The spectrum of an offset bias; a causal bias is 0 after the query."""
     size = min(tokens, ROWS)
     causal = len(bias) == tokens
     after = np.zeros(size - 1) if causal else bias[tokens - size : tokens - 1]
@@ -229,7 +228,7 @@ def _kernel(bias: Float[np.ndarray, "D"], tokens: int) -> KernelEnds:
 
 
 def _placed(call: AttentionCall) -> tuple[dict[str, Any], str | None]:
-    """What `behaviour` takes of the call; or why there is no such thing."""
+    """The arguments of `behaviour` for the call, or why there are none."""
     try:
         placed = call.placed(tables=True)
     except NoForm as error:
@@ -237,31 +236,31 @@ def _placed(call: AttentionCall) -> tuple[dict[str, Any], str | None]:
     if placed["rotation"] is None and placed["bias"] is None:
         if placed["lengths"] is not None or len(call.k) < MEANS:
             return {}, (
-                f"{call.module}: position is in its keys, and their mean over at least {MEANS} sequences is needed to "
-                f"tell it from content; {len(call.k)} were given."
+                f"{call.module}: position is part of the keys; separating it from content needs the mean over at "
+                f"least {MEANS} sequences of one length, got {len(call.k)}."
             )
         placed["k_position"] = placed["k"].mean(0, keepdim=True)
     return placed, None
 
 
 def _position(call: AttentionCall, placed: Mapping[str, Any]) -> str:
-    """What position does in the call, in words."""
+    """How position enters the call, as text."""
     said = []
     if call.rotation is not None:
         count, width = len(call.rotation.frequencies), call.q.shape[-1]
         said.append(f"rotation of {count} pairs, {2 * count} of {width} dimensions ({call.rotation.pairing})")
         dead = int(call.rotation.dead.sum())
         if dead:
-            said.append(f"{dead} of the pairs switched off")
+            said.append(f"{dead} pairs switched off")
     elif call.unknown is not None:
-        said.append("a rotation that is not understood" if call.encoding is None else f"encoding {call.encoding}")
+        said.append("unknown rotation" if call.encoding is None else f"encoding {call.encoding}")
     if call.bias is not None and (call.encoding is None or call.unknown is None):
         bias = placed.get("bias")
         said.append("bias" if bias is None else "bias by offset" if bias.ndim < 4 else "bias by query and position")
     if not said:
         said.append("none in the attention" if call.kind == "self" else "none")
     if call.visible is not None and not call.causal and call.window is None:
-        said.append("a mask hides keys")
+        said.append("with a mask on keys")
     if call.softcap is not None:
-        said.append("shares are of the logits before the cap")
+        said.append("shares computed before the softcap")
     return ", ".join(said)

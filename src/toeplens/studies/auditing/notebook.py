@@ -1,4 +1,4 @@
-"""An audit in a notebook: a few lines and small maps, without scripts, on any ground."""
+"""An audit in a notebook: a few lines and small maps, without scripts."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from toeplens.studies.auditing.sheets import Scale, Values, digits_of, scales_of
 from toeplens.studies.auditing.words import Names, Place, audited, model, place_title, power, proved, told, worst
 
 _MAPS = {"positional": "#2f6fe0", "symbolic": "#de7a00", "effect": "#d2453d"}
-_LESS = "#2f6fe0"  # of effects below zero
+_LESS = "#2f6fe0"  # effects below zero
 _COLUMNS = ("effect", "positional", "symbolic", "distance", "previous", "first", "induction")
 _MOST = 5
-_WIDE = 190  # pixels of a map, if its cells are not too large
-_CELL = (3, 12)  # pixels of a cell, at least and at most
+_WIDE = 190  # width of a map in pixels
+_CELL = (3, 12)  # smallest and largest size of a cell in pixels
 _TABLE = "border-collapse:collapse;color:inherit;font:inherit;font-variant-numeric:tabular-nums"
 _CELLS = "text-align:right;padding:1px 8px"
 
 
 def notebook_html(audit: AuditRecord) -> str:
-    """The audit as a piece of HTML with styles of its own: title, proof, small maps, the heads that matter most."""
+    """The audit as HTML with inline styles: title, proof, small maps, and the most important heads."""
     names, values = Names.of(audit), values_of(audit)
     scales = scales_of(values)
     verdict = "proved" if proved(audit) else "NOT proved"
-    loss = "" if audit.baseline is None else f"; loss {told(audit.baseline)} nats a token"
+    loss = "" if audit.baseline is None else f"; loss {told(audit.baseline)} nats per token"
     parts = [
         Markup("<div><b>{}</b> · {} heads in {} attention calls · {}</div>").format(
             model(audit), len(audit.heads), len(audit.layers), audited(audit)
         ),
         Markup('<div style="opacity:.75">{}</div>').format(
             f"{verdict}: weights and outputs differ from the model’s own by at most {power(worst(audit))}, the "
-            f"captured pass from a plain one by {power(audit.whole)}{loss}"
+            f"captured forward pass from a plain one by {power(audit.whole)}{loss}"
         ),
         Markup('<div style="display:flex;flex-wrap:wrap;gap:10px 22px;margin:6px 0">'),
         *(
@@ -46,7 +46,7 @@ def notebook_html(audit: AuditRecord) -> str:
 
 
 def _map(audit: AuditRecord, place: Place, name: str, scale: Scale, digits: int) -> Markup:
-    """Layers down, heads across, as an inline picture; what is not known is an outline."""
+    """Layers as rows, heads as columns, as inline SVG; unknown values are outlines."""
     names = Names.of(audit)
     layers = [one.layer for one in audit.layers if (one.side, one.kind) == place]
     heads = [one for one in audit.heads if (one.side, one.kind) == place]
@@ -64,7 +64,7 @@ def _map(audit: AuditRecord, place: Place, name: str, scale: Scale, digits: int)
             *(head.head * size, layers.index(head.layer) * size, side, side, paint),
             *(names.short(head), told(getattr(head, name), digits)),
         )
-    about = f"{title(name)}{where}: {len(layers)} layers down, {across} heads across"
+    about = f"{title(name)}{where}: {len(layers)} layers (rows), {across} heads (columns)"
     ends = f"({told(scale.low, digits)} to {told(scale.high, digits)})"
     return Markup(
         '<div><div style="opacity:.75">{}{} {}</div>'
@@ -73,7 +73,7 @@ def _map(audit: AuditRecord, place: Place, name: str, scale: Scale, digits: int)
 
 
 def _most(audit: AuditRecord, names: Names, values: Values) -> Markup:
-    """The heads with the largest effects; without effects, the most positional ones."""
+    """The heads with the largest effects, or the most positional heads without effects."""
     by = "effect" if any(head.effect is not None for head in audit.heads) else "positional"
     known = [head for head in audit.heads if getattr(head, by) is not None]
     if not known:
@@ -83,6 +83,6 @@ def _most(audit: AuditRecord, names: Names, values: Values) -> Markup:
     for head in sorted(known, key=lambda head: -getattr(head, by))[:_MOST]:
         texts = (names.short(head), *(told(getattr(head, name), count) for name, count in digits.items()))
         rows.append(Markup("").join(Markup('<td style="{}">{}</td>').format(_CELLS, text) for text in texts))
-    words = "The heads that matter most" if by == "effect" else "The most positional heads"
+    words = "Most important heads" if by == "effect" else "Most positional heads"
     body = Markup("").join(Markup("<tr>{}</tr>").format(row) for row in rows)
     return Markup('<div>{}</div><table style="{}">{}</table>').format(words, _TABLE, body)

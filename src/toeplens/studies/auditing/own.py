@@ -1,4 +1,4 @@
-"""An audit of a decoder that was trained here, by the measures that a transformers model is audited with."""
+"""Audit of a decoder trained with toeplens, with the same measures as for transformers models."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from toeplens.studies.auditing.measuring import head_records
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, Method, NoSuchLayer
 from toeplens.training import Batches, Run, plan_execution
 
-_AT_ONCE = 1 << 24  # logits that are held at once
+_AT_ONCE = 1 << 24  # logits held in memory at once
 _ALLOWED = 1e-4
 
 
 def is_run(model: Any) -> bool:
-    """Whether it is a run, or a run's directory."""
+    """Whether the argument is a run or a run's directory."""
     try:
         return isinstance(model, Run) or (isinstance(model, str | Path) and (Path(model) / "spec.json").is_file())
-    except OSError:  # no name of a file
+    except OSError:  # not a valid file name
         return False
 
 
@@ -61,8 +61,9 @@ def audit_run(
 ) -> Audit:
     """Audit a finished run's model on examples of its test set.
 
-    Shares and frequency use are over the queries that the model uses: of a last layer that is read in one place, the
-    query there; patterns are over all. Effects are on the loss (cross-entropy, nats an example).
+    Shares and frequency use only count queries that reach the output: in the last layer of a model with a single
+    readout position, the query there. Patterns count all queries. Effects are on the loss (cross-entropy, nats per
+    example).
 
     Raises `InputError` for a run that is not finished, and for layers that it does not have.
     """
@@ -122,7 +123,7 @@ def _measured(
     kept: Kept,
     on_progress: Callable[[str, int, int], None],
 ) -> list[Measured]:
-    """The layers, measured unless they are kept."""
+    """The measured layers; saved ones are reused."""
     had = [kept.layer(number) for number in chosen]
     done = [each for each in had if each is not None]
     if len(done) == len(chosen):
@@ -188,7 +189,7 @@ def _frequency_use(layer: LayerTrace) -> FrequencyUse | None:
 
 
 def _bias(layer: LayerTrace) -> Float[np.ndarray, "_H _D"] | None:
-    """The layer's bias by offset, where its encoding has one whatever it reads."""
+    """The layer's bias by offset, if its encoding has one that does not depend on content."""
     if layer.encoding.coupling != "bias" or not layer.whole:
         return None
     length = layer.q.shape[2]
@@ -198,7 +199,7 @@ def _bias(layer: LayerTrace) -> Float[np.ndarray, "_H _D"] | None:
 
 
 def _sums(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"]) -> tuple[PatternSums, float]:
-    """What the attention looks like; and how far weights times values are from the heads' own outputs."""
+    """The attention patterns, and the difference between weights times values and the heads' outputs."""
     count, length = layer.q.shape[1:3]
     sums = PatternSums(heads=count, queries=length, keys=length, tokens=tokens)
     step, missed, size = max(1, _AT_ONCE // (count * length**2)), 0.0, 0.0
@@ -206,7 +207,7 @@ def _sums(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"]) -
         some = slice(start, start + step)
         there = layer.present[some, None, :, None]
         weights = layer.weights(sequences=some)
-        logits = layer.logits(sequences=some).masked_fill(~there, -torch.inf)  # padding asks nothing
+        logits = layer.logits(sequences=some).masked_fill(~there, -torch.inf)  # padding has no queries
         sums.add(layer.rows, logits, weights, sequences=some)
         made = weights @ layer.v[some].repeat_interleave(count // layer.v.shape[1], 1)
         missed = max(missed, float(((made.transpose(1, 2) - heads[some]) * there.transpose(1, 2)).abs().max()))

@@ -1,4 +1,4 @@
-"""An audit's pass over sequences of different lengths: padding is no token of any measure, and changes no other."""
+"""Audits of sequences of different lengths; padding is excluded from all measures."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def measure_padded(
     report: measuring.Progress,
     changes: Sequence[Change] = (),
 ) -> tuple[list[Measured], float]:
-    """`measuring.measure`, of sequences with padding on their right, the longest first and the shortest last.
+    """`measuring.measure` for sequences with padding on the right, the longest first and the shortest last.
 
-    What a query of padding looks at is left out of all measures.
+    Queries in the padding are excluded from all measures.
 
     Arguments
-        there  which tokens are no padding
+        there  mask of the tokens that are not padding
 
-    Raises `InputError` also where padding changes what the model makes of the tokens before it.
+    Also raises `InputError` if padding changes the model's output for the tokens before it.
     """
     if kept.get(measuring.PASS) is None:
         check_padding(loaded, inputs, int(there[-1].sum()))
 
     def own(call: AttentionCall, tokens: Tensor) -> Measured:
-        seen = there.to(call.q.device)[:, None, :, None]  # queries of padding see nothing
+        seen = there.to(call.q.device)[:, None, :, None]  # queries in the padding see nothing
         visible = seen.expand(-1, 1, -1, call.k.shape[2]) if call.visible is None else call.visible & seen
         masked = replace(call, visible=visible)
         found = measuring.measure_call(masked, tokens, changes)
@@ -53,9 +53,9 @@ def measure_padded(
 
 
 def check_padding(loaded: Loaded, inputs: Mapping[str, Tensor], length: int) -> None:
-    """Refuse a model that makes something else of the shortest sequence, the last one, where padding follows it.
+    """Raise `InputError` if padding changes the model's output for the shortest sequence, the last one.
 
-    What its last token's heads put out is compared in every call: alone, and beside the first and longest sequence.
+    The head outputs for its last token are compared in every call: without padding, and batched with the longest one.
     """
     model = loaded.model
     alone: dict[Place, Float[Tensor, "H d"]] = {}
@@ -85,13 +85,13 @@ def check_padding(loaded: Loaded, inputs: Mapping[str, Tensor], length: int) -> 
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the largest number."""
+    """The largest difference, relative to the largest value."""
     size = float(one.abs().max())
     return float((one - other).abs().max()) / (size if size > 0 else 1.0) if one.shape == other.shape else torch.inf
 
 
 def _why(call: AttentionCall, unknown: str | None) -> str | None:
-    """Why there are no shares: that position is in the keys is told of sequences of one length alone."""
+    """Why there are no shares: position in the keys can only be separated for sequences of one length."""
     if unknown is None or call.rotation is not None or call.bias is not None:
         return unknown
     try:
@@ -99,6 +99,6 @@ def _why(call: AttentionCall, unknown: str | None) -> str | None:
     except NoForm:
         return unknown
     return (
-        f"{call.module}: position is in its keys, and their mean over at least {measuring.MEANS} sequences of one "
-        "length is needed to tell it from content."
+        f"{call.module}: position is part of the keys; separating it from content needs the mean over at least "
+        f"{measuring.MEANS} sequences of one length."
     )

@@ -1,11 +1,11 @@
-"""Effects of the heads that matter most: each head only as long as it may be one of them.
+"""Effects of the N most important heads by successive elimination.
 
-Sequences are gone through some at a time. After each time a head is left out whose interval lies below those of as many
-others as are wanted, until the sequences end or no more heads are left than are wanted. Most heads need few tokens.
+Sequences are processed in rounds. After each round, heads are dropped whose interval lies below those of N other heads,
+until the sequences end or only N heads are left. Most heads need few tokens.
 
-Before it, an estimate of all heads from a few backward passes leaves most of them out: four times as many as are wanted
-go on. An estimate need not be what a head is worth, so that leaving the others out is a guess. Some of them, drawn, go
-on as well: how many of these come out among the first is told.
+Before the first round, a gradient-based estimate of all heads drops most of them: only 4 N continue. An estimate can be
+wrong, so a few of the dropped heads, drawn at random, continue as well. The record reports how many of these end up
+among the first N.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from toeplens.sources.huggingface import HeadEffects
 from toeplens.sources.huggingface.effects.outcome import Effect
 from toeplens.studies.auditing.kept import Kept
 
-_ROUNDS = 8  # at most
+_ROUNDS = 8  # maximum number of rounds
 _LEVEL = 0.95
-_FEWEST = 4  # parts that an interval is taken over
-_PIECES = 16  # of a sequence, at most
-_GO_ON, _DRAWN = 4, 8  # times as many heads as are wanted that go on by an estimate, and others
-_AT_ONCE = 2048  # tokens that an estimate is made over, at most: it holds what every layer gave for them
-_READ = ("input_ids", "decoder_input_ids")  # of which these tokens are
+_FEWEST = 4  # minimum number of parts for an interval
+_PIECES = 16  # maximum number of pieces per sequence
+_GO_ON, _DRAWN = 4, 8  # heads that continue after the estimate, in multiples of N; randomly drawn heads
+_AT_ONCE = 2048  # maximum tokens of an estimate, which holds the outputs of every layer
+_READ = ("input_ids", "decoder_input_ids")  # inputs that count towards these tokens
 Estimate = Callable[[Mapping[str, Any]], Float[np.ndarray, "n"] | None]
 Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]]], HeadEffects]
 
 
 @dataclass(frozen=True)
 class Race:
-    """What a race found.
+    """The result of a race.
 
-    parts     of each call, [R, 1, H], what each part of the sequences says of each head; NaN from where it was left out
-    baseline  the intact loss of each sequence that was read; None for states
+    parts     per call, [R, 1, H]: effect of each head in each part of the sequences; NaN after it was dropped
+    baseline  loss of the intact model for each processed sequence; None for states
     outcome   ``loss`` or ``states``
-    guess     None without one
+    guess     heads dropped by the estimate; None without one
     """
 
     parts: list[Float[np.ndarray, "R 1 _H"]]
@@ -52,11 +52,11 @@ class Race:
 
 @dataclass(frozen=True)
 class Guess:
-    """Which heads were left out by an estimate.
+    """Heads dropped by an estimate.
 
-    left    how many
-    drawn   how many more it would have left out, and were drawn to be run all the same
-    missed  of these, how many came out among the first
+    left    number of dropped heads
+    drawn   number of heads with low estimates that were measured anyway
+    missed  how many of the drawn heads ended up among the first
     """
 
     left: int
@@ -74,17 +74,17 @@ def race(
     estimate: Estimate = lambda inputs: None,
     seed: int = 0,
 ) -> Race:
-    """Effects of all heads, the more exact the nearer they are to being among the ``first``.
+    """Effects of all heads, more precise for heads that may be among the ``first``.
 
-    A round's intervals are Student's over its parts and those before, and of the rounds together 95 %.
+    Intervals are Student's t intervals over all parts so far, at 95 % jointly over the rounds.
 
     Arguments
         run       effects of chosen heads of each call on some sequences (`head_effects`)
-        counts    heads of each call
-        kept      rounds that are there are not run again
-        report    is told how many heads are done, as if all had to be done in every round
-        estimate  what each head of all calls may be worth on some sequences; None where there is no telling
-        seed      of the heads that are drawn beside those of the estimate
+        counts    number of heads of each call
+        kept      saved rounds are not run again
+        report    called with the number of finished heads, as if every round measured all heads
+        estimate  estimated effect of each head of all calls on some sequences; None if not available
+        seed      seed of the randomly drawn heads
     """
     sequences, ends = len(inputs["input_ids"]), np.cumsum(counts)[:-1]
     rounds = np.array_split(np.arange(sequences), min(sequences, _ROUNDS))
@@ -123,8 +123,8 @@ def race(
 
 
 def _estimates(estimate: Estimate, inputs: Mapping[str, Any]) -> list[float] | None:
-    """What each head may be worth over as many of the sequences, or of the first one's tokens, as an estimate is made
-    over at once; None where there is no telling."""
+    """Estimated effect of each head over as many sequences, or tokens of the first one, as fit into one estimate; None
+    if not available."""
     tokens = inputs["input_ids"]
     read = sum(inputs[name].shape[1] for name in _READ if inputs.get(name) is not None)
     few = _cut(inputs, np.arange(max(1, min(len(tokens), _AT_ONCE // read))))
@@ -140,8 +140,8 @@ def _estimates(estimate: Estimate, inputs: Mapping[str, Any]) -> list[float] | N
 def _go_on(
     estimates: Float[np.ndarray, "n"], first: int, seed: int
 ) -> tuple[Bool[np.ndarray, "n"], Int[np.ndarray, "d"], int]:
-    """Which heads go on by an estimate; which of these were drawn and not chosen; and how many do not go on. Heads
-    without an estimate do not, and are not counted."""
+    """Heads that continue after the estimate; those of them that were drawn at random; and the number of dropped heads.
+    Heads without an estimate are dropped and not counted."""
     order = np.argsort(-np.nan_to_num(estimates, nan=-np.inf), kind="stable")
     order = order[np.isfinite(estimates[order])]
     best, others = np.split(order, [_GO_ON * first])
@@ -158,9 +158,9 @@ def _round(
     ends: Int[np.ndarray, "c"],
     pieces: int | None,
 ) -> dict[str, Any]:
-    """Parts of all heads, NaN for those that are not in the race; the intact losses; what effects are of.
+    """Parts of all heads (NaN for dropped ones), losses of the intact model, and the kind of effect.
 
-    Each sequence has as many parts, so that it counts as much as those of rounds with more sequences.
+    Every sequence has the same number of parts, so that sequences of all rounds have equal weight.
     """
     found = run(inputs, [np.flatnonzero(each).tolist() for each in np.split(racing, ends)])
     parts = np.concatenate([_pooled(each, pieces) for each in found.parts], axis=1)
@@ -169,10 +169,10 @@ def _round(
 
 
 def _pooled(parts: Float[np.ndarray, "B K H"], pieces: int | None) -> Float[np.ndarray, "R H"]:
-    """Neighbouring blocks of each sequence together, so many a sequence at most (None: all of them); same mean.
+    """Merge neighbouring blocks into at most ``pieces`` per sequence (None: no limit); the mean stays the same.
 
-    With m the mean over a sequence's K blocks and m_g that over the n_g of one of G pieces, that piece's part is
-    m + G n_g (m_g - m) / K: pieces need not have equally many.
+    With m the mean over a sequence's K blocks and m_g the mean over the n_g blocks of one of G pieces, the part of the
+    piece is m + G n_g (m_g - m) / K, as pieces may have different sizes.
     """
     count = parts.shape[1]
     cut = np.array_split(np.arange(count), min(pieces or count, count))
@@ -184,7 +184,7 @@ def _pooled(parts: Float[np.ndarray, "B K H"], pieces: int | None) -> Float[np.n
 def _may_be(
     rows: Float[np.ndarray, "R n"], racing: Bool[np.ndarray, "n"], first: int, level: float
 ) -> Bool[np.ndarray, "n"]:
-    """Which heads may be among the first, by the intervals of those that are still in the race."""
+    """Heads that may still be among the first, by their intervals."""
     known = racing & np.isfinite(rows).all(0)
     count = len(rows)
     if count < _FEWEST or known.sum() <= first:

@@ -1,4 +1,4 @@
-"""The record of an audit: what is known of each head of a model, of each attention call, and of the model."""
+"""The record of an audit: values of each head, of each attention call, and of the model."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ from toeplens.studies.kit.kernels import Decay, KernelEnds
 
 Method = Literal["exact", "position", "bands", "attribution"]
 
-Number = reading.Number | None  # None where it is not known: not measured, or not defined for this head
+Number = reading.Number | None  # None if unknown: not measured, or not defined for this head
 Part = NearlyShare | None
 Size = reading.Positive | None
 _Weight = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-1e6, le=1e6)]
 
-# the columns of the table, in order, and what each says
+# the columns of the table of heads, in order, with their descriptions
 COLUMNS: dict[str, str] = {
-    "side": "encoder or decoder",
-    "kind": "self or cross attention",
-    "layer": "from 0, counted over the attention of its kind and side",
-    "head": "from 0",
-    "positional": "share of the variance of the logits that comes from where a key stands",
-    "symbolic": "share that comes from what a key holds",
-    "interaction": "share that is neither alone",
-    "toeplitz": "share of the logits' energy that depends on the offset alone",
-    "toeplitz_variance": "share of the logits' variance that the offset alone explains",
-    "distance": "mean distance of query and key, in tokens, weighed by the attention",
-    "half_distance": "tokens after which the mean logit is half way to its limit, by the form of decay that fits best",
-    "entropy": "entropy of the attention over the log of the keys seen: 0 one key, 1 all alike",
-    "first": "attention on the first token of the sequence",
-    "sink": "attention that a sink takes, which gives no value",
-    "previous": "attention on the token before the query",
-    "current": "attention on the query's own token",
-    "next": "attention on the token after the query",
-    "induction": "attention on tokens that follow an earlier (elsewhere: another) copy of the query's token",
-    "duplicate": "attention on earlier (elsewhere: other) copies of the query's own token",
-    "retrieval": "share of the needles' tokens at whose prediction its strongest key is that token in the needle",
-    "centre": "mean log2 of the rotation's frequencies (radians a position), weighed by what they do for the variance",
-    "massive_q": "share of the squared norms of the queries that is in their largest dimension",
-    "massive_k": "the same of the keys",
-    "norm_top": "share of the mean of ||q|| ||k|| that is in the rotation's strongest pair",
-    "dead": "pairs of the rotation that add to none of the head's logits: in them its queries or keys are 0",
-    "offset": "how fixed the angle of queries and keys is in the rotation's pairs, weighed by norms: 1 always the same",
-    "effect": "what silencing the head, or taking its position, adds to the loss, or how far it moves the last states",
-    "effect_low": "lower end of the effect's interval (95 %)",
-    "effect_high": "upper end",
+    "side": "Encoder or decoder",
+    "kind": "Self or cross attention",
+    "layer": "Index from 0, among the layers of the same kind and side",
+    "head": "Index from 0",
+    "positional": "Share of the logits' variance explained by the position of the key",
+    "symbolic": "Share of the logits' variance explained by the content of the key (often large without training, too)",
+    "interaction": "Share of the logits' variance explained only by position and content together",
+    "toeplitz": "Share of the logits' energy that depends only on the offset",
+    "toeplitz_variance": "Share of the logits' variance explained by the offset only",
+    "distance": "Mean distance of query and key in tokens, weighted by the attention",
+    "half_distance": "Tokens after which the mean logit is half way to its limit, from the best-fitting decay curve",
+    "entropy": "Entropy of the attention divided by the log of the number of visible keys: 0 one key, 1 uniform",
+    "first": "Attention on the first token of the sequence",
+    "sink": "Attention on a sink, which contributes no value",
+    "previous": "Attention on the token before the query token",
+    "current": "Attention on the query's own token",
+    "next": "Attention on the token after the query token",
+    "induction": "Attention on tokens that follow an earlier (if not causal: any other) copy of the query token",
+    "duplicate": "Attention on earlier (if not causal: any other) copies of the query token",
+    "retrieval": "Share of the needle's tokens that the head attends to most when the model predicts them",
+    "centre": "Mean log2 of the RoPE frequencies (rad per position), weighted by their share of the logits' variance",
+    "massive_q": "Share of the squared query norms in the largest dimension",
+    "massive_k": "Share of the squared key norms in the largest dimension",
+    "norm_top": "Share of the mean of ||q|| ||k|| in the strongest RoPE pair",
+    "dead": "RoPE pairs that do not contribute to the head's logits because its queries or keys are 0 there",
+    "offset": "How constant the angle between queries and keys is in the RoPE pairs, weighted by norms: 1 constant",
+    "effect": "Effect of ablating the head, or of removing its position, on the loss or on the last hidden states",
+    "effect_low": "Lower end of the effect's 95 % interval",
+    "effect_high": "Upper end of the effect's 95 % interval",
 }
 
-# whose measure a column is, or is made after; the others are made here (docs/how-to/audit.md)
+# the source of a column's measure; the others are defined here (docs/how-to/audit.md)
 SOURCES: dict[str, str] = {
-    **dict.fromkeys(("positional", "symbolic", "centre"), "after arXiv 2511.11579"),
+    **dict.fromkeys(("positional", "symbolic", "centre"), "based on arXiv 2511.11579"),
     **dict.fromkeys(("first", "sink"), "attention sinks: Xiao et al. 2023, arXiv 2309.17453"),
     "previous": "previous-token heads: Elhage et al. 2021; Olsson et al. 2022, arXiv 2209.11895",
     "induction": "induction heads: Olsson et al. 2022, arXiv 2209.11895",
@@ -67,12 +67,12 @@ SOURCES: dict[str, str] = {
     "retrieval": "retrieval heads: Wu et al. 2024, arXiv 2404.15574",
     **dict.fromkeys(("massive_q", "massive_k"), "massive values: Jin et al. 2025, arXiv 2502.01563"),
     "norm_top": "norms by frequency: Barbero et al. 2024, arXiv 2410.06205",
-    "offset": "after Jonasson 2025, arXiv 2503.01832",
+    "offset": "based on Jonasson 2025, arXiv 2503.01832",
 }
 
 
 class NotThere(InputError):
-    """A layer or a head was asked for that the model does not have; the sentence counts from 0, as Python does."""
+    """The model does not have the requested layer or head; the message counts from 0."""
 
     WHERE = ""
 
@@ -81,33 +81,33 @@ class NotThere(InputError):
         self.number, self.last = number, last
 
     def for_people(self) -> NotThere:
-        """The same, counted from 1."""
+        """The same error with numbers counted from 1."""
         return type(self)(self.number, self.last, 1)
 
 
 class NoSuchLayer(NotThere):
-    """A layer."""
+    """The requested layer does not exist."""
 
     WHERE = "layers: {} was given; the model has layers {} to {}."
 
 
 class NoSuchHead(NotThere):
-    """A head, in any of the layers."""
+    """No layer has the requested head."""
 
     WHERE = "heads: {} was given; the layers have heads {} to {} at most."
 
 
 @dataclass(frozen=True)
 class HeadRecord(Record):
-    """One head. The fields up to ``effect_high``, and what is made of the others below, are the table's `COLUMNS`.
+    """One head. The fields up to ``effect_high`` and the properties below are the table's `COLUMNS`.
 
-    profile      attention by distance: at the query's own token, then at distances 1, 2-3, 4-7, 8-15, ... on either
-                 side together; sums to 1 less what a sink takes
-    norm_use     of each frequency of the layer's rotation, the share of the mean of ||q|| ||k|| in it: the first number
-                 is for the dimensions that are not turned, then the frequencies in the layer's order
-    variance_use the same of the logits' variance, Cov(L_t, L) / Var(L); the last number is for a bias
-    decay        how the mean logit changes with distance; None where no offset is between queries and keys
-    kernel       where the head has a bias by offset, what its matrix can do; else None
+    profile      attention by distance: on the query token itself, then at distances 1, 2-3, 4-7, 8-15, ..., both sides
+                 together; sums to 1 minus the attention on a sink
+    norm_use     share of the mean of ||q|| ||k|| in each RoPE frequency: first the dimensions without rotation, then
+                 the frequencies in the layer's order
+    variance_use share of the logits' variance, Cov(L_t, L) / Var(L), in the same order; the last value is for a bias
+    decay        change of the mean logit with distance; None if queries and keys have no offset (cross attention)
+    kernel       extreme eigenvalues and symbol of the head's offset bias; None without one
     """
 
     LATER = ("decay", "kernel", "massive_q", "massive_k", "offset", "retrieval", "duplicate")
@@ -146,48 +146,48 @@ class HeadRecord(Record):
 
     @property
     def half_distance(self) -> Number:
-        """That of the decay, where its form `explains` the mean logits."""
+        """The half distance of the decay, if its curve `explains` the mean logits."""
         return self.decay.half_distance if self.decay is not None and self.decay.explains else None
 
     @property
     def norm_top(self) -> Part:
-        """Of the pairs, the largest share of the norms; None where they are not known."""
+        """The largest share of the norms in one pair; None if unknown."""
         return max(self.norm_use[1:], default=None)
 
     @property
     def dead(self) -> int | None:
-        """How many pairs have no norms at all in this head; None where they are not known."""
+        """The number of pairs with zero norms in this head; None if unknown."""
         return sum(share == 0 for share in self.norm_use[1:]) if self.norm_use else None
 
 
 @dataclass(frozen=True)
 class LayerRecord(Record):
-    """One attention call of the model, in the order of the pass.
+    """One attention call of the model, in the order of the forward pass.
 
-    module         its name in the model, and its class
-    heads, key_heads, head_dim   query heads, key heads, width of queries and keys
+    module         name of the module in the model, and its class
+    heads, key_heads, head_dim   number of query heads, of key heads, and width of queries and keys
     scale          factor of q . k
     softcap        c of c tanh(x / c); None without
-    causal         whether keys after the query are hidden
-    window         keys up to its own that a query sees at most, on either side if not causal; None if all
-    chunk          positions are in chunks of so many, and a query sees none of a chunk before; None if they are not
-    position       what position does here, in words, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
-    frequencies    of the rotation, radians a position, in the order of the pairs; empty without a known rotation
-    dead           places among the frequencies of the pairs that add to no logit here: in all heads their queries are
-                   0, or their keys
-    tabled         places of those whose frequency is that of the model's own table of cosines, as nothing of theirs was
-                   seen to turn: queries and keys are 0, or the turns too small for the model's precision
-    unknown        why positional, symbolic and interaction shares (and frequency use) are not known; None if they are
-    weights        largest difference of an attention weight formed again from the parts; None if the model forms none
+    causal         whether keys after the query are masked
+    window         maximum number of visible keys up to and including the query's own, on either side if not causal;
+                   None if all are visible
+    chunk          chunk size if queries only see keys of their own chunk; otherwise None
+    position       how position enters, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
+    frequencies    RoPE frequencies in rad per position, in the order of the pairs; empty without a known rotation
+    dead           indices of frequencies whose pairs contribute to no logit: in all heads their queries or keys are 0
+    tabled         indices of frequencies taken from the model's own table of cosines because no rotation was
+                   measurable: queries and keys are 0, or the angles are too small for the model's precision
+    unknown        why positional, symbolic and interaction shares (and frequency use) are unknown; None if known
+    weights        largest difference of a recomputed attention weight; None if the model does not expose weights
     outputs        largest difference of a head's output, relative to the layer's largest
-    tolerance      largest difference of a weight that rounding explains; of earlier records what both may be at most
-    used           largest share of what rounding explains that a difference takes, of weights and outputs; None in
-                   earlier records, and where it was not measured
+    tolerance      largest weight difference that rounding explains; in earlier records the limit of both differences
+    used           largest difference of weights or outputs, as a share of what rounding explains; None in earlier
+                   records, and if not measured
     logit          largest absolute logit of a visible key; None likewise
-    undecided      share of queries whose largest weight rounding alone may change by a half or more; None likewise
-    deposit        sums of this layer's effects above and below 0, ``helps`` and ``harms``; of the clipped effects d
-                   ``top_share`` max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini`` (None where the sum is
-                   within its noise), ``lead`` (largest less second); empty without effects
+    undecided      share of queries whose largest weight may change by 0.5 or more due to rounding; None likewise
+    deposit        ``helps`` and ``harms``: sums of the layer's positive and negative effects; from the effects d
+                   clipped at 0: ``top_share`` max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini`` (None
+                   if the sum is within its noise), ``lead`` (largest minus second largest); empty without effects
     """
 
     LATER = ("deposit", "dead", "tabled", "chunk", "used", "logit", "undecided")
@@ -218,30 +218,30 @@ class LayerRecord(Record):
     undecided: Size = None
 
     def check(self, heads: list[HeadRecord]) -> None:
-        """Refuse heads that are not the layer's."""
+        """Raise `ValueError` for heads that do not match the layer."""
         name = f"{self.side} {self.kind} layer {self.layer}"
         if [head.head for head in heads] != list(range(self.heads)):
-            raise ValueError(f"the heads of {name} are not 0 to {self.heads - 1}.")
+            raise ValueError(f"the heads of {name} must be 0 to {self.heads - 1}.")
         if any(pair >= len(self.frequencies) for pair in (*self.dead, *self.tabled)):
-            raise ValueError(f"dead or tabled pairs of {name} are none of its {len(self.frequencies)}.")
+            raise ValueError(f"dead or tabled pairs of {name} must be among its {len(self.frequencies)} pairs.")
         lengths = {"norm_use": len(self.frequencies) + 1, "variance_use": len(self.frequencies) + 2}
         for head in heads:
             for field_name, wanted in lengths.items():
                 count = len(getattr(head, field_name))
                 if count not in (0, wanted):
                     raise ValueError(
-                        f"{field_name} of {name} head {head.head} has {count} numbers; the layer's frequencies need "
-                        f"{wanted}."
+                        f"{field_name} of {name} head {head.head} must have {wanted} numbers, as the layer's "
+                        f"frequencies require, got {count}."
                     )
 
 
 @dataclass(frozen=True)
 class BandRecord(Record):
-    """A band of a layer's rotation: its pairs, and what is lost when it stands still in all of the layer's heads.
+    """A frequency band of a layer's rotation, and the effect of freezing it in all of the layer's heads.
 
-    first, last       of its pairs, from 0 in the rotation's order
-    fastest, slowest  of its frequencies, radians a position, without their sign
-    effect            as of a head; effect_low, effect_high  the ends of its 95 % interval
+    first, last       first and last pair, counted from 0
+    fastest, slowest  largest and smallest absolute frequency, in rad per position
+    effect            as for a head; effect_low, effect_high  the ends of its 95 % interval
     """
 
     WORDS = "audit"
@@ -258,20 +258,20 @@ class BandRecord(Record):
     effect_high: Number
 
     def of(self, layer: LayerRecord) -> bool:
-        """Whether it is of this layer."""
+        """Whether the band belongs to this layer."""
         return (self.side, self.kind, self.layer) == (layer.side, layer.kind, layer.layer)
 
 
 @dataclass(frozen=True)
 class Measured(Record):
-    """One attention call: its record, and those of its heads, effects apart."""
+    """The records of one attention call and of its heads, without effects."""
 
     layer: LayerRecord
     heads: tuple[HeadRecord, ...]
 
 
 class _About(BaseModel):
-    """What is read of an audit's ``about``."""
+    """The fields of an audit's ``about`` that are read."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
     model: reading.Text | None = None
@@ -297,30 +297,30 @@ class _About(BaseModel):
 
 @dataclass(frozen=True)
 class AuditRecord(Record):
-    """What an audit found.
+    """The results of an audit.
 
-    about        the model and how it was audited, as names and values: model, class, model_type, parameters, dtype,
-                 weights (how a GGUF file kept them), device, text (where the tokens came from), random_weights (that
-                 the checkpoint lacks), unused_weights (that the model has no place for), unused_bos (the token
-                 for the beginning of a text, if the tokenizer has one and does not add it), no_effects (why there are
-                 none), sequences, tokens (of each, or of the longest), lengths (of the sequences, where they differ),
-                 texts (that each sequence is of, where there are several), needles (that retrieval was measured on),
-                 changes (of the model, in words), request (a digest, of an audit among many), seed, intervals (what
-                 those of effects are over), race (which heads were left out of it), torch, transformers, python,
-                 seconds
-    layers       every attention call, in the order of the pass
+    about        the model and the settings of the audit, by name: model, class, model_type, parameters, dtype,
+                 weights (quantisation of a GGUF file), device, text (where the tokens came from), random_weights
+                 (missing from the checkpoint), unused_weights (in the checkpoint but not in the model), unused_bos (a
+                 beginning-of-sequence token that the tokenizer has but does not add), no_effects (why there are
+                 none), sequences, tokens (length of the longest sequence), lengths (of the sequences, if they differ),
+                 texts (name of each sequence's text, if there are several), needles (number of needles for
+                 retrieval), changes (of the model), request (a digest, in an audit of many models), seed, intervals
+                 (what the intervals of effects are taken over), race (which heads were dropped early), torch,
+                 transformers, python, seconds
+    layers       every attention call, in the order of the forward pass
     heads        every head, in the same order
-    effect       what the heads' effects are of: ``loss`` (nats a token) or ``states`` (the squared distance of the last
-                 states from the intact ones, relative to their variance over tokens); None if heads were not silenced
-    method       ``exact`` (each head silenced), ``position`` (position taken from each), ``bands`` (each band of each
-                 layer's frequencies stopped) or ``attribution`` (an estimate of silencing); None likewise
-    baseline     the intact model's loss; None for states and without effects
-    whole        largest difference of the model's output in the captured pass from that of a plain pass, relative to
+    effect       ``loss`` (nats per token) or ``states`` (squared distance of the last hidden states from the intact
+                 ones, relative to their variance over tokens); None if effects were not measured
+    method       ``exact`` (ablate each head), ``position`` (remove position from each head), ``bands`` (freeze each
+                 frequency band of each layer) or ``attribution`` (estimate of ablation); None likewise
+    baseline     loss of the intact model; None for states and without effects
+    whole        largest difference of the model's output between the captured and a plain forward pass, relative to
                  the largest output
-    words        the tokens of the first sequence as text, where a tokenizer was there; else empty
-    check        of estimates: how they compare with the exact effects of a sample of the heads, whose
-                 layers are counted as in ``layers``. Where it does not hold there are no effects
-    bands        of ``bands``, each band of each layer that has a rotation; else none
+    words        tokens of the first sequence as text; empty without a tokenizer
+    check        comparison of estimates with exact effects for a sample of heads, with layers counted as in
+                 ``layers``. If the check fails, there are no effects
+    bands        for ``bands``, each band of each layer that has a rotation; otherwise empty
     """
 
     WORDS = "audit"
@@ -338,11 +338,11 @@ class AuditRecord(Record):
     bands: tuple[BandRecord, ...] = ()
 
     def table(self) -> dict[str, list[Any]]:
-        """The heads as columns (`COLUMNS`), one number or word a head; None where it is not known."""
+        """The heads as columns (`COLUMNS`), one value per head; None if unknown."""
         return {name: [getattr(head, name) for head in self.heads] for name in COLUMNS}
 
     def frame(self) -> pa.Table:
-        """The same as an Arrow table, which pandas and polars take as it is; null where a number is not known."""
+        """The heads as an Arrow table, which pandas and polars accept; null if unknown."""
         kinds = {"side": pa.string(), "kind": pa.string(), "layer": pa.int32(), "head": pa.int32()}
         return pa.table(self.table(), schema=pa.schema([(name, kinds.get(name, pa.float64())) for name in COLUMNS]))
 
@@ -356,11 +356,11 @@ class AuditRecord(Record):
         return [band for band in self.bands if band.of(layer)]
 
     def layer_of(self, band: BandRecord) -> LayerRecord:
-        """The layer of a band."""
+        """The layer that a band belongs to."""
         return next(layer for layer in self.layers if band.of(layer))
 
     def summary(self) -> dict[str, Any]:
-        """What there is to print: all but the tokens and the heads' lists of numbers, for JSON."""
+        """The record for JSON output, without the tokens and the heads' lists of numbers."""
         lists = ("profile", "norm_use", "variance_use")
         content = self.to_dict()
         heads = [{name: value for name, value in head.items() if name not in lists} for head in content["heads"]]
@@ -374,4 +374,4 @@ class AuditRecord(Record):
         for layer in self.layers:
             layer.check(list(self.of(layer)))
         if sum(layer.heads for layer in self.layers) != len(self.heads):
-            raise ValueError("it has heads of no layer.")
+            raise ValueError("each head must belong to a layer.")

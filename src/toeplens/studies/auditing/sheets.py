@@ -1,4 +1,4 @@
-"""The heads of an audit as the page's script reads them: columns, their numbers, and the colour of each number."""
+"""The heads of an audit as the page's script reads them: columns, values, and colours."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from toeplens.studies.auditing.words import Names, place_title, told
 NUMBERS = tuple(name for name in COLUMNS if name not in ("side", "kind", "layer", "head"))
 EFFECTS = ("effect", "effect_low", "effect_high")
 _DIGITS = {"distance": 1, "half_distance": 1, "centre": 2, "dead": 0}
-_SHARE = 3  # decimals of what lies between 0 and 1
+_SHARE = 3  # decimals of shares
 Values = dict[str, list[Number]]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The colours of a column.
+    """The colour scale of a column.
 
-    low, high    the numbers at its two ends
-    signed       whether 0 stands in the middle, between -high and high
-    logarithmic  whether colours go with log2(1 + number)
+    low, high    the values at its two ends
+    signed       whether the scale runs from -high to high, with 0 in the middle
+    logarithmic  whether colours follow log2(1 + value)
     """
 
     low: float
@@ -41,9 +41,9 @@ class Scale:
     def of(
         cls, values: Iterable[Number], *, signed: bool = False, logarithmic: bool = False, least: float = 0.0
     ) -> Scale:
-        """From nothing to the largest number; from the smallest where that is over half of it or all are negative.
+        """From 0 to the largest value; from the smallest value if it is over half the largest, or if all are negative.
 
-        ``least``: a difference too small to be shown, so that rounding is not given all the colours
+        ``least``: minimum width of the scale, so that rounding differences do not fill it
         """
         known = [value for value in values if value is not None]
         low, high = min(known, default=0.0), max(known, default=0.0)
@@ -57,7 +57,7 @@ class Scale:
         return cls(low, high, False, logarithmic)
 
     def tone(self, value: Number) -> Number:
-        """From 0 (as the page's ground) to 1 (the warm end), or -1 (the cool end); None where nothing is known."""
+        """From 0 (background colour) to 1 (warm end) or -1 (cool end); None if unknown."""
         if value is None:
             return None
         if self.signed:
@@ -66,24 +66,24 @@ class Scale:
         return round((at - low) / (high - low), 3) if high > low else 0.0
 
     def ends(self, digits: int) -> dict[str, Any]:
-        """What a legend says."""
+        """The labels of the legend."""
         return {"low": told(self.low, digits), "high": told(self.high, digits), "half": not self.signed}
 
 
 def title(column: str) -> str:
-    """A column's name as a text."""
+    """A column's name with spaces."""
     return column.replace("_", " ")
 
 
 def values_of(audit: AuditRecord) -> Values:
-    """The columns of numbers of which any is known."""
+    """The columns with at least one known value."""
     table = audit.table()
     found = {name: [None if v is None else or_none(v) for v in table[name]] for name in NUMBERS}
     return {name: column for name, column in found.items() if any(value is not None for value in column)}
 
 
 def digits_of(column: str, *audits: Values) -> int:
-    """Decimals: fixed by the column, or so many that the largest effect has three significant digits."""
+    """Decimals of a column; for effects, enough to show three significant digits of the largest."""
     if column not in EFFECTS:
         return _DIGITS.get(column, _SHARE)
     size = max((abs(v) for values in audits for v in values.get("effect", []) if v is not None), default=0.0)
@@ -91,12 +91,12 @@ def digits_of(column: str, *audits: Values) -> int:
 
 
 def least_of(column: str) -> float:
-    """The smallest difference that a column's decimals show; effects show any."""
+    """The smallest difference that a column's decimals show; 0 for effects."""
     return 0.0 if column in EFFECTS else 10.0 ** -digits_of(column)
 
 
 def scales_of(*audits: Values) -> dict[str, Scale]:
-    """One scale a column, for all audits together; effects have 0 in the middle."""
+    """One scale per column, shared by all audits; effects have 0 in the middle."""
     return {
         name: Scale.of(
             (value for values in audits for value in values.get(name, [])),
@@ -112,9 +112,9 @@ def scales_of(*audits: Values) -> dict[str, Scale]:
 def sheet(
     name: str, audit: AuditRecord, values: Values, scales: dict[str, Scale], digits: dict[str, int]
 ) -> dict[str, Any]:
-    """One map's and table's content: where each head stands, its numbers, and the tone of each number.
+    """The content of a map and its table: the place of each head, its values, and the tone of each value.
 
-    Titles are for people; layers and heads beside them are numbers from 0, as in the tables that are downloaded.
+    Titles count from 1; the layer and head indices next to them count from 0, as in the downloaded tables.
     """
     names = Names.of(audit)
     return {
@@ -140,7 +140,7 @@ def sheet(
 
 
 def columns(*audits: Values) -> list[dict[str, Any]]:
-    """The columns in which any number is known, in order."""
+    """The columns with at least one known value, in order."""
     return [
         {
             "name": name,
@@ -155,7 +155,7 @@ def columns(*audits: Values) -> list[dict[str, Any]]:
 
 
 def changes(first: Values, second: Values) -> Values:
-    """Second less first, in the columns that both have; None where either is not known."""
+    """Second minus first, in the columns that both have; None if either is unknown."""
     return {
         name: [
             None if a is None or b is None else or_none(b - a) for a, b in zip(first[name], second[name], strict=True)
@@ -166,6 +166,6 @@ def changes(first: Values, second: Values) -> Values:
 
 
 def content(shown: list[dict[str, Any]], sheets: Sequence[dict[str, Any]]) -> Markup:
-    """All of it as JSON in which nothing can end the element that holds it."""
+    """The content as JSON that is safe inside a script element."""
     dumps = partial(json.dumps, separators=(",", ":"), allow_nan=False)
     return htmlsafe_json_dumps({"order": list(COLUMNS), "columns": shown, "sheets": list(sheets)}, dumps=dumps)

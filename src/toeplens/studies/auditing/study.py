@@ -1,4 +1,4 @@
-"""An audit: which heads of a model are positional, which symbolic, what they look at, and what is lost without them."""
+"""Audit a model: positional and symbolic heads, attention patterns, and ablation effects."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from toeplens.studies.kit.questions import LONGEST, MOST_ASKED, SEEDS, Item, Wri
 from toeplens.studies.kit.retrieving import Place, retrieval_of
 
 Silencing = Literal["exact", "position", "bands", "attribution", "none"]
-EXAMPLES = 256  # of a run's test set, unless told otherwise
-_MOST = 100_000  # sequences, and heads that are wanted
+EXAMPLES = 256  # default number of examples of a run's test set
+_MOST = 100_000  # maximum of sequences, and of first
 _BOUNDS = {
     "sequences": (1, _MOST),
     "max_tokens": (2, LONGEST),
@@ -72,45 +72,43 @@ def audit(
     keep: Path | str | None = None,
     on_progress: Progress | None = None,
 ) -> Audit:
-    """Audit every attention head of a transformers model: its numbers are `toeplens.studies.auditing.COLUMNS`.
+    """Audit every attention head of a transformers model; the measures are `toeplens.studies.auditing.COLUMNS`.
 
-    Each attention call is taken apart and proved on the audited tokens, and the whole pass against a plain one; a model
-    that is not understood is refused, by the name of the module. Layers are gone through one by one, with some queries
-    at a time: memory grows with the tokens, not with their square, unless the model itself forms a table of all
-    queries by all keys.
+    Each attention call is decomposed and proved on the audited tokens, and the captured forward pass is compared with a
+    plain one. A model that cannot be decomposed is refused, with the name of the module. Memory grows linearly with the
+    number of tokens, unless the model itself forms a full table of queries by keys.
 
     Arguments
         model        a `transformers.PreTrainedModel`; a directory that holds one, or its name on the hub; or a finished
                      `toeplens.training.Run` or its directory, which is audited on examples of its test set
-        data         token ids [B, N] or [N] (a tensor, an array, lists, which may be of different lengths), or a text
-                     or several, in a list or by name; or what ``forward`` takes, tensors by name (`as_tokens` of the
-                     sources); random tokens whose second half repeats the first unless given.
-                     An encoder-decoder reads the same on both sides, the decoder's one place later. Sequences are
-                     shared out among texts as evenly as these allow, and intervals are then over texts
-        tokenizer    of a text; the one that lies with the model unless given
-        layers       which layers are measured, as `LayerRecord.layer` counts them; all unless given
-        sequences    at most so many; 16 unless given, of a run's examples 256
-        max_tokens   of a sequence, at most; 256 unless given, of tokens as many as they have. A text that is shorter is
-                     a sequence of its own length
-        effects      what is done to each head: it is silenced (``exact``; ``attribution`` is an estimate of that, for
-                     language models), position is taken from it, its rotation and its bias (``position``), or ``none``.
-                     Or to each layer: ``bands`` of its frequencies stand still, one after the other
-        dtype, device, pickled  of a model that is loaded, as in `toeplens.sources.huggingface.loading.load_model`
-        seed         of random tokens, of masked ones, and of intervals
-        first        how many heads' effects are wanted, where each is silenced exactly or loses its position: those
-                     that cannot be among them are left out after some of the sequences; all unless given
-        heads        which heads of each layer have effects, where each is silenced exactly or loses its position; all
-                     unless given
-        needles      how many texts with a number in them the heads' retrieval is measured on, as long as the sequences:
-                     of a model that predicts the next token, and a text
-        changes      of the model (`toeplens.sources.huggingface.Change`), without effects: every head is measured as it
-                     reads what the changed heads before it put out. To be laid beside the audit of the intact model
-        keep         the audit's directory: finished layers and effects are kept in it, and the same audit goes on with
-                     them, until `toeplens.studies.auditing.save` has written it whole
-        on_progress  is called with what is being done, how much of it is, and all
+        data         token ids [B, N] or [N] (tensor, array or lists, which may differ in length); one or several texts,
+                     as a string, a list or by name; or tensors by name, as ``forward`` takes them (`as_tokens`).
+                     (default: random tokens whose second half repeats the first.) The decoder of an encoder-decoder
+                     reads the encoder's tokens shifted by one. Several texts contribute equally many sequences if
+                     possible, and intervals are then over texts
+        tokenizer    tokenizer for texts (default: the model's own)
+        layers       layers to measure, as counted by `LayerRecord.layer` (default: all)
+        sequences    maximum number of sequences (default: 16; 256 for a run)
+        max_tokens   maximum number of tokens per sequence (default: 256; for token ids their full length). A shorter
+                     text is one sequence of its own length
+        effects      intervention whose effect is measured: ``exact`` ablates each head; ``attribution`` estimates this
+                     from gradients, for language models; ``position`` removes the position of each head (rotation and
+                     bias); ``bands`` freezes each frequency band of each layer; or ``none``
+        dtype, device, pickled  for loading, as in `toeplens.sources.huggingface.loading.load_model`
+        seed         seed of random tokens, masked tokens and intervals
+        first        for ``exact`` and ``position``: only find this many heads with the largest effect; the rest are
+                     dropped early (default: measure all)
+        heads        for ``exact`` and ``position``: heads of each layer to measure (default: all)
+        needles      number of needle texts for measuring retrieval, as long as the sequences. Needs a causal language
+                     model and a text
+        changes      interventions on the model (`toeplens.sources.huggingface.Change`). Every head is measured on the
+                     output of the changed heads before it. Not possible together with effects
+        keep         directory of the audit. Finished layers and effects are saved there until
+                     `toeplens.studies.auditing.save` writes the audit, so that an interrupted audit can be resumed
+        on_progress  called with a description of the current work, the finished amount and the total
 
-    Raises `InputError` for a model that is not understood and for tokens that do not fit it, `EnvironmentFailure` where
-    memory runs out.
+    Raises `InputError` for a model that cannot be decomposed and for tokens that do not fit it, and
+    `EnvironmentFailure` if memory runs out.
     """
     started = time.monotonic()
     options: dict[str, Any] = {"max_tokens": max_tokens, "first": first, "heads": heads, "needles": needles}
@@ -167,11 +165,11 @@ def audit(
                 changed = silence(
                     model, inputs, measured, effects, mask_token, seed, kept, say, first, some, read.texts
                 )
-            except (NoGradient, NoPosition):  # what was asked for cannot be: nothing the model is to blame for
+            except (NoGradient, NoPosition):  # the request itself is impossible
                 raise
             except InputError as error:
                 changed = not_silenced(measured, str(error))
-    except InputError:  # and the same audit would be refused again
+    except InputError:  # the same audit would be refused again
         kept.clear()
         raise
     except EnvironmentFailure:
@@ -196,7 +194,7 @@ def audit(
 
 
 def check_options(*, effects: str, heads: Sequence[int] | None, changes: Sequence[Any], **options: Any) -> None:
-    """Refuse options of `audit` that go with no model, or not with one another."""
+    """Raise `InputError` for options of `audit` that are invalid for every model or exclude each other."""
     choose("effects", effects, get_args(Silencing))
     for field, (least, most) in _BOUNDS.items():
         within(field, options[field], least, most)
@@ -212,7 +210,7 @@ def check_options(*, effects: str, heads: Sequence[int] | None, changes: Sequenc
 
 
 def check_run_options(**options: Any) -> None:
-    """Refuse options that a run has no use for: what is given of them is not what they are without a word."""
+    """Raise `InputError` for options that do not apply to runs but are not at their defaults."""
     for name, value in options.items():
         nothing = value is None or (isinstance(value, str | int) and value in ("auto", 0))
         if name not in _OF_RUNS and not nothing:
@@ -223,7 +221,7 @@ def check_run_options(**options: Any) -> None:
 
 
 def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequence[int]) -> None:
-    """Refuse heads that none of the calls has, and more heads than they have."""
+    """Raise `InputError` for heads that no call has, and for more heads than there are."""
     most = max(counts, default=0)
     if heads is not None and not 0 <= min(heads) <= max(heads) < most:
         raise NoSuchHead(max(heads), most - 1)
@@ -233,9 +231,9 @@ def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequen
 
 
 def needles_of(tokenizer: Any, data: Any, count: int, length: int, seed: int) -> list[Item]:
-    """So many texts of this length with a needle in them, from their beginning to their end.
+    """``count`` texts of this length with needles at depths from the beginning to the end.
 
-    Raises `InputError` for data that are no text.
+    Raises `InputError` for data other than text.
     """
     if not count:
         return []
@@ -249,7 +247,7 @@ def needles_of(tokenizer: Any, data: Any, count: int, length: int, seed: int) ->
 def scores_of(
     loaded: Loaded, needles: Sequence[Item], kept: Kept, report: Callable[[int, int], None]
 ) -> dict[Place, float]:
-    """The retrieval score of each head, of none without needles; what is kept is not measured again."""
+    """The retrieval score of each head; empty without needles. Saved scores are reused."""
     if not needles:
         return {}
     found = kept.get("needles")
@@ -260,7 +258,7 @@ def scores_of(
 
 
 def _must_be_same(directory: Path, read: Sequences, changes: Sequence[Change]) -> None:
-    """Refuse to replace a finished audit of other tokens, or of the model changed in another way."""
+    """Raise `InputError` instead of replacing a finished audit with other tokens or other changes."""
     if not (directory / RECORD).is_file():
         return
     about = open_audit(directory).about
@@ -276,7 +274,7 @@ def _must_be_same(directory: Path, read: Sequences, changes: Sequence[Change]) -
 
 
 def _digest(read: Sequences) -> str:
-    """What tells these sequences from others."""
+    """A digest of these sequences."""
     shape = f"{list(read.tokens.shape)} {list(read.lengths)}"
     return hashlib.sha256(shape.encode() + read.tokens.numpy().tobytes()).hexdigest()
 
@@ -284,7 +282,7 @@ def _digest(read: Sequences) -> str:
 def _key(
     loaded: Loaded, read: Sequences, layers: frozenset[int] | None, effects: Any, mask_token: int | None, seed: int
 ) -> dict[str, Any]:
-    """All that decides what an audit finds."""
+    """Everything that determines the results of an audit."""
     model = loaded.model
     return {
         "model": identity(model, loaded.name),
@@ -301,7 +299,7 @@ def _key(
 
 
 def _about(loaded: Loaded) -> dict[str, Any]:
-    """What is said of the model."""
+    """The description of the model."""
     model = loaded.model
     return {
         "model": loaded.called,

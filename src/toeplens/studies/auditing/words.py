@@ -1,66 +1,73 @@
-"""What an audit says in words: what heads are called (from 1, for people), what was proved, and what was found."""
+"""Sentences about an audit: names of heads (counted from 1), what was proved, and what was found."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import partial
 from statistics import median
 from typing import Any
 
 from toeplens.ground.words import fixed, listed, power, significant, spans
 from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord, Number
 
-PATTERN = 0.5  # attention from which on a head counts as one of a pattern
+PATTERN = 0.5  # a head has a pattern if more than this share of its attention follows it
+TITLES = {
+    "previous": "Previous-token heads",
+    "first": "First-token heads",
+    "induction": "Induction heads",
+    "duplicate": "Duplicate-token heads",
+}
 PATTERNS = {
-    "previous": "on the token before",
+    "previous": "on the previous token",
     "first": "on the first token",
-    "induction": "on tokens after a copy of their own (induction)",
-    "duplicate": "on copies of their own token",
+    "induction": "on tokens that follow a copy of the query token",
+    "duplicate": "on copies of the query token",
 }
-UNIFORM = 0.95  # entropy of the attention from which on a head looks at all keys nearly alike
-DONE = {"position": "taking position from", "bands": "stopping a band of"}  # to a head, by the method; else silencing
+UNIFORM = 0.95  # entropy from which on attention counts as nearly uniform
+DONE = {"position": "removing position from", "bands": "freezing a band of"}  # by method; otherwise ablating
 _UNITS = {
-    "loss": "loss, in nats a token, that {} the {} adds",
-    "states": "squared distance of the last states from the intact ones, relative to their variance over tokens",
+    "loss": "increase of the loss, in nats per token, from {} the {}",
+    "states": "squared distance of the last hidden states from the intact ones, relative to their variance over tokens",
 }
-_TAIL = 0.025  # of an interval of 95 %, at either end
+_LISTED = 8  # heads named in a sentence
+_TAIL = 0.025  # either tail of a 95 % interval
 Place = tuple[str, str]  # side and kind
 
 
 @dataclass(frozen=True)
 class Names:
-    """What layers and heads are called: with side and kind where a model has more than one.
+    """Names of layers and heads, with side and kind where a model has more than one.
 
-    places  sides and kinds, in the order of the pass
+    places  sides and kinds, in the order of the forward pass
     """
 
     places: tuple[Place, ...]
 
     @classmethod
     def of(cls, *audits: AuditRecord) -> Names:
-        """The names that tell all layers of these audits apart."""
+        """Names that are unique over all layers of these audits."""
         return cls(tuple(dict.fromkeys((one.side, one.kind) for audit in audits for one in audit.layers)))
 
     def place(self, one: HeadRecord | LayerRecord) -> str:
-        """Its side and kind, and a blank, where a model has more than one."""
+        """Side and kind followed by a space; empty if the model has only one."""
         return "" if len(self.places) == 1 else f"{one.side} " if one.kind == "self" else f"{one.side} {one.kind} "
 
     def layer(self, one: HeadRecord | LayerRecord) -> str:
-        """As in a sentence: layer 2, decoder cross layer 2."""
+        """For sentences: layer 2, decoder cross layer 2."""
         return f"{self.place(one)}layer {one.layer + 1}"
 
     def head(self, head: HeadRecord) -> str:
-        """As in a sentence: layer 2 head 5."""
+        """For sentences: layer 2 head 5."""
         return f"{self.layer(head)} head {head.head + 1}"
 
     def short_layer(self, one: HeadRecord | LayerRecord) -> str:
-        """As in a plot: L2."""
+        """For plots: L2."""
         return f"{self.place(one)}L{one.layer + 1}"
 
     def short(self, head: HeadRecord) -> str:
-        """As in a plot: L2 H5."""
+        """For plots: L2 H5."""
         return f"{self.short_layer(head)} H{head.head + 1}"
 
 
@@ -70,12 +77,12 @@ def place_title(place: Place) -> str:
 
 
 def told(value: Number, digits: int = 3) -> str:
-    """A number with so many decimals and a true minus sign; a dash where it is not known."""
+    """A number with the given decimals and a true minus sign; a dash if it is unknown."""
     return fixed(value, digits)
 
 
 def layer_spans(names: Names, layers: Iterable[LayerRecord]) -> str:
-    """Layers in a sentence, runs drawn together: layers 1–4, 6; with side and kind where there are several."""
+    """A list of layers with ranges, such as layers 1–4, 6; with side and kind where there are several."""
     found: dict[str, list[int]] = {}
     for one in layers:
         found.setdefault(names.layer(one).removesuffix(f" {one.layer + 1}"), []).append(one.layer + 1)
@@ -83,12 +90,12 @@ def layer_spans(names: Names, layers: Iterable[LayerRecord]) -> str:
 
 
 def audited(audit: AuditRecord) -> str:
-    """What was looked at: sequences, tokens, and where they came from."""
+    """The audited input: sequences, tokens, and where they came from."""
     about = audit.about
     sequences, tokens = about.get("sequences"), about.get("tokens")
     lengths = about.get("lengths")
     long = f"{min(lengths)} to {tokens}" if lengths else f"{tokens}"
-    size = "tokens whose number was not recorded" if None in (sequences, tokens) else f"{sequences} × {long} tokens"
+    size = "size not recorded" if None in (sequences, tokens) else f"{sequences} × {long} tokens"
     changes = about.get("changes") or ()
     return (
         f"{size} ({about.get('text') or 'source not recorded'}){'; changed: ' if changes else ''}{'; '.join(changes)}"
@@ -96,7 +103,7 @@ def audited(audit: AuditRecord) -> str:
 
 
 def count(value: Any) -> str:
-    """A number of parameters: 22.7 M; a dash where there is none."""
+    """A number of parameters, such as 22.7 M; a dash if unknown."""
     if not isinstance(value, int | float):
         return "–"
     size, unit = next(((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if value >= s), (1, ""))
@@ -104,7 +111,7 @@ def count(value: Any) -> str:
 
 
 def proved(audit: AuditRecord) -> bool:
-    """Whether every call's differences are within what is allowed."""
+    """Whether the differences of every attention call are within the tolerance."""
     return all(
         layer.used <= 1 if layer.used is not None else max(layer.weights or 0.0, layer.outputs) <= layer.tolerance
         for layer in audit.layers
@@ -112,87 +119,84 @@ def proved(audit: AuditRecord) -> bool:
 
 
 def worst(audit: AuditRecord) -> Number:
-    """The largest difference of weights and outputs over all calls; None without calls."""
+    """The largest difference of weights and outputs over all attention calls; None without calls."""
     found = [value for layer in audit.layers for value in (layer.weights, layer.outputs) if value is not None]
     return max(found, default=None)
 
 
 def proof(audit: AuditRecord) -> str:
-    """The largest differences over all calls, and what is allowed."""
+    """The largest differences over all attention calls, and the tolerance."""
     formed = [layer.weights for layer in audit.layers if layer.weights is not None]
     calls = len(audit.layers)
-    counted = "" if len(formed) == calls else f" (in the {len(formed)} calls that form any)"
-    weights = (
-        f"Attention weights formed again from the parts differ from the model’s own by at most {power(max(formed))}"
-        f"{counted}"
-        if formed
-        else "The model forms no attention weights"
-    )
+    weights = "The model does not expose attention weights."
+    if formed:
+        some = "" if len(formed) == calls else f", in the {len(formed)} calls that expose them"
+        weights = f"Recomputed attention weights differ from the model’s own by at most {power(max(formed))}{some}."
     outputs = power(max(layer.outputs for layer in audit.layers))
     return (
-        f"{weights}; heads’ outputs differ by at most {outputs} of a layer’s largest, over {calls} attention "
-        f"call{'s' if calls > 1 else ''}. {_rounding(audit)} The captured pass differs from a plain pass by "
-        f"{power(audit.whole)} of the largest output."
+        f"{weights} Head outputs differ by at most {outputs}, relative to the largest of a layer "
+        f"({calls} attention call{'s' if calls > 1 else ''}). {_rounding(audit)} The captured forward pass differs "
+        f"from a plain one by {power(audit.whole)} of the largest output."
     )
 
 
 def size(value: Number) -> str:
-    """A logit, as in 12,860 or 4.31; a dash where it is not known."""
+    """A logit, such as 12,860 or 4.31; a dash if unknown."""
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _rounding(audit: AuditRecord) -> str:
-    """What rounding explains, and of which logits."""
+    """The tolerance, and which logits it follows from."""
     limits = sorted({layer.tolerance for layer in audit.layers})
     measured = [layer for layer in audit.layers if layer.used is not None and layer.logit is not None]
     if not measured:
         allowed = power(limits[0]) if len(limits) == 1 else f"{power(limits[0])} to {power(limits[-1])}"
-        return f"{allowed} is allowed."
+        return f"Tolerance: {allowed}."
     largest = max(measured, key=lambda layer: layer.logit or 0.0)
     coarse = [layer for layer in measured if layer.undecided]
     said = (
-        f"The largest attention logit is {size(largest.logit)}, in layer {largest.layer + 1}, where rounding explains "
-        f"differences of a weight up to {power(largest.tolerance)}; no difference takes more than "
+        f"The largest attention logit is {size(largest.logit)} (layer {largest.layer + 1}); there, rounding explains "
+        f"weight differences up to {power(largest.tolerance)}. All differences are at most "
         f"{100 * max(layer.used or 0.0 for layer in measured):.0f} % of what rounding explains."
     )
     if coarse:
         worst = max(coarse, key=lambda layer: layer.undecided or 0.0)
         said += (
-            f" In {len(coarse)} layers some weights cannot be told in this precision (layer {worst.layer + 1}: "
-            f"{100 * (worst.undecided or 0.0):.0f} % of the queries); use --dtype float32 for these."
+            f" In {len(coarse)} layers, this precision cannot resolve some weights (layer {worst.layer + 1}: "
+            f"{100 * (worst.undecided or 0.0):.0f} % of the queries). Use --dtype float32 for them."
         )
     return said
 
 
 def done(audit: AuditRecord) -> str:
-    """What is done to a head, as in: silencing it adds to the loss."""
-    return DONE.get(audit.method or "", "silencing")
+    """The intervention on a head, as in: ablating it adds to the loss."""
+    return DONE.get(audit.method or "", "ablating")
 
 
 def unit(audit: AuditRecord) -> str:
-    """What an effect is."""
+    """The definition of an effect."""
     return _UNITS[audit.effect or "loss"].format(done(audit), "layer" if audit.method == "bands" else "head")
 
 
 def effects(audit: AuditRecord) -> str:
-    """What the effects of heads are of, how they were found, and the intact model's loss."""
+    """The definition of the effects, how they were measured, and the intact model's loss."""
     if audit.effect is None:
         why = audit.about.get("no_effects")
-        return "Heads were not silenced: there are no effects." if why is None else f"There are none. {why}"
+        return "Ablation effects were not measured." if why is None else f"Ablation effects are not available. {why}"
     how = {
-        "exact": "Each head was silenced by itself",
-        "position": "Position was taken from each head by itself, its rotation stopped and its bias left out",
-        "bands": "Each band of each layer’s frequencies was stopped by itself, in all of its heads",
-        "attribution": "Effects are estimates of silencing each head, from gradients",
-    }.get(audit.method or "", "Heads were silenced")
-    base = "" if audit.baseline is None else f" The intact model’s loss is {told(audit.baseline)} nats a token."
+        "exact": "Each head was ablated separately",
+        "position": "Position was removed from each head separately (rotation frozen, bias dropped)",
+        "bands": "Each frequency band was frozen separately in all heads of a layer",
+        "attribution": "Effects are gradient-based estimates of ablating each head",
+    }.get(audit.method or "", "Heads were ablated")
+    base = "" if audit.baseline is None else f" The loss of the intact model is {told(audit.baseline)} nats per token."
     checked = "" if audit.check is None else f" {audit.check.words}"
     race = f" {audit.about['race']}" if "race" in audit.about else ""
-    return f"{how}; an effect is the {unit(audit)}.{base}{checked}{race}"
+    return f"{how}. An effect is the {unit(audit)}.{base}{checked}{race}"
 
 
 def unknown(audit: AuditRecord) -> list[tuple[str, str]]:
-    """Layers whose shares are not known, and why: one line a reason, which may begin with the layer's module."""
+    """Layers with unknown shares, grouped by the reason."""
     names, reasons = Names.of(audit), {}
     for layer in audit.layers:
         if layer.unknown:
@@ -201,24 +205,25 @@ def unknown(audit: AuditRecord) -> list[tuple[str, str]]:
 
 
 def largest(audit: AuditRecord, value: Callable[[HeadRecord], Number]) -> HeadRecord | None:
-    """The head with the largest known value; the first of several."""
+    """The head with the largest known value; the first one of a tie."""
     known = [head for head in audit.heads if value(head) is not None]
     return max(known, key=lambda head: value(head) or 0.0, default=None)
 
 
 def findings(audit: AuditRecord) -> list[str]:
-    """What the record says in a few sentences; what is not known is left out."""
-    made = (_matters, _band, _harmful, _patterns, _positional, _decays, _kernels, _deposit)
+    """The main findings in a few sentences; unknown values are left out."""
+    patterns = [partial(_pattern, column=column) for column in PATTERNS]
+    made = (_matters, _band, _harmful, *patterns, _positional, _decays, _kernels, _deposit)
     return [sentence for say in made if (sentence := say(audit))]
 
 
 def over(audit: AuditRecord) -> str:
-    """What the intervals of effects are over."""
+    """What the intervals of effects are taken over."""
     return str(audit.about.get("intervals") or "over sequences")
 
 
 def interval(audit: AuditRecord, head: HeadRecord | BandRecord) -> str:
-    """The effect's interval, in brackets; nothing where there is none."""
+    """The interval of an effect, in brackets; empty if there is none."""
     if head.effect_low is None or head.effect_high is None:
         return ""
     return f" ({significant(head.effect_low)} to {significant(head.effect_high)} {over(audit)})"
@@ -228,17 +233,16 @@ def _matters(audit: AuditRecord) -> str:
     head = largest(audit, lambda one: one.effect)
     if head is None or head.effect is None or audit.effect is None:
         return ""
-    name, size = Names.of(audit).head(head), significant(head.effect)
-    if audit.effect == "loss":
-        if head.effect <= 0:
-            doing = done(audit).capitalize()
-            return f"{doing} no head adds to the loss; {name} has the largest effect, {size}{interval(audit, head)}."
-        ends = interval(audit, head)
-        return f"The head that matters most is {name}: {done(audit)} it adds {size} nats a token to the loss{ends}."
-    return (
-        f"The head that matters most is {name}: {done(audit)} it moves the last states by {size} of their variance "
-        f"over tokens{interval(audit, head)}."
-    )
+    name, size, ends = Names.of(audit).head(head), significant(head.effect), interval(audit, head)
+    doing = done(audit)
+    if audit.effect == "states":
+        return (
+            f"The most important head is {name}: {doing} it moves the last hidden states by {size} of their variance "
+            f"over tokens{ends}."
+        )
+    if head.effect <= 0:
+        return f"No head has a positive effect on the loss; the largest effect is {size}, for {name}{ends}."
+    return f"The most important head is {name}: {doing} it adds {size} nats per token to the loss{ends}."
 
 
 def _band(audit: AuditRecord) -> str:
@@ -247,20 +251,20 @@ def _band(audit: AuditRecord) -> str:
         return ""
     effect, band = max(known, key=lambda each: each[0])
     if effect <= 0:
-        return "Stopping no band of frequencies in a layer makes the model worse."
+        return "Freezing a frequency band makes the model worse in no layer."
     layer = Names.of(audit).layer(audit.layer_of(band))
-    does = f"adds {significant(effect)} nats a token to the loss"
+    does = f"adds {significant(effect)} nats per token to the loss"
     if audit.effect == "states":
-        does = f"moves the last states by {significant(effect)} of their variance"
+        does = f"moves the last hidden states by {significant(effect)} of their variance"
     return (
-        f"The band of frequencies that matters most is pairs {band.first + 1} to {band.last + 1} of "
-        f"{layer} ({significant(band.slowest)} to {significant(band.fastest)} radians a token): "
-        f"stopping it in all heads {does}{interval(audit, band)}."
+        f"The most important frequency band is pairs {band.first + 1} to {band.last + 1} of {layer} "
+        f"({significant(band.slowest)} to {significant(band.fastest)} rad per position): freezing it in all heads "
+        f"{does}{interval(audit, band)}."
     )
 
 
 def harmful(audit: AuditRecord) -> list[HeadRecord]:
-    """Heads without which the loss is lower, by the whole of their interval; the largest first."""
+    """Heads whose effect on the loss is significantly negative, the most negative first."""
     found = [head for head in audit.heads if head.effect_high is not None and head.effect_high < 0]
     return sorted(found, key=lambda head: head.effect or 0.0) if audit.effect == "loss" else []
 
@@ -269,28 +273,33 @@ def _harmful(audit: AuditRecord) -> str:
     heads = harmful(audit)
     if not heads:
         return ""
-    total, first = sum(head.effect or 0.0 for head in heads), heads[0]
     known = sum(head.effect_high is not None for head in audit.heads)
-    chance = f"of {known} heads without any effect about {_TAIL * known:.0f} would look so"
-    which = f"{Names.of(audit).head(first)} ({significant(first.effect)})"
-    if len(heads) == 1:
-        return f"{done(audit).capitalize()} one head lowers the loss beyond its interval, {which}; {chance}."
+    doing, first, names = done(audit), heads[0], Names.of(audit)
     return (
-        f"{done(audit).capitalize()} {len(heads)} of {known} heads lowers the loss beyond their intervals, "
-        f"{significant(total)} nats a token if added up, most of all {which}; {chance}."
+        f"Heads with a significantly negative effect ({doing} the head lowers the loss): {_named(names, heads)}; "
+        f"largest for {names.head(first)} ({significant(first.effect)} nats per token). "
+        f"By chance alone we would expect about {_TAIL * known:.0f} of {known} such heads."
     )
 
 
-def _patterns(audit: AuditRecord) -> str:
-    counts = []
-    for column, name in PATTERNS.items():
-        known = [value for head in audit.heads if (value := getattr(head, column)) is not None]
-        if known:
-            head = largest(audit, attrgetter(column))
-            assert head is not None
-            most = f"most {Names.of(audit).head(head)}, {told(getattr(head, column), 2)}"
-            counts.append(f"{name}: {sum(value > PATTERN for value in known)} of {len(known)} ({most})")
-    return f"Heads with over {PATTERN:g} of their attention {'; '.join(counts)}." if counts else ""
+def _named(names: Names, heads: list[HeadRecord]) -> str:
+    """The heads by their short names; of many, the first ones and the number of all."""
+    shown = ", ".join(names.short(head) for head in heads[:_LISTED])
+    return shown if len(heads) <= _LISTED else f"{shown}, … ({len(heads)} heads)"
+
+
+def _pattern(audit: AuditRecord, column: str) -> str:
+    """The heads of one attention pattern, the strongest first; if there is none, the one that is closest to it."""
+    found = [(value, head) for head in audit.heads if (value := getattr(head, column)) is not None]
+    if not found:
+        return ""
+    title, names = f"{TITLES[column]} (over {PATTERN:g} of the attention {PATTERNS[column]})", Names.of(audit)
+    found = sorted(found, key=lambda each: -each[0])
+    over = [head for value, head in found if value > PATTERN]
+    if over:
+        return f"{title}: {_named(names, over)}."
+    value, head = found[0]
+    return f"{title}: none. The highest share is {told(value, 2)} ({names.short(head)})."
 
 
 def _positional(audit: AuditRecord) -> str:
@@ -299,24 +308,25 @@ def _positional(audit: AuditRecord) -> str:
         return ""
     symbol = largest(audit, lambda one: one.symbolic)
     names = Names.of(audit)
-    rest = "" if symbol is None else f"; the most symbolic is {names.head(symbol)} ({told(symbol.symbolic, 2)})"
-    return f"The most positional head is {names.head(head)}: {told(head.positional, 2)} of its logits’ variance{rest}."
+    rest = "" if symbol is None else f" The most symbolic head is {names.head(symbol)} ({told(symbol.symbolic, 2)})."
+    return (
+        f"The most positional head is {names.head(head)} ({told(head.positional, 2)} of the variance of its logits)."
+        f"{rest}"
+    )
 
 
 def _decays(audit: AuditRecord) -> str:
     found = [head.decay for head in audit.heads if head.decay is not None]
-    told_by = [decay for decay in found if decay.explains]
-    if not told_by:
+    fitted = [decay for decay in found if decay.explains]
+    if not fitted:
         return ""
-    counts = Counter(decay.form for decay in told_by)
-    forms = listed(f"{form} in {number}" for form, number in counts.most_common())
-    halves = [decay.half_distance for decay in told_by if decay.half_distance is not None]
-    half = ""
-    if halves:
-        half = f"; those that tend to a limit are half way there after {told(median(halves), 1)} tokens (median)"
+    counts = Counter(decay.form for decay in fitted)
+    forms = listed(f"{form} ({number})" for form, number in counts.most_common())
+    halves = [decay.half_distance for decay in fitted if decay.half_distance is not None]
+    half = f" Median half distance: {told(median(halves), 1)} tokens." if halves else ""
     return (
-        f"In {len(told_by)} of {len(found)} heads a form of decay or growth tells at least half of how the mean logit "
-        f"changes with distance: {forms}{half}."
+        f"For {len(fitted)} of {len(found)} heads, a fitted decay or growth curve explains at least half of the "
+        f"variation of the mean logit with distance: {forms}.{half}"
     )
 
 
@@ -327,8 +337,8 @@ def _kernels(audit: AuditRecord) -> str:
     low, high = min(one.lowest for one in ends), max(one.highest for one in ends)
     symbols = min(one.symbol_low for one in ends), max(one.symbol_high for one in ends)
     return (
-        f"The biases by offset, as matrices of {max(one.size for one in ends)} tokens, have eigenvalues from "
-        f"{significant(low)} to {significant(high)}; their symbols end at {significant(symbols[0])} and "
+        f"The offset biases, as Toeplitz matrices of {max(one.size for one in ends)} tokens, have eigenvalues from "
+        f"{significant(low)} to {significant(high)}; their symbols range from {significant(symbols[0])} to "
         f"{significant(symbols[1])}."
     )
 
@@ -339,15 +349,11 @@ def _deposit(audit: AuditRecord) -> str:
         return ""
     layer = max(known, key=lambda one: one.deposit["top_share"] or 0.0)
     top = top_head(audit, layer)
-    held = f"head {top.head + 1} holds" if top else "one head holds"
-    harms = layer.deposit.get("harms") or 0.0
-    what, taken = "what its heads’ effects add up to above 0", ""
-    if audit.effect == "loss" and harms < 0:
-        taken = f"; those below 0 add up to {significant(harms)}"
+    head = f"head {top.head + 1}" if top else "one head"
     return (
-        f"The most concentrated deposit is that of {Names.of(audit).layer(layer)}: {held} "
-        f"{100 * (layer.deposit['top_share'] or 0):.0f}% of {what}, {significant(layer.deposit.get('helps'))} "
-        f"({told(layer.deposit.get('effective_heads'), 1)} effective heads of {layer.heads}){taken}."
+        f"The most concentrated deposit is in {Names.of(audit).layer(layer)}: {head} holds "
+        f"{100 * (layer.deposit['top_share'] or 0):.0f}% of the sum of positive effects "
+        f"({told(layer.deposit.get('effective_heads'), 1)} effective heads of {layer.heads})."
     )
 
 
@@ -359,5 +365,5 @@ def top_head(audit: AuditRecord, layer: LayerRecord) -> HeadRecord | None:
 
 
 def model(audit: AuditRecord) -> str:
-    """The model's name, as it was given."""
-    return str(audit.about.get("model") or "a model without a name")
+    """The model's name."""
+    return str(audit.about.get("model") or "unnamed model")

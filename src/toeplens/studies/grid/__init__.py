@@ -1,4 +1,4 @@
-"""Studies of one's own: tasks by encodings, from a YAML file."""
+"""Custom studies from a YAML file: a grid of tasks by encodings."""
 
 from toeplens.studies.grid.measured import Row
 from toeplens.studies.grid.relations import FIGURES, Point, Relation

@@ -1,4 +1,4 @@
-"""What is asked of a grid study's language models: bits a byte, longer texts, needles, heads; NaN for nothing."""
+"""Measures of a grid study's language models: bits per byte, longer texts, needles, heads; NaN if missing."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from toeplens.lens.kit.intervals import spearman
 from toeplens.studies.grid.spec import GridSpec
 from toeplens.studies.kit.results import CellResult, Results, mean_of
 
-TOP = 3  # heads that stand for a kind, at most: those with the most weight on the token before, or the copy's follower
-LEAST = 0.2  # of its weight that a head of a kind gives there
-NEAR = 0.5  # times the training length: where copies are compared
-LONG = 4.0  # times the training length: where longer texts are compared
+TOP = 3  # maximum number of heads of a type: those with the most attention on the previous token or after a copy
+LEAST = 0.2  # minimum attention of a head of a type
+NEAR = 0.5  # distance for comparing copies, in training lengths
+LONG = 4.0  # length for comparing longer texts, in training lengths
 _NOTHING = float("nan")
-_ROUNDING = 1e-6  # nats, below which a loss is none
+_ROUNDING = 1e-6  # smaller effects in nats count as 0
 
 
 def is_language(cell: CellResult) -> bool:
-    """Whether a cell is a language model that was measured as one."""
+    """Whether a cell is a language model with the measure ``bits``."""
     return isinstance(cell.measure("bits"), Bits)
 
 
 def bits(cell: CellResult) -> float:
-    """Bits a byte at the training length."""
+    """Bits per byte at the training length."""
     found = cell.measure("bits")
     return found.bits.value if isinstance(found, Bits) else _NOTHING
 
 
 def lost(cell: CellResult, factor: float = LONG) -> float:
-    """What the end of a text loses by being read with that much before it rather than a training length alone."""
+    """Increase in bits per byte at the end of a text of that length, compared with one training length of context."""
     found = cell.measure("bits")
     row = found.at(factor) if isinstance(found, Bits) else None
     return _NOTHING if row is None or row.gain is None else row.gain.value
 
 
 def retrieved(cell: CellResult, factor: float) -> float:
-    """Accuracy on needles in texts of so many times the training length, mean over the depths."""
+    """Accuracy on needles in texts of that length, mean over depths."""
     found = cell.measure("needles")
     rows = [row for row in found.rows if row.factor == factor] if isinstance(found, Needles) else []
     if not rows or any(row.accuracy is None for row in rows):
@@ -50,14 +50,14 @@ def retrieved(cell: CellResult, factor: float) -> float:
 
 
 def copied(cell: CellResult, factor: float) -> float:
-    """Bits a token that the first copy of a span saves at the second, so many times the training length away."""
+    """Bits per token saved at the second copy of a span, at that distance."""
     found = cell.measure("copying")
     rows = [row for row in found.rows if row.factor == factor] if isinstance(found, Copying) else []
     return rows[0].gain.value if rows and rows[0].gain is not None else _NOTHING
 
 
 def extended(cell: CellResult, method: str, factor: float = LONG, *, tuned: bool = False) -> float:
-    """Bits a byte of the end of longer texts after a change of the trained model's rotation."""
+    """Bits per byte at the end of longer texts after a change of the trained model's rotation."""
     found = cell.measure("extension-tuned" if tuned else "extension")
     rows = found.rows if isinstance(found, Extension) else ()
     row = next((row for row in rows if (row.method, row.factor) == (method, factor)), None)
@@ -65,21 +65,21 @@ def extended(cell: CellResult, method: str, factor: float = LONG, *, tuned: bool
 
 
 def kind_share(cell: CellResult, kind: str, share: str) -> float:
-    """A share of the heads of a kind (``previous`` or ``induction``), mean over them.
+    """Mean share over the heads of a type (``previous`` or ``induction``).
 
-    They are the `TOP` heads with the most weight of that kind, as far as they give it `LEAST` of their weight.
+    These are the `TOP` heads with the most such attention, if it is at least `LEAST`.
     """
     return _by_kind(cell, kind, share)[0]
 
 
 def kind_lead(cell: CellResult, kind: str, share: str) -> float:
-    """That less the same share of the model's other heads, mean over them."""
+    """`kind_share` minus the mean share of the model's other heads."""
     own, others = _by_kind(cell, kind, share)
     return own - others
 
 
 def _by_kind(cell: CellResult, kind: str, share: str) -> tuple[float, float]:
-    """A share's mean over the heads of a kind, and over all others; NaN where there are none."""
+    """Mean share over the heads of a type, and over all others; NaN if there are none."""
     patterns, follows = cell.measure("patterns"), cell.measure("behaviour")
     if not isinstance(patterns, HeadPatterns) or follows is None:
         return _NOTHING, _NOTHING
@@ -93,9 +93,9 @@ def _by_kind(cell: CellResult, kind: str, share: str) -> tuple[float, float]:
 
 
 def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
-    """What is lost, in nats, when position is taken from each head, as shares of all heads' losses that are above 0.
+    """Effects of removing position from each head, as shares of the sum of all significant positive effects.
 
-    None where nothing is lost, or the encoding is no head's to lose.
+    None without such effects, or if the encoding does not act in heads.
     """
     found = cell.measure("position-loss")
     if found is None:
@@ -105,7 +105,7 @@ def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
 
 
 def deposit(cell: CellResult, layer: int | None = None) -> float:
-    """The largest head's share of what is lost when position is taken from each head alone; of one layer's heads."""
+    """The largest of `position_shares`, over all heads or those of one layer."""
     shares = position_shares(cell)
     if shares is None:
         return _NOTHING
@@ -113,7 +113,7 @@ def deposit(cell: CellResult, layer: int | None = None) -> float:
 
 
 def positional_by_frequency(cell: CellResult, *, untrained: bool = False) -> float:
-    """Rank correlation over the heads: how positional, against the mean frequency that they use; or before training."""
+    """Rank correlation over heads of positional share and mean frequency; ``untrained``: before training."""
     names = ("beginning", "beginning") if untrained else ("behaviour", "frequency")
     follows, use = map(cell.measure, names)
     if follows is None or use is None:
@@ -125,15 +125,15 @@ def positional_by_frequency(cell: CellResult, *, untrained: bool = False) -> flo
 
 @dataclass(frozen=True)
 class LanguageRow(Record):
-    """An encoding's language models. Figures are means over the seeds that have one; None where none has.
+    """Language models of an encoding. Values are means over the seeds that have one; None if none has.
 
     task           label of the task
-    bits           bits a byte at the training length; ``lowest`` and ``highest`` over seeds
-    lost           bits a byte that the end of a text loses at `LONG` times the length read whole
+    bits           bits per byte at the training length; ``lowest`` and ``highest`` over seeds
+    lost           increase in bits per byte at the end of texts of `LONG` training lengths
     needle, needle_long  accuracy on needles at the training length, and at `LONG` times it
-    copied         bits a token that an earlier copy saves, at `NEAR` times the training length
-    deposit        the largest head's share of what is lost when position is taken from each head alone
-    seconds        of training
+    copied         bits per token saved by an earlier copy at a distance of `NEAR` training lengths
+    deposit        largest share of one head in the effects of removing position
+    seconds        training time
     """
 
     task: str
@@ -153,7 +153,7 @@ class LanguageRow(Record):
 
 
 def language_rows(spec: GridSpec, results: Results) -> list[LanguageRow]:
-    """Every encoding that has a measured language model, task by task, best first."""
+    """Every encoding with evaluated language models, task by task, best first."""
     rows = []
     for task in spec.tasks:
         for column in spec.columns():

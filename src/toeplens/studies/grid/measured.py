@@ -1,4 +1,4 @@
-"""What is asked of a grid study's cells: heads, frequencies, longer texts; and the table of all of them."""
+"""Measures of a grid study's cells (heads, frequencies, longer sequences), and the table of all cells."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from toeplens.lens.ablation.deposit import counted_drops
 from toeplens.studies.grid.spec import Column, GridSpec
 from toeplens.studies.kit.results import CellResult, Results, mean_of
 
-LONGER = 1.5  # times the training length: where extrapolation is compared
-_NEAR = 0.1  # a length is a whole number of tokens, so not always the factor that was asked for
+LONGER = 1.5  # length for comparing extrapolation, in training lengths
+_NEAR = 0.1  # tolerance of a factor, as lengths are whole numbers of tokens
 
-Heads = Float[np.ndarray, "L H"]  # a number a head
+Heads = Float[np.ndarray, "L H"]  # one value per head
 
 
 def array(values: Any) -> np.ndarray:
-    """Nested lists as numbers, NaN for None."""
+    """Nested lists as an array, NaN for None."""
     return np.array(values, dtype=float)
 
 
 def drops(cell: CellResult) -> Heads | None:
-    """Accuracy lost without each head, 0 for a head whose loss is not told from none; None without an ablation."""
+    """Accuracy drop of each head, 0 if not significant; None without an ablation."""
     return None if cell.ablation is None else counted_drops(cell.ablation)
 
 
 def costs(cell: CellResult) -> Heads | None:
-    """What the loss rises by without each head, in nats, 0 for a head whose cost is not told from none; None unknown.
+    """Ablation effect of each head on the loss in nats, 0 if not significant; None without an ablation.
 
-    Of a model that gets all right hardly a head's cost in accuracy is told from none.
+    In a model with an accuracy near 100%, hardly any accuracy drop is significant.
     """
     return None if cell.by_loss is None else counted_drops(cell.by_loss)
 
 
 def carried(cell: CellResult, share: str) -> float:
-    """A share's mean over the heads, each weighed by what is lost without it (`weighed`).
+    """Mean of a share over the heads, weighted by ablation effect (`weighed`).
 
-    So this is how positional (symbolic) the part of the model is that its skill depends on.
+    It describes how positional (symbolic) the heads are that the model's skill depends on.
     """
     found = cell.measure("behaviour")
     return float("nan") if found is None else weighed(cell, getattr(found, share))
 
 
 def weighed(cell: CellResult, values: Heads) -> float:
-    """Mean of a figure of the heads, each weighed by what the trained model's loss rises by without it (`costs`).
+    """Mean of values of the heads, weighted by ablation effect on the loss (`costs`).
 
-    Heads that have no figure are passed over; NaN where no head counts.
+    Heads with NaN are skipped; NaN if no head has an effect.
     """
     lost = costs(cell)
     if lost is None:
@@ -62,13 +62,13 @@ def weighed(cell: CellResult, values: Heads) -> float:
 
 
 def toeplitz(cell: CellResult) -> float:
-    """The mean Toeplitz share of a cell's heads; NaN where it was not measured."""
+    """The mean Toeplitz share of a cell's heads; NaN if not measured."""
     found = cell.measure("toeplitz")
     return float("nan") if found is None or np.isnan(found.share).all() else float(np.nanmean(found.share))
 
 
 def at_length(cell: CellResult, factor: float) -> LengthResult | None:
-    """The row of the test texts of so many times the training length; None where there is none that counts."""
+    """The result at that multiple of the training length; None if there is none."""
     found = cell.measure("extrapolation")
     rows = [] if found is None else found.rows
     near = [row for row in rows if row.accuracy is not None and abs(row.factor - factor) < _NEAR]
@@ -76,7 +76,7 @@ def at_length(cell: CellResult, factor: float) -> LengthResult | None:
 
 
 def skill_at(cell: CellResult, factor: float) -> float:
-    """Skill on texts of that length: accuracy over the best guess from the length alone, as a share of the rest."""
+    """Skill at that length: accuracy above the length-only baseline, relative to the maximum possible gain."""
     row = at_length(cell, factor)
     if row is None or row.accuracy is None:
         return float("nan")
@@ -85,24 +85,24 @@ def skill_at(cell: CellResult, factor: float) -> float:
 
 
 def kept(cell: CellResult, factor: float = LONGER) -> float:
-    """Skill on longer texts over skill on texts of the training length; NaN for a model without skill."""
+    """Skill on longer sequences relative to the training length; NaN for a model without skill."""
     return skill_at(cell, factor) / skill_at(cell, 1.0) if cell.skilled else float("nan")
 
 
 @dataclass(frozen=True)
 class Row(Record):
-    """An encoding on a task. Figures are means over the seeds that have one; None where none has.
+    """An encoding on a task. Values are means over the seeds that have one; None if none has.
 
     accuracy, lowest, highest  test accuracy, and its range over seeds
-    skill                      accuracy over the best guess from the length, as a share of what there is to learn
-    kept                       share of the skill that is left at `LONGER` times the training length
-    positional, symbolic       shares of the heads, weighed by what is lost without each
+    skill                      accuracy above the length-only baseline, relative to the maximum possible gain
+    kept                       share of the skill that remains at `LONGER` times the training length
+    positional, symbolic       shares of the heads, weighted by ablation effect
     toeplitz                   mean Toeplitz share of the heads' logits
-    peak                       largest loss by one head, as a share of the skill
-    rule, rule_accuracy        the best rule without a model, and what it scores
+    peak                       largest accuracy drop by one head, relative to skill
+    rule, rule_accuracy        the best simple rule without a model, and its accuracy
     seeds, diverged            finished models, and how many of them diverged
-    learning                   how many were still learning when training ended
-    parameters, train_seconds  of a model
+    learning                   number of models that were still learning when training ended
+    parameters, train_seconds  of one model
     """
 
     task: str
@@ -129,7 +129,7 @@ class Row(Record):
 
 
 def matrix(spec: GridSpec, results: Results) -> list[Row]:
-    """Every encoding on every task that has a finished model, in the spec's order."""
+    """Every encoding on every task with finished models, in the order of the spec."""
     found = ((task, column, results.of(task, column.label)) for task in spec.tasks for column in spec.columns())
     return [_row(task, column, cells) for task, column, cells in found if cells]
 

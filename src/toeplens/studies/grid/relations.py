@@ -1,4 +1,4 @@
-"""What goes with length extrapolation, over the models of a grid study (theory, section 8; open in the papers)."""
+"""Correlates of length extrapolation over the models of a grid study (theory, section 8; open in the papers)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.spec import Column, GridSpec
 from toeplens.studies.kit.results import CellResult, Results
 
-_LEAST, _FAMILIES = 4, 4  # encodings for a correlation, families of them for an interval, at least
+_LEAST, _FAMILIES = 4, 4  # minimum number of encodings for a correlation, and of families for an interval
 _NOTHING = 1e-9
-_NEARLY = 1 - 1e-9  # a correlation of 1 has no place on Fisher's scale
-# name -> what it is in words, and how it is taken from a cell
+_NEARLY = 1 - 1e-9  # a correlation of 1 is infinite on Fisher's scale
+# name -> title, and function of a cell
 FIGURES: dict[str, tuple[str, Callable[[CellResult], float]]] = {
-    "deposit": ("largest loss by one head, of the skill", lambda cell: cell.peak),
-    "positional": ("positional share of what carries the skill", lambda cell: heads.carried(cell, "positional")),
-    "symbolic": ("symbolic share of what carries the skill", lambda cell: heads.carried(cell, "symbolic")),
-    "interaction": ("interaction share of what carries the skill", lambda cell: heads.carried(cell, "interaction")),
+    "deposit": ("largest accuracy drop by one head, relative to skill", lambda cell: cell.peak),
+    "positional": ("positional share, weighted by ablation effect", lambda cell: heads.carried(cell, "positional")),
+    "symbolic": ("symbolic share, weighted by ablation effect", lambda cell: heads.carried(cell, "symbolic")),
+    "interaction": ("interaction share, weighted by ablation effect", lambda cell: heads.carried(cell, "interaction")),
 }
 
 
 @dataclass(frozen=True)
 class Point:
-    """One model: a figure of its heads, and the share of its skill that is left on longer texts."""
+    """One model: a property of its heads, and the share of its skill that remains on longer sequences."""
 
     task: str
     label: str
@@ -44,18 +44,18 @@ class Point:
 class Relation:
     """A rank correlation over models, with an interval over families of encodings.
 
-    Relatives are no witnesses of their own: what RoPE does on longer texts its variants do too. So encodings are of
-    one `family` where position enters in the same way, and the interval asks what another family would have changed.
+    Related encodings are not independent: variants of RoPE behave like RoPE on longer sequences. Encodings in which
+    position enters in the same way therefore form one `family`, and the interval is taken over families.
 
-    figure      what of the heads, a key of `FIGURES`
-    task        on which task; None for all together, where ranks are taken within each task
-    factor      length of the longer texts, times that of training
-    value       Spearman's; None with fewer than four encodings, or where nothing varies
-    low, high   its 95% interval: Student's, of a jackknife on Fisher's scale that leaves out one family at a time, with
+    figure      property of the heads, a key of `FIGURES`
+    task        the task; None for all together, with ranks within each task
+    factor      length of the longer sequences, relative to training
+    value       Spearman's correlation; None with fewer than four encodings, or without variation
+    low, high   95% interval: Student's t of a jackknife on Fisher's scale that leaves out one family at a time, with
                 all its encodings and models; None with fewer than four families
-    chance      p-value against its being 0 or below, of the same; None where there is no interval
-    encodings   how many there are
-    families    in which ways position enters in them
+    chance      p-value against a correlation of 0 or below; None without an interval
+    encodings   number of encodings
+    families    the families
     points      the models
     """
 
@@ -71,20 +71,20 @@ class Relation:
     points: tuple[Point, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; of the points, how many there are."""
+        """Plain values for JSON, with the number of points."""
         return {**asdict(self), "points": len(self.points)}
 
 
 def family(column: Column) -> str:
-    """How position enters a column's encoding, its class fact ``coupling``; turning a part of a head is turning too."""
+    """How position enters a column's encoding (its ``coupling``); partial rotations count as rotations."""
     coupling = encodings.get(column.encoding).coupling
     return "rotation" if coupling == "concatenation" else coupling
 
 
 def relations(spec: GridSpec, results: Results) -> list[Relation]:
-    """Each figure with extrapolation: on all tasks together for every length, and on each task at `heads.LONGER`.
+    """Correlations of each property with extrapolation: over all tasks for every length, per task at `heads.LONGER`.
 
-    Columns of a scan are left out.
+    Scans are left out.
     """
     kinds = {column.label: family(column) for column in spec.columns() if not column.scan}
     cells = [cell for cell in results.cells if cell.key.label in kinds and cell.skilled]
@@ -120,10 +120,10 @@ def _relation(
 
 
 def _jackknife(value: float, without: Float[np.ndarray, "G"]) -> tuple[float, float, float]:
-    """Interval of a correlation and p-value against 0 or below, from those without one family each.
+    """Interval of a correlation and p-value against 0 or below, from the correlations without one family each.
 
-    A bootstrap that draws so few families is too sure: of 4 to 12 of them its 95% intervals missed a correlation of 0
-    in 9 to 12 of 100 simulated studies, these in 3 to 5.
+    A bootstrap over so few families is too narrow: with 4 to 12 families, its 95% intervals missed a correlation of 0
+    in 9 to 12 of 100 simulated studies, these intervals in 3 to 5.
     """
     count = len(without)
     centre, others = (np.arctanh(np.clip(each, -_NEARLY, _NEARLY)) for each in (value, without))
@@ -136,9 +136,9 @@ def _jackknife(value: float, without: Float[np.ndarray, "G"]) -> tuple[float, fl
 def _correlations(
     points: Sequence[Point], labels: Sequence[str], times: Float[np.ndarray, "R E"]
 ) -> Float[np.ndarray, "R"]:
-    """Correlation of the ranks within tasks, about each task's mean, with each encoding so many times there.
+    """Correlation of the ranks within tasks, centred per task, with each encoding weighted by ``times``.
 
-    Ranks are those of all models; NaN where a side does not vary.
+    Ranks are taken over all models; NaN if one side does not vary.
     """
     tasks = np.array([point.task for point in points])
     x, y = (_ranks(np.array([getattr(point, field) for point in points]), tasks) for field in ("figure", "kept"))
@@ -156,7 +156,7 @@ def _correlations(
 
 
 def _ranks(values: Float[np.ndarray, "n"], tasks: np.ndarray) -> Float[np.ndarray, "n"]:
-    """Ranks within each task, over how many there are, so that each task's models weigh alike."""
+    """Ranks within each task, divided by the number of models of the task."""
     ranks = np.zeros(len(values))
     for task in np.unique(tasks):
         here = tasks == task

@@ -1,4 +1,4 @@
-"""What a grid study is: tasks, encodings, and what is common to all, as a YAML file says it."""
+"""The specification of a grid study as a YAML file: tasks, encodings and common settings."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from toeplens.model import DecoderConfig
 from toeplens.studies.kit.results import Seeds
 from toeplens.training import RunSpec
 
-_BYTES = 2**20  # of a file
-_DEEPEST, _MOST = 64, 100_000  # lists and mappings in one another; values in all
+_BYTES = 2**20  # maximum size of a file
+_DEEPEST, _MOST = 64, 100_000  # maximum nesting depth; maximum number of values
 _TOO_DEEP = f"more than {_DEEPEST} lists and mappings stand in one another"
-_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # of YAML: what JSON can hold
-_FIELDS = {  # less those that the grid itself sets
+_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # YAML tags that JSON can represent
+_FIELDS = {  # without those that the grid sets
     "model": set(DecoderConfig.model_fields) - {"encoding", "encoding_options"},
     "training": set(RunSpec.model_fields) - {"task", "task_options", "model", "seed", "data_seed"},
 }
@@ -51,12 +51,12 @@ class _Part(BaseModel):
 class TaskPart(_Part):
     """A row of the grid.
 
-    task      its name (`toeplens.tasks.names`); the label unless given
-    title     what people call it
-    options   of the task
+    task      name of the task (`toeplens.tasks.names`; default: the label)
+    title     title in reports
+    options   options of the task
     model     fields of `DecoderConfig` that differ for this task
     training  fields of `RunSpec` that differ for this task
-    watch     whether heads are looked at during training (`toeplens.engine.HeadWatch`)
+    watch     whether to probe heads during training (`toeplens.engine.HeadWatch`)
     """
 
     task: str = ""
@@ -70,13 +70,13 @@ class TaskPart(_Part):
 class EncodingPart(_Part):
     """A column of the grid.
 
-    encoding  its name (`toeplens.encodings.names`), or a list of names that act at once; the label unless given
-    title     what people call it
-    options   of the encoding; of several, those of each by its name
-    scan      one option and the values it takes in turn, each a column of its own, ``LABEL/VALUE``; one of several
-              encodings' as ``rope.base``
+    encoding  name of the encoding (`toeplens.encodings.names`), or a list of names to combine (default: the label)
+    title     title in reports
+    options   options of the encoding; for combined encodings by name
+    scan      one option and its values; each value is a separate column ``LABEL/VALUE``. For combined encodings the
+              option is written as ``rope.base``
     model     fields of `DecoderConfig` that differ for this encoding
-    tasks     labels of the tasks it is trained on; all unless given
+    tasks     labels of the tasks to train on (default: all)
     """
 
     encoding: str = ""
@@ -101,11 +101,11 @@ class EncodingPart(_Part):
 
 @dataclass(frozen=True)
 class Column:
-    """An encoding as one column of the grid: of a scan, with one of its values.
+    """An encoding as one column of the grid, or one value of a scan.
 
-    label  what the study calls it
-    scan   label of the scan it belongs to; empty where there is none
-    value  of the scanned option; None where there is none
+    label  label in the study
+    scan   label of the scan; empty without a scan
+    value  value of the scanned option; None without a scan
     """
 
     label: str
@@ -119,18 +119,18 @@ class Column:
 
 
 class GridSpec(_Part):
-    """A study of tasks by encodings; its fields are those of the YAML file.
+    """A study of tasks by encodings; the fields are those of the YAML file.
 
     title, about  for the report
     tasks         rows, by label
     encodings     columns, by label
-    model         fields of `DecoderConfig` for all; vocabulary, classes and longest text are the task's unless given,
-                  and ``attention_scale`` is 1/sqrt(d) for all encodings unless given (``published``: to each its own)
-    training      fields of `RunSpec` for all: sizes of the sets, epochs, optimiser
-    seeds         trained models a cell; seeds of weights, order and data are ``first_seed`` and those after it
-    measures      what is measured of each trained model beside its head ablation (`toeplens.engine.MEASURES`)
-    examples      how many test examples the ablation and the measures look at
-    claims        a set of claims to judge on the results; none unless given
+    model         fields of `DecoderConfig` for all models. Vocabulary, classes and maximum length default to those of
+                  the task, ``attention_scale`` to 1/sqrt(d) (``published``: the scale of each encoding's paper)
+    training      fields of `RunSpec` for all models: sizes of the sets, epochs, optimiser
+    seeds         trained models per cell; seeds of weights, order and data are ``first_seed`` and those after it
+    measures      measures of each trained model in addition to head ablation (`toeplens.engine.MEASURES`)
+    examples      number of test examples for ablation and measures
+    claims        a set of claims to judge on the results (default: none)
     """
 
     title: str = Field("Tasks by encodings", min_length=1)
@@ -204,11 +204,11 @@ class GridSpec(_Part):
                     yield Column(f"{label}/{shown}", title, options=options, scan=label, value=value, **about)
 
     def to_yaml(self) -> str:
-        """The same as a YAML file, in which tasks and encodings keep their order."""
+        """The study as YAML, with tasks and encodings in order."""
         return yaml.safe_dump(self.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=120)
 
     def of_text(self, files: Sequence[str]) -> GridSpec:
-        """The same study on other text; raises `InputError` where no task is about text from files."""
+        """The same study on other text; raises `InputError` if no task reads text from files."""
         parts = {label: part.model_dump(mode="json") for label, part in self.tasks.items()}
         changed = [label for label, part in self.tasks.items() if "text" in tasks.options(part.task or label)]
         if not changed:
@@ -219,24 +219,24 @@ class GridSpec(_Part):
         return grid_spec({**self.model_dump(mode="json"), "tasks": parts})
 
     def title_of(self, task: str) -> str:
-        """What people call a task."""
+        """The title of a task."""
         return self.tasks[task].title or task
 
 
 def _as_taken(name: str, option: str, value: float) -> float:
-    """A scan's value as a whole number, where it is one and the option takes whole numbers alone."""
+    """A scanned value, as an integer if the option only takes integers."""
     taken = encodings.options(name).get(option)
     kinds = () if taken is None else get_args(taken.annotation) or (taken.annotation,)
     return int(value) if value.is_integer() and int in kinds and float not in kinds else value
 
 
 def specs() -> tuple[str, ...]:
-    """The names of the studies that come along, ours and those of other packages (entry point ``toeplens.studies``)."""
+    """The names of the shipped studies, including those of other packages (entry point ``toeplens.studies``)."""
     return tuple(sorted(entry_points(group="toeplens.studies").names))
 
 
 def read_spec(place: Path | str) -> GridSpec:
-    """A study from a YAML file, or one that comes along by its name; raises `InputError` in one sentence."""
+    """A study from a YAML file, or a shipped study by name; raises `InputError`."""
     path = Path(place)
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
         path = Path(entry_points(group="toeplens.studies")[choose("spec", str(place), specs())].load())
@@ -253,7 +253,7 @@ def read_spec(place: Path | str) -> GridSpec:
 
 
 def spec_from_yaml(text: str, source: str = "it") -> GridSpec:
-    """A study from the text of a YAML file, which ``source`` names in errors."""
+    """A study from YAML text; ``source`` names the file in error messages."""
     try:
         content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -262,24 +262,24 @@ def spec_from_yaml(text: str, source: str = "it") -> GridSpec:
         raise InputError(f"spec: {source} is no study: {_TOO_DEEP}.") from None
     except ValueError as error:  # an integer of thousands of digits
         raise InputError(f"spec: {source} is no study ({error}).") from None
-    except Exception:  # whatever PyYAML makes of !!bool maybe
+    except Exception:  # PyYAML raises various errors, such as for !!bool maybe
         raise InputError(f"spec: {source} is no study: a tag (!!) has a value that is not of its type.") from None
     _limited(content, source)
     return grid_spec(content)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML of what JSON can hold, in which no key stands twice in a mapping: the first value would be lost."""
+    """YAML restricted to JSON types, without duplicate keys in mappings."""
 
     yaml_constructors = {  # noqa: RUF012
         tag: make
         for tag, make in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.rpartition(":")[2] in _TAGS
     }
-    _merged = 0  # keys and values that mappings took over from others (<<)
+    _merged = 0  # keys and values merged from other mappings (<<)
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
-        """The tag of a value that has none: dates and 1:30, which is 90 in YAML 1.1, are text."""
+        """The tag of an untagged value: dates and 1:30 (90 in YAML 1.1) are strings."""
         tag: str = super().resolve(kind, value, implicit)
         old = tag.endswith(":timestamp") or (tag.endswith((":int", ":float")) and ":" in value)
         return self.DEFAULT_SCALAR_TAG if old else tag
@@ -302,7 +302,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _limited(content: Any, source: str) -> None:
-    """Refuse what is nested too deep, or is too much: a name in YAML may stand for lists of itself in lists."""
+    """Raise `InputError` for content that is nested too deep or too large, such as by YAML aliases."""
     level, count, size = [content], 1, 0
     for _ in range(_DEEPEST):
         inner = (
@@ -323,7 +323,7 @@ def _limited(content: Any, source: str) -> None:
 
 
 def grid_spec(content: Any) -> GridSpec:
-    """A `GridSpec` from plain values; wrong ones raise an `InputError` of one sentence."""
+    """A `GridSpec` from plain values; invalid ones raise `InputError`."""
     if not isinstance(content, dict):
         raise InputError("spec: it holds no fields; at least tasks and encodings are needed.")
     try:

@@ -1,4 +1,4 @@
-"""A grid study as a whole: its cells as runs, carried out, gathered, judged by the claims it asks for, written down."""
+"""A grid study: run its cells, gather the results, judge its claims, and write the records."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from toeplens.studies.kit.verdicts import Finding, unknown
 from toeplens.tasks.language import Language, LanguageTask
 from toeplens.training import run_spec
 
-_MOST = 10_000  # models: listing and reading more would take minutes
+_MOST = 10_000  # maximum number of models; listing and reading more would take minutes
 
 
 def cells(spec: GridSpec) -> list[Cell]:
-    """All cells: seed by seed, task by task, encoding by encoding; more than a study may have raise `InputError`."""
+    """All cells by seed, task and encoding. Raises `InputError` if there are too many."""
     columns = list(spec.columns())
     models = spec.seeds * sum(task in column.tasks for task in spec.tasks for column in columns)
     if models > _MOST:
@@ -56,7 +56,7 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
             "max_len": task.length,
             **({"readout": "each"} if task.each else {}),
         }
-        common = {**sizes, "attention_scale": None}  # one for all encodings, see docs/decisions/07
+        common = {**sizes, "attention_scale": None}  # the same for all encodings, see docs/decisions/015
         fields = {**common, **spec.model, **part.model, **column.model}
         model = decoder_config(**fields, encoding=column.encoding, encoding_options=column.options)
         training = {"seed": seed, "data_seed": seed, **spec.training, **part.training}
@@ -72,11 +72,11 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What claims on a grid study are judged on, the argument of each `Claim.check`.
+    """The data for judging claims on a grid study, the argument of each `Claim.check`.
 
-    spec       the study as its file says it: tasks, encodings (``spec.columns()``), measures
+    spec       the study's specification: tasks, encodings (``spec.columns()``), measures
     results    the finished models: ``results.of(task, label)``, ``results.difference(task, first, second)``
-    relations  rank correlations of figures of the heads with what is left of the skill on longer texts
+    relations  rank correlations of head properties with the skill that remains on longer sequences
     """
 
     spec: GridSpec
@@ -84,14 +84,14 @@ class Evidence:
     relations: Sequence[Relation]
 
     def skilled(self, task: str, label: str) -> list[CellResult]:
-        """The cells of a task and encoding that learned enough."""
+        """The cells of a task and encoding with skill."""
         return [cell for cell in self.results.of(task, label) if cell.skilled]
 
 
 def judged(data: Evidence) -> list[Entry]:
-    """The claims that the study asks for, with their verdicts; none where it asks for none.
+    """The study's claims with their verdicts; empty without claims.
 
-    Another package's claims that cannot be loaded or that raise are undecided, and their evidence says why.
+    Claims of other packages that cannot be loaded or that raise are undecided, with the error as evidence.
     """
     if not data.spec.claims:
         return []
@@ -111,7 +111,7 @@ def judged(data: Evidence) -> list[Entry]:
 
 
 def _guarded(claim: Claim[Evidence], package: str) -> Claim[Evidence]:
-    """Another package's claim, of which an error is a finding."""
+    """A claim of another package whose errors become findings."""
 
     def guarded(check: Callable[[Evidence], Sequence[Finding]]) -> Callable[[Evidence], Sequence[Finding]]:
         def findings(data: Evidence) -> Sequence[Finding]:
@@ -138,7 +138,7 @@ def _unjudged(package: str, claim: str, error: Exception) -> Finding:
 class Grid(Gathered):
     """The state of a grid study.
 
-    relations  what goes with length extrapolation
+    relations  correlates of length extrapolation
     """
 
     spec: GridSpec
@@ -153,11 +153,11 @@ class Grid(Gathered):
         return matrix(self.spec, self.results)
 
     def asked(self) -> dict[str, Any]:
-        """The file."""
+        """The specification."""
         return {"spec": self.spec.to_yaml()}
 
     def found(self) -> dict[str, Any]:
-        """The table, that of language models, the relations and the cells."""
+        """The tables of accuracies and of language models, the relations and the cells."""
         table = [row.to_dict() for row in self.matrix()]
         related = [relation.to_dict() for relation in self.relations]
         spoken = [row.to_dict() for row in language_rows(self.spec, self.results)]
@@ -204,31 +204,31 @@ def study(
     workers: Workers = None,
     on_event: OnEvent | None = None,
 ) -> Grid:
-    """Carry out a grid study in ``out``, or go on with it; returns what is finished so far.
+    """Run or resume a grid study in ``out``; returns the results so far.
 
-    A study may be changed and gone on with: what it still asks for and is finished is not done again. Text that has
-    changed since the study was begun is refused with an `InputError`.
+    A study can be edited and resumed; finished runs that are still needed are not repeated. Raises `InputError` if the
+    text of a task has changed since the study was started.
 
     Arguments
         limits    device, deadline, compilation
-        workers   processes, one a core unless given; or a `toeplens.engine.Cluster`
-        on_event  told of every step and every finished run, by the run's place in ``jobs_of(cells(spec))``
+        workers   number of processes (default: one per core), or a `toeplens.engine.Cluster`
+        on_event  called for every step and every finished run, with the run's index in ``jobs_of(cells(spec))``
     """
     spec = _pinned(spec, Path(out))
     jobs = jobs_of(cells(spec))
-    for job in jobs:  # text that is too short is refused before anything is trained
+    for job in jobs:  # check that the text is long enough before training
         task = job.spec.build_task()
         if isinstance(task, LanguageTask):
             task.must_have("train", job.spec.train_examples)
             task.must_have("validation", job.spec.test_examples)
             task.must_have("test", 1)
             if "bits" in job.measures:
-                cut(task.corpus(), "test", task.length, 2, 0)  # documents that are long enough
+                cut(task.corpus(), "test", task.length, 2, 0)  # checks for documents that are long enough
     return KIND.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs, limits, workers, on_event)
 
 
 def _pinned(spec: GridSpec, out: Path) -> GridSpec:
-    """The study with the hash of its text: the one that it was begun with, which the text then must have."""
+    """The study with the hash of its text, which must equal the hash at the start of the study."""
     begun = read_study(out)
     had = {} if begun is None or not KIND.holds(out) else KIND.plan_of(out)[0][0].tasks
     parts = {}

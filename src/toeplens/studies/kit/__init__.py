@@ -1,1 +1,1 @@
-"""What studies share: cells, results, claims and verdicts, and the life of a study's directory."""
+"""Shared code of studies: cells, results, claims, verdicts, and study directories."""

@@ -1,4 +1,4 @@
-"""The cells of a study's grid: the run of each, what of them is finished, and what their runs were carried out on."""
+"""The cells of a study's grid: their runs, their results, and the hardware they ran on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from toeplens.training.run import ENVIRONMENT, WATCHED
 
 @dataclass(frozen=True)
 class Executed(Record):
-    """environment.json of a run, as far as a study tells it; its history is `toeplens.training.Run.history`."""
+    """The part of a run's environment.json that a study uses; for the history see `toeplens.training.Run.history`."""
 
     LATER = ("execution",)
 
@@ -34,14 +34,14 @@ class Executed(Record):
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study's grid, and where it stands."""
+    """One run of a study's grid, and its place."""
 
     key: Key
     job: Job
 
 
 def jobs_of(cells: Sequence[Cell]) -> list[Job]:
-    """The grid's runs, each once: two places of the grid may stand for the same run, which is asked what both ask."""
+    """The grid's runs without duplicates; cells with the same run are merged, with the measures of all."""
     jobs: dict[str, Job] = {}
     for cell in cells:
         job = cell.job
@@ -53,11 +53,10 @@ def jobs_of(cells: Sequence[Cell]) -> list[Job]:
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered(State):
-    """What of a grid is there.
+    """The state of a grid.
 
-    results  the cells that are trained and whose heads were silenced, or have diverged; of those that are finished all
-             that was asked for is measured
-    share    share of the most training steps that is done; a run that ended early counts whole
+    results  cells that are trained and ablated, or have diverged; finished cells also have all measures
+    share    share of the maximum number of training steps that is done; a run that ended early counts as complete
     """
 
     results: Results
@@ -70,16 +69,16 @@ class Gathered(State):
 
     @property
     def trained_seconds(self) -> float:
-        """How long the training of its models took, one after the other, wherever it was."""
+        """Total training time of its models in seconds."""
         return sum(float(cell.result.get("seconds") or 0.0) for cell in self.models.values())
 
     @property
     def models(self) -> dict[str, CellResult]:
-        """Its models by their runs, each once: one may stand in two places."""
+        """Its models by run, without duplicates."""
         return {cell.run: cell for cell in self.results.cells}
 
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
-        """Those of its results, and of its claims."""
+        """The tables of results and claims."""
         return {rows: partial(self.results.frame, rows) for rows in FRAMES} | super().frames()
 
     def found(self) -> dict[str, Any]:
@@ -88,9 +87,9 @@ class Gathered(State):
 
 
 def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, Any]) -> Gathered:
-    """Read what is finished of a grid's cells in a study's directory.
+    """Read the finished cells of a grid from a study's directory.
 
-    Its environment then also says how the last of the runs was computed (``execution``), and what `carried_out` says.
+    Adds the ``execution`` of the last run and the result of `carried_out` to the environment.
     """
     found: list[CellResult] = []
     runs: dict[str, Any] = {}
@@ -123,7 +122,7 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
 
 
 def reread_cells(kept: Kept) -> Gathered:
-    """The same from what was written of it; what was trained of unfinished runs is not known there."""
+    """The same from a record, which does not know the progress of unfinished runs."""
     results = Results(CellResult.from_list(kept.content.get("cells"), f"{kept.path}: cells"))
     return Gathered(**kept.head, results=results, share=kept.head["finished"] / max(1, kept.head["total"]))
 
@@ -152,11 +151,10 @@ def _result(
 
 
 def carried_out(histories: Iterable[Sequence[Segment]], here: Mapping[str, Any]) -> dict[str, Any]:
-    """What the histories of a study's runs say of it: nothing where they are empty, as those of earlier versions are.
+    """Facts from the histories of a study's runs; empty without histories, as in earlier versions.
 
-    Returns ``threads`` of the processes that trained (None where they differ) and, of runs on more than one set-up,
-    ``setups``: a sentence that names them all, and how many runs each has carried out or had a part in; or that names
-    the one, where it was not what the study was last carried out with (``here``).
+    Returns ``threads`` of the training processes (None if they differ). If the runs used several set-ups, or one that
+    differs from the study's last environment (``here``), ``setups`` is a sentence that names them.
     """
     known = [list(dict.fromkeys(segment.setup for segment in history)) for history in histories]
     known = [setups for setups in known if setups]
@@ -168,13 +166,13 @@ def carried_out(histories: Iterable[Sequence[Segment]], here: Mapping[str, Any])
     only = known[0][0]
     differs = any(here.get(name) != getattr(only, name) for name in ("processor", "torch"))
     if len(counted) == 1 and (differs or only.gpu not in (None, here.get("gpu"))):
-        found["setups"] = f"The {len(known)} runs were carried out on {only}, and not where this study was gathered."
+        found["setups"] = f"The {len(known)} runs were trained on {only}, not on the machine that gathered the study."
     if len(counted) > 1:
         named = "; ".join(f"{words}: {count} run{'s' if count > 1 else ''}" for words, count in counted.most_common())
         moved = sum(len(setups) > 1 for setups in known)
-        begun = f" ({moved} of them went from one to another)" if moved else ""
+        begun = f" ({moved} of them moved between set-ups)" if moved else ""
         found["setups"] = (
-            f"The {len(known)} runs were carried out on {len(counted)} set-ups{begun}, so they are not all what a "
-            f"single one would give to the bit: {named}."
+            f"The {len(known)} runs were trained on {len(counted)} set-ups{begun}, so the results may not be "
+            f"bit-identical to those of a single one: {named}."
         )
     return found

@@ -1,4 +1,4 @@
-"""Changes of a model's attention as people write and read them: layers, heads and pairs counted from 1."""
+"""Interventions on a model's attention as text; layers, heads and pairs are counted from 1."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ _MOST = 10_000
 _BANDS = ("still", "silent", "exchange")
 _KEYS = ("layers", "heads", "groups", "kind", "side", *_BANDS, "speed", "bias", "attention", "output", "seed")
 _DONE = {*_BANDS, "speed", "bias", "attention", "output"}
-_RUNS = 8  # of pairs that are exchanged, which are told
+_RUNS = 8  # maximum number of exchanged ranges in a text
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A change of several layers.
+    """An intervention on several layers.
 
-    layers     from 0; None for all that the model has
-    change     what is done to each of them; its own layer says nothing
-    exchanged  two bands of pairs, from 0, that exchange their frequencies, the first for the first; two empty ones if
-               none do
+    layers     indices from 0; None for all layers
+    change     the intervention; its ``layer`` is ignored
+    exchanged  two bands of pairs, from 0, that swap their frequencies in order; two empty ones for none
     """
 
     layers: tuple[int, ...] | None
@@ -42,7 +41,7 @@ class Wish:
     exchanged: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     def at(self, layer: int, pairs: int = 0) -> Change:
-        """The change of a layer; ``pairs`` is how many its rotation turns, asked for where some are exchanged."""
+        """The change of a layer; ``pairs`` is its number of RoPE pairs, only needed for exchanges."""
         change = replace(self.change, layer=layer)
         if change.bands is None or not self.exchanged[0]:
             return change
@@ -50,9 +49,10 @@ class Wish:
 
 
 def changes_of(loaded: Loaded, wishes: Sequence[Wish]) -> list[Change]:
-    """The changes of a model that is loaded, each tried on its calls in a short pass.
+    """The changes of a loaded model, each checked in a short forward pass.
 
-    Raises `InputError`, with numbers from 1, for what the model does not have and for a head that is changed twice.
+    Raises `InputError`, counting from 1, for layers, heads or pairs that do not exist and for a head that is changed
+    twice.
     """
     if not wishes:
         return []
@@ -64,7 +64,7 @@ def changes_of(loaded: Loaded, wishes: Sequence[Wish]) -> list[Change]:
         inputs["decoder_input_ids"] = tokens
     try:
         captured(loaded.model, inputs, calls.append)
-    except Exception as error:  # whatever so few tokens may do to a model; what is wrong is told when all are read
+    except Exception as error:  # so few tokens may fail in some models; errors are then reported in the real pass
         if out_of_memory(error) or any(wish.layers is None or wish.exchanged[0] for wish in wishes):
             raise
         return [wish.at(layer) for wish in wishes for layer in wish.layers or ()]
@@ -76,7 +76,7 @@ def changes_of(loaded: Loaded, wishes: Sequence[Wish]) -> list[Change]:
 
 
 def _tried(wish: Wish, calls: Sequence[AttentionCall], taken: set[tuple[Place, int]]) -> Iterator[Change]:
-    """A wish's changes, whose layers, heads and pairs are all there, and their heads not yet ``taken``."""
+    """The changes of a wish; checks that layers, heads and pairs exist and that heads are not ``taken``."""
     calls = [call for call in calls if wish.change.of_side(call.kind, call.side)]
     if wish.layers is None and len({call.side for call in calls}) > 1:
         raise InputError("side: it was not given; this model has an encoder and a decoder.")
@@ -89,7 +89,7 @@ def _tried(wish: Wish, calls: Sequence[AttentionCall], taken: set[tuple[Place, i
         change = wish.at(layer, min(_pairs(wish, call) for call in meant))
         for call in meant:
             heads = {(call.place, head) for head in change.heads_of(call)}
-            if call.unknown is None:  # which more tokens may tell
+            if call.unknown is None:  # more tokens may reveal it
                 change.check(call)
             if taken & heads:
                 head = 1 + min(head for _, head in taken & heads)
@@ -99,7 +99,7 @@ def _tried(wish: Wish, calls: Sequence[AttentionCall], taken: set[tuple[Place, i
 
 
 def _pairs(wish: Wish, call: AttentionCall) -> int:
-    """How many pairs a call turns, if some are to be exchanged."""
+    """The number of RoPE pairs of a call, if some are exchanged."""
     if not wish.exchanged[0]:
         return 0
     pairs = pairs_of(call, "exchange")
@@ -110,10 +110,10 @@ def _pairs(wish: Wish, call: AttentionCall) -> int:
 
 
 def read_change(text: str) -> Wish:
-    """What ``layers=3-5 heads=1,4 output=zero`` says. Raises `InputError` for what cannot be read.
+    """Parse a change such as ``layers=3-5 heads=1,4 output=zero``. Raises `InputError` for invalid text.
 
     layers, heads, groups, still and silent are numbers and ranges from 1 (layers may be ``all``); exchange is two of
-    them with a colon between, ``1-4:29-32``; speed is a number, bias ``off``; attention, output, kind, side and seed
+    them separated by a colon, ``1-4:29-32``; speed is a number, bias ``off``; attention, output, kind, side and seed
     are as in `toeplens.sources.huggingface.Change`.
     """
     given: dict[str, str] = {}
@@ -162,7 +162,7 @@ def read_change(text: str) -> Wish:
 
 
 def numbers(field: str, text: str) -> tuple[int, ...]:
-    """``1,4,9-12``, counted from 1, as numbers from 0. Raises `InputError` that names the field."""
+    """Parse ``1,4,9-12``, counted from 1, to numbers from 0. Raises `InputError` that names the field."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
@@ -176,7 +176,7 @@ def numbers(field: str, text: str) -> tuple[int, ...]:
 
 
 def told(changes: Sequence[Change]) -> list[str]:
-    """The changes in words, those that are alike but for their layer together."""
+    """The changes as text; changes that only differ in their layer are merged."""
     alike: dict[str, list[int]] = {}
     for change in changes:
         side = f"{change.side} " if change.side else ""
@@ -195,29 +195,24 @@ def _which(change: Change) -> str:
 def _what(change: Change) -> str:
     found = []
     if change.bands is not None:
-        for pairs, verbs, state in (
-            (change.bands.still, ("stands", "stand"), "still"),
-            (change.bands.silent, ("is", "are"), "silent"),
-        ):
+        for pairs, state in ((change.bands.still, "frozen"), (change.bands.silent, "dropped")):
             if pairs:
-                several = len(pairs) > 1
-                which = f"pair{'s' if several else ''} {spans(pair + 1 for pair in pairs)}"
-                found.append(f"{which} {verbs[several]} {state}")
+                found.append(f"pair{'s' if len(pairs) > 1 else ''} {spans(pair + 1 for pair in pairs)} {state}")
         if change.bands.order is not None:
             found.append(_order(change.bands.order))
     if change.speed != 1:
-        found.append("the rotation stopped" if change.speed == 0 else f"turned {change.speed:g} times as fast")
+        found.append("rotation frozen" if change.speed == 0 else f"rotation speed × {change.speed:g}")
     if not change.bias:
-        found.append("without bias")
+        found.append("bias dropped")
     if change.attention is not None:
-        found.append(f"the {change.attention} part of the logits alone")
+        found.append(f"only the {change.attention} part of the logits")
     if change.output is not None:
-        found.append({"zero": "silenced", "mean": "its mean put out"}.get(change.output, "another sequence’s output"))
+        found.append({"zero": "zero-ablated", "mean": "mean-ablated"}.get(change.output, "resample-ablated"))
     return listed(found)
 
 
 def _order(order: Sequence[int]) -> str:
-    """Which pairs have exchanged their frequencies; of an order that is no exchange, which turn as which others did."""
+    """The pairs that swapped frequencies, or for another permutation the new and old pairs."""
     moved = [(pair, other) for pair, other in enumerate(order) if pair != other]
     mutual = all(order[other] == pair for pair, other in moved)
     runs: list[list[tuple[int, int]]] = []
@@ -226,7 +221,7 @@ def _order(order: Sequence[int]) -> str:
             runs[-1].append((pair, other))
         elif not mutual or pair < other:
             runs.append([(pair, other)])
-    verb, word = ("exchanged", "with") if mutual else ("that turn as others did", "as")
+    verb, word = ("exchanged", "with") if mutual else ("permuted", "as")
     said = [f"{spans(a + 1 for a, _ in run)} {word} {spans(b + 1 for _, b in run)}" for run in runs]
     rest = [f"… ({len(said)} in all)"] if len(said) > _RUNS else []
     return f"pairs {verb}, {', '.join(said[:_RUNS] + rest) or 'none'}"

@@ -1,6 +1,6 @@
-"""The tables of a study as Arrow tables, which pandas, polars, DuckDB and R read as they are.
+"""The tables of a study as Arrow tables, which pandas, polars, DuckDB and R can read.
 
-A number that is not known, or was not measured, is null in all of them.
+Values that are unknown or were not measured are null.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _KINDS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_
 
 
 class Place(TypedDict):
-    """Where a cell stands in its study; the first columns of every table but that of claims.
+    """The place of a cell in its study; the first columns of every table except that of claims.
 
     protocol  ``paper`` or ``released``
-    encoding  what the study calls it
+    encoding  label of the encoding in the study
     """
 
     protocol: str
@@ -37,12 +37,12 @@ class CellRow(Place, total=False):
     settled                 whether it had stopped learning
     accuracy, loss          on test examples after training; the loss in nats
     fit_accuracy, fit_loss  on training examples, without dropout
-    chance, guess           accuracy of the best constant guess, and of the best guess from a text's length
-    skill                   accuracy over that guess, as a share of what there is to learn
-    half_learned            doublings of an epoch until half of it was learned; ``setbacks`` accuracy lost on the way
-    peak                    the largest loss by one head, as a share of the skill
-    peak_layer, peak_head   which head that is, from 0
-    epochs, steps, seconds  of training; ``tokens_per_second`` then
+    chance, guess           accuracy of the best constant guess, and of the length-only baseline
+    skill                   accuracy above that baseline, relative to the maximum possible gain
+    half_learned            log2 of the epochs until a skill of 0.5; ``setbacks``: sum of drops in test accuracy
+    peak                    the largest accuracy drop by one head, relative to skill
+    peak_layer, peak_head   index of that head, from 0
+    epochs, steps, seconds  of training; ``tokens_per_second`` likewise
     """
 
     run: str
@@ -68,14 +68,14 @@ class CellRow(Place, total=False):
 
 
 class HeadRow(Place, total=False):
-    """One head of one model; layers and heads count from 0.
+    """One head of one model; layers and heads are counted from 0.
 
-    drop                   accuracy lost when it is silenced; ``drop_low``, ``drop_high`` its 95 % interval
-    gain                   test loss gained then, in nats; ``gain_low``, ``gain_high`` likewise
+    drop                   accuracy drop when ablated; ``drop_low``, ``drop_high``: 95 % interval
+    gain                   increase in test loss when ablated, in nats; ``gain_low``, ``gain_high`` likewise
     positional, symbolic, interaction  shares of the variance of its logits (docs/how-to/behaviour.md)
-    toeplitz               share of the energy of its logits that is left when each diagonal is replaced by its mean
-    centre                 of the frequencies that it uses: mean log2 of radians a token, by the logits' variance
-    previous, first, induction  mean attention to the token before, to the first, to what followed a copy (language)
+    toeplitz               share of the logits' energy that remains when each diagonal is replaced by its mean
+    centre                 mean log2 of the frequencies in rad per token, weighted by the logits' variance
+    previous, first, induction  mean attention on the previous token, the first token, the token after a copy (language)
     """
 
     layer: int
@@ -97,7 +97,7 @@ class HeadRow(Place, total=False):
 
 
 class EpochRow(Place, total=False):
-    """One evaluation of one model while it was trained; names as in `CellRow`, ``train`` the running mean."""
+    """One evaluation of one model during training; names as in `CellRow`, ``train`` is the running mean."""
 
     epoch: float
     step: int
@@ -112,12 +112,12 @@ class EpochRow(Place, total=False):
 
 
 class LengthRow(Place, total=False):
-    """One model on test texts of one length.
+    """One model on test sequences of one length.
 
-    length, factor  tokens, and over the length of training
+    length, factor  length in tokens, and relative to the training length
     accuracy        with its 95 % interval ``low`` to ``high``; ``loss`` in nats
-    chance, guess   as in `CellRow`, on these texts
-    bits            of a language model, bits a byte on these texts, each read in one pass; ``sliding`` by windows
+    chance, guess   as in `CellRow`, on these sequences
+    bits            for language models, bits per byte, with each text read in one pass; ``sliding``: with windows
     """
 
     length: int
@@ -136,8 +136,8 @@ class LengthRow(Place, total=False):
 class ClaimRow(TypedDict, total=False):
     """One claim under one protocol.
 
-    verdict   corrected for all comparisons of the ledger; ``uncorrected`` without that
-    evidence  a sentence a part, a line each
+    verdict   corrected for all comparisons of the ledger; ``uncorrected``: without correction
+    evidence  one line per part
     """
 
     claim: str
@@ -152,19 +152,21 @@ class ClaimRow(TypedDict, total=False):
 
 @cache
 def schema(kind: type) -> pa.Schema:
-    """The columns that a row's class names, in its order."""
+    """The columns of a row class, in order."""
     return pa.schema([(name, _KINDS[hint]) for name, hint in get_type_hints(kind).items()])
 
 
 def table(kind: type, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Rows as a table of the columns that ``kind`` names; null for NaN and for what a row does not have."""
+    """Rows as a table with the columns of ``kind``; null for NaN and missing values."""
     columns = schema(kind)
-    kept = [{name: value for name, value in row.items() if value == value} for row in rows]  # NaN is not itself
+    kept = [
+        {name: value for name, value in row.items() if value == value} for row in rows
+    ]  # NaN is not equal to itself
     return pa.table({name: [row.get(name) for row in kept] for name in columns.names}, schema=columns)
 
 
 def by_head(**figures: Float[np.ndarray, "L H"] | None) -> Iterator[dict[str, Any]]:
-    """A row a head from figures of all of them, passing over those that are None; no rows where all are."""
+    """One row per head; values that are None are skipped, and there are no rows if all are None."""
     known = {name: values for name, values in figures.items() if values is not None}
     if not known:
         return

@@ -1,4 +1,4 @@
-"""What is said of a function of the distance: the form of decay that fits it, and the ends of its matrix's spectrum."""
+"""Functions of distance: the best-fitting decay, and the range of the spectrum of the Toeplitz matrix."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from toeplens.ground.words import or_none
 from toeplens.lens import hermitian_part, szego
 from toeplens.lens.toeplitz.decay import Form, fit_decays
 
-_FEWEST = 4  # distances that a decay is fitted to, at least
-ROWS = 256  # of a kernel as a matrix, at most
-_EXPLAINED = 0.5  # of the variance of mean logits over distances: a form of decay below that is not spoken of
+_FEWEST = 4  # minimum number of distances for a fit
+ROWS = 256  # maximum number of rows of a kernel's matrix
+_EXPLAINED = 0.5  # minimum share of the variance of mean logits that a reported decay explains
 
 
 @dataclass(frozen=True)
 class Decay(Record):
-    """The form that tells best how a head's mean logit changes with the distance of query and key.
+    """The curve that best fits a head's mean logit as a function of distance.
 
-    form           a key of `toeplens.lens.toeplitz.decay.FORMS`, the best of those that `toeplens.lens.fit_decay` ranks
-    parameters     by the names there, distances in tokens
-    r2             share of the variance of the mean logits over distances that it explains; None where they are equal
-    half_distance  tokens after which what decays has fallen to half; None for a form without a limit
+    form           key of `toeplens.lens.toeplitz.decay.FORMS`, the best in `toeplens.lens.fit_decay`
+    parameters     parameters by name, distances in tokens
+    r2             explained share of the variance of the mean logits over distances; None if they are constant
+    half_distance  tokens after which the decay is half complete; None for a form without a limit
     """
 
     form: Form
@@ -36,17 +36,17 @@ class Decay(Record):
 
     @property
     def explains(self) -> bool:
-        """Whether the form says at least half of what there is to say."""
+        """Whether the curve explains at least half of the variance."""
         return self.r2 is not None and self.r2 >= _EXPLAINED
 
 
 @dataclass(frozen=True)
 class KernelEnds(Record):
-    """The ends of the spectrum of a kernel by offset, as a matrix of queries by keys (its Hermitian part; Szegő).
+    """Range of the spectrum of a kernel's Toeplitz matrix (Hermitian part; Szegő).
 
-    size                     rows of the matrix
-    symbol_low, symbol_high  the ends of the symbol, between which all eigenvalues of any size lie
-    lowest, highest          the extreme eigenvalues at this size
+    size                     number of rows of the matrix
+    symbol_low, symbol_high  range of the symbol, which contains the eigenvalues for any size
+    lowest, highest          extreme eigenvalues at this size
     """
 
     size: reading.Count
@@ -59,9 +59,9 @@ class KernelEnds(Record):
 def decays_of(
     offsets: Int[np.ndarray, "D"], means: Float[np.ndarray, "H D"], counts: Float[np.ndarray, "H D"]
 ) -> list[Decay | None]:
-    """The form that fits each head's mean logits by offset best, keys before and after the query together.
+    """The best-fitting decay of each head's mean logits, with keys before and after the query taken together.
 
-    None of too few.
+    None for too few distances.
     """
     if (counts != counts[:1]).any():
         return [one for rows in zip(means, counts, strict=True) for one in decays_of(offsets, *(x[None] for x in rows))]
@@ -77,12 +77,12 @@ def decays_of(
 
 
 def kernel_ends(kernel: Float[np.ndarray, "D"]) -> KernelEnds:
-    """The spectrum's ends of a kernel at offsets -(M-1) .. M-1, of its middle where there are more than `ROWS` rows."""
+    """The spectral range of a kernel at offsets -(M-1) .. M-1, cut to its middle for more than `ROWS` rows."""
     cut = max(0, len(kernel) // 2 + 1 - ROWS)
     return _ends(np.ascontiguousarray(kernel[cut : len(kernel) - cut], dtype=np.float64).tobytes())
 
 
-@lru_cache(maxsize=1024)  # layers mostly share them
+@lru_cache(maxsize=1024)  # layers often share kernels
 def _ends(kernel: bytes) -> KernelEnds:
     values = hermitian_part(np.frombuffer(kernel))
     size = len(values) // 2 + 1

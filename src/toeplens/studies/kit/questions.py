@@ -1,7 +1,7 @@
-"""What a language model is asked: a text, a needle in it, tokens that repeat, counting and order in words.
+"""Items for probing a language model: text, needles, repeated tokens, counting and word order.
 
-Every item is tokens of which some are to be predicted. Pieces are tokenised apart and joined, so that an answer is the
-same tokens in its needle and after the question.
+An item is a sequence of tokens of which some are predicted. Pieces are tokenised separately and joined, so that an
+answer has the same tokens in its needle and after the question.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from toeplens.ground import InputError, shown
 from toeplens.ground.machine import within
 from toeplens.sources.huggingface.model import token_ids
 
-Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # what a language model is asked
-# what each behaviour is, in words
+Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # behaviours that a probe measures
+# descriptions of the behaviours
 ABOUT: dict[Behaviour, str] = {
     "loss": "the next token of the text",
-    "needle": "a number that a sentence in the text gives",
-    "no needle": "the same question where the text does not say it",
-    "copying": "the second of two equal halves of random tokens, but for its first",
-    "counting": "how often a word stands in a list, one to five",
-    "order": "which word of a list comes after another",
+    "needle": "a number stated in one sentence of the text",
+    "no needle": "the same question without that sentence",
+    "copying": "the second of two equal halves of random tokens, except its first token",
+    "counting": "how often a word occurs in a list, one to five",
+    "order": "the word that follows another one in a list",
 }
 _PLACES = "harbour library mountain garden station palace bridge castle museum island market temple valley tower"
 _WORDS = (
@@ -36,21 +36,21 @@ _WORDS = (
 _COUNTS = ("one", "two", "three", "four", "five")
 _DIGITS = ("1", "2", "3", "4", "5")
 _SHOTS = 3  # solved examples before a question about a list
-_LISTED = 6  # words of a list
-_ENOUGH = 2 * _LISTED  # words that lists are drawn from, at least
+_LISTED = 6  # words per list
+_ENOUGH = 2 * _LISTED  # minimum number of words to draw lists from
 _SHORTEST, LONGEST = 64, 1 << 20  # tokens
-MOST_ASKED, SEEDS = 1000, 2**31  # of each kind of question; the largest seed
+MOST_ASKED, SEEDS = 1000, 2**31  # maximum number of items of each kind; largest seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """Tokens, and which of them are to be predicted.
+    """Tokens, and the positions to predict.
 
-    places  of the predicted tokens, ascending
-    length  tokens of the item as it was asked for
-    depth   of a needle, 0 at the beginning of the text to 1 at its end
-    needle  of a needle, its first token and the one after its last
-    choices of which the predicted token is one; any token if empty
+    places  positions of the predicted tokens, ascending
+    length  requested number of tokens
+    depth   depth of a needle, from 0 (beginning of the text) to 1 (end)
+    needle  first token of a needle and the one after its last
+    choices candidates for the predicted token; any token if empty
     """
 
     behaviour: Behaviour
@@ -64,13 +64,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Asked:
-    """How much is asked.
+    """Number and size of the items.
 
-    lengths    of texts with needles, of repeated tokens, and (the longest) of texts whose loss is taken; in tokens
-    depths     of needles, 0 to 1
-    repeats    needles of each length and depth
-    sequences  texts whose loss is taken, and repeated tokens of each length
-    lists      questions about lists, of each kind
+    lengths    lengths in tokens of needle texts, repeated tokens, and (the longest) texts for the loss
+    depths     depths of needles, 0 to 1
+    repeats    needles per length and depth
+    sequences  texts for the loss, and sequences of repeated tokens per length
+    lists      questions about lists, per kind
     """
 
     lengths: tuple[int, ...] = (256, 512, 1024)
@@ -95,12 +95,12 @@ class Asked:
 
 
 class Writer:
-    """Makes items of a text and a tokenizer, or of token ids alone: then of the behaviours loss and copying.
+    """Makes items from a text and a tokenizer; from token ids, only items for loss and copying.
 
-    Words of lists are one token each; where a tokenizer has too few such (letters, bytes), they are those that begin
-    with different tokens, and the first of an answer is what is to be predicted.
+    Words of lists are single tokens. If the tokenizer has too few (letters, bytes), words with different first tokens
+    are used, and the first token of an answer is predicted.
 
-    Raises `InputError` for a text that is too short, and for a tokenizer that does not tell the words of lists apart.
+    Raises `InputError` for a text that is too short, and for a tokenizer that cannot distinguish the words of lists.
     """
 
     def __init__(self, tokenizer: Any, text: str | Int[np.ndarray, "N"], seed: int) -> None:
@@ -108,7 +108,7 @@ class Writer:
         self.random = np.random.Generator(np.random.Philox(seed))
         self.words = isinstance(text, str)
         self.start: list[int] = []
-        if self.words:  # the special tokens that the tokenizer puts before a text
+        if self.words:  # the special tokens at the beginning of a text
             bare, whole = self._ids("so"), token_ids(tokenizer, "so")
             starts = (at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare)
             self.start = whole[: next(starts, 0)]
@@ -116,7 +116,7 @@ class Writer:
         self.text = np.asarray(ids, dtype=np.int64)
 
     def items(self, asked: Asked) -> list[Item]:
-        """All of them; the same seed gives the same."""
+        """All items; deterministic for a seed."""
         longest = max(asked.lengths)
         found = [self.loss(longest) for _ in range(asked.sequences)]
         for length in asked.lengths:
@@ -134,9 +134,9 @@ class Writer:
         return Item(behaviour="loss", tokens=tuple(tokens), places=tuple(range(first, len(tokens))), length=length)
 
     def needle(self, length: int, depth: float | None, field: str = "lengths") -> Item:
-        """A sentence with a number of five digits in a piece of the text, and a question; without it if no depth.
+        """A piece of the text with a sentence that states a five-digit number (if ``depth`` is given), and a question.
 
-        Raises `InputError` for a length that is too short, by the name of the ``field`` that gave it.
+        Raises `InputError`, naming ``field``, if the length is too short.
         """
         place = self.random.choice(_PLACES.split())
         blank, number = self._begun(str(self.random.integers(10_000, 100_000)))
@@ -167,7 +167,7 @@ class Writer:
         return Item(behaviour="copying", tokens=tuple(tokens), places=tuple(range(first, len(tokens))), length=length)
 
     def counting(self) -> Item:
-        """How often a word stands in a list."""
+        """How often a word occurs in a list."""
 
         def make() -> tuple[str, str, list[str]]:
             count = int(self.random.integers(1, len(self._counts) + 1))
@@ -179,7 +179,7 @@ class Writer:
         return self._listed("counting", self._counts, make)
 
     def order(self) -> Item:
-        """Which word comes after another."""
+        """Which word follows another."""
 
         def make() -> tuple[str, str, list[str]]:
             words = self.random.permutation(self._words)[:_LISTED].tolist()
@@ -206,7 +206,7 @@ class Writer:
 
     @cached_property
     def _words(self) -> list[str]:
-        """What lists are made of."""
+        """The words that lists are drawn from."""
         words = _WORDS.split()
         whole = self._apart([word for word in words if len(self._within(word)) == 1])
         found = whole if len(whole) >= _ENOUGH else self._apart(words)
@@ -219,14 +219,14 @@ class Writer:
 
     @cached_property
     def _counts(self) -> tuple[str, ...]:
-        """One to five, in words or, where those begin alike, in digits."""
+        """One to five as words, or as digits if the words share first tokens."""
         found = next((names for names in (_COUNTS, _DIGITS) if len(self._apart(names)) == len(names)), None)
         if found is None:
             raise InputError("model: its tokenizer does not tell the numbers from one to five apart by a first token.")
         return found
 
     def _apart(self, words: Sequence[str]) -> list[str]:
-        """Those of the words that begin with a token that is not the first of one before them, nor an unknown one."""
+        """The words whose first token is known and differs from those of earlier words."""
         firsts: dict[int, str] = {}
         for word in words:
             _, own = self._begun(word)
@@ -236,7 +236,7 @@ class Writer:
         return list(firsts.values())
 
     def _begun(self, word: str) -> tuple[list[int], list[int]]:
-        """The blanks before a word that follows another, and its own tokens; none where the tokenizer drops it."""
+        """The blank tokens before a word that follows another, and its own tokens; empty if the tokenizer drops it."""
         tokens = self._within(word)
         at = next((at for at, token in enumerate(tokens) if self.tokenizer.decode([token]).strip()), len(tokens))
         return tokens[:at], tokens[at:]
@@ -251,7 +251,7 @@ class Writer:
         return token_ids(self.tokenizer, text, add_special_tokens=False)
 
     def _piece(self, length: int) -> list[int]:
-        """So many tokens of the text, from a random place on."""
+        """``length`` tokens of the text, from a random position."""
         if len(self.text) < length:
             raise InputError(f"text: it has {len(self.text)} tokens; {length} are needed.")
         first = int(self.random.integers(0, len(self.text) - length + 1))
@@ -259,7 +259,7 @@ class Writer:
 
 
 def batches(items: Sequence[Item], tokens: int = 4096) -> Iterator[tuple[list[int], Int[np.ndarray, "B N"]]]:
-    """Numbers of items that are of one length and asked at the same places, and their tokens, so many at most."""
+    """Batches of at most ``tokens`` tokens: indices of items with equal length and positions, and their tokens."""
     alike: dict[tuple[int, tuple[int, ...], int], list[int]] = {}
     for number, item in enumerate(items):
         alike.setdefault((len(item.tokens), item.places, len(item.choices)), []).append(number)

@@ -1,4 +1,4 @@
-"""The record of a study: its results.json, compressed or not, and claims.json, without the directory of its pieces."""
+"""The record of a study: results.json (possibly compressed) and claims.json, without its runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toeplens.ground.records import Record
 
 STUDY, RESULTS, CLAIMS_FILE = "study.json", "results.json", "claims.json"
 PACKED = (f"{RESULTS}.xz", f"{RESULTS}.gz")
-FIRST = "reproduce"  # the first kind of study to be had, whose files did not name it
+FIRST = "reproduce"  # the kind of study in files that do not name one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class _Head(Record):
 class Kept:
     """A results.json.
 
-    path     where it lies
-    content  all that it holds: what was asked, and what was found
-    head     what of a `toeplens.studies.kit.study.State` every kind of study has the same, but for its ledger
+    path     path of the file
+    content  its content: the request and the results
+    head     fields of a `toeplens.studies.kit.study.State` that all kinds of study share, without the ledger
     """
 
     path: Path
@@ -39,7 +39,7 @@ class Kept:
 
 
 def record_in(directory: Path) -> tuple[str, Path] | None:
-    """Which study's record alone is kept in a directory, and its results beside its claims.json; None where none is."""
+    """The kind of study and its results file, if a directory only holds a record; otherwise None."""
     claims = directory / CLAIMS_FILE
     results = next((path for name in (RESULTS, *PACKED) if (path := directory / name).is_file()), None)
     if results is None or (directory / STUDY).exists() or not claims.is_file():
@@ -49,7 +49,7 @@ def record_in(directory: Path) -> tuple[str, Path] | None:
 
 
 def read_record(path: Path) -> Kept:
-    """A results.json, or one compressed by gzip or xz; what cannot be read, or is no such, raises `InputError`."""
+    """Read a results.json, plain or compressed by gzip or xz. Raises `InputError` if that fails."""
     try:
         packed = read_bytes(path)
         text = (unzipped(packed, LARGEST) if path.suffix in (".gz", ".xz") else packed).decode()

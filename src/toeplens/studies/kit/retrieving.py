@@ -1,4 +1,4 @@
-"""Which heads of a language model retrieve: whether they look at a needle's number where the model is to say it."""
+"""Retrieval heads of a language model: attention to a needle's number when the model has to predict it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from toeplens.sources.huggingface import AttentionCall, captured
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.kit.questions import Item, batches
 
-RETRIEVES = 0.1  # retrieval score from which on a head is one that retrieves (Wu et al. 2024, section 2)
-_AT_ONCE = 1024  # tokens of a pass, over its sequences
-_DIGITS = 9  # of a score, so that a tenth of the tokens is a tenth
+RETRIEVES = 0.1  # minimum score of a retrieval head (Wu et al. 2024, section 2)
+_AT_ONCE = 1024  # tokens per batch
+_DIGITS = 9  # decimals of a score, so that a tenth of the tokens is exactly 0.1
 Place = tuple[int, int]  # layer and head
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRetrieval(Record):
-    """What one head of the intact model does for needles, mean over them (`toeplens.lens.Retrieval`)."""
+    """Retrieval of one head of the intact model, mean over needles (`toeplens.lens.Retrieval`)."""
 
     layer: reading.Count
     head: reading.Count
@@ -36,10 +36,9 @@ class HeadRetrieval(Record):
 def retrieval_of(
     loaded: Loaded, items: Sequence[Item], report: Callable[[int, int], None]
 ) -> tuple[HeadRetrieval, ...]:
-    """Retrieval of every head of the decoder's own attention, mean over all needles among the items.
+    """Retrieval of every self-attention head of the decoder, mean over all needles among the items.
 
-    Raises `InputError` for models that do not predict the next token: that read with an encoder, or whose attention
-    sees what comes after a query.
+    Raises `InputError` for models that do not predict the next token: with an encoder, or without causal attention.
     """
     if loaded.model.config.is_encoder_decoder:
         raise InputError("needles: they are for models that predict the next token; this one has an encoder.")

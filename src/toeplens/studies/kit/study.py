@@ -1,4 +1,4 @@
-"""A study's life in its directory: whose it is, how it is carried out and gone on with, what is written of it."""
+"""Study directories: run and resume a study, gather its results, and write its record."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Plan = TypeVar("Plan")
 
 @dataclass(frozen=True, kw_only=True)
 class Begun(Record):
-    """study.json: which study it is, what it was carried out with and for how long; each kind adds what is asked."""
+    """study.json: kind of study, environment and seconds; each kind adds its request."""
 
     LATER = ("study", "seconds")
 
@@ -44,11 +44,11 @@ class Begun(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A study's state on disk: what is finished, and what it says.
+    """A study's state on disk.
 
     entries          the ledger
-    finished, total  what is there, of what there is to be
-    environment      what it was carried out with, and for how long
+    finished, total  number of finished pieces, and of all
+    environment      versions, machine, command and seconds
     """
 
     directory: Path
@@ -59,37 +59,37 @@ class State:
 
     @property
     def complete(self) -> bool:
-        """Whether all is finished."""
+        """Whether everything is finished."""
         return self.finished == self.total
 
     @property
     def begun(self) -> bool:
-        """Whether anything has come out so far."""
+        """Whether there are any results."""
         return self.finished > 0
 
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
-        """What makes its tables, by what a row of each is; each kind has more, and those first."""
+        """Functions that make its tables, by what a row is; other kinds add more in front."""
         return {"claims": lambda: table(ClaimRow, map(claim_row, self.entries))}
 
     def frame(self, rows: str | None = None) -> pa.Table:
-        """What was found as an Arrow table, which pandas and polars take as it is (docs/how-to/export.md says its columns).
+        """The results as an Arrow table, which pandas and polars accept (columns: docs/how-to/export.md).
 
-        rows  what a row of it is: ``claims``, or of most kinds ``cells`` or ``heads``, those unless given
+        rows  what a row is: ``claims``, or for most kinds of study ``cells`` (default) or ``heads``
         """
         frames = self.frames()
         return frames[choose("rows", rows or next(iter(frames)), frames)]()
 
     def asked(self) -> dict[str, Any]:
-        """What was asked for, as study.json has it."""
+        """The request, as in study.json."""
         raise NotImplementedError
 
     def found(self) -> dict[str, Any]:
-        """What results.json holds beside that: a long list, if any, as ``cells``."""
+        """The results, as in results.json; a long list, if any, as ``cells``."""
         raise NotImplementedError
 
 
 def claim_row(entry: Entry) -> dict[str, Any]:
-    """An entry of the ledger in a table of all (`ClaimRow`)."""
+    """An entry of the ledger as a row of the table of claims (`ClaimRow`)."""
     claim = entry.claim
     return {
         "claim": claim.id,
@@ -110,12 +110,12 @@ Found = TypeVar("Found", bound=State)
 class Kind(Generic[Plan, Found]):
     """A kind of study.
 
-    name     its name in study.json
-    command  the word after ``toeplens`` that carries it out
-    record   its study.json
-    plan     what that asks for; bad values raise `InputError`
-    read     what of a plan is there in a directory, given what the study was carried out with
-    reread   the same from what was written of it, where only that is kept
+    name     name in study.json
+    command  the toeplens command that runs it
+    record   record type of study.json
+    plan     parses the request; raises `InputError` for invalid values
+    read     reads the state of a plan from a directory, given the environment
+    reread   reads the state from the record of a study
     """
 
     name: str
@@ -126,16 +126,16 @@ class Kind(Generic[Plan, Found]):
     reread: Callable[[Kept, Plan], Found]
 
     def holds(self, directory: Path | str) -> bool:
-        """Whether a directory is that of such a study."""
+        """Whether a directory belongs to such a study."""
         content = read_study(Path(directory))
         return content is not None and content["study"] == self.name
 
     def tells(self, directory: Path | str) -> bool:
-        """Whether a directory is that of such a study, or holds the record of one."""
+        """Whether a directory belongs to such a study, or holds the record of one."""
         return study_in(Path(directory)) == self.name
 
     def plan_of(self, directory: Path) -> tuple[Plan, dict[str, Any]]:
-        """What a directory's study asks for, and what it was carried out with."""
+        """The plan of a directory's study, and its environment."""
         content = read_study(directory)
         if content is None:
             raise InputError(
@@ -154,15 +154,15 @@ class Kind(Generic[Plan, Found]):
             raise InputError(f"study: {path} is damaged: {error}") from None
 
     def open_record(self, path: Path | str) -> Found:
-        """A study as its results.json tells it (plain, gzip or xz), its claims judged as rules are now."""
+        """A study from its results.json (plain, gzip or xz), with claims judged by the current rules."""
         kept = read_record(Path(path))
-        content = {_SECONDS: kept.head["environment"].get(_SECONDS, 0.0), **kept.content}  # as study.json has them
+        content = {_SECONDS: kept.head["environment"].get(_SECONDS, 0.0), **kept.content}  # as in study.json
         return self.reread(kept, self._planned(self.record.from_dict(content, f"study: {path}"), kept.path))
 
     def gather(self, directory: Path | str) -> Found:
-        """Read what a study has finished, judge the claims on it, and write both down (results.json, claims.json).
+        """Read the finished parts of a study, judge its claims, and write results.json and claims.json.
 
-        While another process carries the study out it is read only, and so is a directory that holds but the record.
+        Nothing is written while another process runs the study, or if the directory only holds a record.
         """
         directory = Path(directory)
         record = record_in(directory)
@@ -175,7 +175,7 @@ class Kind(Generic[Plan, Found]):
         return state
 
     def write_down(self, state: Found) -> None:
-        """Write a study's record into its directory: results.json and claims.json."""
+        """Write a study's record to its directory: results.json and claims.json."""
         counted = {"finished": state.finished, "total": state.total, _ENVIRONMENT: state.environment}
         head, found = {"study": self.name, **state.asked(), **counted}, state.found()
         entries = [entry.to_dict() for entry in state.entries]
@@ -183,10 +183,10 @@ class Kind(Generic[Plan, Found]):
         write_json(state.directory / CLAIMS_FILE, {**head, "claims": entries})
 
     def carry_out(self, directory: Path, asked: dict[str, Any], work: Callable[[], Any]) -> Found:
-        """Do ``work`` in a directory that is, or now becomes, that of the study ``asked`` for; gather what came of it.
+        """Run ``work`` in the directory of the study ``asked`` for, which is created if needed; gather the results.
 
-        Held meanwhile, so that a second process is refused. Raises `InputError` where there is another study, or one
-        at another scale.
+        The directory is locked against other processes. Raises `InputError` if it holds another study, or the study at
+        another scale.
         """
         _open_directory(directory)
         with locked(directory, "study"):
@@ -218,7 +218,7 @@ class Kind(Generic[Plan, Found]):
         workers: Workers,
         on_event: OnEvent | None,
     ) -> Found:
-        """`carry_out` of a study whose work is runs alone."""
+        """`carry_out` for a study that consists of runs only."""
         limits, runs = of_study(limits, Path(out)), Path(out) / RUNS
         must_have(workers, len(jobs), limits)
         _open_directory(Path(out))
@@ -228,7 +228,7 @@ class Kind(Generic[Plan, Found]):
 
 
 def read_study(directory: Path) -> dict[str, Any] | None:
-    """The study.json of ``directory``, as far as all kinds have it the same; None where it is no study's."""
+    """The study.json of ``directory``, with its common fields checked; None if there is none."""
     path = directory / STUDY
     if not path.exists():
         return None
@@ -238,15 +238,15 @@ def read_study(directory: Path) -> dict[str, Any] | None:
 
 
 def study_in(directory: Path) -> str | None:
-    """The name of the study that a directory is of, or holds the record of; None where it is no study's."""
+    """The kind of study in a directory, or of the record in it; None if there is none."""
     content, record = read_study(directory), record_in(directory)
     return content["study"] if content is not None else record[0] if record is not None else None
 
 
 def _open_directory(directory: Path) -> dict[str, Any] | None:
-    """Make ``directory`` if it is not there; what study it holds, None for none. Other files are not written among.
+    """Create ``directory`` if needed and return its study, or None. Raises `InputError` if it holds other files.
 
-    Runs alone are no other files: those that a record keeps are unpacked first and gone on from.
+    A directory with only runs is allowed, so that unpacked runs can be resumed.
     """
     make_directory(directory)
     had = read_study(directory)
@@ -259,7 +259,7 @@ def _open_directory(directory: Path) -> dict[str, Any] | None:
 
 
 def _others(directory: Path) -> Iterator[Path]:
-    """What in a directory is neither a run nor left over from writing, as a path from there."""
+    """Relative paths in a directory that are neither runs nor leftovers from writing."""
     for child in sorted(directory.iterdir()):
         if child.name == RUNS and child.is_dir():
             yield from (run.relative_to(directory) for run in sorted(child.iterdir()) if not (run / SPEC).is_file())
@@ -268,7 +268,7 @@ def _others(directory: Path) -> Iterator[Path]:
 
 
 def _must_go_on(runs: Path, jobs: Sequence[Job], limits: Limits) -> None:
-    """Raise `InputError` where runs that were kept are none of the study's, or lack weights that it has to look at."""
+    """Raise `InputError` if existing runs do not belong to the study, or lack weights that are needed."""
     names = {job.spec.name for job in jobs}
     there = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
     if there and not names & there and not (runs.parent / STUDY).exists():
@@ -285,7 +285,7 @@ def _must_go_on(runs: Path, jobs: Sequence[Job], limits: Limits) -> None:
 
 @contextmanager
 def _ours(directory: Path) -> Iterator[bool]:
-    """Whether what is gathered within may be written down: not while another process carries the study out."""
+    """Whether the record may be written: not while another process runs the study."""
     if not (directory / STUDY).exists():
         yield False
         return
@@ -297,13 +297,13 @@ def _ours(directory: Path) -> Iterator[bool]:
 
 
 def of_study(limits: Limits | None, out: Path) -> Limits:
-    """The limits of a study in ``out``, by whose name loggers group its runs."""
+    """The limits of a study in ``out``, whose name is the loggers' group."""
     limits = limits or Limits()
     return limits if limits.group is not None else replace(limits, group=out.absolute().name)
 
 
 def limits_for(time_budget: float | None, limits: Limits) -> Limits:
-    """``limits`` with a deadline ``time_budget`` seconds from now, less what writing everything down takes."""
+    """``limits`` with a deadline ``time_budget`` seconds from now, minus a reserve for writing the results."""
     if time_budget is None:
         return limits
     reserve = min(20.0, 0.25 * time_budget)

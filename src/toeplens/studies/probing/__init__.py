@@ -1,4 +1,4 @@
-"""Probes of language models: what they can do, intact and with their attention changed."""
+"""Probes of language models: behaviours of the intact model and with changed attention."""
 
 from toeplens.studies.kit.changes import Wish, changes_of, numbers, read_change, told
 from toeplens.studies.kit.questions import ABOUT, Asked, Behaviour

@@ -1,4 +1,4 @@
-"""A probe: what a language model can do, and what of it is left when its attention is changed."""
+"""Probe a language model: its behaviours, intact and with changed attention."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from toeplens.studies.kit.questions import SEEDS, Asked, Item, Writer, batches
 from toeplens.studies.kit.retrieving import HeadRetrieval, retrieval_of
 from toeplens.studies.probing.record import ItemRecord, ProbeRecord
 
-RECORD = "probe.json"  # the name of a probe's record in its directory
-NEEDING = "a probe"  # what needs a model that predicts the next token
-_AT_ONCE = 4096  # tokens of a pass, over its sequences
-_CHANGED_AT_ONCE = 1024  # of a pass that is taken apart
+RECORD = "probe.json"  # file name of the record
+NEEDING = "a probe"  # for error messages about models that do not predict the next token
+_AT_ONCE = 4096  # tokens per batch
+_CHANGED_AT_ONCE = 1024  # tokens per batch of a changed model
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Probing:
-    """What a model is asked, and how it answers; the intact model once, under as many changes as are wished.
+    """Items for a model and its predictions. The intact model is evaluated once, for any number of changes.
 
-    model  loaded, with its tokenizer
-    items  what it is asked
-    about  what a record says of it
+    loaded  the model, with its tokenizer
+    items   the items to predict
+    about   description of the model and the settings
     """
 
     loaded: Loaded
@@ -52,7 +52,7 @@ class Probing:
     def of(
         cls, loaded: Loaded, text: Any, asked: Asked, *, tokenizer: Any = None, seed: int = 0, report: Progress
     ) -> Probing:
-        """Of a model and a text, or token ids. Raises `InputError` as `probe` does."""
+        """Items from a text or token ids. Raises `InputError` as `probe` does."""
         check_decoder(loaded, NEEDING)
         loaded.check_numbers()
         loaded.check_all()
@@ -82,16 +82,16 @@ class Probing:
 
     @cached_property
     def intact(self) -> dict[int, Predictions]:
-        """What the intact model makes of each item."""
+        """Predictions of the intact model for each item."""
         return _answers(self.loaded.model, self.items, (), partial(self.report, "items"))
 
     @cached_property
     def heads(self) -> tuple[HeadRetrieval, ...]:
-        """The intact model's heads where it answers."""
+        """Retrieval scores of the intact model's heads."""
         return retrieval_of(self.loaded, self.items, partial(self.report, "needles"))
 
     def record(self, changes: Sequence[Change] = (), *, heads: bool = False) -> ProbeRecord:
-        """The record of the intact model, or of it and a changed one; ``heads`` whether retrieval is in it."""
+        """The record of the intact model and, with ``changes``, of the changed one; ``heads`` adds retrieval scores."""
         started, changed = time.monotonic(), None
         mixed = next((change.output for change in changes if change.output in ("mean", "resample")), None)
         if mixed is not None:
@@ -135,24 +135,25 @@ def probe(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> ProbeRecord:
-    """Ask a causal language model of transformers what it can do; where changes are given, intact and changed.
+    """Probe a causal transformers language model: the intact model and, with ``changes``, the changed one.
 
-    Asked are the loss by position, a needle in a text by depth and length, copying, counting and order in words
-    (`toeplens.studies.kit.questions`). Both models are asked the same items, so that differences are paired.
+    Measures loss by position, needles by depth and length, copying, counting and word order
+    (`toeplens.studies.kit.questions`). Both models get the same items, so differences are paired.
 
     Arguments
         model      a `transformers.PreTrainedModel`, its directory, a GGUF file or a name on the hub
-        text       where texts are taken from, at least as long as the longest of ``asked.lengths``; or token ids
-                   [N] or [B, N] (rows follow each other): then only the loss by position and copying are measured
-        changes    of its attention (`toeplens.sources.huggingface.Change`)
-        asked      how much is asked
-        tokenizer  the one that lies with the model unless given
-        heads      whether the intact model's heads are looked at where it answers (retrieval scores)
+        text       source text, at least as long as the longest of ``asked.lengths``; or token ids [N] or [B, N] (rows
+                   are concatenated), which only allow loss by position and copying
+        changes    interventions on the attention (`toeplens.sources.huggingface.Change`)
+        asked      number and size of the items
+        tokenizer  tokenizer of the text (default: the model's own)
+        heads      whether to measure retrieval scores of the intact model's heads
         dtype, device, pickled  as in `toeplens.sources.huggingface.load_model`
-        seed       of the items
+        seed       seed of the items
 
-    Raises `InputError` for a model that predicts no tokens or is not understood, lengths over the model's own, a text
-    that is too short, a change of what the model does not have; `EnvironmentFailure` where memory runs out.
+    Raises `InputError` for a model that does not predict the next token or cannot be decomposed, for lengths beyond the
+    model's maximum, for a text that is too short, and for changes that do not fit the model; `EnvironmentFailure` if
+    memory runs out.
     """
     report = on_progress or (lambda what, done, total: None)
     loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)
@@ -175,13 +176,13 @@ def _ids(data: Any, vocabulary: int | None) -> Int[np.ndarray, "N"]:
 
 
 def save_probe(record: ProbeRecord, directory: Path) -> Path:
-    """Write the record into a directory, whole or not at all; its file."""
+    """Write the record to a directory atomically; returns its path."""
     write_json(Path(directory) / RECORD, record.to_dict())
     return Path(directory) / RECORD
 
 
 def open_probe(directory: Path | str) -> ProbeRecord:
-    """The probe in a directory. Raises `InputError` where there is none, or it is damaged."""
+    """The probe in a directory. Raises `InputError` if there is none or if it is damaged."""
     path = Path(directory) / RECORD
     if not path.is_file():
         raise InputError(f"probe: {directory} holds no {RECORD}; it must be the directory of a probe.")
@@ -191,7 +192,7 @@ def open_probe(directory: Path | str) -> ProbeRecord:
 def _answers(
     model: Any, items: Sequence[Item], changes: Sequence[Change], report: Callable[[int, int], None]
 ) -> dict[int, Predictions]:
-    """What the model makes of each item: of each of its answer's tokens."""
+    """Predictions for the answer tokens of each item."""
     found: dict[int, Predictions] = {}
     report(0, len(items))
     for numbers, tokens in batches(items, _CHANGED_AT_ONCE if changes else _AT_ONCE):
@@ -209,7 +210,7 @@ def _answers(
 def _rows(
     number: int, item: Item, intact: dict[int, Predictions], changed: dict[int, Predictions] | None
 ) -> list[ItemRecord]:
-    """The records of an item: of a text's loss one for each range of places, 1, 2-3, 4-7, ..."""
+    """The records of an item; for the loss of a text one per range of positions 1, 2-3, 4-7, ..."""
     places = np.array(item.places)
     ranges = [(None, None, slice(None))]
     if item.behaviour == "loss":

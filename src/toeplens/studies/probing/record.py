@@ -1,4 +1,4 @@
-"""The record of a probe: what a model makes of each item, intact and changed, and what its heads do for a needle."""
+"""The record of a probe: results for each item, intact and changed, and retrieval scores of heads."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from toeplens.lens.kit.intervals import newcombe, wilson
 from toeplens.studies.kit.questions import Behaviour
 from toeplens.studies.kit.retrieving import HeadRetrieval
 
-_ENOUGH = 8  # items whose resamples say something; of fewer the interval is Student's
+_ENOUGH = 8  # minimum number of items for a bootstrap; otherwise Student's t interval
 Number = reading.Number | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ItemRecord(Record):
-    """One item, or of a text's loss one range of places in it.
+    """One item, or one range of positions of a text.
 
-    item    its number; ranges of one text share it
+    item    number of the item; ranges of one text share it
     length, depth  as in `toeplens.studies.kit.questions.Item`
-    start, stop    of a range, its first place and the one after its last; else None
-    nats    mean -log p of the answer's tokens, over the choices where there are some
-    right   whether no other token is likelier at any of them; of a text and of copying the share of them
-    changed_nats, changed_right  the same of the changed model; None without changes
+    start, stop    first position of a range and the one after its last; otherwise None
+    nats    mean -log p of the answer's tokens, among the choices if there are any
+    right   whether all answer tokens are the most likely ones; for text and copying the share that is
+    changed_nats, changed_right  the same for the changed model; None without changes
     """
 
     behaviour: Behaviour
@@ -46,19 +46,19 @@ class ItemRecord(Record):
 
     @property
     def places(self) -> int:
-        """What it counts for beside other ranges of its item."""
+        """The weight of the range within its item."""
         return 1 if self.start is None or self.stop is None else self.stop - self.start
 
     def verify(self) -> None:
         if (self.start is None) != (self.stop is None) or (self.places < 1):
-            raise ValueError("stop: it must be after start.")
+            raise ValueError("stop must be greater than start.")
         if (self.changed_nats is None) != (self.changed_right is None):
-            raise ValueError("changed_right: it must be there where changed_nats is, and only there.")
+            raise ValueError("changed_right and changed_nats must be given together.")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Items of one kind, with 95 % intervals over them; of a changed model also what it has more."""
+    """Means over items of one kind with 95 % intervals; with changes also of the changed model and the difference."""
 
     behaviour: Behaviour
     length: int | None
@@ -75,12 +75,12 @@ class Summary:
 
 @dataclass(frozen=True)
 class ProbeRecord(Record):
-    """What a model was asked and how it did.
+    """The results of a probe.
 
-    about    the model, the text, how much was asked, versions, seconds
-    changes  what was done to its attention, in words; none if nothing was
+    about    the model, the text, the settings, versions, seconds
+    changes  interventions on the attention, as text; empty without changes
     items    every item
-    heads    every head's retrieval, layer by layer; none if it was not measured
+    heads    retrieval of every head, layer by layer; empty if not measured
     """
 
     WORDS = "probe"
@@ -95,11 +95,11 @@ class ProbeRecord(Record):
         return [item for item in self.items if item.behaviour == behaviour]
 
     def summary(self, behaviour: Behaviour) -> Summary:
-        """All items of a behaviour, of which there are some, together."""
+        """Summary over all items of a behaviour; there must be at least one."""
         return next(self.summaries(behaviour))
 
     def summaries(self, behaviour: Behaviour, *by: str) -> Iterator[Summary]:
-        """The items of a behaviour in groups that share the fields ``by``: of ``length``, ``depth``, ``start``."""
+        """Summaries of the items of a behaviour, grouped by the fields ``by``: ``length``, ``depth``, ``start``."""
         groups: dict[tuple[Any, ...], list[ItemRecord]] = {}
         for item in self.of(behaviour):
             groups.setdefault(tuple(getattr(item, name) for name in by), []).append(item)
@@ -130,7 +130,7 @@ def _summary(behaviour: Behaviour, place: dict[str, Any], items: list[ItemRecord
 
 
 def _more_right(items: list[ItemRecord]) -> Estimate:
-    """What the changed model gets right more often, item by item."""
+    """Paired difference in accuracy, changed minus intact."""
     before, after = (
         _by_item(items, [float(each or 0) for each in found])
         for found in zip(*((item.right, item.changed_right) for item in items), strict=True)
@@ -142,7 +142,7 @@ def _more_right(items: list[ItemRecord]) -> Estimate:
 
 
 def _over_items(items: list[ItemRecord], values: list[float], share: bool) -> Estimate:
-    """Mean over items, with its interval; Wilson's where each is 0 or 1, so that 0 of 10 leaves room."""
+    """Mean over items with its interval; Wilson's interval if all values are 0 or 1."""
     means = _by_item(items, values)
     found = _estimate(means)
     if share and set(means) <= {0.0, 1.0}:
@@ -151,7 +151,7 @@ def _over_items(items: list[ItemRecord], values: list[float], share: bool) -> Es
 
 
 def _by_item(items: list[ItemRecord], values: list[float]) -> Float[np.ndarray, "n"]:
-    """Of each item the mean of its ranges, weighed by their places."""
+    """The mean over the ranges of each item, weighted by their number of positions."""
     numbers, at = np.unique([item.item for item in items], return_inverse=True)
     places = np.array([item.places for item in items], dtype=float)
     weights: Float[np.ndarray, "n"] = np.bincount(at, places, len(numbers))
@@ -166,12 +166,12 @@ def _estimate(means: Float[np.ndarray, "n"]) -> Estimate:
 
 
 def title_of(behaviour: Behaviour) -> str:
-    """What a behaviour is called in a table."""
+    """The title of a behaviour in tables."""
     return {"loss": "Text"}.get(behaviour, behaviour.capitalize())
 
 
 def interval(each: Estimate | None, digits: int = 3, *, least: float | None = 0.0, most: float | None = None) -> str:
-    """A mean and the ends of its interval, which go no further than the least and the most that there can be."""
+    """A mean and its interval as text, clipped to the possible range from ``least`` to ``most``."""
     if each is None:
         return "–"
     low = each.low if least is None else max(least, each.low)

@@ -1,4 +1,4 @@
-"""Which cells of a grid study are language models, and how their page calls lengths and encodings."""
+"""Language models of a grid study, and labels of lengths and encodings on its page."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _PARTS = {0.25: "¼", 0.5: "½"}
 
 
 def language_tasks(spec: GridSpec) -> list[str]:
-    """The labels of the tasks whose models are asked about language: those of real or made-up text, with ``bits``."""
+    """The labels of language tasks (real or synthetic text), if the study measures ``bits``."""
     if "bits" not in spec.measures:
         return []
     return [label for label, part in spec.tasks.items() if issubclass(tasks.get(part.task or label), LanguageTask)]
 
 
 def only_language(spec: GridSpec) -> bool:
-    """Whether a study asks of nothing but language."""
+    """Whether all tasks of the study are language tasks."""
     return language_tasks(spec) == list(spec.tasks)
 
 
 def measured(state: Grid, task: str) -> Cells:
-    """The measured language models of a task, by encoding in the page's order; scans are left out."""
+    """The evaluated language models of a task, by encoding in the page's order; scans are left out."""
     found = {
         label: [cell for cell in finished(state, task, label) if figures.is_language(cell)]
         for label in encoding_looks(state.spec)
@@ -43,35 +43,35 @@ def measured(state: Grid, task: str) -> Cells:
 
 
 def every(state: Grid) -> list[tuple[str, Cells]]:
-    """The tasks that have such models: what each is called where there are several, and its models."""
+    """The evaluated models of each task, with the task's title if there are several."""
     tasks = language_tasks(state.spec)
     found = [(state.spec.title_of(task) if len(tasks) > 1 else "", measured(state, task)) for task in tasks]
     return [(title, cells) for title, cells in found if cells]
 
 
 def looks_of(state: Grid, cells: Iterable[str]) -> list[Look]:
-    """How encodings look, in the page's order, of those labels alone."""
+    """The looks of these encodings, in the page's order."""
     wanted = set(cells)
     return [one for label, one in encoding_looks(state.spec).items() if label in wanted]
 
 
 def record(cell: CellResult, name: str, kind: type[Kind]) -> Kind | None:
-    """A measure of a cell; None where it was not made, or the encoding has no such thing."""
+    """A measure of a cell; None if it was not measured or does not apply to the encoding."""
     found = cell.measure(name)
     return found if isinstance(found, kind) else None
 
 
 def trained_length(cells: Cells) -> int:
-    """Tokens of the texts of training."""
+    """The training length in tokens."""
     bits = next(found for each in cells.values() for cell in each if (found := record(cell, "bits", Bits)))
     return next(row.length for row in bits.lengths if row.factor == 1)
 
 
 def times(factor: float) -> str:
-    """So many times the training length, as an axis says it."""
+    """A multiple of the training length as an axis label."""
     return _PARTS.get(factor, f"{factor:g}")
 
 
 def viewed(title: str, view: str) -> str:
-    """The name of a view of a task."""
+    """The title of a view of a task."""
     return f"{title}: {view}" if title and view else title or view

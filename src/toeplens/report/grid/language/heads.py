@@ -1,4 +1,4 @@
-"""What kinds of heads language models have, and what is lost without each head, and without its position."""
+"""Head types of language models, and the effects of ablating heads or removing their position."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid.language import TOP, position_shares
 
-_SMALL, _LARGE = 6, 11  # pixels across: of any head, and of the `TOP` of a model
+_SMALL, _LARGE = 6, 11  # diameter in pixels: of any head, and of the `TOP` heads of a model
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of head: the field of its weight, what that is, and the share that it is drawn against."""
+    """A head type: the field of its attention weight, titles, and the share it is plotted against."""
 
     weight: str
     title: str
@@ -33,13 +33,13 @@ class _Kind:
 
 
 _KINDS = (
-    _Kind("previous", "weight on the token before", "weight on the token before", "positional"),
-    _Kind("induction", "weight after an earlier copy (induction)", "weight after an earlier copy", "symbolic"),
+    _Kind("previous", "attention on the previous token", "attention on the previous token", "positional"),
+    _Kind("induction", "attention after an earlier copy (induction)", "attention after an earlier copy", "symbolic"),
 )
 
 
 def kinds(state: Grid) -> Block:
-    """Each head's weight of a kind against its share; a view a kind, a panel an encoding."""
+    """Each head's attention of a type against its share; a view per type, a panel per encoding."""
     views: list[View] = []
     layers = 0
     for task, cells in every(state):
@@ -55,20 +55,19 @@ def kinds(state: Grid) -> Block:
             panels = [_panel(one, found[one.key], kind) for one in looks_of(state, found)]
             views.append(View.of([panel for panel in panels if panel], viewed(task, kind.title)))
     caption = (
-        "Each head of each seed’s model. Across, how much of its attention a query gives to the token before it, in "
-        "texts of the test split, or to the token that followed an earlier copy of its own, in random tokens that are "
-        "repeated once. Up, how much of the variance of the head’s logits goes with the place of the keys "
-        f"(positional) or with what they are (symbolic). Large: the {TOP} heads of a model with the most such weight, "
-        "of which the claims are. A head is no previous-token head for being positional, and none need be "
-        "there: where all stand far left, no head of the kind has been learned. Of an encoding that no head turns or "
-        "biases, the positional share is what is left of position in the tokens’ vectors. Press a layer to hide or "
+        "One mark per head and seed. x: attention on the previous token (on test texts), or on the token after an "
+        "earlier copy of the query token (on random tokens repeated once). y: share of the variance of the head’s "
+        f"logits explained by the position (positional) or content (symbolic) of keys. Large marks: the {TOP} heads of "
+        "a model with the most such attention, which the claims are about. A positional head need not be a "
+        "previous-token head; if all marks are far left, no head of this type was learned. For encodings that act "
+        "only at the input, the positional share comes from position in the token vectors. Click a layer to hide or "
         "show it."
     )
-    return Block("kinds", "Kinds of heads", caption, views, "medium", legend=[one.sign for one in layer_looks(layers)])
+    return Block("kinds", "Head types", caption, views, "medium", legend=[one.sign for one in layer_looks(layers)])
 
 
 def layer_looks(count: int) -> list[Look]:
-    """The layers of a model, each with a colour and a marker."""
+    """The looks of the layers of a model."""
     return [Look(f"layer-{layer}", f"Layer {layer + 1}", *PALETTE[layer % len(PALETTE)]) for layer in range(count)]
 
 
@@ -119,48 +118,46 @@ def _panel(one: Look, cells: Sequence[CellResult], kind: _Kind) -> Panel | None:
     return Panel(one.title, canvas.figure(), tint=one.tint, glyph=one.glyph)
 
 
-# ---- what is lost without each ---------------------------------------------------------------------------------------
+# ---- effects of each head --------------------------------------------------------------------------------------------
 
 Heads = Float[np.ndarray, "L H"]
 _Table = Callable[[CellResult], Heads | None]
-_FEW = 8  # heads of a layer up to which cells have numbers
+_FEW = 8  # up to this many heads per layer, cells show numbers
 
 
 def position(state: Grid) -> Block:
-    """Each head's share of what is lost when position is taken from it alone; a map an encoding."""
+    """Each head's share of the effects of removing position; a map per encoding."""
     top = _top(state, position_shares)
-    views = _views(state, position_shares, top, lambda share: f"{percent(share)} of what is lost", whole)
+    views = _views(state, position_shares, top, lambda share: f"{percent(share)} of the total effect", whole)
     caption = (
-        "Position is taken from one head at a time (its rotation stopped, its bias made even, its content kept): "
-        "each head’s share, in per cent, of the loss that all heads together gain so; a head whose loss is not told "
-        "from none counts as none. Rows are layers from the first; seeds have heads of their own, so that over seeds"
-        " a layer’s heads are put in order of their share, the largest first, before the mean is taken. Shares are "
-        "of what single heads cost, and heads may stand in for each other: a head with a small share is not proved "
-        "needless, and the shares say nothing of how much is lost in all. An encoding that acts at the input, or not"
-        " at all, has no head from which position could be taken."
+        "Position is removed from one head at a time (rotation frozen, bias made uniform, content kept). Cells show "
+        "each head’s share (%) of the sum of all loss increases; heads without a significant effect count as 0. Rows "
+        "are layers. For the mean over seeds, the heads of a layer are first sorted by their share. Heads can replace "
+        "each other, so a head with a small share may still matter, and the shares do not show the size of the total "
+        "effect. Encodings that act only at the input have no position to remove from heads."
     )
-    ramp = Ramp("0%", f"{percent(top)} of what is lost", half=True)
-    return Block("position-share", "Where position sits", caption, views, "medium", ramp=ramp)
+    ramp = Ramp("0%", f"{percent(top)} of the total effect", half=True)
+    return Block("position-share", "Effect of removing position from each head", caption, views, "medium", ramp=ramp)
 
 
 def without(state: Grid) -> Block:
-    """The loss that a model gains without each head; a map an encoding."""
+    """The ablation effect of each head on the loss; a map per encoding."""
     top = _top(state, _lost)
     views = _views(
         state,
         _lost,
         top,
-        lambda lost: f"{fixed(1000 * lost, 1)} thousandths of a nat",
+        lambda lost: f"{fixed(1000 * lost, 1)} · 10⁻³ nats per token",
         lambda lost: fixed(1000 * lost, 0),
     )
     caption = (
-        "The loss that a model gains a token when one head’s output is set to nothing, in thousandths of a nat, on the "
-        "test texts that the study looks at; below zero the model is better without the head. Rows are layers from the "
-        "first; over seeds a layer’s heads are put in order, the costliest first, before the mean is taken. All panels "
-        "have the same colours. What a head costs alone is not what it adds beside others that can stand in for it."
+        "Loss increase when one head is zero-ablated, in 10⁻³ nats per token, on the test texts of the study; if it is "
+        "negative, the model is better without the head. Rows are layers. For the mean over seeds, the heads of a "
+        "layer are first sorted by their effect. All panels share one colour scale. Heads can replace each other, so "
+        "the effect of a single head does not show all it contributes."
     )
-    ramp = Ramp(f"−{1000 * top:.0f}", f"{1000 * top:.0f} thousandths of a nat")
-    return Block("without", "Loss without each head", caption, views, "medium", ramp=ramp)
+    ramp = Ramp(f"−{1000 * top:.0f}", f"{1000 * top:.0f} · 10⁻³ nats per token")
+    return Block("without", "Ablation effect of each head", caption, views, "medium", ramp=ramp)
 
 
 def _lost(cell: CellResult) -> Heads | None:
@@ -168,7 +165,7 @@ def _lost(cell: CellResult) -> Heads | None:
 
 
 def _top(state: Grid, table: _Table) -> float:
-    """The end of the colours."""
+    """The end of the colour scale."""
     found = [table(cell) for _, cells in every(state) for each in cells.values() for cell in each]
     return max((float(np.nanmax(np.abs(one))) for one in found if one is not None), default=0.0) or 1.0
 
@@ -176,14 +173,14 @@ def _top(state: Grid, table: _Table) -> float:
 def _views(
     state: Grid, table: _Table, top: float, told: Callable[[float], str], short: Callable[[float], str]
 ) -> list[View]:
-    """All seeds together where there are several, and each seed by itself."""
+    """The mean over seeds if there are several, and each seed separately."""
     views: list[View] = []
     for task, cells in every(state):
         looks = looks_of(state, cells)
         seeds = sorted({cell.key.seed for each in cells.values() for cell in each})
         tables = {one.key: [(cell.key.seed, table(cell)) for cell in cells[one.key]] for one in looks}
         names = [one.title for one in looks if all(found is None for _, found in tables[one.key])]
-        missing = f"No map: {listed(names)}, where nothing is lost so." if names else ""
+        missing = f"Not shown, without any effect: {listed(names)}." if names else ""
         for seed in ([None] if len(seeds) > 1 else []) + seeds:
             panels = [
                 _map(one, found, top, told, short, ordered=seed is None)
@@ -206,8 +203,7 @@ def _map(
 ) -> Panel:
     values = np.mean([-np.sort(-each, axis=1) if ordered else each for each in found], axis=0)
     layers, heads = values.shape
-    columns = [f"number {head + 1} by size" if ordered else f"head {head + 1}" for head in range(heads)]
-    columns = ["the largest", *columns[1:]] if ordered else columns
+    columns = [f"rank {head + 1}" if ordered else f"head {head + 1}" for head in range(heads)]
     marked = range(0, heads, 1 if heads <= _FEW else 2)
     figure = heat(
         values,
@@ -215,7 +211,7 @@ def _map(
         columns,
         top,
         ticks=(marked, [str(head + 1) for head in marked]),
-        title="heads of a layer, the largest first" if ordered else "head",
+        title="head, sorted by effect" if ordered else "head",
         hover=[
             [
                 f"{untagged(one.title)}, layer {layer + 1}, {columns[head]}<br>{told(values[layer, head])}"

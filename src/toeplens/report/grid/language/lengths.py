@@ -1,4 +1,4 @@
-"""Bits a byte against the length of a text, and the loss by position in it."""
+"""Bits per byte by text length, and loss by position in the text."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from toeplens.studies.grid import Grid
 
 Part = Literal["end", "whole", "sliding", "gain"]
 _PARTS: dict[Part, str] = {
-    "end": "end of the text, read whole",
-    "gain": "what the end loses by what stands before the last training length",
-    "whole": "whole text, read whole",
-    "sliding": "whole text, by a sliding window",
+    "end": "end of the text",
+    "gain": "increase at the end due to text before the last training length",
+    "whole": "whole text",
+    "sliding": "whole text, sliding window",
 }
-_UNIT = "bits a byte"
-_ROOM = 0.15  # bits over the worst encoding at the training length, up to which the close-up shows
-_LATER = 8  # positions that the second panel leaves out: of so little context all encodings make much the same
+_UNIT = "bits per byte"
+_ROOM = 0.15  # upper end of the close-up: bits above the worst encoding at the training length
+_LATER = 8  # positions left out of the second panel; with so little context all encodings are similar
 _Lines = list[tuple[Look, Spreads]]
 
 
 def by_length(state: Grid) -> Block:
-    """Bits a byte against length, a line an encoding; a view for each way of reading."""
+    """Bits per byte by length, a line per encoding; a view per evaluation mode."""
     views, shown = [], set()
     for task, cells in every(state):
         looks = looks_of(state, cells)
@@ -43,16 +43,14 @@ def by_length(state: Grid) -> Block:
             shown |= {one.key for one, _ in lines}
             views.append(View.of(_panels(lines, part), viewed(task, title), _counted(cells)))
     caption = (
-        "How many bits a language model needs for a byte of documents that it was not trained on, against the length"
-        " of the text, in training lengths; lower is better. A line is an encoding, the mean over its seeds; its "
-        "band is the seeds’ range, and says nothing of other documents, on which all lines would be higher or lower "
-        "together. The end of a text: the last half training length of each text, the same tokens at every length, "
-        "so that a line’s rise is what the longer context costs. The whole text: all its tokens, which are other "
-        "ones at each length; compare encodings with each other and with the window, not one length with another. "
-        "The window is as long as training’s texts and moves by half of that. Press an encoding to hide or show it."
+        "Bits per byte on held-out documents by text length, in multiples of the training length; lower is better. One "
+        "line per encoding, mean over seeds; bands show the range over seeds, not over documents. End of the text: the "
+        "last half training length, the same tokens at every length, so a rising line shows the harm of a longer "
+        "context. Whole text: all tokens, which differ between lengths; compare encodings, not lengths. Sliding "
+        "window: a window of the training length that moves by half its size. Click an encoding to hide or show it."
     )
     signs = [one.sign for one in looks_of(state, shown)]
-    return Block("bits", "Bits a byte by length", caption, views, legend=signs)
+    return Block("bits", "Bits per byte by length", caption, views, legend=signs)
 
 
 def _rows(cell: CellResult) -> Sequence[AtLength]:
@@ -61,10 +59,10 @@ def _rows(cell: CellResult) -> Sequence[AtLength]:
 
 
 def _panels(lines: _Lines, part: Part) -> list[Panel]:
-    """All of it and, where some lines rise high, the lowest part by itself."""
+    """All lines and, if some rise high, a close-up of the lowest part."""
     if not lines:
         return []
-    unit = f"{_UNIT} lost" if part == "gain" else _UNIT
+    unit = f"increase ({_UNIT})" if part == "gain" else _UNIT
     panels = [Panel("All encodings", _drawn(lines, part, unit).figure())]
     means = [spread.mean for _, found in lines for _, spread in found]
     low, high = min(means), max(means)
@@ -72,7 +70,7 @@ def _panels(lines: _Lines, part: Part) -> list[Panel]:
     if high > top + _ROOM:
         canvas, room = _drawn(lines, part, unit), 0.06 * (top - low)
         canvas.y(unit, range=[low - room, top])
-        panels.append(Panel("Close up", canvas.figure(), f"The same up to {fixed(top)}."))
+        panels.append(Panel("Close-up", canvas.figure(), f"The same data up to {fixed(top)}."))
     return panels
 
 
@@ -81,31 +79,31 @@ def _drawn(lines: _Lines, part: Part, unit: str) -> Canvas:
     if part == "gain":
         canvas.line_at(0)
     for one, found in lines:
-        line(canvas, one, found, digits=3, places={at: f"{times(at)} × the length" for at in factors})
-    canvas.x("times the training length", type="log", tickvals=factors, ticktext=[times(at) for at in factors])
+        line(canvas, one, found, digits=3, places={at: f"{times(at)} × the training length" for at in factors})
+    canvas.x("length / training length", type="log", tickvals=factors, ticktext=[times(at) for at in factors])
     canvas.y(unit)
     return canvas
 
 
 def _counted(cells: Cells) -> str:
-    """From how many texts and documents the numbers come."""
+    """The number of texts and documents."""
     rows = [row for each in cells.values() for cell in each for row in _rows(cell) if row.texts]
     if not rows:
         return ""
     most = max(rows, key=lambda row: row.texts)
     few = (
-        " Of so few documents levels say little; differences on the same tokens say more."
+        " With so few documents, rely on differences between encodings rather than on absolute values."
         if most.documents < 10
         else ""
     )
-    return f"{most.texts} texts of {most.documents} documents, the same for all encodings that read them.{few}"
+    return f"{most.texts} texts from {most.documents} documents, the same for all encodings.{few}"
 
 
 # ---- by position ----------------------------------------------------------------------------------------------------
 
 
 def by_position(state: Grid) -> Block:
-    """The loss of a token against where it stands, in bins that double; a line an encoding."""
+    """The loss per token by position, in bins of doubling width; a line per encoding."""
     views, shown = [], set()
     for task, cells in every(state):
         lines = []
@@ -119,18 +117,17 @@ def by_position(state: Grid) -> Block:
         panels = [_along(lines, trained, first) for first in (0, _LATER)]
         views.append(View.of([panel for panel in panels if panel], task, _counted(cells)))
     caption = (
-        "How well a token is foretold, against its place in the longest texts that a model reads, read whole; lower is "
-        "better. Places are taken together in bins that double: 1, 2, 3–4, 5–8 and so on. Means over seeds, bands "
-        "their range. A line falls while more context helps; one that rises past the training length shows where the "
-        "encoding fails. Tokens of one bin are not those of another, so small steps may be the texts’; all encodings "
-        "read the same ones, but for one that reads less far, whose texts are the ends of the others’. Press an "
-        "encoding to hide or show it."
+        "Loss of a token by its position in the longest evaluated texts; lower is better. Positions are binned: 1, 2, "
+        "3–4, 5–8 and so on. Mean over seeds, bands show the range. A falling line means that more context helps; a "
+        "rise beyond the training length shows where the encoding fails. Bins contain different tokens, so small steps "
+        "may come from the texts. All encodings read the same texts; an encoding with a smaller maximum length reads "
+        "only their ends. Click an encoding to hide or show it."
     )
     signs = [one.sign for one in looks_of(state, shown)]
     return Block("positions", "Loss by position", caption, views, legend=signs)
 
 
-_Bins = list[tuple[float, Spread, str]]  # each bin's middle, counted from 1, its loss, and its name
+_Bins = list[tuple[float, Spread, str]]  # middle of the bin (counted from 1), its loss, and its name
 
 
 def _bins(cell: CellResult) -> list[tuple[float, float, str]]:
@@ -145,7 +142,7 @@ def _bins(cell: CellResult) -> list[tuple[float, float, str]]:
 
 
 def _along(lines: Sequence[tuple[Look, _Bins]], trained: int, first: float) -> Panel | None:
-    """The lines from a position on."""
+    """The lines starting from a position."""
     lines = [(one, [each for each in found if each[0] > first]) for one, found in lines]
     lines = [(one, found) for one, found in lines if found]
     if not lines:
@@ -158,6 +155,6 @@ def _along(lines: Sequence[tuple[Look, _Bins]], trained: int, first: float) -> P
     canvas.note("training length", x=log10(trained), y=1, yref="paper", xanchor="right", yanchor="top", xshift=-4)
     ticks = [4**power for power in range(12) if low / 2 <= 4**power <= 2 * reach]
     canvas.x("position of the token", type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks])
-    canvas.y("bits a token")
-    title = f"From position {first + 1:g} on" if first else "All positions"
+    canvas.y("bits per token")
+    title = f"From position {first + 1:g}" if first else "All positions"
     return Panel(title, canvas.figure())

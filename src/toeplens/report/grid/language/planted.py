@@ -1,4 +1,4 @@
-"""What language models take from their context: needles by depth and length, copies by distance."""
+"""Use of context by language models: needles by depth and length, copies by distance."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from toeplens.report.kit.canvas import Canvas, Look, heat, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 
-_ACCURACY, _BITS = "the value’s tokens that are the likeliest", "bits a token of the value"
-_NEAR = 0.9  # of the training length: a distance too close to 1 for a label of its own
-_WIDEST = 4.0  # bits a token from a guess where the colours end
+_ACCURACY, _BITS = "accuracy on the value", "bits per token of the value"
+_NEAR = 0.9  # distance in training lengths that is too close to 1 for a label
+_WIDEST = 4.0  # end of the colour scale: bits per token below chance
 _Value = Callable[[Needle], float | None]
 
 
 def needles(state: Grid) -> Block:
-    """A map of depths by lengths an encoding; a view of accuracies and one of bits."""
+    """A map of depths by lengths per encoding; a view of accuracies and one of bits."""
     views: list[View] = []
     guesses = []
     for task, cells in every(state):
@@ -37,17 +37,16 @@ def needles(state: Grid) -> Block:
             View.of([_panel(one, found[one.key], guess, bits=bits) for one in looks], viewed(task, title))
             for bits, title in ((False, _ACCURACY), (True, _BITS))
         ]
-    told = f" ({percent(guesses[0])} right, {log2(1 / guesses[0]):.2f} bits)" if guesses else ""
+    told = f" (accuracy {percent(guesses[0])}, {log2(1 / guesses[0]):.2f} bits)" if guesses else ""
     caption = (
-        "A random key and its value are planted in a text, and the key stands again at its end: does the model give "
-        "the value? Across, the length of the text; down, how far into it the needle stands, 0% at its beginning, 100% "
-        "just before the question. Numbers are per cent of the value’s tokens that are the likeliest, or bits a token; "
-        f"means over seeds. The colour of nothing is that of a guess among the letters in use{told}; warm is better. "
-        "What stands right of 1 is longer than the texts of training. Few needles were planted for each cell, so a "
-        "single cell says little, and a model that finds none may do so at any length. An empty cell could not be "
-        "asked, and why is told below."
+        "A random key and its value are inserted into a text, and the key is repeated at the end. Can the model "
+        "predict the value? Columns: length of the text. Rows: depth of the needle, from 0% (beginning) to 100% (just "
+        "before the question). Numbers: accuracy on the value’s tokens (%), or bits per token; mean over seeds. The "
+        f"neutral colour is chance level among the letters in use{told}; warm colours are better. Lengths right of 1 "
+        "exceed the training length. Each cell has few needles, so single cells are noisy. The reasons for empty "
+        "cells are listed below."
     )
-    ramp = Ramp("worse than a guess", "all found")
+    ramp = Ramp("below chance", "all correct")
     return Block("needles", "Needles by depth and length", caption, views, "medium", ramp=ramp)
 
 
@@ -57,7 +56,7 @@ def _map(cell: CellResult) -> Sequence[Needle]:
 
 
 def _table(cells: Sequence[CellResult], value: _Value) -> dict[tuple[float, float], Spread]:
-    """By depth and factor: the values of the seeds."""
+    """The values of the seeds, by depth and factor."""
     found: dict[tuple[float, float], list[float | None]] = {}
     for cell in cells:
         for row in _map(cell):
@@ -66,7 +65,7 @@ def _table(cells: Sequence[CellResult], value: _Value) -> dict[tuple[float, floa
 
 
 def _panel(one: Look, cells: Sequence[CellResult], guess: float, *, bits: bool) -> Panel:
-    """Bits, or the share of the value's tokens that are right, by depth and length; colours are from a guess."""
+    """Bits, or accuracy on the value's tokens, by depth and length; colours are relative to chance."""
     name = "bits" if bits else "accuracy"
     table = _table(cells, lambda row: None if (found := getattr(row, name)) is None else found.value)
     guessed = log2(1 / guess) if bits else guess
@@ -81,13 +80,13 @@ def _panel(one: Look, cells: Sequence[CellResult], guess: float, *, bits: bool) 
             if spread := table.get((depth, factor)):
                 values[y, x] = guessed - spread.mean if bits else spread.mean - guessed
                 numbers[y][x] = whole(spread.mean) if not bits else fixed(spread.mean, 1) if spread.count else ""
-                said = f"{spread.told(2)} bits a token" if bits else f"{spread.told(1, percent=True)} found"
-            place = f"{untagged(one.title)}<br>{times(factor)} × the length, depth {depth:.0%}"
-            hover[y][x] = f"{place}<br>{said}<br>{counts.get((depth, factor), 0)} needles a model"
+                said = f"{spread.told(2)} bits per token" if bits else f"accuracy {spread.told(1, percent=True)}"
+            place = f"{untagged(one.title)}<br>{times(factor)} × the training length, depth {depth:.0%}"
+            hover[y][x] = f"{place}<br>{said}<br>{counts.get((depth, factor), 0)} needles per model"
     figure = heat(
         values,
         [f"{depth:.0%}" for depth in depths],
-        [f"{times(factor)} ×" for factor in factors],  # no numbers, which would be taken for places
+        [f"{times(factor)} ×" for factor in factors],  # not numbers, which plotly would take for positions
         min(_WIDEST, guessed) if bits else 1 - guess,
         ticks=(range(len(factors)), [times(factor) for factor in factors]),
         title="times the training length",
@@ -101,7 +100,7 @@ def _panel(one: Look, cells: Sequence[CellResult], guess: float, *, bits: bool) 
 
 
 def copies(state: Grid) -> Block:
-    """What the first of two equal spans of text saves at the second, against how far apart the two stand."""
+    """Gain at the second of two equal spans of text, by their distance."""
     views, shown = [], set()
     for task, cells in every(state):
         found = {label: [cell for cell in each if _spans(cell)] for label, each in cells.items()}
@@ -110,24 +109,24 @@ def copies(state: Grid) -> Block:
             continue
         looks = looks_of(state, found)
         panels = [
-            _copied(looks, found, "Bits a token saved by the first copy", "bits a token", accuracy=False),
-            _copied(looks, found, "Tokens that are the likeliest", "right", accuracy=True),
+            _copied(looks, found, "Gain from the first copy", "bits per token", accuracy=False),
+            _copied(looks, found, "Accuracy on the second copy", "accuracy", accuracy=True),
         ]
         shown |= set(found)
         views.append(View.of(panels, task))
     caption = (
-        "A span of one document stands twice in the text of another: what does the first save at the second, after "
-        "its first few tokens, against having another span in its place; and how many of the tokens are the "
-        "likeliest? By the distance between the two, in training lengths. Means over seeds, bands their range; dashed, "
-        "0 and where the training length ends: a distance past it was never seen in training. Below 0 the longer "
-        "text does harm. A model too small or too briefly trained to copy says nothing of its encoding."
+        "A span of one document is inserted twice into another text. Gain: bits per token saved at the second copy "
+        "(after its first few tokens), compared with a different span in place of the first copy. Accuracy: share of "
+        "correctly predicted tokens. The x axis is the distance of the copies in training lengths; distances beyond 1 "
+        "were never seen in training. Mean over seeds, bands show the range. Dashed: 0 and the training length. A "
+        "model that is too small or too briefly trained to copy says nothing about its encoding."
     )
     signs = [one.sign for one in looks_of(state, shown)]
     return Block("copies", "Copying by distance", caption, views, legend=signs)
 
 
 def _spans(cell: CellResult) -> list[tuple[float, float, float]]:
-    """Factor, accuracy and bits saved of each distance that could be asked."""
+    """Factor, accuracy and gain of each distance that could be evaluated."""
     found = record(cell, "copying", Copying)
     rows = () if found is None else found.rows
     return [(row.factor, row.accuracy.value, row.gain.value) for row in rows if row.accuracy and row.gain]
@@ -148,10 +147,10 @@ def _copied(looks: Sequence[Look], cells: Cells, title: str, axis: str, *, accur
             found,
             digits=1 if accuracy else 2,
             percent=accuracy,
-            places={at: f"{times(at)} × the length" for at in factors},
+            places={at: f"{times(at)} × the training length" for at in factors},
         )
     canvas.x(
-        "distance, times the training length",
+        "distance / training length",
         type="log",
         tickvals=(ticks := [at for at in factors if at != _NEAR] + [1]),
         ticktext=[times(at) for at in ticks],

@@ -1,4 +1,4 @@
-"""The tables of language models: benefits and costs of encodings, ways to a longer context, what is missing and why."""
+"""Tables of language models: benefits and costs of encodings, context extension, and missing measures."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from toeplens.studies.grid.language import LanguageRow
 
 @dataclass(frozen=True)
 class Prices:
-    """What the encodings of a task give and cost: the table, best first, and the best row.
+    """Benefits and costs of a task's encodings: the table, best first, and the best row.
 
-    title   of the task, where there are several
-    seeds   the fewest of an encoding
-    ngrams  order and bits a byte of models that count, on the same texts; none where they were not fitted
+    title   title of the task, if there are several
+    seeds   the smallest number of seeds of an encoding
+    ngrams  number of context tokens and bits per byte of n-gram baselines on the same texts; empty if not fitted
     """
 
     title: str
@@ -38,7 +38,7 @@ class Prices:
 
 
 def prices(state: Grid) -> list[Prices]:
-    """A table a task that has a measured language model."""
+    """One table per task with evaluated language models."""
     tasks, rows = language_tasks(state.spec), figures.language_rows(state.spec, state.results)
     found = [(task, [row for row in rows if row.task == task]) for task in tasks]
     return [
@@ -47,7 +47,7 @@ def prices(state: Grid) -> list[Prices]:
 
 
 def _prices(state: Grid, task: str, title: str, rows: list[LanguageRow]) -> Prices:
-    looks, far = encoding_looks(state.spec), f"{figures.LONG:g} times"
+    looks, far = encoding_looks(state.spec), f"{figures.LONG:g}×"
     cells = {row.label: [c for c in finished(state, task, row.label) if figures.is_language(c)] for row in rows}
     fastest = min((row.seconds for row in rows if row.seconds), default=None)
     lines: list[list[str | Cell]] = [
@@ -69,27 +69,27 @@ def _prices(state: Grid, task: str, title: str, rows: list[LanguageRow]) -> Pric
     orders = sorted({order for table in counted for order in table}, key=int)
     ngrams = [(n, fixed(float(np.mean([table[n] for table in counted if n in table])), 3)) for n in orders]
     for place, (order, bits) in enumerate(ngrams):
-        name = "Counting tokens" if order == "0" else f"Counting, {order} before"
+        name = f"{int(order) + 1}-gram model"
         blank = [Cell(css="edge" if at in (3, 5, 7) else "") for at in range(2, 9)]
         lines.append([Cell(name, row_css="guess" if place else "guess first"), bits, *blank])
     down, edge = {"down": 2, "right": True}, {"down": 2, "right": True, "css": "edge"}
     groups = [
         Cell("Encoding", down=2),
-        Cell("Bits a byte", **down),
-        Cell(f"Lost at\n{far}", **down),
+        Cell("Bits per byte", **down),
+        Cell(f"Loss at\n{far}", **down),
         Cell("Needles found", across=2, css="group"),
-        Cell("A copy\nsaves", **edge),
+        Cell("Copy gain\n(bits)", **edge),
         Cell("Position in\none head", **down),
         Cell("Parameters", **edge),
-        Cell("Time over\nthe fastest", **down),
+        Cell("Relative\ntime", **down),
     ]
     table = make_table(
-        "What encodings buy and cost" + (f", {title}" if title else ""),
-        [Cell("at 1", right=True, css="edge"), Cell(f"at {far}", right=True)],
+        "Benefits and costs of encodings" + (f", {title}" if title else ""),
+        [Cell("at 1×", right=True, css="edge"), Cell(f"at {far}", right=True)],
         lines,
         groups=groups,
         right=range(1, 9),
-        note="Mean over seeds. Bits a byte, at the training length. Small print: lowest and highest seed.",
+        note="Mean over seeds. Bits per byte at the training length. Small print: lowest and highest seed.",
         css="numbers prices",
     )
     return Prices(title, table, rows[0], min(row.seeds for row in rows), ngrams)
@@ -100,31 +100,31 @@ def _range(cells: Sequence[CellResult], figure: Callable[[CellResult], float]) -
     return f"{fixed(spread.low, 3)} to {fixed(spread.high, 3)}" if spread.count > 1 else ""
 
 
-# ---- ways to a longer context ----------------------------------------------------------------------------------------
+# ---- context extension -----------------------------------------------------------------------------------------------
 
 _METHODS = {
-    "none": "As it was trained",
+    "none": "Unchanged",
     "interpolation": "Position interpolation",
     "ntk": "NTK-aware",
     "dynamic": "Dynamic NTK",
     "yarn": "YaRN",
     "longrope": "LongRoPE",
-    "p-rope": "p-RoPE, lowest quarter stopped",
+    "p-rope": "p-RoPE, lowest quarter frozen",
     "rerope": "ReRoPE",
     "self-extend": "Self-Extend",
     "dropped": "Position dropped",
-    "scaled": "All logits by a factor",
+    "scaled": "Scaled logits",
 }
 _KINDS = ("extension", "extension-tuned")
 
 
 @dataclass(frozen=True)
 class Ways:
-    """An encoding's ways to a longer context.
+    """Context extension of an encoding.
 
-    target    how many times the training length they are set for
-    settings  what was searched for each model: method and seeds, and what was found
-    texts     how many the numbers are of
+    target    target length as a multiple of the training length
+    settings  searched settings: method and seeds, and the result
+    texts     number of evaluated texts
     """
 
     look: Look
@@ -136,7 +136,7 @@ class Ways:
 
 
 def extensions(state: Grid) -> list[Ways]:
-    """A table for each encoding for which there are such ways; the others say why not among the reasons."""
+    """One table per encoding with context extension; the table of missing measures lists the others."""
     found = []
     for task, cells in every(state):
         for one in looks_of(state, cells):
@@ -152,7 +152,7 @@ def _ways(one: Look, title: str, cells: Sequence[CellResult], halves: Sequence[S
     for half in halves:
         factors = sorted({row.factor for each in half for row in each.rows})
         steps = max(each.steps for each in half)
-        text = f"After {steps} steps of tuning" if steps else "Without training"
+        text = f"After {steps} tuning steps" if steps else "Without tuning"
         groups.append(Cell(text, across=len(factors), css="group"))
         names += [Cell(times(at), right=True, css="" if place else "edge") for place, at in enumerate(factors)]
         places += [(half, factor, "" if place else "edge ") for place, factor in enumerate(factors)]
@@ -164,19 +164,19 @@ def _ways(one: Look, title: str, cells: Sequence[CellResult], halves: Sequence[S
             line.append(_way(mine, edge))
         lines.append(line)
     table = make_table(
-        f"Ways to a longer context, {title}",
+        f"Context extension, {title}",
         names,
         lines,
         groups=groups,
-        note="Bits a byte of the end of longer texts; columns are lengths, in training lengths. Small print: that less "
-        "what the model as it was trained needs.",
+        note="Bits per byte at the end of longer texts; columns are multiples of the training length. Small print: "
+        "difference from the unchanged model.",
         css="numbers extensions",
     )
     return Ways(one, title, table, str(halves[0][0].target), _settings(cells), max(row.texts for row in rows))
 
 
 def _way(rows: Sequence[Extended], edge: str) -> Cell:
-    """A method at a length: bits a byte, the gain, and whether its interval over documents leaves 0 in every seed."""
+    """A method at a length: bits per byte, difference, and whether its interval excludes 0 in every seed."""
     bits = Spread.of(row.bits.value if row.bits else None for row in rows)
     text = fixed(bits.mean, 3)
     if not bits.count or all(row.method == "none" and not row.tuned for row in rows):
@@ -193,7 +193,7 @@ def _way(rows: Sequence[Extended], edge: str) -> Cell:
 
 
 def _settings(cells: Sequence[CellResult]) -> list[tuple[str, str]]:
-    """What was searched for each model; LongRoPE's factors are from the fastest pair to the slowest."""
+    """Searched settings of each model; LongRoPE's factors go from the fastest pair to the slowest."""
     found: dict[tuple[str, str], list[int]] = {}
     for cell in cells:
         made = record(cell, "extension", Extension)
@@ -211,16 +211,16 @@ _NAMES = {
     "bits": "longer texts",
     "needles": "needles",
     "copying": "copies",
-    "extension": "extension as trained",
-    "extension-tuned": "extension after tuning",
-    "patterns": "kinds of heads",
-    "position-loss": "loss without a head’s position",
+    "extension": "context extension without tuning",
+    "extension-tuned": "context extension after tuning",
+    "patterns": "head types",
+    "position-loss": "effect of removing position from a head",
 }
-_GIVEN = re.compile(r"'[^']*' was given; ")  # the encoding's own name, which stands beside the reason
+_GIVEN = re.compile(r"'[^']*' was given; ")  # the encoding's name, which has its own column
 
 
 def missing(state: Grid) -> Table:
-    """What of the measured language models could not be measured, of which encodings, and why."""
+    """Missing measures of the evaluated language models, their encodings, and the reasons."""
     lines = []
     for task, cells in every(state):
         found: dict[tuple[str, str], tuple[list[float], list[str]]] = {}
@@ -231,14 +231,14 @@ def missing(state: Grid) -> Table:
                     factors += [factor] if factor is not None and factor not in factors else []
                     titles += [one.title] if one.title not in titles else []
         for (name, why), (factors, titles) in found.items():
-            at = f" at {listed(map(times, sorted(factors)))} × the length" if factors else ""
+            at = f" at {listed(map(times, sorted(factors)))} × the training length" if factors else ""
             whose = "all encodings" if len(titles) == len(cells) > 1 else listed(titles)
             lines.append([f"{name}{at}", f"{task}, {whose}" if task else whose, why])
-    return make_table("What could not be measured", ["What is missing", "Of", "Why"], lines, css="reasons")
+    return make_table("Missing measures", ["Measure", "Encodings", "Reason"], lines, css="reasons")
 
 
 def _reasons(cell: CellResult) -> Iterator[tuple[str, float | None, str]]:
-    """What is missing, at which length (None: at all), and why."""
+    """Missing measures, their length (None: all), and the reason."""
     for name, content in cell.measures.items():
         if set(content) == {"why"}:
             yield _NAMES.get(name, f"the measure {name}"), None, content["why"]
