@@ -116,7 +116,7 @@ def test_few_seeds_only_lean():
 def test_what_still_learns_does_not_count():
     found = judged(changed(("index", "high"), ("retrieval", "turn/0.1"), settled=False))
     assert found["index-needs-high-frequencies"].verdict == "undecided"
-    assert "8 of 8 and 0 of 8 models left out: still learning" in found["index-needs-high-frequencies"].evidence[0]
+    assert "8 of 8 and 0 of 8 models excluded: still learning" in found["index-needs-high-frequencies"].evidence[0]
     assert found["retrieval-u"].verdict == "undecided"
     assert found["index-inverted-u"].verdict == found["retrieval-needs-low-frequencies"].verdict == "holds"
 

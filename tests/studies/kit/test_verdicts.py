@@ -145,13 +145,13 @@ def test_a_smaller_error_never_decides_more(values: list[float], bar: float, fir
 
 
 def test_evidence_says_what_was_seen() -> None:
-    assert above("RoPE - NoPE", [0.25, 0.5], 0.0).evidence == "RoPE - NoPE: 0.375 (2 seeds), bar 0"
-    assert above("it", [0.25], 0.0).evidence == "it: 0.250 (1 seed), bar 0"
+    assert above("RoPE - NoPE", [0.25, 0.5], 0.0).evidence == "RoPE - NoPE: 0.375 (2 seeds), threshold 0"
+    assert above("it", [0.25], 0.0).evidence == "it: 0.250 (1 seed), threshold 0"
     told = above("skill", [0.25, 0.5, 0.75, 0.5, 0.5], 0.25, unit=" points").evidence
-    assert told == "skill: 0.500 points [0.281, 0.719] over 5 seeds, bar 0.25"
+    assert told == "skill: 0.500 points [0.281, 0.719] over 5 seeds, threshold 0.25"
     told = within("gap", difference([0.25] * 6, [0.5] * 5), -0.1, 0.1).evidence
     assert told.startswith("gap: -0.250 [")
-    assert told.endswith("] over 6 and 5 seeds, bars -0.1 to 0.1")
+    assert told.endswith("] over 6 and 5 seeds, thresholds -0.1 to 0.1")
 
 
 @pytest.mark.parametrize("test", [above, below])
@@ -167,14 +167,14 @@ def test_what_would_decide_it_is_a_number_of_seeds_or_none_soon() -> None:
     wide = above("it", [0.9, 0.1, 0.5, 0.4, 0.6], 0.25)
     assert wide.verdict == "undecided"
     count = difference([0.9, 0.1, 0.5, 0.4, 0.6], [0.25] * 5, 1e-9).seeds_to_decide(0, LEVEL)
-    assert wide.wanting == f"about {count} seeds, if means and spreads stay (5 now)"
-    assert above("it", NEAR, 0.2).wanting.startswith("nothing soon: it lies at the bar, 0.000 from it")
+    assert wide.wanting == f"about {count} seeds at the same mean and spread (now 5)"
+    assert above("it", NEAR, 0.2).wanting.startswith("many more seeds: the mean is 0.000 from the threshold")
     near_high = within("it", [0.9, 0.1, 0.5, 0.4, 0.6], -9.0, 0.75)
     assert near_high.wanting == wide.wanting, "of two bars the nearer one"
 
 
 def test_an_interval_of_its_own_is_decided_without_seeds() -> None:
-    assert interval_above("it", 0.5, 0.3, 0.7, 0.2) == Finding("holds", "it: 0.500 [0.300, 0.700], bar 0.2")
+    assert interval_above("it", 0.5, 0.3, 0.7, 0.2) == Finding("holds", "it: 0.500 [0.300, 0.700], threshold 0.2")
     assert interval_above("it", 0.5, 0.3, 0.7, 0.8).verdict == "fails"
     for bar in (0.3, 0.5, 0.7):
         assert interval_above("it", 0.5, 0.3, 0.7, bar).verdict == "undecided"

@@ -14,8 +14,8 @@ from toeplens.studies.kit.results import ACCURACY, UNRULED, Figure, Results
 from toeplens.studies.kit.verdicts import NONE_COUNTS, Finding, above, below, within
 
 MARGIN = 0.02
-WHY_MARGIN = "less than two points could not be seen in the source's figures, and five seeds tell them apart"
-BETTER = f"mean final test accuracy higher by more than {100 * MARGIN:g} points ({WHY_MARGIN})"
+WHY_MARGIN = "smaller differences are not visible in the source's figures, and five seeds can detect this one"
+BETTER = f"the mean final test accuracy is more than {100 * MARGIN:g} percentage points higher ({WHY_MARGIN})"
 STOPPED = f"Only models that have stopped learning count ({UNRULED})."
 
 Test = Callable[[str, Any], Finding]
@@ -66,7 +66,7 @@ def ask_difference(
         test  what it is to be; more than `MARGIN` unless given
         what  begins the evidence in place of the figure's words and the two titles
     """
-    words = what or f"{figure.words}{title(first)} - {title(second)}"
+    words = what or f"{figure.words}{title(first)} − {title(second)}"
     missing = left_out(results, figure, task, first, second)
     compared = replace(results.difference(task, first, second, figure), missing="")  # `words` says it
     finding = (test or over(MARGIN))(words + missing, compared)
@@ -78,8 +78,8 @@ def _wanting(finding: Finding, results: Results, figure: Figure, task: str, titl
     if finding.known or finding.wanting != NONE_COUNTS:
         return finding
     absent = [title(label) for label in dict.fromkeys(labels) if not results.of(task, label)]
-    again = "; what was not measured is by the same command again, where weights are kept"
-    wanted = f"models that are not left out ({figure.without}){again if 'not measured' in figure.without else ''}"
+    again = "; running the same command again measures models whose weights are kept"
+    wanted = f"models that are not excluded ({figure.without}){again if 'not measured' in figure.without else ''}"
     return replace(finding, wanting=f"finished models of {listed(absent)}" if absent else figure.wanted or wanted)
 
 

@@ -102,7 +102,7 @@ class Entry:
             else part.comparison.wanting(self.error, share)
             for part in still
         ]
-        alone = f"decided alone ({self.plain}), but not with the correction for the whole ledger"
+        alone = f"{self.plain} without the correction for the whole ledger, but not with it"
         return [*([alone] if self.plain not in OPEN else []), *dict.fromkeys(each for each in wanting if each)]
 
     def to_dict(self) -> dict[str, Any]:

@@ -28,10 +28,10 @@ from toeplens.model import Protocol
 from toeplens.studies.kit.contrasts import GRAIN, Contrast, difference
 from toeplens.studies.kit.frames import CellRow, EpochRow, HeadRow, LengthRow, Place, by_head, table
 
-SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
+SKILLED = 0.25  # minimum skill of a model whose heads are analysed
 ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
 STILL = 0.02
-UNRULED = f"a run without a rule: if its last two evaluations are less than {100 * STILL:g} points apart"
+UNRULED = f"without a plateau rule: the last two evaluations differ by less than {100 * STILL:g} percentage points"
 
 
 Seeds = Annotated[int, Field(strict=True, ge=1, le=MOST_SEEDS)]
@@ -354,7 +354,7 @@ class Results:
         if len(away) > 2:
             away = [(missing, sum(count for _, count in away))]
         told = " and ".join(f"{some} of {count}" for some, count in away)
-        return f"{told} models left out: {figure.without}" if missing else ""
+        return f"{told} models excluded: {figure.without}" if missing else ""
 
     def frame(self, rows: str = "cells") -> pa.Table:
         """The cells as an Arrow table, which pandas and polars take as it is (docs/how-to/export.md says its columns).

@@ -15,22 +15,22 @@ Verdict = Literal["holds", "holds in part", "fails", "leans to hold", "leans to 
 OPEN: tuple[Verdict, ...] = ("leans to hold", "leans to fail", "undecided")
 SIDES: dict[Verdict, int] = {"holds": 1, "holds in part": 1, "leans to hold": 1, "leans to fail": -1, "fails": -1}
 
-ENOUGH = 5  # seeds with which a verdict is decided; with fewer it leans
+ENOUGH = 5  # seeds that decide a verdict; with fewer it is only indicative
 LEVEL = 0.05
-# how a verdict comes about, in words
+# how a verdict is decided, for readers
 RULE = (
-    f"A comparison over {ENOUGH} or more seeds is decided by the 95% interval of its mean (Student's; Welch's where "
-    f"two encodings are compared, whose models are not paired): it holds if the interval lies above the bar, fails if "
-    f"below, and is undecided else. With fewer seeds nothing holds or fails: it leans to the side of the bar on which "
-    f"the mean lies, and stays open. A claim's parts are essential or supporting: it fails if an essential part "
-    f"fails, holds if all essential parts hold (in part, if a supporting one fails, be it by its own interval alone), "
-    f"and is open else. The verdict shown is corrected for all of the ledger's comparisons together (Holm): over the "
-    f"whole ledger, at most 5% at one look for a wrong one where nothing is there, as far as the noise is normal (how "
-    f"often it is wrong, is measured). The plain one is kept beside it."
+    f"A comparison needs at least {ENOUGH} seeds. It holds if the 95% interval of its mean lies above the threshold, "
+    f"fails if the interval lies below it, and is undecided otherwise. The interval is Student's, or Welch's for a "
+    f"difference of two encodings. With fewer seeds a comparison holds or fails only indicatively, by the side of the "
+    f"threshold on which the mean lies. A claim has essential and supporting parts. It fails if an essential part "
+    f"fails. It holds if all essential parts hold, and holds in part if a supporting part fails, with or without the "
+    f"correction. Otherwise it is open. Verdicts are corrected for all comparisons of the ledger (Holm): if there are "
+    f"no effects and the noise is normal, the chance of any wrong verdict in the ledger is at most 5% per look. We "
+    f"also measured the actual rate. Verdicts that differ without the correction are marked."
 )
 
 
-NONE_COUNTS = "no finished run that counts"
+NONE_COUNTS = "no finished run qualifies"
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Comparison:
             counts = [str(len(values)) for _, values in self.seen.terms]
             if len(set(counts)) > 1:
                 more = count / self.seen.seeds
-                return f"about {more:.1f} times as many models, if means and spreads stay ({' and '.join(counts)} now)"
-            return f"about {count} seeds, if means and spreads stay ({self.seen.seeds} now)"
+                return f"about {more:.1f} times as many models at the same mean and spread (now {' and '.join(counts)})"
+            return f"about {count} seeds at the same mean and spread (now {self.seen.seeds})"
         distance, error = abs(self.seen.value - bar), self.seen.error
-        return f"nothing soon: it lies at the bar, {distance:.3f} from it with a standard error of {error:.3f}"
+        return f"many more seeds: the mean is {distance:.3f} from the threshold, with a standard error of {error:.3f}"
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ def within(
         return unknown(what, "a run diverged or has no value")
     comparison = Comparison(seen, low, high)
     finite = [bar for bar in (low, high) if np.isfinite(bar)]
-    bars = f"bar{'s' if len(finite) > 1 else ''} {' to '.join(f'{bar:.3g}' for bar in finite)}"
+    bars = f"threshold{'s' if len(finite) > 1 else ''} {' to '.join(f'{bar:.3g}' for bar in finite)}"
     if seen.seeds < ENOUGH:
         many = f"{seen.seeds} seed{'s' if seen.seeds > 1 else ''}"
         text = f"{what}: {seen.value:.3f}{unit} ({many}), {bars}"
-        wanting = f"{ENOUGH} seeds; there {'are' if seen.seeds > 1 else 'is'} {seen.seeds}"
+        wanting = f"{ENOUGH} seeds (now {seen.seeds})"
         return Finding(comparison.leaning(), text, wanting=wanting, comparison=comparison)
     ends = seen.interval(LEVEL)
     counts = dict.fromkeys(str(len(each)) for _, each in seen.terms)
@@ -146,7 +146,7 @@ def interval_above(what: str, value: float, low: float, high: float, bar: float)
 
     It has no p-value, so that a ledger's correction passes over it: for what is no mean over seeds.
     """
-    text = f"{what}: {value:.3f} [{low:.3f}, {high:.3f}], bar {bar:.3g}"
+    text = f"{what}: {value:.3f} [{low:.3f}, {high:.3f}], threshold {bar:.3g}"
     return Finding("holds" if low > bar else "fails" if high < bar else "undecided", text)
 
 
@@ -172,8 +172,9 @@ def one_sided(finding: Finding, *, holds: bool, fails: bool, why: str) -> Findin
     chances = finding.holds, finding.fails
     if finding.holds is not None and finding.fails is not None:
         chances = finding.holds if holds else 1.0, finding.fails if fails else 1.0
-    wanting = finding.wanting if verdict == finding.verdict else f"longer training, for {why}"
-    evidence = f"{finding.evidence} ({why}, so that it cannot {'fail' if holds else 'hold' if fails else 'be decided'})"
+    wanting = finding.wanting if verdict == finding.verdict else f"longer training of {why}"
+    side = "fail" if holds else "hold" if fails else "be decided"
+    evidence = f"{finding.evidence} (cannot {side} because of {why})"
     told: dict[str, Any] = {"verdict": verdict, "evidence": evidence, "wanting": wanting, "sides": (holds, fails)}
     return replace(finding, holds=chances[0], fails=chances[1], **told)
 
