@@ -37,34 +37,31 @@ SCALES = (0.1, 10.0)
 BASE = 10000.0
 SOURCE = "arXiv 2505.13027 v1, Proposition B.3"
 
-_ADDED = {"0.1": "s = 0.1", "10": "s = 10", "cancelling": "B = cI - W"}  # the biases B that W is added to
-_OUTSIDE = "in units of λ_max(W), the spectrum went outside by up to"
-_WIDER = "width(W∘E) / width(W) - 1 came up to"
-_LOSS = "the loss in λ_min / λ_max came up to"
-# what is tallied: what each statement says, and the words before its worst margin
+_ADDED = {"0.1": "s = 0.1", "10": "s = 10", "cancelling": "B = cI - W"}  # the added biases B
+_OUTSIDE = "largest distance outside, relative to λ_max(W),"
+_WIDER = "largest width(W∘E) / width(W) - 1:"
+_LOSS = "largest decrease of λ_min / λ_max"
+# by tally: the statement, and the words before its worst margin
 TALLIES: dict[str, tuple[str, str]] = {
     "one-narrower": ("one frequency: W∘E is strictly narrower", _WIDER),
     "free-outside": ("free phases: W∘E stays within W's range", _OUTSIDE),
-    "one-modulus": ("one frequency: |λ| does not grow", "in units of λ_max(W), it grew by up to"),
-    "free-modulus": ("free phases: |λ| does not grow", "in units of λ_max(W), it grew by up to"),
+    "one-modulus": ("one frequency: |λ| does not grow", "largest growth, relative to λ_max(W),"),
+    "free-modulus": ("free phases: |λ| does not grow", "largest growth, relative to λ_max(W),"),
     "one-condition": ("one frequency: W∘E is strictly better conditioned", _LOSS),
-    "free-condition": ("free phases: W∘E is conditioned no worse", _LOSS),
-    "one-same": ("the eigenvalues are the same", "in units of λ_max(W), one moved by up to"),
-    "free-bound": ("the width grows at most √(N/2)-fold", "the excess over the bound came up to"),
+    "free-condition": ("free phases: W∘E is not worse conditioned", _LOSS),
+    "one-same": ("the eigenvalues are the same", "largest change, relative to λ_max(W),"),
+    "free-bound": ("the width grows at most √(N/2)-fold", "largest excess over the bound"),
     "schur-outside": ("the spectrum stays within W's", _OUTSIDE),
     "mean-outside": ("the spectrum stays within W's", _OUTSIDE),
-    "mean-kept": ("the bounds by what is kept of the eigenspaces", "in units of λ_max(W), broken by up to"),
-    "mean-narrower": ("W at random", _WIDER),
-    "sparse-narrower": ("W on every m-th diagonal", _WIDER),
-    "mean-condition": ("W∘Ē is conditioned no worse", _LOSS),
+    "mean-kept": ("the bounds by the kept share of the eigenspaces", "largest violation, relative to λ_max(W),"),
+    "mean-narrower": ("random W: W∘Ē is narrower", _WIDER),
+    "sparse-narrower": ("W on every m-th diagonal: W∘Ē is narrower", _WIDER),
+    "mean-condition": ("W∘Ē is not worse conditioned", _LOSS),
     **{
-        f"additive-{name}": (f"{b}: W∘Ē is narrower", "in widths of W, it is wider by up to")
+        f"additive-{name}": (f"{b}: W∘Ē is narrower", "largest excess width, in widths of W,")
         for name, b in _ADDED.items()
     },
-    **{
-        f"additive-condition-{name}": (f"{b}: W∘Ē is better conditioned", "λ_min / λ_max is less by up to")
-        for name, b in _ADDED.items()
-    },
+    **{f"additive-condition-{name}": (f"{b}: W∘Ē is better conditioned", _LOSS) for name, b in _ADDED.items()},
 }
 
 
@@ -312,7 +309,9 @@ def contraction(seed: int, *, tries: int = 200) -> dict[str, Any]:
 
 
 _claim = ClaimsOn(
-    "contraction", TALLIES, "Fails if eigenvalues of some instance contradict it by more than 1e-9 of their scale."
+    "contraction",
+    TALLIES,
+    "A counterexample is an instance whose eigenvalues contradict it by over 1e-9 of their scale.",
 )
 _stated = partial(_claim, SOURCE)
 _corrected = partial(_claim, f"{SOURCE}, corrected")
@@ -320,8 +319,8 @@ CLAIMS: tuple[Claim[Records], ...] = (
     _stated(
         "contraction",
         "For W, E positive (semi-)definite Toeplitz and |E_ij| = 1, the spectrum of W∘E is more compact than W's.",
-        "No E is definite for N > 1, so E is read as semi-definite, which leaves one frequency, and as in the "
-        "proof, with free phases, a supporting part: the statement has E definite.",
+        "No E is definite for N > 1. E is therefore read as semi-definite, which leaves one frequency. Supporting: E "
+        "with free phases, as in the proof.",
         ("one-narrower",),
         supporting=("free-outside",),
     ),
@@ -359,17 +358,17 @@ CLAIMS: tuple[Claim[Records], ...] = (
     ),
     _corrected(
         "contraction-corrected",
-        "A mean Ē over frequencies keeps the spectrum within W's, and narrows it as far as it breaks W's extreme "
-        "eigenspaces up.",
+        "A mean Ē over frequencies keeps the spectrum within W's, and narrows it to the extent that it breaks up W's "
+        "extreme eigenspaces.",
         "Proved in this module, with the bounds by c = λ_max(P∘Ē).",
         ("mean-outside", "mean-kept"),
     ),
     _corrected(
         "contraction-strict",
-        "Two different frequencies make W∘Ē strictly narrower than a W at random; than a Toeplitz W on every m-th "
-        "diagonal only, they need not.",
-        "W at random has N > 2, two frequencies 0.1 or more apart and weights of 1/16 or more; m = 2, 3, 4. The second "
-        "part holds if a counterexample to its contrary is found.",
+        "With two different frequencies W∘Ē is strictly narrower than a random W, but not necessarily narrower than a "
+        "Toeplitz W with entries on every m-th diagonal only.",
+        "Random W: N > 2, two frequencies at least 0.1 apart, weights at least 1/16; m = 2, 3, 4. The second part "
+        "holds if a counterexample to its opposite is found.",
         ("mean-narrower",),
         refuted=("sparse-narrower",),
     ),
@@ -383,8 +382,8 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "arXiv 2505.13027 v1, section 3.3",
         "contraction-against-additive",
         "The product has a tighter spectrum than the sum W + B with a positive definite Toeplitz B.",
-        "The product is W∘Ē. B has no scale in the paper: with W's diagonal near 1, that of sB at random is "
-        "s = 0.1 or 10; and B = cI - W. Tighter is narrower; the condition number is a supporting part.",
+        "The product is W∘Ē. The paper gives no scale for B: with W's diagonal near 1, random sB with s = 0.1 or 10 is "
+        "tested, and B = cI - W. Tighter means narrower. Supporting: the condition number.",
         [f"additive-{name}" for name in _ADDED],
         supporting=[f"additive-condition-{name}" for name in _ADDED],
     ),

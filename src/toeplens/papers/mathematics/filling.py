@@ -29,11 +29,11 @@ SIZES = (32, 64, 128, 256, 512)
 RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
 SOURCE = "arXiv 2505.13027 v1, Theorem 3.1"
 
-_HOLE = "a hole over its bound, less 1, up to"
+_HOLE = "largest gap / bound − 1"
 TALLIES: dict[str, tuple[str, str]] = {
-    "inside": ("no eigenvalue lies outside", "in units of the range, one went outside by up to"),
-    "filled": ("polynomials: no hole is longer than (2m + 1)mπ/N < 1 of the range", _HOLE),
-    "decaying": ("a_δ = ρ^|δ|: no hole is longer than its bound < 1", _HOLE),
+    "inside": ("no eigenvalue lies outside", "largest distance outside, relative to the range,"),
+    "filled": ("polynomials: no gap is longer than (2m + 1)mπ/N < 1 of the range", _HOLE),
+    "decaying": ("a_δ = ρ^|δ|: no gap is longer than its bound < 1", _HOLE),
 }
 
 
@@ -106,9 +106,9 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "szego",
         "If the symbol is real and continuous, the eigenvalues of T_N asymptotically fill [min a, max a].",
         f"Random Hermitian kernels of degree {DEGREES[0]} to {DEGREES[-1]} and a_δ = ρ^|δ|, N = {SIZES[0]} to "
-        f"{SIZES[-1]}. Fails if an eigenvalue lies outside, or a hole between eigenvalues or at an end is longer than "
-        f"a bound that falls as 1/N, proved in this module for these symbols; where it is over the whole range it "
-        f"says nothing, and is not counted.",
+        f"{SIZES[-1]}. Fails if an eigenvalue lies outside, or a gap between eigenvalues or at an end is longer than "
+        f"a bound that decreases as 1/N, proved in this module for these symbols. Bounds larger than the range are "
+        f"not counted.",
         ("inside", "filled", "decaying"),
     ),
 )

@@ -31,13 +31,13 @@ HEADS = 2
 BASE = 10000.0
 SOURCE = "arXiv 2505.13027 v1, eq. 12"
 
-_ERROR = "the relative error came up to"
+_ERROR = "largest relative error"
 TALLIES: dict[str, tuple[str, str]] = {
     "identity": ("with I, one frequency, tied branches and the best α, the logits are as printed", _ERROR),
     "ones-one": ("with J, tied branches and one frequency", _ERROR),
-    "ones-many": ("with J, tied branches and several frequencies under one Toeplitz factor of any entries", _ERROR),
-    "ones-own": ("with J, branches of their own and one frequency, any mixture of the two and any α", _ERROR),
-    "own": ("branches of their own: L = G_C + Re Σ_t B_t∘E_t, each of four parts", _ERROR),
+    "ones-many": ("with J, tied branches and several frequencies with any one Toeplitz factor", _ERROR),
+    "ones-own": ("with J, separate branches and one frequency, any mixture of the two and any α", _ERROR),
+    "own": ("separate branches: L = G_C + Re Σ_t B_t∘E_t, each of four parts", _ERROR),
     "tied": ("tied branches: L = Re Σ_t W_t∘(αE_t + J) with α = 1", _ERROR),
 }
 
@@ -151,29 +151,29 @@ def latent(seed: int, *, tries: int = 200) -> dict[str, Any]:
 _claim = ClaimsOn(
     "latent",
     TALLIES,
-    f"Random heads of {POSITIONS} positions, the logits of our MLA. An instance counts against it if the relative "
-    f"error of the whole matrix is above {ROUNDING:g}, that is, above rounding.",
+    f"Logits of our MLA for random heads at {POSITIONS} positions. A counterexample has a relative error of the whole "
+    f"matrix above {ROUNDING:g} (rounding).",
 )
 CLAIMS: tuple[Claim[Records], ...] = (
     _claim(
         SOURCE,
         "mla-logits",
         "MLA's logits are the real part of (G_qk + G_qp + G_pk + G_p) ∘ (αG_e + I).",
-        "In the case most in its favour: both branches share their parameters, one frequency, the best complex α.",
+        "In the most favourable case: both branches share their parameters, one frequency, the best complex α.",
         ("identity",),
     ),
     _claim(
         f"{SOURCE}, read with J",
         "mla-logits-ones",
         "MLA's logits are the real part of (G_qk + G_qp + G_pk + G_p) ∘ (αG_e + J), J all ones in place of I.",
-        "Three parts: one frequency, several, and branches with parameters of their own, as section 5.2 has them.",
+        "Three parts: one frequency, several frequencies, and branches with separate parameters as in section 5.2.",
         ("ones-one", "ones-many", "ones-own"),
     ),
     _claim(
         f"{SOURCE}, corrected",
         "mla-logits-corrected",
-        "MLA's logits are G_C + Re Σ_t B_t∘E_t, a plain branch and a rotary one with Gram matrices of their own; were "
-        "the branches tied, Re Σ_t W_t∘(E_t + J).",
+        "MLA's logits are G_C + Re Σ_t B_t∘E_t, a plain branch and a rotary branch with separate Gram matrices; with "
+        "tied branches they are Re Σ_t W_t∘(E_t + J).",
         "Proved: it is eq. 11 written out.",
         ("own", "tied"),
     ),

@@ -33,20 +33,20 @@ SOURCE = "arXiv 2505.13027 v1, Lemma B.1"
 Matrices = Inexact[np.ndarray, "*B N N"]
 Columns = Inexact[np.ndarray, "*B N"]
 
-# what is tallied: what each statement says, and the words before its worst margin
+# by tally: the statement, and the words before its worst margin
 TALLIES: dict[str, tuple[str, str]] = {
-    "bound": ("max|f| <= 2 Σ w_i", "max|f| / 2 Σ w_i - 1 came up to"),
-    "coinciding": ("phases that coincide give equality", "the deficit came up to"),
-    "not-coinciding": ("phases that do not coincide give less", "max|f| / 2 Σ w_i - 1 came up to"),
-    "aligned": ("the condition gives equality", "the deficit came up to"),
-    "not-aligned": ("without it max|f| is smaller", "max|f| / 2 Σ w_i - 1 came up to"),
-    "coinciding-proof": ("phases that coincide give equality for P", "the deficit came up to"),
-    "range-width": ("the range of g is 4 Σ w_i", "its shortfall came up to"),
-    "range": ("range f <= range g", "range f / range g - 1 came up to"),
-    "range-equal": ("equal ranges need phases that coincide", "-|range f / range g - 1| came up to"),
-    "range-constant": ("range f <= (4/π) range g", "(π/4) range f / range g - 1 came up to"),
-    "range-limits": ("the limits by Σ w_i", "their excess came up to"),
-    "szego": ("W∘E is narrower than W = T(3, 1, 1, 0, ..)", "width(W∘E) / width(W) - 1 came up to"),
+    "bound": ("max|f| <= 2 Σ w_i", "largest max|f| / 2 Σ w_i - 1:"),
+    "coinciding": ("coinciding phases give equality", "largest deficit"),
+    "not-coinciding": ("phases that do not coincide give less", "largest max|f| / 2 Σ w_i - 1:"),
+    "aligned": ("the condition gives equality", "largest deficit"),
+    "not-aligned": ("without the condition max|f| is smaller", "largest max|f| / 2 Σ w_i - 1:"),
+    "coinciding-proof": ("coinciding phases give equality for P", "largest deficit"),
+    "range-width": ("the range of g is 4 Σ w_i", "largest shortfall"),
+    "range": ("range f <= range g", "largest range f / range g - 1:"),
+    "range-equal": ("equal ranges require coinciding phases", "largest -|range f / range g - 1|:"),
+    "range-constant": ("range f <= (4/π) range g", "largest (π/4) range f / range g - 1:"),
+    "range-limits": ("the limits by Σ w_i", "largest excess"),
+    "szego": ("W∘E is narrower than W = T(3, 1, 1, 0, ..)", "largest width(W∘E) / width(W) - 1:"),
 }
 
 
@@ -316,7 +316,7 @@ def phases(seed: int, *, tries: int = 200) -> dict[str, Any]:
 
 
 _claim = ClaimsOn(
-    "phases", TALLIES, "Fails if max|f| or a range, computed to rounding, contradicts it for some w and θ_i."
+    "phases", TALLIES, "A counterexample is a choice of w and θ_i whose max|f| or range contradicts it beyond rounding."
 )
 _stated = partial(_claim, SOURCE)
 _corrected = partial(_claim, f"{SOURCE}, corrected")
@@ -325,39 +325,39 @@ CLAIMS: tuple[Claim[Records], ...] = (
     _stated(
         "lemma-b1-equality",
         "max|f| = 2 Σ w_i if and only if all phases θ_i coincide modulo 2π.",
-        "'If' and 'only if' are parts; for 'only if' all w_i > 0, and θ_0, which has no effect, is left out.",
+        "'If' and 'only if' are separate parts. For 'only if', all w_i > 0 and θ_0, which has no effect, is excluded.",
         ("coinciding", "not-coinciding"),
     ),
     _corrected(
         "lemma-b1-equality-corrected",
         "max|f| = 2 Σ w_i if and only if some φ has i(θ_i + φ) ≡ 0 for all i with w_i > 0, or ≡ π for all of them.",
-        "Both directions, on phases made to meet the condition, to miss it by 0.1 to 1 radian, and at random.",
+        "Both directions, on phases that satisfy the condition, that miss it by 0.1 to 1 radian, and random ones.",
         ("aligned", "not-aligned"),
     ),
     _claim(
         f"{SOURCE}, proof",
         "lemma-b1-proof",
         "With the phases of the proof, c_i = w_i e^{ιθ_i}, phases that coincide give max 2|Re P| = 2 Σ w_i.",
-        "The lemma's f has iθ_i where the proof's P has θ_i.",
+        "The lemma's f has iθ_i; the proof's P has θ_i instead.",
         ("coinciding-proof",),
     ),
     _stated(
         "lemma-b1-range",
         "The range of g is 4 Σ w_i, never below that of f, and equal to it only if all phases coincide.",
-        "Three parts; the first without w_0, which moves g as a whole.",
+        "Three parts; the first without w_0, which shifts g.",
         ("range-width", "range", "range-equal"),
     ),
     _corrected(
         "lemma-b1-range-corrected",
         "range f <= (4/π) range g, range f <= 4 Σ w_i and 2 Σ w_i <= range g <= 4 Σ w_i, sums over i > 0.",
-        "Proved in this module; the search says how near 4/π comes.",
+        "Proved in this module; the search shows how closely 4/π is approached.",
         ("range-constant", "range-limits"),
     ),
     ClaimsOn("phases", TALLIES)(
         "arXiv 2505.13027 v1, Proposition B.3, its use of Lemma B.1",
         "lemma-b1-szego",
         "By Szegő's theorem the spectrum of W∘E is more compact than W's.",
-        "Fails if the eigenvalues of W∘E range over as much as W's or more, for W Toeplitz with entries >= 0.",
+        "Fails if the eigenvalue range of W∘E is at least that of W, for Toeplitz W with entries >= 0.",
         ("szego",),
     ),
 )

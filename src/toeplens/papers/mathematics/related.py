@@ -39,14 +39,14 @@ _LISTED = "abstract, among the related papers listed with arXiv 2511.11579"
 ROLLING = f"Do traveling waves make good positional encodings?, {_LISTED}"
 POWERFUL = f"Your Transformer May Not be as Powerful as You Expect, {_LISTED}"
 
-_ERROR = "the relative error came up to"
-_APART = "two positions' outputs differed, in units of the largest, by up to"
+_ERROR = "largest relative error"
+_APART = "largest difference of two positions' outputs, relative to the largest,"
 TALLIES: dict[str, tuple[str, str]] = {
     "rolled": ("logits of rolled vectors are RoPE's in the Fourier basis, linear frequencies", _ERROR),
     "encoding": ("our RollPE is the roll", _ERROR),
     "own-width": (
-        "a rotation of the head's own width does it",
-        "a shift missed determinant 1, or an even width, by up to",
+        "a rotation of the head's own width is sufficient",
+        "largest deviation of a shift from determinant 1 or an even width",
     ),
     "bias-equal": ("relative biases: equal tokens give equal outputs", _APART),
     "rotation-equal": ("rotations: equal tokens give equal outputs", _APART),
@@ -190,15 +190,15 @@ def related(seed: int, *, tries: int = 200) -> dict[str, Any]:
 
 
 _claim = ClaimsOn("related", TALLIES)
-_BAR = f"An instance counts against it above {ROUNDING:g}, that is, above rounding."
+_BAR = f"A counterexample exceeds {ROUNDING:g} (rounding)."
 CLAIMS: tuple[Claim[Records], ...] = (
     _claim(
         ROLLING,
         "rollpe-is-rope",
         "RollPE is mathematically equivalent to a particular configuration of RoPE.",
-        f"np.roll against our rotary encoding with frequencies 2πsf/d on the real Fourier coefficients, a zero beside "
-        f"each of the one or two single ones: all logits. {_BAR} That RoPE have the head's own width is a supporting "
-        f"part, not in the statement: the shift would have to be a rotation.",
+        f"All logits of np.roll compared with our rotary encoding with frequencies 2πsf/d on the real Fourier "
+        f"coefficients, with a zero added to each unpaired one. {_BAR} Supporting, not in the statement: RoPE with the "
+        f"head's own width is sufficient, so the shift is a rotation.",
         ("rolled", "encoding"),
         supporting=("own-width",),
     ),
@@ -206,10 +206,10 @@ CLAIMS: tuple[Claim[Records], ...] = (
         POWERFUL,
         "relative-bias-limits",
         "There are continuous sequence-to-sequence functions that Transformers with relative positional encodings "
-        "cannot approximate, however deep and wide: all that tell the positions of equal tokens apart.",
-        f"Random decoders of one and three layers, causal and not, the biases' parameters large, are given one token "
-        f"throughout; if the outputs are the same everywhere, i/N is missed by half its range. {_BAR} Rotations, of "
-        f"which the abstract does not speak, are a supporting part.",
+        "cannot approximate at any depth and width: all that distinguish the positions of equal tokens.",
+        f"Random decoders of one and three layers, causal and bidirectional, with large bias parameters, read one "
+        f"repeated token. If the outputs are equal at all positions, the target i/N is missed by half its range. "
+        f"{_BAR} Supporting, not in the abstract: the same for rotations.",
         ("bias-equal",),
         supporting=("rotation-equal",),
     ),
@@ -217,8 +217,8 @@ CLAIMS: tuple[Claim[Records], ...] = (
         POWERFUL,
         "urpe-can",
         "URPE's attention can: its factors on the weights give equal tokens any outputs.",
-        f"Of the conditions that the abstract speaks of this is the one that biases break; that URPE approximates "
-        f"every continuous function is not tested. i/N and random targets, factors by least squares. {_BAR}",
+        f"This is the condition of the abstract that biases violate; universal approximation is not tested. Targets "
+        f"i/N and random, factors by least squares. {_BAR}",
         ("factors",),
     ),
 )

@@ -138,7 +138,9 @@ def test_a_deposit_by_encoding_and_by_layer() -> None:
     (heat,) = peaks_by_layer(encodings).data
     assert list(heat.z[1]) == pytest.approx([0.2 / 0.5, 0.3 / 0.5])
     assert set(heat.z[2]) == {None}, "a gap before the next encoding"
-    assert hovers(heat)[2].startswith("RoPE, seed 43, layer 1 | head 1: 40% of the skill, 20.0 percentage points | few-head")
+    assert hovers(heat)[2].startswith(
+        "RoPE, seed 43, layer 1 | head 1: 40% of the skill, 20.0 percentage points | few-head"
+    )
 
 
 # ---- a grid study ---------------------------------------------------------------------------------------------------

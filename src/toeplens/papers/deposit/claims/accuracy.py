@@ -282,7 +282,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, 4.2",
         "On Task 1 RoPE has a minimal generalisation gap.",
         "RoPE's accuracy on training examples (after training, without dropout) minus its test accuracy is below 0.05, "
-        f"which is hardly visible in the source's figure. {STOPPED} They also need a skill of at least 0.25 on training "
+        f"which is hardly visible in the source's figure. {STOPPED} They also need a skill of 0.25 or more on training "
         "examples. Supporting: the gap of each of absolute, relative, ALiBi and NoPE (and random, if run) is larger "
         f"than RoPE's by more than {MARGIN:g}.",
         every(
@@ -373,8 +373,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "task2-random-perfect-fit",
         f"{V1}, 4.2",
         "On Task 2 a random table fits the training examples perfectly.",
-        "Random's accuracy on training examples is above 0.98, which looks like 1 in the source's figure. "
-        f"{STOPPED}",
+        f"Random's accuracy on training examples is above 0.98, which looks like 1 in the source's figure. {STOPPED}",
         models("random", (_FIT, over(0.98)), task=COUNT),
     ),
     others(

@@ -258,9 +258,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "0.25 of the skill, and larger than that of any later head.",
         of_rope(
             lambda at: (
-                at.figure(
-                    "largest ablation effect in the first third of the layers, ", lambda look: _shallow(look)[0]
-                ),
+                at.figure("largest ablation effect in the first third of the layers, ", lambda look: _shallow(look)[0]),
                 at.over(at.bars.some),
             ),
             lambda at: (
@@ -430,7 +428,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "third, and in some cases the first has none.",
         "Over all trained numbers of rotated heads, the most important head lies in the second or third layer in more "
         "than a quarter of the models (the spread of this share is at least that of chance at this threshold). "
-        "Supporting: in some model a later head has an ablation effect of at least 0.25 of the skill and no first-layer "
+        "Supporting: in some model a later head has an ablation effect of 0.25 or more of the skill and no first-layer "
         "head has; and, as RoPE on all heads may pass too, compared with it the most important head lies more than "
         "half a layer deeper on average and the first layer's largest effect is lower by more than 0.1. "
         f"{WHERE}",

@@ -167,13 +167,12 @@ def _deep(cell: CellResult) -> bool:
 
 
 def _stream(words: str, of: Callable[[Any], float]) -> Figure:
-    return Figure(
-        words, lambda cell: float(of(cell.measure("representation"))), _deep, "no layer after layer 2", 0.005
-    )
+    return Figure(words, lambda cell: float(of(cell.measure("representation"))), _deep, "no layer after layer 2", 0.005)
 
 
 _ALIGNMENT = _stream(
-    "after layer 2, alignment with the input's position vectors − chance, ", lambda found: found.alignment[2] - found.chance
+    "after layer 2, alignment with the input's position vectors − chance, ",
+    lambda found: found.alignment[2] - found.chance,
 )
 _COEFFICIENT = _stream(
     "after layer 2, coefficient on the input's position vectors, ", lambda found: found.coefficient[2]
@@ -380,7 +379,10 @@ def _peak(cell: CellResult) -> float:
 
 
 _PEAK = _ranked(
-    "the largest ablation effect of a head", _peak, lambda cell: look_at(cell) is not None, "diverged, not measured, or no skill"
+    "the largest ablation effect of a head",
+    _peak,
+    lambda cell: look_at(cell) is not None,
+    "diverged, not measured, or no skill",
 )
 
 
@@ -431,7 +433,10 @@ CLAIMS: tuple[Claim[Results], ...] = (
                 on_rope(
                     lambda rope: models(
                         rope,
-                        (_early(_standing, "share of heads with a smaller effect than the initial leader, "), over(0.75)),
+                        (
+                            _early(_standing, "share of heads with a smaller effect than the initial leader, "),
+                            over(0.75),
+                        ),
                         (
                             _early(
                                 lambda first, last: float(spearman(np.stack((first, last)))),

@@ -193,7 +193,7 @@ def position(state: Reproduction) -> Block:
         return lost(protocol, found, limit) if found else None
 
     caption = (
-        "Each marker is a head of one seed. Horizontal: accuracy drop when the head is ablated. Vertical: accuracy drop "
+        "Each marker is a head of one seed. Horizontal: accuracy drop if the head is ablated. Vertical: accuracy drop "
         "when the head loses only its rotation or bias and keeps its content. On the dotted line both are equal; at "
         "the bottom the head matters for something other than position. Encodings that act only at the input are "
         "missing, as they cannot be removed from a single head."

@@ -167,7 +167,7 @@ def layers(state: Reproduction) -> Block:
         return dots(texts, series, "test accuracy, per cent", scale=100, span=span)
 
     caption = (
-        "Test accuracy on Task 1 with RoPE in one layer and no encoding in the others, compared with NoPE and with RoPE "
+        "Test accuracy on Task 1 with RoPE in one layer and no encoding in the others, compared with NoPE and RoPE "
         "in every layer (without a sinusoid). Rings are seeds; the error bar is the 95% interval of the mean."
     )
     return Block("partial-layers", "RoPE in one layer only", caption, [beside(state, draw)])
