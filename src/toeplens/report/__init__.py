@@ -1,6 +1,6 @@
-"""Pages, self-contained, with their figures: grid studies, audits, runs taken apart, the cards of encodings.
+"""Self-contained pages with their figures: grid studies, audits, decompositions, encoding cards.
 
-A new page is a room of its study's name that shows and never computes; what two pages share is in ``kit``.
+A page has a folder with its study's name and only shows results; ``kit`` is shared by all pages.
 """
 
 from toeplens.report.auditing.comparison import render_comparison, write_comparison

@@ -1,4 +1,4 @@
-"""Spectral contraction: what a Hadamard product with rotations does to a spectrum (arXiv 2505.13027, Proposition B.3).
+"""Spectral contraction: the effect of a Hadamard product with rotations on a spectrum (arXiv 2505.13027, Prop. B.3).
 
 The proposition takes W and E positive definite Toeplitz with every |E_ij| = 1. No such E exists for N > 1: a 2 x 2
 minor is 1 - |E_ij|² = 0. A positive semi-definite one has rank 1, because its eigenvalues sum to N and their squares to
@@ -72,13 +72,13 @@ def rotations(frequencies: Float[np.ndarray, "*B n"], weights: Float[np.ndarray,
 
 
 def rope(head_dim: int, size: int) -> Matrices:
-    """Ē with RoPE's frequencies for a head of ``head_dim``, all weighted alike."""
+    """Ē with RoPE's frequencies for a head of ``head_dim``, equally weighted."""
     frequencies = rotary_frequencies(head_dim, BASE).numpy()
     return rotations(frequencies, np.full(len(frequencies), 1 / len(frequencies)), size)
 
 
 def kept(matrix: Matrices, factor: Matrices) -> tuple[float, float, float, float]:
-    """How much of the two extreme eigenspaces of W, positive semi-definite, the product with E keeps.
+    """The share of the two extreme eigenspaces of W, positive semi-definite, that the product with E keeps.
 
     Returns c = λ_max(P∘E) at the bottom and at the top of W's spectrum (1: that end does not move), and the eigenvalues
     next to the bottom and next to the top.
@@ -94,7 +94,7 @@ def kept(matrix: Matrices, factor: Matrices) -> tuple[float, float, float, float
 
 
 def bounds_broken(matrix: Matrices, factor: Matrices) -> float:
-    """The largest amount by which W∘E breaks the four bounds by what is kept, in units of λ_max(W); <= 0 if none."""
+    """The largest violation of the four bounds by the kept shares, relative to λ_max(W); <= 0 if none."""
     low_share, high_share, after, before = kept(matrix, factor)
     (low, high), (new_low, new_high) = np.linalg.eigvalsh(matrix)[[0, -1]], np.linalg.eigvalsh(matrix * factor)[[0, -1]]
     width = high - low
@@ -129,7 +129,7 @@ def _correlations(rng: np.random.Generator, tries: int, size: int, rank: int) ->
 
 
 def _compared(matrices: Matrices, products: Matrices) -> dict[str, np.ndarray]:
-    """By what W∘E is outside W's range, has a larger modulus, is wider, worse conditioned, or just different.
+    """Compare W∘E with W: outside its range, larger modulus, wider, worse conditioned, different.
 
     ``outside``, ``modulus`` and ``moved`` are in units of λ_max(W), ``wider`` is the ratio of the widths less 1, and
     ``condition`` the loss in λ_min/λ_max, the reciprocal condition number, which has a value for an indefinite product.
@@ -218,7 +218,7 @@ def _schur(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def _many_frequencies(rng: np.random.Generator, tries: int) -> dict[str, Any]:
-    """E the mean over 2 to 8 frequencies, and W that lives on every m-th diagonal, on which they may all agree."""
+    """E the mean over 2 to 8 frequencies; also W with entries on every m-th diagonal, where all may agree."""
     parts, rare, broken = [], [], []
     for size in SIZES[1:]:
         count = int(rng.integers(2, 9))
@@ -248,7 +248,7 @@ def _many_frequencies(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def _by_size(rng: np.random.Generator) -> dict[str, Any]:
-    """How far RoPE's Ē contracts: N x 2N Wishart W by length and head width, and the example of theory section 5."""
+    """Contraction by RoPE's Ē: N x 2N Wishart W by length and head width, and the example of theory section 5."""
     ratios, conditions, own = [], [], []
     for size in LENGTHS:
         matrix = _wishart(rng, 1, size, 2 * size)[0]
@@ -269,7 +269,7 @@ def _by_size(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _additive(rng: np.random.Generator, tries: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """W∘Ē (RoPE, d = 16) against W + sB, B positive definite Toeplitz with unit diagonal, and against B = cI - W."""
+    """W∘Ē (RoPE, d = 16) compared with W + sB, B positive definite Toeplitz with unit diagonal, and with B = cI - W."""
     size = 32
     toeplitz = _toeplitz(rng, tries, size)
     matrices, biases = np.concatenate((_wishart(rng, tries, size, size), toeplitz)), _toeplitz(rng, 2 * tries, size)

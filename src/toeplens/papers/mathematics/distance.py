@@ -118,7 +118,7 @@ def _one_head(name: str, width: int = WIDTHS[1], **options: Any) -> PositionalEn
 
 
 def _stretched(name: str, seed: int) -> PositionalEncoding:
-    """The same with its parameters moved far from where they start."""
+    """The encoding with its parameters moved far from their initial values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoding = _one_head(name)
@@ -166,7 +166,7 @@ def _cells(contents: int, length: int, causal: bool) -> Int[np.ndarray, "4 cells
 
 
 def _indicators(*columns: Int[np.ndarray, "cells"]) -> Float[np.ndarray, "cells values"]:
-    """A column for each combination of values that occurs."""
+    """One column per combination of values."""
     values, which = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return np.eye(values.shape[1])[which.ravel()]
 
@@ -180,7 +180,7 @@ def without_coupling(contents: int, offsets: int, *, slope: bool = False) -> Flo
 
 
 def beyond(g: Float[np.ndarray, "C C D f"], known: Float[np.ndarray, "C C D h"]) -> float:
-    """How much of an orthonormal basis another one leaves over: the largest share of a g's norm, 0 to 1."""
+    """The largest share of the norm of a function g outside the span of another basis, 0 to 1."""
     columns, basis = g.reshape(-1, g.shape[-1]), known.reshape(-1, known.shape[-1])
     return float(np.linalg.norm(columns - basis @ (basis.T @ columns), 2))
 
@@ -202,7 +202,7 @@ def _additive() -> dict[str, Any]:
 
 
 def _rotary(rng: np.random.Generator, tries: int) -> dict[str, Any]:
-    """Random queries and keys of each word, at all places: RoPE's logits by contents and offset."""
+    """RoPE's logits by contents and offset, for random queries and keys of each word at all positions."""
     unlike, shares = [], []
     width, contents, length = WIDTHS[1], CONTENTS[-1], LENGTHS[-1]
     c, d, i, j = _cells(contents, length, causal=True)
@@ -219,7 +219,7 @@ def _rotary(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def distance(seed: int, *, tries: int = 200) -> dict[str, Any]:
-    """What sinusoids, relative encodings, cross terms and RoPE make of the distance.
+    """Dependence on the distance of sinusoids, relative encodings, cross terms and RoPE.
 
     Arguments
         seed   of heads, vectors and parameters

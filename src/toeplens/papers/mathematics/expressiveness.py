@@ -52,7 +52,7 @@ NEED_BOTH = {"random": "random signs", "wanted": "wanted pairs at separate offse
 def expressiveness(
     seed: int, *, instances: int = 12, widths: Sequence[int] = (2, 4, 8, 16), restarts: int = 3, steps: int = 300
 ) -> dict[str, Any]:
-    """Which instances each form of the logit can meet (seed 003, Proposition B.2; theory section 6).
+    """Which instances each form of the logit can satisfy (Proposition B.2; theory section 6).
 
     Arguments
         seed       of the instances and of the starts
@@ -99,7 +99,7 @@ def expressiveness(
 def _rows(
     groups: Sequence[tuple[str, int, Signs]], forms: dict[str, Form], options: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """All instances of the groups, of one shape, are searched as one batch, and told apart again by group."""
+    """Search all instances of the groups, which have one shape, as one batch, and split the results by group."""
     signs = np.concatenate([group for _, _, group in groups])
     found = {name: search(form, signs, **options) for name, form in forms.items()}
     bound = np.array([additive_possible(table) for table in signs])
@@ -196,7 +196,7 @@ def _difference(record: Record, test: str) -> float:
 
 
 def _by_width(records: Records, value: Callable[[Record], float], *, narrowest: int) -> list[tuple[str, list[float]]]:
-    """For each family that needs both and each width: its description, and a mean over the sizes for each seed."""
+    """For each family that needs both and each width: a description, and the mean over sizes per seed."""
     data = records.get("expressiveness", ())
     widths = sorted(set.intersection(*(set(record["widths"]) for record in data))) if data else []
     return [

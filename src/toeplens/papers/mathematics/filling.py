@@ -38,7 +38,7 @@ TALLIES: dict[str, tuple[str, str]] = {
 
 
 def longest_hole(eigenvalues: Float[np.ndarray, "N"], low: float, high: float) -> float:
-    """The longest piece of [low, high] without an eigenvalue, in units of its length."""
+    """The longest gap in [low, high] without an eigenvalue, relative to its length."""
     inside = np.clip(np.sort(eigenvalues), low, high)
     return float(np.diff(np.concatenate(([low], inside, [high]))).max() / (high - low))
 
@@ -50,18 +50,18 @@ def kernel_of(rng: np.random.Generator, degree: int) -> Complex[np.ndarray, "D"]
 
 
 def eigenvalues_of(kernel: Complex[np.ndarray, "D"], size: int) -> Float[np.ndarray, "N"]:
-    """Those of T_N, ascending, of its diagonals alone."""
+    """The eigenvalues of T_N, ascending, computed from its diagonals."""
     half = kernel[len(kernel) // 2 :, None]
     return np.asarray(eigvals_banded(np.repeat(half, size, axis=1), lower=True))
 
 
 def _over(hole: float, bound: float) -> list[float]:
-    """By which share a hole is over its bound, negative where it is under; of no bound that says nothing."""
+    """Relative excess of a gap over its bound, negative below it; empty for a bound above 1."""
     return [hole / bound - 1] if bound < 1 else []
 
 
 def filling(seed: int, *, tries: int = 20) -> dict[str, Any]:
-    """How long the longest hole between the eigenvalues of T_N is, for random symbols and sizes.
+    """The longest gap between the eigenvalues of T_N, for random symbols and sizes.
 
     Arguments
         seed   of the random kernels

@@ -1,4 +1,4 @@
-"""MLA's logits (arXiv 2505.13027, eq. 12), as printed, with J in place of I, and as they are.
+"""MLA's logits (arXiv 2505.13027, eq. 12): as printed, with J in place of I, and corrected.
 
 Eq. 12 gives the complex logits as G ∘ (αG_e + I), G the sum of the four Gram matrices of content and position. A head
 of eq. 11 has a content branch q^C, k^C and a rotary branch q^R, k^R with parameters of their own. What holds (theory,
@@ -71,13 +71,13 @@ def ours(q: Float[np.ndarray, "N d"], k: Float[np.ndarray, "N d"], rotary_dim: i
 
 
 def beyond_scalar(logits: Logits, fixed: Logits, turned: Complex[np.ndarray, "N N"]) -> float:
-    """Least relative error of ``fixed`` + Re(α ``turned``) over complex α."""
+    """Smallest relative error of ``fixed`` + Re(α ``turned``) over complex α."""
     design = np.stack((np.real(turned).ravel(), -np.imag(turned).ravel()), axis=1)
     return _rest(design, (logits - fixed).ravel()) / _norm(logits)
 
 
 def beyond_toeplitz(logits: Logits, fixed: Logits, gram: Complex[np.ndarray, "N N"]) -> float:
-    """Least relative error of ``fixed`` + Re(``gram``∘T) over all complex Toeplitz T: a number a diagonal."""
+    """Smallest relative error of ``fixed`` + Re(``gram``∘T) over all complex Toeplitz T."""
     rest, size = logits - fixed, len(logits)
     squares = []
     for offset in range(1 - size, size):
@@ -107,14 +107,14 @@ def _norm(x: np.ndarray) -> float:
 
 
 def _head(rng: np.random.Generator, width: int) -> Float[np.ndarray, "vectors part N d"]:
-    """q^C, k^C, q^R, k^R of a random head, each as its content and its position part."""
+    """q^C, k^C, q^R, k^R of a random head, each as content and position parts."""
     x = rng.normal(size=(2, POSITIONS, 2 * width))  # content and position
     maps = rng.normal(size=(4, width, 2 * width)) / np.sqrt(2 * width)
     return np.einsum("vdm,pnm->vpnd", maps, x)
 
 
 def latent(seed: int, *, tries: int = 200) -> dict[str, Any]:
-    """Every reading of eq. 12 against the logits of our MLA, on random heads.
+    """Compare every reading of eq. 12 with the logits of our MLA, on random heads.
 
     Arguments
         seed   of the heads

@@ -41,7 +41,7 @@ TALLIES: dict[str, tuple[str, str]] = {
 
 
 def toeplitz_gap(matrix: Float[np.ndarray, "R N"]) -> float:
-    """Distance from the nearest Toeplitz matrix in units of the norm: 0 just where every diagonal is constant."""
+    """Relative distance from the nearest Toeplitz matrix; 0 if and only if every diagonal is constant."""
     means = np.zeros_like(matrix)
     rows, columns = np.indices(matrix.shape)
     for offset in range(1 - matrix.shape[1], matrix.shape[0]):
@@ -51,7 +51,7 @@ def toeplitz_gap(matrix: Float[np.ndarray, "R N"]) -> float:
 
 
 def softmax(logits: Float[np.ndarray, "N N"]) -> Float[np.ndarray, "N N"]:
-    """Each row's exponentials over their sum; -∞ gives 0."""
+    """Softmax of each row; -∞ gives 0."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
@@ -63,7 +63,7 @@ def causal(logits: Float[np.ndarray, "N N"], window: int | None = None) -> Float
 
 
 def _spread(logits: Float[np.ndarray, "N N"]) -> float:
-    """How far the row sums of the exponentials differ, in units of the largest."""
+    """Range of the row sums of the exponentials, relative to the largest."""
     sums = np.exp(logits).sum(-1)
     return float(np.ptp(sums) / sums.max())
 
@@ -75,7 +75,7 @@ def _sinusoid(size: int) -> Float[np.ndarray, "N N"]:
 
 
 def normalising(seed: int, *, tries: int = 200) -> dict[str, Any]:
-    """Toeplitz matrices before and after normalising.
+    """Toeplitz matrices before and after softmax.
 
     Arguments
         seed   of the random kernels

@@ -58,7 +58,7 @@ def hermitian(column: Columns) -> Matrices:
 
 
 def widest(size: int, rng: np.random.Generator, *, starts: int, positive: bool = False) -> dict[str, Any]:
-    """Toeplitz W and phases ψ that make W∘E as wide against W as can be found (L-BFGS-B from random starts).
+    """Search for Toeplitz W and phases ψ that maximise width(W∘E) / width(W) (L-BFGS-B from random starts).
 
     As E_ii = 1, neither W's diagonal nor its scale matters to the ratio of the widths: the diagonal is chosen last, so
     that W is positive definite. With ``positive`` its entries are > 0, as Lemma B.1 has them. ``starts`` is 1 or more.
@@ -84,7 +84,7 @@ def widest(size: int, rng: np.random.Generator, *, starts: int, positive: bool =
 
 
 def written(column: Complex[np.ndarray, "N"], phases: Float[np.ndarray, "N"]) -> dict[str, Any]:
-    """A W and its phases in full, rounded first, with the two spectra that the rounded numbers have."""
+    """A W and its phases, rounded, with the two spectra of the rounded numbers."""
     column, phases = np.round(column, 6), np.round(phases, 6)
     before = np.linalg.eigvalsh(hermitian(column))
     after = np.linalg.eigvalsh(hermitian(column * np.exp(1j * phases)))
@@ -111,7 +111,7 @@ def _width(kernel: Complex[np.ndarray, "M"]) -> tuple[float, Complex[np.ndarray,
 
 
 def peak(coefficients: Columns) -> Float[np.ndarray, "*B"]:
-    """max over θ of 2 Re Σ_i c_i e^{iiθ}, to rounding: an FFT grid of 16N, then Newton from its 8 highest tops."""
+    """max over θ of 2 Re Σ_i c_i e^{iiθ}, to rounding: an FFT grid of 16N, then Newton from its 8 highest peaks."""
     size = coefficients.shape[-1]
     flat = coefficients.reshape(-1, size)
     count = 16 * size
@@ -135,12 +135,12 @@ def amplitude(coefficients: Columns) -> Float[np.ndarray, "*B"]:
 
 
 def span(coefficients: Columns) -> Float[np.ndarray, "*B"]:
-    """Maximum less minimum over θ of 2 Re Σ_i c_i e^{iiθ}."""
+    """Maximum minus minimum over θ of 2 Re Σ_i c_i e^{iiθ}."""
     return peak(coefficients) + peak(-coefficients)
 
 
 def misalignment(weights: Float[np.ndarray, "N"], phases: Float[np.ndarray, "N"]) -> float:
-    """How far the θ_i are from the condition of equality, in radians; 0 exactly if it holds. The first i > 0 with w_i
+    """Distance of the θ_i from the condition of equality, in radians; 0 exactly if it holds. The first i > 0 with w_i
     > 0 leaves i candidates for φ with the target 0, i with π if w_0 = 0: the best one's worst |i(θ_i + φ) - target|.
     """
     used = np.flatnonzero(weights[1:] > 0) + 1
@@ -180,7 +180,7 @@ def _weights(rng: np.random.Generator, tries: int, size: int) -> Float[np.ndarra
 
 
 def _amplitudes(rng: np.random.Generator, tries: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """max|f| against 2 Σ w_i: phases at random, phases that coincide, and phases found by maximising f."""
+    """max|f| compared with 2 Σ w_i: random phases, coinciding phases, and phases that maximise f."""
     bound, same, proof, other = [], [], [], []
     shown = {}
     for size in SIZES:
@@ -211,7 +211,7 @@ def _missing(theta: Float[np.ndarray, "N"], weights: Float[np.ndarray, "N"]) -> 
 
 
 def _alignments(rng: np.random.Generator, tries: int) -> dict[str, Any]:
-    """The corrected condition of equality on instances made to meet it, to miss it narrowly, and at random."""
+    """The corrected condition of equality on instances that satisfy it, that miss it narrowly, and on random ones."""
     met, missed = [], []
     for size in SIZES:
         index = np.arange(size)
@@ -233,7 +233,7 @@ def _alignments(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def _ranges(rng: np.random.Generator, tries: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """range f against range g: random and best phases, the linear programs, Fejér's weights, and aligned phases."""
+    """range f and range g: random and best phases, the linear programs, Fejér's weights, and aligned phases."""
     ratios, width, limits, equal, shares = [], [], [], [], []
     for size in SIZES:
         index = np.arange(size)
@@ -277,7 +277,7 @@ def _ranges(rng: np.random.Generator, tries: int) -> tuple[dict[str, Any], dict[
 
 
 def _toeplitz_widths() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Eigenvalues of W∘E against W's as N grows (Szegő): W = T(3, 1, 1, 0, ..), f and g those of w = (1.5, 1, 1)."""
+    """Eigenvalues of W∘E and of W as N grows (Szegő): W = T(3, 1, 1, 0, ..), f and g those of w = (1.5, 1, 1)."""
     gaps, angles = np.linspace(0, np.pi, 4001), np.linspace(-np.pi, np.pi, 73)
     psi = turned(3, gaps[np.argmax(np.sin(gaps / 2) + np.abs(np.sin(gaps)))])
     curves: dict[str, Any] = {"rows": list(ROWS), "psi": short(psi), "angles": short(angles)}

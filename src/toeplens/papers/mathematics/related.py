@@ -1,4 +1,4 @@
-"""Two statements on encodings among the related papers that the page of arXiv 2511.11579 lists with their abstracts.
+"""Statements on encodings from two related papers that are listed with arXiv 2511.11579, by their abstracts.
 
 RollPE (van de Geijn et al. 2025) rolls queries and keys along their dimensions, by s i at position i: multiplication by
 P^(si), P the cyclic shift of d. In the real Fourier basis P is a rotation by 2πf/d of each pair (cos, sin) of component
@@ -97,7 +97,7 @@ def _logits(
 
 
 def no_rotation(width: int, speed: int) -> float:
-    """0 where the shift could be a rotation of pairs: of an even width, with determinant 1; else by how much not."""
+    """0 if the shift can be a rotation of pairs (even width, determinant 1), otherwise the deviation."""
     shift = np.roll(np.eye(width), speed, axis=0)
     return max(float(width % 2), abs(float(np.linalg.det(shift)) - 1))
 
@@ -116,19 +116,19 @@ def _rolling(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def spread(outputs: Float[Tensor, "N d"]) -> float:
-    """How far outputs are from being one vector, in units of the largest entry."""
+    """Largest difference of the outputs from the first one, relative to the largest entry."""
     return float((outputs - outputs[:1]).abs().max() / outputs.abs().max())
 
 
 @torch.no_grad()
 def stretch(encoding: PositionalEncoding) -> None:
-    """Move an encoding's parameters far from where they start, by torch's random numbers."""
+    """Move an encoding's parameters far from their initial values, with torch's random generator."""
     for values in encoding.parameters():
         values.add_(STRETCH * torch.randn_like(values).abs())
 
 
 def equal_tokens(encoding: str, depth: int, causal: bool, seed: int) -> Float[Tensor, "N d_model"]:
-    """What a random decoder, its encoding's parameters large, makes of a text of one token, position by position."""
+    """Outputs of a random decoder with large encoding parameters on one repeated token, by position."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         sizes = {"vocab_size": 4, "d_model": 16, "d_ff": 32, "num_layers": depth, "num_heads": 2, "max_len": POSITIONS}
@@ -142,8 +142,7 @@ def equal_tokens(encoding: str, depth: int, causal: bool, seed: int) -> Float[Te
 
 
 def urpe_outputs(target: Float[np.ndarray, "N"], causal: bool) -> Float[np.ndarray, "N"]:
-    """What an attention of our URPE puts out where all tokens are equal and have the value 1, once its factors are set
-    by least squares to give ``target``."""
+    """Output of our URPE attention on equal tokens with value 1, with factors fitted to ``target`` by least squares."""
     size = len(target)
     sizes = {"d_model": 4, "num_heads": 1, "head_dim": 4, "max_len": size}
     encoding = build("urpe", base="none", **sizes).double()
@@ -177,7 +176,7 @@ def _equal(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def related(seed: int, *, tries: int = 200) -> dict[str, Any]:
-    """RollPE against RoPE, and equal tokens under biases, rotations and factors.
+    """RollPE compared with RoPE, and equal tokens under biases, rotations and factors.
 
     Arguments
         seed   of vectors, models and targets

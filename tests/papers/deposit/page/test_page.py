@@ -182,7 +182,9 @@ def test_the_tables_cells_are_the_factor_studys(whole: Reproduction, shown: Page
     table = effects["Effects, Task 1 (distance), test accuracy, all other switches as in the released code"]
     every = factor_table(whole.results, whole.plan.protocols)
     row = next(r for r in every if (r.task, r.base, r.switch, r.end) == (DISTANCE, "rope", "readout", "released"))
-    assert rows(table)["last token read"][table.columns().index("RoPE") - 1] == interval(row.effect("accuracy"))
+    assert rows(table)["readout from the last token"][table.columns().index("RoPE") - 1] == interval(
+        row.effect("accuracy")
+    )
     assert list(rows(table))[-1].startswith("remainder")
     here = [row for row in every if (row.task, row.base) == (COUNT, "rope") and row.end == "released"]
     most = max((e for row in here if (e := row.effect("accuracy"))), key=lambda effect: abs(effect.value))

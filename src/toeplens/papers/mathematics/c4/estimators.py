@@ -1,6 +1,6 @@
-"""Can the position component be taken out? The statements of arXiv 2505.13027 v1, Appendix C.4, on planted models.
+"""Can the position component be extracted? The statements of arXiv 2505.13027 v1, Appendix C.4, on planted models.
 
-What was planted is known, so each statement can be held against it. Position vectors p_i come from the absolute
+The planted components are known, so each statement can be tested. Position vectors p_i come from the absolute
 encodings, words w_v are drawn as a fresh `torch.nn.Embedding` draws them, heads are given by their logits. What holds:
 
 - Orthogonality is sufficient for a linear separation, not necessary: where the two spans share 0 alone, the oblique
@@ -44,7 +44,7 @@ TEXTS = 64
 
 
 def estimators(seed: int) -> dict[str, Any]:
-    """Measure on planted models what C.4 says of them; a few seconds.
+    """Test the statements of C.4 on planted models; takes a few seconds.
 
     Returns ``spans`` (a row for each encoding, width and vocabulary), ``levinson`` (errors of the recursion, by kind
     and size of the content), ``definite`` (`_projections`) and ``pair`` (`_pair`).
@@ -55,7 +55,7 @@ def estimators(seed: int) -> dict[str, Any]:
 
 
 def _spans(encoding: str, width: int, vocabulary: int, seed: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Angles between position and word vectors, and how well each way of taking their sums apart does."""
+    """Angles between position and word vectors, and the error of each method of separating their sums."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         table = build(encoding, d_model=width, num_heads=1, head_dim=width, max_len=POSITIONS)
@@ -110,7 +110,7 @@ def _levinson(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _error(name: str, means: Float[np.ndarray, "N"], planted: Float[np.ndarray, "m"]) -> float:
-    """Relative error of the predictor or of the frequencies that a kernel gives; infinite where it is refused."""
+    """Relative error of the predictor or of the frequencies from a kernel; infinite if the kernel is rejected."""
     order = len(planted)
     try:
         if name == "predictor":
@@ -130,7 +130,7 @@ def _autoregression(rng: np.random.Generator) -> tuple[Float[np.ndarray, "N D"],
 
 
 def _recursion(polynomial: Float[np.ndarray, "m1"], noise: Float[np.ndarray, "*B M"]) -> Float[np.ndarray, "*B M"]:
-    """x with sum over k of polynomial_k x_(i-k) = noise_i, from nothing before the first."""
+    """x with sum over k of polynomial_k x_(i-k) = noise_i, starting from 0."""
     bands = np.repeat(polynomial[:, None], noise.shape[-1], 1)
     found = solve_banded((len(polynomial) - 1, 0), bands, noise.reshape(-1, noise.shape[-1]).T)
     return found.T.reshape(noise.shape)
@@ -160,7 +160,7 @@ def diagonal_means(logits: Float[np.ndarray, "N N"]) -> Float[np.ndarray, "N"]:
 
 
 def _recovered(means: Float[np.ndarray, "N"], p: Float[np.ndarray, "N D"], angles: Float[np.ndarray, "m"]) -> float:
-    """Relative error of position vectors rebuilt from a kernel alone, up to the turn that no Gram matrix can see."""
+    """Relative error of position vectors rebuilt from a kernel, up to a rotation, which no Gram matrix determines."""
     found = frequencies(means, len(angles))
     powers = np.linalg.lstsq(np.cos(np.arange(POSITIONS)[:, None] * found), means, rcond=None)[0]
     rebuilt = _circles(np.sqrt(np.clip(powers, 0, None)), found)
@@ -182,7 +182,7 @@ def _projections(rng: np.random.Generator) -> float:
 
 
 def _pair(rng: np.random.Generator) -> dict[str, Any]:
-    """A head that reads position and one that reads content, on texts that make their logits agree.
+    """A positional and a content head, on sequences for which their logits agree.
 
     ``single_gap`` on one text, ``means_gap`` in the mean diagonals of `TEXTS` texts of stationary content,
     ``extraction_gap`` between the medians and the means of one matrix's diagonals. For each head, correlations after a
@@ -231,19 +231,19 @@ def _rows(records: Records) -> list[Record]:
 
 
 def _judged(*parts: tuple[str, Callable[[Record], bool]]) -> Callable[[Records], list[Finding]]:
-    """A check of what each seed's record is to show."""
+    """A check of properties that each seed's record must have."""
     return lambda records: [
         in_all(what, [shows(run) for run in records.get("estimators", ())]) for what, shows in parts
     ]
 
 
 def _under(error: float | None, bar: float) -> bool:
-    """Is an error below a bar? One that is infinite, and so none in JSON, is not."""
+    """Whether an error is below a threshold; False for None (infinite errors in JSON)."""
     return error is not None and error < bar
 
 
 def _every(what: str, rows: Sequence[Record], breaks: Callable[[Record], bool], worst: str) -> Finding:
-    """A statement about all rows, and what breaks it."""
+    """A statement about all rows, with a predicate for counterexamples."""
     return universal(what, tried=len(rows), violations=sum(map(breaks, rows)), worst=worst)
 
 
@@ -300,7 +300,7 @@ def _noticed(kind: str) -> Callable[[Record], bool]:
 
 
 def _told_apart(run: Record) -> bool:
-    """Does a permutation leave one head's logits in place, and take the other's along?"""
+    """Whether a permutation leaves one head's logits in place and permutes the other's."""
     position, content = run["pair"]["positional"], run["pair"]["content"]
     return position["stay"] - position["move"] > 0.5 and content["move"] - content["stay"] > 0.5
 

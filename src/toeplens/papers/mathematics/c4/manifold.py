@@ -34,13 +34,13 @@ _SOURCE = "arXiv 2505.13027 v1, Appendix C.4"
 
 
 def curve(p: Float[np.ndarray, "N D"]) -> dict[str, Any]:
-    """What is asked of a table of positions: ``neighbour_error``, ``local_rank`` (of `WINDOW` positions), ``rank``."""
+    """Measures of a position table: ``neighbour_error``, ``local_rank`` (of `WINDOW` positions), ``rank``."""
     found = curve_dimension(p, window=WINDOW)
     return {"neighbour_error": short(neighbour_error(p)), "local_rank": short(found.local_rank), "rank": found.rank}
 
 
 def manifold(seed: int) -> dict[str, Any]:
-    """The tables of `ENCODINGS` as they are drawn: ``tables``, a row for each encoding, width and length."""
+    """The untrained tables of `ENCODINGS`: ``tables`` has one row per encoding, width and length."""
     return {"tables": [_table(*case, seed) for case in product(ENCODINGS, WIDTHS, LENGTHS)]}
 
 
@@ -82,7 +82,7 @@ def _thin(records: Records, encoding: str) -> Finding:
 
 
 def _learned(records: Records, state: str, field: str = "neighbour_error") -> list[float]:
-    """A number a model with a learned table."""
+    """One number per model with a learned table."""
     found: Sequence[Record] = [run.get(f"learned {state}", {}) for run in records.get("heads", ())]
     return [each["curve"][field] for each in found if "curve" in each]
 

@@ -139,7 +139,7 @@ def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:
 def plane(study: Pretrained) -> Block:
     """Positional and symbolic share of each head, of the model and of the baselines."""
     caption = (
-        "Each mark is a head. Shares of its logits’ variance explained by the keys’ positions (horizontal) and by their "
+        "Each mark is a head. Its logits’ variance explained by the keys’ positions (horizontal) and by their "
         "contents (vertical), mean over sequences. Colour: layer, from the first (blue) to the last (orange)."
     )
     panels = []
