@@ -1,4 +1,4 @@
-"""An encoding's card as a page: formula, kernel, symbol, properties, resolution and cost."""
+"""An encoding's card as a page: its formula, its kernel and symbol, its class, its resolution and its cost."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from toeplens.studies.card import Card, flat
 COMMAND = "card"
 INDEX, PLOTLY = "index.html", "plotly.js"
 WHERE = {
-    "none": "nothing: order is known only from the mask",
+    "none": "nowhere: order is known from the mask alone",
     "input": "a vector added to the tokens' embeddings",
     "bias": "a bias added to the logits",
     "rotation": "a map of queries and keys before their product",
-    "concatenation": "a rotary part concatenated to the content part of queries and keys",
+    "concatenation": "a rotary part beside a content part of queries and keys",
     "logits": "a change of the logits",
     "weights": "a change of the attention weights",
-    "accumulated": "a product of maps along the path from key to query",
+    "accumulated": "a product of maps along the way from key to query",
 }
 
 
 def write_card(card: Card, path: Path) -> Path:
-    """Write one card as a self-contained HTML page; only an older card may be overwritten."""
+    """Write one card as a self-contained HTML page, over an older one but nothing else."""
     return write_page(path, render_card(card), COMMAND)
 
 
 def write_cards(cards: Sequence[Card], directory: Path) -> Path:
-    """Write all cards as ``NAME.html`` and their table as ``index.html``, with one shared copy of plotly."""
+    """Write all cards as ``NAME.html`` and their table as ``index.html``; they share one copy of plotly beside them."""
     free_for_cards([card.name for card in cards], directory)
     index = render_page("report/cards.html.j2", None, command=COMMAND, cards=cards, where=WHERE, little=_little)
     path = write_page(directory / INDEX, index, COMMAND)
@@ -52,7 +52,7 @@ def write_cards(cards: Sequence[Card], directory: Path) -> Path:
 
 
 def free_for_cards(names: Sequence[str], directory: Path) -> None:
-    """Check that `write_cards` can write there. Raises `InputError` if the directory has files other than cards."""
+    """Check that `write_cards` can write there: raises `InputError` for a directory of anything but older cards."""
     make_directory(directory)
     if not (directory / INDEX).exists() and any(not is_leftover(path) for path in directory.iterdir()):
         raise InputError(f"out: {directory} holds files that are not cards; give an empty or new directory.")
@@ -61,14 +61,9 @@ def free_for_cards(names: Sequence[str], directory: Path) -> None:
 
 
 def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
-    """The card as one HTML document.
-
-    Arguments
-        plotly_file  path of a separate plotly script (default: embedded)
-        back         link to the other cards
-    """
+    """The card as one HTML document; ``plotly_file`` beside it instead of within, ``back`` a link to the others."""
     about, *more = card.about.split("\n\n", 1)
-    block = Block("plots", "Dependence on distance", "", [View.of(_panels(card))])
+    block = Block("plots", "What it does with distance", "", [View.of(_panels(card))])
     return render_page(
         "report/card.html.j2",
         {block.id: block},
@@ -85,7 +80,7 @@ def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
 
 def _panels(card: Card) -> list[Panel]:
     near, far = card.profile.mean[:, 0].mean(), card.profile.mean[:, -1].mean()
-    words = "For similar contents; 1 is the attention without position."
+    words = "Contents that resemble one another; 1 is a key's share without position."
     canvas = Canvas(250)
     distances, mean = card.profile.distances + 1, card.profile.mean
     steps = np.unique(np.geomspace(1, len(distances), 60).astype(int)) - 1
@@ -98,7 +93,7 @@ def _panels(card: Card) -> list[Panel]:
     canvas.x("distance + 1", type="log")
     canvas.y("", rangemode="tozero")
     canvas.line_at(1)
-    attention = Panel("Attention by distance", canvas.figure(), f"{words} {near:.2f} at 0, {far:.2f} at the maximum.")
+    attention = Panel("Attention by distance", canvas.figure(), f"{words} {near:.2f} at 0, {far:.2f} farthest.")
     if card.kernel is None:
         return [attention]
     rotation = card.kernel.ndim == 3
@@ -110,28 +105,30 @@ def _panels(card: Card) -> list[Panel]:
     canvas.x("distance i − j")
     canvas.y("")
     canvas.line_at(0, vertical=True, dash="dot")
-    kind = "real part" if rotation else "one curve per head" if len(card.kernel) > 1 else "one for all heads"
-    first = [Panel(title, canvas.figure(), f"At initial parameters; {kind}.")]
+    kind = "real part" if rotation else "one curve a head" if len(card.kernel) > 1 else "one for all heads"
+    first = [Panel(title, canvas.figure(), f"At its starting parameters; {kind}.")]
     if rotation:
         bands = Panel("Kernel by frequency, real part", _bands(card), "Rows are frequencies, from high to low.")
         first.append(bands)
     if card.symbol is None or not card.symbol.any():  # the kernel is infinite at some distances, or odd
         return [*first, attention]
     assert card.angles is not None
-    words = f"The kernel's Fourier series, smoothed over {card.sizes['max_len']} positions; dotted if negative."
+    words = (
+        f"The kernel's Fourier series, smoothed over {card.sizes['max_len']} positions; dotted where it is negative."
+    )
     canvas, half, angles = Canvas(250), card.angles > 0, card.angles
     floor = 1e-6 * max(float(np.abs(card.symbol).max()), 1e-300)
     for row, tint, name in _each_head(card.symbol):
         for dash, sign, values in by_sign(row[half], floor):
             hover = f"%{{x:.3f}}: {sign}%{{y:.4g}}"
             canvas.lines(plain(angles[half]), values, tint, hover, width=1.2, dash=dash, name=name)
-    canvas.x("φ (radians per token)", type="log")
+    canvas.x("φ (radians a token)", type="log")
     canvas.y("", type="log", exponentformat="power", dtick=1)
     return [*first, attention, Panel("Symbol", canvas.figure(), words)]
 
 
 def _each_head(rows: np.ndarray) -> Iterator[tuple[np.ndarray, str, str]]:
-    """Values, colour and name of each head, or of all heads."""
+    """Values, colour and name of each head, or of all together."""
     names = [f"head {head}" for head in range(1, len(rows) + 1)] if len(rows) > 1 else ["all heads"]
     return zip(rows, spectrum(len(rows)), names, strict=True)
 
@@ -154,7 +151,7 @@ def _bands(card: Card) -> go.Figure:
 
 
 def _little(card: Card) -> Markup:
-    """Attention by distance as a small SVG."""
+    """Attention by distance as a drawing of a few pixels."""
     mean = card.profile.mean.mean(0)
     steps = np.unique(np.geomspace(1, len(mean), 40).astype(int)) - 1
     values = np.log2(np.clip(mean[steps], 0.05, 20))

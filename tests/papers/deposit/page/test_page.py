@@ -28,7 +28,7 @@ from toeplens.papers.deposit.page.seeds import strength_of
 from toeplens.papers.deposit.questions import PARTS
 from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block
-from toeplens.report.kit.page import Page
+from toeplens.report.kit.page import Page, verdict_text
 from toeplens.report.kit.tables import Table
 from toeplens.studies import RULE, Finding, Key
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
@@ -86,8 +86,8 @@ def test_a_complete_study(study: Reproduction, page: str) -> None:
     for claim, row in zip(CLAIMS, ledger, strict=True):
         verdicts = [entry.verdict for entry in study.entries if entry.claim.id == claim.id]
         places = [(claim.id, protocol) for protocol in study.plan.protocols]
-        told = [[f"{found[0]}, {found[1]}: {found[2]}" for found in recorded().get(at, ())[:1]] for at in places]
-        expected = ["".join([verdict, *more]) for verdict, more in zip(verdicts, told, strict=True)]
+        told = [[f"{found[0]}, {found[1]}: {verdict_text(found[2])}" for found in recorded().get(at, ())[:1]] for at in places]
+        expected = ["".join([verdict_text(verdict), *more]) for verdict, more in zip(verdicts, told, strict=True)]
         assert [cell.strip() for cell in row[-2:]] == expected
     assert RULE in reader.text
     plots = {value for tag, key, value in reader.attributes if (tag, key) == ("div", "id") and value in figures(page)}

@@ -177,11 +177,10 @@ def answers(state: Reproduction) -> list[dict[str, Any]]:
     for entry in state.entries:
         if entry.claim.id != "deposit-first-layer" or entry.protocol is None:
             continue
-        label = "rope-alone" if entry.protocol == "released" else "rope"
         part: dict[str, Any] = {
             "name": protocol_title(entry.protocol),
             "word": _ANSWERS[entry.verdict],
-            "encoding": name(entry.protocol, label),
+            "encoding": "RoPE without a sinusoid" if entry.protocol == "released" else "RoPE",
             "mean": None,
         }
         comparison = entry.findings[0].comparison
