@@ -122,10 +122,10 @@ def test_parts_are_found_again_by_what_they_ask() -> None:
     def part(about: str, count: int) -> Any:
         return lambda: above(about, values[:count], 0.5)
 
-    now = entries(part("it (1 of 6 models excluded: why)", 6), part("later", 6), part("Task 1: more", 6), part("it", 6))
-    before = entries(part("it", 5), part("Task 1: more (1 of 3 and 0 of 3 models excluded: why)", 3), part("it", 4))
+    now = entries(part("it (1 of 6 models left out: why)", 6), part("later", 6), part("Task 1: more", 6), part("it", 6))
+    before = entries(part("it", 5), part("Task 1: more (1 of 3 and 0 of 3 models left out: why)", 3), part("it", 4))
     assert simulated._as_it_was(now, before) == [[[5], (), [3], [4]]]
-    none = entries(lambda: Finding("undecided", "it (5 of 5 models excluded: why): no finished run qualifies"))
+    none = entries(lambda: Finding("undecided", "it (5 of 5 models left out: why): no finished run that counts"))
     assert simulated._as_it_was(now, none) == [[(), (), (), ()]]
 
 

@@ -105,7 +105,7 @@ def test_needles_are_asked_where_they_are_found_at_the_training_length() -> None
     entry = judged(changed("rope", found=0.15))["needles-end-at-the-training-length"]
     assert (entry.verdict, entry.wanting) == ("undecided", ["longer training"])
     assert entry.evidence == [
-        "accuracy on needles, RoPE, at the training length - at 4 times the training length: the models find under 20% "
+        "accuracy on needles, RoPE, at the training length − at 4 times the training length: the models find less than 20% "
         "at the training length"
     ]
 

@@ -141,7 +141,7 @@ def test_an_open_claim_says_what_would_decide_it() -> None:
     assert decided.wanting == []
     corrected = judge_all([claim(weak)] * 3, None)[0]
     needed = corrected.findings[0].comparison.wanting(0.05 / 3, 0.05 / 3)
-    assert corrected.wanting == ["holds without the correction for the whole ledger, but not with it", needed]
+    assert corrected.wanting == ["holds without correction, but open after the correction for the whole ledger", needed]
     assert needed != corrected.findings[0].wanting, "by the error that the ledger leaves to it"
     wide, one = part([0.9, 0.1, 0.5, 0.4, 0.6], 0.25), part([0.2])
     (open_,) = judge_all([claim(wide, one, one, part(NEAR), supporting(part(NEAR, 0.2)))], None)

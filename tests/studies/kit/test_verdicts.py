@@ -167,8 +167,8 @@ def test_what_would_decide_it_is_a_number_of_seeds_or_none_soon() -> None:
     wide = above("it", [0.9, 0.1, 0.5, 0.4, 0.6], 0.25)
     assert wide.verdict == "undecided"
     count = difference([0.9, 0.1, 0.5, 0.4, 0.6], [0.25] * 5, 1e-9).seeds_to_decide(0, LEVEL)
-    assert wide.wanting == f"about {count} seeds at the same mean and spread (now 5)"
-    assert above("it", NEAR, 0.2).wanting.startswith("many more seeds: the mean is 0.000 from the threshold")
+    assert wide.wanting == f"about {count} seeds if mean and spread stay the same (now 5)"
+    assert above("it", NEAR, 0.2).wanting.startswith("far more seeds: the mean is 0.000 from the threshold")
     near_high = within("it", [0.9, 0.1, 0.5, 0.4, 0.6], -9.0, 0.75)
     assert near_high.wanting == wide.wanting, "of two bars the nearer one"
 

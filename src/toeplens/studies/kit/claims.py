@@ -1,4 +1,4 @@
-"""The ledger: every claim is data, a rule written before its data, and a function from results to a verdict."""
+"""The ledger: every claim has a statement, a rule fixed before the data, and a function from results to a verdict."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Claim(Generic[Data]):
     """A statement of the papers, as an executable check.
 
     id         short name
-    source     which paper and section
-    statement  what it says
-    rule       what would decide it, fixed before the data
-    check      the findings on its parts, from a study's data (of one protocol, where there are protocols)
-    part       which part of the study it needs, where a study has parts
-    elsewhere  the same asked in other ways, by their names: shown beside the verdict, which does not depend on them
+    source     paper and section
+    statement  the claim
+    rule       the decision rule, fixed before the data
+    check      returns the findings on the parts, from a study's data (of one protocol, if there are protocols)
+    part       the part of the study that the claim needs, if the study has parts
+    elsewhere  alternative checks by name; shown with the verdict, which does not depend on them
     """
 
     id: str
@@ -47,15 +47,15 @@ class Claim(Generic[Data]):
 
     @property
     def ours(self) -> bool:
-        """Whether it is a question of our own and no statement of a paper."""
+        """Whether it is our own question and not a statement of a paper."""
         return self.source.startswith("ours")
 
 
 @dataclass(frozen=True)
 class Aside:
-    """What another way of asking gives.
+    """The result of an alternative check.
 
-    verdict  corrected for all the ways in which the claim was asked beside its own
+    verdict  corrected for all alternative checks of the claim
     """
 
     name: str
@@ -65,13 +65,13 @@ class Aside:
 
 @dataclass(frozen=True)
 class Entry:
-    """A claim's verdict with its evidence, under one protocol, or None where protocols play no part.
+    """A claim's verdict with its evidence, under one protocol (None without protocols).
 
     verdict   corrected for all comparisons of the ledger
-    plain     without that correction
+    plain     verdict without correction
     findings  the parts
-    error     the two-sided error that the correction leaves to the claim
-    asides    what other ways of asking give, of those that there is something to see in
+    error     two-sided error of the claim after correction
+    asides    results of the alternative checks that have data
     """
 
     claim: Claim
@@ -84,7 +84,7 @@ class Entry:
 
     @property
     def evidence(self) -> list[str]:
-        """A sentence a part; supporting parts say so."""
+        """One sentence per part; supporting parts are marked."""
         return [f"{'' if part.essential else 'supporting: '}{part.evidence}" for part in self.findings]
 
     @property
@@ -96,17 +96,17 @@ class Entry:
         share = self.error / sharing(parts)
         told = zip(self.findings, told_of(self.findings, self.error), strict=True)
         still = [part for part, verdict in told if part.essential and verdict in OPEN]
-        wanting = [  # with the errors that the ledger leaves to each
+        wanting = [  # with the error of each part after correction
             part.wanting
             if part.comparison is None or part.holds is None or part.sides != (True, True)
             else part.comparison.wanting(self.error, share)
             for part in still
         ]
-        alone = f"{self.plain} without the correction for the whole ledger, but not with it"
+        alone = f"{self.plain} without correction, but open after the correction for the whole ledger"
         return [*([alone] if self.plain not in OPEN else []), *dict.fromkeys(each for each in wanting if each)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain text, for JSON."""
+        """The entry for JSON."""
         told = [
             {"verdict": verdict, "plain": part.verdict, "essential": part.essential, "evidence": part.evidence}
             for part, verdict in zip(self.findings, told_of(self.findings, self.error), strict=True)
@@ -127,12 +127,12 @@ class Entry:
 
 
 def every(*checks: Callable[[Data], Sequence[Finding]]) -> Callable[[Data], list[Finding]]:
-    """A check of all that several checks look at."""
+    """A check that combines several checks."""
     return lambda data: [finding for check in checks for finding in check(data)]
 
 
 def as_support(check: Callable[[Data], Sequence[Finding]]) -> Callable[[Data], list[Finding]]:
-    """The same check as supporting parts."""
+    """The check with its findings as supporting parts."""
     return lambda data: [supporting(finding) for finding in check(data)]
 
 
@@ -143,7 +143,7 @@ def judge(claims: Sequence[Claim[Results]], results: Results, protocols: Sequenc
 
 
 def judge_all(claims: Sequence[Claim[Data]], data: Data) -> list[Entry]:
-    """Every claim, where there are no protocols, as one ledger."""
+    """Every claim, without protocols, as one ledger."""
     return _ledger([(claim, None, data) for claim in claims])
 
 
@@ -156,7 +156,7 @@ def _ledger(asked: Sequence[tuple[Claim[Data], Protocol | None, Data]]) -> list[
 
 
 def settle(found: Sequence[Sequence[Finding]]) -> list[tuple[Verdict, Verdict, float]]:
-    """Of each claim of a ledger, from its parts: the corrected verdict, the plain one, and the error left to it."""
+    """For each claim: the corrected verdict, the uncorrected one, and the error after correction."""
     errors = holm([chance(findings) for findings in found])
     return [(combine(parts, error), combine(parts), error) for parts, error in zip(found, errors, strict=True)]
 

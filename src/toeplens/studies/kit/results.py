@@ -1,4 +1,4 @@
-"""What a study found: one row a cell, and the questions that tables and claims ask of them."""
+"""Results of a study, one per cell, and the values that tables and claims compare."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from toeplens.model import Protocol
 from toeplens.studies.kit.contrasts import GRAIN, Contrast, difference
 from toeplens.studies.kit.frames import CellRow, EpochRow, HeadRow, LengthRow, Place, by_head, table
 
-SKILLED = 0.25  # minimum skill of a model whose heads are analysed
-ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
+SKILLED = 0.25  # minimum skill of models whose heads are evaluated
+ONLY_SKILLED = f"Only models with a skill of at least {SKILLED:g} count."
 STILL = 0.02
-UNRULED = f"without a plateau rule: the last two evaluations differ by less than {100 * STILL:g} percentage points"
+UNRULED = f"without a stopping rule: the last two evaluations differ by less than {100 * STILL:g} points"
 
 
 Seeds = Annotated[int, Field(strict=True, ge=1, le=MOST_SEEDS)]
 
 
 def skill(accuracy: float, guess: float) -> float:
-    """Accuracy over a guess, as a share of what there is to learn."""
+    """Accuracy above a baseline, relative to the maximum possible gain."""
     return (accuracy - guess) / (1 - guess)
 
 
@@ -56,11 +56,11 @@ class _Result(Record):
 
 @dataclass(frozen=True, order=True)
 class Key(Record):
-    """Where a cell stands in a study's grid.
+    """The place of a cell in a study's grid.
 
     protocol  ``paper`` or ``released``
     task      name of the task
-    label     what the study calls the encoding
+    label     label of the encoding in the study
     seed
     """
 
@@ -72,11 +72,11 @@ class Key(Record):
 
 @dataclass(frozen=True)
 class CellResult(Record):
-    """A finished cell: its place, its run's figures, its ablation.
+    """A finished cell: its place, the results of its run, and its ablation.
 
-    measures  what else was measured of the trained model, by the name of the measure (`toeplens.engine.measures`)
-    ablation  by accuracy; ``by_loss`` the same by loss
-    watched   what was seen during training, a row a moment (`toeplens.training.watcher`); empty if it was not watched
+    measures  measures of the trained model, by name (`toeplens.engine.measures`)
+    ablation  head ablation by accuracy; ``by_loss`` by loss
+    watched   probes during training, a row per checkpoint (`toeplens.training.watcher`); empty without probes
     """
 
     WORDS = "results"
@@ -97,14 +97,14 @@ class CellResult(Record):
 
     @property
     def accuracy(self) -> float:
-        """Final test accuracy; NaN for a run that diverged."""
+        """Final test accuracy; NaN for a diverged run."""
         return float("nan") if self.status == "diverged" else float(self.result["test_accuracy"])
 
     @property
     def settled(self) -> bool:
-        """Whether the model has stopped learning, so that its final accuracy says something of its encoding.
+        """Whether the model has stopped learning.
 
-        By its run's own rule (`toeplens.training.Plateau`); a run without one by `UNRULED`.
+        Based on the run's own rule (`toeplens.training.Plateau`), or on `UNRULED` without one.
         """
         if self.status == "diverged":
             return False
@@ -115,17 +115,16 @@ class CellResult(Record):
 
     @property
     def fit(self) -> float:
-        """Accuracy on training examples after the last epoch, without dropout; NaN where it was not measured."""
+        """Accuracy on training examples after the last epoch, without dropout; NaN if not measured."""
         value = self.result.get("fit_accuracy")
         return float("nan") if value is None or self.status == "diverged" else float(value)
 
     @property
     def half_learned(self) -> float:
-        """Doublings of an epoch until half of what there is to learn of the training examples is learned.
+        """log2 of the number of epochs until the skill on training examples reaches 0.5.
 
-        Between two evaluations the accuracy is taken to rise in a straight line, from the guess at the beginning; in
-        a model that never learns half (`learned_half`), all its epochs count, which makes it look faster than it is.
-        NaN for a run that diverged.
+        The accuracy is interpolated linearly between evaluations, starting from the baseline. For a model that never
+        reaches 0.5 (`learned_half`), all its epochs count, which underestimates the time. NaN for a diverged run.
         """
         if self.status == "diverged" or not self.epochs:
             return float("nan")
@@ -139,16 +138,16 @@ class CellResult(Record):
 
     @property
     def learned_half(self) -> bool:
-        """Whether half of what there is to learn of the training examples was learned at any evaluation."""
+        """Whether the skill on training examples reached 0.5 at any evaluation."""
         return self.status != "diverged" and any(skill >= 0.5 for _, skill in self._learning())
 
     @property
     def looked_back(self) -> bool:
-        """Whether training examples were looked at after evaluations, without dropout; older records did not."""
+        """Whether evaluations include training examples without dropout; older records do not."""
         return any(row.get("fit_accuracy") is not None for row in self.epochs)
 
     def _learning(self) -> Iterator[tuple[float, float]]:
-        """Epochs done, and skill on training examples: after the evaluation where that was measured, else running."""
+        """Epochs, and skill on training examples: evaluated if available, otherwise the running mean."""
         for row in self.epochs:
             fit = row.get("fit_accuracy")
             accuracy = float(row["train_accuracy"] if fit is None else fit)
@@ -156,7 +155,7 @@ class CellResult(Record):
 
     @property
     def setbacks(self) -> float:
-        """Test accuracy lost on the way, all falls between evaluations of more than `STILL`; NaN if it diverged."""
+        """Sum of all drops of the test accuracy between evaluations larger than `STILL`; NaN for a diverged run."""
         if self.status == "diverged":
             return float("nan")
         steps = np.diff([float(row["test_accuracy"]) for row in self.epochs])
@@ -164,17 +163,17 @@ class CellResult(Record):
 
     @property
     def skill(self) -> float:
-        """Test accuracy over the best guess from the length alone, as a share of what there is to learn."""
+        """Test accuracy above the length-only baseline, relative to the maximum possible gain."""
         return skill(self.accuracy, self.length_chance)
 
     @property
     def skilled(self) -> bool:
-        """Whether the model has learned enough for its heads to say anything; a run that diverged has not."""
+        """Whether the model has learned enough to evaluate its heads; False for a diverged run."""
         return self.skill >= SKILLED
 
     @property
     def peak(self) -> float:
-        """The largest loss by one head, as a share of the skill; NaN without an ablation."""
+        """The largest accuracy drop by one head, relative to skill; NaN without an ablation."""
         return max((layer.peak for layer in self.deposits()), default=float("nan"))
 
     def deposits(self) -> list[LayerDeposit]:
@@ -187,16 +186,16 @@ class CellResult(Record):
 
     @cached_property
     def events(self) -> dict[str, Watched]:
-        """What was seen at each moment that training waited for (`toeplens.engine.head_watch.MOMENTS`)."""
+        """The probes at the events of training (`toeplens.engine.head_watch.MOMENTS`)."""
         rows = [Watched.from_dict(row, "watched") for row in self.watched if row.get("events")]
         return {event: row for row in reversed(rows) for event in row.events}
 
     def reason(self, name: str) -> str:
-        """Why the encoding has no such measure; empty where it has, or was not measured."""
+        """Why the measure does not apply to the encoding; empty if it applies, or was not measured."""
         return str(self.measures.get(name, {}).get(WHY, ""))
 
     def measure(self, name: str) -> Any:
-        """A measure's record, read back once; None where it was not made, or the encoding has no such thing."""
+        """A measure's record; None if it was not measured or does not apply to the encoding."""
         if name not in self._measured:
             content = self.measures.get(name)
             record = None if content is None else as_record(name, content, self.WORDS)
@@ -209,12 +208,12 @@ class CellResult(Record):
 
     @property
     def place(self) -> Place:
-        """The first columns of a table's rows."""
+        """The first columns of the tables."""
         key = self.key
         return {"protocol": key.protocol, "task": key.task, "encoding": key.label, "seed": key.seed}
 
     def row(self) -> dict[str, Any]:
-        """The cell in a table of all (`CellRow`)."""
+        """The cell as a row of the table of cells (`CellRow`)."""
         peaks = [layer.peak for layer in self.deposits()]
         top = int(np.argmax(peaks)) if peaks else None
         last = self.epochs[-1] if self.epochs else {}
@@ -228,7 +227,7 @@ class CellResult(Record):
         return {**self.place, **row}
 
     def head_rows(self) -> Iterator[Mapping[str, Any]]:
-        """Its heads, as far as anything was measured of them."""
+        """Its heads as rows, if anything was measured."""
         figures: dict[str, Any] = {}
         for name, found in (("drop", self.ablation), ("gain", self.by_loss)):
             if found is not None:
@@ -240,11 +239,11 @@ class CellResult(Record):
         yield from ({**self.place, **row} for row in by_head(**figures))
 
     def epoch_rows(self) -> Iterator[Mapping[str, Any]]:
-        """Its evaluations during training."""
+        """Its evaluations during training as rows."""
         yield from ({**self.place, **row} for row in self.epochs)
 
     def length_rows(self) -> Iterator[Mapping[str, Any]]:
-        """The lengths of texts on which it was tested, as far as it read any of such a length."""
+        """The evaluated lengths as rows."""
         tested, spoken = self.measure("extrapolation"), self.measure("bits")
         for row in () if tested is None else tested.rows:
             if row.examples:
@@ -255,28 +254,28 @@ class CellResult(Record):
                 yield {**self.place, "length": row.length, "factor": row.factor, "examples": row.texts, **bits}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; the deposits are written out for readers, not read back."""
+        """Plain lists and numbers for JSON; deposits are only written, not read back."""
         return super().to_dict() | {"deposits": [asdict(layer) for layer in self.deposits()]}
 
 
 class BySeed(dict[int, float]):
-    """A figure of a study's models, by seed."""
+    """Values of a study's models, by seed."""
 
     def __sub__(self, other: Mapping[int, float]) -> BySeed:
-        """What is left in the seeds that both have."""
+        """The difference in the seeds that both have."""
         return BySeed({seed: self[seed] - other[seed] for seed in sorted(self.keys() & other.keys())})
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of a model that is compared between models.
+    """A value of a model that is compared between models.
 
-    words   what it is, before the models' names; nothing for the test accuracy
-    of      the number
-    counts  whether a model has one
-    without why a model has none, in a few words
-    wanted  what to run where no model has one, in a few words; nothing if ``without`` says it all
-    grain   how exactly a model's number is known, see `toeplens.studies.kit.contrasts.Contrast`
+    words   name of the value, before the models' names; empty for the test accuracy
+    of      function that returns the value
+    counts  whether a model has the value
+    without why a model does not have it
+    wanted  what to run if no model has it; empty if ``without`` is enough
+    grain   precision of the value, see `toeplens.studies.kit.contrasts.Contrast`
     """
 
     words: str
@@ -287,11 +286,11 @@ class Figure:
     wanted: str = ""
 
     def by_seed(self, cells: Iterable[CellResult]) -> BySeed:
-        """Of the cells that count, of which a seed has one at most."""
+        """The values of the cells that count, at most one per seed."""
         return BySeed({cell.key.seed: self.of(cell) for cell in cells if self.counts(cell)})
 
 
-_OF_HEADS = {  # measure: columns of a table of heads, and what they are called there
+_OF_HEADS = {  # measure: columns of the table of heads, and fields of the record
     "behaviour": {name: name for name in ("positional", "symbolic", "interaction")},
     "toeplitz": {"toeplitz": "share"},
     "frequency": {"centre": "centre"},
@@ -317,7 +316,7 @@ FRAMES = tuple(_FRAMES)
 
 
 class Results:
-    """The finished cells of a study, or those of one protocol."""
+    """The finished cells of a study or of one protocol."""
 
     def __init__(self, cells: Iterable[CellResult], protocol: Protocol | None = None) -> None:
         self.cells = sorted(cells, key=lambda cell: cell.key)
@@ -332,22 +331,22 @@ class Results:
         return [cell for cell in self.cells if (cell.key.task, cell.key.label) == (task, label)]
 
     def labels(self, task: str) -> list[str]:
-        """The encodings of a task that have a finished cell."""
+        """The encodings with a finished cell of a task."""
         return sorted({cell.key.label for cell in self.cells if cell.key.task == task})
 
     def accuracy(self, task: str, label: str) -> np.ndarray:
-        """Final test accuracies, one a seed."""
+        """Final test accuracies, one per seed."""
         return np.array([cell.accuracy for cell in self.of(task, label)])
 
     def difference(self, task: str, first: str, second: str, figure: Figure = ACCURACY) -> Contrast:
-        """A figure's mean over the models of ``first`` less that over the models of ``second``."""
+        """A value's mean over the models of ``first`` minus that over the models of ``second``."""
         found = difference(*(figure.by_seed(self.of(task, one)) for one in (first, second)), grain=figure.grain)
         none = [one for one in (first, second) if not self.of(task, one)]
         absent = f"no finished model of {' or '.join(none)} on {task}" if none else ""
         return replace(found, missing=absent or self.left_out(figure, task, first, second))
 
     def left_out(self, figure: Figure, task: str, *labels: str) -> str:
-        """How many models do not count, and why: of each of two labels, or of many together; nothing if all do."""
+        """How many models do not count, and why, for each of two labels or for many together; empty if all count."""
         compared = [self.of(task, label) for label in dict.fromkeys(labels)]
         away = [(sum(not figure.counts(cell) for cell in cells), len(cells)) for cells in compared]
         missing = sum(some for some, _ in away)
@@ -357,9 +356,9 @@ class Results:
         return f"{told} models excluded: {figure.without}" if missing else ""
 
     def frame(self, rows: str = "cells") -> pa.Table:
-        """The cells as an Arrow table, which pandas and polars take as it is (docs/how-to/export.md says its columns).
+        """The cells as an Arrow table, which pandas and polars accept (columns: docs/how-to/export.md).
 
-        rows  what a row is: a cell, a head of one (``heads``), an evaluation (``epochs``), a length of test texts
+        rows  what a row is: a cell (``cells``), a head (``heads``), an evaluation (``epochs``) or a test length
               (``lengths``); see `toeplens.studies.kit.frames`
         """
         kind, of = _FRAMES[choose("rows", rows, FRAMES)]
@@ -367,11 +366,11 @@ class Results:
 
 
 def estimated(values: Mapping[int, float]) -> Estimate | None:
-    """Mean over seeds with Student's interval; None without a seed."""
+    """Mean over seeds with Student's t interval; None without seeds."""
     return over_seeds(np.array(list(values.values()))) if values else None
 
 
 def mean_of(cells: Iterable[CellResult], figure: Callable[[CellResult], float]) -> float | None:
-    """A figure's mean over the models that have one; None where none has."""
+    """A value's mean over the models that have one; None if none has."""
     values = [value for cell in cells if np.isfinite(value := figure(cell))]
     return float(np.mean(values)) if values else None

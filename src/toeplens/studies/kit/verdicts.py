@@ -1,4 +1,4 @@
-"""Verdicts: how comparisons over trained models become holds, holds in part, fails, or stay open, and by how much."""
+"""Verdicts: how comparisons over trained models are decided (holds, holds in part, fails) or stay open."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ import numpy as np
 
 from toeplens.studies.kit.contrasts import GRAIN, Contrast, Values, of_one
 
-# what can come of a claim
+# possible verdicts of a claim
 Verdict = Literal["holds", "holds in part", "fails", "leans to hold", "leans to fail", "undecided"]
 OPEN: tuple[Verdict, ...] = ("leans to hold", "leans to fail", "undecided")
 SIDES: dict[Verdict, int] = {"holds": 1, "holds in part": 1, "leans to hold": 1, "leans to fail": -1, "fails": -1}
 
-ENOUGH = 5  # seeds that decide a verdict; with fewer it is only indicative
+ENOUGH = 5  # seeds needed to decide a verdict; with fewer it is only indicative
 LEVEL = 0.05
-# how a verdict is decided, for readers
+# the rule for verdicts, as text
 RULE = (
-    f"A comparison needs at least {ENOUGH} seeds. It holds if the 95% interval of its mean lies above the threshold, "
-    f"fails if the interval lies below it, and is undecided otherwise. The interval is Student's, or Welch's for a "
-    f"difference of two encodings. With fewer seeds a comparison holds or fails only indicatively, by the side of the "
-    f"threshold on which the mean lies. A claim has essential and supporting parts. It fails if an essential part "
-    f"fails. It holds if all essential parts hold, and holds in part if a supporting part fails, with or without the "
-    f"correction. Otherwise it is open. Verdicts are corrected for all comparisons of the ledger (Holm): if there are "
-    f"no effects and the noise is normal, the chance of any wrong verdict in the ledger is at most 5% per look. We "
-    f"also measured the actual rate. Verdicts that differ without the correction are marked."
+    f"A comparison over at least {ENOUGH} seeds is decided by the 95% interval of its mean (Student's t; Welch's for "
+    f"two encodings, whose models are not paired). It holds if the interval lies above the threshold, fails if it lies "
+    f"below, and is undecided otherwise. With fewer seeds, the verdict is only indicative: it leans to the side of the "
+    f"threshold on which the mean lies, and stays open. A claim has essential and supporting parts. It fails if an "
+    f"essential part fails, and holds if all essential parts hold (in part, if a supporting part fails, even if only "
+    f"without correction). Otherwise it is open. Verdicts are corrected for all comparisons of the ledger (Holm): if "
+    f"there are no effects and the noise is normal, the chance of any wrong verdict is at most 5% per look (the actual "
+    f"rate is measured as well). The uncorrected verdict is also recorded."
 )
 
 
-NONE_COUNTS = "no finished run qualifies"
+NONE_COUNTS = "no finished run that counts"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A contrast and the bars between which it is to lie; one of them may be infinite."""
+    """A contrast and the thresholds between which it should lie; one of them may be infinite."""
 
     seen: Contrast
     low: float
     high: float
 
     def chances(self) -> tuple[float, float]:
-        """P-values against its lying outside (it holds), and against its lying between (it fails).
+        """P-values against lying outside (small: holds), and against lying between the thresholds (small: fails).
 
-        It lies outside on one side only, so outside of two bars both sides share the error.
+        With two thresholds, both sides share the error.
         """
         outside = [self.seen.below(self.low)] if np.isfinite(self.low) else []
         outside += [self.seen.above(self.high)] if np.isfinite(self.high) else []
         return max(self.seen.above(self.low), self.seen.below(self.high)), min(1.0, len(outside) * min(outside))
 
     def leaning(self) -> Verdict:
-        """On which side of the bar the mean is, where there are too few seeds to decide."""
+        """The side of the threshold on which the mean lies, if there are too few seeds to decide."""
         lead = min(self.seen.value - self.low, self.high - self.seen.value)
         return "leans to hold" if lead > 0 else "leans to fail" if lead < 0 else "undecided"
 
     def wanting(self, to_hold: float = LEVEL, to_fail: float = LEVEL) -> str:
-        """What would decide it, with the two-sided errors that are left to it where it holds and where it fails."""
+        """What would decide the comparison, given the two-sided errors for holding and for failing."""
         bar = min((self.low, self.high), key=lambda each: abs(self.seen.value - each))
         level = to_hold if self.low < self.seen.value < self.high else to_fail
         count = self.seen.seeds_to_decide(bar, level)
@@ -64,25 +64,26 @@ class Comparison:
             counts = [str(len(values)) for _, values in self.seen.terms]
             if len(set(counts)) > 1:
                 more = count / self.seen.seeds
-                return f"about {more:.1f} times as many models at the same mean and spread (now {' and '.join(counts)})"
-            return f"about {count} seeds at the same mean and spread (now {self.seen.seeds})"
+                now = " and ".join(counts)
+                return f"about {more:.1f} times as many models if mean and spread stay the same (now {now})"
+            return f"about {count} seeds if mean and spread stay the same (now {self.seen.seeds})"
         distance, error = abs(self.seen.value - bar), self.seen.error
-        return f"many more seeds: the mean is {distance:.3f} from the threshold, with a standard error of {error:.3f}"
+        return f"far more seeds: the mean is {distance:.3f} from the threshold, with a standard error of {error:.3f}"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One part of a claim: what was seen, and how it is decided.
+    """The result for one part of a claim.
 
-    verdict    without correction
-    evidence   the sentence that says why
-    holds      p-value against the part being wrong; None where nothing is left to chance, or nothing is known
-    fails      likewise against its being right
-    essential  whether the claim falls with it; else it only supports it
-    wanting    what would decide it, where it is open
-    known      whether there was anything to see
-    comparison  what was compared, where it was a mean over models
-    sides      whether it may hold, and fail, by what its figures can show (`one_sided`)
+    verdict    verdict without correction
+    evidence   the evidence, as a sentence
+    holds      p-value against the part being wrong; None if nothing is left to chance, or nothing is known
+    fails      p-value against the part being right; None likewise
+    essential  whether the claim fails with this part; otherwise the part is supporting
+    wanting    what would decide an open part
+    known      whether there is any data
+    comparison  the comparison, for a mean over models
+    sides      whether the data can show that it holds, and that it fails (`one_sided`)
     """
 
     verdict: Verdict
@@ -96,7 +97,7 @@ class Finding:
     sides: tuple[bool, bool] = (True, True)
 
     def at(self, level: float) -> Verdict:
-        """The verdict with a two-sided error of ``level``, where it was left to chance at all."""
+        """The verdict with a two-sided error of ``level``, if it depends on chance."""
         if self.holds is None or self.fails is None:
             return self.verdict
         if self.holds <= level / 2:
@@ -108,19 +109,19 @@ class Finding:
 
 
 def above(what: str, values: Values | Contrast, bar: float, *, unit: str = "", grain: float = GRAIN) -> Finding:
-    """Is the mean of ``values`` (one a seed), or a `Contrast`, above ``bar``? Decided by `RULE`."""
+    """Is the mean of ``values`` (one per seed), or a `Contrast`, above ``bar``? Decided by `RULE`."""
     return within(what, values, bar, np.inf, unit=unit, grain=grain)
 
 
 def below(what: str, values: Values | Contrast, bar: float, *, unit: str = "", grain: float = GRAIN) -> Finding:
-    """Is the mean of ``values`` (one a seed), or a `Contrast`, below ``bar``? Decided by `RULE`."""
+    """Is the mean of ``values`` (one per seed), or a `Contrast`, below ``bar``? Decided by `RULE`."""
     return within(what, values, -np.inf, bar, unit=unit, grain=grain)
 
 
 def within(
     what: str, values: Values | Contrast, low: float, high: float, *, unit: str = "", grain: float = GRAIN
 ) -> Finding:
-    """Is the mean of ``values``, or a `Contrast`, between two bars? Decided by `RULE`; outside of one, it fails."""
+    """Is the mean of ``values``, or a `Contrast`, between two thresholds? Decided by `RULE`."""
     seen = values if isinstance(values, Contrast) else of_one(values, grain)
     if seen.seeds == 0:
         return unknown(what, NONE_COUNTS + (f" ({seen.missing})" if seen.missing else ""), NONE_COUNTS)
@@ -142,16 +143,16 @@ def within(
 
 
 def interval_above(what: str, value: float, low: float, high: float, bar: float) -> Finding:
-    """Is a figure above ``bar``, by its own 95% interval? It holds if the interval lies above, fails if below.
+    """Is a value above ``bar``, by its own 95% interval? It holds if the interval lies above, fails if below.
 
-    It has no p-value, so that a ledger's correction passes over it: for what is no mean over seeds.
+    For values that are not means over seeds. Without a p-value, they are not part of the ledger's correction.
     """
     text = f"{what}: {value:.3f} [{low:.3f}, {high:.3f}], threshold {bar:.3g}"
     return Finding("holds" if low > bar else "fails" if high < bar else "undecided", text)
 
 
 def opposite(finding: Finding) -> Finding:
-    """The finding on the opposite statement, on the same evidence."""
+    """The finding on the opposite statement, with the same evidence."""
     turned: dict[Verdict, Verdict] = {
         "holds": "fails",
         "fails": "holds",
@@ -163,7 +164,7 @@ def opposite(finding: Finding) -> Finding:
 
 
 def one_sided(finding: Finding, *, holds: bool, fails: bool, why: str) -> Finding:
-    """The finding where figures are only known to be no less, or no more: on which sides it may still be decided."""
+    """The finding if values are only lower or upper bounds, so that it may only hold, or only fail."""
     if (holds and fails) or not finding.known:
         return finding
     verdict: Verdict = finding.verdict
@@ -172,24 +173,23 @@ def one_sided(finding: Finding, *, holds: bool, fails: bool, why: str) -> Findin
     chances = finding.holds, finding.fails
     if finding.holds is not None and finding.fails is not None:
         chances = finding.holds if holds else 1.0, finding.fails if fails else 1.0
-    wanting = finding.wanting if verdict == finding.verdict else f"longer training of {why}"
-    side = "fail" if holds else "hold" if fails else "be decided"
-    evidence = f"{finding.evidence} (cannot {side} because of {why})"
+    wanting = finding.wanting if verdict == finding.verdict else f"longer training, for {why}"
+    evidence = f"{finding.evidence} ({why}, so it cannot {'fail' if holds else 'hold' if fails else 'be decided'})"
     told: dict[str, Any] = {"verdict": verdict, "evidence": evidence, "wanting": wanting, "sides": (holds, fails)}
     return replace(finding, holds=chances[0], fails=chances[1], **told)
 
 
 def agreed(first: Finding, second: Finding, beside: str) -> Finding:
-    """One part that is decided where two ways to ask it are, alike.
+    """A part that is decided only if two tests of it agree.
 
     Arguments
-        beside  what the second way is, in a few words, as it is told behind the first
+        beside  name of the second test, for the evidence
     """
     evidence = f"{first.evidence}; {beside}: {second.evidence.rsplit(': ', 1)[-1]}"
     if not (first.known and second.known):
         open_ = first if not first.known else second
         return replace(open_, evidence=evidence, essential=first.essential)
-    if None in (first.holds, second.holds, first.fails, second.fails):  # too few seeds, of one of them at least
+    if None in (first.holds, second.holds, first.fails, second.fails):  # too few seeds for at least one of them
         open_ = first if first.verdict in OPEN else second
         alike = SIDES.get(first.verdict) == SIDES.get(second.verdict)
         verdict = open_.verdict if alike else "undecided"
@@ -201,12 +201,12 @@ def agreed(first: Finding, second: Finding, beside: str) -> Finding:
 
 
 def supporting(finding: Finding) -> Finding:
-    """The same as a part with which the claim does not fall."""
+    """The finding as a supporting part."""
     return replace(finding, essential=False)
 
 
 def unknown(what: str, why: str, wanting: str = "") -> Finding:
-    """A part of which nothing can be said yet."""
+    """A part without data."""
     return Finding("undecided", f"{what}: {why}", wanting=wanting or why, known=False)
 
 
@@ -217,7 +217,7 @@ def combine(findings: Sequence[Finding], level: float | None = None) -> Verdict:
     """One verdict from the parts of a claim, by `RULE`.
 
     Arguments
-        level  the two-sided error that the claim as a whole may have; None: the plain verdict, each part at 5%
+        level  two-sided error of the whole claim; None: the uncorrected verdict, with each part at 5%
     """
     told = list(zip(findings, told_of(findings, level), strict=True))
     kinds = [verdict for finding, verdict in told if finding.essential]
@@ -231,10 +231,10 @@ def combine(findings: Sequence[Finding], level: float | None = None) -> Verdict:
 
 
 def told_of(findings: Sequence[Finding], level: float | None = None) -> list[Verdict]:
-    """The verdict on each part of a claim, with the error ``level`` of the claim as a whole; None: the plain ones.
+    """The verdict on each part of a claim, with the error ``level`` of the whole claim; None: uncorrected verdicts.
 
-    To hold, all essential parts have to, so each may have the whole error; to fail, one part is enough, so that the
-    essential ones share it, and so do the supporting ones.
+    A claim holds only if all essential parts hold, so each part has the whole error. One failing part is enough to
+    fail, so the essential parts share the error, and so do the supporting ones.
     """
     if level is None:
         return [finding.verdict for finding in findings]
@@ -247,10 +247,10 @@ def told_of(findings: Sequence[Finding], level: float | None = None) -> list[Ver
 
 
 def chance(findings: Sequence[Finding]) -> float | None:
-    """P-value of a claim, two-sided: that all its essential parts seem to hold, or one to fail, by chance alone.
+    """Two-sided p-value of a claim: that all essential parts seem to hold, or one seems to fail, by chance.
 
-    To hold, all have to, so the largest counts; to fail, one is enough, so the least counts times their number
-    (Bonferroni). None where nothing is left to chance, or no essential part has enough seeds.
+    For holding, the largest p-value counts; for failing, the smallest times their number (Bonferroni). None if nothing
+    is left to chance, or if no essential part has enough seeds.
     """
     essential = [finding for finding in findings if finding.essential]
     left = [(finding.holds, finding.fails) for finding in essential if None not in (finding.holds, finding.fails)]
@@ -262,14 +262,14 @@ def chance(findings: Sequence[Finding]) -> float | None:
 
 
 def sharing(findings: Sequence[Finding]) -> int:
-    """How many comparisons share an error; one at least."""
+    """The number of comparisons that share an error; at least 1."""
     return max(1, sum(finding.holds is not None for finding in findings))
 
 
 def holm(chances: Sequence[float | None], level: float = LEVEL) -> list[float]:
-    """The error that each claim may have so that all together have ``level`` (Holm 1979); `chance` of each is given.
+    """The error of each claim such that all together have ``level`` (Holm 1979), from the `chance` of each.
 
-    A claim that is decided at its error here is one that Holm's procedure rejects.
+    A claim is decided at its error exactly if Holm's procedure rejects it.
     """
     counted = sorted(value for value in chances if value is not None)
     errors, stop = [], len(counted)
