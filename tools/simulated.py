@@ -191,7 +191,9 @@ def _as_it_was(asked: Sequence[Entry], look: Sequence[Entry]) -> list[list[Count
 
 def _about(part: Finding) -> str:
     """The evidence of a part without the numbers and the excluded models."""
-    return re.sub(r" \([^()]*(?:left out|excluded):[^()]*\)", "", re.split(r": (?=-?\d|no finished run)", part.evidence)[0])
+    return re.sub(
+        r" \([^()]*(?:left out|excluded):[^()]*\)", "", re.split(r": (?=-?\d|no finished run)", part.evidence)[0]
+    )
 
 
 def _counts(part: Finding | None, now: Finding) -> Counts:

@@ -1,6 +1,6 @@
-"""Self-contained pages with their figures: grid studies, audits, decompositions, encoding cards.
+"""Self-contained HTML pages with figures: grid studies, audits, decompositions of runs, cards of encodings.
 
-A page has a folder with its study's name and only shows results; ``kit`` is shared by all pages.
+Each page has a folder named after its study, which only renders and never computes. Shared code is in ``kit``.
 """
 
 from toeplens.report.auditing.comparison import render_comparison, write_comparison

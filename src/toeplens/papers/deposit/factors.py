@@ -147,7 +147,7 @@ def decided(estimate: Estimate) -> bool:
 
 def _row(under: Results, task: str, base: str, switch: str, end: Protocol) -> FactorRow:
     kept, switched = under.of(task, base), under.of(task, f"{base}/{switch}")
-    # from the released end the switch goes to the paper's setting; at the paper end it comes from the program's
+    # from the released end the switch goes to the paper's setting; at the paper end it comes from the released code's
     before, after = (kept, switched) if end == "released" else (switched, kept)
     finished = ({cell.key.seed for cell in cells if cell.status == "complete"} for cells in (before, after))
     seeds = set.intersection(*finished)

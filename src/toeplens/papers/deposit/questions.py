@@ -57,11 +57,11 @@ class Scale(Preset):
                 protocol, task, label = name
                 where = f"Task {1 + (task == COUNT)}, {protocol}"
                 if min(most, seeds) != min(self.most_seeds.get(each, seeds) for each in (task, label)):
-                    alone.append(f"of {title(label)} ({where}) {min(most, seeds)}")
+                    alone.append(f"{min(most, seeds)} of {title(label)} ({where})")
             elif most < seeds:
                 of_each.setdefault(most, []).append("Task 2" if name == COUNT else title(name))
         told = "; ".join(f"{most} seeds of {listed(names)}" for most, names in of_each.items())
-        return f"{told}; but {listed(alone)}" if told and alone else told
+        return f"{told}; except {listed(alone)}" if told and alone else told
 
 
 SMOKE = Scale(

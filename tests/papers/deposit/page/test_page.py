@@ -86,7 +86,10 @@ def test_a_complete_study(study: Reproduction, page: str) -> None:
     for claim, row in zip(CLAIMS, ledger, strict=True):
         verdicts = [entry.verdict for entry in study.entries if entry.claim.id == claim.id]
         places = [(claim.id, protocol) for protocol in study.plan.protocols]
-        told = [[f"{found[0]}, {found[1]}: {verdict_text(found[2])}" for found in recorded().get(at, ())[:1]] for at in places]
+        told = [
+            [f"{found[0]}, {found[1]}: {verdict_text(found[2])}" for found in recorded().get(at, ())[:1]]
+            for at in places
+        ]
         expected = ["".join([verdict_text(verdict), *more]) for verdict, more in zip(verdicts, told, strict=True)]
         assert [cell.strip() for cell in row[-2:]] == expected
     assert RULE in reader.text
