@@ -190,8 +190,10 @@ def _as_it_was(asked: Sequence[Entry], look: Sequence[Entry]) -> list[list[Count
 
 
 def _about(part: Finding) -> str:
-    """What a part asks, in its evidence's words: without what was found, and which models were left out."""
-    return re.sub(r" \([^()]*left out:[^()]*\)", "", re.split(r": (?=-?\d|no finished run)", part.evidence)[0])
+    """The evidence of a part without the numbers and the excluded models."""
+    return re.sub(
+        r" \([^()]*(?:left out|excluded):[^()]*\)", "", re.split(r": (?=-?\d|no finished run)", part.evidence)[0]
+    )
 
 
 def _counts(part: Finding | None, now: Finding) -> Counts:

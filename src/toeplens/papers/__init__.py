@@ -1,4 +1,4 @@
-"""What is known of a paper stands in its room: its study, labels, claims and pages.
+"""One folder per paper: its study, labels, claims and pages.
 
-Here goes what would not be there if a paper had never been written; nothing below this floor imports from it.
+Only code that is specific to a paper belongs here; no lower layer imports it.
 """

@@ -194,7 +194,7 @@ def test_looks_at_other_moments_are_asides(claim: Claim[Results]) -> None:
         seeds = _SEEDS.get(claim.id, 5)
         seen = entry(claim, results({place: model.seen(*moments) for place, model in told.items()}, seeds))
         assert len(seen.asides) == len(LOOKS) - 1 == 11
-        first, other = ("loss", "accuracy") if "Looked at by loss" in claim.rule else ("accuracy", "loss")
+        first, other = ("loss", "accuracy") if "Measured by loss" in claim.rule else ("accuracy", "loss")
         same = [aside.verdict for aside in seen.asides if aside.name.endswith(f"by {first}")]
         assert same == [expected] * len(moments)
         plain = entry(claim, results(told, seeds))

@@ -17,7 +17,6 @@ from tests.studies.here import Here
 from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import PAPER_TABLE_1, SCALES, Reproduction, claims_of, gather, grid, reproduce
-from toeplens.papers.deposit.page.page import measured
 from toeplens.studies import Cell, CellResult, limits_for
 from toeplens.studies.kit import study
 from toeplens.training import RunSpec
@@ -308,7 +307,7 @@ def test_runs_without_weights_count_and_are_not_measured(finished: Path, here: H
     assert not state.complete
     kept = {(entry.claim.id, entry.protocol): entry.verdict for entry in state.entries}
     assert all(kept[entry.claim.id, entry.protocol] == entry.verdict for entry in before.entries)
-    assert " of them not measured in full)" in measured(state)[1]
+    assert len(state.results.cells) > state.finished
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_a_comparison_without_models_says_why() -> None:
     rising, settled = Model(0.9, settled=False), Model(0.5)
     seen = Results(results({(COUNT, "rope"): rising}, 3).cells + results({(COUNT, "nope"): settled}, 1).cells)
     found = above("RoPE less NoPE", seen.difference(COUNT, "rope", "nope"), 0.0)
-    words = "no finished run that counts (3 of 3 and 0 of 1 models left out: still learning)"
+    words = "no finished run that counts (3 of 3 and 0 of 1 models excluded: still learning)"
     assert found.evidence == f"RoPE less NoPE: {words}"
     none = above("RoPE less ALiBi", seen.difference(COUNT, "rope", "alibi"), 0.0)
     assert none.evidence.endswith(f"(no finished model of alibi on {COUNT})")

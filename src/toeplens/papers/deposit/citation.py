@@ -1,4 +1,4 @@
-"""How the paper is cited; of its first version, whose authors are known, with the title of the later one."""
+"""The citation of the paper: its first version, with the title of the later one as a note."""
 
 from toeplens.ground.citations import Citation
 

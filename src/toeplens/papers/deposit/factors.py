@@ -1,9 +1,9 @@
-"""The factor study: what each difference between the two protocols does to an encoding, switch by switch.
+"""The factor study: the effect of each difference between the two protocols on an encoding, switch by switch.
 
-A switch's effect is what setting it as the paper has it does, against how the released program has it. It is measured
-where all other switches are the program's (the released end) and where all others are the paper's (the paper end): the
-two differ where switches work together. Seeds are paired, as a seed fixes weights, order and data: here that pays (in
-the laptop record two models of a switch correlate by 0.35 in accuracy, and intervals are 14 % narrower for it).
+A switch's effect is the paper's setting minus the released code's. It is measured with all other switches as in the
+released code (the released end) and as in the paper (the paper end); the two differ if switches interact. Seeds are
+paired, as a seed fixes weights, order and data. In the laptop record two models of a switch correlate by 0.35 in
+accuracy, so pairing makes intervals 14 % narrower.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Values = Mapping[int, float]  # by seed
 
 BASES: dict[str, tuple[str, ...]] = {DISTANCE: FACTOR_BASES, COUNT: ("nope", "rope", "mla")}
 ENDS: dict[str, tuple[Protocol, ...]] = {DISTANCE: ("released", "paper"), COUNT: ("released",)}
-# what cannot be switched at an end: to do it there would change nothing
-ABSENT: dict[tuple[Protocol, str], str] = {("paper", "padding"): "these texts have no padding"}
+# switches without effect at an end
+ABSENT: dict[tuple[Protocol, str], str] = {("paper", "padding"): "these sequences have no padding"}
 
 
 def concentrated(cell: CellResult) -> tuple[int, LayerDeposit] | None:
-    """The layer (from 0) whose first head carries most of the skill; None for a model without skill or ablation."""
+    """The layer (from 0) with the largest peak; None for a model without skill or ablation."""
     layers = cell.deposits() if cell.status == "complete" else []
     if all(layer.kind == "no-skill" for layer in layers):
         return None
@@ -48,7 +48,7 @@ def _peak(cell: CellResult) -> float:
     return found[1].peak if found else nan
 
 
-# accuracy and skill of the intact model; the largest loss by one head, in accuracy and as a share of the skill
+# accuracy and skill of the intact model; the largest ablation effect, in accuracy and as a share of the skill
 MEASURES: dict[FactorMeasure, Callable[[CellResult], float]] = {
     "accuracy": lambda cell: cell.accuracy,
     "skill": lambda cell: cell.skill,
@@ -59,13 +59,13 @@ MEASURES: dict[FactorMeasure, Callable[[CellResult], float]] = {
 
 @dataclass(frozen=True)
 class FactorRow:
-    """What one switch does to one encoding on one task, at one end.
+    """The effect of one switch on one encoding and task, at one end.
 
-    end            the protocol that all other switches follow
-    values         by measure and seed: the measure with the paper's setting less that with the program's
-    before, after  kinds of the most concentrated layers with the program's and with the paper's setting, and how many
-                   models have each
-    absent         why there is nothing to be measured; empty otherwise
+    end            the protocol of all other switches
+    values         by measure and seed: the measure with the paper's setting minus that with the released code's
+    before, after  number of models by kind of their most concentrated layer, with the released code's and with the
+                   paper's setting
+    absent         reason why there is no effect; empty otherwise
     """
 
     task: str
@@ -84,7 +84,7 @@ class FactorRow:
 
 @dataclass(frozen=True)
 class FactorWhole:
-    """An encoding under both protocols as they are: what the single effects have to add up to.
+    """An encoding under both unchanged protocols, to compare with the sum of the single effects.
 
     ends  by protocol, measure and seed
     """
@@ -94,13 +94,13 @@ class FactorWhole:
     ends: dict[Protocol, dict[FactorMeasure, BySeed]]
 
     def difference(self, measure: FactorMeasure) -> BySeed:
-        """Paper less released, by seed; empty if either protocol was not run."""
+        """Paper minus released, by seed; empty if either protocol was not run."""
         paper, released = (self.ends.get(protocol, {}).get(measure, BySeed()) for protocol in PROTOCOLS)
         return paper - released
 
 
 def factor_table(results: Results, protocols: Sequence[Protocol]) -> list[FactorRow]:
-    """Every switch's effect, by task, encoding, end and switch; effects whose models are not finished are empty."""
+    """Every switch's effect, by task, encoding, end and switch; empty for unfinished models."""
     under = {end: results.under(end) for end in protocols}
     return [
         _row(under[end], task, base, switch, end)
@@ -123,10 +123,10 @@ def factor_wholes(results: Results, protocols: Sequence[Protocol]) -> list[Facto
 
 
 def left_over(whole: FactorWhole, rows: Iterable[FactorRow], measure: FactorMeasure) -> tuple[BySeed, BySeed]:
-    """The sum of the single effects of one end, and what it leaves of the whole difference, by seed.
+    """The sum of the single effects of one end, and the remainder of the whole difference, by seed.
 
     Arguments
-        rows  the effects of the whole's task and encoding at one end; a seed that lacks one of them has no sum
+        rows  the effects of the whole's task and encoding at one end; only seeds with all of them have a sum
     """
     parts = [row.values[measure] for row in rows if not row.absent]
     shared = set.intersection(*(set(part) for part in parts)) if parts else set()
@@ -135,19 +135,19 @@ def left_over(whole: FactorWhole, rows: Iterable[FactorRow], measure: FactorMeas
 
 
 def strongest(rows: Iterable[FactorRow], measure: FactorMeasure) -> FactorRow | None:
-    """The row whose mean effect is largest in size; None if no row has an effect."""
+    """The row with the largest absolute mean effect; None if no row has an effect."""
     known = [(abs(effect.value), row) for row in rows if (effect := row.effect(measure))]
     return max(known, key=lambda found: found[0])[1] if known else None
 
 
 def decided(estimate: Estimate) -> bool:
-    """Whether the interval leaves 0 out."""
+    """Whether the interval excludes 0."""
     return estimate.low > 0 or estimate.high < 0
 
 
 def _row(under: Results, task: str, base: str, switch: str, end: Protocol) -> FactorRow:
     kept, switched = under.of(task, base), under.of(task, f"{base}/{switch}")
-    # from the released end the switch goes to the paper's setting; at the paper end it comes from the program's
+    # from the released end the switch goes to the paper's setting; at the paper end it comes from the released code's
     before, after = (kept, switched) if end == "released" else (switched, kept)
     finished = ({cell.key.seed for cell in cells if cell.status == "complete"} for cells in (before, after))
     seeds = set.intersection(*finished)
@@ -158,14 +158,14 @@ def _row(under: Results, task: str, base: str, switch: str, end: Protocol) -> Fa
 
 
 def kinds(cells: Iterable[CellResult]) -> dict[str, int]:
-    """Kinds of the most concentrated layer of each model that has an ablation, and how many models have each."""
+    """Number of models by kind of their most concentrated layer."""
     ablated = [cell for cell in cells if cell.ablation and cell.status == "complete"]
     counted = Counter(found[1].kind if (found := concentrated(cell)) else "no-skill" for cell in ablated)
     return {kind: counted[kind] for kind in get_args(Kind) if counted[kind]}
 
 
 def measured(cells: Sequence[CellResult]) -> dict[FactorMeasure, BySeed]:
-    """By measure and seed, without what is undefined."""
+    """Values by measure and seed, without undefined ones."""
     return {
         measure: BySeed({cell.key.seed: value for cell in cells if isfinite(value := value_of(cell))})
         for measure, value_of in MEASURES.items()

@@ -1,9 +1,8 @@
-"""What a label of the grid stands for: the fields of its model, under either protocol, and what people call it.
+"""Labels of the grid: the model fields under either protocol, and the display name.
 
-``rope`` is an encoding. ``rope/readout`` is that encoding's model with one switch set as the other protocol has it.
-Other words after the slash are variants of their own (`VARIANTS`), or rungs of the ladder (`RUNGS`), which change the
-scale. ``partial-2`` is RoPE on the first two heads,
-``partial-2/random`` on two heads drawn from the seed, ``rope/layer-1`` on the first layer alone.
+``rope`` is an encoding. ``rope/readout`` is its model with one switch set as in the other protocol. Other words after
+the slash are variants (`VARIANTS`) or scale variants (`RUNGS`). ``partial-2`` is RoPE on the first two heads,
+``partial-2/random`` on two random heads, ``rope/layer-1`` in the first layer only.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ TITLES = {
 
 _RELEASED_MLA = {"rotary_query": "shared", "latent_norm": False, "phase_table": "released"}
 
-# one difference between the two protocols each: the fields of the model that it sets (none: fields of the run), and
-# what it is called with the paper's setting and with the program's
+# one difference between the protocols each: the model fields that it sets (none: fields of the run), and its name with
+# the paper's setting and with the released code's
 _SWITCHES: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "data": ((), "texts as in the paper", "texts as in the program"),
-    "encoding": (("encoding", "encoding_options"), "the encoding as in the paper", "the encoding as in the program"),
+    "data": ((), "sequences as in the paper", "sequences as in the released code"),
+    "encoding": (("encoding", "encoding_options"), "encoding as in the paper", "encoding as in the released code"),
     "input": (
         ("input_encoding", "input_encoding_options"),
         "nothing added at the input",
         "positions added at the input",
     ),
     "mask": (("causal",), "causal", "bidirectional"),
-    "padding": (("pad_mask",), "padding hidden", "padding attended"),
+    "padding": (("pad_mask",), "padding masked", "padding attended"),
     "keys": (("key_value_source",), "keys and values from the layer", "keys and values from the embeddings"),
-    "readout": (("readout",), "last token read", "mean read"),
+    "readout": (("readout",), "readout from the last token", "readout from the mean"),
     "norm": (("final_norm",), "final norm", "no final norm"),
     "activation": (("activation",), "ReLU", "GELU"),
 }
@@ -58,7 +57,7 @@ _MLA_PROGRAM = {
     key: value for key, value in protocol_switches("released", "mla").items() if key not in ("causal", "dropout_on")
 }
 _NO_POSITIONS: Fields = {"input_encoding": None, "input_encoding_options": {}}
-# variants that are no single difference between the protocols
+# variants that are not a single difference between the protocols
 VARIANTS: dict[str, tuple[str, Fields]] = {
     "dropout": ("dropout 0.1", {"dropout": 0.1}),
     "padding-seen": ("padding attended", {"pad_mask": False}),
@@ -67,18 +66,18 @@ VARIANTS: dict[str, tuple[str, Fields]] = {
         "no input positions, padding attended, no final norm",
         {"pad_mask": False, "final_norm": False, **_NO_POSITIONS},
     ),
-    "mla-program": ("in MLA's program", {**_MLA_PROGRAM}),
-    "mla-program-bare": ("in MLA's program, no input positions", {**_MLA_PROGRAM, **_NO_POSITIONS}),
+    "mla-program": ("in MLA's code", {**_MLA_PROGRAM}),
+    "mla-program-bare": ("in MLA's code, no input positions", {**_MLA_PROGRAM, **_NO_POSITIONS}),
 }
 
 
 @dataclass(frozen=True)
 class Label:
-    """What a label says.
+    """A parsed label.
 
-    base     the encoding's own label (a key of `TITLES`), or `PARTIAL`
-    heads    on how many heads RoPE is; None for an encoding on all of them
-    variant  what is after the slash; empty for an encoding as its protocol has it
+    base     the encoding's label (a key of `TITLES`), or `PARTIAL`
+    heads    number of heads with RoPE; None for an encoding on all heads
+    variant  the part after the slash; empty for a plain encoding
     """
 
     base: str
@@ -87,7 +86,7 @@ class Label:
 
     @classmethod
     def parse(cls, text: str) -> Label:
-        """From the text that stands in the files, which `str` gives back."""
+        """Parse a label; the inverse of `str`."""
         base, _, variant = text.partition("/")
         family, _, heads = base.partition("-")
         return cls(PARTIAL, int(heads), variant) if family == PARTIAL else cls(base, None, variant)
@@ -98,29 +97,29 @@ class Label:
 
     @property
     def plain(self) -> bool:
-        """Whether it is an encoding as its protocol has it, on all heads."""
+        """Whether it is an encoding of the protocol, unchanged and on all heads."""
         return self.heads is None and not self.variant
 
     @property
     def layer(self) -> int | None:
-        """The one layer, from 1, that has RoPE; None where all have the encoding."""
+        """The only layer (from 1) with RoPE; None if all layers have the encoding."""
         kind, _, number = self.variant.partition("-")
         return int(number) if kind == "layer" else None
 
 
 def title(label: str, protocol: Protocol | None = None) -> str:
-    """What people call a label; a switch's setting is only known with the protocol that it departs from."""
+    """The display name of a label; a switch's setting depends on the protocol."""
     at = Label.parse(label)
     if at.heads is not None:
         which = " random" if at.variant == "random" else ""
         return f"RoPE on {at.heads}{which} head{'' if at.heads == 1 else 's'}"
     if at.layer is not None:
-        return f"RoPE in layer {at.layer} alone"
+        return f"RoPE in layer {at.layer} only"
     return TITLES[at.base] if at.plain else f"{TITLES[at.base]}, {variant_title(at.variant, protocol)}"
 
 
 def variant_title(variant: str, protocol: Protocol | None = None) -> str:
-    """What a variant changes: for a switch, what the other protocol than ``protocol`` has there."""
+    """The name of a variant; for a switch, the setting of the other protocol."""
     if variant in SWITCHES:
         paper, released = SWITCH_TITLES[variant]
         return f"{paper} / {released}" if protocol is None else released if protocol == "paper" else paper
@@ -128,7 +127,7 @@ def variant_title(variant: str, protocol: Protocol | None = None) -> str:
 
 
 def encoding_of(protocol: Protocol, label: str) -> Fields:
-    """The model fields behind an encoding's label: the paper and its program mean different things by the same word."""
+    """The model fields of an encoding's label, which depend on the protocol."""
     fields: Fields
     if protocol == "paper":
         fields = {
@@ -153,9 +152,9 @@ def encoding_of(protocol: Protocol, label: str) -> Fields:
 
 
 def model_fields(protocol: Protocol, label: str, sizes: Fields, seed: int) -> Fields:
-    """All fields of a label's model: sizes, encoding, and every switch written out where the label changes one."""
+    """All fields of a label's model: sizes, encoding, and all switches if the label changes one."""
     at = Label.parse(label)
-    # one factor of q . k for all labels, the papers': what is recorded was trained so (docs/decisions/07)
+    # the papers' scale of q . k for all labels, as in the recorded runs (docs/decisions/07-encoding-contract.md)
     common: Fields = {"protocol": protocol, "attention_scale": None, **sizes}
     if at.heads is not None:
         heads = random_heads(sizes["num_heads"], at.heads, seed) if at.variant == "random" else at.heads
@@ -168,7 +167,7 @@ def model_fields(protocol: Protocol, label: str, sizes: Fields, seed: int) -> Fi
         fields["encoding_options"] = fields["encoding_options"] | {"rotary_dim": head_dim}
     if at.variant in VARIANTS:
         return fields | VARIANTS[at.variant][1]
-    if at.variant and at.variant not in RUNGS:  # a rung's fields are those of its scale
+    if at.variant and at.variant not in RUNGS:  # a scale variant changes the scale, not these fields
         choose("variant", at.variant, SWITCHES)
         other = _written_out(model_fields(other_protocol(protocol), at.base, sizes, seed))
         fields = _written_out(fields) | {name: other[name] for name in SWITCHES[at.variant]}
@@ -176,7 +175,7 @@ def model_fields(protocol: Protocol, label: str, sizes: Fields, seed: int) -> Fi
 
 
 def switches_of(base: str) -> list[str]:
-    """The switches in which the two protocols' models and data of an encoding differ."""
+    """The switches in which the two protocols differ for an encoding."""
     sizes: Fields = {"d_model": 32, "num_heads": 2}
     paper, released = (_written_out(model_fields(protocol, base, sizes, 0)) for protocol in PROTOCOLS)
     return [
@@ -187,7 +186,7 @@ def switches_of(base: str) -> list[str]:
 
 
 def random_heads(count: int, chosen: int, seed: int) -> list[int]:
-    """``chosen`` of ``count`` heads, drawn from the seed, in order."""
+    """``chosen`` of ``count`` heads, random by seed, sorted."""
     if not 0 <= chosen <= count:
         raise InputError(f"heads: {chosen} was given; it must be from 0 to {count}.")
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, chosen))))
@@ -195,12 +194,12 @@ def random_heads(count: int, chosen: int, seed: int) -> list[int]:
 
 
 def other_protocol(protocol: Protocol) -> Protocol:
-    """The one that ``protocol`` is not."""
+    """The other of the two protocols."""
     return "released" if protocol == "paper" else "paper"
 
 
 def _written_out(fields: Fields) -> Fields:
-    """The fields with every switch that the protocol would set by itself."""
+    """The fields, with the protocol's default of every switch."""
     return {"encoding_options": {}} | protocol_switches(fields["protocol"], fields["encoding"]) | fields
 
 
@@ -209,13 +208,13 @@ Sized = TypeVar("Sized", bound=Preset)
 
 @dataclass(frozen=True)
 class Rung:
-    """One change of a scale.
+    """One change of a scale (a scale variant).
 
-    axis       what is changed: the rungs of an axis stand on one line
-    value      what it is here, in a few words
+    axis       the changed quantity
+    value      its value, in words
     model, optimiser  fields of the model and of the training that it sets
-    tokens     length of the texts
-    epochs     most epochs
+    tokens     sequence length
+    epochs     maximum number of epochs
     """
 
     axis: str
@@ -227,7 +226,7 @@ class Rung:
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """The display name."""
         return f"{self.axis}: {self.value}"
 
     def applied(self, scale: Sized) -> Sized:
@@ -244,20 +243,20 @@ class Rung:
 LENGTH, HEADS, LAYERS, WIDTH = "tokens", "heads", "layers", "width"
 RATE, REGULARISED, TRAINED = "learning rate", "regularisation", "training"
 _PLATEAU = {"gain": 0.05, "patience": 3}
-# at a tenth of the rate a plateau takes five times as many evaluations to tell
+# at a tenth of the rate, a plateau needs five times as many evaluations
 _SLOW = {"lr": 1e-4, "betas": (0.98, 0.9), "plateau": {"gain": 0.05, "patience": 15}, "warmup": 0.006}
 
 RUNGS: dict[str, Rung] = {
     **{f"tokens-{count}": Rung(LENGTH, str(count), tokens=count) for count in (24, 32, 48, 64)},
-    "tokens-96": Rung(LENGTH, "96, of 128 words", model={"vocab_size": 128}, tokens=96),  # the labels need as many
+    "tokens-96": Rung(LENGTH, "96, vocabulary 128", model={"vocab_size": 128}, tokens=96),  # as many as labels
     **{f"heads-{count}": Rung(HEADS, str(count), model={"num_heads": count}) for count in (4, 8)},
     **{f"layers-{count}": Rung(LAYERS, str(count), model={"num_layers": count}) for count in (2, 4)},
     "width-256": Rung(WIDTH, "256", model={"d_model": 256, "d_ff": 512}),
     "rate-paper": Rung(RATE, "the papers' 1e-4 and betas", optimiser=_SLOW, epochs=20),
-    "cosine": Rung(RATE, "1e-3 with a cosine", optimiser={"schedule": "cosine", "average": None, "plateau": None}),
+    "cosine": Rung(RATE, "1e-3 with cosine decay", optimiser={"schedule": "cosine", "average": None, "plateau": None}),
     "drop": Rung(REGULARISED, "dropout 0.1", model={"dropout": 0.1}),
     "decay": Rung(REGULARISED, "weight decay 0.1", optimiser={"weight_decay": 0.1}),
-    # the warm-up has as many steps as without the change
+    # same number of warm-up steps as without the change
     "longer": Rung(
         TRAINED,
         "8 times the plateau's steps",

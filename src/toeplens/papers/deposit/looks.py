@@ -1,4 +1,4 @@
-"""What silencing heads costs a trained model: at a moment of its training, by accuracy or by loss."""
+"""Ablation effects of a model's heads at a checkpoint, by accuracy or by loss."""
 
 from __future__ import annotations
 
@@ -23,71 +23,69 @@ LOOKS: tuple[tuple[str, Measure], ...] = (
 
 @dataclass(frozen=True)
 class Look:
-    """Every head silenced, one at a time.
+    """Single-head ablation effects of a model.
 
-    costs  [layers, heads] by accuracy as a share of the skill, by loss in nats; 0 for a head whose cost is not told
-           from none
+    costs  [layers, heads] effects: by accuracy as a share of the skill, by loss in nats; 0 if not significant
     """
 
     costs: Float[np.ndarray, "L H"]
 
     def largest(self, layers: slice = slice(None)) -> float:
-        """The largest cost of a head, of all layers or of some; 0 where there are none of these."""
+        """The largest effect in the given layers (default: all); 0 without layers."""
         return float(self.costs[layers].max(initial=0.0))
 
     def second(self, layers: slice = slice(None)) -> float:
-        """The second largest cost of a head, of all layers or of some; 0 where there is but one."""
+        """The second largest effect in the given layers (default: all); 0 with one head."""
         costs = np.sort(self.costs[layers], axis=None)
         return float(costs[-2]) if costs.size > 1 else 0.0
 
     def second_smallest(self, layers: slice) -> float:
-        """The second smallest cost of a head of these layers, which have two at least."""
+        """The second smallest effect in these layers, which need at least two heads."""
         return float(np.sort(self.costs[layers], axis=None)[1])
 
     @property
     def layer(self) -> float:
-        """The layer, from 1, of the head that costs most, the mean of several; NaN where none costs anything."""
+        """The layer (from 1) of the largest effect (mean of ties); NaN without effects."""
         most = self.costs.max(axis=1)
         return float(np.mean(np.flatnonzero(most == most.max())) + 1) if self.costs.any() else float("nan")
 
     @property
     def effective_heads(self) -> float:
-        """(sum of costs)^2 over the sum of their squares, of the whole model; NaN where no head costs anything."""
+        """(sum of effects)^2 / sum of squared effects, over the whole model; NaN without effects."""
         total = float(self.costs.sum())
         return total**2 / float((self.costs**2).sum()) if total > 0 else float("nan")
 
     @property
     def matter(self) -> int:
-        """How many heads cost anything."""
+        """Number of heads with a significant effect."""
         return int((self.costs > 0).sum())
 
     @property
     def top(self) -> float:
-        """The costliest head's share of all costs together; NaN where no head costs anything."""
+        """The largest effect as a share of the sum; NaN without effects."""
         total = float(self.costs.sum())
         return float(self.costs.max()) / total if total > 0 else float("nan")
 
     @property
     def total(self) -> float:
-        """What all heads cost, added up."""
+        """The sum of all effects."""
         return float(self.costs.sum())
 
 
 def in_order(cell: CellResult, moment: str) -> bool:
-    """Whether a moment is what it is taken for: over 90 % right, it has just learned, unless that came by chance later.
+    """Whether a checkpoint is in order: the one with over 90 % accuracy must come before the plateau.
 
-    Later than the plateau, that is. All other moments follow in their order by themselves.
+    All other checkpoints are in order by construction.
     """
     seen, plateau = cell.events.get(moment), cell.events.get("plateau")
     return moment != "able" or (seen is not None and plateau is not None and seen.step < plateau.step)
 
 
 def look_at(cell: CellResult, moment: str = END, measure: Measure = "accuracy") -> Look | None:
-    """What silencing heads cost a cell's model; None where that was not seen, or the model had too little skill.
+    """The ablation effects of a cell's model; None if not measured or with too little skill.
 
     Arguments
-        moment  `END`, or one of `toeplens.engine.head_watch.MOMENTS`; where training ended there, the finished model is
-                what was seen
+        moment  `END`, or one of `toeplens.engine.head_watch.MOMENTS`; if training ended there, the finished model
     """
     if moment == END:
         found = cell.ablation, cell.by_loss

@@ -1,4 +1,4 @@
-"""What is asked: the parts of the reproduction, which cells each needs, and what is trained at each preset's sizes."""
+"""The parts of the reproduction, the cells each needs, and its scales."""
 
 from __future__ import annotations
 
@@ -19,18 +19,15 @@ Spot = tuple[str, str, str]  # protocol, task, label
 
 @dataclass(frozen=True)
 class Scale(Preset):
-    """A preset as the reproduction runs it.
+    """A preset of the reproduction.
 
     labels         the encodings of each task
     partial_heads  the numbers of RoPE heads of Fig. 5
-    first_seed     seeds of weights, order and data are this one and those after it
-    most_seeds     of the cells of a task or a label, where fewer are recorded than of the others, or of a place, whose
-                   own number counts alone; as many as asked for unless given
-    longer         most epochs of what needs more than the others to stop learning, by place; its warm-up takes as many
-                   steps as theirs
-    rungs          of the ladder
-    watched        whether heads are watched in training: at the paper's size a look takes minutes on a CPU, more than a
-                   short time budget allows
+    first_seed     first seed of weights, order and data; others follow
+    most_seeds     maximum number of seeds by task or label, or by place, which takes precedence (default: no limit)
+    longer         maximum number of epochs by place, for slow learners; the number of warm-up steps stays the same
+    rungs          scale variants
+    watched        whether heads are probed during training; at the paper's size a probe takes minutes on a CPU
     """
 
     labels: dict[str, tuple[str, ...]]
@@ -43,16 +40,16 @@ class Scale(Preset):
     watched: bool = True
 
     def seeds_at(self, spot: Spot, seeds: int) -> int:
-        """How many of the seeds that are asked for a place is trained with."""
+        """The number of seeds of a place, out of ``seeds``."""
         own = self.most_seeds.get(spot)
         return min(seeds, own if own is not None else min(self.most_seeds.get(name, seeds) for name in spot[1:]))
 
     def told(self, seeds: int) -> str:
-        """How many seeds its cells are trained with where so many are asked for, in words."""
+        """The number of seeds per cell, in words."""
         return f"{'up to ' if self.fewer(seeds) else ''}{seeds} seed{'s' if seeds != 1 else ''}"
 
     def fewer(self, seeds: int) -> str:
-        """Which cells are trained with fewer seeds than are asked for, in words; nothing where none are."""
+        """The cells with fewer seeds than ``seeds``, in words; empty if there are none."""
         of_each: dict[int, list[str]] = {}
         alone = []
         for name, most in self.most_seeds.items():
@@ -60,11 +57,11 @@ class Scale(Preset):
                 protocol, task, label = name
                 where = f"Task {1 + (task == COUNT)}, {protocol}"
                 if min(most, seeds) != min(self.most_seeds.get(each, seeds) for each in (task, label)):
-                    alone.append(f"of {title(label)} ({where}) {min(most, seeds)}")
+                    alone.append(f"{min(most, seeds)} of {title(label)} ({where})")
             elif most < seeds:
                 of_each.setdefault(most, []).append("Task 2" if name == COUNT else title(name))
         told = "; ".join(f"{most} seeds of {listed(names)}" for most, names in of_each.items())
-        return f"{told}; but {listed(alone)}" if told and alone else told
+        return f"{told}; except {listed(alone)}" if told and alone else told
 
 
 SMOKE = Scale(
@@ -97,7 +94,7 @@ DESK = Scale(
     | {("released", COUNT, "rope"): 15},
     longer={("released", DISTANCE, label): 12 for label in ("alibi", "relative")},
     rungs=tuple(RUNGS),
-    first_seed=100,  # 3, 7 and 42 chose its sizes, and what to ask at it
+    first_seed=100,  # seeds 3, 7 and 42 were used for pilots
 )
 
 PAPER = Scale(
@@ -117,9 +114,9 @@ Place = tuple[str, str]  # task, label
 class Part:
     """A question, and the cells that answer it.
 
-    about     what it asks, in a few words
+    about     short description
     places    the cells of a protocol at a scale
-    measures  what is measured of their trained models beside the head ablation (`toeplens.engine.MEASURES`)
+    measures  measures of the trained models in addition to the head ablation (`toeplens.engine.MEASURES`)
     """
 
     name: str
@@ -133,7 +130,7 @@ def _rope_on(heads: int, variant: str = "") -> str:
 
 
 def _core(scale: Scale, protocol: Protocol) -> list[Place]:
-    """Table 1, the curves and the heads; the released RoPE is RoPE + sinusoid, so there RoPE alone takes its place."""
+    """Table 1, learning curves and heads; the released RoPE has a sinusoid, so RoPE without one is added there."""
     swap = {"rope-absolute": "rope-alone"} if protocol == "released" else {}
     places = []
     for task in (DISTANCE, COUNT):
@@ -170,7 +167,7 @@ def _mla(scale: Scale, protocol: Protocol) -> list[Place]:
 
 
 def _factors(scale: Scale, protocol: Protocol) -> list[Place]:
-    """The program with one switch set as in the paper; Task 2 for Table 1's encodings."""
+    """The released code with one switch set as in the paper; Task 2 for Table 1's encodings."""
     if protocol == "paper":
         return []
     places = [(DISTANCE, f"{base}/{switch}") for base in FACTOR_BASES for switch in switches_of(base)]
@@ -178,7 +175,7 @@ def _factors(scale: Scale, protocol: Protocol) -> list[Place]:
 
 
 def _factors_back(scale: Scale, protocol: Protocol) -> list[Place]:
-    """The paper with one switch set as in the program; its texts have no padding, so that switch is left out."""
+    """The paper with one switch set as in the released code, except padding, as its sequences have none."""
     if protocol == "released":
         return []
     return [
@@ -187,12 +184,12 @@ def _factors_back(scale: Scale, protocol: Protocol) -> list[Place]:
 
 
 def _mechanism(scale: Scale, protocol: Protocol) -> list[Place]:
-    """Every encoding of the core on Task 1, where position is needed."""
+    """Every plain encoding of the core on Task 1, which needs position."""
     return [(task, label) for task, label in _core(scale, protocol) if task == DISTANCE and Label.parse(label).plain]
 
 
 def _ladder(scale: Scale, protocol: Protocol) -> list[Place]:
-    """Some encodings as the scale has them, and with one thing changed at a time."""
+    """Some encodings at the unchanged scale, and with one factor changed at a time."""
     rungs = ["", *(f"/{rung}" for rung in scale.rungs)] if scale.rungs else []
     return [(LADDER_TASK, f"{base}{rung}") for rung in rungs for base in BASES[protocol]]
 
@@ -203,16 +200,16 @@ CORE = "core"
 PARTS: dict[str, Part] = {
     part.name: part
     for part in (
-        Part(CORE, "Table 1, the learning curves, and every head silenced", _core),
+        Part(CORE, "Table 1, the learning curves, and the ablation of every head", _core),
         Part("others", "the other encodings on counting, a random table, and dropout", _others, ("bias",)),
-        Part("partial", "RoPE on some heads, on heads drawn at random, on one layer", _partial),
-        Part("mla", "what in MLA's program spreads its heads' work", _mla),
-        Part("factors", "from the released program towards the paper, one switch at a time", _factors),
-        Part("factors-back", "from the paper back towards the program, one switch at a time", _factors_back),
-        Part("ladder", "what a deposit comes with: length, size, learning rate, how long is trained", _ladder),
+        Part("partial", "RoPE on some heads, on random heads, and in one layer only", _partial),
+        Part("mla", "which part of MLA's released code distributes the skill over heads", _mla),
+        Part("factors", "from the released code to the paper, one switch at a time", _factors),
+        Part("factors-back", "from the paper to the released code, one switch at a time", _factors_back),
+        Part("ladder", "when a deposit occurs: length, size, learning rate, training time", _ladder),
         Part(
             "mechanism",
-            "where the deposit comes from: gradient seeds, positional directions, position taken from single heads",
+            "the origin of the deposit: gradient seeds, positional directions, position removed from single heads",
             _mechanism,
             (
                 "position",
@@ -231,7 +228,7 @@ PARTS: dict[str, Part] = {
 
 
 def measures_of(scale: Scale, protocol: Protocol, parts: Sequence[str], place: Place) -> tuple[str, ...]:
-    """What the chosen parts measure of a cell."""
+    """The measures of a cell in the chosen parts."""
     return tuple(
         measure
         for name in chosen_parts(parts)
@@ -241,7 +238,7 @@ def measures_of(scale: Scale, protocol: Protocol, parts: Sequence[str], place: P
 
 
 def chosen_parts(names: Sequence[str]) -> tuple[str, ...]:
-    """Parts by name, ``all`` for all, in the order of `PARTS`; each once."""
+    """Unique parts by name in the order of `PARTS`; ``all`` selects all."""
     if not names:
         raise InputError(f"part: none was given; at least one of {', '.join(PARTS)}, or all, is needed.")
     for name in names:
@@ -250,7 +247,7 @@ def chosen_parts(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def places_of(scale: Scale, protocol: Protocol, parts: Sequence[str]) -> dict[str, list[Place]]:
-    """The cells of each part that no earlier part has, so that all together name every cell once."""
+    """The cells of each part without those of earlier parts, so each cell appears once."""
     known: set[Place] = set()
     found = {}
     for name in chosen_parts(parts):

@@ -1,4 +1,4 @@
-"""The reproduction as a whole: its grid as runs, carried out, gathered, judged, written down."""
+"""The reproduction study: its grid, runs, results and verdicts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 
 
 def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, measures: tuple[str, ...] = ()) -> Cell:
-    """The run of one place in the grid, and what is measured of it; plain encodings on Task 1 may be watched."""
+    """The run and measures of one place in the grid; plain encodings on Task 1 may be probed during training."""
     at = Label.parse(label)
     if at.variant in RUNGS:
         scale = RUNGS[at.variant].applied(scale)
@@ -38,7 +38,7 @@ def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, mea
     sizes = dict(scale.model)
     if (
         scale.name == "paper" and at.base == "mla"
-    ):  # Table 4 says "16 heads (8 in fact)"; the program runs 16, 150 epochs
+    ):  # Table 4 says "16 heads (8 in fact)"; the released code uses 16 heads and 150 epochs
         start["batch_size"] = 1024
         if protocol == "released":
             start["epochs"] = 150
@@ -55,7 +55,7 @@ def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, mea
 
 
 def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int, parts: Sequence[str] = (CORE,)) -> list[Cell]:
-    """All cells, the most telling first: part by part, seed by seed, Table 1's before the rest."""
+    """All cells, most informative first: by part, by seed, Table 1's before the rest."""
     within("seeds", seeds, 1, MOST_SEEDS)
     scale = SCALES[choose("scale", scale_name, SCALES)]
     for protocol in protocols:
@@ -83,7 +83,7 @@ def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int, parts: Sequ
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for."""
+    """The options of a study."""
 
     scale: str
     protocols: tuple[Protocol, ...]
@@ -95,7 +95,7 @@ class Plan:
         return grid(self.scale, self.protocols, self.seeds, self.parts)
 
     def jobs(self) -> list[Job]:
-        """The grid's runs, each once."""
+        """The grid's runs, without duplicates."""
         return jobs_of(self.cells())
 
 
@@ -160,18 +160,18 @@ def reproduce(
     workers: Workers = None,
     on_event: OnEvent | None = None,
 ) -> Reproduction:
-    """Carry out the papers' central experiment in ``out``, or go on with it; returns what is finished so far.
+    """Run the papers' central experiment in ``out``, or resume it; returns the results so far.
 
     Arguments
         scale      ``smoke``, ``laptop``, ``desk`` or ``paper``
         protocols  ``paper``, ``released``, or both
-        seeds      trained models a cell
-        parts      which questions to ask, see `PARTS`
+        seeds      seeds per cell
+        parts      parts of the study, see `PARTS`
         limits     device, deadline, compilation
-        workers    processes, one a core unless given; or a `toeplens.engine.Cluster`
-        on_event   told of every step and every finished run, by the run's place in `Plan.jobs`
+        workers    number of processes (default: one per core), or a `toeplens.engine.Cluster`
+        on_event   called at every step and finished run, with the run's index in `Plan.jobs`
 
-    The protocols, seeds and parts that a study in ``out`` already asks for stay in it.
+    Protocols, seeds and parts of an existing study in ``out`` are kept.
     """
     choose("scale", scale, SCALES)
     plan = planned(out, scale, protocols, seeds, parts)
@@ -179,9 +179,9 @@ def reproduce(
 
 
 def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: int, parts: Sequence[str]) -> Plan:
-    """The plan that `reproduce` would carry out in ``out``: what is asked for, and what its study asks already.
+    """The plan that `reproduce` would run in ``out``: the given options merged with those of an existing study.
 
-    Raises `InputError` where nothing is to be trained.
+    Raises `InputError` if there is nothing to train.
     """
     within("seeds", seeds, 1, MOST_SEEDS)
     plan = Plan(scale, tuple(protocols), seeds, chosen_parts(parts))

@@ -1,4 +1,4 @@
-"""The papers' numbers beside ours."""
+"""The paper's numbers compared with ours."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAPER_TABLE_1 = {(DISTANCE, "mla"): 88.34, (DISTANCE, "rope"): 92.64, (DISTANCE,
 
 @dataclass(frozen=True)
 class Row(Record):
-    """One encoding's line: test accuracy (mean and range over seeds), the paper's, and its heads."""
+    """One encoding's row: test accuracy (mean and range over seeds), the paper's accuracy, and its heads."""
 
     protocol: Protocol
     task: str
@@ -48,7 +48,7 @@ class Row(Record):
 
 
 def accuracy_table(results: Results, protocols: Sequence[Protocol]) -> list[Row]:
-    """Every encoding's accuracy and deposit, by protocol and task; best first. Variants of encodings are left out."""
+    """Every plain encoding's accuracy and deposit, by protocol and task, best first."""
     rows = []
     for protocol in protocols:
         under = results.under(protocol)
@@ -94,12 +94,12 @@ def _row(results: Results, protocol: Protocol, task: str, label: str) -> Row:
     )
 
 
-Found = tuple[str, str, Verdict]  # the record's scale, its seeds in words, what it found
+Found = tuple[str, str, Verdict]  # the record's scale, its seeds in words, its verdict
 
 
 @cache
 def recorded() -> dict[tuple[str, str], tuple[Found, ...]]:
-    """Verdicts of the records by claim and protocol, the most telling record first."""
+    """Verdicts of the published records by claim and protocol, the largest record first."""
     text = resources.files("toeplens.papers.deposit").joinpath("recorded.json").read_text(encoding="utf-8")
     found: dict[tuple[str, str], tuple[Found, ...]] = {}
     for scale, record in json.loads(text).items():

@@ -1,4 +1,4 @@
-"""Encodings judged on real text: grid files of language models, and the claims on them, the field's and ours."""
+"""Encodings in language models: grid files, and claims from the literature and ours."""
 
 from pathlib import Path
 

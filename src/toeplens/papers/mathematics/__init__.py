@@ -1,4 +1,4 @@
-"""The papers' mathematics as experiments: each statement as it stands, and as it should stand, judged on numbers."""
+"""The papers' mathematics as numerical experiments: each statement as published, and corrected."""
 
 from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, universal
 from toeplens.papers.mathematics.study import CLAIMS, EXPERIMENTS, Theory, check_theory, gather, is_theory, jobs

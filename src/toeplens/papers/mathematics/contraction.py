@@ -1,4 +1,4 @@
-"""Spectral contraction: what a Hadamard product with rotations does to a spectrum (arXiv 2505.13027, Proposition B.3).
+"""Spectral contraction: the effect of a Hadamard product with rotations on a spectrum (arXiv 2505.13027, Prop. B.3).
 
 The proposition takes W and E positive definite Toeplitz with every |E_ij| = 1. No such E exists for N > 1: a 2 x 2
 minor is 1 - |E_ij|² = 0. A positive semi-definite one has rank 1, because its eigenvalues sum to N and their squares to
@@ -37,34 +37,31 @@ SCALES = (0.1, 10.0)
 BASE = 10000.0
 SOURCE = "arXiv 2505.13027 v1, Proposition B.3"
 
-_ADDED = {"0.1": "s = 0.1", "10": "s = 10", "cancelling": "B = cI - W"}  # the biases B that W is added to
-_OUTSIDE = "in units of λ_max(W), the spectrum went outside by up to"
-_WIDER = "width(W∘E) / width(W) - 1 came up to"
-_LOSS = "the loss in λ_min / λ_max came up to"
-# what is tallied: what each statement says, and the words before its worst margin
+_ADDED = {"0.1": "s = 0.1", "10": "s = 10", "cancelling": "B = cI - W"}  # the added biases B
+_OUTSIDE = "largest distance outside, relative to λ_max(W),"
+_WIDER = "largest width(W∘E) / width(W) - 1:"
+_LOSS = "largest decrease of λ_min / λ_max"
+# by tally: the statement, and the words before its worst margin
 TALLIES: dict[str, tuple[str, str]] = {
     "one-narrower": ("one frequency: W∘E is strictly narrower", _WIDER),
     "free-outside": ("free phases: W∘E stays within W's range", _OUTSIDE),
-    "one-modulus": ("one frequency: |λ| does not grow", "in units of λ_max(W), it grew by up to"),
-    "free-modulus": ("free phases: |λ| does not grow", "in units of λ_max(W), it grew by up to"),
+    "one-modulus": ("one frequency: |λ| does not grow", "largest growth, relative to λ_max(W),"),
+    "free-modulus": ("free phases: |λ| does not grow", "largest growth, relative to λ_max(W),"),
     "one-condition": ("one frequency: W∘E is strictly better conditioned", _LOSS),
-    "free-condition": ("free phases: W∘E is conditioned no worse", _LOSS),
-    "one-same": ("the eigenvalues are the same", "in units of λ_max(W), one moved by up to"),
-    "free-bound": ("the width grows at most √(N/2)-fold", "the excess over the bound came up to"),
+    "free-condition": ("free phases: W∘E is not worse conditioned", _LOSS),
+    "one-same": ("the eigenvalues are the same", "largest change, relative to λ_max(W),"),
+    "free-bound": ("the width grows at most √(N/2)-fold", "largest excess over the bound"),
     "schur-outside": ("the spectrum stays within W's", _OUTSIDE),
     "mean-outside": ("the spectrum stays within W's", _OUTSIDE),
-    "mean-kept": ("the bounds by what is kept of the eigenspaces", "in units of λ_max(W), broken by up to"),
-    "mean-narrower": ("W at random", _WIDER),
-    "sparse-narrower": ("W on every m-th diagonal", _WIDER),
-    "mean-condition": ("W∘Ē is conditioned no worse", _LOSS),
+    "mean-kept": ("the bounds by the kept share of the eigenspaces", "largest violation, relative to λ_max(W),"),
+    "mean-narrower": ("random W: W∘Ē is narrower", _WIDER),
+    "sparse-narrower": ("W on every m-th diagonal: W∘Ē is narrower", _WIDER),
+    "mean-condition": ("W∘Ē is not worse conditioned", _LOSS),
     **{
-        f"additive-{name}": (f"{b}: W∘Ē is narrower", "in widths of W, it is wider by up to")
+        f"additive-{name}": (f"{b}: W∘Ē is narrower", "largest excess width, in widths of W,")
         for name, b in _ADDED.items()
     },
-    **{
-        f"additive-condition-{name}": (f"{b}: W∘Ē is better conditioned", "λ_min / λ_max is less by up to")
-        for name, b in _ADDED.items()
-    },
+    **{f"additive-condition-{name}": (f"{b}: W∘Ē is better conditioned", _LOSS) for name, b in _ADDED.items()},
 }
 
 
@@ -75,13 +72,13 @@ def rotations(frequencies: Float[np.ndarray, "*B n"], weights: Float[np.ndarray,
 
 
 def rope(head_dim: int, size: int) -> Matrices:
-    """Ē with RoPE's frequencies for a head of ``head_dim``, all weighted alike."""
+    """Ē with RoPE's frequencies for a head of ``head_dim``, equally weighted."""
     frequencies = rotary_frequencies(head_dim, BASE).numpy()
     return rotations(frequencies, np.full(len(frequencies), 1 / len(frequencies)), size)
 
 
 def kept(matrix: Matrices, factor: Matrices) -> tuple[float, float, float, float]:
-    """How much of the two extreme eigenspaces of W, positive semi-definite, the product with E keeps.
+    """The share of the two extreme eigenspaces of W, positive semi-definite, that the product with E keeps.
 
     Returns c = λ_max(P∘E) at the bottom and at the top of W's spectrum (1: that end does not move), and the eigenvalues
     next to the bottom and next to the top.
@@ -97,7 +94,7 @@ def kept(matrix: Matrices, factor: Matrices) -> tuple[float, float, float, float
 
 
 def bounds_broken(matrix: Matrices, factor: Matrices) -> float:
-    """The largest amount by which W∘E breaks the four bounds by what is kept, in units of λ_max(W); <= 0 if none."""
+    """The largest violation of the four bounds by the kept shares, relative to λ_max(W); <= 0 if none."""
     low_share, high_share, after, before = kept(matrix, factor)
     (low, high), (new_low, new_high) = np.linalg.eigvalsh(matrix)[[0, -1]], np.linalg.eigvalsh(matrix * factor)[[0, -1]]
     width = high - low
@@ -132,7 +129,7 @@ def _correlations(rng: np.random.Generator, tries: int, size: int, rank: int) ->
 
 
 def _compared(matrices: Matrices, products: Matrices) -> dict[str, np.ndarray]:
-    """By what W∘E is outside W's range, has a larger modulus, is wider, worse conditioned, or just different.
+    """Compare W∘E with W: outside its range, larger modulus, wider, worse conditioned, different.
 
     ``outside``, ``modulus`` and ``moved`` are in units of λ_max(W), ``wider`` is the ratio of the widths less 1, and
     ``condition`` the loss in λ_min/λ_max, the reciprocal condition number, which has a value for an indefinite product.
@@ -221,7 +218,7 @@ def _schur(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def _many_frequencies(rng: np.random.Generator, tries: int) -> dict[str, Any]:
-    """E the mean over 2 to 8 frequencies, and W that lives on every m-th diagonal, on which they may all agree."""
+    """E the mean over 2 to 8 frequencies; also W with entries on every m-th diagonal, where all may agree."""
     parts, rare, broken = [], [], []
     for size in SIZES[1:]:
         count = int(rng.integers(2, 9))
@@ -251,7 +248,7 @@ def _many_frequencies(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def _by_size(rng: np.random.Generator) -> dict[str, Any]:
-    """How far RoPE's Ē contracts: N x 2N Wishart W by length and head width, and the example of theory section 5."""
+    """Contraction by RoPE's Ē: N x 2N Wishart W by length and head width, and the example of theory section 5."""
     ratios, conditions, own = [], [], []
     for size in LENGTHS:
         matrix = _wishart(rng, 1, size, 2 * size)[0]
@@ -272,7 +269,7 @@ def _by_size(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _additive(rng: np.random.Generator, tries: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """W∘Ē (RoPE, d = 16) against W + sB, B positive definite Toeplitz with unit diagonal, and against B = cI - W."""
+    """W∘Ē (RoPE, d = 16) compared with W + sB, B positive definite Toeplitz with unit diagonal, and with B = cI - W."""
     size = 32
     toeplitz = _toeplitz(rng, tries, size)
     matrices, biases = np.concatenate((_wishart(rng, tries, size, size), toeplitz)), _toeplitz(rng, 2 * tries, size)
@@ -312,7 +309,9 @@ def contraction(seed: int, *, tries: int = 200) -> dict[str, Any]:
 
 
 _claim = ClaimsOn(
-    "contraction", TALLIES, "Fails if eigenvalues of some instance contradict it by more than 1e-9 of their scale."
+    "contraction",
+    TALLIES,
+    "A counterexample is an instance whose eigenvalues contradict it by over 1e-9 of their scale.",
 )
 _stated = partial(_claim, SOURCE)
 _corrected = partial(_claim, f"{SOURCE}, corrected")
@@ -320,8 +319,8 @@ CLAIMS: tuple[Claim[Records], ...] = (
     _stated(
         "contraction",
         "For W, E positive (semi-)definite Toeplitz and |E_ij| = 1, the spectrum of W∘E is more compact than W's.",
-        "No E is definite for N > 1, so E is read as semi-definite, which leaves one frequency, and as in the "
-        "proof, with free phases, a supporting part: the statement has E definite.",
+        "No E is definite for N > 1. E is therefore read as semi-definite, which leaves one frequency. Supporting: E "
+        "with free phases, as in the proof.",
         ("one-narrower",),
         supporting=("free-outside",),
     ),
@@ -359,17 +358,17 @@ CLAIMS: tuple[Claim[Records], ...] = (
     ),
     _corrected(
         "contraction-corrected",
-        "A mean Ē over frequencies keeps the spectrum within W's, and narrows it as far as it breaks W's extreme "
-        "eigenspaces up.",
+        "A mean Ē over frequencies keeps the spectrum within W's, and narrows it to the extent that it breaks up W's "
+        "extreme eigenspaces.",
         "Proved in this module, with the bounds by c = λ_max(P∘Ē).",
         ("mean-outside", "mean-kept"),
     ),
     _corrected(
         "contraction-strict",
-        "Two different frequencies make W∘Ē strictly narrower than a W at random; than a Toeplitz W on every m-th "
-        "diagonal only, they need not.",
-        "W at random has N > 2, two frequencies 0.1 or more apart and weights of 1/16 or more; m = 2, 3, 4. The second "
-        "part holds if a counterexample to its contrary is found.",
+        "With two different frequencies W∘Ē is strictly narrower than a random W, but not necessarily narrower than a "
+        "Toeplitz W with entries on every m-th diagonal only.",
+        "Random W: N > 2, two frequencies at least 0.1 apart, weights at least 1/16; m = 2, 3, 4. The second part "
+        "holds if a counterexample to its opposite is found.",
         ("mean-narrower",),
         refuted=("sparse-narrower",),
     ),
@@ -383,8 +382,8 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "arXiv 2505.13027 v1, section 3.3",
         "contraction-against-additive",
         "The product has a tighter spectrum than the sum W + B with a positive definite Toeplitz B.",
-        "The product is W∘Ē. B has no scale in the paper: with W's diagonal near 1, that of sB at random is "
-        "s = 0.1 or 10; and B = cI - W. Tighter is narrower; the condition number is a supporting part.",
+        "The product is W∘Ē. The paper gives no scale for B: with W's diagonal near 1, random sB with s = 0.1 or 10 is "
+        "tested, and B = cI - W. Tighter means narrower. Supporting: the condition number.",
         [f"additive-{name}" for name in _ADDED],
         supporting=[f"additive-condition-{name}" for name in _ADDED],
     ),

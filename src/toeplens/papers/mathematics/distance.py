@@ -1,4 +1,4 @@
-"""What of a logit is a function of the distance alone? (arXiv 2505.13027 v1, Remark 3.2 and section 3.2)
+"""Which part of a logit is a function of the distance only? (arXiv 2505.13027 v1, Remark 3.2 and section 3.2)
 
 Remark 3.2. Positions of a sinusoid are p_i = R^i p_0, R a rotation by the frequencies, pair by pair. A head multiplies
 them by M = W_qᵀ W_k. Then p_i·M p_j is a function of i - j for all i and j just where p_i·(Rᵀ M R - M) p_j = 0 for all
@@ -41,27 +41,27 @@ SINES: tuple[dict[str, Any], ...] = (
 )
 PRODUCTS = ("rope", "xpos", "rollpe", "pope", "shaw", "transformer-xl", "deberta")
 CONTENTS, LENGTHS = (2, 3), (3, 4, 5, 6, 7)
-CLEAR = 0.01  # of the logits' norm: less would not be called a coupling
+CLEAR = 0.01  # of the logits' norm: minimum size of a coupling
 REMARK = "arXiv 2505.13027 v1, Remark 3.2"
 CROSS = "arXiv 2505.13027 v1, section 3.2"
 
-_GAP = "the relative distance from the nearest Toeplitz matrix came up to"
-_FARTHEST = "the relative distance from the nearest Toeplitz matrix, negative, came up to"
-_BEYOND = "the share of it that is more came up to"
+_GAP = "largest relative distance from the nearest Toeplitz matrix"
+_FARTHEST = "smallest relative distance from the nearest Toeplitz matrix (negated)"
+_BEYOND = "largest share outside that form"
 TALLIES: dict[str, tuple[str, str]] = {
     "sinusoid": ("sinusoids: p_i · p_j is Toeplitz", _GAP),
     "sinusoid-heads": ("sinusoids: W_q p_i · W_k p_j is Toeplitz in a random head", _GAP),
-    "bias": ("relative biases: what they add to the logits of a text is Toeplitz", _GAP),
-    "product": ("encodings that multiply content: the logits of a text of one word are Toeplitz", _GAP),
-    "product-words": ("what they add to the logits of a text of many words is Toeplitz", _GAP),
-    "commuting": ("W_qᵀ W_k that commutes with the rotation: Toeplitz", _GAP),
-    "not-commuting": ("W_qᵀ W_k that does not: not Toeplitz", _FARTHEST),
+    "bias": ("relative biases: their contribution to the logits is Toeplitz", _GAP),
+    "product": ("encodings that multiply content: the logits of a sequence of one repeated word are Toeplitz", _GAP),
+    "product-words": ("their contribution to the logits of a sequence of many words is Toeplitz", _GAP),
+    "commuting": ("W_qᵀ W_k commutes with the rotation: Toeplitz", _GAP),
+    "not-commuting": ("W_qᵀ W_k does not commute with it: not Toeplitz", _FARTHEST),
     "uncoupled": ("additive logits that are a function of contents and distance do not couple the two", _BEYOND),
-    "softmax": ("up to what softmax does not see, they do not either", _BEYOND),
-    "slope": ("up to what softmax does not see, all that they add is a slope that the query sets", _BEYOND),
-    "reached": ("all these are reached: the spaces have as many dimensions", "dimensions missing, up to"),
-    "rotary": ("RoPE's logits are a function of contents and distance", "the relative error came up to"),
-    "rotary-coupled": ("and they couple the two", "the share of them that does so, negative, came up to"),
+    "softmax": ("the same up to terms that softmax ignores", _BEYOND),
+    "slope": ("up to terms that softmax ignores, they add only a slope set by the query", _BEYOND),
+    "reached": ("all such functions are reached: the dimensions of the spaces agree", "most missing dimensions"),
+    "rotary": ("RoPE's logits are a function of contents and distance", "largest relative error"),
+    "rotary-coupled": ("RoPE's logits couple the two", "smallest share of the coupling (negated)"),
 }
 
 
@@ -118,7 +118,7 @@ def _one_head(name: str, width: int = WIDTHS[1], **options: Any) -> PositionalEn
 
 
 def _stretched(name: str, seed: int) -> PositionalEncoding:
-    """The same with its parameters moved far from where they start."""
+    """The encoding with its parameters moved far from their initial values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoding = _one_head(name)
@@ -166,7 +166,7 @@ def _cells(contents: int, length: int, causal: bool) -> Int[np.ndarray, "4 cells
 
 
 def _indicators(*columns: Int[np.ndarray, "cells"]) -> Float[np.ndarray, "cells values"]:
-    """A column for each combination of values that occurs."""
+    """One column per combination of values."""
     values, which = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return np.eye(values.shape[1])[which.ravel()]
 
@@ -180,7 +180,7 @@ def without_coupling(contents: int, offsets: int, *, slope: bool = False) -> Flo
 
 
 def beyond(g: Float[np.ndarray, "C C D f"], known: Float[np.ndarray, "C C D h"]) -> float:
-    """How much of an orthonormal basis another one leaves over: the largest share of a g's norm, 0 to 1."""
+    """The largest share of the norm of a function g outside the span of another basis, 0 to 1."""
     columns, basis = g.reshape(-1, g.shape[-1]), known.reshape(-1, known.shape[-1])
     return float(np.linalg.norm(columns - basis @ (basis.T @ columns), 2))
 
@@ -202,7 +202,7 @@ def _additive() -> dict[str, Any]:
 
 
 def _rotary(rng: np.random.Generator, tries: int) -> dict[str, Any]:
-    """Random queries and keys of each word, at all places: RoPE's logits by contents and offset."""
+    """RoPE's logits by contents and offset, for random queries and keys of each word at all positions."""
     unlike, shares = [], []
     width, contents, length = WIDTHS[1], CONTENTS[-1], LENGTHS[-1]
     c, d, i, j = _cells(contents, length, causal=True)
@@ -219,7 +219,7 @@ def _rotary(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def distance(seed: int, *, tries: int = 200) -> dict[str, Any]:
-    """What sinusoids, relative encodings, cross terms and RoPE make of the distance.
+    """Dependence on the distance of sinusoids, relative encodings, cross terms and RoPE.
 
     Arguments
         seed   of heads, vectors and parameters
@@ -233,17 +233,17 @@ def distance(seed: int, *, tries: int = 200) -> dict[str, Any]:
 
 
 _claim = ClaimsOn("distance", TALLIES)
-_BAR = f"An instance counts against it above {ROUNDING:g}, that is, above rounding."
-_EXACT = "By linear algebra over all logits of the form, whatever the width, 2 or 3 words at 3 to 7 positions."
+_BAR = f"A counterexample exceeds {ROUNDING:g} (rounding)."
+_EXACT = "By linear algebra over all logits of the form, for any width, with 2 or 3 words at 3 to 7 positions."
 CLAIMS: tuple[Claim[Records], ...] = (
     _claim(
         REMARK,
         "positions-toeplitz",
         "All forms of sine-cosine absolute encodings satisfy that attention between positions alone is Toeplitz, and "
         "the effect of relative encodings is Toeplitz, too.",
-        f"Our sinusoids, alone and as a head's queries and keys; what relative biases add to any text, and the logits "
-        f"of encodings that multiply content, of a text of one word. {_BAR} That what the latter add to a text of "
-        f"many words is Toeplitz is a supporting part: the remark speaks of positions alone.",
+        f"Tested: our sinusoids, directly and as a head's queries and keys; the contribution of relative biases to the "
+        f"logits; the logits of encodings that multiply content on a sequence of one repeated word. {_BAR} Supporting, "
+        f"as the remark is about positions only: the contribution of the latter on a sequence of many words.",
         ("sinusoid", "sinusoid-heads", "bias", "product"),
         supporting=("product-words",),
     ),
@@ -260,18 +260,18 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "cross-terms-constrained",
         "For the cross terms of additive encodings to couple content with relative position they would have to depend "
         "on i - j alone and yet be modulated by content, which is difficult to realise.",
-        f"{_EXACT} It holds if no such logits exist. A supporting part, not in the statement: none exist either if "
-        f"only their softmax is asked for, which does not see what all keys of a query share.",
+        f"{_EXACT} It holds if no such logits exist. Supporting, not in the statement: none exist up to terms that "
+        f"softmax ignores, those shared by all keys of a query.",
         ("uncoupled",),
         supporting=("softmax",),
     ),
     _claim(
         f"{CROSS}, corrected",
         "cross-terms-constrained-corrected",
-        "Additive logits that depend on i and j by i - j alone are a term of the contents plus one of the distance: it "
-        "is not difficult, but impossible to couple the two. Of their softmax alone it may be asked more: the query's "
-        "content can set a slope α(c)(i - j), and there is nothing else. RoPE's logits couple the two.",
-        f"{_EXACT} RoPE on random vectors, of which the coupling must be over {CLEAR:g} of the logits' norm.",
+        "Additive logits that depend on i and j only through i - j are a term of the contents plus a term of the "
+        "distance: coupling the two is not difficult but impossible. Up to terms that softmax ignores, the query's "
+        "content can only set a slope α(c)(i - j). RoPE's logits couple the two.",
+        f"{_EXACT} RoPE on random vectors: the coupling is above {CLEAR:g} of the logits' norm.",
         ("uncoupled", "slope", "reached", "rotary", "rotary-coupled"),
     ),
 )

@@ -1,13 +1,12 @@
-"""Is RoPE's logit form more expressive than the additive one? Proposition B.2 of the seed, by feasibility.
+"""Is RoPE's logit form more expressive than the additive one? Proposition B.2, tested by feasibility.
 
-As stated, wanted and unwanted contents stand at the same offset, with the same beta_delta and the same rotation. Then
-beta_delta cancels, and the rotation is an orthogonal map that the free vectors absorb: both forms can do the same. With
-signs that change with the offset too they differ, and neither contains the other. Over all 2^M tables of signs on M
-given places the solution sets of one form share out its whole parameter space (but for the ties), so that their volumes
-have the same mean, 2^-M, for every form: what can differ is how many tables have any solution, and that is counted.
+In the proposition, wanted and unwanted contents have the same offset, so the same beta_delta and the same rotation.
+Then beta_delta cancels, and the free vectors absorb the rotation, an orthogonal map: both forms are equivalent. If the
+signs also depend on the offset, they differ, and neither contains the other. Over all 2^M tables of signs on M places,
+the solution sets of a form partition its parameter space (except for ties), so their mean volume is 2^-M for every
+form. Only the number of tables with any solution can differ; it is counted here.
 
-The additive form is that of the proposition: without the terms of content and absolute position of the seed's
-equation 8.
+The additive form is that of the proposition, without the cross terms of content and absolute position of equation 8.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ STATED = {"vocabulary": 6, "offsets": 1}  # free contents at one offset, which i
 STATED_WIDTH, FREE_WIDTH, TURNS = 4, 2, 5
 FIXED, FREE, DRAWN = (100, 200, 400, 800), (24, 28, 32, 36), (1, 3, 7)
 DRAWS = 20000
-MUCH = 0.1  # of the instances: less would not be called much larger, and is what the search may leave unfound
-NEED_BOTH = {"random": "random signs", "wanted": "wanted pairs at offsets of their own"}
+MUCH = 0.1  # of the instances: the minimum for "much larger", and the margin for what the search misses
+NEED_BOTH = {"random": "random signs", "wanted": "wanted pairs at separate offsets"}
 
 
 def expressiveness(
     seed: int, *, instances: int = 12, widths: Sequence[int] = (2, 4, 8, 16), restarts: int = 3, steps: int = 300
 ) -> dict[str, Any]:
-    """Which instances each form of the logit can meet (seed 003, Proposition B.2; theory section 6).
+    """Which instances each form of the logit can satisfy (Proposition B.2; theory section 6).
 
     Arguments
         seed       of the instances and of the starts
@@ -100,7 +99,7 @@ def expressiveness(
 def _rows(
     groups: Sequence[tuple[str, int, Signs]], forms: dict[str, Form], options: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """All instances of the groups, of one shape, are searched as one batch, and told apart again by group."""
+    """Search all instances of the groups, which have one shape, as one batch, and split the results by group."""
     signs = np.concatenate([group for _, _, group in groups])
     found = {name: search(form, signs, **options) for name, form in forms.items()}
     bound = np.array([additive_possible(table) for table in signs])
@@ -184,7 +183,7 @@ def _stated_findings(records: Records) -> list[Finding]:
     }
     return [
         above(
-            f"{text}: RoPE - relative",
+            f"{text}: RoPE − relative",
             [_difference(record, test) for record in records.get("expressiveness", ())],
             MUCH,
         )
@@ -197,7 +196,7 @@ def _difference(record: Record, test: str) -> float:
 
 
 def _by_width(records: Records, value: Callable[[Record], float], *, narrowest: int) -> list[tuple[str, list[float]]]:
-    """For each family that needs both and each width: its description, and a mean over the sizes for each seed."""
+    """For each family that needs both and each width: a description, and the mean over sizes per seed."""
     data = records.get("expressiveness", ())
     widths = sorted(set.intersection(*(set(record["widths"]) for record in data))) if data else []
     return [
@@ -220,7 +219,7 @@ def _mean(row: Record, name: str) -> float:
 
 def _task_findings(records: Records) -> list[Finding]:
     return [
-        above(f"RoPE (found) - additive (bound): {text}", values, 0.0)
+        above(f"RoPE (found) − additive (bound): {text}", values, 0.0)
         for text, values in _by_width(records, lambda row: _mean(row, "gain"), narrowest=4)
     ]
 
@@ -230,8 +229,10 @@ def _superset_findings(records: Records) -> list[Finding]:
     rows = [row for record in data for row in record["rows"]]
     tried, lost, left = (sum(row[name] for row in rows) for name in ("additive_met", "impossible", "open"))
     widths = sorted({row["width"] for row in rows if row["impossible"]})
-    what = "RoPE meets what the additive form of its width meets"
-    worst = f"proved unable at widths {', '.join(map(str, widths)) or 'none'}; {left} more neither found nor excluded"
+    what = "RoPE satisfies every instance that the additive form of its width satisfies"
+    worst = (
+        f"proved impossible at widths {', '.join(map(str, widths)) or 'none'}; {left} more neither found nor excluded"
+    )
     if left and not lost:
         return [Finding("undecided", f"{what}: {left} of {tried} instances neither found nor excluded")]
     return [universal(what, tried=tried, violations=lost, worst=worst)]
@@ -241,8 +242,8 @@ def _angle_findings(records: Records) -> list[Finding]:
     more = _by_width(records, lambda row: _mean(row, "one_angle") - _mean(row, "bound"), narrowest=2)
     less = _by_width(records, lambda row: _mean(row, "rotary") - _mean(row, "one_angle"), narrowest=4)
     found = [
-        *((text, above(f"one angle (found) - additive (bound): {text}", values, 0.0)) for text, values in more),
-        *((text, below(f"all angles - one angle: {text}", values, MUCH)) for text, values in less),
+        *((text, above(f"one angle (found) − additive (bound): {text}", values, 0.0)) for text, values in more),
+        *((text, below(f"all angles − one angle: {text}", values, MUCH)) for text, values in less),
     ]
     task = NEED_BOTH["wanted"]  # the paper's conditions are Task 1's
     return [
@@ -259,35 +260,35 @@ CLAIMS: tuple[Claim[Records], ...] = (
         _SOURCE,
         "With wanted and unwanted pairs at the same offset, the solution space of RoPE is much larger than that of "
         "relative position encoding.",
-        f"much larger: RoPE's share of instances met, or of random vectors that are a solution, is above the relative "
-        f"form's by more than {MUCH:g} of the instances, in the mean over the sizes (less would not be called much, "
-        f"and is what a search may leave unfound)",
+        f"RoPE's share of satisfied instances, or of random vectors that are a solution, exceeds the relative form's "
+        f"by more than {MUCH:g}, mean over the sizes.",
         _stated_findings,
     ),
     Claim(
         "expressiveness-task",
         _SOURCE,
-        "Where the wanted signs depend on content and offset together, as Task 1 needs, RoPE meets more instances than "
+        "If the wanted signs depend on content and offset together, as in Task 1, RoPE satisfies more instances than "
         "the additive form.",
-        "the share that RoPE was found to meet minus the share that any additive form of any width can meet, in the "
-        "mean over the sizes, above 0, for each family and width from 4 on (width 2 has one pair: another claim)",
+        "The share of instances for which a RoPE solution was found, minus the share that an additive form of any "
+        "width can satisfy, mean over the sizes, is above 0 for each family and each width from 4 (width 2 has one "
+        "pair and is another claim).",
         _task_findings,
     ),
     Claim(
         "expressiveness-superset",
         _SOURCE,
-        "Whatever the additive form can meet, RoPE of the same width can meet too.",
-        UNIVERSAL + " An instance counts against it if the additive form was found to meet it and RoPE is proved "
-        "unable; without one, an instance that is neither found nor excluded leaves it undecided.",
+        "RoPE can satisfy every instance that the additive form of the same width can satisfy.",
+        UNIVERSAL + " A counterexample is an instance with a solution of the additive form and a proof that RoPE has "
+        "none. Without a counterexample, an instance that is neither found nor excluded leaves the claim undecided.",
         _superset_findings,
     ),
     Claim(
         "expressiveness-one-angle",
         _SOURCE,
         "RoPE only needs one significant angle to meet the conditions.",
-        f"with all angles but the largest stopped, the share found is above what any additive form can meet, and less "
-        f"than {MUCH:g} of the instances below that of all angles (what a search may leave unfound), for each width "
-        f"(width 2 has one angle to begin with), for wanted pairs, as in Task 1; for random signs as supporting parts",
+        f"With all frequencies but the highest frozen, the share of instances with a solution is above that of any "
+        f"additive form, and at most {MUCH:g} below that of all frequencies, for each width (width 2 has only one "
+        f"frequency), for wanted pairs as in Task 1. Supporting: the same for random signs.",
         _angle_findings,
     ),
 )

@@ -1,9 +1,9 @@
-"""What one attention logit can express: tables of wanted signs over (query content, key content, offset).
+"""Expressiveness of one attention logit: tables of wanted signs over (query content, key content, offset).
 
 An instance is a table Y of signs, Y[a, b, delta] in {+1, -1, 0}: the logit of query content a and key content b at
-offset delta = i - j must be high, must be low, or is free. C1 > C2 of the seed are a threshold c and a margin: a form
-of the logit meets an instance if Y (L + c) > 0 wherever Y is not 0, for some parameters of the form. Here are kinds of
-instances, forms, a search for parameters, and exact tests of what no search can find.
+offset delta = i - j must be high, must be low, or is free. C1 > C2 of the paper are a threshold c and a margin: a form
+of the logit satisfies an instance if Y (L + c) > 0 wherever Y is not 0, for some parameters of the form. This module
+has kinds of instances, forms, a search for parameters, and exact tests of impossibility.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def random_signs(rng: np.random.Generator, count: int, places: int, *, vocabular
 
 
 def wanted_signs(rng: np.random.Generator, count: int, pairs: int, *, vocabulary: int, offsets: int) -> Signs:
-    """So many random pairs of contents are wanted, each at its own random offset, and nothing else in the whole table.
+    """``pairs`` random pairs of contents are wanted, each at one random offset, and nothing else in the whole table.
 
     One pair is Task 1 for one head and one distance.
     """
@@ -80,17 +80,17 @@ class Form:
 
 
 def additive(width: int) -> Form:
-    """<u_a, v_b> + beta_delta: the relative position encoding of the seed (equation 8 with the bias alone)."""
+    """<u_a, v_b> + beta_delta: the paper's relative position encoding (equation 8 with only the bias)."""
     return Form((0.0,) * _pairs(width), True)
 
 
 def rotary(width: int) -> Form:
-    """RoPE of this width, base 10000, without a bias (the seed's equation 9)."""
+    """RoPE of this width, base 10000, without a bias (the paper's equation 9)."""
     return Form(tuple(rotary_frequencies(2 * _pairs(width), BASE).tolist()), False)
 
 
 def one_angle(width: int) -> Form:
-    """RoPE of which only the pair of the highest frequency (1 radian a token) turns; the others stand still."""
+    """RoPE in which only the pair of the highest frequency (1 radian per token) rotates; the others are frozen."""
     return Form((1.0,) + (0.0,) * (_pairs(width) - 1), False)
 
 
@@ -102,7 +102,7 @@ def _pairs(width: int) -> int:
 
 @dataclass(frozen=True)
 class Solution:
-    """What a search for parameters found, instance by instance.
+    """Result of a search for parameters, by instance.
 
     met     [I] whether parameters were found that meet the instance: a witness, so True is certain, False is not
     margin  [I] the least Y (L + c) over the root mean square of L + c, both over the instance's signs; at most 1;
@@ -136,7 +136,7 @@ def _turns(
 
 
 def search(form: Form, signs: Signs, *, restarts: int, steps: int, seed: int) -> Solution:
-    """Look for parameters that meet each instance: Adam on the squared hinge loss, several random starts at once.
+    """Search for parameters that satisfy each instance: Adam on the squared hinge loss, several random starts at once.
 
     The witness is checked in float64. The content vectors are free, and so are the threshold and, in a form with a
     bias, beta_delta.
@@ -173,7 +173,7 @@ def search(form: Form, signs: Signs, *, restarts: int, steps: int, seed: int) ->
 
 
 def additive_possible(signs: Int[np.ndarray, "V V D"]) -> bool:
-    """Whether any additive form, of any width, meets the instance: exact.
+    """Whether any additive form of any width satisfies the instance. Exact.
 
     With a content table C of full rank, C_ab + c > -beta_delta where the sign is +, and < where it is -: an order
     between the pairs (a, b) and the offsets. Numbers that keep it exist if and only if it has no cycle.
@@ -188,7 +188,7 @@ def additive_possible(signs: Int[np.ndarray, "V V D"]) -> bool:
 
 
 def rotary_possible(form: Form, signs: Int[np.ndarray, "V V D"]) -> bool:
-    """Whether a form without bias could meet the instance if each pair (a, b) had its own free coefficients z_t.
+    """Whether a form without bias could satisfy the instance if each pair (a, b) had its own free coefficients z_t.
 
     Re sum of z_t e^(i delta theta_t) in place of z_t = u_at conj(v_bt): the ranks are dropped, so that False is a proof
     (up to `ZERO`) that the form cannot meet the instance. True says nothing; it is also the answer where the waves are

@@ -29,16 +29,16 @@ SIZES = (32, 64, 128, 256, 512)
 RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
 SOURCE = "arXiv 2505.13027 v1, Theorem 3.1"
 
-_HOLE = "a hole over its bound, less 1, up to"
+_HOLE = "largest gap / bound − 1"
 TALLIES: dict[str, tuple[str, str]] = {
-    "inside": ("no eigenvalue lies outside", "in units of the range, one went outside by up to"),
-    "filled": ("polynomials: no hole is longer than (2m + 1)mπ/N < 1 of the range", _HOLE),
-    "decaying": ("a_δ = ρ^|δ|: no hole is longer than its bound < 1", _HOLE),
+    "inside": ("no eigenvalue lies outside", "largest distance outside, relative to the range,"),
+    "filled": ("polynomials: no gap is longer than (2m + 1)mπ/N < 1 of the range", _HOLE),
+    "decaying": ("a_δ = ρ^|δ|: no gap is longer than its bound < 1", _HOLE),
 }
 
 
 def longest_hole(eigenvalues: Float[np.ndarray, "N"], low: float, high: float) -> float:
-    """The longest piece of [low, high] without an eigenvalue, in units of its length."""
+    """The longest gap in [low, high] without an eigenvalue, relative to its length."""
     inside = np.clip(np.sort(eigenvalues), low, high)
     return float(np.diff(np.concatenate(([low], inside, [high]))).max() / (high - low))
 
@@ -50,18 +50,18 @@ def kernel_of(rng: np.random.Generator, degree: int) -> Complex[np.ndarray, "D"]
 
 
 def eigenvalues_of(kernel: Complex[np.ndarray, "D"], size: int) -> Float[np.ndarray, "N"]:
-    """Those of T_N, ascending, of its diagonals alone."""
+    """The eigenvalues of T_N, ascending, computed from its diagonals."""
     half = kernel[len(kernel) // 2 :, None]
     return np.asarray(eigvals_banded(np.repeat(half, size, axis=1), lower=True))
 
 
 def _over(hole: float, bound: float) -> list[float]:
-    """By which share a hole is over its bound, negative where it is under; of no bound that says nothing."""
+    """Relative excess of a gap over its bound, negative below it; empty for a bound above 1."""
     return [hole / bound - 1] if bound < 1 else []
 
 
 def filling(seed: int, *, tries: int = 20) -> dict[str, Any]:
-    """How long the longest hole between the eigenvalues of T_N is, for random symbols and sizes.
+    """The longest gap between the eigenvalues of T_N, for random symbols and sizes.
 
     Arguments
         seed   of the random kernels
@@ -106,9 +106,9 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "szego",
         "If the symbol is real and continuous, the eigenvalues of T_N asymptotically fill [min a, max a].",
         f"Random Hermitian kernels of degree {DEGREES[0]} to {DEGREES[-1]} and a_δ = ρ^|δ|, N = {SIZES[0]} to "
-        f"{SIZES[-1]}. Fails if an eigenvalue lies outside, or a hole between eigenvalues or at an end is longer than "
-        f"a bound that falls as 1/N, proved in this module for these symbols; where it is over the whole range it "
-        f"says nothing, and is not counted.",
+        f"{SIZES[-1]}. Fails if an eigenvalue lies outside, or a gap between eigenvalues or at an end is longer than "
+        f"a bound that decreases as 1/N, proved in this module for these symbols. Bounds larger than the range are "
+        f"not counted.",
         ("inside", "filled", "decaying"),
     ),
 )

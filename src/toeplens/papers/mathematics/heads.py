@@ -1,4 +1,4 @@
-"""The papers' statements about spectra and phases, held against real heads: fresh ones, and ones that have learned."""
+"""The papers' statements about spectra and phases, tested on real heads: untrained and trained."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from toeplens.studies.kit.verdicts import RULE, Finding, above, below, supportin
 from toeplens.training import Run, RunSpec
 
 NAME = "heads"
-LABELS = {"rope": "rope", "alibi": "alibi", "absolute": "sinusoidal", "learned": "learned"}  # and what is behind each
-ADDED = {"absolute": "the sinusoid", "learned": "a learned table"}  # those that add vectors at the input
+LABELS = {"rope": "rope", "alibi": "alibi", "absolute": "sinusoidal", "learned": "learned"}  # label: encoding
+ADDED = {"absolute": "the sinusoid", "learned": "a learned table"}  # encodings that add vectors at the input
 STATES = ("untrained", "trained")
-ONE_PHASE = 0.05  # relative error up to which one phase a diagonal describes a head's logits
-TOEPLITZ = 0.99  # share of energy from which a matrix is called Toeplitz
-TURNED = 0.5  # of what chance puts of the words into the positions' span: with less, training has turned them out
+ONE_PHASE = 0.05  # maximum relative error of one phase per diagonal
+TOEPLITZ = 0.99  # minimum share of energy of a Toeplitz matrix
+TURNED = 0.5  # of chance: with less overlap, training has made the spans more orthogonal
 _SEQUENCES, _PHASED = 64, 4
 _SOURCE = "arXiv 2505.13027 v1"
 
 
 def heads(runs: Mapping[str, Run]) -> dict[str, Any]:
-    """Measure trained models and their fresh twins, one a label of `LABELS`, on their own test sets.
+    """Measure trained models and their untrained copies, one per label of `LABELS`, on their own test sets.
 
-    Returns, for each label and state, tables, layers by heads, of what `contraction`, `single_phase` and
-    `toeplitz_profile` find, and of added vectors what their span has in common with that of the word embeddings and
-    whether they are a curve (`toeplens.papers.mathematics.c4.manifold`).
+    Returns, for each label and state, tables [layers, heads] of the results of `contraction`, `single_phase` and
+    `toeplitz_profile`. For added vectors: the overlap of their span with that of the word embeddings, and whether they
+    are a curve (`toeplens.papers.mathematics.c4.manifold`).
     """
     record: dict[str, Any] = {}
     for label, run in runs.items():
@@ -52,7 +52,7 @@ def heads(runs: Mapping[str, Run]) -> dict[str, Any]:
 
 
 def fresh(spec: RunSpec) -> Decoder:
-    """A model with the run's configuration and seed that has learned nothing."""
+    """An untrained model with the run's configuration and seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         return Decoder(spec.model).eval()
@@ -108,7 +108,7 @@ def _phases(layer: LayerTrace) -> dict[str, np.ndarray]:
 
 
 def _position_gram(trace: AttentionTrace, layer: LayerTrace) -> Tensor:
-    """Toeplitz share of the position-position part of the logits over all pairs; exact at the input, else by means."""
+    """Toeplitz share of the position-position part of the logits over all pairs; exact only at the input."""
     p, key_p = position_parts(trace, layer, "input" if layer.layer == 0 else "mean")
     q, k = layer.part(p, key_p)
     return toeplitz_profile(q, k, causal=False, lengths=layer.kept_lengths, layout="bhnd").pooled(0).share
@@ -118,7 +118,7 @@ def _position_gram(trace: AttentionTrace, layer: LayerTrace) -> Tensor:
 
 
 def _rows(records: Records, model: str, name: str) -> list[np.ndarray]:
-    """A table [layers, heads] a seed."""
+    """One table [layers, heads] per seed."""
     return [np.array(record[model][name]) for record in records[NAME] if name in record.get(model, {})]
 
 
@@ -127,8 +127,8 @@ def _means(records: Records, model: str, name: str, layers: slice = slice(None))
 
 
 def _narrower(records: Records) -> list[Finding]:
-    logits = _contracts(records, "width", "eigenvalue range of the logits, rotated over unrotated")
-    gram = _contracts(records, "gram", "largest eigenvalue of the keys' Gram matrix, rotated over unrotated")
+    logits = _contracts(records, "width", "eigenvalue range of the logits, rotated / unrotated")
+    gram = _contracts(records, "gram", "largest eigenvalue of the keys' Gram matrix, rotated / unrotated")
     return [*logits, *map(supporting, gram)]
 
 
@@ -137,10 +137,10 @@ def _contracts(records: Records, name: str, text: str) -> list[Finding]:
 
 
 def _against_bias(records: Records) -> list[Finding]:
-    findings = _contracts(records, "width", "eigenvalue range of the logits, rotated over unrotated")
+    findings = _contracts(records, "width", "eigenvalue range of the logits, rotated / unrotated")
     for state in STATES:
         rope, alibi = (_means(records, f"{label} {state}", "width") for label in ("rope", "alibi"))
-        text = f"{state}: range with over without position, RoPE less ALiBi"
+        text = f"{state}: ratio of the ranges with and without position, RoPE − ALiBi"
         findings.append(below(text, difference(rope, alibi), 0.0))
     return findings
 
@@ -162,7 +162,7 @@ def _schur(records: Records) -> list[Finding]:
 def _one_phase(records: Records) -> list[Finding]:
     return [
         below(
-            f"{state}: least relative error of one phase a diagonal, mean over heads",
+            f"{state}: smallest relative error with one phase per diagonal, mean over heads",
             _means(records, f"rope {state}", "phase_error"),
             ONE_PHASE,
         )
@@ -185,7 +185,7 @@ def _gram(records: Records) -> list[Finding]:
 
 def _not_orthogonal(records: Records) -> list[Finding]:
     def shared(label: str, state: str) -> Finding:
-        text = f"{ADDED[label]}, {state}: share of the words in the positions' span, over that of chance"
+        text = f"{ADDED[label]}, {state}: share of the words' variance in the positions' span / share by chance"
         models = [record.get(f"{label} {state}", {}) for record in records[NAME]]
         spans = [model["spans"] for model in models if "spans" in model]
         return above(text, [each["overlap"] / each["chance"] for each in spans], TURNED)
@@ -201,23 +201,22 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "heads-contraction",
         f"{_SOURCE}, section 3.3 and Proposition B.3",
         "RoPE's rotation narrows the range of eigenvalues of a real head's matrices.",
-        f"Ratios with over without the rotation, mean over all heads below 1, for fresh models and for trained ones: "
-        f"of the logits' symmetric part, of which section 3.3 speaks; of the keys' Gram matrix as a supporting part. "
-        f"{RULE}",
+        f"The ratio with / without the rotation, mean over all heads, is below 1 for untrained and for trained models: "
+        f"for the logits' symmetric part (section 3.3). Supporting: for the keys' Gram matrix. {RULE}",
         _narrower,
     ),
     Claim(
         "heads-contraction-additive",
         f"{_SOURCE}, section 3.3",
         "The rotation contracts the range of eigenvalues relative to an additive bias.",
-        f"Range with over without position, mean over heads: RoPE's below 1, for what does not contract is not made to "
-        f"by a bias that widens; and RoPE's less ALiBi's below 0. For fresh models and for trained ones. {RULE}",
+        f"Ratio of the ranges with and without position, mean over heads: RoPE's is below 1, and RoPE − ALiBi is below "
+        f"0, for untrained and for trained models. {RULE}",
         _against_bias,
     ),
     Claim(
         "heads-schur",
         f"{_SOURCE}, Proposition B.3, corrected",
-        "What Schur's bound gives a real head: the rotated keys' largest eigenvalue is at most the sum of those of the "
+        "Schur's bound for a real head: the rotated keys' largest eigenvalue is at most the sum of those of the "
         "frequencies' own Gram matrices (each frequency's spectrum is unchanged by its rotation).",
         UNIVERSAL,
         _schur,
@@ -226,27 +225,26 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "heads-single-phase",
         f"{_SOURCE}, eq. 9 and B.1",
         "A rotary head's logits are its Gram matrix times one unimodular Toeplitz matrix.",
-        f"The least relative error of the logits over one free phase a diagonal, mean over heads, below {ONE_PHASE:g}: "
-        f"the form is exact in the paper, and more than a twentieth is no rounding. {RULE}",
+        f"The smallest relative error of the logits with one free phase per diagonal, mean over heads, is below "
+        f"{ONE_PHASE:g}. The form is exact in the paper, so larger errors are not rounding. {RULE}",
         _one_phase,
     ),
     Claim(
         "position-gram-toeplitz",
         f"{_SOURCE}, section 3.2",
         "With positions added at the input, the position-position part of the logits is Toeplitz.",
-        f"Its Toeplitz share over all pairs above {TOEPLITZ:g}, mean over heads (1 is Toeplitz; the rest is room for "
-        f"training to break it slightly): in the first layer, where the split is exact; in later ones (mean split) as "
-        f"a supporting part. {RULE}",
+        f"Its Toeplitz share over all pairs, mean over heads, is above {TOEPLITZ:g} in the first layer, where the "
+        f"decomposition is exact. Supporting: in later layers, where it uses means. {RULE}",
         _gram,
     ),
     Claim(
         "heads-not-orthogonal",
         f"{_SOURCE}, Appendix C.4",
         "The added position vectors are not orthogonal to the word embeddings of a model.",
-        f"Two spans drawn independently are never orthogonal, so the least angle decides nothing. Asked is whether "
-        f"training turns them apart: the share of the words' variance in the span of the positions, over rank / width, "
-        f"the share that chance puts there, above {TURNED:g} (orthogonal spans have 0), for both encodings that add "
-        f"vectors. Fresh models are a supporting part. {RULE}",
+        f"Independent random spans are never orthogonal, so the smallest angle is not informative. Instead: does "
+        f"training make the spans more orthogonal? For both encodings that add vectors, the share of the words' "
+        f"variance in the span of the positions, divided by the share by chance (rank / width), is above {TURNED:g}; "
+        f"orthogonal spans have 0. Supporting: the same for untrained models. {RULE}",
         _not_orthogonal,
     ),
 )

@@ -1,4 +1,4 @@
-"""MLA's logits (arXiv 2505.13027, eq. 12), as printed, with J in place of I, and as they are.
+"""MLA's logits (arXiv 2505.13027, eq. 12): as printed, with J in place of I, and corrected.
 
 Eq. 12 gives the complex logits as G ∘ (αG_e + I), G the sum of the four Gram matrices of content and position. A head
 of eq. 11 has a content branch q^C, k^C and a rotary branch q^R, k^R with parameters of their own. What holds (theory,
@@ -31,13 +31,13 @@ HEADS = 2
 BASE = 10000.0
 SOURCE = "arXiv 2505.13027 v1, eq. 12"
 
-_ERROR = "the relative error came up to"
+_ERROR = "largest relative error"
 TALLIES: dict[str, tuple[str, str]] = {
     "identity": ("with I, one frequency, tied branches and the best α, the logits are as printed", _ERROR),
     "ones-one": ("with J, tied branches and one frequency", _ERROR),
-    "ones-many": ("with J, tied branches and several frequencies under one Toeplitz factor of any entries", _ERROR),
-    "ones-own": ("with J, branches of their own and one frequency, any mixture of the two and any α", _ERROR),
-    "own": ("branches of their own: L = G_C + Re Σ_t B_t∘E_t, each of four parts", _ERROR),
+    "ones-many": ("with J, tied branches and several frequencies with any one Toeplitz factor", _ERROR),
+    "ones-own": ("with J, separate branches and one frequency, any mixture of the two and any α", _ERROR),
+    "own": ("separate branches: L = G_C + Re Σ_t B_t∘E_t, each of four parts", _ERROR),
     "tied": ("tied branches: L = Re Σ_t W_t∘(αE_t + J) with α = 1", _ERROR),
 }
 
@@ -71,13 +71,13 @@ def ours(q: Float[np.ndarray, "N d"], k: Float[np.ndarray, "N d"], rotary_dim: i
 
 
 def beyond_scalar(logits: Logits, fixed: Logits, turned: Complex[np.ndarray, "N N"]) -> float:
-    """Least relative error of ``fixed`` + Re(α ``turned``) over complex α."""
+    """Smallest relative error of ``fixed`` + Re(α ``turned``) over complex α."""
     design = np.stack((np.real(turned).ravel(), -np.imag(turned).ravel()), axis=1)
     return _rest(design, (logits - fixed).ravel()) / _norm(logits)
 
 
 def beyond_toeplitz(logits: Logits, fixed: Logits, gram: Complex[np.ndarray, "N N"]) -> float:
-    """Least relative error of ``fixed`` + Re(``gram``∘T) over all complex Toeplitz T: a number a diagonal."""
+    """Smallest relative error of ``fixed`` + Re(``gram``∘T) over all complex Toeplitz T."""
     rest, size = logits - fixed, len(logits)
     squares = []
     for offset in range(1 - size, size):
@@ -107,14 +107,14 @@ def _norm(x: np.ndarray) -> float:
 
 
 def _head(rng: np.random.Generator, width: int) -> Float[np.ndarray, "vectors part N d"]:
-    """q^C, k^C, q^R, k^R of a random head, each as its content and its position part."""
+    """q^C, k^C, q^R, k^R of a random head, each as content and position parts."""
     x = rng.normal(size=(2, POSITIONS, 2 * width))  # content and position
     maps = rng.normal(size=(4, width, 2 * width)) / np.sqrt(2 * width)
     return np.einsum("vdm,pnm->vpnd", maps, x)
 
 
 def latent(seed: int, *, tries: int = 200) -> dict[str, Any]:
-    """Every reading of eq. 12 against the logits of our MLA, on random heads.
+    """Compare every reading of eq. 12 with the logits of our MLA, on random heads.
 
     Arguments
         seed   of the heads
@@ -151,29 +151,29 @@ def latent(seed: int, *, tries: int = 200) -> dict[str, Any]:
 _claim = ClaimsOn(
     "latent",
     TALLIES,
-    f"Random heads of {POSITIONS} positions, the logits of our MLA. An instance counts against it if the relative "
-    f"error of the whole matrix is above {ROUNDING:g}, that is, above rounding.",
+    f"Logits of our MLA for random heads at {POSITIONS} positions. A counterexample has a relative error of the whole "
+    f"matrix above {ROUNDING:g} (rounding).",
 )
 CLAIMS: tuple[Claim[Records], ...] = (
     _claim(
         SOURCE,
         "mla-logits",
         "MLA's logits are the real part of (G_qk + G_qp + G_pk + G_p) ∘ (αG_e + I).",
-        "In the case most in its favour: both branches share their parameters, one frequency, the best complex α.",
+        "In the most favourable case: both branches share their parameters, one frequency, the best complex α.",
         ("identity",),
     ),
     _claim(
         f"{SOURCE}, read with J",
         "mla-logits-ones",
         "MLA's logits are the real part of (G_qk + G_qp + G_pk + G_p) ∘ (αG_e + J), J all ones in place of I.",
-        "Three parts: one frequency, several, and branches with parameters of their own, as section 5.2 has them.",
+        "Three parts: one frequency, several frequencies, and branches with separate parameters as in section 5.2.",
         ("ones-one", "ones-many", "ones-own"),
     ),
     _claim(
         f"{SOURCE}, corrected",
         "mla-logits-corrected",
-        "MLA's logits are G_C + Re Σ_t B_t∘E_t, a plain branch and a rotary one with Gram matrices of their own; were "
-        "the branches tied, Re Σ_t W_t∘(E_t + J).",
+        "MLA's logits are G_C + Re Σ_t B_t∘E_t, a plain branch and a rotary branch with separate Gram matrices; with "
+        "tied branches they are Re Σ_t W_t∘(E_t + J).",
         "Proved: it is eq. 11 written out.",
         ("own", "tied"),
     ),

@@ -1,4 +1,4 @@
-"""Does normalising keep a Toeplitz matrix one? (arXiv 2505.13027, Remark 3.1)
+"""Does softmax preserve Toeplitz matrices? (arXiv 2505.13027, Remark 3.1)
 
 Attention(p_i, p_j) = [a_{i-j}] of Assumption 3.2 is written with an equal sign "because the normalization operation
 does not change the Toeplitz property". For softmax S_ij = e^{a_(i-j)} / Z_i with Z_i the sum over row i. What holds:
@@ -23,25 +23,25 @@ from toeplens.studies.kit.claims import Claim
 SIZES = (2, 3, 8, 32)
 WINDOW = 4
 WIDTH = 16  # of the sinusoid
-APART = 1e-3  # row sums that differ by this share count as different: below it the difference could pass for rounding
+APART = 1e-3  # minimum relative difference of row sums that count as different
 SOURCE = "arXiv 2505.13027 v1, Remark 3.1"
 
-_GAP = "the relative distance from the nearest Toeplitz matrix came up to"
-_NEAREST = "the relative distance from the nearest Toeplitz matrix, negative, came up to"
+_GAP = "largest relative distance from the nearest Toeplitz matrix"
+_NEAREST = "smallest relative distance from the nearest Toeplitz matrix (negated)"
 TALLIES: dict[str, tuple[str, str]] = {
     "softmax": ("the softmax over all keys of a random Toeplitz matrix is Toeplitz", _GAP),
     "causal": ("the softmax over the keys up to the query is Toeplitz", _GAP),
     "sinusoid": ("the softmax of the sinusoid's p_i · p_j / √d is Toeplitz", _GAP),
-    "scaled": ("the factor 1/√d keeps it", _GAP),
-    "circulant": ("a circulant matrix keeps it", _GAP),
-    "window": ("under a causal window the rows after the first few keep it", _GAP),
+    "scaled": ("the factor 1/√d preserves the property", _GAP),
+    "circulant": ("the softmax of a circulant matrix is Toeplitz", _GAP),
+    "window": ("under a causal window the rows after the first few are Toeplitz", _GAP),
     "causal-lost": ("the softmax over the keys up to the query is not Toeplitz", _NEAREST),
-    "unequal": (f"row sums that differ by {APART:g} or more lose it", _NEAREST),
+    "unequal": (f"if row sums differ by at least {APART:g}, the softmax is not Toeplitz", _NEAREST),
 }
 
 
 def toeplitz_gap(matrix: Float[np.ndarray, "R N"]) -> float:
-    """Distance from the nearest Toeplitz matrix in units of the norm: 0 just where every diagonal is constant."""
+    """Relative distance from the nearest Toeplitz matrix; 0 if and only if every diagonal is constant."""
     means = np.zeros_like(matrix)
     rows, columns = np.indices(matrix.shape)
     for offset in range(1 - matrix.shape[1], matrix.shape[0]):
@@ -51,7 +51,7 @@ def toeplitz_gap(matrix: Float[np.ndarray, "R N"]) -> float:
 
 
 def softmax(logits: Float[np.ndarray, "N N"]) -> Float[np.ndarray, "N N"]:
-    """Each row's exponentials over their sum; -∞ gives 0."""
+    """Softmax of each row; -∞ gives 0."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
@@ -63,7 +63,7 @@ def causal(logits: Float[np.ndarray, "N N"], window: int | None = None) -> Float
 
 
 def _spread(logits: Float[np.ndarray, "N N"]) -> float:
-    """How far the row sums of the exponentials differ, in units of the largest."""
+    """Range of the row sums of the exponentials, relative to the largest."""
     sums = np.exp(logits).sum(-1)
     return float(np.ptp(sums) / sums.max())
 
@@ -75,7 +75,7 @@ def _sinusoid(size: int) -> Float[np.ndarray, "N N"]:
 
 
 def normalising(seed: int, *, tries: int = 200) -> dict[str, Any]:
-    """Toeplitz matrices before and after normalising.
+    """Toeplitz matrices before and after softmax.
 
     Arguments
         seed   of the random kernels
@@ -110,22 +110,22 @@ def normalising(seed: int, *, tries: int = 200) -> dict[str, Any]:
 _claim = ClaimsOn(
     "normalising",
     TALLIES,
-    f"Fails if the diagonals of some normalised matrix are not constant to {ROUNDING:g} of its norm.",
+    f"A counterexample is a normalised matrix whose diagonals are not constant to {ROUNDING:g} of its norm.",
 )
 CLAIMS: tuple[Claim[Records], ...] = (
     _claim(
         SOURCE,
         "normalising",
         "The normalization operation does not change the Toeplitz property of the matrix.",
-        "Normalising is softmax, over all keys and under a causal mask; the factor 1/√d is a supporting part.",
+        "Normalisation is softmax, over all keys and under a causal mask. Supporting: the factor 1/√d.",
         ("softmax", "causal", "sinusoid"),
         supporting=("scaled",),
     ),
     _claim(
         f"{SOURCE}, corrected",
         "normalising-corrected",
-        "Softmax keeps a Toeplitz matrix one just where all rows have one sum: circulant logits, or the rows of a "
-        "causal window after its first few; under a full causal mask, never.",
+        "The softmax of a Toeplitz matrix is Toeplitz if and only if all rows have the same sum: for circulant logits, "
+        "or for the rows of a causal window after the first few; never under a full causal mask.",
         "Proved in this module.",
         ("circulant", "window", "causal-lost", "unequal"),
     ),

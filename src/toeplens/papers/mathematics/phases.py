@@ -33,20 +33,20 @@ SOURCE = "arXiv 2505.13027 v1, Lemma B.1"
 Matrices = Inexact[np.ndarray, "*B N N"]
 Columns = Inexact[np.ndarray, "*B N"]
 
-# what is tallied: what each statement says, and the words before its worst margin
+# by tally: the statement, and the words before its worst margin
 TALLIES: dict[str, tuple[str, str]] = {
-    "bound": ("max|f| <= 2 Σ w_i", "max|f| / 2 Σ w_i - 1 came up to"),
-    "coinciding": ("phases that coincide give equality", "the deficit came up to"),
-    "not-coinciding": ("phases that do not coincide give less", "max|f| / 2 Σ w_i - 1 came up to"),
-    "aligned": ("the condition gives equality", "the deficit came up to"),
-    "not-aligned": ("without it max|f| is smaller", "max|f| / 2 Σ w_i - 1 came up to"),
-    "coinciding-proof": ("phases that coincide give equality for P", "the deficit came up to"),
-    "range-width": ("the range of g is 4 Σ w_i", "its shortfall came up to"),
-    "range": ("range f <= range g", "range f / range g - 1 came up to"),
-    "range-equal": ("equal ranges need phases that coincide", "-|range f / range g - 1| came up to"),
-    "range-constant": ("range f <= (4/π) range g", "(π/4) range f / range g - 1 came up to"),
-    "range-limits": ("the limits by Σ w_i", "their excess came up to"),
-    "szego": ("W∘E is narrower than W = T(3, 1, 1, 0, ..)", "width(W∘E) / width(W) - 1 came up to"),
+    "bound": ("max|f| <= 2 Σ w_i", "largest max|f| / 2 Σ w_i - 1:"),
+    "coinciding": ("coinciding phases give equality", "largest deficit"),
+    "not-coinciding": ("phases that do not coincide give less", "largest max|f| / 2 Σ w_i - 1:"),
+    "aligned": ("the condition gives equality", "largest deficit"),
+    "not-aligned": ("without the condition max|f| is smaller", "largest max|f| / 2 Σ w_i - 1:"),
+    "coinciding-proof": ("coinciding phases give equality for P", "largest deficit"),
+    "range-width": ("the range of g is 4 Σ w_i", "largest shortfall"),
+    "range": ("range f <= range g", "largest range f / range g - 1:"),
+    "range-equal": ("equal ranges require coinciding phases", "largest -|range f / range g - 1|:"),
+    "range-constant": ("range f <= (4/π) range g", "largest (π/4) range f / range g - 1:"),
+    "range-limits": ("the limits by Σ w_i", "largest excess"),
+    "szego": ("W∘E is narrower than W = T(3, 1, 1, 0, ..)", "largest width(W∘E) / width(W) - 1:"),
 }
 
 
@@ -58,7 +58,7 @@ def hermitian(column: Columns) -> Matrices:
 
 
 def widest(size: int, rng: np.random.Generator, *, starts: int, positive: bool = False) -> dict[str, Any]:
-    """Toeplitz W and phases ψ that make W∘E as wide against W as can be found (L-BFGS-B from random starts).
+    """Search for Toeplitz W and phases ψ that maximise width(W∘E) / width(W) (L-BFGS-B from random starts).
 
     As E_ii = 1, neither W's diagonal nor its scale matters to the ratio of the widths: the diagonal is chosen last, so
     that W is positive definite. With ``positive`` its entries are > 0, as Lemma B.1 has them. ``starts`` is 1 or more.
@@ -84,7 +84,7 @@ def widest(size: int, rng: np.random.Generator, *, starts: int, positive: bool =
 
 
 def written(column: Complex[np.ndarray, "N"], phases: Float[np.ndarray, "N"]) -> dict[str, Any]:
-    """A W and its phases in full, rounded first, with the two spectra that the rounded numbers have."""
+    """A W and its phases, rounded, with the two spectra of the rounded numbers."""
     column, phases = np.round(column, 6), np.round(phases, 6)
     before = np.linalg.eigvalsh(hermitian(column))
     after = np.linalg.eigvalsh(hermitian(column * np.exp(1j * phases)))
@@ -111,7 +111,7 @@ def _width(kernel: Complex[np.ndarray, "M"]) -> tuple[float, Complex[np.ndarray,
 
 
 def peak(coefficients: Columns) -> Float[np.ndarray, "*B"]:
-    """max over θ of 2 Re Σ_i c_i e^{iiθ}, to rounding: an FFT grid of 16N, then Newton from its 8 highest tops."""
+    """max over θ of 2 Re Σ_i c_i e^{iiθ}, to rounding: an FFT grid of 16N, then Newton from its 8 highest peaks."""
     size = coefficients.shape[-1]
     flat = coefficients.reshape(-1, size)
     count = 16 * size
@@ -135,12 +135,12 @@ def amplitude(coefficients: Columns) -> Float[np.ndarray, "*B"]:
 
 
 def span(coefficients: Columns) -> Float[np.ndarray, "*B"]:
-    """Maximum less minimum over θ of 2 Re Σ_i c_i e^{iiθ}."""
+    """Maximum minus minimum over θ of 2 Re Σ_i c_i e^{iiθ}."""
     return peak(coefficients) + peak(-coefficients)
 
 
 def misalignment(weights: Float[np.ndarray, "N"], phases: Float[np.ndarray, "N"]) -> float:
-    """How far the θ_i are from the condition of equality, in radians; 0 exactly if it holds. The first i > 0 with w_i
+    """Distance of the θ_i from the condition of equality, in radians; 0 exactly if it holds. The first i > 0 with w_i
     > 0 leaves i candidates for φ with the target 0, i with π if w_0 = 0: the best one's worst |i(θ_i + φ) - target|.
     """
     used = np.flatnonzero(weights[1:] > 0) + 1
@@ -180,7 +180,7 @@ def _weights(rng: np.random.Generator, tries: int, size: int) -> Float[np.ndarra
 
 
 def _amplitudes(rng: np.random.Generator, tries: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """max|f| against 2 Σ w_i: phases at random, phases that coincide, and phases found by maximising f."""
+    """max|f| compared with 2 Σ w_i: random phases, coinciding phases, and phases that maximise f."""
     bound, same, proof, other = [], [], [], []
     shown = {}
     for size in SIZES:
@@ -211,7 +211,7 @@ def _missing(theta: Float[np.ndarray, "N"], weights: Float[np.ndarray, "N"]) -> 
 
 
 def _alignments(rng: np.random.Generator, tries: int) -> dict[str, Any]:
-    """The corrected condition of equality on instances made to meet it, to miss it narrowly, and at random."""
+    """The corrected condition of equality on instances that satisfy it, that miss it narrowly, and on random ones."""
     met, missed = [], []
     for size in SIZES:
         index = np.arange(size)
@@ -233,7 +233,7 @@ def _alignments(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def _ranges(rng: np.random.Generator, tries: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """range f against range g: random and best phases, the linear programs, Fejér's weights, and aligned phases."""
+    """range f and range g: random and best phases, the linear programs, Fejér's weights, and aligned phases."""
     ratios, width, limits, equal, shares = [], [], [], [], []
     for size in SIZES:
         index = np.arange(size)
@@ -277,7 +277,7 @@ def _ranges(rng: np.random.Generator, tries: int) -> tuple[dict[str, Any], dict[
 
 
 def _toeplitz_widths() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Eigenvalues of W∘E against W's as N grows (Szegő): W = T(3, 1, 1, 0, ..), f and g those of w = (1.5, 1, 1)."""
+    """Eigenvalues of W∘E and of W as N grows (Szegő): W = T(3, 1, 1, 0, ..), f and g those of w = (1.5, 1, 1)."""
     gaps, angles = np.linspace(0, np.pi, 4001), np.linspace(-np.pi, np.pi, 73)
     psi = turned(3, gaps[np.argmax(np.sin(gaps / 2) + np.abs(np.sin(gaps)))])
     curves: dict[str, Any] = {"rows": list(ROWS), "psi": short(psi), "angles": short(angles)}
@@ -316,7 +316,7 @@ def phases(seed: int, *, tries: int = 200) -> dict[str, Any]:
 
 
 _claim = ClaimsOn(
-    "phases", TALLIES, "Fails if max|f| or a range, computed to rounding, contradicts it for some w and θ_i."
+    "phases", TALLIES, "A counterexample is a choice of w and θ_i whose max|f| or range contradicts it beyond rounding."
 )
 _stated = partial(_claim, SOURCE)
 _corrected = partial(_claim, f"{SOURCE}, corrected")
@@ -325,39 +325,39 @@ CLAIMS: tuple[Claim[Records], ...] = (
     _stated(
         "lemma-b1-equality",
         "max|f| = 2 Σ w_i if and only if all phases θ_i coincide modulo 2π.",
-        "'If' and 'only if' are parts; for 'only if' all w_i > 0, and θ_0, which has no effect, is left out.",
+        "'If' and 'only if' are separate parts. For 'only if', all w_i > 0 and θ_0, which has no effect, is excluded.",
         ("coinciding", "not-coinciding"),
     ),
     _corrected(
         "lemma-b1-equality-corrected",
         "max|f| = 2 Σ w_i if and only if some φ has i(θ_i + φ) ≡ 0 for all i with w_i > 0, or ≡ π for all of them.",
-        "Both directions, on phases made to meet the condition, to miss it by 0.1 to 1 radian, and at random.",
+        "Both directions, on phases that satisfy the condition, that miss it by 0.1 to 1 radian, and random ones.",
         ("aligned", "not-aligned"),
     ),
     _claim(
         f"{SOURCE}, proof",
         "lemma-b1-proof",
         "With the phases of the proof, c_i = w_i e^{ιθ_i}, phases that coincide give max 2|Re P| = 2 Σ w_i.",
-        "The lemma's f has iθ_i where the proof's P has θ_i.",
+        "The lemma's f has iθ_i; the proof's P has θ_i instead.",
         ("coinciding-proof",),
     ),
     _stated(
         "lemma-b1-range",
         "The range of g is 4 Σ w_i, never below that of f, and equal to it only if all phases coincide.",
-        "Three parts; the first without w_0, which moves g as a whole.",
+        "Three parts; the first without w_0, which shifts g.",
         ("range-width", "range", "range-equal"),
     ),
     _corrected(
         "lemma-b1-range-corrected",
         "range f <= (4/π) range g, range f <= 4 Σ w_i and 2 Σ w_i <= range g <= 4 Σ w_i, sums over i > 0.",
-        "Proved in this module; the search says how near 4/π comes.",
+        "Proved in this module; the search shows how closely 4/π is approached.",
         ("range-constant", "range-limits"),
     ),
     ClaimsOn("phases", TALLIES)(
         "arXiv 2505.13027 v1, Proposition B.3, its use of Lemma B.1",
         "lemma-b1-szego",
         "By Szegő's theorem the spectrum of W∘E is more compact than W's.",
-        "Fails if the eigenvalues of W∘E range over as much as W's or more, for W Toeplitz with entries >= 0.",
+        "Fails if the eigenvalue range of W∘E is at least that of W, for Toeplitz W with entries >= 0.",
         ("szego",),
     ),
 )

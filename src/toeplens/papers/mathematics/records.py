@@ -1,4 +1,4 @@
-"""What an experiment on the mathematics leaves behind, and how a statement about all instances is judged."""
+"""Records of the mathematical experiments, and how a statement about all instances is judged."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.verdicts import Finding, opposite, unknown
 from toeplens.studies.kit.verdicts import supporting as as_supporting
 
-Record = Mapping[str, Any]  # one experiment under one seed: plain numbers, strings and lists, so that JSON can hold it
-Records = Mapping[str, Sequence[Record]]  # by experiment's name, one record a seed
+Record = Mapping[str, Any]  # one experiment with one seed, JSON-serialisable
+Records = Mapping[str, Sequence[Record]]  # by experiment name, one record per seed
 
-ROUNDING = 1e-9  # relative: a smaller difference is none
+ROUNDING = 1e-9  # relative tolerance
 # how a statement about all instances is decided
 UNIVERSAL = (
-    "A statement about all instances fails with one counterexample beyond rounding, found by a seeded search or known "
-    "beforehand; it holds if the search, of the stated size, found none (a search proves nothing: where there is a "
-    "proof, the statement says so)."
+    "A statement about all instances fails with one counterexample beyond rounding, known or found by a seeded search. "
+    "It holds if the search found none. A search is not a proof; the rule says if there is a proof."
 )
 
 
@@ -31,29 +30,29 @@ def universal(what: str, *, tried: int, violations: int, worst: str) -> Finding:
 
     Arguments
         what        the statement
-        tried       instances looked at
-        violations  how many of them contradict it beyond rounding
-        worst       the strongest counterexample, or how near the nearest came, in words
+        tried       number of tested instances
+        violations  number of instances that contradict it beyond rounding
+        worst       description of the strongest counterexample, or of the nearest instance
     """
     if tried == 0:
-        return Finding("undecided", f"{what}: no instance was tried")
+        return Finding("undecided", f"{what}: no instance was tested")
     if violations:
         return Finding("fails", f"{what}: contradicted by {violations} of {tried} instances; {worst}")
     return Finding("holds", f"{what}: no counterexample among {tried} instances; {worst}")
 
 
 def short(values: Any) -> Any:
-    """Six digits, as plain lists and numbers."""
+    """Values rounded to six digits, as plain lists and numbers."""
     return [short(value) for value in values] if np.ndim(values) else float(f"{values:.6g}") + 0.0
 
 
 def relative_error(rest: Float[np.ndarray, "..."], whole: Float[np.ndarray, "..."]) -> float:
-    """The norm of what is left over, in units of the norm of all."""
+    """The norm of the remainder, relative to the norm of the whole."""
     return float(np.linalg.norm(rest) / np.linalg.norm(whole))
 
 
 def generator(seed: int, tries: int) -> np.random.Generator:
-    """The random numbers of an experiment; fewer than 20 tries raise `InputError`."""
+    """The random generator of an experiment. Raises `InputError` for fewer than 20 tries."""
     if tries < 20:
         raise InputError(f"tries: {tries} was given; 20 or more are allowed.")
     return np.random.Generator(np.random.Philox(seed))
@@ -69,15 +68,15 @@ def tally(margins: Sequence[float] | np.ndarray, *, beyond: float = ROUNDING) ->
 
 
 def in_all(what: str, yes: Sequence[bool]) -> Finding:
-    """A property that nothing is left to chance in: it holds if every seed's record shows it."""
+    """A deterministic property: it holds if every seed's record has it."""
     if not yes:
-        return unknown(what, "no record that counts")
+        return unknown(what, "no record qualifies")
     count = sum(map(bool, yes))
     return Finding("holds" if count == len(yes) else "fails", f"{what}: in {count} of {len(yes)} seeds")
 
 
 def pooled(what: str, runs: Sequence[Record], name: str, words: str) -> Finding:
-    """A statement about all instances, by all seeds' tallies of one ``name``; ``words`` go before the worst margin."""
+    """A statement about all instances, from all seeds' tallies of one ``name``; ``words`` precede the worst margin."""
     missing = next((run for run in runs if name not in run["tallies"]), None)
     if missing is not None:
         raise InputError(f"records: one of seed {missing['seed']} is damaged: it has no tally {name!r}.")
@@ -89,15 +88,14 @@ def pooled(what: str, runs: Sequence[Record], name: str, words: str) -> Finding:
 
 @dataclass(frozen=True)
 class ClaimsOn:
-    """Makes claims on one experiment's records, from a source, a name, what it says, its rule and its tallies.
+    """Makes claims on one experiment's records, from a source, a name, a statement, a rule and tallies.
 
-    A claim's ``parts`` are essential and so are those that it says are ``refuted``; it does not fall with the
-    ``supporting`` ones.
+    A claim's ``parts`` are essential, as are those that must be ``refuted``; ``supporting`` ones are not.
 
     Arguments
         record   name of the experiment
-        tallies  by name, what each says, and the words before its worst margin
-        rule     of all the claims; each has its own after it
+        tallies  by name, the statement of each and the words before its worst margin
+        rule     common start of the claims' rules
     """
 
     record: str

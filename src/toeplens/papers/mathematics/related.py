@@ -1,4 +1,4 @@
-"""Two statements on encodings among the related papers that the page of arXiv 2511.11579 lists with their abstracts.
+"""Statements on encodings from two related papers that are listed with arXiv 2511.11579, by their abstracts.
 
 RollPE (van de Geijn et al. 2025) rolls queries and keys along their dimensions, by s i at position i: multiplication by
 P^(si), P the cyclic shift of d. In the real Fourier basis P is a rotation by 2πf/d of each pair (cos, sin) of component
@@ -39,14 +39,14 @@ _LISTED = "abstract, among the related papers listed with arXiv 2511.11579"
 ROLLING = f"Do traveling waves make good positional encodings?, {_LISTED}"
 POWERFUL = f"Your Transformer May Not be as Powerful as You Expect, {_LISTED}"
 
-_ERROR = "the relative error came up to"
-_APART = "two positions' outputs differed, in units of the largest, by up to"
+_ERROR = "largest relative error"
+_APART = "largest difference of two positions' outputs, relative to the largest,"
 TALLIES: dict[str, tuple[str, str]] = {
     "rolled": ("logits of rolled vectors are RoPE's in the Fourier basis, linear frequencies", _ERROR),
     "encoding": ("our RollPE is the roll", _ERROR),
     "own-width": (
-        "a rotation of the head's own width does it",
-        "a shift missed determinant 1, or an even width, by up to",
+        "a rotation of the head's own width is sufficient",
+        "largest deviation of a shift from determinant 1 or an even width",
     ),
     "bias-equal": ("relative biases: equal tokens give equal outputs", _APART),
     "rotation-equal": ("rotations: equal tokens give equal outputs", _APART),
@@ -97,7 +97,7 @@ def _logits(
 
 
 def no_rotation(width: int, speed: int) -> float:
-    """0 where the shift could be a rotation of pairs: of an even width, with determinant 1; else by how much not."""
+    """0 if the shift can be a rotation of pairs (even width, determinant 1), otherwise the deviation."""
     shift = np.roll(np.eye(width), speed, axis=0)
     return max(float(width % 2), abs(float(np.linalg.det(shift)) - 1))
 
@@ -116,19 +116,19 @@ def _rolling(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def spread(outputs: Float[Tensor, "N d"]) -> float:
-    """How far outputs are from being one vector, in units of the largest entry."""
+    """Largest difference of the outputs from the first one, relative to the largest entry."""
     return float((outputs - outputs[:1]).abs().max() / outputs.abs().max())
 
 
 @torch.no_grad()
 def stretch(encoding: PositionalEncoding) -> None:
-    """Move an encoding's parameters far from where they start, by torch's random numbers."""
+    """Move an encoding's parameters far from their initial values, with torch's random generator."""
     for values in encoding.parameters():
         values.add_(STRETCH * torch.randn_like(values).abs())
 
 
 def equal_tokens(encoding: str, depth: int, causal: bool, seed: int) -> Float[Tensor, "N d_model"]:
-    """What a random decoder, its encoding's parameters large, makes of a text of one token, position by position."""
+    """Outputs of a random decoder with large encoding parameters on one repeated token, by position."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         sizes = {"vocab_size": 4, "d_model": 16, "d_ff": 32, "num_layers": depth, "num_heads": 2, "max_len": POSITIONS}
@@ -142,8 +142,7 @@ def equal_tokens(encoding: str, depth: int, causal: bool, seed: int) -> Float[Te
 
 
 def urpe_outputs(target: Float[np.ndarray, "N"], causal: bool) -> Float[np.ndarray, "N"]:
-    """What an attention of our URPE puts out where all tokens are equal and have the value 1, once its factors are set
-    by least squares to give ``target``."""
+    """Output of our URPE attention on equal tokens with value 1, with factors fitted to ``target`` by least squares."""
     size = len(target)
     sizes = {"d_model": 4, "num_heads": 1, "head_dim": 4, "max_len": size}
     encoding = build("urpe", base="none", **sizes).double()
@@ -177,7 +176,7 @@ def _equal(rng: np.random.Generator, tries: int) -> dict[str, Any]:
 
 
 def related(seed: int, *, tries: int = 200) -> dict[str, Any]:
-    """RollPE against RoPE, and equal tokens under biases, rotations and factors.
+    """RollPE compared with RoPE, and equal tokens under biases, rotations and factors.
 
     Arguments
         seed   of vectors, models and targets
@@ -190,15 +189,15 @@ def related(seed: int, *, tries: int = 200) -> dict[str, Any]:
 
 
 _claim = ClaimsOn("related", TALLIES)
-_BAR = f"An instance counts against it above {ROUNDING:g}, that is, above rounding."
+_BAR = f"A counterexample exceeds {ROUNDING:g} (rounding)."
 CLAIMS: tuple[Claim[Records], ...] = (
     _claim(
         ROLLING,
         "rollpe-is-rope",
         "RollPE is mathematically equivalent to a particular configuration of RoPE.",
-        f"np.roll against our rotary encoding with frequencies 2πsf/d on the real Fourier coefficients, a zero beside "
-        f"each of the one or two single ones: all logits. {_BAR} That RoPE have the head's own width is a supporting "
-        f"part, not in the statement: the shift would have to be a rotation.",
+        f"All logits of np.roll compared with our rotary encoding with frequencies 2πsf/d on the real Fourier "
+        f"coefficients, with a zero added to each unpaired one. {_BAR} Supporting, not in the statement: RoPE with the "
+        f"head's own width is sufficient, so the shift is a rotation.",
         ("rolled", "encoding"),
         supporting=("own-width",),
     ),
@@ -206,10 +205,10 @@ CLAIMS: tuple[Claim[Records], ...] = (
         POWERFUL,
         "relative-bias-limits",
         "There are continuous sequence-to-sequence functions that Transformers with relative positional encodings "
-        "cannot approximate, however deep and wide: all that tell the positions of equal tokens apart.",
-        f"Random decoders of one and three layers, causal and not, the biases' parameters large, are given one token "
-        f"throughout; if the outputs are the same everywhere, i/N is missed by half its range. {_BAR} Rotations, of "
-        f"which the abstract does not speak, are a supporting part.",
+        "cannot approximate at any depth and width: all that distinguish the positions of equal tokens.",
+        f"Random decoders of one and three layers, causal and bidirectional, with large bias parameters, read one "
+        f"repeated token. If the outputs are equal at all positions, the target i/N is missed by half its range. "
+        f"{_BAR} Supporting, not in the abstract: the same for rotations.",
         ("bias-equal",),
         supporting=("rotation-equal",),
     ),
@@ -217,8 +216,8 @@ CLAIMS: tuple[Claim[Records], ...] = (
         POWERFUL,
         "urpe-can",
         "URPE's attention can: its factors on the weights give equal tokens any outputs.",
-        f"Of the conditions that the abstract speaks of this is the one that biases break; that URPE approximates "
-        f"every continuous function is not tested. i/N and random targets, factors by least squares. {_BAR}",
+        f"This is the condition of the abstract that biases violate; universal approximation is not tested. Targets "
+        f"i/N and random, factors by least squares. {_BAR}",
         ("factors",),
     ),
 )

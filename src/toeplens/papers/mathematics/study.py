@@ -1,4 +1,4 @@
-"""The mathematics as a study: run each experiment under each seed, keep its record, judge the claims on all of them."""
+"""The mathematics as a study: run each experiment with each seed, keep the records, judge the claims."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from toeplens.training import Run, plan_execution, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
 RECORDS = "records"
-# name -> the experiment of one seed
+# experiments by name; each takes a seed
 EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "contraction": contraction.contraction,
     "phases": phases.phases,
@@ -49,7 +49,7 @@ EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "related": related.related,
     small_norm.NAME: small_norm.small_norm,
 }
-# the statements, as the papers have them and as they stand
+# the statements, as published and corrected
 CLAIMS: tuple[Claim[Records], ...] = (
     *distance.CLAIMS,
     *normalising.CLAIMS,
@@ -73,7 +73,7 @@ Place = tuple[str, int]
 class Theory(State):
     """The state of the study.
 
-    records  by experiment, one a finished seed
+    records  by experiment, one per finished seed
     """
 
     scale: str
@@ -81,7 +81,7 @@ class Theory(State):
     records: Records
 
     def asked(self) -> dict[str, Any]:
-        """The models' scale, and how many seeds."""
+        """The models' scale and the number of seeds."""
         return {"scale": self.scale, "seeds": self.seeds}
 
     def found(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Theory(State):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Begun):
-    """study.json; earlier versions did not keep their time."""
+    """study.json; ``seconds`` was added later."""
 
     LATER = ("seconds",)
 
@@ -133,9 +133,9 @@ def _judged(head: dict[str, Any], plan: tuple[str, int], records: Records) -> Th
 
 
 def _alike(name: str, found: Mapping[Path | str, Any]) -> list[Record]:
-    """An experiment's records by where they are; one with other fields or sizes than the first raises `InputError`.
+    """An experiment's records by location. Raises `InputError` if their fields or sizes differ from the first.
 
-    The heads of a model that diverged are missing.
+    Heads of diverged models are missing.
     """
     shapes = {place: _shape(record) for place, record in found.items()}
     for place, shape in shapes.items():
@@ -145,7 +145,7 @@ def _alike(name: str, found: Mapping[Path | str, Any]) -> list[Record]:
 
 
 def _shape(content: Any) -> Any:
-    """Names, and how long each list is."""
+    """Field names and list lengths."""
     if isinstance(content, dict):
         return {name: _shape(value) for name, value in content.items()}
     if isinstance(content, list):
@@ -167,20 +167,20 @@ def check_theory(
     on_event: OnEvent | None = None,
     on_record: Callable[[str, int], None] = lambda name, seed: None,
 ) -> Theory:
-    """Carry out the experiments on the papers' mathematics in ``out``, or go on with them.
+    """Run the experiments on the papers' mathematics in ``out``, or resume them.
 
     Arguments
-        scale      of the models whose heads are measured: ``smoke``, ``laptop``, ``desk`` or ``paper``
-        seeds      of every experiment, and of the models
+        scale      scale of the models whose heads are measured: ``smoke``, ``laptop``, ``desk`` or ``paper``
+        seeds      number of seeds of every experiment and of the models
         limits     device, deadline, compilation
-        workers    processes, one a core unless given; or a `toeplens.engine.Cluster`
-        on_event   told of the models' training steps, by their place in `jobs`
-        on_record  told of every finished experiment and its seed
+        workers    number of processes (default: one per core), or a `toeplens.engine.Cluster`
+        on_event   called at the models' training steps, with the index in `jobs`
+        on_record  called with every finished experiment and its seed
     """
     choose("scale", scale, PRESETS)
     within("seeds", seeds, 1, MOST_SEEDS)
     limits = of_study(limits, Path(out))
-    if limits.machines is None:  # what devices others have is theirs to know
+    if limits.machines is None:  # each machine of a cluster checks its own devices
         plan_execution(limits.device, limits.compile, "auto")
     directory = Path(out)
     must_have(workers, 1, limits)
@@ -193,14 +193,14 @@ def check_theory(
         )
         if not limits.over():
             run_jobs(jobs(scale, seeds), directory / RUNS, limits, workers=workers, on_event=on_event)
-        here = None if isinstance(workers, Cluster) else workers  # they read all runs of a seed
+        here = None if isinstance(workers, Cluster) else workers  # a record needs all runs of a seed
         _carry_out([(heads.NAME, seed) for seed in numbers], directory, scale, limits, here, on_record)
 
     return KIND.carry_out(directory, {"scale": scale, "seeds": seeds}, work)
 
 
 def jobs(scale: str, seeds: int) -> list[Job]:
-    """The models whose heads are measured: the paper protocol's, on the distance task."""
+    """The models whose heads are measured: paper protocol, distance task."""
     within("seeds", seeds, 1, MOST_SEEDS)
     return [_job(scale, label, seed) for seed in range(_FIRST, _FIRST + seeds) for label in heads.LABELS]
 
@@ -217,7 +217,7 @@ def _carry_out(
     workers: Workers,
     on_record: Callable[[str, int], None],
 ) -> None:
-    """Make the records that are not there yet, several at a time, until time is up; tells each as it is done."""
+    """Run the missing records in parallel until the deadline; reports each finished one."""
     missing = [place for place in places if not _path(directory, *place).exists()]
     pieces = [(place, directory, scale) for place in missing]
 
@@ -236,7 +236,7 @@ def _carry_out(
 
 
 def _make(piece: tuple[Place, Path, str], limits: Limits, tell: Callable[[Any], None] = lambda what: None) -> Any:
-    """One record's content; False where it cannot be made yet, None where its time was up before it was begun."""
+    """One record's content; False if its models are not finished, None if the deadline passed before it started."""
     (name, seed), directory, scale = piece
     if limits.late():
         return None
@@ -251,7 +251,7 @@ def _job(scale: str, label: str, seed: int) -> Job:
 
 
 def _measure_heads(directory: Path, scale: str, seed: int) -> Any:
-    """The heads' record if all of a seed's models are there; a model that diverged is left out."""
+    """The record of heads if all of a seed's models are finished; diverged models are excluded."""
     runs: dict[str, Run] = {}
     for label in heads.LABELS:
         path = directory / RUNS / _job(scale, label, seed).spec.name

@@ -1,4 +1,4 @@
-"""How the paper is cited."""
+"""The citation of the paper."""
 
 from toeplens.ground.citations import Citation
 

@@ -1,11 +1,10 @@
 """Claims about positional and symbolic heads, frequencies and length, judged on a grid study.
 
-They know tasks and encodings by the labels index, retrieval, mix; rope, nope, high, low, and the scan turn. The first
-rules were written before the study that is recorded was looked at; what was seen before was one trial of each kind of
-model under another seed (7), which set the sizes of the tasks and the range of the scan. Bars and parts were written
-anew after it, when all ledgers got one kind of rule: for these the record of seeds 42 to 44 was known.
+Required labels: the tasks index, retrieval, mix; the encodings rope, nope, high, low; the scan turn. The first rules
+were written before the recorded study was analysed; one trial per kind of model with another seed (7) had set the task
+sizes and the scan's range. Thresholds and parts were rewritten afterwards, when the record of seeds 42 to 44 was known.
 
-Of arXiv 2511.11579 we have the abstract. What stands there has it as its source; "ours" is what does not.
+Only the abstract of arXiv 2511.11579 was available. Claims with source "ours" are not in it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,18 @@ from toeplens.studies.kit.asking import (
 from toeplens.studies.kit.claims import Claim, as_support, every
 from toeplens.studies.kit.contrasts import contrast, difference
 from toeplens.studies.kit.results import ACCURACY, ONLY_SKILLED, SKILLED, CellResult, Figure
-from toeplens.studies.kit.verdicts import ENOUGH, LEVEL, Finding, above, below, one_sided, opposite, supporting, unknown
+from toeplens.studies.kit.verdicts import (
+    ENOUGH,
+    LEVEL,
+    NONE_COUNTS,
+    Finding,
+    above,
+    below,
+    one_sided,
+    opposite,
+    supporting,
+    unknown,
+)
 
 SISTER = "arXiv 2511.11579, abstract"
 OURS = "ours"
@@ -46,32 +56,32 @@ PAPER = "arXiv 2505.13027 v1"
 INDEX, RETRIEVAL, MIX = "index", "retrieval", "mix"
 ROPE, NOPE, HIGH, LOW, SCAN = "rope", "nope", "high", "low", "turn"
 STRONG = 0.5
-WHY_STRONG = "from half on a correlation is commonly called large"
+WHY_STRONG = "correlations from 0.5 are commonly called large"
 
 Check = Callable[[Evidence], list[Finding]]
 
 
 def named(data: Evidence, label: str) -> str:
-    """What people call an encoding; its label where the study has none of that label."""
+    """An encoding's display name, or its label if the study does not contain it."""
     return next((column.title for column in data.spec.columns() if column.label == label), label)
 
 
 def of_skilled(words: str, of: Callable[[CellResult], float], without: str, grain: float = 0.005) -> Figure:
-    """A figure of models that learned enough, of those that have it."""
+    """A figure for models with enough skill and a finite value."""
     return Figure(words, of, lambda cell: cell.skilled and isfinite(of(cell)), f"no skill, or {without}", grain)
 
 
 def model(task: str, label: str, figure: Figure, test: Test) -> Check:
-    """A figure's mean over the models of a task and an encoding that count."""
+    """Test of a figure's mean over the models of a task and an encoding that count."""
     return lambda data: [ask(data.results, task, label, figure, test, partial(named, data))]
 
 
 def better(task: str, first: str, second: str, figure: Figure = ACCURACY, test: Test | None = None) -> Check:
-    """A figure, the test accuracy unless given, of one encoding's models on a task less another's."""
+    """Test of a figure of one encoding's models on a task minus another's (default: test accuracy)."""
 
     def check(data: Evidence) -> list[Finding]:
         title = partial(named, data)
-        what = "" if figure.words else f"accuracy on {task}, {title(first)} - {title(second)}"
+        what = "" if figure.words else f"accuracy on {task}, {title(first)} − {title(second)}"
         return [ask_difference(data.results, task, first, second, title, figure=figure, test=test, what=what)]
 
     return check
@@ -79,23 +89,23 @@ def better(task: str, first: str, second: str, figure: Figure = ACCURACY, test: 
 
 _BOTH = 0.6
 _PURE = 0.9
-_WHY_PURE = "a tenth is left for what training does not clean away"
+_WHY_PURE = "allowing a tenth for incomplete training"
 _MOST = 0.5
 _CHANGE = 0.1
-_NO_HEAD = "no head whose loss is told from none"
+_NO_HEAD = "no head with a significant ablation effect"
 _COUNTS = (
-    "What is lost is nats: of models that get all right hardly a head's cost in accuracy is told from none. A head "
-    "counts if its interval leaves 0."
+    "Ablation effects are measured by loss, as accuracy hardly changes in models that solve the task. Only heads whose "
+    "effect's interval excludes 0 count."
 )
 _INTRICATE = "reverse", "dyck"
 _HALF = 0.5
 
 
-# ---- what a head may be ----------------------------------------------------------------------------------------------
+# ---- exclusion -------------------------------------------------------------------------------------------------------
 
 
 def _exclusion(data: Evidence) -> list[Finding]:
-    """The most that any head of a seed's models comes near to being both."""
+    """Per seed, the largest over heads of the smaller of the two scores."""
     largest: dict[int, float] = {}
     count = 0
     for cell in data.results.cells:
@@ -106,27 +116,27 @@ def _exclusion(data: Evidence) -> list[Finding]:
             count += smaller.size
             if smaller.size:
                 largest[cell.key.seed] = max(largest.get(cell.key.seed, -1.0), float(smaller.max()))
-    what = f"the smaller of a head's sampled scores, largest of a seed's models ({count} heads)"
+    what = f"largest over a seed's heads of the smaller sampled score ({count} heads)"
     return [below(what, largest, _BOTH, grain=0.02)]
 
 
-# ---- which heads do a task -------------------------------------------------------------------------------------------
+# ---- which heads solve a task ----------------------------------------------------------------------------------------
 
 
 def _carried(task: str, share: str) -> Figure:
-    words = f"{share} share of what carries the skill on {task}, "
+    words = f"{share} share of the heads that carry the skill on {task}, "
     return of_skilled(words, lambda cell: heads.carried(cell, share), _NO_HEAD, grain=0.02)
 
 
 def _pure(task: str, share: str) -> Check:
-    """The task's own kind, so over all encodings that may do it as they like: each weighs alike."""
+    """Test of the task's kind: the mean over all unrestricted encodings, with equal weights."""
 
     def check(data: Evidence) -> list[Finding]:
         figure = _carried(task, share)
         labels = [column.label for column in data.spec.columns() if _free(column)]
         values = {label: row for label in labels if (row := figure.by_seed(data.results.of(task, label)))}
         if not values:
-            return [unknown(f"{figure.words}mean over encodings", "no finished run that counts")]
+            return [unknown(f"{figure.words}mean over encodings", NONE_COUNTS)]
         mean = contrast(*((1 / len(values), row) for row in values.values()), grain=figure.grain)
         what = f"{figure.words}mean over encodings ({', '.join(named(data, label) for label in values)})"
         return [above(what, mean, _PURE)]
@@ -135,7 +145,7 @@ def _pure(task: str, share: str) -> Check:
 
 
 def _free(column: Column) -> bool:
-    """Whether an encoding is held to no band, and its keys have no position in them that would move with them."""
+    """Whether an encoding is not restricted to a frequency band and adds no position at the input."""
     kind = encodings.get(column.encoding)
     return not column.scan and column.label not in (HIGH, LOW) and "input" not in (kind.coupling, *kind.also_couples)
 
@@ -145,12 +155,12 @@ def _skill(task: str) -> Figure:
 
 
 def _exceeds(task: str) -> Check:
-    """No encoding learns half of a task; a model that is still learning has learned no less than it has."""
+    """No encoding reaches a skill of 0.5; models that are still learning give a lower bound."""
 
     def check(data: Evidence) -> list[Finding]:
         labels = data.results.labels(task)
         if not labels:
-            return [unknown(f"skill on {task}", "no finished run that counts")]
+            return [unknown(f"skill on {task}", NONE_COUNTS)]
         findings = []
         skill = replace(_skill(task), counts=lambda cell: cell.status == "complete")
         for label in labels:
@@ -164,20 +174,20 @@ def _exceeds(task: str) -> Check:
     return check
 
 
-# ---- how heads come to it --------------------------------------------------------------------------------------------
+# ---- how heads change during training --------------------------------------------------------------------------------
 
 
 def _emerges(task: str, share: str) -> Check:
-    """The heads are those that matter in the trained model, each weighed by what is lost without it."""
+    """Test of the heads of the trained model, weighted by their ablation effect."""
 
     def at(cell: CellResult, place: int) -> float:
         rows = [row for row in cell.watched if row.get(share) is not None]
         return heads.weighed(cell, heads.array(rows[place][share])) if len(rows) > 1 else float("nan")
 
     what = f"{share} share of the heads that carry the skill on {task}"
-    without = f"{_NO_HEAD}, or not watched"
+    without = f"{_NO_HEAD}, or not measured during training"
     end = of_skilled(f"{what}, at the end, ", lambda cell: at(cell, -1), without, grain=0.02)
-    gain = of_skilled(f"{what}, end less beginning, ", lambda cell: at(cell, -1) - at(cell, 0), without, grain=0.02)
+    gain = of_skilled(f"{what}, end − beginning, ", lambda cell: at(cell, -1) - at(cell, 0), without, grain=0.02)
     return every(model(task, ROPE, end, over(_PURE)), model(task, ROPE, gain, over(_CHANGE)))
 
 
@@ -186,35 +196,34 @@ def _emerging(kind: str, task: str) -> Claim[Evidence]:
         f"{kind}-head-emerges",
         OURS,
         f"Purely {kind} heads emerge in training.",
-        f"RoPE on {task}: the {kind} share of the heads that carry the trained model's skill, each weighed by what is "
-        f"lost without it, over {_PURE:g} at the end ({_WHY_PURE}), and over that at the beginning by more than "
-        f"{_CHANGE:g} (a tenth of what a head's logits vary by: with less it is the head it was). {_COUNTS} "
-        f"{ONLY_SKILLED}",
+        f"RoPE on {task}: the {kind} share of the heads that carry the trained model's skill (weighted by ablation "
+        f"effect) is above {_PURE:g} at the end ({_WHY_PURE}), and larger than at the beginning by more than "
+        f"{_CHANGE:g}. {_COUNTS} {ONLY_SKILLED}",
         _emerges(task, kind),
     )
 
 
 _CONTROL = 0.25
 _NATS = 0.1
-_NO_BEGINNING = "what the models were before training was not measured"
+_NO_BEGINNING = "the models were not measured before training"
 _WHOLE = "training until all models of the scan have stopped learning"
 Row = list[tuple[float, float]]  # frequency and accuracy, seed by seed
 
 
-# ---- what heads use --------------------------------------------------------------------------------------------------
+# ---- frequencies that heads use --------------------------------------------------------------------------------------
 
 
 def _correspondence(data: Evidence) -> list[Finding]:
-    what = "rank correlation over heads of the frequencies' centre with positional less symbolic share"
+    what = "rank correlation over heads of the frequencies' centre with positional − symbolic share"
     after, before = (_correlations(data, *measures) for measures in (("frequency", "behaviour"), ("beginning",) * 2))
     more = {seed: after[seed] - before[seed] for seed in after if seed in before}
-    gain = "that correlation less what it is before training"
+    gain = "that correlation − its value before training"
     taught = above(gain, more, 0.0, grain=0.02) if more or not after else unknown(gain, _NO_BEGINNING)
     return [above(what, after, STRONG, grain=0.02), supporting(taught)]
 
 
 def _correlations(data: Evidence, use: str, follows: str) -> dict[int, float]:
-    """By the measures of these names, seed by seed over the heads of all tasks' models that learned enough."""
+    """Correlation of two measures by seed, over the heads of all tasks' models with enough skill."""
     by_seed: dict[int, list[tuple[float, float]]] = {}
     for task in data.spec.tasks:
         for cell in data.skilled(task, ROPE):
@@ -226,7 +235,7 @@ def _correlations(data: Evidence, use: str, follows: str) -> dict[int, float]:
 
 
 def _halves(cell: CellResult) -> float:
-    """Nats lost without the faster half of the frequencies less those without the slower; NaN where none matters."""
+    """Loss increase without the faster half of the frequencies minus that without the slower; NaN without effects."""
     bands = cell.measure("bands")
     if bands is None:
         return float("nan")
@@ -236,28 +245,27 @@ def _halves(cell: CellResult) -> float:
     return float(lost[:half].sum() - lost[half:].sum()) if lost.any() else float("nan")
 
 
-_TURNING = of_skilled("loss on index without the faster half less that without the slower, ", _halves, "not measured")
+_TURNING = of_skilled("loss on index without the faster half − without the slower half, ", _halves, "not measured")
 
 
-# ---- what is learned with bands --------------------------------------------------------------------------------------
+# ---- models restricted to frequency bands ----------------------------------------------------------------------------
 
 
 def _needed(kind: str, task: str, right: str, wrong: str, words: tuple[str, str]) -> Claim[Evidence]:
     return Claim(
         f"{task}-needs-{right}-frequencies",
         SISTER,
-        f"A {kind} task is learned better with {right} frequencies alone than with {wrong} ones: which frequencies "
-        "heads may use controls performance.",
-        f"On {task}, the three {words[0]} frequencies alone against the three {words[1]}: {BETTER}. Supporting, that "
-        f"this controls performance: skill higher by more than {_CONTROL:g}, since a quarter of what can be learned "
-        f"is what counts as having learned something. {STOPPED}",
+        f"A {kind} task is learned better with only {right} frequencies than with only {wrong} ones: the available "
+        "frequencies control performance.",
+        f"On {task}, the three {words[0]} frequencies compared with the three {words[1]}: {BETTER}. Supporting (they "
+        f"control performance): the skill is higher by more than {_CONTROL:g}. {STOPPED}",
         every(better(task, right, wrong), as_support(better(task, right, wrong, _skill(task), over(_CONTROL)))),
     )
 
 
 def _with_high_alone(data: Evidence) -> list[Finding]:
-    """Only asked where the high band is one: each of its frequencies goes round at least once in a text."""
-    what = "accuracy on mix with the highest frequencies alone"
+    """Test only if each frequency of the high band makes at least one full rotation within a sequence."""
+    what = "accuracy on mix with only the highest frequencies"
     keep = next((column.options.get("keep") for column in data.spec.columns() if column.label == HIGH), None)
     for cell in data.results.of(MIX, HIGH):
         use, longer = cell.measure("frequency"), cell.measure("extrapolation")
@@ -266,13 +274,13 @@ def _with_high_alone(data: Evidence) -> list[Finding]:
         band = use.frequencies[0, 0] if keep is None else use.frequencies[0, 0][list(keep)]
         slowest, bar = float(band.min()), 2 * pi / longer.trained_length
         if slowest < bar:
-            why = f"the band goes down to {slowest:.2g} radians a token, which does not go round in a text"
-            return [unknown(what, why, f"a study whose high band ends above {bar:.2g} radians a token")]
+            why = f"the band's {slowest:.2g} radians per token make less than one full rotation within a sequence"
+            return [unknown(what, why, f"a study whose high band ends above {bar:.2g} radians per token")]
         return better(MIX, ROPE, HIGH)(data)
-    return [unknown(what, "no finished run that counts")]
+    return [unknown(what, NONE_COUNTS)]
 
 
-# ---- what is learned with one frequency ------------------------------------------------------------------------------
+# ---- models with one frequency ---------------------------------------------------------------------------------------
 
 
 def _scan(task: str, sign: int) -> Check:
@@ -281,12 +289,13 @@ def _scan(task: str, sign: int) -> Check:
     def check(data: Evidence) -> list[Finding]:
         columns = sorted((c for c in data.spec.columns() if c.scan == SCAN), key=lambda column: column.value or 0.0)
         if len(columns) < 3:
-            return [unknown(f"accuracy on {task} by frequency", "no scan of three or more", "a scan called turn")]
+            why = "no scan with at least three frequencies"
+            return [unknown(f"accuracy on {task} by frequency", why, "a scan called turn")]
         rows = {column.value or 0.0: ACCURACY.by_seed(data.results.of(task, column.label)) for column in columns}
         whole = sorted(set.intersection(*(set(row) for row in rows.values())))
         if not whole:
             missing = left_out(data.results, ACCURACY, task, *(column.label for column in columns))
-            return [unknown(f"accuracy on {task} by frequency{missing}", "no seed has its whole scan", _WHOLE)]
+            return [unknown(f"accuracy on {task} by frequency{missing}", "no seed has a complete scan", _WHOLE)]
         low, *inner, high = ([(value, row[seed]) for seed in whole] for value, row in rows.items())
         return [_gap(task, sign, _chosen(inner, sign), end) for end in (low, high)]
 
@@ -294,17 +303,17 @@ def _scan(task: str, sign: int) -> Check:
 
 
 def _gap(task: str, sign: int, inner: Row, end: Row) -> Finding:
-    """An inner frequency less an end, or the end less it (sign -1), over seeds."""
+    """An inner frequency minus an end of the scan, or the reverse (sign -1), over seeds."""
     chosen = ", ".join(f"{value:g}" for value in sorted({value for value, _ in inner}))
     names = [f"the {'best' if sign > 0 else 'worst'} inner frequency ({chosen})", f"{end[0][0]:g}"][::sign]
     first, second = ([accuracy for _, accuracy in row] for row in (inner, end)[::sign])
-    return above(f"accuracy on {task} at {names[0]} less that at {names[1]}", difference(first, second), MARGIN)
+    return above(f"accuracy on {task} at {names[0]} − at {names[1]}", difference(first, second), MARGIN)
 
 
 def _chosen(inner: Sequence[Row], sign: int) -> Row:
-    """For each seed, the frequency that is best, or worst, on the other seeds, and the seed's accuracy there.
+    """For each seed, the best (or worst) frequency on the other seeds, and the seed's accuracy there.
 
-    So the best of many by chance does not count as best. An only seed has to choose for itself.
+    This avoids selection bias. A single seed chooses for itself.
     """
     table = sign * np.array([[accuracy for _, accuracy in row] for row in inner])
     count = table.shape[1]
@@ -317,10 +326,10 @@ def _scanned(name: str, task: str, kind: str, sign: int) -> Claim[Evidence]:
     return Claim(
         name,
         OURS,
-        f"With one frequency for all pairs, accuracy on the {kind} task is {side} in between.",
+        f"With one frequency for all pairs, accuracy on the {kind} task is {side} at an intermediate frequency.",
         f"The inner frequency that is {'best' if sign > 0 else 'worst'} on the other seeds is {shape} than either end "
-        f"of the scan by more than {100 * MARGIN:g} points of mean final test accuracy ({WHY_MARGIN}). {STOPPED} "
-        "A seed counts if all models of its scan do: else those that learn longest could not be best.",
+        f"of the scan by more than {100 * MARGIN:g} percentage points of mean final test accuracy ({WHY_MARGIN}). "
+        f"{STOPPED} A seed counts only if all models of its scan count, to avoid a bias against slow learners.",
         _scan(task, sign),
     )
 
@@ -328,33 +337,32 @@ def _scanned(name: str, task: str, kind: str, sign: int) -> Claim[Evidence]:
 _SKILL = 0.05
 _TWICE = 2.0
 _FAMILIES = (
-    f"at {heads.LONGER:g} times the length below 0 (the statement has a direction and no strength), by an interval "
-    "over families of encodings: those are of one family in which position enters in the same way (nowhere, at the "
-    "input, as a bias, by turning, ...), and the interval is that of leaving out one family at a time (Student's, on "
-    f"Fisher's scale). With fewer than {ENOUGH} families or seeds it only leans. Supporting: the other lengths, of the "
-    f"same models. {ONLY_SKILLED}"
+    f"at {heads.LONGER:g} times the length it is below 0. The interval is a jackknife over families of encodings "
+    "(Student's, on Fisher's scale). Encodings of one family use position in the same way: not at all, at the input, "
+    f"as a bias, by rotation, ... With fewer than {ENOUGH} families or seeds the verdict is only indicative. "
+    f"Supporting: the other lengths, for the same models. {ONLY_SKILLED}"
 )
 
 
 def _extrapolates(data: Evidence) -> list[Finding]:
     findings = []
     for factor in (heads.LONGER, _TWICE):
-        figure = of_skilled("", lambda cell, factor=factor: heads.kept(cell, factor), "no such texts", grain=0.02)
+        figure = of_skilled("", lambda cell, factor=factor: heads.kept(cell, factor), "no such sequences", grain=0.02)
         retrieval, index = (figure.by_seed(data.results.of(task, ROPE)) for task in (RETRIEVAL, INDEX))
-        what = f"share of the skill kept at {factor:g} times the length, RoPE, retrieval - index"
+        what = f"share of the skill kept at {factor:g} times the length, RoPE, retrieval − index"
         finding = above(what, difference(retrieval, index, figure.grain), _SKILL)
         findings.append(finding if factor == heads.LONGER else supporting(finding))
     return findings
 
 
 def _falls(figure: str) -> Check:
-    """Is the more of a figure of the heads, the less skill kept on longer texts?"""
+    """Test: is a figure of the heads negatively correlated with the skill kept on longer sequences?"""
 
     def check(data: Evidence) -> list[Finding]:
         found = [each for each in data.relations if (each.figure, each.task) == (figure, None)]
         found.sort(key=lambda each: each.factor != heads.LONGER)
         if not found or found[0].factor != heads.LONGER:
-            return [unknown(f"{FIGURES[figure][0]}, against longer texts", "no finished run that counts")]
+            return [unknown(f"{FIGURES[figure][0]}, against longer sequences", NONE_COUNTS)]
         first, *rest = (opposite(_rises(each)) for each in found)
         return [first, *(supporting(finding) for finding in rest)]
 
@@ -362,18 +370,18 @@ def _falls(figure: str) -> Check:
 
 
 def _rises(relation: Relation) -> Finding:
-    """Is a rank correlation above 0?"""
+    """Test: is a rank correlation above 0?"""
     what = f"rank correlation of {relation.figure} with skill kept at {relation.factor:g} times the length"
     families, seeds = len(relation.families), len({point.seed for point in relation.points})
-    wanted = f"{ENOUGH} families of encodings and {ENOUGH} seeds; there are {families} and {seeds}"
+    wanted = f"{ENOUGH} families of encodings and {ENOUGH} seeds (now {families} and {seeds})"
     if relation.value is None:
-        return unknown(what, "too few encodings, or nothing varies", wanted)
+        return unknown(what, "too few encodings, or no variation", wanted)
     counted = f"{len(relation.points)} models, {relation.encodings} encodings of {families} families"
     text = f"{what} ({counted}: {', '.join(relation.families)}): {relation.value:.3f}"
     if relation.low is None or relation.high is None or relation.chance is None:
-        why = "no interval, since without one of the families nothing varies, or there are too few"
-        return Finding("undecided", f"{text}, bar 0; {why}", wanting="more families in which it varies")
-    text = f"{text} [{relation.low:.3f}, {relation.high:.3f}], bar 0"
+        why = "no interval, as there are too few families or no variation without one of them"
+        return Finding("undecided", f"{text}, threshold 0; {why}", wanting="more families in which it varies")
+    text = f"{text} [{relation.low:.3f}, {relation.high:.3f}], threshold 0"
     if min(families, seeds) < ENOUGH:
         return Finding("leans to hold" if relation.value > 0 else "leans to fail", text, wanting=wanted)
     decided = Finding("undecided", text, relation.chance, 1 - relation.chance, wanting="more families of encodings")
@@ -385,20 +393,18 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "exclusion",
         SISTER,
         "A head cannot be positional and symbolic at once.",
-        "Of each head the smaller of its two sampled scores (invariance, equivariance of its logits); the largest of "
-        f"them over all heads of a seed's models, mean over seeds: below {_BOTH:g}, half way between the half that "
-        "the exact shares allow, which sum to at most 1 by their definition, and the 0.71 that the sampled ones allow, "
-        "which sum to at most the root of 2 whatever the logits. So it asks how near to the theorem real heads stay, "
-        "measured without it.",
+        "For each head, the smaller of its two sampled scores (invariance and equivariance of its logits); the largest "
+        f"over all heads of a seed's models, mean over seeds, is below {_BOTH:g}. This is half way between 0.5, the "
+        "maximum for exact shares, which sum to at most 1, and 0.71, the maximum for sampled scores, which sum to at "
+        "most √2.",
         _exclusion,
     ),
     Claim(
         "canonical-heads",
         OURS,
-        "The positional task is done by positional heads and the symbolic one by symbolic heads.",
-        "Shares of RoPE's heads, each head weighed by what is lost without it: on index the positional one over "
-        f"{_MOST:g}, on retrieval the symbolic one over {_MOST:g} (more than all else together). {_COUNTS} "
-        f"{ONLY_SKILLED}",
+        "Positional heads solve the positional task, and symbolic heads the symbolic task.",
+        "Shares of RoPE's heads, weighted by ablation effect: on index the positional share is above "
+        f"{_MOST:g}; on retrieval the symbolic share is above {_MOST:g}. {_COUNTS} {ONLY_SKILLED}",
         every(
             model(INDEX, ROPE, _carried(INDEX, "positional"), over(_MOST)),
             model(RETRIEVAL, ROPE, _carried(RETRIEVAL, "symbolic"), over(_MOST)),
@@ -408,20 +414,18 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "canonical-tasks-pure",
         SISTER,
         "The canonical tasks are purely positional or purely symbolic.",
-        "A task is what does it, whatever the encoding: shares of what carries the skill, each head weighed by what is "
-        "lost without it, mean over the encodings that learn the task: on index the positional one over "
-        f"{_PURE:g}, on retrieval the symbolic one over {_PURE:g} ({_WHY_PURE}). Without encodings that are held to a "
-        "band, or that add position at the input, where it moves with the keys that the definitions move. "
-        f"{_COUNTS} {ONLY_SKILLED}",
+        "Shares of the heads that carry the skill, weighted by ablation effect, mean over the encodings that learn the "
+        f"task: on index the positional share is above {_PURE:g}; on retrieval the symbolic share is above {_PURE:g} "
+        f"({_WHY_PURE}). Encodings restricted to a frequency band are excluded. So are encodings that add position at "
+        f"the input, where it moves together with the permuted keys. {_COUNTS} {ONLY_SKILLED}",
         every(_pure(INDEX, "positional"), _pure(RETRIEVAL, "symbolic")),
     ),
     Claim(
         "canonical-tasks",
         OURS,
         "The positional task needs a positional encoding and the symbolic one does not.",
-        f"On index RoPE over NoPE: {BETTER}, and NoPE's skill under {SKILLED:g} (whoever has a quarter of what can be "
-        f"learned has learned something). On retrieval RoPE less NoPE below {MARGIN:g}: it gains nothing that could be "
-        f"seen; and NoPE's skill over {SKILLED:g}, as else neither can do it. {STOPPED}",
+        f"On index, RoPE compared with NoPE: {BETTER}; NoPE's skill is below {SKILLED:g}. On retrieval, RoPE − NoPE is "
+        f"below {MARGIN:g}; NoPE's skill is above {SKILLED:g} (otherwise neither learns the task). {STOPPED}",
         every(
             better(INDEX, ROPE, NOPE),
             model(INDEX, NOPE, _skill(INDEX), under(SKILLED)),
@@ -433,21 +437,20 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "intricate-tasks-exceed",
         f"{PAPER}, 6 (likely, there)",
         "More intricate tasks, reversing a sequence or Dyck languages, exceed a Transformer's positional reasoning.",
-        f"Skill on {' and on '.join(_INTRICATE)}, of every encoding that is trained on them: under {_HALF:g}, each; "
-        "a task of which half is learned is within reach. Models that are still learning count, too, but only against "
-        "it: they have more before them.",
+        f"The skill of every trained encoding on {' and on '.join(_INTRICATE)} is below {_HALF:g}. Models that are "
+        "still learning count only against the claim, as their skill can still grow.",
         every(*map(_exceeds, _INTRICATE)),
     ),
     _emerging("positional", INDEX),
     _emerging("symbolic", RETRIEVAL),
     Claim(
         "behaviour-and-frequency",
-        f"{SISTER} (there of language models)",
+        f"{SISTER} (about language models)",
         "How positional a head is corresponds strongly to the frequencies it uses: high ones positional, low symbolic.",
-        "Spearman's correlation, over all heads of a seed's RoPE models of all tasks, of the frequencies' centre "
-        f"(octaves, by variance) with the positional less the symbolic share: above {STRONG:g} ({WHY_STRONG}). "
-        "Supporting, that training brings it about: above what it is over the same heads before training, where "
-        f"weights are random and the correlation is that of the two measures. {ONLY_SKILLED}",
+        "Over all heads of a seed's RoPE models of all tasks, Spearman's correlation of the frequencies' centre "
+        f"(octaves, by variance) with the positional − symbolic share is above {STRONG:g} ({WHY_STRONG}). Supporting "
+        "(training causes it): it is larger than over the same heads before training, where the weights are random. "
+        f"{ONLY_SKILLED}",
         _correspondence,
     ),
     _needed("positional", INDEX, HIGH, LOW, ("highest", "lowest")),
@@ -456,9 +459,9 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "mix-needs-both",
         OURS,
         "A task that is both needs both kinds of frequencies.",
-        f"On mix, all frequencies against the three lowest alone, and against the three highest alone, each: {BETTER}. "
-        "The second is only asked where each of the highest goes round at least once in a text: in between there are "
-        f"frequencies that do both. {STOPPED}",
+        f"On mix, all frequencies compared with only the three lowest, and with only the three highest: {BETTER}. The "
+        "second is tested only if each of the highest makes at least one full rotation within a sequence, as "
+        f"intermediate frequencies can serve both. {STOPPED}",
         every(better(MIX, ROPE, LOW), _with_high_alone),
     ),
     _scanned("index-inverted-u", INDEX, "positional", 1),
@@ -467,45 +470,43 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
     Claim(
         "faster-half-at-inference",
         SISTER,
-        "In a trained model it is the high frequencies that the positional task hangs on.",
-        "Loss gained on index when single frequencies of single heads stop turning, summed over heads: over the faster "
-        f"half of RoPE's frequencies more than over the slower half, by over {_NATS:g} nats (a tenth of the answer's "
-        f"probability; less does not affect the whole). A frequency counts if the interval of its loss leaves 0. "
-        f"{ONLY_SKILLED}",
+        "In a trained model the positional task depends on the high frequencies.",
+        "Loss increase on index when single frequencies of single heads are frozen, summed over heads: the sum over "
+        f"the faster half of RoPE's frequencies exceeds that over the slower half by more than {_NATS:g} nats (a tenth "
+        f"of the label's probability). Only effects whose interval excludes 0 count. {ONLY_SKILLED}",
         model(INDEX, ROPE, _TURNING, over(_NATS, " nats")),
     ),
     Claim(
         "symbolic-extrapolates",
         OURS,
-        "What RoPE learns of the symbolic task extrapolates in length better than what it learns of the positional "
-        "one.",
-        f"RoPE keeps more of its skill on retrieval than on index at {heads.LONGER:g} times the training length, by "
-        f"over {_SKILL:g} of it: less would be no help. Supporting: the same at {_TWICE:g} times the length, of the "
-        f"same models. {ONLY_SKILLED}",
+        "RoPE extrapolates in length better on the symbolic task than on the positional one.",
+        f"At {heads.LONGER:g} times the training length, RoPE keeps a larger share of its skill on retrieval than on "
+        f"index, by more than {_SKILL:g}. Supporting: the same at {_TWICE:g} times the length, for the same models. "
+        f"{ONLY_SKILLED}",
         _extrapolates,
     ),
     Claim(
         "positional-share-against-length",
         OURS,
-        "The more positional what carries a model's skill, the less it extrapolates.",
-        "Rank correlation over models, within tasks, of the positional share of what carries the skill with the skill "
-        f"kept on longer texts: {_FAMILIES}",
+        "The more positional the heads that carry a model's skill, the less it extrapolates.",
+        "Rank correlation over models, within tasks, of the positional share of the heads that carry the skill with "
+        f"the skill kept on longer sequences: {_FAMILIES}",
         _falls("positional"),
     ),
     Claim(
         "deposit-against-length",
         f"{PAPER}, 5.2 and appendix D",
         "The more a model's skill is deposited in one head, the less it extrapolates (a hypothesis there).",
-        "Rank correlation over models, within tasks, of the largest loss by one head with the skill kept on longer "
-        f"texts: {_FAMILIES}",
+        "Rank correlation over models, within tasks, of the largest ablation effect of a head with the skill kept on "
+        f"longer sequences: {_FAMILIES}",
         _falls("deposit"),
     ),
     Claim(
         "coupling-against-length",
         f"{PAPER}, appendix D",
         "The less position and content are coupled, the better a model extrapolates (a hypothesis there).",
-        "Rank correlation over models, within tasks, of the interaction share of what carries the skill with the skill "
-        f"kept on longer texts: {_FAMILIES}",
+        "Rank correlation over models, within tasks, of the interaction share of the heads that carry the skill with "
+        f"the skill kept on longer sequences: {_FAMILIES}",
         _falls("interaction"),
     ),
 )

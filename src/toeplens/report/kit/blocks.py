@@ -1,4 +1,4 @@
-"""What numbered figures are made of: blocks, their views, groups of panels, and legends."""
+"""Parts of numbered figures: blocks, views, groups of panels, legends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 @dataclass(frozen=True)
 class Sign:
-    """An entry of a legend: a glyph or a dash. ``key`` is its traces' meta; empty where nothing can be switched."""
+    """An entry of a legend: a glyph or a dash. ``key`` is the meta of its traces; empty if it cannot be toggled."""
 
     key: str
     title: str
@@ -23,7 +23,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: its figure, and what it shows in words (said of the figure unless given); ``legend`` is its own."""
+    """One plot: its figure, its description (default: generated from the figure) and its own legend."""
 
     title: str
     figure: go.Figure
@@ -34,18 +34,18 @@ class Panel:
 
     @property
     def alternative(self) -> str:
-        """For who does not see the plot."""
+        """Alternative text of the plot."""
         return self.words or described(self.figure)
 
 
-_FEW, _MANY = 8, 12  # points of a trace that are told one by one, and traces that are told
+_FEW, _MANY = 8, 12  # maximum number of points of a trace that are listed, and of traces
 
 
 def described(figure: go.Figure) -> str:
-    """A plot in words: its axes, and the values of each trace, or how many there are and between which they lie."""
+    """A plot in words: its axes, and the values of each trace, or their number and range."""
     layout, found = cast("Any", figure.layout), []
     for trace in cast("tuple[Any, ...]", figure.data):
-        if trace.hoverinfo == "skip":  # drawn for comparison, or a range
+        if trace.hoverinfo == "skip":  # a reference line or a range
             continue
         name = str(trace.name or trace.meta or "").replace("-", " ")
         if trace.type == "heatmap":
@@ -77,7 +77,7 @@ def described(figure: go.Figure) -> str:
 
 
 def _place(axis: Any, at: Any) -> str:
-    """What an axis calls a place: the nearest of its labels, or its number."""
+    """The name of a position on an axis: the nearest tick label, or the number."""
     if isinstance(at, str) or at is None:
         return at or ""
     if axis.ticktext is None or axis.tickvals is None or axis.type == "log":
@@ -87,7 +87,7 @@ def _place(axis: Any, at: Any) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """Panels that stand together under a heading; ``note`` says what is missing."""
+    """Panels under one heading; ``note`` lists what is missing."""
 
     title: str
     panels: list[Panel]
@@ -96,7 +96,7 @@ class Group:
 
 @dataclass(frozen=True)
 class View:
-    """One of the choices of a figure's menu."""
+    """One entry of a figure's menu."""
 
     title: str
     groups: list[Group]
@@ -109,9 +109,9 @@ class View:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A colour scale's legend: what stands at its two ends.
+    """A colour scale's legend: the labels of its two ends.
 
-    half  whether it begins at nothing, so that only the warm half of the colours is used
+    half  whether the scale starts at 0 and uses only the warm half of the colours
     """
 
     low: str
@@ -121,10 +121,10 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Block:
-    """A figure, numbered once its page is put together (`numbered`).
+    """A figure; `numbered` sets its number.
 
     width   of its panels, a class of the style sheet: ``wide``, ``full``, ``medium`` or ``small``
-    legend  shown above; entries with a key switch their traces off and on
+    legend  shown above; entries with a key toggle their traces
     ramp    the colour scale of its heat maps
     """
 
@@ -139,7 +139,7 @@ class Block:
 
     @property
     def places(self) -> list[tuple[str, Panel]]:
-        """The panels with the ids of their places on the page."""
+        """The panels with their element ids on the page."""
         return [
             (f"{self.id}-{v}-{g}-{p}", panel)
             for v, view in enumerate(self.views)
@@ -149,7 +149,7 @@ class Block:
 
 
 def numbered(blocks: Iterable[Block], first: int = 1) -> dict[str, Block]:
-    """The figures that have a panel, by id and numbered in order, without the views that have none."""
+    """The non-empty figures by id, numbered in order, without empty views."""
     found: dict[str, Block] = {}
     for block in blocks:
         views = [view for view in block.views if any(group.panels for group in view.groups)]

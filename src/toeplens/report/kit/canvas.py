@@ -1,4 +1,4 @@
-"""What all figures share: an empty panel, its axes, what is drawn on it, the plane of shares, maps of numbers."""
+"""Building blocks of figures: a panel with its axes and traces, the plane of shares, heat maps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LABEL = 12  # pixels that a label needs for itself
 
 
 class Canvas:
-    """A panel in the making: no ground of its own, no title, nothing to drag (so that a finger scrolls the page).
+    """Builder of a panel: transparent background, no title, no dragging (so touch scrolls the page).
 
-    Traces and layout are collected as plain dictionaries and handed to plotly once, which is much faster than changing
-    a figure step by step.
+    Traces and layout are collected as dictionaries and passed to plotly once, which is much faster than updating a
+    figure.
     """
 
     def __init__(self, height: int, *, left: int = 56, right: int = 10, top: int = 8, bottom: int = 42) -> None:
@@ -51,7 +51,7 @@ class Canvas:
         dash: str = "solid",
         **trace: Any,
     ) -> None:
-        """A line; with a marker at each point if ``marker`` is given. ``hover`` is a template, or a text a point."""
+        """Add a line, with markers if ``marker`` is given. ``hover`` is a template, or one text per point."""
         trace.setdefault("mode", "lines+markers" if "marker" in trace else "lines")
         line = {"color": tint, "width": width, "dash": dash}
         self.add("scatter", x=list(xs), y=list(ys), line=line, **_pointed(hover), **trace)
@@ -64,19 +64,19 @@ class Canvas:
         hover: str | Sequence[str] = "",
         **trace: Any,
     ) -> None:
-        """A marker a point, with plotly's options for it. ``hover`` is a template, or a text a point."""
+        """Add markers with plotly's options. ``hover`` is a template, or one text per point."""
         self.add("scatter", x=list(xs), y=list(ys), mode="markers", marker=marker, **_pointed(hover), **trace)
 
     def band(
         self, xs: Sequence[float], low: Sequence[Any], high: Sequence[Any], tint: str, alpha: float, key: str
     ) -> None:
-        """A range around what the legend's entry ``key`` switches."""
+        """Add a band that the legend entry ``key`` toggles."""
         edge: dict[str, Any] = {"x": xs, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": key}
         self.add("scatter", y=low, **edge)
         self.add("scatter", y=high, fill="tonexty", fillcolor=faded(tint, alpha), **edge)
 
     def violin(self, place: float, values: Sequence[float], tint: str, hover: Sequence[str], **trace: Any) -> None:
-        """The density of values, and each of them as a point; ``size`` and ``opacity`` are the points'."""
+        """Add a violin with points; ``size`` and ``opacity`` apply to the points."""
         marker = {"color": tint, "size": trace.pop("size"), "opacity": trace.pop("opacity")}
         self.add(
             "violin",
@@ -107,7 +107,7 @@ class Canvas:
         size: int = 11,
         **trace: Any,
     ) -> None:
-        """A map of numbers, in the page's colours from -``limit`` to ``limit``; what is not known stays empty.
+        """Add a heat map in the page's colours from -``limit`` to ``limit``; unknown values stay empty.
 
         Arguments
             hover    a template, or a text a cell
@@ -125,7 +125,7 @@ class Canvas:
         self._colours = {"coloraxis": {"cmin": -limit, "cmax": limit, "showscale": False}}
 
     def straight(self, xs: Sequence[float], ys: Sequence[float], dash: str = "dot", width: float = 1) -> None:
-        """A thin line for comparison, of which nothing is told."""
+        """Add a thin reference line without hover text."""
         self.lines(xs, ys, GUESS, width=width, dash=dash, hoverinfo="skip")
 
     def x(self, title: str = "", **options: Any) -> None:
@@ -137,15 +137,15 @@ class Canvas:
         self._axes["yaxis"] |= {"title": {"text": title, "standoff": 5}, **options}
 
     def steps(self) -> None:
-        """Make the horizontal axis one of training steps."""
+        """Use the horizontal axis for training steps."""
         self.x("training step", rangemode="tozero", nticks=5)
 
     def percent(self, top: float, title: str = "") -> None:
-        """Make the vertical axis one of accuracies, from 0 to a little over ``top``."""
+        """Use the vertical axis for accuracies, from 0 to a little above ``top``."""
         self.y(title, range=[0, top * 1.05], tickformat=".0%")
 
     def line_at(self, at: float, *, vertical: bool = False, dash: str = "dash") -> None:
-        """A thin line across the panel."""
+        """Add a thin line across the panel."""
         along, across = ("y", "x") if vertical else ("x", "y")
         ends = {f"{along}ref": "paper", f"{along}0": 0, f"{along}1": 1, f"{across}0": at, f"{across}1": at}
         self._shapes.append(
@@ -153,7 +153,7 @@ class Canvas:
         )
 
     def note(self, text: str, **place: Any) -> None:
-        """A word in or beside the panel."""
+        """Add a text in or next to the panel."""
         self._notes.append({"text": text, "showarrow": False, "font": {"size": 10}, **place})
 
     def figure(self, **layout: Any) -> go.Figure:
@@ -180,7 +180,7 @@ class Canvas:
 
 
 def guess_levels(results: Results, task: str) -> dict[str, float]:
-    """What guesses score on a task: ``chance``, and ``length only`` where knowing the text's length helps."""
+    """The baselines of a task: ``chance``, and ``length only`` if the sequence length is informative."""
     cell = next((cell for cell in results.cells if cell.key.task == task), None)
     if cell is None:
         return {}
@@ -189,7 +189,7 @@ def guess_levels(results: Results, task: str) -> dict[str, float]:
 
 
 def guesses_across(canvas: Canvas, levels: dict[str, float], top: float) -> None:
-    """Horizontal lines at the guesses' scores, named in the right margin without running into each other."""
+    """Horizontal lines at the baselines, labelled in the right margin without overlap."""
     pixels = (canvas.height - canvas.margin["t"] - canvas.margin["b"]) / (top * 1.05)
     lowest_free = 0.0
     for text, at in levels.items():
@@ -202,7 +202,7 @@ def guesses_across(canvas: Canvas, levels: dict[str, float], top: float) -> None
 
 
 def guesses_down(canvas: Canvas, levels: dict[str, float]) -> None:
-    """Vertical lines at the guesses' scores, named above the panel, a row each (the top margin must hold them)."""
+    """Vertical lines at the baselines, labelled above the panel, one row each (needs enough top margin)."""
     for row, (text, at) in enumerate(levels.items()):
         canvas.line_at(at, vertical=True, dash="dot" if text == "chance" else "dash")
         words = text.replace("<br>", " ")
@@ -210,12 +210,12 @@ def guesses_down(canvas: Canvas, levels: dict[str, float]) -> None:
 
 
 def plain(values: Any, digits: int = 4) -> list[float | None]:
-    """Numbers as JSON can hold them, with a few significant digits; None for what is not known."""
+    """Numbers for JSON, with a few significant digits; None if not finite."""
     return [or_none(float(f"{value:.{digits}g}")) for value in np.asarray(values, dtype=float).tolist()]
 
 
 def by_sign(values: np.ndarray, floor: float) -> Iterator[tuple[str, str, list[float | None]]]:
-    """What is over ``floor`` in size, for a logarithmic axis: dash, sign and numbers, first above 0, then below it."""
+    """Values above ``floor`` in size, for a logarithmic axis: dash, sign and numbers, positive then negative."""
     for dash, sign, part in (("solid", "", values), ("dot", "−", -values)):
         shown = np.where(part > floor, part, np.nan)
         if np.isfinite(shown).any():
@@ -223,7 +223,7 @@ def by_sign(values: np.ndarray, floor: float) -> Iterator[tuple[str, str, list[f
 
 
 def untagged(text: str) -> str:
-    """A text as plotly shows it: nothing in it is a tag."""
+    """A text escaped for plotly."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
@@ -252,7 +252,7 @@ def triangle() -> Canvas:
 
 @dataclass(frozen=True)
 class Look:
-    """An encoding or a task as the page shows it.
+    """The look of an encoding or a task on the page.
 
     key            its label in the study; its entry in a legend, and its traces' meta
     tint           colour
@@ -266,18 +266,18 @@ class Look:
     glyph: str
 
     def add(self, canvas: Canvas, xs: Iterable[float], ys: Iterable[float], hover: str, **trace: Any) -> None:
-        """Marks on a canvas that its entry in the legend switches; ``marker`` says how they differ from its own."""
+        """Add markers that its legend entry toggles; ``marker`` overrides its options."""
         marker = {"color": self.tint, "symbol": self.symbol} | trace.pop("marker")
         canvas.marks(xs, ys, marker, hover, name=untagged(self.title), meta=self.key, **trace)
 
     def heads(self, lost: Iterable[float]) -> dict[str, Any]:
-        """Markers of heads, the larger the more accuracy is lost without the head."""
+        """Markers of heads; the size is the accuracy drop from ablating the head."""
         sizes = [round(_SMALLEST + (_LARGEST - _SMALLEST) * min(1.0, drop) ** 0.5, 1) for drop in lost]
         return {"color": self.tint, "symbol": self.symbol, "size": sizes, "opacity": 0.6, "line": {"width": 0}}
 
     @property
     def sign(self) -> Sign:
-        """Its entry in a legend."""
+        """Its legend entry."""
         return Sign(self.key, self.title, self.tint, self.glyph)
 
 
@@ -299,10 +299,10 @@ def heat(
     hover: Sequence[Sequence[str]] | None = None,
     numbers: Sequence[Sequence[str]] | None = None,
 ) -> go.Figure:
-    """Shares by row and column; what is not known is left empty.
+    """A heat map of shares by row and column; unknown values stay empty.
 
-    columns  what a cell's column is called when it is pointed at, each another
-    limit    the share at the end of the colours
+    columns  unique names of the columns, for hover texts
+    limit    the share at the end of the colour scale
     ticks    which columns have a label below, and the labels
     hover    what is said of each cell; its share unless given
     numbers  what stands in the cells; the shares of a few unless given with ``hover``

@@ -1,14 +1,14 @@
-"""Colours and markers of all pages, readable on white and on near-black: of encodings, heads, layers, and of heat."""
+"""Colours and markers of all pages, readable in light and dark mode: encodings, heads, layers, heat maps."""
 
 from __future__ import annotations
 
 BLUE, ORANGE, GREEN, PINK, RED = "#2f6fe0", "#de7a00", "#1d9a5b", "#c8479f", "#d2453d"
 PURPLE, CYAN, BROWN, GREY = "#8456d8", "#0e9bb5", "#9c7430", "#858b95"
-GUESS = "rgba(128, 136, 150, 0.95)"  # of what is only there for comparison
+GUESS = "rgba(128, 136, 150, 0.95)"  # reference lines
 
 Look = tuple[str, str, str]  # colour, plotly marker, the same marker as a character
 
-# by what the studies call an encoding
+# by label of the encoding
 FAMILIES: dict[str, Look] = {
     "rope": (BLUE, "circle", "●"),
     "rope-alone": (CYAN, "triangle-down", "▼"),
@@ -25,7 +25,7 @@ FAMILIES: dict[str, Look] = {
     "nope": (GREY, "star-diamond", "✦"),
 }
 OTHER: Look = (GREY, "circle-open", "○")
-# what has no colour of its own has one of these, in this order
+# for labels without an own colour, in this order
 PALETTE: tuple[Look, ...] = (
     (BLUE, "circle", "●"),
     (ORANGE, "square", "■"),
@@ -62,7 +62,7 @@ _LAYERS = (
     (PURPLE, "longdashdot"),
 )
 DEPTHS = (BLUE, PINK, ORANGE)  # a scale from the first to the last layer
-# a drop of nothing is the page's ground, a loss is warm, a gain is cool
+# 0 is the page's background, accuracy drops are warm, gains are cool
 HEAT = {"light": ("#2b6cb0", "#f4f4f1", "#b3311b"), "dark": ("#58a6ff", "#262b33", "#ff7a52")}
 
 
@@ -72,17 +72,17 @@ def layer_look(layer: int) -> tuple[str, str]:
 
 
 def head_look(head: int) -> Look:
-    """Colour and marker of a head, counted from 0: of sixteen each another."""
+    """Colour and marker of a head, counted from 0; unique for 16 heads."""
     tint, marker, full, empty = _HEADS[head % len(_HEADS)]
     return (tint, f"{marker}-open", empty) if head // len(_HEADS) % 2 else (tint, marker, full)
 
 
 def spectrum(count: int) -> list[str]:
-    """So many colours in an order that is seen, blue first."""
+    """``count`` colours of a sequential scale, blue first."""
     return [_SPECTRUM[round(i * (len(_SPECTRUM) - 1) / max(1, count - 1))] for i in range(count)]
 
 
 def faded(hexadecimal: str, alpha: float) -> str:
-    """A colour, see-through."""
+    """A colour with transparency."""
     red, green, blue = (int(hexadecimal[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {alpha:g})"

@@ -1,4 +1,4 @@
-"""Dots: lines of a figure with a number a seed, their mean, and Student's interval of the mean."""
+"""Dot plots: rows with one number per seed, their mean, and Student's interval of the mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toeplens.studies.kit.results import estimated
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn in one colour and with one marker.
+    """A series of a dot plot with one marker.
 
     key     its entry in the legend; empty without one
     values  for each line of the figure, a number a seed; a line without numbers stays empty
@@ -41,7 +41,7 @@ def dots(
     span: tuple[float, float] | None = None,
     marks: Sequence[float] = (),
 ) -> go.Figure:
-    """Lines from top to bottom, numbers to the right: each seed a small ring, the mean a marker with its interval.
+    """A dot plot with rows from top to bottom: each seed is a small ring, the mean a marker with its interval.
 
     Arguments
         lines   what stands at the left

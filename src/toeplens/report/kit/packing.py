@@ -1,7 +1,7 @@
-"""What a page holds compressed: the program that draws, and what is drawn.
+"""Compressed parts of a page: the plotly script and the figures.
 
-Both are gzip in base64, unpacked by the browser before anything else, at once, so that a page is whole when it has
-loaded (docs/decisions/04).
+Both are base64-encoded gzip. The browser unpacks them first, synchronously, so a loaded page is complete
+(docs/decisions/04-studies-and-pages.md).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from toeplens.ground.files import unzipped
 from toeplens.ground.reading import LARGEST
 from toeplens.version import __version__
 
-FORMAT = 1  # of pages; another number wherever one is read or put together otherwise
+FORMAT = 1  # page format; increased if pages are read or built differently
 MADE_BY = f"format {FORMAT}, toeplens {__version__}"  # in the head of every page
 _VENDORED = "report/kit/vendored"
 PLOTLY, PAKO = f"{_VENDORED}/plotly-cartesian.min.js.gz", f"{_VENDORED}/pako_inflate.min.js"  # tools/page_programs.py
 
 
 def pack(text: str) -> str:
-    """``text`` compressed, in letters that no element of a page ends at; the same each time."""
+    """``text`` compressed, as base64. Deterministic."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
@@ -33,10 +33,10 @@ def unpack(packed: str) -> str:
 
 @cache
 def packed_plotly() -> str:
-    """The program that draws, as `pack` gives it."""
+    """The plotly script, packed."""
     return base64.b64encode((files("toeplens") / PLOTLY).read_bytes()).decode()
 
 
 def plotly() -> str:
-    """The program that draws, to lie beside pages."""
+    """The plotly script, as a separate file for several pages."""
     return unpack(packed_plotly())

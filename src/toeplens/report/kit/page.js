@@ -1,5 +1,5 @@
-// Unpacks the program that draws, and the plots; draws each plot when it comes near the window or nothing else is to be
-// done, in the colours of the page; switches views and legend entries.
+// Unpacks plotly and the figures; draws each plot when it comes near the viewport or when idle, in the page's colours;
+// toggles views and legend entries.
 (() => {
   "use strict";
   const unpacked = (element) =>
@@ -9,13 +9,13 @@
     const script = document.createElement("script");
     script.textContent = unpacked(program);
     document.head.append(script);
-    script.remove(); // it has run; a copy that the browser saves needs it once, packed
+    script.remove(); // it has run; a saved copy of the page keeps the packed script
   }
   const places = [...document.querySelectorAll(".plot")];
   if (!window.Plotly) {
     const said = document.createElement("p");
     said.className = "banner";
-    said.textContent = `The figures are told in words here: ${program ? "this browser does not run the program that draws them" : "plotly.js, which draws them, does not lie beside this page"}.`;
+    said.textContent = `The figures are described in words: ${program ? "this browser cannot run plotly" : "plotly.js is missing next to this page"}.`;
     document.querySelector("main").prepend(said);
     places.forEach((place) => {
       place.textContent = place.getAttribute("aria-label");

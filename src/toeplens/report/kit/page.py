@@ -1,4 +1,4 @@
-"""The shell of a page: one HTML file that needs nothing else, no network, no server, no fonts."""
+"""Rendering of a page as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ PAGE = "report.html"  # the name of a study's page in its directory
 
 @dataclass(frozen=True)
 class Page:
-    """A page before it is rendered: its figures and tables, which `toeplens figures` and `tables` write, too.
+    """A page before it is rendered: its figures and tables, which `toeplens figures` and `tables` also write.
 
     template  see `render_page`
     blocks    its figures by id
-    tables    by the names that the template knows them by, in the page's order
-    facts     what else the template shows
+    tables    by their names in the template, in page order
+    facts     other variables of the template
     drawn     figures that the page's own script draws
     """
 
@@ -51,13 +51,13 @@ class Page:
 
 
 def render_page(template: str, blocks: Mapping[str, Block] | None, *, plotly_file: str = "", **facts: Any) -> str:
-    """A page as one HTML document; the same arguments give the same document.
+    """Render a page as one HTML document. Deterministic.
 
     Arguments
-        template     its place below ``toeplens/``; extends ``report/kit/base.html.j2``
+        template     its path below ``toeplens/``; extends ``report/kit/base.html.j2``
         blocks       its figures by id; None for a page without plots
-        plotly_file  where plotly's program lies beside the page, which otherwise holds it
-        facts        what the template shows, by name
+        plotly_file  path of a separate plotly script (default: embedded in the page)
+        facts        variables of the template
     """
     facts |= {"figures": None, "plotly_file": plotly_file}
     if blocks is not None:
@@ -68,14 +68,14 @@ def render_page(template: str, blocks: Mapping[str, Block] | None, *, plotly_fil
 
 
 def write_report(directory: Path, page: str) -> Path:
-    """Write a study's page to ``report.html`` in its directory, whole or not at all; returns its path."""
+    """Write a study's page atomically to ``report.html`` in its directory; returns the path."""
     path = Path(directory) / PAGE
     write_text(path, page)
     return path
 
 
 def ledger(entries: Iterable[Entry]) -> list[list[Entry]]:
-    """The entries of each claim, one a protocol, in the study's order."""
+    """The entries of each claim, one per protocol, in the study's order."""
     by_claim: dict[str, list[Entry]] = {}
     for entry in entries:
         by_claim.setdefault(entry.claim.id, []).append(entry)
@@ -88,21 +88,28 @@ def ledger_table(
     protocols: Iterable[str] = (),
     recorded: Mapping[Any, Sequence[tuple[str, str, str]]] | None = None,
 ) -> Table:
-    """A ledger's claims with a verdict under each protocol, as its macro shows them."""
+    """A ledger's claims with a verdict under each protocol, as the ``ledger`` macro shows them."""
 
     def verdict(entry: Entry) -> Cell:
         beside = (recorded or {}).get((entry.claim.id, entry.protocol), ())[:1]
-        return Cell(entry.verdict, tuple(f"{name}, {seeds}: {found}" for name, seeds, found in beside))
+        shown = tuple(f"{name}, {seeds}: {verdict_text(found)}" for name, seeds, found in beside)
+        return Cell(verdict_text(entry.verdict), shown)
 
     rows = [[each[0].claim.statement, each[0].claim.source, *map(verdict, each)] for each in claims]
     return make_table(f"{what}s ledger", [what, "Source", *(list(protocols) or ["Verdict"])], rows)
+
+
+def verdict_text(verdict: str) -> str:
+    """A verdict as pages show it."""
+    shown = {"leans to hold": "indicatively holds", "leans to fail": "indicatively fails"}
+    return shown.get(verdict, verdict)
 
 
 _SURROUNDINGS = {
     "execution": "Execution",
     "processor": "Processor",
     "cores": "Cores",
-    "threads": "Threads of a process",
+    "threads": "Threads per process",
     "gpu": "GPU",
     "platform": "System",
     "python": "Python",
@@ -113,7 +120,7 @@ _SURROUNDINGS = {
 
 
 def machine_rows(recorded: Mapping[str, Any], without: Iterable[str] = ()) -> list[list[str | Cell]]:
-    """What a study ran on, a row a fact."""
+    """The machine and software of a study, one row per fact."""
     return [
         [text, str(recorded.get(key) or ("none" if key == "gpu" else "not recorded"))]
         for key, text in _SURROUNDINGS.items()
@@ -122,13 +129,13 @@ def machine_rows(recorded: Mapping[str, Any], without: Iterable[str] = ()) -> li
 
 
 def surroundings(state: Any, what: str, more: Sequence[tuple[str, str]] = ()) -> Table:
-    """A study's command, how much of it is finished (``what`` is counted), and what it ran on."""
+    """A study's command, progress (in units of ``what``), machine and software."""
     command, seconds = (state.environment.get(key) for key in ("command", "seconds"))
     place = Markup("<code>{}</code> (the same numbers as JSON: <code>results.json</code>, <code>claims.json</code>)")
     there = f"{state.directory} (the same numbers as JSON: results.json, claims.json)"
-    took = f"{duration(seconds)} in all" if seconds else "not recorded"
+    took = f"{duration(seconds)} in total" if seconds else "not recorded"
     if state.trained_seconds:
-        took += f"; the training of its models, one after the other, {duration(state.trained_seconds)}"
+        took += f"; sum of the models' training times: {duration(state.trained_seconds)}"
     share = f"{floor(1000 * state.share) / 10}% of the training steps"
     rows: list[list[str | Cell]] = [
         ["Command", code(command or "not recorded")],
@@ -143,23 +150,23 @@ def surroundings(state: Any, what: str, more: Sequence[tuple[str, str]] = ()) ->
 
 @cache
 def environment() -> Environment:
-    """Every page's template by its place below ``toeplens/``, with what they all call."""
+    """The Jinja environment: templates by path below ``toeplens/``, with shared globals and filters."""
     loader = PackageLoader("toeplens", "")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.globals |= {"heat": HEAT, "asset": asset, "policy": policy, "made_by": MADE_BY}
-    made.filters |= {filter.__name__: filter for filter in (duration, fixed, percent, points, signed)}
+    made.filters |= {filter.__name__: filter for filter in (duration, fixed, percent, points, signed, verdict_text)}
     return made
 
 
 def asset(file: str) -> Markup:
-    """A style sheet or a script by its place below ``toeplens/``, as it is."""
+    """The content of a style sheet or script, by path below ``toeplens/``."""
     return Markup(inline((files("toeplens") / file).read_text(encoding="utf-8")))
 
 
 def policy(programs: Iterable[str], *, draws: bool) -> Markup:
-    """What the browser lets a page do: run these programs of its own, known by their hashes, and ask for nothing.
+    """The page's Content-Security-Policy: only these scripts, by hash, and no requests.
 
-    draws  whether plotly's program, which the page unpacks, is among them
+    draws  whether the unpacked plotly script is allowed too
     """
     allowed = [_hash(asset(program)) for program in programs] + ([_hash(plotly())] if draws else [])
     return Markup(
@@ -174,12 +181,12 @@ def _hash(script: str) -> str:
 
 
 def inline(script: str) -> str:
-    """A script that cannot end its own element."""
+    """A script escaped for embedding in a script element."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def plots_json(figures: dict[str, go.Figure]) -> str:
-    """Plots by the id of their place, as JSON. Raises `InputError` for numbers that are not finite."""
+    """Plots by element id, as JSON. Raises `InputError` for numbers that are not finite."""
     plots = {place: figure.to_plotly_json() for place, figure in figures.items()}
     try:
         return json.dumps(plots, separators=(",", ":"), allow_nan=False, default=list)

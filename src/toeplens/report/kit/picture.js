@@ -1,7 +1,7 @@
-// A button beside each figure saves it as one picture, as it stands there: its panels, titles, legend and colours, on white.
+// Adds buttons to each figure that save it as one picture: panels, titles, legend and colours, on white.
 (() => {
   "use strict";
-  const SCALE = 2; // pixels of a PNG for one of the page
+  const SCALE = 2; // PNG pixels per CSS pixel
   const MARGIN = 14;
   const WORDS = "figcaption, .views select, h4, h5, .legend, .ramp, .map";
   const DASHES = { dot: "2 3", dash: "6 4", dashdot: "6 3 2 3", longdash: "10 4", longdashdot: "10 3 2 3" };
@@ -10,7 +10,7 @@
   const element = (name, facts, inside = "") =>
     `<${name}${Object.entries(facts).map(([key, value]) => ` ${key}="${escaped(String(value))}"`).join("")}>${inside}</${name}>`;
 
-  // red, green and blue of what the browser calls a colour, from 0 to 1; null of what is not seen
+  // red, green and blue of a CSS colour, from 0 to 1; null if transparent
   function parts(colour) {
     const numbers = (colour.match(/-?[\d.]+(?:e-?\d+)?/g) || []).map(Number);
     if (numbers.length < 3 || numbers[3] === 0) return null;
@@ -18,7 +18,7 @@
   }
   const written = (colour) => `rgb(${colour.map((part) => Math.round(255 * part)).join(",")})`;
 
-  // what a piece of text says, line by line, as it is broken on the page
+  // the lines of a text as they are wrapped on the page
   function lines(node) {
     const range = document.createRange();
     const found = [];
@@ -76,7 +76,7 @@
     return found;
   }
 
-  // a plot as it is drawn, in the colours of a light page
+  // a plot in the light colour scheme
   function recoloured(place, style) {
     const layout = JSON.parse(JSON.stringify(place.layout));
     layout.font.color = style("--ink-2");
@@ -128,7 +128,7 @@
     return new Promise((done) => { canvas.toBlob(done, "image/png"); });
   }
 
-  // figure and, where there is a menu, the view or the column that is shown
+  // name of the figure and, if there is a menu, the selected view or column
   function name(figure) {
     const menu = figure.querySelector(".views select");
     const [plot] = figure.querySelectorAll(".plot");

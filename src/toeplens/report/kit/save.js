@@ -1,4 +1,4 @@
-// What saves what a page shows as files, and shows it as on paper; puts a button below each table, which saves it as CSV (as `toeplens tables` does).
+// Saves tables and figures as files; adds a button below each table that saves it as CSV (like `toeplens tables`).
 const saving = {
   save(content, name) {
     const link = document.createElement("a");
@@ -24,16 +24,16 @@ const saving = {
     return made;
   },
 
-  // a cell of comma-separated values
+  // a CSV cell
   quoted: (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text),
 
-  // whether white reads better than black on a colour: its relative luminance is under the one where both contrast alike
+  // whether white has more contrast than black on a colour: relative luminance below the point of equal contrast
   dark(colour) {
     const [red, green, blue] = colour.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.179;
   },
 
-  // what `act` reads and measures, as it is on a page that is light: paper and pictures are
+  // runs `act` with the light colour scheme, for print and pictures
   light(act) {
     const root = document.documentElement;
     const usual = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).filter((rule) => rule.selectorText === ":root");
@@ -49,11 +49,11 @@ const saving = {
 
 (() => {
   "use strict";
-  document.querySelectorAll("p.save").forEach((old) => old.remove()); // of a copy that the browser saved
+  document.querySelectorAll("p.save").forEach((old) => old.remove()); // buttons in a saved copy of the page
 
   const joined = (text) => text.replace(/\s+/g, " ").trim();
 
-  // what a cell says, with its small print in brackets; a plain minus, so that programs read its number
+  // a cell's text with its small print in parentheses; an ASCII minus, so programs can parse numbers
   function told(cell) {
     const copy = cell.cloneNode(true);
     copy.querySelectorAll("[aria-hidden], sup, svg, button, select, details > :not(summary)").forEach((part) => part.remove());
@@ -68,7 +68,7 @@ const saving = {
     return whole === "–" ? "" : whole.replace(/−(?=[\d.])/g, "-");
   }
 
-  // rows of equal length; a cell that takes several places stands in all of them
+  // rows of equal length; a spanning cell is repeated
   function grid(table) {
     const rows = [...table.rows].map(() => []);
     [...table.rows].forEach((line, down) => {
@@ -85,7 +85,7 @@ const saving = {
     return rows.map((row) => Array.from({ length: width }, (_, across) => row[across] || ""));
   }
 
-  // columns' names, those of a group after the group's, then the rows
+  // column names (with the group's name first), then the rows
   function csv(table) {
     const rows = grid(table);
     const heads = table.tHead ? table.tHead.rows.length : 0;
@@ -95,7 +95,7 @@ const saving = {
   }
 
   document.querySelectorAll(".scroll[aria-label] > table").forEach((table) => {
-    if (table.id === "table") return; // an audit's heads have a button of their own
+    if (table.id === "table") return; // an audit's table of heads has its own button
     const name = table.parentElement.getAttribute("aria-label");
     const file = name.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
     const save = () => saving.save(new Blob([csv(table)], { type: "text/csv" }), `toeplens-${file}.csv`);

@@ -1,4 +1,4 @@
-"""Tables of a page: rows of cells, which a page shows and `toeplens tables` writes as CSV and LaTeX."""
+"""Tables of a page, which `toeplens tables` also writes as CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-DASH = "–"  # for a number that is not known
+DASH = "–"  # for a missing number
 
 
 def slug(text: str, longest: int = 48) -> str:
-    """A text as part of a file's name: lower-case letters, digits and dashes."""
+    """A text as part of a file name: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:longest].strip("-")
 
 
@@ -21,13 +21,13 @@ def slug(text: str, longest: int = 48) -> str:
 class Cell:
     """A cell of a table.
 
-    text          what it says; ``small`` what stands below it in small print, a line each
-    right         whether it is a number, so that it is set to the right
-    across, down  columns and rows that it takes
-    header        whether it names its row
-    css, row_css  classes of the cell, and of the row that begins with it; ``style`` is the cell's own
+    text          its text; ``small``: lines of small print below it
+    right         whether it is right-aligned, as numbers are
+    across, down  columns and rows that it spans
+    header        whether it is a row header
+    css, row_css  classes of the cell, and of the row that starts with it; ``style`` is the cell's inline style
     sign          a marker before the text: anything with a ``tint`` and a ``glyph``
-    html          how the page shows the text where that is more than text
+    html          HTML shown on the page (default: the escaped text)
     """
 
     text: str = ""
@@ -44,17 +44,17 @@ class Cell:
 
     @property
     def plain(self) -> str:
-        """The text in one line."""
+        """The text on one line."""
         return " ".join(self.text.split())
 
     @property
     def note(self) -> str:
-        """The small print in one line."""
+        """The small print on one line."""
         return "; ".join(" ".join(line.split()) for line in self.small if line)
 
     @property
     def whole(self) -> str:
-        """The text with its small print in brackets."""
+        """The text with its small print in parentheses."""
         return f"{self.plain} ({self.note})" if self.plain and self.note else self.plain or self.note
 
     @property
@@ -65,7 +65,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: rows of column names (in the last of them each column has its own), then rows; ``note`` says units."""
+    """A table: header rows (the last one names every column), then body rows; ``note`` states the units."""
 
     name: str
     head: list[list[Cell]]
@@ -75,11 +75,11 @@ class Table:
 
     @property
     def file(self) -> str:
-        """Its name as that of a file."""
+        """Its name as a file name."""
         return slug(self.name, 60) or "table"
 
     def grids(self) -> tuple[list[list[Cell]], list[list[Cell]]]:
-        """Head and body in rows of equal length; a cell that takes several places stands in all of them."""
+        """Head and body in rows of equal length; a spanning cell is repeated."""
         taken: dict[tuple[int, int], Cell] = {}
         rows = [*self.head, *self.body]
         for y, row in enumerate(rows):

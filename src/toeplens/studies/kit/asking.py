@@ -66,7 +66,7 @@ def ask_difference(
         test  the test (default: more than `MARGIN`)
         what  beginning of the evidence (default: the value's name and the two titles)
     """
-    words = what or f"{figure.words}{title(first)} - {title(second)}"
+    words = what or f"{figure.words}{title(first)} − {title(second)}"
     missing = left_out(results, figure, task, first, second)
     compared = replace(results.difference(task, first, second, figure), missing="")  # `words` says it
     finding = (test or over(MARGIN))(words + missing, compared)

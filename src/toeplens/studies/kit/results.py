@@ -353,7 +353,7 @@ class Results:
         if len(away) > 2:
             away = [(missing, sum(count for _, count in away))]
         told = " and ".join(f"{some} of {count}" for some, count in away)
-        return f"{told} models left out: {figure.without}" if missing else ""
+        return f"{told} models excluded: {figure.without}" if missing else ""
 
     def frame(self, rows: str = "cells") -> pa.Table:
         """The cells as an Arrow table, which pandas and polars accept (columns: docs/how-to/export.md).

@@ -83,10 +83,10 @@ def test_a_heat_map_says_what_a_head_costs() -> None:
     assert [list(row) for row in trace.z] == [[0.5, 0.1], [0.05, -0.02]]
     assert [list(row) for row in trace.text] == [["50", "10"], ["5", "−2"]]
     assert hovers(trace) == [
-        "layer 1, head 1 | 50.0 points lost [47.0, 55.0] | accuracy 90.0% → 40.0%",
-        "layer 1, head 2 | 10.0 points lost [7.0, 15.0] | accuracy 90.0% → 80.0%",
-        "layer 2, head 1 | 5.0 points lost [2.0, 10.0] | accuracy 90.0% → 85.0%",
-        "layer 2, head 2 | −2.0 points lost [−5.0, 3.0] | accuracy 90.0% → 92.0%",
+        "layer 1, head 1 | accuracy drop 50.0 percentage points [47.0, 55.0] | accuracy 90.0% → 40.0%",
+        "layer 1, head 2 | accuracy drop 10.0 percentage points [7.0, 15.0] | accuracy 90.0% → 80.0%",
+        "layer 2, head 1 | accuracy drop 5.0 percentage points [2.0, 10.0] | accuracy 90.0% → 85.0%",
+        "layer 2, head 2 | accuracy drop −2.0 percentage points [−5.0, 3.0] | accuracy 90.0% → 92.0%",
     ]
 
 
@@ -123,7 +123,7 @@ def test_silencing_curves_and_where_half_of_the_skill_is_gone() -> None:
         (0.1, "dot"),
     ], "half way from the accuracy down to chance"
     assert [trace.y for trace in figure.data] == [pytest.approx((0.8, 0.45, 0.325)), pytest.approx((0.8, 0.625, 0.6))]
-    assert hovers(figure.data[0])[1] == "layer 1, 1 heads silenced: 45.0%"
+    assert hovers(figure.data[0])[1] == "layer 1, 1 heads ablated: 45.0%"
 
 
 def test_a_deposit_by_encoding_and_by_layer() -> None:
@@ -132,13 +132,15 @@ def test_a_deposit_by_encoding_and_by_layer() -> None:
     assert list(violin.y) == pytest.approx([0.5 / 0.7, 0.3 / 0.5])
     assert list(mean.y) == pytest.approx([(0.5 / 0.7 + 0.3 / 0.5) / 2])
     assert hovers(violin) == [
-        "RoPE, seed 42, layer 1 | head 1: 71% of the skill, 50.0 points | single-head; effective heads 1.4",
-        "RoPE, seed 43, layer 2 | head 2: 60% of the skill, 30.0 points | single-head; effective heads 1.0",
+        "RoPE, seed 42, layer 1 | head 1: 71% of the skill, 50.0 percentage points | single-head; effective heads 1.4",
+        "RoPE, seed 43, layer 2 | head 2: 60% of the skill, 30.0 percentage points | single-head; effective heads 1.0",
     ]
     (heat,) = peaks_by_layer(encodings).data
     assert list(heat.z[1]) == pytest.approx([0.2 / 0.5, 0.3 / 0.5])
     assert set(heat.z[2]) == {None}, "a gap before the next encoding"
-    assert hovers(heat)[2].startswith("RoPE, seed 43, layer 1 | head 1: 40% of the skill, 20.0 points | few-head")
+    assert hovers(heat)[2].startswith(
+        "RoPE, seed 43, layer 1 | head 1: 40% of the skill, 20.0 percentage points | few-head"
+    )
 
 
 # ---- a grid study ---------------------------------------------------------------------------------------------------

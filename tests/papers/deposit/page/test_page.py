@@ -18,16 +18,17 @@ from toeplens.lens.gradients.signal import margins
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of
 from toeplens.papers.deposit.factors import concentrated, factor_table
 from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.looks import look_at
 from toeplens.papers.deposit.page import render, reproduction_page, write_page
 from toeplens.papers.deposit.page.accuracy import convergence
 from toeplens.papers.deposit.page.look import TASKS, colour, glyph, interval, marker, name, ordered
-from toeplens.papers.deposit.page.page import blocks, headline
+from toeplens.papers.deposit.page.page import answers, blocks
 from toeplens.papers.deposit.page.partial import partial_rope, rotated_heads
 from toeplens.papers.deposit.page.seeds import strength_of
 from toeplens.papers.deposit.questions import PARTS
 from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block
-from toeplens.report.kit.page import Page
+from toeplens.report.kit.page import Page, verdict_text
 from toeplens.report.kit.tables import Table
 from toeplens.studies import RULE, Finding, Key
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
@@ -85,8 +86,11 @@ def test_a_complete_study(study: Reproduction, page: str) -> None:
     for claim, row in zip(CLAIMS, ledger, strict=True):
         verdicts = [entry.verdict for entry in study.entries if entry.claim.id == claim.id]
         places = [(claim.id, protocol) for protocol in study.plan.protocols]
-        told = [[f"{found[0]}, {found[1]}: {found[2]}" for found in recorded().get(at, ())[:1]] for at in places]
-        expected = ["".join([verdict, *more]) for verdict, more in zip(verdicts, told, strict=True)]
+        told = [
+            [f"{found[0]}, {found[1]}: {verdict_text(found[2])}" for found in recorded().get(at, ())[:1]]
+            for at in places
+        ]
+        expected = ["".join([verdict_text(verdict), *more]) for verdict, more in zip(verdicts, told, strict=True)]
         assert [cell.strip() for cell in row[-2:]] == expected
     assert RULE in reader.text
     plots = {value for tag, key, value in reader.attributes if (tag, key) == ("div", "id") and value in figures(page)}
@@ -99,8 +103,8 @@ def test_an_empty_and_an_unfinished_study(make_study: Make, tmp_path: Path) -> N
     state = make_study(tmp_path, finished=0, parts=("all",))
     text = Text(without_plotly(render(state))).text
     assert f"0 of {state.total} cells are finished (0% of the steps)" in text
-    assert "No claim is judged yet." in text
-    assert "No finished model shows anything for this figure yet" in text
+    assert "Paper protocol: not decided. No finished RoPE model can be judged." in text
+    assert "Nothing to show: this figure needs finished models." in text
     some = make_study(tmp_path, finished=5)
     text = Text(without_plotly(render(some))).text
     assert f"5 of {some.total} cells are finished ({100 * some.share:.3g}% of the steps)" in text
@@ -139,14 +143,15 @@ def test_hostile_text_is_escaped_everywhere(make_study: Make, tmp_path: Path) ->
 # ---- the summary and the tables --------------------------------------------------------------------------------------
 
 
-def test_the_headline_counts_the_verdicts(study: Reproduction) -> None:
-    said = headline(study)
-    assert said.startswith(f"Of {len(CLAIMS)} claims, ")
-    for protocol in study.plan.protocols:
-        held = sum(entry.verdict == "leans to hold" for entry in study.entries if entry.protocol == protocol)
-        assert f"under the {protocol} protocol {held} lean to hold, " in said
-    assert headline(replace(study, entries=[])) == "No claim is asked of what was trained here."
-    assert " hold, " in headline(replace(study, plan=replace(study.plan, seeds=5))).replace("lean to hold", "")
+def test_the_page_answers_whether_the_deposit_was_reproduced(study: Reproduction, page: str) -> None:
+    verdicts = {e.protocol: e.verdict for e in study.entries if e.claim.id == "deposit-first-layer"}
+    words = {"leans to hold": "indicatively yes", "leans to fail": "indicatively no", "undecided": "not decided"}
+    assert [part["word"] for part in answers(study)] == [words[verdicts[each]] for each in study.plan.protocols]
+    cell = next(c for c in study.results.under("paper").of(DISTANCE, "rope"))
+    if (part := answers(study)[0])["mean"] is not None:
+        assert part["mean"] == percent(look_at(cell).largest(slice(0, 1)))
+    assert "Limit: with 1 seed the answer is only indicative." in " ".join(Text(page).text.split())
+    assert answers(replace(study, entries=[])) == []
 
 
 def test_the_main_results_are_the_best_and_the_largest(study: Reproduction) -> None:
@@ -160,14 +165,15 @@ def test_the_main_results_are_the_best_and_the_largest(study: Reproduction) -> N
             )
         cells = study.results.under(protocol).cells
         largest = max(float(cell.ablation.drops.max()) for cell in cells if cell.ablation)
-        assert found["Largest loss by silencing one head"][place].startswith(f"{100 * largest:.1f} points, ")
+        place_text = found["Largest accuracy drop from ablating one head"][place]
+        assert place_text.startswith(f"{100 * largest:.1f} percentage points, ")
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_settings_of_every_scale_are_told_beside_the_papers(make_study: Make, tmp_path: Path, scale: str) -> None:
     state = make_study(tmp_path, scale=scale, protocols=("released",), finished=3)
     found = rows(reproduction_page(state).tables["settings"])
-    assert found["learning rate after the warm-up"][0] == "cosine"
+    assert found["learning rate schedule after warm-up"][0] == "cosine"
     assert all(paper == ours for paper, ours, _ in found.values()) == (scale == "paper")
     assert [differs for *_, differs in found.values()] == ["yes" if a != b else "–" for a, b, _ in found.values()]
     chance, length = convergence(state.results, "released", DISTANCE, "test").layout.annotations
@@ -176,18 +182,20 @@ def test_the_settings_of_every_scale_are_told_beside_the_papers(make_study: Make
 
 def test_the_tables_cells_are_the_factor_studys(whole: Reproduction, shown: Page) -> None:
     effects = {table.name: table for key, table in shown.tables.items() if key.startswith("effects-")}
-    table = effects["Effects, Task 1 (distance), test accuracy, all other switches as in the program"]
+    table = effects["Effects, Task 1 (distance), test accuracy, all other switches as in the released code"]
     every = factor_table(whole.results, whole.plan.protocols)
     row = next(r for r in every if (r.task, r.base, r.switch, r.end) == (DISTANCE, "rope", "readout", "released"))
-    assert rows(table)["last token read"][table.columns().index("RoPE") - 1] == interval(row.effect("accuracy"))
-    assert list(rows(table))[-1].startswith("left over")
+    assert rows(table)["readout from the last token"][table.columns().index("RoPE") - 1] == interval(
+        row.effect("accuracy")
+    )
+    assert list(rows(table))[-1].startswith("remainder")
     here = [row for row in every if (row.task, row.base) == (COUNT, "rope") and row.end == "released"]
     most = max((e for row in here if (e := row.effect("accuracy"))), key=lambda effect: abs(effect.value))
     (strongest,) = [r for r in shown.tables["strongest"].body if (r[0].text, r[1].text) == ("RoPE", TASKS[COUNT])][:1]
     assert strongest[4].text == interval(most)
     variants = {table.name: rows(table) for key, table in shown.tables.items() if key.startswith("variants-")}
     accuracy = whole.results.under("released").accuracy(DISTANCE, "rope/mla-program")
-    told = variants["Variants of MLA, released protocol"]["RoPE in MLA’s program"][0]
+    told = variants["Variants of MLA, released protocol"]["RoPE in MLA’s code"][0]
     assert told == interval(over_seeds(accuracy), sign=False)
     assert interval(over_seeds(np.array([-0.1, 0.0, 0.04]))) == "−2.0 [−19.9, 15.9]"
     assert interval(over_seeds(np.array([0.123]))) == "+12.3 (one seed)"

@@ -1,7 +1,6 @@
 """The papers' empirical claims that this study can decide.
 
-Rules were written down before `desk` was trained. Which of them were amended once its record was known, why, and what
-that changed: docs/decisions/06.
+The rules were written before `desk` was trained. docs/decisions/06-amended-rules.md lists later amendments.
 """
 
 from __future__ import annotations

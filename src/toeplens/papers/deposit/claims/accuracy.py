@@ -1,4 +1,4 @@
-"""Claims about accuracy: which encoding learns which task, how fast and how steadily, and what it over-learns."""
+"""Claims about accuracy: which encoding learns which task, learning speed, stability and generalisation gap."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from toeplens.training.presets import COUNT, DISTANCE, starting_spec
 from toeplens.training.spec import run_spec
 
 _ANEW = (
-    "models trained anew, by the same command into another directory: these are from before training examples were "
-    "looked at after evaluations, or are still learning"
+    "newly trained models (same command, another directory): these were trained before accuracy on training examples "
+    "was evaluated, or are still learning"
 )
 _SKILL = replace(ACCURACY, words="skill of ", of=lambda cell: cell.skill)
 _FIT = Figure(
@@ -45,28 +45,28 @@ _FIT = Figure(
     "still learning, or not measured",
     wanted=_ANEW,
 )
-_GAP = replace(_FIT, words="train - test gap, ", of=lambda cell: cell.fit - cell.accuracy)
+_GAP = replace(_FIT, words="train − test gap, ", of=lambda cell: cell.fit - cell.accuracy)
 _OWN_GAP = replace(
     _GAP,
     counts=lambda cell: (
         _FIT.counts(cell) and (cell.status == "diverged" or skill(cell.fit, cell.length_chance) >= SKILLED)
     ),
-    without="still learning, not measured, or nothing learned",
+    without="still learning, not measured, or too little learned",
 )
 _SPEED = Figure(
-    "doublings of an epoch until half is learned, ",
+    "log2 of the epochs until half is learned, ",
     lambda cell: cell.half_learned,
     lambda cell: cell.status == "diverged" or cell.looked_back,
-    "training examples not looked at after evaluations",
+    "accuracy on training examples not evaluated",
     grain=0.05,
     wanted=_ANEW,
 )
-_SETBACKS = Figure("test accuracy lost on the way, ", lambda cell: cell.setbacks)
+_SETBACKS = Figure("sum of test accuracy drops during training, ", lambda cell: cell.setbacks)
 _FASTER = 0.25
-_WHY_FASTER = "a fifth more examples; less lies between two evaluations"
+_WHY_FASTER = "a factor of 1.2; smaller differences are below the evaluation interval"
 _RIVALS = ("absolute", "relative", "alibi", "nope", "random")
-_SOME = 0.1  # what "little", "mild" and "near" may be at the most
-_WHY_SOME = "ten points at the most, as the sources' own differences that they call so are"
+_SOME = 0.1  # at most this is "little", "mild" or "near"
+_WHY_SOME = "the sources use such words for differences of up to 10 percentage points"
 _TABLE = {
     DISTANCE: {"mla": 0.8834, "rope": 0.9264, "nope": 0.0351},
     COUNT: {"mla": 0.9741, "rope": 0.6943, "nope": 0.7769},
@@ -78,8 +78,8 @@ _COSTLY = ("absolute", "rope", "relative", "alibi", "random")
 def _speed(pairs: Sequence[tuple[str, str]]) -> Check:
     """The second of each pair needs more examples than the first.
 
-    A model that never learned half needs more than it seems to: with such a one among the slow nothing is refuted, with
-    one among the fast nothing is shown.
+    The number of examples of a model that never learned half is a lower bound. With such a model among the slow ones
+    the claim cannot fail; with one among the fast ones it cannot hold.
     """
 
     def check(results: Results) -> list[Finding]:
@@ -101,7 +101,7 @@ def _failing(*labels: str) -> Check:
 
 def _alibi_poor(results: Results) -> list[Finding]:
     alibi, rope = (_SKILL.by_seed(results.of(DISTANCE, label)) for label in ("alibi", "rope"))
-    what = f"skill of ALiBi - half the skill of RoPE{left_out(results, _SKILL, DISTANCE, 'alibi', 'rope')}"
+    what = f"skill of ALiBi − half the skill of RoPE{left_out(results, _SKILL, DISTANCE, 'alibi', 'rope')}"
     return [below(what, contrast((1, alibi), (-0.5, rope)), 0.0)]
 
 
@@ -115,13 +115,13 @@ def _levels(results: Results) -> list[Finding]:
 
 
 def _beside(task: str, level: float) -> Figure:
-    """The skill of a model less that of the source's, whose number is over the guess at the source's own sizes."""
+    """The skill of a model minus the source's skill, whose baseline is that of the source's sizes."""
 
     def of(cell: CellResult) -> float:
         spec = run_spec(**starting_spec("paper", cell.key.protocol, task, "rope", 0))
         return cell.skill - skill(level, spec.guess)
 
-    return replace(ACCURACY, words=f"{_TASKS[task]}: skill less that of Table 1, ", of=of)
+    return replace(ACCURACY, words=f"{_TASKS[task]}: skill − skill of Table 1, ", of=of)
 
 
 def _level(task: str) -> Figure:
@@ -129,17 +129,17 @@ def _level(task: str) -> Figure:
 
 
 def _stablest(results: Results) -> list[Finding]:
-    """Every rival falls by more than RoPE; where hardly a model of either falls, nobody knows how often one does."""
+    """Every rival's test accuracy drops by more than RoPE's; undecided if too few models of both have drops."""
     findings = []
     for _, rival in there(results, DISTANCE, against("rope", *_RIVALS)):
         both = [results.of(DISTANCE, label) for label in (rival, "rope")]
         cells, enough = [*both[0], *both[1]], min(ENOUGH, *map(len, both))
         falls = sum(cell.setbacks > 0 for cell in cells if cell.status == "complete")
-        few = f"{falls} of {len(cells)} models of both fall, too few to tell how often one does"
+        few = f"only {falls} of {len(cells)} models have accuracy drops, too few to estimate their frequency"
         findings += [
             finding
             if falls >= enough or not finding.known
-            else unknown(f"{title(rival)} and {title('rope')}", few, "training that is rougher")
+            else unknown(f"{title(rival)} and {title('rope')}", few, "less stable training")
             for finding in compare(DISTANCE, [(rival, "rope")], _SETBACKS)(results)
         ]
     return findings
@@ -154,17 +154,17 @@ def _near_best(results: Results) -> list[Finding]:
 
 
 def _positions_cost(results: Results) -> list[Finding]:
-    """NoPE less the mean of the others, as one comparison: "generally" is not "each"."""
+    """NoPE minus the mean of the others, as one comparison: "generally" does not mean "each"."""
     nope = ACCURACY.by_seed(results.of(COUNT, "nope"))
     costly = [ACCURACY.by_seed(results.of(COUNT, label)) for label in _COSTLY]
     mean = [(-1 / len(costly), values) for values in costly]
     missing = left_out(results, ACCURACY, COUNT, "nope", *_COSTLY)
-    what = f"NoPE - mean of Absolute, RoPE, Relative, ALiBi, Random{missing}"
+    what = f"NoPE − mean of Absolute, RoPE, Relative, ALiBi, Random{missing}"
     return [above(what, contrast((1, nope), *mean), MARGIN)]
 
 
 _BIAS = Figure(
-    "doublings of the learned bias's spread",
+    "log2 of the learned bias's spread",
     lambda cell: cell.measure("bias").doublings,
     lambda cell: cell.measure("bias") is not None,
 )
@@ -172,7 +172,7 @@ _BIAS = Figure(
 
 def _bias_attenuates(results: Results) -> list[Finding]:
     counting, distance = (_BIAS.by_seed(results.of(task, "relative")) for task in (COUNT, DISTANCE))
-    what = "doublings of the learned bias's spread over offsets, Task 2 - Task 1"
+    what = "log2 of the learned bias's spread over offsets, Task 2 − Task 1"
     return [below(what, contrast((1, counting), (-1, distance), grain=0.05), -1.0)]
 
 
@@ -181,37 +181,36 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "task1-rope-best",
         f"{V1}, 4.2",
         "On Task 1 RoPE generalises best of the basic encodings.",
-        f"RoPE against absolute, relative, ALiBi, NoPE (and random, where run), each: {BETTER}. {STOPPED}",
+        f"RoPE compared with each of absolute, relative, ALiBi, NoPE (and random, if run): {BETTER}. {STOPPED}",
         compare(DISTANCE, against("rope", *_RIVALS)),
     ),
     core(
         "task1-rope-fastest",
         f"{V1}, 4.2",
         "On Task 1 RoPE converges fastest.",
-        "Half of what there is to learn of the training examples, looked at after evaluations without dropout, is "
-        f"learned: every other basic encoding needs more than {_FASTER:g} doublings more examples than RoPE "
-        f"({_WHY_FASTER}).",
+        "Number of examples until the skill on training examples (without dropout) reaches 0.5: every other basic "
+        f"encoding needs more than {_FASTER:g} doublings more than RoPE ({_WHY_FASTER}).",
         _speed(against("rope", *_RIVALS)),
     ),
     core(
         "task1-rope-stable",
         f"{V1}, 4.2 and abstract",
         "On Task 1 RoPE converges most stably.",
-        f"Falls of the test accuracy from one evaluation to the next, those of more than {100 * STILL:g} points (less "
-        "is the noise of a model that only guesses), added up: every other basic encoding's sum (and random's, where "
-        f"run) is larger than RoPE's by more than {100 * MARGIN:g} points ({WHY_MARGIN}). All evaluations count, and a "
-        "model that takes longer has more of them. Where fewer than five models of both fall, nothing can be said: a "
-        "running mean of the weights can take every fall away, and how often a rare one comes is not seen in few.",
+        f"Sum of the test accuracy drops between evaluations, counting drops of more than {100 * STILL:g} percentage "
+        "points (smaller ones are noise): every other basic encoding's sum (and random's, if run) is larger than "
+        f"RoPE's by more than {100 * MARGIN:g} percentage points ({WHY_MARGIN}). All evaluations count, so longer runs "
+        "have more. Undecided if fewer than five models of both have such drops: an average of the weights can remove "
+        "them, and the frequency of rare drops cannot be estimated from few models.",
         _stablest,
     ),
     core(
         "task1-absolute-second",
         f"{V1}, 4.2",
         "On Task 1 absolute encoding ranks second, after RoPE.",
-        f"RoPE over absolute, and absolute over relative, ALiBi, NoPE (and random, where run), each: {BETTER}. "
+        f"RoPE compared with absolute, and absolute with each of relative, ALiBi, NoPE (and random, if run): {BETTER}. "
         f"{STOPPED}",
         every(
-            compare(DISTANCE, against("rope", "absolute"), what="RoPE - Absolute"),
+            compare(DISTANCE, against("rope", "absolute"), what="RoPE − Absolute"),
             compare(DISTANCE, against("absolute", *_RIVALS[1:])),
         ),
     ),
@@ -219,53 +218,52 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "task1-nope-relative-fail",
         f"{V1}, 4.2",
         "Neither NoPE nor the relative encoding generalises on Task 1.",
-        "Skill (accuracy over the best guess from the length, as a share of the rest) of each under 0.25: whoever has "
-        f"a quarter of what can be learned has learned something. {STOPPED}",
+        "The skill of each (accuracy above the length-only baseline, as a share of what is left to learn) is below "
+        f"0.25. {STOPPED}",
         _failing("nope", "relative"),
     ),
     core(
         "task1-alibi-nope-fail",
         f"{FINAL}: results table",
         "ALiBi and NoPE fail on Task 1.",
-        f"Skill of each under 0.25: whoever has a quarter of what can be learned has not failed. {STOPPED}",
+        f"The skill of each is below 0.25. {STOPPED}",
         _failing("alibi", "nope"),
     ),
     core(
         "task1-alibi-poor",
         f"{V1}, 4.2",
         "ALiBi performs poorly on Task 1.",
-        f"Skill of ALiBi under half of RoPE's: with half of it nobody would call it poor. {STOPPED}",
+        f"The skill of ALiBi is below half of RoPE's. {STOPPED}",
         _alibi_poor,
     ),
     core(
         "table1-task1-order",
         f"{V1}, Table 1",
         "Task 1: RoPE (92.64) over MLA (88.34) over NoPE (3.51).",
-        f"RoPE over MLA, and MLA over NoPE, each: {BETTER}. {STOPPED}",
+        f"RoPE compared with MLA, and MLA with NoPE: {BETTER}. {STOPPED}",
         compare(DISTANCE, (("rope", "mla"), ("mla", "nope"))),
     ),
     core(
         "table1-task2-order",
         f"{V1}, Table 1",
         "Task 2: MLA (97.41) over NoPE (77.69) over RoPE (69.43).",
-        f"MLA over NoPE and NoPE over RoPE, each: {BETTER}. {STOPPED}",
+        f"MLA compared with NoPE, and NoPE with RoPE: {BETTER}. {STOPPED}",
         compare(COUNT, (("mla", "nope"), ("nope", "rope"))),
     ),
     core(
         "table1-levels",
         f"{V1}, Table 1",
         "The accuracies themselves: Task 1 MLA 88.34, RoPE 92.64, NoPE 3.51; Task 2 MLA 97.41, RoPE 69.43, NoPE 77.69.",
-        "Skill, for at other sizes the guess is another: each mean within "
-        f"{_SOME:g} of what the source's number is over the guess at the source's own sizes, which leaves room for "
-        f"another draw of examples and little else. {STOPPED}",
+        f"Each mean skill is within {_SOME:g} of the source's. Skill is used because the length-only baseline depends "
+        f"on the sizes; the source's skill uses the baseline of the source's sizes. {STOPPED}",
         _levels,
     ),
     core(
         "task2-rope-superior",
         f"{V1}, 4.2 (against its own Table 1)",
         "On Task 2 RoPE imposes even less overhead than absolute encoding and yields superior test accuracy.",
-        f"RoPE over absolute: {BETTER}. Supporting, little overhead: NoPE less RoPE below {_SOME:g} ({_WHY_SOME}). "
-        f"{STOPPED}",
+        f"RoPE compared with absolute: {BETTER}. Supporting (little overhead): NoPE − RoPE is below {_SOME:g} "
+        f"({_WHY_SOME}). {STOPPED}",
         every(
             compare(COUNT, against("rope", "absolute")),
             as_support(compare(COUNT, against("nope", "rope"), test=under(_SOME))),
@@ -275,18 +273,18 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "task1-convergence-order",
         f"{V1}, 4.2",
         "On Task 1 the order of convergence is RoPE, Absolute, ALiBi.",
-        "Half of what there is to learn of the training examples is learned: absolute needs more than "
-        f"{_FASTER:g} doublings more examples than RoPE, and ALiBi than absolute ({_WHY_FASTER}).",
+        "Number of examples until the skill on training examples reaches 0.5: absolute needs more than "
+        f"{_FASTER:g} doublings more than RoPE, and ALiBi than absolute ({_WHY_FASTER}).",
         _speed(tuple(pairwise(("rope", "absolute", "alibi")))),
     ),
     core(
         "task1-rope-smallest-gap",
         f"{V1}, 4.2",
         "On Task 1 RoPE has a minimal generalisation gap.",
-        "RoPE's accuracy on training examples (after training, without dropout) less its test accuracy below 0.05: a "
-        f"gap that is hard to see in the source's figure. {STOPPED} So do only those that have learned a quarter of "
-        "what there is to learn of the training examples: others have no gap to show. Supporting, that others have "
-        f"one: that of absolute, relative, ALiBi and NoPE (and random, where run) over RoPE's by {MARGIN:g}, each.",
+        "RoPE's accuracy on training examples (after training, without dropout) minus its test accuracy is below 0.05, "
+        f"which is hardly visible in the source's figure. {STOPPED} They also need a skill of 0.25 or more on training "
+        "examples. Supporting: the gap of each of absolute, relative, ALiBi and NoPE (and random, if run) is larger "
+        f"than RoPE's by more than {MARGIN:g}.",
         every(
             models("rope", (_OWN_GAP, under(0.05))),
             as_support(
@@ -302,9 +300,9 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "mla-near-best",
         f"{FINAL}: near-optimal performance on both tasks",
         "MLA comes near the best encoding on both tasks.",
-        f"On each task, MLA less every other encoding that is there: above -{_SOME:g} ({_WHY_SOME}). Supporting, that "
-        f"there is something to come near to: MLA over NoPE on Task 1 and over RoPE on Task 2 by {_SOME:g}, as in the "
-        f"source. {STOPPED}",
+        f"On each task, MLA minus each other encoding is above −{_SOME:g} ({_WHY_SOME}). Supporting (the encodings "
+        f"differ): MLA is better than NoPE on Task 1 and than RoPE on Task 2 by more than {_SOME:g}, as in the source. "
+        f"{STOPPED}",
         every(
             _near_best,
             as_support(
@@ -319,78 +317,78 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "mla-small-cost",
         f"{V1}, C.3",
         "MLA costs a little generalisation on Task 1.",
-        f"RoPE less MLA: over {MARGIN:g}, or it costs nothing, and below {_SOME:g}, or it is not little. {STOPPED}",
+        f"RoPE − MLA is above {MARGIN:g} (otherwise there is no loss) and below {_SOME:g} (otherwise it is not "
+        f"little). {STOPPED}",
         compare(DISTANCE, against("rope", "mla"), test=between(MARGIN, _SOME)),
     ),
     others(
         "task1-random-overfits",
         f"{V1}, 4.2",
         "On Task 1 a random table matches absolute encoding in training accuracy but generalises worse.",
-        f"Random less Absolute: accuracy on training examples within {_SOME:g} ({_WHY_SOME}); test accuracy below "
-        f"-{MARGIN:g}. {STOPPED}",
+        f"Random − Absolute: accuracy on training examples within {_SOME:g} ({_WHY_SOME}); test accuracy below "
+        f"−{MARGIN:g}. {STOPPED}",
         every(
             compare(DISTANCE, against("random", "absolute"), _FIT, between(-_SOME, _SOME)),
-            compare(DISTANCE, against("absolute", "random"), what="test accuracy, Absolute - Random"),
+            compare(DISTANCE, against("absolute", "random"), what="test accuracy, Absolute − Random"),
         ),
     ),
     others(
         "task2-positions-cost",
         f"{V1}, 4.2",
         "On Task 2 imposing position generally degrades generalisation.",
-        f"NoPE over the mean of absolute, RoPE, relative, ALiBi and random: {BETTER}. {STOPPED}",
+        f"NoPE compared with the mean of absolute, RoPE, relative, ALiBi and random: {BETTER}. {STOPPED}",
         _positions_cost,
     ),
     others(
         "task2-absolute-mild",
         f"{V1}, 4.2",
         "On Task 2 absolute encoding costs a mild penalty.",
-        f"NoPE less absolute: over {MARGIN:g}, or it costs nothing, and below {_SOME:g} ({_WHY_SOME}). {STOPPED}",
+        f"NoPE − absolute is above {MARGIN:g} (otherwise there is no penalty) and below {_SOME:g} ({_WHY_SOME}). "
+        f"{STOPPED}",
         compare(COUNT, against("nope", "absolute"), test=between(MARGIN, _SOME)),
     ),
     others(
         "task2-absolute-moderate",
         f"{FINAL}: results table",
         "On Task 2 absolute encoding does moderately: between MLA, the best, and ALiBi, the worst.",
-        f"MLA over absolute, and absolute over ALiBi, each: {BETTER}. {STOPPED}",
+        f"MLA compared with absolute, and absolute with ALiBi: {BETTER}. {STOPPED}",
         compare(COUNT, (("mla", "absolute"), ("absolute", "alibi"))),
     ),
     others(
         "task2-relative-like-nope",
         f"{V1}, 4.2",
         "On Task 2 the relative encoding matches NoPE.",
-        f"Relative less NoPE: between -0.05 and 0.05, within which curves lie on each other. {STOPPED}",
+        f"Relative − NoPE is between −0.05 and 0.05, where curves overlap visually. {STOPPED}",
         compare(COUNT, against("relative", "nope"), test=between(-0.05, 0.05)),
     ),
     others(
         "task2-relative-bias-attenuates",
         f"{V1}, 4.2",
         "On Task 2 the relative encoding attenuates its learned bias toward zero.",
-        "Spread of the learned bias over the offsets (root mean square about each head's mean), after Task 2 against "
-        "after Task 1, where position is needed: less than half, a doubling less; what keeps more than half is not "
-        "attenuated toward zero.",
+        "Spread of the learned bias over the offsets (root mean square about each head's mean): after Task 2 it is "
+        "less than half of that after Task 1, which needs position.",
         _bias_attenuates,
     ),
     others(
         "task2-random-perfect-fit",
         f"{V1}, 4.2",
         "On Task 2 a random table fits the training examples perfectly.",
-        "Random's accuracy on training examples over 0.98: what rounds to all of them in the source's figure. "
-        f"{STOPPED}",
+        f"Random's accuracy on training examples is above 0.98, which looks like 1 in the source's figure. {STOPPED}",
         models("random", (_FIT, over(0.98)), task=COUNT),
     ),
     others(
         "task2-random-largest-gap",
         f"{V1}, 4.2",
         "On Task 2 a random table has the largest gap between train and test.",
-        "Accuracy on training examples less test accuracy of Random, less that of RoPE, absolute, relative, ALiBi and "
-        f"NoPE: over {MARGIN:g}, each ({WHY_MARGIN}). {STOPPED}",
+        "Random's gap (accuracy on training examples − test accuracy) minus the gap of each of RoPE, absolute, "
+        f"relative, ALiBi and NoPE is above {MARGIN:g} ({WHY_MARGIN}). {STOPPED}",
         compare(COUNT, against("random", "rope", "absolute", "relative", "alibi", "nope"), _GAP),
     ),
     others(
         "task2-alibi-worst",
         f"{V1}, 4.2; {FINAL}: results table",
         "On Task 2 ALiBi is worst of all.",
-        f"NoPE, RoPE, absolute, relative, random and MLA over ALiBi, each: {BETTER}. {STOPPED}",
+        f"Each of NoPE, RoPE, absolute, relative, random and MLA compared with ALiBi: {BETTER}. {STOPPED}",
         compare(COUNT, [(other, "alibi") for other in ("nope", "rope", "absolute", "relative", "random", "mla")]),
     ),
 )

@@ -1,4 +1,4 @@
-"""What the claims have in common: where they stand in the papers, and the checks that are put together from figures."""
+"""Shared by the claims: their sources, and checks built from figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FINAL = "ICLR 2026 version (summary)"
 Check = Callable[[Results], list[Finding]]
 Counts = Callable[[CellResult], bool]
 Pairs = Iterable[tuple[str, str]]
-Asked = tuple[Figure, Test]  # of each model; how all together are judged
+Asked = tuple[Figure, Test]  # a number per model, and the test of its mean
 
 core = partial(Claim[Results], part=CORE)
 others = partial(Claim[Results], part="others")
@@ -42,18 +42,18 @@ mechanism = partial(Claim[Results], part="mechanism")
 
 
 def there(results: Results, task: str, pairs: Pairs) -> list[tuple[str, str]]:
-    """The pairs without those whose rival is "random" where nobody trained it."""
+    """The pairs, without those whose rival is "random" if it was not trained."""
     return [pair for pair in pairs if pair[1] != "random" or results.of(task, pair[1])]
 
 
 def compare(task: str, pairs: Pairs, figure: Figure = ACCURACY, test: Test | None = None, what: str = "") -> Check:
-    """Is a figure of the first label of each pair, less that of the second, over `MARGIN`?
+    """Is a figure of the first label of each pair minus that of the second above `MARGIN`?
 
-    Every encoding of a claim is waited for, but for "random" as a rival: the core of the smaller scales leaves it out.
+    A missing encoding leaves the claim open, except "random" as a rival, which the core of smaller scales omits.
 
     Arguments
-        test  what else it is to be
-        what  begins the evidence in place of the figure's words and the two titles
+        test  the test of the difference (default: above `MARGIN`)
+        what  start of the evidence (default: the figure's words and the two titles)
     """
 
     def check(results: Results) -> list[Finding]:
@@ -71,109 +71,109 @@ def against(first: str, *rivals: str) -> list[tuple[str, str]]:
 
 
 def has(measure: str, *, skill: bool = True) -> Counts:
-    """Whether a cell has a measure, and unless ``skill`` is False an ablation and a quarter of what can be learned."""
+    """Whether a cell has a measure and, with ``skill``, an ablation and enough skill."""
     return lambda cell: (
         cell.measure(measure) is not None and (not skill or (cell.ablation is not None and cell.skilled))
     )
 
 
 def models(label: str, *parts: Asked, task: str = DISTANCE) -> Check:
-    """Of the models of a label that count, part by part: the figure, and how its mean is judged."""
+    """A check of the mean of each figure over the models of a label that count."""
 
     return lambda results: [ask(results, task, label, figure, test, title) for figure, test in parts]
 
 
 def learned(label: str, check: Check, task: str = DISTANCE) -> Check:
-    """A check of an encoding that only means something if its models have learned anything."""
+    """A check of an encoding that requires at least one model with skill."""
 
     def checked(results: Results) -> list[Finding]:
         cells = results.of(task, label)
         if cells and not any(cell.skilled for cell in cells):
-            why = f"no model has a skill of {SKILLED:g}, so its heads say nothing"
-            return [unknown(title(label), why, "a size at which it learns")]
+            why = f"no model has a skill of at least {SKILLED:g}, so its heads are not judged"
+            return [unknown(title(label), why, "a model size at which it learns")]
         return check(results)
 
     return checked
 
 
 def on_rope(check: Callable[[str], Check]) -> Check:
-    """A check of RoPE alone, on all heads, whatever its label is here."""
+    """A check of RoPE on all heads without a sinusoid, whose label depends on the protocol."""
     return lambda results: check(full_rope(results))(results)
 
 
 def full_rope(results: Results) -> str:
-    """RoPE on all heads without a sinusoid: the released program's "rope" has one, that for partial RoPE none.
+    """Label of RoPE on all heads without a sinusoid; the released "rope" has one.
 
-    By the protocol, not by what is there: else a study that has not finished would be judged on the other of the two.
+    It depends on the protocol only, so an unfinished study is not judged on the wrong model.
     """
     return "rope-alone" if is_released(results) else "rope"
 
 
 def both_positions(results: Results) -> str:
-    """RoPE + sinusoid: in the released protocol the program's "rope" is that."""
+    """Label of RoPE + sinusoid; "rope" in the released protocol."""
     return "rope" if is_released(results) else "rope-absolute"
 
 
 def is_released(results: Results) -> bool:
-    """Whether these are models of the released protocol, or would be if there were any."""
+    """Whether these are results of the released protocol, even if empty."""
     return results.protocol == "released" or any(cell.key.protocol == "released" for cell in results.cells)
 
 
-_WITHOUT = "too little skill, or not looked at"
-_LITTLE = "too little skill, heads that cost too little together, or not looked at"
-_MOMENTS = {"end": "at the end", "able": "when over 90% right", "plateau": "at the plateau"} | {
+_WITHOUT = "too little skill, or not measured"
+_LITTLE = "too little skill, too small a total ablation effect, or not measured"
+_MOMENTS = {"end": "at the end", "able": "at 90% accuracy", "plateau": "at the plateau"} | {
     moment: f"at {moment} the plateau's steps" for moment in ("twice", "four times", "eight times")
 }
 
 
 @dataclass(frozen=True)
 class Bars:
-    """How much one head costs, in a measure's own unit."""
+    """Thresholds of the ablation effect of one head, in a measure's unit."""
 
-    most: float  # the bulk of it
+    most: float  # most of the skill
     some: float  # pronounced
-    little: float  # does not affect the whole
+    little: float  # negligible
     unit: str
 
 
 BARS: dict[Measure, Bars] = {"accuracy": Bars(0.5, 0.25, 0.1, " of the skill"), "loss": Bars(0.7, 0.35, 0.1, " nats")}
 _WHY = (
-    "Bars: half of the skill (0.7 nats: the answer's probability halves) is the bulk of it, since the source has 60 of "
-    "93 points; a quarter (0.35 nats) is what it calls pronounced; under a tenth (0.1 nats) does not affect the whole. "
-    f"A head counts if its interval leaves 0. {ONLY_SKILLED}"
+    "Thresholds: 0.5 of the skill (0.7 nats: the label's probability halves) is most of it, as the source reports 60 "
+    "of 93 percentage points; 0.25 (0.35 nats) is what the source calls pronounced; below 0.1 (0.1 nats) is "
+    f"negligible. Only heads whose effect's interval excludes 0 count. {ONLY_SKILLED}"
 )
-# of rules that ask where the cost lies
+# for rules about the location of the effect
 WHERE = (
-    "Where the cost lies is asked of models whose heads, one silenced at a time, cost 0.1 nats (by accuracy a tenth of "
-    "the skill) together: else there is nothing to lie anywhere."
+    "Only models whose single-head ablation effects sum to at least 0.1 nats (by accuracy: 0.1 of the skill) count: "
+    "otherwise there is no effect to locate."
 )
 HALF_A_DOUBLING = 0.5  # of the effective heads
-# of those that ask nothing else
+# for rules about the location only
 SPREAD = (
-    "Half a doubling is 1.4 times as many: less could not be seen in the sources' pictures of heads. Looked at by "
-    f"loss: of models that get all right hardly a head's cost in accuracy is told from none. {WHERE}"
+    "Half a doubling is a factor of 1.4; less is not visible in the sources' heat maps. Measured by loss, as accuracy "
+    f"hardly changes in models that solve the task. {WHERE}"
 )
 
 
 @dataclass(frozen=True)
 class At:
-    """How one looks: at which moment, and by which measure."""
+    """A checkpoint and a measure at which heads are ablated."""
 
     moment: str
     measure: Measure
 
     @property
     def bars(self) -> Bars:
-        """In the measure's unit."""
+        """The thresholds in the measure's unit."""
         return BARS[self.measure]
 
     def figure(self, words: str, of: Callable[[Look], float]) -> Figure:
-        """A number of what is seen."""
+        """A number of a model's ablation effects."""
         number, counts = self._number(of), lambda cell: self._look(cell) is not None
         return Figure(words, number, counts, _WITHOUT, 0.002, self._wanted)
 
     def spread(self, words: str, of: Callable[[Look], float]) -> Figure:
-        """A number of where the cost lies, which a model has if its heads cost something together."""
+        """A number about the location of the effect, for models with a large enough total effect."""
 
         def counts(cell: CellResult) -> bool:
             look = self._look(cell)
@@ -183,14 +183,17 @@ class At:
 
     @property
     def _wanted(self) -> str:
-        """Of records from before heads were looked at by loss, which their weights can still be."""
-        more = "models with skill, whose heads cost something"
-        again = "toeplens ablate RUN --metric loss, with the study's --examples and --split"
-        return f"{more}; where loss was not looked at, {again}" if self.measure == "loss" else more
+        """What to run if no model counts; older records have no ablation by loss."""
+        if self.measure == "loss":
+            return (
+                "models with skill and a large enough ablation effect; if the loss was not measured: toeplens ablate "
+                "RUN --metric loss, with the study's --examples and --split"
+            )
+        return "models with skill and a large enough ablation effect"
 
     def doublings(self, *, every: bool = False) -> Figure:
-        """The effective heads of the whole model, in doublings; of ``every`` model with a head that costs anything."""
-        made = self.spread("doublings of the effective heads, ", lambda look: log2(look.effective_heads))
+        """log2 of the effective heads of the whole model; with ``every``, of every model with any effect."""
+        made = self.spread("log2 of the effective heads, ", lambda look: log2(look.effective_heads))
         return (
             replace(made, counts=lambda cell: (look := self._look(cell)) is not None and look.total > 0)
             if every
@@ -209,15 +212,15 @@ class At:
         return number
 
     def largest(self, layers: slice = slice(None), where: str = "any layer") -> Figure:
-        """The largest cost of a head."""
-        return self.figure(f"largest cost of a head of {where}, ", lambda look: look.largest(layers))
+        """The largest ablation effect of a head."""
+        return self.figure(f"largest ablation effect of a head in {where}, ", lambda look: look.largest(layers))
 
     def over(self, bar: float) -> Callable[..., Finding]:
-        """Is it above a bar?"""
+        """Test: above a threshold."""
         return over(bar, self.bars.unit)
 
     def under(self, bar: float) -> Callable[..., Finding]:
-        """Is it below a bar?"""
+        """Test: below a threshold."""
         return under(bar, self.bars.unit)
 
 
@@ -227,12 +230,12 @@ BY_LOSS = At(END, "loss")
 
 
 def of_rope(*parts: Callable[[At], tuple[Figure, Callable[..., Finding]]]) -> Way:
-    """Parts that are asked of RoPE alone, on all heads."""
+    """Parts that test RoPE on all heads without a sinusoid."""
     return lambda at: on_rope(lambda rope: models(rope, *(part(at) for part in parts)))
 
 
 def of_each(labels: Iterable[str], *parts: Callable[[At], tuple[Figure, Callable[..., Finding]]], task: str) -> Way:
-    """Parts that are asked of each of these encodings."""
+    """Parts that test each of these encodings."""
     return lambda at: every(
         *(learned(label, models(label, *(part(at) for part in parts), task=task), task) for label in labels)
     )
@@ -247,7 +250,7 @@ def watched_claim(
     way: Way,
     first: At = AS_THE_PAPERS,
 ) -> Claim[Results]:
-    """A claim about heads, judged in the ``first`` way of looking, and beside that in all others."""
+    """A claim about heads, judged at the ``first`` checkpoint and measure, and for comparison at all others."""
     elsewhere = {
         f"{_MOMENTS[at.moment]}, by {at.measure}": way(at)
         for at in (At(moment, measure) for moment, measure in LOOKS)

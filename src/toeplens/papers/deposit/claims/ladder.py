@@ -1,4 +1,4 @@
-"""Our own hypotheses about what a deposit comes with, from pilots whose seeds no record has: the ladder's claims."""
+"""Claims of the scale sweep: our own hypotheses about when a deposit occurs, from pilots with other seeds."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _at_rung(base: str, rung: str) -> str:
 
 
 def _rungs(first: str, second: str, *, spread: bool = False) -> Way:
-    """RoPE's largest cost of a head (or ``spread``: its effective heads) on one rung less that on another.
+    """RoPE's largest ablation effect (with ``spread``: its effective heads) on one scale variant minus on another.
 
-    An empty rung is the scale itself.
+    An empty variant is the scale itself.
     """
 
     def way(at: At) -> Check:
@@ -53,7 +53,7 @@ def _rungs(first: str, second: str, *, spread: bool = False) -> Way:
 
 
 def _of_encoding(at: At) -> Check:
-    """RoPE less absolute and less NoPE, over all lengths together."""
+    """RoPE minus absolute, and minus NoPE, averaged over all lengths."""
 
     def check(results: Results) -> list[Finding]:
         rope, figure = full_rope(results), at.largest()
@@ -66,7 +66,7 @@ def _of_encoding(at: At) -> Check:
                 for weight, label in zip((1.0, -1.0), pair, strict=True)
             ]
             away = left_out(results, figure, DISTANCE, *(label for pair in pairs for label in pair))
-            what = f"{figure.words}{title(rope)} - {title(rival)}, mean over lengths{away}"
+            what = f"{figure.words}{title(rope)} − {title(rival)}, mean over lengths{away}"
             findings.append(above(what, contrast(*terms, grain=figure.grain), at.bars.little, unit=at.bars.unit))
         return findings
 
@@ -74,13 +74,13 @@ def _of_encoding(at: At) -> Check:
 
 
 def _unfinished(measure: Measure) -> Check:
-    """The first look with over 90 % right against that at eight plateaus, in the models that have both.
+    """The first checkpoint with over 90 % accuracy minus the one at eight plateaus, in models that have both.
 
-    One that was over 90 % right only after it had stopped learning says nothing of unfinished learning.
+    Models that reached 90 % only after their plateau are excluded.
     """
     looks = At("able", measure), At("eight times", measure)
     early, late = (at.largest() for at in looks)
-    learning = "over 90% right after it had stopped learning, too little skill, or not looked at"
+    learning = "90% accuracy only after the plateau, too little skill, or not measured"
     both = replace(
         early, counts=lambda cell: early.counts(cell) and late.counts(cell) and in_order(cell, "able"), without=learning
     )
@@ -90,7 +90,7 @@ def _unfinished(measure: Measure) -> Check:
         cells = [cell for cell in results.of(DISTANCE, label) if both.counts(cell)]
         lost = early.by_seed(cells) - late.by_seed(cells)
         away = left_out(results, both, DISTANCE, label)
-        what = f"largest cost of a head, when over 90% right - at 8 times the plateau{away}"
+        what = f"largest ablation effect of a head, at 90% accuracy − at 8 times the plateau{away}"
         return [looks[0].over(looks[0].bars.little)(what, of_one(lost, early.grain))]
 
     return check
@@ -103,58 +103,59 @@ def _ours(name: str, statement: str, rule: str, way: Way, first: At = AS_THE_PAP
 CLAIMS: tuple[Claim[Results], ...] = (
     _ours(
         "ladder-length",
-        "A deposit comes with the task's difficulty: the longer the texts, the more hangs on one head.",
-        "RoPE: the largest cost of a head with 96 tokens less that with 24: over a tenth of the skill.",
+        "A deposit depends on the task's difficulty: on longer sequences one head has a larger ablation effect.",
+        "RoPE: the largest ablation effect of a head with 96 tokens minus that with 24 is above 0.1 of the skill.",
         _rungs("tokens-96", "tokens-24"),
     ),
     _claim(
         "ladder-unfinished",
         f"{_OURS}; against {FINAL}: contribution 3 (no artifact of training)",
-        "A deposit comes with unfinished learning: trained on, single heads matter less.",
-        "RoPE: the largest cost of a head, as a share of the skill, at the first look with over 90% right less that "
-        "at 8 times the plateau's steps: over a tenth. Only models count that have both looks, the first before their "
-        "plateau, and skill in both.",
+        "A deposit depends on unfinished learning: with longer training single heads matter less.",
+        "RoPE: the largest ablation effect of a head, as a share of the skill, at the first checkpoint with over 90% "
+        "accuracy minus that at 8 times the plateau's steps is above 0.1. Only models count that have both "
+        "checkpoints, the first before their plateau, and skill in both.",
         _unfinished("accuracy"),
         elsewhere={"by loss": _unfinished("loss")},
     ),
     _ours(
         "ladder-encoding",
-        "A deposit comes with the encoding: at every length more hangs on one head under RoPE.",
-        "The largest cost of a head, mean over lengths from 24 to 96 tokens: RoPE over absolute and NoPE (in the "
-        "released protocol: over RoPE with its sinusoid) by a tenth of the skill.",
+        "A deposit depends on the encoding: at every length one head has a larger ablation effect under RoPE.",
+        "The largest ablation effect of a head, mean over lengths from 24 to 96 tokens: RoPE exceeds absolute and NoPE "
+        "(in the released protocol: RoPE with its sinusoid) by more than 0.1 of the skill.",
         _of_encoding,
     ),
     _ours(
         "ladder-heads",
-        "With fewer heads to share the work more hangs on one.",
-        "RoPE: the largest cost of a head with 4 heads less that with 16: over a tenth of the skill.",
+        "With fewer heads per layer one head has a larger ablation effect.",
+        "RoPE: the largest ablation effect of a head with 4 heads minus that with 16 is above 0.1 of the skill.",
         _rungs("heads-4", ""),
     ),
     _ours(
         "ladder-layers",
-        "With fewer layers more hangs on one head.",
-        "RoPE: the largest cost of a head with 2 layers less that with 6: over a tenth of the skill.",
+        "With fewer layers one head has a larger ablation effect.",
+        "RoPE: the largest ablation effect of a head with 2 layers minus that with 6 is above 0.1 of the skill.",
         _rungs("layers-2", ""),
     ),
     _ours(
         "ladder-rate",
         "The papers' low learning rate makes deposits larger.",
-        "RoPE: the largest cost of a head at the papers' 1e-4 with their betas less that at 1e-3: over a tenth of the "
-        "skill.",
+        "RoPE: the largest ablation effect of a head at the papers' 1e-4 with their betas minus that at 1e-3 is above "
+        "0.1 of the skill.",
         _rungs("rate-paper", ""),
     ),
     _ours(
         "ladder-dropout-spreads",
-        "Dropout spreads the work over more heads.",
-        f"RoPE: effective heads of the whole model with dropout 0.1 less without: over half a doubling. {SPREAD}",
+        "Dropout distributes the skill over more heads.",
+        "RoPE: with dropout 0.1 the whole model has more effective heads than without, by more than half a doubling. "
+        f"{SPREAD}",
         _rungs("drop", "", spread=True),
         BY_LOSS,
     ),
     _ours(
         "ladder-decay-gathers",
-        "Weight decay gathers the work in fewer heads.",
-        "RoPE: effective heads of the whole model with next to no weight decay (1e-5) less with 0.1: over half a "
-        f"doubling. {SPREAD}",
+        "Weight decay concentrates the skill in fewer heads.",
+        "RoPE: with almost no weight decay (1e-5) the whole model has more effective heads than with 0.1, by more than "
+        f"half a doubling. {SPREAD}",
         _rungs("", "decay", spread=True),
         BY_LOSS,
     ),

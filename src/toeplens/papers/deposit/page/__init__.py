@@ -1,4 +1,4 @@
-"""The page of the reproduction: numbered figures, tables, sentences."""
+"""The reproduction page: numbered figures and tables."""
 
 from toeplens.papers.deposit.page.page import render, reproduction_page, write_page
 

@@ -1,4 +1,4 @@
-"""The figures about accuracy: final accuracies beside the paper's, and learning curves."""
+"""Figures about accuracy: final accuracies compared with the paper's, and learning curves."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Split = Literal["train", "test"]
 
 
 def accuracy(state: Reproduction) -> Block:
-    """Final accuracies, beside the paper's Table 1."""
+    """Final accuracies, compared with the paper's Table 1."""
     groups = [
         Group(title, [panel for p in state.plan.protocols if (panel := accuracy_panel(state, p, task))])
         for task, title in TASKS.items()
     ]
-    size = "" if state.plan.scale == "paper" else ", from much larger models"
+    size = "" if state.plan.scale == "paper" else " (larger models)"
     caption = (
-        "Final test accuracy, best on top, in per cent at the right: the mean, and with several seeds each seed as "
-        f"a small circle. The upright grey bar is the paper’s Table 1{size}. Lines: what a constant guess scores "
-        "(chance), and what a guess scores that knows only the text’s length."
+        "Final test accuracy, best on top: the mean (in per cent at the right), and each seed as a small circle. "
+        f"Vertical grey bar: the paper’s Table 1{size}. Lines: chance (the most frequent label) and the length-only "
+        "baseline."
     )
     return Block("accuracy", "Test accuracy by encoding", caption, [View("", groups)])
 
@@ -51,7 +51,7 @@ def accuracy(state: Reproduction) -> Block:
 def accuracy_panel(
     state: Reproduction, protocol: Protocol, task: str, labels: Iterable[str] | None = None, title: str = ""
 ) -> Panel | None:
-    """Accuracies of encodings, all unless ``labels`` are given; None where no model is finished."""
+    """Accuracies of encodings (default: all); None if no model is finished."""
     wanted = None if labels is None else set(labels)
     rows = [row for row in state.table if (row.protocol, row.task) == (protocol, task)]
     rows = [row for row in rows if wanted is None or row.label in wanted]
@@ -62,7 +62,7 @@ def accuracy_panel(
 
 
 def learning(state: Reproduction, task: str, paper: int) -> Block:
-    """Learning curves of a task, which are the figure ``paper`` there."""
+    """Learning curves of a task; ``paper`` is the number of the paper's figure."""
 
     def draw(protocol: Protocol) -> list[Panel]:
         whole = [cell for cell in state.results.under(protocol).cells if Label.parse(cell.key.label).heads is None]
@@ -77,23 +77,23 @@ def learning(state: Reproduction, task: str, paper: int) -> Block:
     labels = {cell.key.label for cell in state.results.cells if cell.key.task == task}
     signs = legend(state, (label for label in labels if Label.parse(label).heads is None))
     caption = (
-        f"Accuracy along training (the paper’s Fig. {paper}); with several seeds the mean, and the range as a "
-        "band; a model that had stopped learning before others keeps its last value. Train accuracy is counted during "
-        "the epoch, so it trails. Press an encoding to hide or show its lines."
+        f"Accuracy by epoch (the paper’s Fig. {paper}): mean over seeds, with the range as a band. A model that "
+        "stopped early keeps its last value. Train accuracy is averaged during the epoch, so it lags. Click an "
+        "encoding to hide or show its lines."
     )
     title = f"How fast each encoding learns {TASKS[task]}"
     return Block(f"convergence-{task}", title, caption, [under_headings(state, draw)], legend=signs)
 
 
 def convergence(results: Results, protocol: Protocol, task: str, split: Split, top: float = 1.0) -> go.Figure:
-    """Accuracy by epoch, a line an encoding; with several seeds the mean, and the range as a band (Figs. 2 and 3).
+    """Accuracy by epoch, one line per encoding: mean over seeds, with the range as a band (Figs. 2 and 3).
 
-    Diverged runs are shown, up to where they diverged, only for an encoding that has no other.
+    Diverged runs are shown, up to where they diverged, only if all runs of an encoding diverged.
 
     Arguments
         results                the study's finished cells
         protocol, task, split  what the panel shows
-        top                    upper end of the accuracy axis, so that panels can share it
+        top                    upper end of the accuracy axis, shared by panels
     """
     under = results.under(protocol)
     canvas = Canvas(290)
@@ -126,7 +126,7 @@ def convergence(results: Results, protocol: Protocol, task: str, split: Split, t
 
 
 def _add_curve(canvas: Canvas, epochs: list[float], curves: list[list[float]], label: str, text: str) -> None:
-    """Add the seeds' mean curve and range."""
+    """Add the mean curve over seeds, and their range."""
     length = len(epochs)
     columns = [[c[i] for c in curves if i < len(c) and isfinite(c[i])] for i in range(length)]
     if len(curves) > 1:
@@ -148,7 +148,7 @@ def _add_curve(canvas: Canvas, epochs: list[float], curves: list[list[float]], l
 
 
 def accuracies(rows: Sequence[Row], results: Results, top: float = 1.0) -> go.Figure:
-    """Final test accuracies of one protocol and task: a large marker the mean, small ones the seeds, best on top."""
+    """Final test accuracies of one protocol and task, best on top: large markers are means, small ones seeds."""
     canvas = Canvas(66 + 28 * max(1, len(rows)), right=60, top=32, bottom=26, left=20)
     names = [name(row.protocol, row.label) for row in rows]
     for row, text in zip(rows, names, strict=True):

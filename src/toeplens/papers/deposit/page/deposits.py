@@ -1,4 +1,4 @@
-"""The figures of the deposit: by encoding, by layer, by what is changed of the scale, by the moment of training."""
+"""Figures of the deposit: by encoding, by layer, by scale variant, by checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Figure = Callable[[LayerDeposit], float]
 
 
 def by_encoding(state: Reproduction) -> Block:
-    """Violins of the most that one head carries, and of the effective heads of its layer."""
+    """Violins of the largest share of the skill of one head, and of the effective heads of its layer."""
     layers = [layer[1] for cell in state.results.cells if (layer := concentrated(cell))]
     peak = max([1.0, *(layer.peak for layer in layers)]) * 1.05
     heads = max([2.0, *(layer.effective_heads for layer in layers)]) * 1.05
@@ -48,14 +48,14 @@ def by_encoding(state: Reproduction) -> Block:
         return violins(found, lambda layer: layer.effective_heads, "effective heads", top=heads) if found else None
 
     kinds = (
-        by_task(state, shares, "share of the skill that one head carries"),
+        by_task(state, shares, "share of the skill lost by ablating one head"),
         by_task(state, spreads, "effective heads of that layer"),
     )
     caption = (
-        "Of each model the layer whose first head carries most. A point is a seed, the bar their mean, the violin "
-        "their density (with few seeds, trust the points). Share: what is lost when that head is silenced, as a "
-        f"share of the skill; the dashed line, {PEAK:.0%}, is what a layer needs to count as "
-        "single-head. Effective heads: how many equal heads would make the sum of that layer’s losses."
+        "For each model, the layer with the most important head. Points are seeds, the bar is their mean, the violin "
+        "their density (unreliable with few seeds). Share: the accuracy drop from ablating that head, as a share of "
+        f"the skill. A single-head layer needs at least {PEAK:.0%} (dashed). Effective heads: (sum of the layer’s "
+        "drops)² / sum of squared drops."
     )
     views = [view for pair in zip(*kinds, strict=True) for view in pair]
     return Block("deposit-encodings", "Deposit by encoding", caption, views)
@@ -64,15 +64,15 @@ def by_encoding(state: Reproduction) -> Block:
 def violins(
     found: Models, figure: Figure, title: str, *, top: float, percent: bool = False, mark: float | None = None
 ) -> go.Figure:
-    """A violin an encoding of one figure of the most concentrated layer: a point a seed, a bar the mean.
+    """One violin per encoding for the most concentrated layer: points are seeds, the bar is their mean.
 
     Arguments
-        found    from left to right, models that have an ablation; those without skill are counted, and have no point
-        figure   what is shown of the layer
+        found    models with an ablation, from left to right; those without skill are counted but have no point
+        figure   the number of the layer to show
         title    of its axis
         top      upper end of the axis
         percent  whether it is a share
-        mark     where a thin line goes
+        mark     position of a thin horizontal line (default: none)
     """
     canvas = Canvas(330, left=62, right=8, top=8, bottom=40)
     for place, (label, cells) in enumerate(found):
@@ -96,32 +96,32 @@ def violins(
 
 
 def _described(cell: CellResult, layer: int, deposit: LayerDeposit) -> str:
-    """A layer of a model, for who points at it."""
+    """A layer of a model, as hover text."""
     assert cell.ablation is not None
     return (
         f"<b>{name(cell.key.protocol, cell.key.label)}</b>, seed {cell.key.seed}, layer {layer + 1}<br>"
         f"head {deposit.head + 1}: {deposit.peak:.0%} of the skill, "
-        f"{points(float(cell.ablation.drops[layer, deposit.head]))} points<br>"
+        f"{points(float(cell.ablation.drops[layer, deposit.head]))} percentage points<br>"
         f"{deposit.kind}; effective heads {deposit.effective_heads:.1f}"
     )
 
 
 def by_layer(state: Reproduction) -> Block:
-    """Heat maps of encoding by layer, a row a seed."""
+    """Heat maps of encoding by layer, one row per seed."""
 
     def draw(protocol: Protocol, task: str) -> go.Figure | None:
         found = models(state, protocol, task, CellResult.deposits)
         return peaks_by_layer(found) if found else None
 
     caption = (
-        "The share of the skill that the first head of each layer carries; a thin row is a seed, in order, so that "
-        "rows of one encoding that look alike are a deposit that comes back. Rows without colour: models without skill."
+        "Share of the skill lost by ablating the most important head of each layer. Each thin row is a seed: similar "
+        "rows of one encoding mean that the deposit is reproducible. Rows without colour: models without skill."
     )
-    return Block("deposit-layers", "In which layer the deposit is", caption, by_task(state, draw), ramp=SHARE)
+    return Block("deposit-layers", "Layer of the deposit", caption, by_task(state, draw), ramp=SHARE)
 
 
 def peaks_by_layer(found: Models) -> go.Figure:
-    """The share of the skill that each layer's first head carries: a row a seed, encodings one under the other."""
+    """Share of the skill lost by ablating each layer's most important head: one row per seed, grouped by encoding."""
     seeds = max(len(cells) for _, cells in found)
     depth = max(len(cell.deposits()) for _, cells in found for cell in cells)
     rows: list[list[float | None]] = []
@@ -146,44 +146,44 @@ def peaks_by_layer(found: Models) -> go.Figure:
     return canvas.figure()
 
 
-# ---- the ladder ------------------------------------------------------------------------------------------------------
+# ---- the scale sweep -------------------------------------------------------------------------------------------------
 
 _Shown = tuple[str, Measure, Callable[[Look], float], float, int]
 _SHOWN: tuple[_Shown, ...] = (
-    ("largest cost of a head, % of the skill", "accuracy", lambda look: look.largest(), 100.0, 1),
-    ("largest cost of a head, nats", "loss", lambda look: look.largest(), 1.0, 2),
-    ("heads whose cost is told from none", "accuracy", lambda look: look.matter, 1.0, 0),
+    ("largest ablation effect, % of the skill", "accuracy", lambda look: look.largest(), 100.0, 1),
+    ("largest ablation effect, nats", "loss", lambda look: look.largest(), 1.0, 2),
+    ("heads with a significant ablation effect", "accuracy", lambda look: look.matter, 1.0, 0),
 )
 _MOMENTS = {
-    "able": "over 90% right",
-    "plateau": "plateau",
-    "twice": "2 plateaus",
-    "four times": "4 plateaus",
-    END: "8 plateaus, the end",
+    "able": "accuracy over 90%",
+    "plateau": "at the plateau",
+    "twice": "2 × the plateau’s steps",
+    "four times": "4 × the plateau’s steps",
+    END: "8 × the plateau’s steps (end)",
 }
-_LONG = "one that few seeds leave longer than the panel runs out of it"
-Line = tuple[str, str, str]  # what stands at the left, the rung, the moment
+_LONG = "an interval that is longer than the panel is cut off"
+Line = tuple[str, str, str]  # row title, scale variant, checkpoint
 
 
 def by_rung(state: Reproduction) -> Block:
-    """One thing changed at a time, at the end of training."""
-    lines = [("as the scale has it", "", END), *((RUNGS[rung].title, rung, END) for rung in _rungs(state))]
+    """One factor changed at a time, at the end of training."""
+    lines = [("scale unchanged", "", END), *((RUNGS[rung].title, rung, END) for rung in _rungs(state))]
     caption = (
-        "What silencing the costliest head costs, at the end of training, with one thing changed at a time. A ring "
-        f"is a seed, the marker their mean with its interval; {_LONG}; models without skill are left out."
+        "Ablation effect of the most important head at the end of training, with one factor changed at a time. Rings "
+        f"are seeds, the marker is their mean with its 95% interval ({_LONG}). Models without skill are excluded."
     )
-    return _block(state, "ladder-rungs", "What a deposit comes with", caption, lines)
+    return _block(state, "ladder-rungs", "When does a deposit occur?", caption, lines)
 
 
 def by_moment(state: Reproduction) -> Block:
-    """The same models at moments of training, up to eight times the steps of their plateau."""
+    """The same models at several checkpoints, up to eight times the steps of their plateau."""
     lines = [(text, "longer", moment) for moment, text in _MOMENTS.items()]
     caption = (
-        "The same along training: when a model has just learned the task, when it has stopped learning, and long "
-        f"after. A ring is a seed, the marker their mean with its interval; {_LONG}. Models that were over 90% right "
-        "only after their plateau have no ring there."
+        "Ablation effect of the most important head during training: when a model reaches 90% accuracy, when it stops "
+        f"improving, and later. Rings are seeds, the marker is their mean with its 95% interval ({_LONG}). Models that "
+        "reached 90% only after their plateau have no ring in the first row."
     )
-    return _block(state, "ladder-moments", "A deposit depends on the moment", caption, lines)
+    return _block(state, "ladder-moments", "The deposit changes during training", caption, lines)
 
 
 def _rungs(state: Reproduction) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""The factor study on the page: its figure, its tables, its sentences."""
+"""The factor study on the page: its figure and tables."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from toeplens.training.presets import DISTANCE
 MEASURED: dict[FactorMeasure, str] = {
     "accuracy": "test accuracy",
     "skill": "skill",
-    "drop": "largest loss by one head",
-    "peak": "share of the skill that one head carries",
+    "drop": "largest accuracy drop from one head",
+    "peak": "share of the skill lost by ablating one head",
 }
 _DRAWN: tuple[FactorMeasure, ...] = ("accuracy", "drop")
 _MARKS: dict[Protocol, tuple[str, str, str]] = {
-    "released": ("circle", "●", "all other switches as in the program"),
+    "released": ("circle", "●", "all other switches as in the released code"),
     "paper": ("diamond-open", "◇", "all other switches as in the paper"),
 }
-_SMALL = 0.1  # effects up to here are drawn and tinted as small, however small all others are
-_AS_IT_IS: dict[Protocol, str] = {"released": "the program as it is", "paper": "the paper’s protocol as it is"}
+_SMALL = 0.1  # the colour scale and axis cover at least this effect
+_AS_IT_IS: dict[Protocol, str] = {"released": "released protocol, unchanged", "paper": "paper protocol, unchanged"}
 
 
 def figure(state: Reproduction) -> Block:
-    """Each switch's effect, with its interval, from either end."""
+    """Each switch's effect with its interval, starting from either protocol."""
     rows = _found(state)
     views = []
     for task in BASES:
@@ -63,18 +63,16 @@ def figure(state: Reproduction) -> Block:
             views.append(View.of(panels, f"{TASKS[task]}: {MEASURED[measure]}"))
     shown: list[Protocol] = [end for end in ENDS[DISTANCE] if any(row.end == end for row in rows)]
     signs = [Sign(end, _MARKS[end][2], GREY, _MARKS[end][1]) for end in shown]
-    settings = ", and once ".join(_MARKS[end][2] for end in shown)
     caption = (
-        "What setting one switch as the paper has it changes, in percentage points, against how the released program "
-        f"has it: {'once ' if len(shown) > 1 else ''}with {settings}. Small rings are seeds (paired), the marker their "
-        "mean, the bar its 95% interval."
-        + (" Where the two marks differ, the switch works together with others." if len(shown) > 1 else "")
+        "Change from the released code’s setting of one switch to the paper’s, in percentage points. Rings are seeds "
+        "(paired), the marker is their mean, the error bar its 95% interval."
+        + (" If the two marks of a switch differ, it interacts with other switches." if len(shown) > 1 else "")
     )
-    return Block("factors", "What each switch does", caption, views, legend=signs)
+    return Block("factors", "Effect of each switch", caption, views, legend=signs)
 
 
 def _reach(rows: Sequence[FactorRow], measure: FactorMeasure) -> float:
-    """How far seeds and intervals go to either side; at least 10 points, and no further than there are."""
+    """Half-width of the axis: covers seeds and intervals; at least 10 percentage points, at most 100."""
     seeds = [abs(value) for row in rows for value in row.values[measure].values()]
     effects = [effect for row in rows if (effect := row.effect(measure)) and effect.count > 1]
     ends = [max(-effect.low, effect.high) for effect in effects]
@@ -96,7 +94,7 @@ def _panel(rows: Sequence[FactorRow], measure: FactorMeasure, span: float) -> Pa
 
 
 def tables(state: Reproduction) -> list[Table]:
-    """Every measure's effects, a table a task and an end, with the two ends themselves and what is left over."""
+    """The effects on each measure, one table per task and starting protocol, with the unexplained remainder."""
     rows, wholes = _found(state), factor_wholes(state.results, state.plan.protocols)
     found = []
     for task in BASES:
@@ -128,23 +126,25 @@ def _table(rows: Sequence[FactorRow], wholes: Sequence[FactorWhole], measure: Fa
     changes = {
         "all switches together": [of[base].difference(measure) for base in bases],
         "sum of the single effects": [total for total, _ in sums],
-        "left over: what switches do together": [rest for _, rest in sums],
+        "remainder: interactions of switches": [rest for _, rest in sums],
     }
     for text, values in changes.items():
         lines.append([Cell(text, row_css="guess"), *(_effect(estimated(value)) for value in values)])
-    where = f"all other switches as in the {'program' if end == 'released' else 'paper'}"
-    note = "Percentage points, mean over seeds with 95% interval. Small print: what a switch is set instead of; models "
+    note = (
+        "Percentage points, mean over seeds with 95% interval. Small print: the released code’s setting; number of "
+        "models with a single-head layer before and after."
+    )
     return make_table(
-        f"Effects, {TASKS[task]}, {MEASURED[measure]}, {where}",
-        ["Set as the paper has it", *(Cell(title(base), sign=sign_of(base)) for base in bases)],
+        f"Effects, {TASKS[task]}, {MEASURED[measure]}, {_MARKS[end][2]}",
+        ["The paper’s setting", *(Cell(title(base), sign=sign_of(base)) for base in bases)],
         lines,
-        note=f"{note}with a single-head layer before and after, of all.",
+        note=note,
         css="numbers effects",
     )
 
 
 def _effect(effect: Estimate | None) -> Cell:
-    """An effect in points, bold where its interval leaves 0 out."""
+    """An effect in percentage points, bold if its interval excludes 0."""
     text = interval(effect)
     return Cell(text, html=Markup("<b>{}</b>").format(text) if effect and decided(effect) else None)
 
@@ -169,7 +169,7 @@ def _kinds(row: FactorRow) -> str:
 
 
 def strongest_table(state: Reproduction) -> Table:
-    """The switch that moves each encoding's test accuracy most, by task and end, of those that are finished."""
+    """The finished switch with the largest effect on each encoding's test accuracy, by task and starting protocol."""
     rows, lines = _found(state), []
     for task, bases in BASES.items():
         for base, end in product(bases, ENDS[task]):
@@ -181,12 +181,12 @@ def strongest_table(state: Reproduction) -> Table:
                 known = sum(bool(each.values["accuracy"]) or bool(each.absent) for each in here)
                 first = [Cell(title(base), sign=sign_of(base)), TASKS[task], f"in the {PROTOCOL_NAMES[end]}"]
                 lines.append([*first, Cell(to, (f"instead of {instead}",)), _effect(effect), f"{known} of {len(here)}"])
-    names = ["Encoding", "Task", "All other switches as", "Strongest switch", "Effect", "Switches finished"]
+    names = ["Encoding", "Task", "All other switches", "Strongest switch", "Effect", "Switches finished"]
     note = "Effect on the test accuracy, percentage points with 95% interval."
     return make_table("Strongest switch of each encoding", names, lines, note=note)
 
 
 def _found(state: Reproduction) -> list[FactorRow]:
-    """The effects at the ends that this study asks for."""
+    """The effects of the parts that are in the plan."""
     part: dict[Protocol, str] = {"released": "factors", "paper": "factors-back"}
     return [row for row in factor_table(state.results, state.plan.protocols) if part[row.end] in state.plan.parts]

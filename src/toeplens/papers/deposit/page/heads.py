@@ -1,4 +1,4 @@
-"""The figures about heads: what each is worth, and what is left when several of a layer are silenced."""
+"""Figures about heads: ablation effects of single heads and of sets of heads."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from toeplens.training.presets import DISTANCE
 
 
 def ablations_of(cells: Sequence[CellResult]) -> list[HeadAblation]:
-    """The ablations of the models that have one."""
+    """The ablations of the models, without None."""
     return [cell.ablation for cell in cells if cell.ablation is not None]
 
 
 def heads(state: Reproduction) -> Block:
-    """Heat maps of what each head is worth (Figs. 4, 7, 8)."""
+    """Heat maps of the ablation effect of each head (Figs. 4, 7, 8)."""
     limit = drop_limit(state)
     views = []
     for task in TASKS:
@@ -57,10 +57,10 @@ def heads(state: Reproduction) -> Block:
             ]
             views.append(View(f"{TASKS[task]}, seed {seed}", groups))
     caption = (
-        "Percentage points of accuracy lost when the output of one head is set to zero, everything else left as it "
-        "is (the paper’s Figs. 4, 7 and 8). One colour scale for all maps; hover for the 95% bootstrap interval."
+        "Accuracy drop in percentage points when the output of one head is set to zero (the paper’s Figs. 4, 7 and 8). "
+        "All maps share one colour scale; hover for the 95% bootstrap interval."
     )
-    return Block("heads", "What each head is worth", caption, views, "small", ramp=drop_ramp(limit))
+    return Block("heads", "Ablation effect of each head", caption, views, "small", ramp=drop_ramp(limit))
 
 
 def _models(
@@ -70,7 +70,7 @@ def _models(
     draw: Callable[[list[CellResult]], Panel],
     seed: int | None = None,
 ) -> Group:
-    """A panel for each encoding that has ablated models, of one seed or of all; the note says which are missing."""
+    """A panel per encoding with ablated models, for one seed or all; the note lists missing models."""
     keys = [key for key in plain_keys(state.plan) if (key.protocol, key.task) == (protocol, task)]
     wanted = [key for key in keys if seed in (None, key.seed)]
     found = {cell.key: cell for cell in state.results.under(protocol).cells}
@@ -87,7 +87,7 @@ def _models(
 
 
 def _missing(keys: Sequence[Key], why: str) -> str:
-    """Which models are missing: by name and seed, or how many if they are too many to read."""
+    """The missing models by name and seed, or their number if there are more than 12."""
     if len(keys) > 12:
         return f"{why}: {len(keys)} models."
     return f"{why}: {listed(f'{name(key.protocol, key.label)} (seed {key.seed})' for key in keys)}."
@@ -99,7 +99,7 @@ def heat_panel(cell: CellResult, limit: float) -> Panel:
 
 
 def heatmap(cell: CellResult, limit: float) -> go.Figure:
-    """What silencing each head of a model costs, layer by head (Figs. 4, 7 and 8); ``limit`` ends the colour scale."""
+    """Ablation effect of each head, layer by head (Figs. 4, 7 and 8); ``limit`` is the end of the colour scale."""
     if cell.ablation is None:
         return Canvas(100).figure()
     drops, few = cell.ablation.drops, cell.ablation.drops.shape[1] <= 8
@@ -122,31 +122,32 @@ def heatmap(cell: CellResult, limit: float) -> go.Figure:
 def _drop_words(ablation: HeadAblation, layer: int, head: int) -> str:
     drop, low, high = (values[layer, head] for values in (ablation.drops, ablation.low, ablation.high))
     return (
-        f"layer {layer + 1}, head {head + 1}<br><b>{points(drop)} points lost</b> [{points(low)}, {points(high)}]<br>"
+        f"layer {layer + 1}, head {head + 1}<br>"
+        f"<b>accuracy drop {points(drop)} percentage points</b> [{points(low)}, {points(high)}]<br>"
         f"accuracy {percent(ablation.baseline)} → {percent(ablation.baseline - drop)}"
     )
 
 
 def cumulative(state: Reproduction) -> Block:
-    """What is left as a layer's heads are silenced one after another."""
+    """Accuracy as a layer's heads are ablated one after another."""
 
     def draw(cells: list[CellResult]) -> Panel:
         return model_panel(cells[0], silencing_curves(cells, accuracy_top(state, cells[0].key.task)))
 
     signs = layer_signs(max((len(ablation.drops) for ablation in ablations_of(state.results.cells)), default=0))
-    signs += [Sign("", "half of the skill gone", GUESS, dash="dash"), Sign("", "chance", GUESS, dash="dot")]
+    signs += [Sign("", "half of the skill lost", GUESS, dash="dash"), Sign("", "chance", GUESS, dash="dot")]
     caption = (
-        "Accuracy with a layer’s heads silenced together, most important first; the mean over seeds. A steep first "
-        "step is a single head at work; a slow fall is work spread over many."
+        "Accuracy as the heads of a layer are ablated cumulatively, most important first; mean over seeds. A steep "
+        "first step: one head carries the skill. A slow decline: the skill is distributed over many heads."
     )
     views = [View(TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in TASKS]
-    return Block("cumulative", "Silencing one head after another", caption, views, "small", signs)
+    return Block("cumulative", "Cumulative ablation within a layer", caption, views, "small", signs)
 
 
 def silencing_curves(cells: Sequence[CellResult], top: float = 1.0) -> go.Figure:
-    """Accuracy with a layer's heads silenced one by one, most important first: a line a layer, the mean over seeds.
+    """Accuracy under cumulative ablation, most important head first: one line per layer, mean over seeds.
 
-    The dashed line is where half of the skill is gone, the dotted one chance.
+    Dashed: half of the skill is lost. Dotted: chance.
     """
     canvas = Canvas(170, left=44, right=6, top=4, bottom=34)
     ablations = ablations_of(cells)
@@ -163,27 +164,27 @@ def silencing_curves(cells: Sequence[CellResult], top: float = 1.0) -> go.Figure
             range(len(curve)),
             plain(curve, 17),
             tint,
-            f"layer {layer + 1}, %{{x}} heads silenced: %{{y:.1%}}<extra></extra>",
+            f"layer {layer + 1}, %{{x}} heads ablated: %{{y:.1%}}<extra></extra>",
             dash=dash,
             mode="lines+markers" if len(curve) <= 9 else "lines",
             marker={"size": 5},
             meta=f"layer-{layer + 1}",
         )
-    canvas.x("heads silenced", dtick=1 if curves.shape[1] <= 9 else 4)
+    canvas.x("heads ablated", dtick=1 if curves.shape[1] <= 9 else 4)
     canvas.percent(top)
     return canvas.figure()
 
 
-# curve of a record: how its legend calls it, and its dash
+# curve of a record: its legend and dash
 _CURVES: dict[str, tuple[str, str]] = {
-    "greedy": ("the most harmful next", "solid"),
-    "importance": ("by what each is worth alone", "dash"),
-    "random": ("in random orders", "dot"),
+    "greedy": ("greedy order (largest drop next)", "solid"),
+    "importance": ("by single-head ablation effect", "dash"),
+    "random": ("random orders", "dot"),
 }
 
 
 def position(state: Reproduction) -> Block:
-    """What each head is worth, against what its position is worth."""
+    """Ablation effect of each head, compared with removing only its positional information."""
     cells = [cell for cell in state.results.cells if _placed(cell)]
     limit = max([0.1, *(float(abs(pair).max()) for cell in cells for pair in _drops(cell))])
 
@@ -192,13 +193,14 @@ def position(state: Reproduction) -> Block:
         return lost(protocol, found, limit) if found else None
 
     caption = (
-        "A marker is a head, of every seed. To the right: points lost when the head is silenced. Upwards: points lost "
-        "when it keeps its content and loses its position alone (its rotation or its bias). On the dotted line the "
-        "head is worth what its position is worth; at the bottom it matters for something else. Encodings that give "
-        "position at the input alone have nothing to take from a single head."
+        "Each marker is a head of one seed. Horizontal: accuracy drop if the head is ablated. Vertical: accuracy drop "
+        "when the head loses only its rotation or bias and keeps its content. On the dotted line both are equal; at "
+        "the bottom the head matters for something other than position. Encodings that act only at the input are "
+        "missing, as they cannot be removed from a single head."
     )
     signs = legend(state, (cell.key.label for cell in cells))
-    return Block("position", "Was the head lost, or its position?", caption, by_task(state, draw), legend=signs)
+    title = "Does a head matter for its position or its content?"
+    return Block("position", title, caption, by_task(state, draw), legend=signs)
 
 
 def _placed(cell: CellResult) -> bool:
@@ -206,13 +208,13 @@ def _placed(cell: CellResult) -> bool:
 
 
 def _drops(cell: CellResult) -> tuple[np.ndarray, np.ndarray]:
-    """What is lost without each head, and without its position alone."""
+    """Accuracy drops without each head, and without only its positional information."""
     assert cell.ablation is not None
     return cell.ablation.drops, cell.measure("position").drops
 
 
 def lost(protocol: Protocol, found: Models, limit: float) -> go.Figure:
-    """Points lost without a head's position against points lost without the head; a trace an encoding."""
+    """Accuracy drop without a head's position against the drop without the head; one trace per encoding."""
     canvas = Canvas(330)
     ends = [-100 * limit, 100 * limit]
     canvas.straight(ends, ends)
@@ -229,14 +231,15 @@ def lost(protocol: Protocol, found: Models, limit: float) -> go.Figure:
             {"symbol": marker(label), "size": 7, "color": colour(label), "opacity": 0.75},
             [
                 f"<b>{name(protocol, label)}</b>, seed {seed}, layer {place[0] + 1}, head {place[1] + 1}<br>"
-                f"head silenced: {points(x / 100)} points<br>position taken: {points(y / 100)} points"
+                f"head ablated: {points(x / 100)} percentage points<br>"
+                f"position removed: {points(y / 100)} percentage points"
                 for x, y, seed, place in heads
             ],
             meta=label,
         )
     span = {"range": [-12 * limit, 104 * limit]}
-    canvas.x("head silenced: points lost", **span)
-    canvas.y("position taken: points lost", **span)
+    canvas.x("accuracy drop, head ablated (percentage points)", **span)
+    canvas.y("accuracy drop, position removed", **span)
     return canvas.figure()
 
 
@@ -249,7 +252,7 @@ def _records(cells: Sequence[CellResult]) -> list[HeadSets]:
 
 
 def removed(state: Reproduction) -> Block:
-    """Accuracy against the number of heads that are silenced in the whole model."""
+    """Accuracy against the number of ablated heads in the whole model."""
     views = [
         under_headings(
             state,
@@ -263,15 +266,14 @@ def removed(state: Reproduction) -> Block:
     ]
     signs = [Sign(key, title, GUESS, dash=dash) for key, (title, dash) in _CURVES.items()]
     caption = (
-        "Test accuracy as heads of all layers are silenced one after another, the mean over seeds: the most harmful "
-        "next, by what each is worth alone, and in random orders. A steep first step is one head that all depends on; "
-        "the dotted grey line is chance."
+        "Test accuracy as heads of all layers are ablated cumulatively, mean over seeds. A steep first step: the model "
+        "depends on one head. Dotted grey line: chance."
     )
-    return Block("sets", "Silencing heads of the whole model", caption, views, "small", signs)
+    return Block("sets", "Cumulative ablation over the whole model", caption, views, "small", signs)
 
 
 def sizes(state: Reproduction) -> Block:
-    """How many heads are enough, by encoding."""
+    """Size of a sufficient set of heads, by encoding."""
     share = " or ".join(f"{value:.0%}" for value in sorted({found.keep for found in _records(state.results.cells)}))
 
     def draw(protocol: Protocol, task: str) -> go.Figure | None:
@@ -282,48 +284,48 @@ def sizes(state: Reproduction) -> Block:
         most = max(len(record.order) for _, cells in found for record in _records(cells))
         lines = [name(protocol, label) for label, _ in found]
         series = [Series("", "", "circle", values, [colour(label) for label, _ in found])]
-        return dots(lines, series, f"heads that are enough, of {most}", span=(0, 1.05 * most))
+        return dots(lines, series, f"sufficient heads, of {most}", span=(0, 1.05 * most))
 
     caption = (
-        f"The size of a set of heads that keeps {share} of the skill when all other heads of the model are silenced, "
-        "and from which no head can go: the smallest such set may be smaller still. Rings are seeds, the bar is the "
-        "95% interval of the mean."
+        f"Size of a set of heads that keeps {share} of the skill when all other heads are ablated. No head can be "
+        "removed from the set, but a smaller set may exist. Rings are seeds; the error bar is the 95% interval of the "
+        "mean."
     )
-    return Block("sets-size", "How many heads are enough", caption, by_task(state, draw))
+    return Block("sets-size", "How many heads are sufficient?", caption, by_task(state, draw))
 
 
 def curves(cells: Sequence[CellResult], top: float) -> go.Figure:
-    """The mean curves over the seeds; points that were not run are bridged."""
+    """The mean curves over seeds; missing points are interpolated."""
     canvas = Canvas(170, left=44, right=6, top=4, bottom=34)
     canvas.line_at(_records(cells)[0].chance, dash="dot")
     tint = colour(cells[0].key.label)
     for curve, (title, dash) in _CURVES.items():
         count, accuracy = _mean_curve(cells, curve)
-        hover = f"%{{x}} heads silenced, {title}: %{{y:.1%}}<extra></extra>"
+        hover = f"%{{x}} heads ablated, {title}: %{{y:.1%}}<extra></extra>"
         canvas.lines(count, accuracy, GUESS if curve == "random" else tint, hover, dash=dash, meta=curve)
-    canvas.x("heads silenced", nticks=6)
+    canvas.x("heads ablated", nticks=6)
     canvas.percent(top)
     return canvas.figure()
 
 
 def _mean_curve(cells: Sequence[CellResult], curve: str) -> tuple[list[int], list[float]]:
-    """How many heads are silenced, and the mean accuracy over seeds (and orders), at the points that all have."""
+    """Numbers of ablated heads and mean accuracies over seeds (and orders), at the points that all records have."""
     rows = np.concatenate([np.atleast_2d(getattr(record, curve)) for record in _records(cells)])
     run = np.flatnonzero(np.isfinite(rows).all(0))
     return run.tolist(), [round(float(value), 4) for value in rows[:, run].mean(0)]
 
 
-# ---- the circuit of the costliest head -------------------------------------------------------------------------------
+# ---- the circuit of the most important head --------------------------------------------------------------------------
 
-Lines = Mapping[str, float]  # what stands at the left, and its number
+Lines = Mapping[str, float]  # row title and its number
 
 
 def circuit(state: Reproduction) -> Block:
-    """Where the costliest head of each model looks, which frequencies it needs, and who reads it."""
+    """Paths, attention and frequencies of each model's most important head."""
     shown: tuple[tuple[str, Callable[[Circuit], Lines]], ...] = (
-        ("who reads it: nats lost when this reader does not see the head", _readers),
-        ("where it looks: mean attention weight", _looks),
-        ("what it needs: nats lost when one of its frequencies stops turning", _frequencies),
+        ("paths: loss increase (nats) when the reader does not see the head", _readers),
+        ("attention: mean attention weight", _looks),
+        ("frequencies: loss increase (nats) when one frequency is frozen", _frequencies),
     )
     used = set[str]()
 
@@ -358,11 +360,11 @@ def circuit(state: Reproduction) -> Block:
         if cell.skilled and (found := cell.measure("circuit")) is not None
     ]
     caption = (
-        "The head whose silence costs each model most, by loss. A path is cut by letting one reader see the residual "
-        "stream without what the head itself adds to it; everything else stays. Paths do not add up: what one "
-        f"carries another may carry too. Heads: {'; '.join(heads)}."
+        "The head with the largest ablation effect on the loss of each model. A path is cut by removing the head’s "
+        "output from the residual stream for one reader only. Path effects do not add up, as paths can be redundant. "
+        f"Heads: {'; '.join(heads)}."
     )
-    return Block("circuit", "What the costliest head does", caption, views, legend=legend(state, used))
+    return Block("circuit", "What the most important head does", caption, views, legend=legend(state, used))
 
 
 def _readers(found: Circuit) -> Lines:
@@ -375,7 +377,7 @@ def _readers(found: Circuit) -> Lines:
 def _reader(later: int, reader: str) -> str:
     if reader == "readout":
         return "the readout"
-    return "its own layer's FFN" if later == 0 else f"{later} layer{'s' if later > 1 else ''} on: {reader}"
+    return "FFN of the same layer" if later == 0 else f"{reader}, {later} layer{'s' if later > 1 else ''} later"
 
 
 def _looks(found: Circuit) -> Lines:

@@ -1,4 +1,4 @@
-"""How the report looks and names things, and how its figures are arranged by task and protocol."""
+"""Names, colours and markers of the report, and how its figures are arranged by task and protocol."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from toeplens.training.presets import COUNT, DISTANCE
 TASKS: dict[str, str] = {DISTANCE: "Task 1 (distance)", COUNT: "Task 2 (count)"}
 PROTOCOL_NAMES: dict[Protocol, str] = {"paper": "paper protocol", "released": "released protocol"}
 
-_PLAIN = ("core", "others")  # the parts whose encodings the general figures show; other parts have figures of their own
+_PLAIN = ("core", "others")  # the parts that the general figures show; other parts have their own figures
 
 
 @lru_cache(maxsize=2)
 def planned_cells(plan: Plan) -> tuple[Cell, ...]:
-    """The study's grid; making it takes a moment, and many parts of the page ask for it."""
+    """The study's grid, cached."""
     return tuple(plan.cells())
 
 
 def planned(plan: Plan) -> tuple[Key, ...]:
-    """The places of the study's grid."""
+    """The keys of the study's grid."""
     return tuple(cell.key for cell in planned_cells(plan))
 
 
 @lru_cache(maxsize=2)
 def plain_keys(plan: Plan) -> tuple[Key, ...]:
-    """The places of the grid that the general figures and tables show: encodings as their protocol has them."""
+    """The keys of the grid that the general figures and tables show: plain encodings."""
     shown = {
         (protocol, *place)
         for protocol in plan.protocols
@@ -52,7 +52,7 @@ def plain_keys(plan: Plan) -> tuple[Key, ...]:
 
 
 def plain(state: Reproduction) -> Reproduction:
-    """The study without variants of encodings and without the cells of parts that have figures of their own."""
+    """The study without variants of encodings, and without the cells of parts with their own figures."""
     keys = set(plain_keys(state.plan))
     places = {(key.protocol, key.task, key.label) for key in keys}
     return replace(
@@ -63,12 +63,12 @@ def plain(state: Reproduction) -> Reproduction:
 
 
 def colour(label: str) -> str:
-    """The encoding's colour; a variant has that of its encoding."""
+    """The colour of the encoding, or of a variant's encoding."""
     return _look(label)[0]
 
 
 def marker(label: str) -> str:
-    """The encoding's marker, by plotly's name."""
+    """The encoding's plotly marker."""
     return _look(label)[1]
 
 
@@ -79,14 +79,14 @@ def glyph(label: str) -> str:
 
 def _look(label: str) -> tuple[str, str, str]:
     at = Label.parse(label)
-    if at.heads is not None:  # that of the next smaller number of heads that has one
+    if at.heads is not None:  # the look of the largest known number of heads that is not larger
         counts = [known for family in FAMILIES if (known := Label.parse(family).heads) is not None]
         at = Label(PARTIAL, max(count for count in counts if count <= max(1, at.heads)))
     return FAMILIES.get(str(Label(at.base, at.heads)), OTHER)
 
 
 def ordered(labels: Iterable[str]) -> list[str]:
-    """Labels in the report's order: the RoPE family, MLA, then the others; variants after their encoding."""
+    """Labels in the report's order: the RoPE family, MLA, the others; variants follow their encoding."""
     places = list(FAMILIES)
 
     def place(label: str) -> tuple[int, int, str, str]:
@@ -98,7 +98,7 @@ def ordered(labels: Iterable[str]) -> list[str]:
 
 
 def name(protocol: Protocol, label: str) -> str:
-    """What the encoding is called; the released program's RoPE has a sinusoid that the paper does not mention."""
+    """The encoding's display name; the released code's RoPE has a sinusoid that the paper does not mention."""
     at = Label.parse(label)
     kept = at.variant in ("", *SWITCHES, "dropout") and at.variant != "input"
     if protocol == "released" and at.base == "rope" and kept:
@@ -107,7 +107,7 @@ def name(protocol: Protocol, label: str) -> str:
 
 
 def interval(estimate: Estimate | None, *, sign: bool = True) -> str:
-    """A mean over seeds in percentage points, with its interval; a dash if there is none."""
+    """A mean over seeds in percentage points, with its interval, or a dash."""
     if estimate is None:
         return "–"
     value = signed(100 * estimate.value, 1) if sign else points(estimate.value)
@@ -122,20 +122,20 @@ Models = list[tuple[str, list[CellResult]]]  # labels in the report's order, and
 
 
 def models(state: Reproduction, protocol: Protocol, task: str, has: Callable[[CellResult], object]) -> Models:
-    """The encodings of a task that have models of the kind that is shown, and these."""
+    """The encodings of a task with models that satisfy ``has``, and these models."""
     under = state.results.under(protocol)
     found = [(label, [cell for cell in under.of(task, label) if has(cell)]) for label in ordered(under.labels(task))]
     return [(label, cells) for label, cells in found if cells]
 
 
 def beside(state: Reproduction, draw: Callable[[Protocol], go.Figure | None], title: str = "") -> View:
-    """A view of one panel a protocol, side by side; ``draw`` gives None where there is nothing to show."""
+    """A view with one panel per protocol, side by side; ``draw`` returns None if there is nothing to show."""
     drawn = [(protocol_title(protocol), draw(protocol)) for protocol in state.plan.protocols]
     return View.of([Panel(name_, found) for name_, found in drawn if found is not None], title)
 
 
 def by_task(state: Reproduction, draw: Callable[[Protocol, str], go.Figure | None], what: str = "") -> list[View]:
-    """A view a task, of one panel a protocol; ``what`` is shown goes into its name."""
+    """One view per task with one panel per protocol; ``what`` is part of the view's name."""
     return [
         beside(state, lambda protocol, task=task: draw(protocol, task), f"{name_}: {what}" if what else name_)
         for task, name_ in TASKS.items()
@@ -143,7 +143,7 @@ def by_task(state: Reproduction, draw: Callable[[Protocol, str], go.Figure | Non
 
 
 def under_headings(state: Reproduction, panels: Callable[[Protocol], list[Panel]], title: str = "") -> View:
-    """A view of several panels a protocol, under its name."""
+    """A view with several panels per protocol, under the protocol's name."""
     return View(title, [Group(protocol_title(protocol), panels(protocol)) for protocol in state.plan.protocols])
 
 
@@ -154,19 +154,19 @@ def layer_signs(depth: int, what: str = "layer", *, dots: bool = False) -> list[
 
 
 def model_panel(cell: CellResult, figure: go.Figure) -> Panel:
-    """A panel that shows one model, or one encoding's models."""
+    """A panel with the name and look of a model's encoding."""
     label = cell.key.label
     return Panel(name(cell.key.protocol, label), figure, tint=colour(label), glyph=glyph(label))
 
 
 def drop_ramp(limit: float) -> Ramp:
-    """The legend of heat maps of points lost."""
-    end = points(limit).replace(".0", "")
-    return Ramp(f"gains {end}", f"loses {end} points")
+    """The legend of heat maps of accuracy drops."""
+    end = points(limit).removesuffix(".0")
+    return Ramp(f"accuracy +{end}", f"accuracy −{end} percentage points")
 
 
 def sign_of(label: str) -> Sign:
-    """The encoding's marker, to stand before its name."""
+    """The encoding's marker and name, for a legend or a table."""
     return Sign(label, title(label), colour(label), glyph(label))
 
 
@@ -184,7 +184,7 @@ def protocol_title(protocol: Protocol) -> str:
 
 
 def accuracy_top(state: Reproduction, task: str) -> float:
-    """Upper end of the accuracy axes of a task's panels: 1, unless every accuracy (and guess) is low."""
+    """Upper end of the accuracy axes of a task's panels: 1, or less if every accuracy and baseline is low."""
     cells = [cell for cell in state.results.cells if cell.key.task == task]
     values = [row.get(f"{split}_accuracy") for cell in cells for row in cell.epochs for split in ("train", "test")]
     values += [value for cell in cells for value in (cell.accuracy, cell.length_chance)]
@@ -193,6 +193,6 @@ def accuracy_top(state: Reproduction, task: str) -> float:
 
 
 def drop_limit(state: Reproduction) -> float:
-    """End of the colour scale of all heat maps: the largest loss or gain in the study, rounded up to 5 points."""
+    """End of the colour scale of all heat maps: the largest ablation effect, rounded up to 5 percentage points."""
     drops = [float(abs(cell.ablation.drops).max()) for cell in state.results.cells if cell.ablation is not None]
     return max(0.05, math.ceil(max(drops, default=0.05) * 20 - 1e-9) / 20)

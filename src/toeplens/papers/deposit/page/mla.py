@@ -1,4 +1,4 @@
-"""MLA's variants on the page: whether its latent attention or the program around it spreads the heads' work."""
+"""MLA's variants on the page: does its latent attention or its released code distribute the skill over heads?"""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from toeplens.studies import CellResult
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
 
-# what each protocol's models are, in the order of the table: MLA as it is, less and less of its program, RoPE beside it
+# models of each protocol in table order: MLA, MLA with less of its released code, RoPE for comparison
 _ROWS: dict[Protocol, dict[str, str]] = {
     "released": {
-        "mla": "MLA in its program",
+        "mla": "MLA in its released code",
         "mla/input": "MLA, no input positions",
         "mla/padding-seen": "MLA, padding attended",
         "mla/no-norm": "MLA, no final norm",
         "mla/bare": "MLA, none of the three",
-        "mla/encoding": "MLA as the paper has it, in the program",
-        "rope/mla-program": "RoPE in MLA’s program",
-        "rope/mla-program-bare": "RoPE in MLA’s program, no input positions",
-        "rope": "RoPE in its own program (with sinusoid)",
-        "rope-alone": "RoPE in its own program, no sinusoid",
+        "mla/encoding": "MLA as in the paper, in the released code",
+        "rope/mla-program": "RoPE in MLA’s code",
+        "rope/mla-program-bare": "RoPE in MLA’s code, no input positions",
+        "rope": "RoPE in its own code (with sinusoid)",
+        "rope-alone": "RoPE in its own code, no sinusoid",
     },
     "paper": {
         "mla": "MLA",
         "mla/input": "MLA, positions added at the input",
         "mla/no-norm": "MLA, no final norm",
-        "mla/encoding": "MLA as the program has it",
+        "mla/encoding": "MLA as in the released code",
         "rope": "RoPE",
         "rope-absolute": "RoPE + sinusoid",
     },
@@ -48,7 +48,7 @@ _ROWS: dict[Protocol, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class _Shown:
-    """A figure of a model: how it is told, and on which axis."""
+    """A number of a model, with its title and axis."""
 
     title: str
     of: Callable[[CellResult], float]
@@ -57,7 +57,7 @@ class _Shown:
 
 
 _SHOWN = (
-    _Shown("share of the skill that one head carries", MEASURES["peak"], 100, "share of the skill, per cent"),
+    _Shown("share of the skill lost by ablating one head", MEASURES["peak"], 100, "share of the skill, per cent"),
     _Shown(
         "effective heads of that layer",
         lambda cell: found[1].effective_heads if (found := concentrated(cell)) else float("nan"),
@@ -69,7 +69,7 @@ _SHOWN = (
 
 
 def figure(state: Reproduction) -> Block:
-    """How concentrated each variant is."""
+    """How concentrated each variant's skill is."""
 
     def draw(protocol: Protocol, shown: _Shown) -> go.Figure | None:
         found = _models(state, protocol)
@@ -86,15 +86,15 @@ def figure(state: Reproduction) -> Block:
         beside(state, lambda protocol, shown=shown: draw(protocol, shown), shown.title.capitalize()) for shown in _SHOWN
     ]
     caption = (
-        "Task 1. MLA, MLA with parts of its program taken away, and RoPE put into MLA’s program. Rings are seeds, the "
-        "bar is the 95% interval of the mean. If MLA’s latent attention spread the work, MLA would be low everywhere; "
-        "if its program did, RoPE in that program would be low too. Models without skill have no share."
+        "Task 1. MLA, MLA without parts of its released code, and RoPE in MLA’s code. Rings are seeds; the error bar "
+        "is the 95% interval of the mean. If latent attention distributes the skill, MLA is low in every variant. If "
+        "the released code does, RoPE in MLA’s code is low too. Models without skill have no share."
     )
-    return Block("mla", "MLA, and RoPE in MLA’s program", caption, views)
+    return Block("mla", "MLA, and RoPE in MLA’s code", caption, views)
 
 
 def tables(state: Reproduction) -> list[Table]:
-    """Accuracy and deposit of each variant, a table a protocol."""
+    """Accuracy and deposit of each variant, one table per protocol."""
     found = [(PROTOCOL_NAMES[protocol], _models(state, protocol)) for protocol in state.plan.protocols]
     return [
         make_table(
@@ -102,12 +102,12 @@ def tables(state: Reproduction) -> list[Table]:
             [
                 "Model",
                 "Test accuracy, %",
-                "Share of the skill that one head carries, %",
+                "Share of the skill lost by ablating one head, %",
                 "Effective heads of its layer",
                 "Kind of that layer",
             ],
             [_row(*model) for model in models],
-            note="Beside a kind: models whose layer is of it, of all.",
+            note="Next to a kind: number of models of that kind, out of all.",
             css="numbers variants",
         )
         for called, models in found
@@ -122,7 +122,7 @@ def _row(label: str, text: str, cells: list[CellResult]) -> list[str | Cell]:
 
 
 def _models(state: Reproduction, protocol: Protocol) -> list[tuple[str, str, list[CellResult]]]:
-    """Label, name and models of what is compared; nothing where there is no variant."""
+    """Label, name and models of each row; empty if there is no variant."""
     under = state.results.under(protocol)
     found = [(label, text, under.of(DISTANCE, label)) for label, text in _ROWS[protocol].items()]
     found = [(label, text, cells) for label, text, cells in found if cells]
@@ -136,16 +136,16 @@ def _values(cells: list[CellResult], shown: _Shown) -> Values:
 
 _STEPS: dict[Protocol, tuple[tuple[str, str, str], ...]] = {
     "released": (
-        ("rope", "rope/mla-program", "RoPE put into MLA’s program"),
-        ("rope/mla-program", "mla", "MLA in RoPE’s place inside that program"),
+        ("rope", "rope/mla-program", "RoPE moved into MLA’s code"),
+        ("rope/mla-program", "mla", "RoPE replaced by MLA in that code"),
         ("mla", "mla/bare", "MLA without input positions, padding mask and final norm"),
     ),
-    "paper": (("rope", "mla", "MLA in RoPE’s place in the same decoder"),),
+    "paper": (("rope", "mla", "RoPE replaced by MLA in the same decoder"),),
 }
 
 
 def steps_table(state: Reproduction) -> Table:
-    """Whether the diffuse pattern comes from MLA or from its program: paired differences of one head's share."""
+    """Paired differences of one head's share: is the diffuse pattern due to MLA or to its released code?"""
     lines: list[list[str | Cell]] = []
     for protocol in state.plan.protocols:
         under = state.results.under(protocol)
@@ -158,9 +158,9 @@ def steps_table(state: Reproduction) -> Table:
                     [
                         Cell(text, (PROTOCOL_NAMES[protocol],)),
                         *(percent(level.value if level else None) for level in levels),
-                        Cell(interval(change), ("decided" if decided(change) else "not decided",)),
+                        Cell(interval(change), ("interval excludes 0" if decided(change) else "interval includes 0",)),
                     ]
                 )
-    names = ["What is changed", "Before", "After", "Change, points"]
-    note = "Share of the skill that one head carries; changes are paired by seed, with their 95% intervals."
-    return make_table("MLA or its program", names, lines, note=note)
+    names = ["Change", "Before", "After", "Difference, percentage points"]
+    note = "Share of the skill lost by ablating one head. Differences are paired by seed, with 95% intervals."
+    return make_table("MLA or its released code", names, lines, note=note)

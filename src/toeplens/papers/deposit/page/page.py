@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else, no network, no server, no fonts."""
+"""The reproduction page: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -21,12 +21,11 @@ from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings, write_report
 from toeplens.report.kit.tables import DASH, Cell, Table, make_table
 from toeplens.studies import ENOUGH, RULE, CellResult, Entry, Verdict
-from toeplens.studies.kit.verdicts import SIDES
+from toeplens.studies.kit.verdicts import LEVEL, SIDES
 from toeplens.training.presets import COUNT, DISTANCE
 
 _Maker = Callable[[Reproduction], Block]
-# in the page's order; those that show encodings as their protocol has them come with True: variants and the models of
-# other parts would crowd them
+# In page order. True: the figure shows plain encodings only, without variants and the models of other parts.
 _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (accuracy.accuracy, True),
     (functools.partial(accuracy.learning, task=DISTANCE, paper=2), True),
@@ -54,7 +53,7 @@ _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (seeds.training, False),
     (seeds.exponents, True),
 )
-# what is shown only if its part is asked for: cells of other parts alone would give a part of it
+# figures shown only if their part is in the plan; cells of other parts would show an incomplete figure
 _PART: dict[_Maker, str] = {
     factors.figure: "factors",
     partial.layers: "partial",
@@ -63,24 +62,24 @@ _PART: dict[_Maker, str] = {
     deposits.by_rung: "ladder",
     deposits.by_moment: "ladder",
 }
-# figures of other models in sections of the encodings as their protocol has them
+# figures of other models that appear in the sections of plain encodings
 _BESIDE = {"position", "sets", "sets-size", "representation"}
 
 
 def blocks(state: Reproduction) -> dict[str, Block]:
-    """All figures that have anything to show, by id; only these are numbered."""
+    """All non-empty figures by id, numbered in order."""
     encodings, parts = look.plain(state), state.plan.parts
     asked = [(make, plain) for make, plain in _MAKERS if _PART.get(make, parts[0]) in parts]
     return numbered(make(encodings if plain else state) for make, plain in asked)
 
 
 def write_page(state: Reproduction) -> Path:
-    """Write the study's report to ``report.html`` in its directory, whole or not at all; returns its path."""
+    """Write the study's report atomically to ``report.html`` in its directory; returns the path."""
     return write_report(state.directory, render(state))
 
 
 def render(state: Reproduction) -> str:
-    """The report as one self-contained HTML document; the same state gives the same document."""
+    """The report as one self-contained HTML document. Deterministic."""
     return reproduction_page(state).html()
 
 
@@ -120,12 +119,13 @@ def reproduction_page(state: Reproduction) -> Page:
             "general": general,
             "scale": scale,
             "many_heads": scale.model["num_heads"] > 8,
-            "headline": headline(state),
+            "answers": answers(state),
             "central": central(state),
             "opposite": opposite(state),
-            "measured": measured(state),
+            "sizes": sizes(state),
+            "unmeasured": len(state.results.cells) - state.finished,
             "tallies": tallies(state),
-            "seeds_told": scale.told(state.plan.seeds),
+            "seeds_per_cell": scale.told(state.plan.seeds),
             "enough": ENOUGH,
             "largest": largest_drop((encodings if general else state).results.cells),
             "gone": diverged(state),
@@ -142,7 +142,7 @@ def reproduction_page(state: Reproduction) -> Page:
 
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# what the papers are known for, in the order in which they tell it
+# the papers' central claims, in their order
 _CENTRAL = (
     "task1-rope-best",
     "task1-nope-relative-fail",
@@ -153,7 +153,7 @@ _CENTRAL = (
 
 
 def tallies(state: Reproduction) -> dict[Protocol, Counter[Verdict]]:
-    """The verdicts under each protocol, counted."""
+    """Number of verdicts of each kind under each protocol."""
     found: dict[Protocol, Counter[Verdict]] = {}
     for protocol in state.plan.protocols:
         found[protocol] = Counter(dict.fromkeys(VERDICTS, 0))
@@ -161,54 +161,64 @@ def tallies(state: Reproduction) -> dict[Protocol, Counter[Verdict]]:
     return found
 
 
-def headline(state: Reproduction) -> str:
-    """How many claims hold and fail under each protocol."""
-    counted = tallies(state)
-    total = max(counts.total() for counts in counted.values())
-    if not state.begun or not total:
-        return "No claim is judged yet." if total else "No claim is asked of what was trained here."
-    held, failed = ("leans to hold", "leans to fail") if state.plan.seeds < ENOUGH else ("holds", "fails")
-    verb = "lean to " if state.plan.seeds < ENOUGH else ""
-    parts = [
-        f"under the {PROTOCOL_NAMES[protocol]} {counts[held]} {verb}hold, {counts[failed]} {verb}fail"
-        for protocol, counts in counted.items()
-    ]
-    return f"Of {total} claims, {'; '.join(parts)}."
+_ANSWERS: dict[Verdict, str] = {
+    "holds": "yes",
+    "holds in part": "in part",
+    "fails": "no",
+    "leans to hold": "indicatively yes",
+    "leans to fail": "indicatively no",
+    "undecided": "not decided",
+}
+
+
+def answers(state: Reproduction) -> list[dict[str, Any]]:
+    """Per protocol: is the claim of a single-head deposit in the first layer right, and by which number?"""
+    found: list[dict[str, Any]] = []
+    for entry in state.entries:
+        if entry.claim.id != "deposit-first-layer" or entry.protocol is None:
+            continue
+        part: dict[str, Any] = {
+            "name": protocol_title(entry.protocol),
+            "word": _ANSWERS[entry.verdict],
+            "encoding": "RoPE without a sinusoid" if entry.protocol == "released" else "RoPE",
+            "mean": None,
+        }
+        comparison = entry.findings[0].comparison
+        if comparison is not None:
+            seen = comparison.seen
+            ends = tuple(map(percent, seen.interval(LEVEL))) if seen.seeds > 1 else ()
+            part |= {"mean": percent(seen.value), "ends": ends, "seeds": seen.seeds}
+            part["threshold"] = f"{comparison.low:.0%}"
+        found.append(part)
+    return found
 
 
 def central(state: Reproduction) -> list[list[Entry]]:
-    """What the papers are known for: the entries of these claims, one a protocol."""
+    """The entries of the papers' central claims, one per protocol."""
     found = {entries[0].claim.id: entries for entries in ledger(state.entries)}
     return [found[each] for each in _CENTRAL if each in found]
 
 
 def opposite(state: Reproduction) -> list[list[Entry]]:
-    """The claims that come out on opposite sides under the two protocols."""
+    """The claims with opposite verdicts under the two protocols."""
     return [each for each in ledger(state.entries) if {-1, 1} <= {SIDES.get(entry.verdict, 0) for entry in each}]
 
 
-def measured(state: Reproduction) -> list[str]:
-    """At which scale: sizes beside the papers', and how many models."""
-    scale, counts = SCALES[state.plan.scale], (len(state.models), len(state.results.cells), state.finished)
-    models, there, finished = counts
-    sizes = [
-        f"{each.model['num_layers']} layers of {each.model['num_heads']} heads, {each.model['d_model']} wide, on texts "
-        f"of {each.tasks[DISTANCE].paper['length']} tokens"
-        for each in ((scale,) if state.plan.scale == "paper" else (scale, SCALES["paper"]))
-    ]
-    counted = f"{there:,} of {state.total:,} models"
-    if models < there:  # one run may stand in two
-        counted = f"{models:,} models in {there:,} of {state.total:,} places of the study"
-    if finished < there:
-        counted += f" ({there - finished:,} of them not measured in full)"
+def sizes(state: Reproduction) -> list[dict[str, int]]:
+    """Sizes of this study's models, and of the paper's if they differ."""
     return [
-        f"{' (the papers’: '.join(sizes)}{')' if len(sizes) > 1 else ', the papers’ own sizes'}.",
-        f"{counted}, {scale.told(state.plan.seeds)} of each; then every head silenced in turn.",
+        {
+            "layers": each.model["num_layers"],
+            "heads": each.model["num_heads"],
+            "width": each.model["d_model"],
+            "tokens": each.tasks[DISTANCE].paper["length"],
+        }
+        for each in (SCALES[name] for name in dict.fromkeys((state.plan.scale, "paper")))
     ]
 
 
 def largest_drop(cells: Sequence[CellResult]) -> tuple[CellResult, float, int, int] | None:
-    """The largest loss by silencing one head of any of the models: the model, what it loses, layer and head."""
+    """The largest accuracy drop from ablating one head of any model: model, drop, layer, head."""
     drops = []
     for cell in cells:
         if cell.ablation is not None and cell.status == "complete":
@@ -218,7 +228,7 @@ def largest_drop(cells: Sequence[CellResult]) -> tuple[CellResult, float, int, i
 
 
 def diverged(state: Reproduction) -> list[str]:
-    """The models that diverged, by name."""
+    """Names of the models that diverged."""
     gone = [cell.key for cell in state.results.cells if cell.status == "diverged"]
     return [
         f"{name(key.protocol, key.label)}, {TASKS[key.task]}, {PROTOCOL_NAMES[key.protocol]}, seed {key.seed}"
@@ -227,14 +237,14 @@ def diverged(state: Reproduction) -> list[str]:
 
 
 def results_table(state: Reproduction) -> Table:
-    """What came out, a row a question and a column a protocol."""
+    """The main results: one row per question, one column per protocol."""
     encodings = plain(state)
     protocols = state.plan.protocols
     lines: list[list[str | Cell]] = [
         *([f"Best on {TASKS[task]}", *(_best(encodings, task, protocol) for protocol in protocols)] for task in TASKS),
-        ["Largest loss by silencing one head", *(_largest(encodings, protocol) for protocol in protocols)],
+        ["Largest accuracy drop from ablating one head", *(_largest(encodings, protocol) for protocol in protocols)],
         [
-            f"Models with a layer carried by one head, {TASKS[DISTANCE]}",
+            f"Models with a single-head layer, {TASKS[DISTANCE]}",
             *(_single(encodings, protocol) for protocol in protocols),
         ],
     ]
@@ -257,7 +267,7 @@ def _largest(state: Reproduction, protocol: Protocol) -> Cell:
         return Cell(DASH)
     cell, value, layer, head = found
     place = f"{TASKS[cell.key.task]}, layer {layer + 1}, head {head + 1}, seed {cell.key.seed}"
-    return Cell(f"{points(value)} points, {name(protocol, cell.key.label)}", (place,))
+    return Cell(f"{points(value)} percentage points, {name(protocol, cell.key.label)}", (place,))
 
 
 def _single(state: Reproduction, protocol: Protocol) -> Cell:
@@ -265,4 +275,4 @@ def _single(state: Reproduction, protocol: Protocol) -> Cell:
     kinds = [{layer.kind for layer in cell.deposits()} for cell in cells]
     able = [found for found in kinds if found != {"no-skill"}]
     single = sum("single-head" in found for found in able)
-    return Cell(f"{single} of {len(able)} with skill") if cells else Cell(DASH)
+    return Cell(f"{single} of {len(able)} models with skill") if cells else Cell(DASH)

@@ -1,4 +1,4 @@
-"""The figures about RoPE on some of the heads, in one layer alone, and together with an absolute encoding."""
+"""Figures about RoPE on some heads, in one layer only, and with an absolute encoding."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from toeplens.studies import CellResult, Results
 from toeplens.training.presets import DISTANCE
 
 _DRAWN = PINK  # heads drawn at random
-Rows = Sequence[tuple[str, Sequence[CellResult]]]  # what stands at the left, and its models
+Rows = Sequence[tuple[str, Sequence[CellResult]]]  # row title and its models
 
 
 def _whole_rope(protocol: Protocol) -> str:
-    """The label of RoPE on all heads and nothing else; the released "rope" has a sinusoid and is not it."""
+    """Label of RoPE on all heads without a sinusoid; the released "rope" adds one."""
     return "rope-alone" if protocol == "released" else "rope"
 
 
 def rotated_heads(
     results: Results, protocol: Protocol, task: str, heads: int, *, drawn: bool = False
 ) -> list[tuple[int, str]]:
-    """Number of rotating heads and label of Fig. 5's finished models; the released "rope" is not among them.
+    """Number of rotated heads and label of the finished models of Fig. 5, without the released "rope".
 
-    ``drawn`` asks for the models whose heads are drawn at random, without those at the two ends.
+    With ``drawn``: the models whose heads are chosen at random, without those at the two ends.
     """
     labels = results.under(protocol).labels(task)
     variant = "random" if drawn else ""
@@ -65,7 +65,7 @@ def rotated_heads(
 
 
 def accuracy(state: Reproduction) -> Block:
-    """Accuracy by how many heads rotate (Fig. 5)."""
+    """Accuracy by number of rotated heads (Fig. 5)."""
     heads = SCALES[state.plan.scale].model["num_heads"]
     panels, drawn_too = [], False
     for task, what in TASKS.items():
@@ -78,24 +78,24 @@ def accuracy(state: Reproduction) -> Block:
             figure = partial_rope(state.results, protocol, task, heads, accuracy_top(state, task))
             panels.append(Panel(f"{what}, {protocol_title(protocol).lower()}", figure))
     caption = (
-        "Test accuracy when only some heads of every layer rotate (the paper’s Fig. 5). No rotating head is NoPE; "
-        "all heads is RoPE, in the released protocol without its sinusoid, as the program for this experiment has "
-        "none. A point is a seed; the line joins the means."
+        "Test accuracy with RoPE on some heads of every layer (the paper’s Fig. 5). Zero heads is NoPE; all heads is "
+        "RoPE. The released protocol has no sinusoid here, as in the released code for this experiment. Each point is "
+        "a seed; the line joins the means."
     )
     signs = []
     if drawn_too:
-        caption += " Crosses: as many heads of each layer, drawn at random from the seed."
+        caption += " Crosses: the same number of heads per layer, chosen at random."
         signs = [
             Sign("first", "the first heads", colour("rope"), "○"),
-            Sign("random", "heads drawn at random", _DRAWN, "✕"),
+            Sign("random", "random heads", _DRAWN, "✕"),
         ]
     return Block("partial", "RoPE on some of the heads", caption, [View.of(panels)], legend=signs)
 
 
 def partial_rope(results: Results, protocol: Protocol, task: str, heads: int, top: float = 1.0) -> go.Figure:
-    """Accuracy by the number of heads that rotate (Fig. 5): none is NoPE, all is RoPE without a sinusoid.
+    """Accuracy by number of rotated heads (Fig. 5): none is NoPE, all is RoPE without a sinusoid.
 
-    Lines join the means over seeds: of the first heads of each layer, and of heads drawn from the seed.
+    Lines join the means over seeds, for the first heads of each layer and for random heads.
     """
     under = results.under(protocol)
     canvas = Canvas(260, bottom=54)
@@ -123,7 +123,7 @@ def _add(
     places: Sequence[tuple[int, str]],
     variant: str,
 ) -> None:
-    """A line through the means, and each seed of the models that are not the line's ends."""
+    """Add a line through the means, and a point per seed."""
     values = [(n, label, [float(v) for v in under.accuracy(task, label) if isfinite(v)]) for n, label in places]
     values = [(count, label, accuracies) for count, label, accuracies in values if accuracies]
     key, tint = variant or "first", _DRAWN if variant else colour("rope")
@@ -146,7 +146,7 @@ def _add(
 
 
 def _in_layers(state: Reproduction, protocol: Protocol) -> list[tuple[str, list[CellResult]]]:
-    """NoPE, RoPE in each layer alone, RoPE in all."""
+    """NoPE, RoPE in one layer only, RoPE in all layers."""
     under = state.results.under(protocol)
     alone = [label for label in ordered(under.labels(DISTANCE)) if Label.parse(label).layer]
     found = [(label, under.of(DISTANCE, label)) for label in ("nope", *alone, _whole_rope(protocol))]
@@ -154,7 +154,7 @@ def _in_layers(state: Reproduction, protocol: Protocol) -> list[tuple[str, list[
 
 
 def layers(state: Reproduction) -> Block:
-    """Accuracy with RoPE in one layer alone."""
+    """Accuracy with RoPE in one layer only."""
 
     def draw(protocol: Protocol) -> go.Figure | None:
         lines = _in_layers(state, protocol)
@@ -167,30 +167,30 @@ def layers(state: Reproduction) -> Block:
         return dots(texts, series, "test accuracy, per cent", scale=100, span=span)
 
     caption = (
-        "Test accuracy on Task 1 with RoPE on all heads of one layer and no encoding elsewhere, between NoPE and RoPE "
-        "in every layer (without a sinusoid). Rings are seeds; the bar is the 95% interval of the mean."
+        "Test accuracy on Task 1 with RoPE in one layer and no encoding in the others, compared with NoPE and RoPE "
+        "in every layer (without a sinusoid). Rings are seeds; the error bar is the 95% interval of the mean."
     )
-    return Block("partial-layers", "RoPE in one layer alone", caption, [beside(state, draw)])
+    return Block("partial-layers", "RoPE in one layer only", caption, [beside(state, draw)])
 
 
 def peaks(state: Reproduction) -> Block:
-    """Where the deposit is as more heads rotate."""
+    """Location of the deposit by number of rotated heads."""
 
     def draw(protocol: Protocol) -> go.Figure | None:
         rows = [(text, cells) for text, cells in _rotating(state, protocol) if any(map(concentrated, cells))]
         return peak_map(rows) if len(rows) > 2 else None
 
     caption = (
-        "Task 1. The share of the skill that the first head of each layer carries, in per cent, the mean over seeds, "
-        "as more heads of every layer rotate, and with RoPE in one layer alone: does the deposit move with the "
-        "rotation (v1’s Figs. 9 to 14)? Models without skill are left out."
+        "Task 1. Share of the skill lost by ablating the most important head of each layer, in per cent, mean over "
+        "seeds. Rows: number of rotated heads per layer, and RoPE in one layer only (v1’s Figs. 9 to 14). Models "
+        "without skill are excluded."
     )
-    what = "Where the deposit is as more heads rotate"
+    what = "Does the deposit move with the rotation?"
     return Block("partial-peaks", what, caption, [beside(state, draw)], ramp=SHARE)
 
 
 def _rotating(state: Reproduction, protocol: Protocol) -> Rows:
-    """Models by how many of their heads rotate, then those with RoPE in one layer."""
+    """Models by number of rotated heads, then those with RoPE in one layer."""
     heads = SCALES[state.plan.scale].model["num_heads"]
     ends = {0: "0 heads (NoPE)", 1: "1 head", heads: f"{heads} heads (RoPE)"}
     found, drawn = (rotated_heads(state.results, protocol, DISTANCE, heads, drawn=random) for random in (False, True))
@@ -199,12 +199,12 @@ def _rotating(state: Reproduction, protocol: Protocol) -> Rows:
     under = state.results.under(protocol)
     alone = [(Label.parse(label).layer, cells) for label, cells in _in_layers(state, protocol)]
     return [(text, under.of(DISTANCE, label)) for _, label, text in sorted(places)] + [
-        (f"layer {layer} alone", cells) for layer, cells in alone if layer
+        (f"layer {layer} only", cells) for layer, cells in alone if layer
     ]
 
 
 def peak_map(rows: Rows) -> go.Figure:
-    """The share of the skill that each layer's first head carries, the mean over the seeds that have skill."""
+    """Share of the skill lost by ablating each layer's most important head, mean over seeds with skill."""
     able = [[[layer.peak for layer in cell.deposits()] for cell in cells if concentrated(cell)] for _, cells in rows]
     shares = [np.mean(peaks, axis=0).tolist() if peaks else [] for peaks in able]
     depth = max((len(layers) for layers in shares), default=0)
@@ -232,10 +232,10 @@ def _described(text: str, cells: Sequence[CellResult], layer: int) -> str:
 
 
 _SHOWN: dict[str, tuple[str, str]] = {
-    "alignment": ("Share of position’s variance in the sinusoid’s directions", "share"),
-    "coefficient": ("How much of the sinusoid is left (1: all, 0: none)", "coefficient"),
-    "variance_share": ("Position’s share of the stream’s variance", "share"),
-    "decodability": ("How well position can be read (R² of a linear probe)", "R²"),
+    "alignment": ("share of the positional variance in the sinusoid’s directions", "share"),
+    "coefficient": ("remaining share of the sinusoid (1: all, 0: none)", "coefficient"),
+    "variance_share": ("positional share of the stream’s variance", "share"),
+    "decodability": ("R² of a linear probe for position", "R²"),
 }
 _COMPARED: dict[Protocol, tuple[str, ...]] = {
     "released": ("rope", "absolute", "rope-alone"),
@@ -256,16 +256,16 @@ def sinusoid(state: Reproduction) -> Block:
         return [accuracies, *maps] if maps and accuracies else []
 
     caption = (
-        "Task 1 with RoPE alone, and with a sinusoid added to the input as well (the paper’s Fig. 6): its "
-        "accuracy, and where its heads matter (first seed; the colours of the other heat maps)."
+        "Task 1 with RoPE, without and with a sinusoid added to the input (the paper’s Fig. 6): test accuracy, and "
+        "ablation effects of the heads for the first seed, in the colours of the other heat maps."
     )
-    title = "RoPE together with an absolute encoding"
+    title = "RoPE with an absolute encoding"
     return Block("sinusoid", title, caption, [under_headings(state, draw)], "medium", ramp=drop_ramp(limit))
 
 
 @dataclass(frozen=True)
 class Line:
-    """A quantity of one encoding's models: by layer, a row a seed."""
+    """A quantity of one encoding's models: one row per seed, one column per layer."""
 
     label: str
     seeds: list[int]
@@ -273,13 +273,13 @@ class Line:
 
     @property
     def means(self) -> list[float | None]:
-        """The mean over the seeds that have the quantity, by layer."""
+        """Mean over the seeds with a finite value, by layer."""
         kept = [column[np.isfinite(column)] for column in self.values.T]
         return [round(float(np.mean(values)), 4) if len(values) else None for values in kept]
 
 
 def representation(state: Reproduction) -> Block:
-    """Where position is in the stream, layer by layer: RoPE + sinusoid against the sinusoid alone."""
+    """Position in the residual stream by layer: RoPE + sinusoid compared with the sinusoid only."""
     views, labels = [], set[str]()
     for task in TASKS:
         for quantity, (what, axis) in _SHOWN.items():
@@ -293,19 +293,19 @@ def representation(state: Reproduction) -> Block:
                 labels.update(line.label for line in found)
                 return by_layer(found, protocol, axis)
 
-            views.append(beside(state, draw, f"{TASKS[task]}: {what[0].lower()}{what[1:]}"))
+            views.append(beside(state, draw, f"{TASKS[task]}: {what}"))
     caption = (
-        "Position in the residual stream before each layer (the mean over texts, by position), on test texts: how much "
-        "of it there is, whether it still lies in the directions of the sinusoid that was added at the input, and how "
-        "well a linear probe reads it. Lines are means over seeds, points are seeds; a point is missing where there is "
-        "no position in the stream, or no sinusoid to compare it with."
+        "The positional part of the residual stream before each layer (mean over test sequences, by position): its "
+        "size, its overlap with the sinusoid added at the input, and how well a linear probe decodes position. Lines "
+        "are means over seeds, points are seeds. A point is missing if the stream has no positional part or no "
+        "sinusoid was added."
     )
-    title = "What becomes of the sinusoid when RoPE is there as well"
+    title = "Does the sinusoid persist when RoPE is used too?"
     return Block("representation", title, caption, views, legend=legend(state, labels))
 
 
 def lines(state: Reproduction, protocol: Protocol, task: str, quantity: str) -> list[Line]:
-    """The encodings that have the quantity defined anywhere."""
+    """The encodings for which the quantity is defined anywhere."""
     found = []
     for label in _COMPARED[protocol]:
         cells = [cell for cell in state.results.under(protocol).of(task, label) if cell.measure("representation")]
@@ -316,7 +316,7 @@ def lines(state: Reproduction, protocol: Protocol, task: str, quantity: str) -> 
 
 
 def by_layer(found: Sequence[Line], protocol: Protocol, axis: str) -> go.Figure:
-    """A line an encoding through the means over seeds, and a point a seed."""
+    """One line per encoding through the means over seeds, one point per seed."""
     canvas = Canvas(250, left=54, bottom=40)
     low = min(0.0, min(float(np.nanmin(line.values)) for line in found))
     high = max(1.0, max(float(np.nanmax(line.values)) for line in found))

@@ -1,4 +1,4 @@
-"""The figures of gradient seeds and of training: which positional gradient survives a batch, and when heads matter."""
+"""Figures of gradient seeds and of training: positional gradients by batch size, and ablation effects by step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from toeplens.report.kit.dots import Series, dots
 from toeplens.studies import CellResult, Key
 
 _LEVELS: dict[Level, str] = {
-    "parameters": "gradient of the head’s weights that moves its positional effect",
+    "parameters": "weight gradient that changes the head’s positional effect",
     "logits": "gradient at the logits, by distance",
 }
 _TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
@@ -45,13 +45,13 @@ ByLayer = Callable[[SeedStrength], np.ndarray]
 
 
 def strength_of(cell: CellResult) -> SeedStrength | None:
-    """The seed strength of a cell; None where it was not measured."""
+    """The seed strength of a cell; None if not measured."""
     found = cell.measure("seed")
     return found and found.strength
 
 
 def _views(state: Reproduction, draw: Callable[[Protocol, Records, Level], go.Figure], what: str = "") -> list[View]:
-    """A view a task and level, a panel a protocol that has the level's records."""
+    """One view per task and level, one panel per protocol with records of that level."""
     views = []
     for task, named in TASKS.items():
         for level in LEVELS[::-1]:
@@ -79,24 +79,24 @@ def strength(state: Reproduction) -> Block:
 
     views = _views(state, draw)
     caption = (
-        "Size of the mean of n examples’ positional gradients, against the size of one example’s (both axes "
-        "logarithmic), in the first layer, all heads together, the mean over seeds. Along the dotted line (slope −1/2) "
-        "the gradients cancel as noise does; a curve that levels off has a part that no batch averages away: a seed. "
-        "An encoding without a curve has nothing in the first layer’s weights that moves position."
+        "Norm of the mean positional gradient over n examples, relative to that of one example (log-log axes; first "
+        "layer, all heads, mean over seeds). On the dotted line (slope −1/2) the gradients cancel like noise. A curve "
+        "that levels off has a part that averaging does not remove: a seed. An encoding without a curve has no "
+        "first-layer weights that affect position."
     )
-    title = "Does a positional gradient survive the batch?"
+    title = "Does the positional gradient survive averaging over a batch?"
     return Block("seed-strength", title, caption, views, legend=legend(state, labels))
 
 
 def exponent(state: Reproduction) -> Block:
-    """The slopes of those curves, by encoding and layer."""
+    """The slopes of the curves of `strength`, by encoding and layer."""
 
     def draw(protocol: Protocol, found: Records, level: Level) -> go.Figure:
         return _lines(protocol, found, lambda one: one.levels[level].layers.exponent, "exponent", -0.5)
 
     caption = (
-        "The slope of signal to noise against batch size on logarithmic axes: −1/2 (dashed) is pure cancellation, 0 a "
-        "gradient that is the same in every example. Small rings are seeds, the marker their mean, the bar its 95% "
+        "Log-log slope of signal to noise against batch size. −1/2 (dashed): the gradients cancel completely; 0: the "
+        "gradient is the same in every example. Rings are seeds, the marker is their mean, the error bar its 95% "
         "interval."
     )
     title = "Exponents by encoding and layer"
@@ -104,11 +104,11 @@ def exponent(state: Reproduction) -> Block:
 
 
 def lead(state: Reproduction) -> Block:
-    """How far the first head's signal is ahead of the second's, layer by layer."""
+    """Ratio of the largest to the second largest head's signal, by layer."""
     views = []
     for what, of, axis in (
-        ("lead of the first head over the second", lambda signal: margins(signal).ratio, "first over second"),
-        ("lead of a layer over that of the next", lambda signal: margins(signal).gamma, "lead over next layer’s lead"),
+        ("ratio of the largest to the second largest head", lambda signal: margins(signal).ratio, "largest / second"),
+        ("ratio of a layer divided by the next layer’s", lambda signal: margins(signal).gamma, "ratio / next layer’s"),
     ):
 
         def draw(protocol: Protocol, found: Records, level: Level, of=of, axis=axis) -> go.Figure:
@@ -116,14 +116,15 @@ def lead(state: Reproduction) -> Block:
 
         views += _views(state, draw, f"; {what}")
     caption = (
-        "In each layer the size of the mean positional gradient of the head that has the largest, over that of the "
-        "second; and that lead over the lead in the next layer, which the papers say is above 1 (dashed)."
+        "In each layer: the norm of the mean positional gradient of the head where it is largest, divided by that of "
+        "the second largest head. Second view: that ratio divided by the next layer’s. The paper predicts more than 1 "
+        "(dashed)."
     )
-    return Block("seed-lead", "Which head is ahead, and by how much", caption, views, legend=_signs(state))
+    return Block("seed-lead", "Lead of the first head in each layer", caption, views, legend=_signs(state))
 
 
 def by_size(protocol: Protocol, found: Records, level: Level) -> go.Figure:
-    """Signal to noise by batch size, a line an encoding; undefined curves are left out."""
+    """Signal to noise by batch size, one line per encoding."""
     canvas, sizes = Canvas(300), list(next(iter(found[0][1].values())).sizes)
     canvas.straight(sizes, [n**-0.5 for n in sizes], width=1.5)
     for label, records in found:
@@ -142,7 +143,7 @@ def by_size(protocol: Protocol, found: Records, level: Level) -> go.Figure:
 
 
 def _lines(protocol: Protocol, found: Records, of: ByLayer, axis: str, mark: float) -> go.Figure:
-    """Dots, a line an encoding and a series a layer."""
+    """Dots: one row per encoding, one series per layer."""
     each = [{seed: of(record) for seed, record in records.items()} for _, records in found]
     lines = [name(protocol, label) for label, _ in found]
     series = []
@@ -166,7 +167,7 @@ _FIELD = "exponent"
 
 
 def training(state: Reproduction) -> Block:
-    """Each head's drop against the training step, a panel a seed."""
+    """Each head's accuracy drop by training step, one panel per seed."""
     cells = [cell for cell in state.results.cells if Label.parse(cell.key.label).variant not in RUNGS]
     watched = {cell.key: rows for cell in cells if (rows := moments(cell))}
     seen = [row for rows in watched.values() for row in rows]
@@ -188,14 +189,14 @@ def training(state: Reproduction) -> Block:
     signs = layer_signs(max((len(row["drops"]) for row in seen), default=0), "heads of layer")
     signs.append(Sign("accuracy", "accuracy of the intact model", GUESS, dash="solid"))
     caption = (
-        "Accuracy lost when one head is silenced at that moment of training, a line a head, a panel a seed; the thick "
-        "grey line is the intact model’s accuracy. Where one line leaves the others, the deposit forms."
+        "Accuracy drop from ablating one head at each checkpoint: one line per head, one panel per seed. The thick "
+        "grey line is the intact model’s accuracy. A deposit forms where one line separates from the others."
     )
     return Block("training", "When the deposit forms", caption, views, "medium", signs)
 
 
 def moments(cell: CellResult) -> list[dict[str, Any]]:
-    """The rows of what was watched that have drops: step, accuracy, drops [layers][heads]; what is undefined is 0."""
+    """The checkpoints with ablation effects: step, accuracy, drops [layers][heads]; undefined values are 0."""
     return [
         {
             "step": int(row["step"]),
@@ -208,11 +209,11 @@ def moments(cell: CellResult) -> list[dict[str, Any]]:
 
 
 def drops(rows: Sequence[dict[str, Any]], span: tuple[float, float]) -> go.Figure:
-    """Each head's drop, and the accuracy, by training step.
+    """Each head's accuracy drop, and the accuracy, by training step.
 
     Arguments
         rows  see `moments`
-        span  ends of the vertical axis, so that panels share it
+        span  ends of the vertical axis, shared by panels
     """
     canvas = Canvas(200, left=44, right=8, top=4, bottom=36)
     steps = [row["step"] for row in rows]
@@ -222,13 +223,13 @@ def drops(rows: Sequence[dict[str, Any]], span: tuple[float, float]) -> go.Figur
     for layer in range(len(rows[0]["drops"])):
         tint, dash = layer_look(layer)
         heads = range(len(rows[0]["drops"][layer]))
-        # one trace a layer: its heads follow one another, with a gap between
+        # one trace per layer: its heads one after another, separated by gaps
         values = [[*_rounded(row["drops"][layer][head] for row in rows), None] for head in heads]
         canvas.lines(
             [*steps, None] * len(heads),
             [value for line in values for value in line],
             tint,
-            "%{text}<br>step %{x}: %{y:.1%} lost<extra></extra>",
+            "%{text}<br>step %{x}: accuracy drop %{y:.1%}<extra></extra>",
             width=1.6,
             dash=dash,
             marker={"size": 3},
@@ -245,7 +246,7 @@ def _rounded(values: Iterable[float]) -> list[float]:
 
 
 def exponents(state: Reproduction) -> Block:
-    """The exponent of signal to noise by batch size, against the training step: a line a layer, a panel an encoding."""
+    """The exponent of signal to noise by training step: one line per layer, one panel per encoding."""
     depth = max((len(row[_FIELD]) for cell in state.results.cells for row in _rows(cell)), default=0)
 
     def draw(protocol: Protocol, task: str) -> list[Panel]:
@@ -257,11 +258,11 @@ def exponents(state: Reproduction) -> Block:
 
     views = [under_headings(state, lambda p, task=task: draw(p, task), name) for task, name in TASKS.items()]
     caption = (
-        "How signal to noise of the positional gradient at the logits falls with the batch, along training: the "
-        "exponent, mean over a layer’s heads and over seeds, the band the seeds’ range. At −1/2 (dashed) the gradients "
-        "of a batch cancel as noise does; the nearer to 0, the more of them is the same in every example."
+        "Exponent of the signal to noise of the positional gradient at the logits against batch size, by training "
+        "step: mean over a layer’s heads and over seeds; the band is the range over seeds. At −1/2 (dashed) the "
+        "gradients of a batch cancel like noise. Closer to 0, more of the gradient is the same in every example."
     )
-    title = "Do positional gradients cancel, along training"
+    title = "Do positional gradients cancel during training?"
     return Block("seed-training", title, caption, views, "small", layer_signs(depth))
 
 
@@ -270,7 +271,7 @@ def _rows(cell: CellResult) -> list[dict[str, Any]]:
 
 
 def watched(cells: Sequence[CellResult]) -> tuple[list[int], Float[np.ndarray, "seeds moments layers"]]:
-    """The training steps that all of these models were looked at, and each layer's exponent there, the heads' mean."""
+    """The checkpoint steps that all models share, and each layer's exponent there (mean over heads)."""
     steps = sorted(set.intersection(*({int(row["step"]) for row in _rows(cell)} for cell in cells)))
     found = [
         [np.array(row[_FIELD], dtype=float).mean(axis=1) for row in _rows(cell) if int(row["step"]) in steps]
@@ -280,7 +281,7 @@ def watched(cells: Sequence[CellResult]) -> tuple[list[int], Float[np.ndarray, "
 
 
 def lines(steps: Sequence[int], found: Float[np.ndarray, "seeds moments layers"]) -> go.Figure:
-    """A line a layer; moments at which a seed has no value are left out."""
+    """One line per layer; checkpoints at which a seed has no value are excluded."""
     canvas = Canvas(200, left=38, right=8, top=4, bottom=36)
     canvas.line_at(-0.5)
     for layer in range(found.shape[-1]):

@@ -1,4 +1,4 @@
-"""The report's tables: what stands in their rows."""
+"""The report's tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def named(protocol: Protocol, label: str) -> Cell:
 
 
 def accuracy_table(state: Reproduction, task: str) -> Table:
-    """The papers' Table 1 beside ours."""
+    """The paper's Table 1 and ours."""
     protocols, several = state.plan.protocols, state.plan.seeds > 1
     found = {(row.protocol, row.label): row for row in state.table if row.task == task}
     planned = {(key.protocol, key.label) for key in plain_keys(state.plan) if key.task == task}
@@ -53,7 +53,7 @@ def accuracy_table(state: Reproduction, task: str) -> Table:
         for protocol in protocols:
             row = found.get((protocol, label))
             if row is None or row.accuracy is None:
-                why = "not finished" if (protocol, label) in planned else "not part of it"
+                why = "not finished" if (protocol, label) in planned else "not in this study"
                 why = why if row is None else f"diverged ({row.diverged} of {row.seeds})"
                 line.append(Cell(why, across=3, css="edge missing"))
                 continue
@@ -73,25 +73,25 @@ def accuracy_table(state: Reproduction, task: str) -> Table:
             line += [Cell(percent(score, sign=False), right=True, css="edge"), Cell(across=2)]
         lines.append(line)
     titles = [f"{PROTOCOL_NAMES[protocol].capitalize()}, ours" for protocol in protocols]
-    groups = [Cell("Encoding", down=2), Cell("Paper says", down=2, right=True)]
-    note = "Test accuracy in per cent; largest drop in percentage points. Small print: how many seeds"
+    groups = [Cell("Encoding", down=2), Cell("Paper", down=2, right=True)]
+    note = "Test accuracy in per cent; largest drop in percentage points. Small print: number of seeds"
     return make_table(
         f"Accuracy, {TASKS[task]}",
         [Cell("Mean", right=True, css="edge"), "Range", "Largest drop"] * len(protocols),
         lines,
         groups=[*groups, *(Cell(text, across=3, css="group") for text in titles)],
-        note=f"{note}; each seed’s costliest head." if several else f"{note}; the costliest head.",
+        note=f"{note}; each seed’s most important head." if several else f"{note}; the most important head.",
     )
 
 
 def _guess(rows: Sequence[Row]) -> Row | None:
-    """A row of the guesses that most rows have: of MLA's program one more label counts."""
+    """A row with the most common baselines; the released MLA code counts one more label."""
     common = Counter((row.chance, row.length_chance) for row in rows).most_common(1)
     return next((row for row in rows if common and (row.chance, row.length_chance) == common[0][0]), None)
 
 
 def kinds_cell(kinds: Mapping[str, int]) -> Cell:
-    """Kinds of a layer, each with how many of several seeds' models have it."""
+    """The kinds of a layer, each with the number of models of that kind."""
     many = sum(kinds.values())
     counts = {kind: f"{count}/{many}" if many > 1 else "" for kind, count in kinds.items()}
     pill = Markup('<span class="kind {0}">{0}</span>')
@@ -102,7 +102,7 @@ def kinds_cell(kinds: Mapping[str, int]) -> Cell:
 
 
 def deposit_tables(state: Reproduction) -> list[tuple[str, Table, Table]]:
-    """The kind of each layer of each encoding, and the figures behind them, for each task and protocol that has any."""
+    """Per task and protocol: its name, the kind of each layer of each encoding, and the numbers per layer."""
     made = []
     for task, protocol in product(TASKS, state.plan.protocols):
         found = models(state, protocol, task, lambda cell: cell.status == "complete" and cell.ablation)
@@ -116,7 +116,7 @@ def deposit_tables(state: Reproduction) -> list[tuple[str, Table, Table]]:
             counted = [dict(Counter(layer.kind for layer in layers).most_common()) for layers in by_layer]
             lines.append([named(protocol, label), *map(kinds_cell, counted)])
         names = ["Encoding", *(f"Layer {i + 1}" for i in range(depth))]
-        note = "Beside a kind: models whose layer is of it, of all."
+        note = "Next to a kind: number of models of that kind, out of all."
         kinds = make_table(f"Kinds of layers, {where}", names, lines, note=note, css="kinds")
         names = [
             "Model",
@@ -152,27 +152,27 @@ def _deposit_rows(cell: CellResult) -> list[list[Cell]]:
 _SETTING_NAMES = {
     "vocab_size": "words in the vocabulary",
     "d_model": "width of the model (d_model)",
-    "d_ff": "width of the feed-forward part (d_ff)",
+    "d_ff": "width of the feed-forward layer (d_ff)",
     "num_layers": "layers",
-    "num_heads": "heads a layer",
-    "max_len": "longest text the model takes",
+    "num_heads": "heads per layer",
+    "max_len": "maximum sequence length (max_len)",
     "lr": "learning rate (lr)",
-    "batch_size": "examples a step (batch size)",
-    "betas": "AdamW's betas",
+    "batch_size": "batch size",
+    "betas": "AdamW betas",
     "weight_decay": "weight decay",
-    "warmup": "share of steps that warm up",
-    "schedule": "learning rate after the warm-up",
-    "evaluations": "evaluations an epoch",
-    "plateau": "training ends at the plateau",
-    "length": "tokens of a text, padding included",
-    "max_distance": "greatest distance",
-    "max_between": "most words between the triggers",
-    "max_side": "most words on either side",
+    "warmup": "warm-up, share of steps",
+    "schedule": "learning rate schedule after warm-up",
+    "evaluations": "evaluations per epoch",
+    "plateau": "early stopping at a plateau",
+    "length": "sequence length with padding",
+    "max_distance": "maximum distance",
+    "max_between": "maximum number of words between the triggers",
+    "max_side": "maximum number of words on either side",
     "num_triggers": "trigger words",
-    "max_count": "greatest count",
+    "max_count": "maximum count",
     "train_examples": "training examples",
     "test_examples": "test examples",
-    "epochs": "epochs, at the most",
+    "epochs": "maximum number of epochs",
 }
 
 
@@ -180,7 +180,7 @@ _TRAINING = ("weight_decay", "warmup", "schedule", "evaluations", "plateau")
 
 
 def settings_table(state: Reproduction) -> Table:
-    """Every size and setting: what it is, in the paper's experiments, and in this study."""
+    """Every size and setting, in the paper's experiments and in this study."""
     paper, ours = (_settings(scale, state) for scale in (SCALES["paper"], SCALES[state.plan.scale]))
     lines: list[list[str | Cell]] = []
     for text in {**paper, **ours}:
@@ -206,11 +206,11 @@ def _settings(scale: Scale, state: Reproduction) -> dict[str, Any]:
         for field in ("train_examples", "test_examples", "epochs"):
             found[f"{TASKS[task]}: {_SETTING_NAMES[field]}"] = getattr(size, field)
         found[f"{TASKS[task]}: encodings"] = len(scale.labels[task])
-    return found | {"examples that each ablation counts": scale.ablation_examples}
+    return found | {"examples per ablation": scale.ablation_examples}
 
 
 def _shown(value: Any) -> str:
-    """A setting's value; a dash where there is none."""
+    """A setting's value, or a dash."""
     if value is None or isinstance(value, str):
         return value or DASH
     if isinstance(value, dict):
@@ -221,7 +221,7 @@ def _shown(value: Any) -> str:
 
 
 def models_table(state: Reproduction) -> Table:
-    """Every cell of the grid, and its result if it is finished."""
+    """Every cell of the grid, with its result if finished."""
     found, lines = {cell.key: cell for cell in state.results.cells}, []
     for place in planned_cells(state.plan):
         key, cell = place.key, found.get(place.key)
@@ -244,56 +244,56 @@ def models_table(state: Reproduction) -> Table:
     return make_table("Models", names, lines, right=(3, 5, 6, 7, 8), css="numbers small")
 
 
-# ---- what each encoding does, and what each protocol means by its name -----------------------------------------------
+# ---- each encoding, and how each protocol defines it -----------------------------------------------------------------
 
 _SAME = "as described"
-_ABSENT = "not part of it"
+_ABSENT = "not in this study"
 
-# label: what it does, what the paper protocol means by it, what the released one does
+# label: what it does; its definition in the paper protocol, and in the released protocol
 _MEANT: dict[str, tuple[str, str, str]] = {
     "rope": (
-        "turns queries and keys by an angle that grows with position, so that their product depends on the distance",
+        "rotates queries and keys by an angle that grows with position, so that their product depends on the distance",
         _SAME,
-        "the same, and a sinusoid added to the input that the paper does not mention",
+        "the same, with a sinusoid added to the input that the paper does not mention",
     ),
     "rope-alone": (
-        "RoPE without the hidden sinusoid",
-        "there it is simply RoPE",
-        "the program’s model, less the sinusoid",
+        "RoPE without the undocumented sinusoid",
+        "called RoPE there",
+        "the released code’s model without the sinusoid",
     ),
-    "rope-absolute": ("RoPE, and a sinusoid added to the input", _SAME, "there it is what the program calls RoPE"),
+    "rope-absolute": ("RoPE, with a sinusoid added to the input", _SAME, "called RoPE in the released code"),
     "partial": (
-        "RoPE on some heads of every layer, nothing on the others",
+        "RoPE on some heads of every layer, no encoding on the others",
         _SAME,
-        "the same; the program for it adds no sinusoid",
+        "the same; the released code for it adds no sinusoid",
     ),
     "mla": (
-        "multi-head latent attention: compressed keys and values, and a small part of each key that is rotated",
+        "multi-head latent attention: compressed keys and values, and a small rotated part in each key",
         "in the same decoder as the others",
-        "a program of its own: learned positions at the input, padding hidden, GELU, keys and values from the layer",
+        "separate code: learned positions at the input, padding masked, GELU, keys and values from the layer",
     ),
-    "absolute": ("adds a fixed pattern of sines and cosines to the input", _SAME, _SAME),
+    "absolute": ("adds fixed sines and cosines to the input", _SAME, _SAME),
     "relative": (
-        "adds a learned number to each attention score, by distance",
-        "T5’s: distances share buckets",
-        "one number for every signed distance and head, no buckets",
+        "adds a learned bias per distance to each attention score",
+        "T5’s bias: distances share buckets",
+        "one bias per signed distance and head, no buckets",
     ),
     "alibi": (
-        "subtracts from each attention score an amount that grows with distance, a fixed slope a head",
+        "subtracts a bias that grows linearly with distance, with a fixed slope per head",
         "slopes are powers of two",
         "slopes e^(−h/H), over the distance to either side",
     ),
-    "random": ("adds a random vector a position to the input", "fixed", "trained along"),
+    "random": ("adds a random vector per position to the input", "fixed", "trained"),
     "nope": (
-        "nothing: only a causal mask can tell positions apart",
+        "adds nothing: only a causal mask can distinguish positions",
         _SAME,
-        "the same, but without a causal mask, so that the model cannot see order at all",
+        "the same without a causal mask, so the model cannot see order",
     ),
 }
 
 
 def encodings_table(state: Reproduction) -> Table:
-    """The encodings of the study's grid, and what each protocol means by them; RoPE on some heads is one entry."""
+    """The encodings of the study's grid, and how each protocol defines them; RoPE on some heads is one entry."""
     keys, protocols = planned(state.plan), state.plan.protocols
     places = {(key.protocol, Label.parse(key.label).base) for key in keys}
     labels = {Label.parse(label).base: label for label in reversed(ordered(key.label for key in keys))}

@@ -1,6 +1,6 @@
-"""Can the position component be taken out? The statements of arXiv 2505.13027 v1, Appendix C.4, on planted models.
+"""Can the position component be extracted? The statements of arXiv 2505.13027 v1, Appendix C.4, on planted models.
 
-What was planted is known, so each statement can be held against it. Position vectors p_i come from the absolute
+The planted components are known, so each statement can be tested. Position vectors p_i come from the absolute
 encodings, words w_v are drawn as a fresh `torch.nn.Embedding` draws them, heads are given by their logits. What holds:
 
 - Orthogonality is sufficient for a linear separation, not necessary: where the two spans share 0 alone, the oblique
@@ -44,7 +44,7 @@ TEXTS = 64
 
 
 def estimators(seed: int) -> dict[str, Any]:
-    """Measure on planted models what C.4 says of them; a few seconds.
+    """Test the statements of C.4 on planted models; takes a few seconds.
 
     Returns ``spans`` (a row for each encoding, width and vocabulary), ``levinson`` (errors of the recursion, by kind
     and size of the content), ``definite`` (`_projections`) and ``pair`` (`_pair`).
@@ -55,7 +55,7 @@ def estimators(seed: int) -> dict[str, Any]:
 
 
 def _spans(encoding: str, width: int, vocabulary: int, seed: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Angles between position and word vectors, and how well each way of taking their sums apart does."""
+    """Angles between position and word vectors, and the error of each method of separating their sums."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         table = build(encoding, d_model=width, num_heads=1, head_dim=width, max_len=POSITIONS)
@@ -110,7 +110,7 @@ def _levinson(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _error(name: str, means: Float[np.ndarray, "N"], planted: Float[np.ndarray, "m"]) -> float:
-    """Relative error of the predictor or of the frequencies that a kernel gives; infinite where it is refused."""
+    """Relative error of the predictor or of the frequencies from a kernel; infinite if the kernel is rejected."""
     order = len(planted)
     try:
         if name == "predictor":
@@ -130,7 +130,7 @@ def _autoregression(rng: np.random.Generator) -> tuple[Float[np.ndarray, "N D"],
 
 
 def _recursion(polynomial: Float[np.ndarray, "m1"], noise: Float[np.ndarray, "*B M"]) -> Float[np.ndarray, "*B M"]:
-    """x with sum over k of polynomial_k x_(i-k) = noise_i, from nothing before the first."""
+    """x with sum over k of polynomial_k x_(i-k) = noise_i, starting from 0."""
     bands = np.repeat(polynomial[:, None], noise.shape[-1], 1)
     found = solve_banded((len(polynomial) - 1, 0), bands, noise.reshape(-1, noise.shape[-1]).T)
     return found.T.reshape(noise.shape)
@@ -160,7 +160,7 @@ def diagonal_means(logits: Float[np.ndarray, "N N"]) -> Float[np.ndarray, "N"]:
 
 
 def _recovered(means: Float[np.ndarray, "N"], p: Float[np.ndarray, "N D"], angles: Float[np.ndarray, "m"]) -> float:
-    """Relative error of position vectors rebuilt from a kernel alone, up to the turn that no Gram matrix can see."""
+    """Relative error of position vectors rebuilt from a kernel, up to a rotation, which no Gram matrix determines."""
     found = frequencies(means, len(angles))
     powers = np.linalg.lstsq(np.cos(np.arange(POSITIONS)[:, None] * found), means, rcond=None)[0]
     rebuilt = _circles(np.sqrt(np.clip(powers, 0, None)), found)
@@ -182,7 +182,7 @@ def _projections(rng: np.random.Generator) -> float:
 
 
 def _pair(rng: np.random.Generator) -> dict[str, Any]:
-    """A head that reads position and one that reads content, on texts that make their logits agree.
+    """A positional and a content head, on sequences for which their logits agree.
 
     ``single_gap`` on one text, ``means_gap`` in the mean diagonals of `TEXTS` texts of stationary content,
     ``extraction_gap`` between the medians and the means of one matrix's diagonals. For each head, correlations after a
@@ -231,19 +231,19 @@ def _rows(records: Records) -> list[Record]:
 
 
 def _judged(*parts: tuple[str, Callable[[Record], bool]]) -> Callable[[Records], list[Finding]]:
-    """A check of what each seed's record is to show."""
+    """A check of properties that each seed's record must have."""
     return lambda records: [
         in_all(what, [shows(run) for run in records.get("estimators", ())]) for what, shows in parts
     ]
 
 
 def _under(error: float | None, bar: float) -> bool:
-    """Is an error below a bar? One that is infinite, and so none in JSON, is not."""
+    """Whether an error is below a threshold; False for None (infinite errors in JSON)."""
     return error is not None and error < bar
 
 
 def _every(what: str, rows: Sequence[Record], breaks: Callable[[Record], bool], worst: str) -> Finding:
-    """A statement about all rows, and what breaks it."""
+    """A statement about all rows, with a predicate for counterexamples."""
     return universal(what, tried=len(rows), violations=sum(map(breaks, rows)), worst=worst)
 
 
@@ -252,8 +252,8 @@ def _not_orthogonal(records: Records) -> list[Finding]:
     for encoding in ENCODINGS:
         own = [row for row in _rows(records) if row["encoding"] == encoding]
         ratios = [row["overlap"] / row["chance"] for row in own]
-        worst = f"from {min(ratios, default=np.nan):.2f} times chance on, {np.mean(ratios or [np.nan]):.2f} in the mean"
-        what = f"{encoding}: words have in the positions' span what chance puts there"
+        worst = f"at least {min(ratios, default=np.nan):.2f} times chance, mean {np.mean(ratios or [np.nan]):.2f}"
+        what = f"{encoding}: the share of the words' variance in the positions' span is that of chance"
         findings.append(_every(what, own, lambda row: not row["overlap"] / row["chance"] > TURNED, worst))
     return findings
 
@@ -261,7 +261,7 @@ def _not_orthogonal(records: Records) -> list[Finding]:
 def _no_subspace(records: Records) -> list[Finding]:
     rows = [row for row in _rows(records) if row["least_angle"] < SQUARE]
     exact = [row for row in rows if _under(row["oblique_error"], EXACT)]
-    worst = "none was separated"
+    worst = "none is separated"
     if exact:
         row = min(exact, key=lambda row: row["least_angle"])
         error, words = f"relative error {row['oblique_error']:.1e}", f"{row['vocabulary']} words"
@@ -276,13 +276,13 @@ def _meeting_spans(records: Records) -> list[Finding]:
     meeting = min((row["linear_error"] for row in rows if not row["separable"]), default=np.nan)
     return [
         _every(
-            "the best linear map is exact just where the spans share 0 alone",
+            "the best linear map is exact if and only if the spans share only 0",
             rows,
             lambda row: row["separable"] != _under(row["linear_error"], EXACT),
-            f"error up to {apart:.1e} where they do, from {meeting:.2f} on where they do not",
+            f"error at most {apart:.1e} if they do, at least {meeting:.2f} otherwise",
         ),
         _every(
-            "the nearest of all sums of a word and a position names both",
+            "the nearest sum of a word and a position identifies both",
             rows,
             lambda row: row["lookup"] < 1,
             f"a share of at least {min((row['lookup'] for row in rows), default=np.nan):.2f}",
@@ -300,7 +300,7 @@ def _noticed(kind: str) -> Callable[[Record], bool]:
 
 
 def _told_apart(run: Record) -> bool:
-    """Does a permutation leave one head's logits in place, and take the other's along?"""
+    """Whether a permutation leaves one head's logits in place and permutes the other's."""
     position, content = run["pair"]["positional"], run["pair"]["content"]
     return position["stay"] - position["move"] > 0.5 and content["move"] - content["stay"] > 0.5
 
@@ -310,13 +310,16 @@ def _against(finding: Finding) -> Finding:
 
 
 _ALIKE = (
-    ("one text: a positional and a content head have one matrix", lambda run: _under(run["pair"]["single_gap"], EXACT)),
-    (f"{TEXTS} stationary texts: the same mean diagonals", lambda run: _under(run["pair"]["means_gap"], CLEAR)),
+    (
+        "one sequence: a positional and a content head have the same matrix",
+        lambda run: _under(run["pair"]["single_gap"], EXACT),
+    ),
+    (f"{TEXTS} stationary sequences: the same mean diagonals", lambda run: _under(run["pair"]["means_gap"], CLEAR)),
 )
 _APART = (
-    ("one permutation of the tokens tells them apart", _told_apart),
+    ("one permutation of the tokens distinguishes them", _told_apart),
     (
-        f"the position means of {TEXTS} texts tell them apart",
+        f"the position means of {TEXTS} sequences distinguish them",
         lambda run: run["pair"]["positional"]["position_share"] - run["pair"]["content"]["position_share"] > 0.5,
     ),
 )
@@ -331,27 +334,26 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "c4-not-orthogonal",
         _SOURCE,
         "The position embedding of absolute position encoding is not orthogonal to word embedding.",
-        f"{UNIVERSAL} Decides what is so before training: spans drawn independently are never orthogonal, and an "
-        f"instance (a fresh encoding, words of a fresh embedding) counts against it if the share of the words' "
-        f"variance in the span of the positions is at most {TURNED:g} of what chance puts there. What training makes "
-        f"of it is another claim (heads-not-orthogonal).",
+        f"{UNIVERSAL} This tests untrained models; heads-not-orthogonal tests trained ones. Independent random spans "
+        f"are never orthogonal. A counterexample is an untrained encoding and embedding for which the share of the "
+        f"words' variance in the span of the positions is at most {TURNED:g} of that by chance.",
         _not_orthogonal,
     ),
     Claim(
         "c4-no-subspace",
         _SOURCE,
         "Therefore, there is no subspace decomposition that can completely separate the two components.",
-        f"{UNIVERSAL} An instance counts against it if the spans are not orthogonal and an oblique projection still "
-        f"separates their sums with a relative error below {EXACT:g}.",
+        f"{UNIVERSAL} A counterexample has spans that are not orthogonal and an oblique projection that separates "
+        f"their sums with a relative error below {EXACT:g}.",
         _no_subspace,
     ),
     Claim(
         "c4-no-subspace-corrected",
         _SOURCE,
-        "A linear map separates position and words exactly if and only if their centred spans share 0 alone, "
-        "orthogonal or not; so never where the words span the whole space, as the paper's 574 in 256 dimensions do. A "
-        "search of the two finite tables still finds both parts there.",
-        f"{UNIVERSAL} Exact: a relative error below {EXACT:g}; for the search: every sampled sum.",
+        "A linear map separates position and words exactly if and only if their centred spans share only 0, orthogonal "
+        "or not. So none does if the words span the whole space, like the paper's 574 words in 256 dimensions. A "
+        "search of the two finite tables still finds both parts.",
+        f"{UNIVERSAL} Exact means a relative error below {EXACT:g}; the search must succeed for every sampled sum.",
         _meeting_spans,
     ),
     Claim(
@@ -359,13 +361,13 @@ CLAIMS: tuple[Claim[Records], ...] = (
         _SOURCE,
         "In an extremely ideal case, we can use the Levinson-Durbin algorithm to recursively solve the changes in the "
         "position manifold through the values of the Toeplitz matrix.",
-        f"on heads whose logits are position times position, what was planted comes back with a relative error below "
-        f"{EXACT:g}: predictors and frequencies in the median of {DRAWS} heads, position vectors in each of them",
+        f"For heads whose logits depend only on position, the planted values are recovered with a relative error below "
+        f"{EXACT:g}: predictors and frequencies in the median of {DRAWS} heads, position vectors in each head.",
         _judged(
             ("the predictor of an autoregressive kernel", _ideal("predictor")),
             ("the frequencies of a sum of sinusoids", _ideal("frequencies")),
             (
-                "the sinusoids' position vectors, up to a turn",
+                "the sinusoids' position vectors, up to a rotation",
                 lambda run: all(_under(error, EXACT) for error in run["levinson"]["recovered"]),
             ),
         ),
@@ -373,14 +375,14 @@ CLAIMS: tuple[Claim[Records], ...] = (
     Claim(
         "c4-levinson-corrected",
         _SOURCE,
-        "The case is ideal in more than little content: content that query and key share biases the recursion, while "
-        "content of their own only adds noise; and two different projections of position leave no autocorrelation.",
-        f"median error of the predictor over {DRAWS} heads with content of {NOTICED:g} of position's size, bar "
-        f"{CLEAR:g}; fewer than half of the kernels after random projections positive definite",
+        "The ideal case requires more than little content: content shared by query and key biases the recursion, while "
+        "separate content only adds noise; with two different projections of position there is no autocorrelation.",
+        f"Median error of the predictor over {DRAWS} heads with content of {NOTICED:g} of position's size, threshold "
+        f"{CLEAR:g}. After random projections, fewer than half of the kernels are positive definite.",
         _judged(
-            ("shared content: the error passes the bar", _noticed("shared")),
-            ("own content: the error stays below it", lambda run: not _noticed("own")(run)),
-            ("random projections: few kernels are definite", lambda run: run["definite"] < 0.5),
+            ("shared content: the error exceeds the threshold", _noticed("shared")),
+            ("separate content: the error stays below it", lambda run: not _noticed("own")(run)),
+            ("random projections: few kernels are positive definite", lambda run: run["definite"] < 0.5),
         ),
     ),
     Claim(
@@ -388,9 +390,9 @@ CLAIMS: tuple[Claim[Records], ...] = (
         _SOURCE,
         "Extracting a Toeplitz matrix from a general matrix is not unique, and we cannot determine whether the "
         "extracted Toeplitz matrix truly represents the position information.",
-        f"not unique: two ways of extracting differ by more than {CLEAR:g}. Cannot determine: a positional and a "
-        f"content head agree in what is extracted from one matrix. That neither several texts nor permuted tokens "
-        f"tell them apart are supporting parts: the statement has one matrix and no more",
+        f"Not unique: two extraction methods differ by more than {CLEAR:g}. Cannot determine: the same matrix is "
+        f"extracted from a positional and from a content head. Supporting, as the statement is about one matrix: "
+        f"neither several sequences nor permuted tokens distinguish them.",
         lambda records: [
             *_judged(_TWO_PARTS, _ALIKE[0])(records),
             *map(supporting, _judged(_ALIKE[1])(records)),
@@ -400,10 +402,11 @@ CLAIMS: tuple[Claim[Records], ...] = (
     Claim(
         "c4-not-unique-corrected",
         _SOURCE,
-        "One logit matrix cannot tell position from stationary content, nor can the mean diagonals of many texts; one "
-        "permutation of the tokens can, and so can the position means of the heads' vectors over many texts.",
-        f"the pair agrees to {EXACT:g} on one text and to {CLEAR:g} in the mean diagonals; it is told apart by more "
-        f"than 0.5, in correlation after a permutation and in the energy share of the position means",
+        "Neither one logit matrix nor the mean diagonals of many sequences distinguish position from stationary "
+        "content. One permutation of the tokens does, and so do the position means of the heads' vectors over many "
+        "sequences.",
+        f"The pair agrees to {EXACT:g} on one sequence and to {CLEAR:g} in the mean diagonals. It differs by more than "
+        f"0.5 in correlation after a permutation and in the energy share of the position means.",
         _judged(*_ALIKE, *_APART),
     ),
 )

@@ -27,20 +27,20 @@ from toeplens.studies.kit.verdicts import RULE, Finding, below, supporting
 ENCODINGS = ("sinusoidal", "learned", "random-fixed")
 WIDTHS, LENGTHS = (16, 64, 256), (24, 128, 512)
 WINDOW = 8
-TOLD = 0.5  # the neighbours' error below which they tell three quarters of a position's variance
-NOTHING = 1.0  # the error at which they tell no more than the mean of all positions does
+TOLD = 0.5  # neighbour error below which neighbours explain three quarters of a position's variance
+NOTHING = 1.0  # neighbour error at which neighbours explain no more than the mean of all positions
 THIN = (WINDOW - 1) / 2  # dimensions: points in no order need WINDOW - 1
 _SOURCE = "arXiv 2505.13027 v1, Appendix C.4"
 
 
 def curve(p: Float[np.ndarray, "N D"]) -> dict[str, Any]:
-    """What is asked of a table of positions: ``neighbour_error``, ``local_rank`` (of `WINDOW` positions), ``rank``."""
+    """Measures of a position table: ``neighbour_error``, ``local_rank`` (of `WINDOW` positions), ``rank``."""
     found = curve_dimension(p, window=WINDOW)
     return {"neighbour_error": short(neighbour_error(p)), "local_rank": short(found.local_rank), "rank": found.rank}
 
 
 def manifold(seed: int) -> dict[str, Any]:
-    """The tables of `ENCODINGS` as they are drawn: ``tables``, a row for each encoding, width and length."""
+    """The untrained tables of `ENCODINGS`: ``tables`` has one row per encoding, width and length."""
     return {"tables": [_table(*case, seed) for case in product(ENCODINGS, WIDTHS, LENGTHS)]}
 
 
@@ -63,10 +63,10 @@ def _told(records: Records, encoding: str) -> Finding:
     rows = _tables(records, encoding)
     worst = max((row["neighbour_error"] for row in rows), default=np.nan)
     return universal(
-        f"{encoding}: a position's neighbours tell it",
+        f"{encoding}: a position is predicted by its neighbours",
         tried=len(rows),
         violations=sum(not row["neighbour_error"] < TOLD for row in rows),
-        worst=f"error up to {worst:.2f}, bar {TOLD:g}",
+        worst=f"largest error {worst:.2f}, threshold {TOLD:g}",
     )
 
 
@@ -74,15 +74,15 @@ def _thin(records: Records, encoding: str) -> Finding:
     rows = _tables(records, encoding)
     worst = max((row["local_rank"] for row in rows), default=np.nan)
     return universal(
-        f"{encoding}: {WINDOW} neighbours need few dimensions, and all positions more",
+        f"{encoding}: {WINDOW} neighbours need few dimensions, and all positions need more",
         tried=len(rows),
         violations=sum(not row["local_rank"] <= min(THIN, row["rank"] - 1) for row in rows),
-        worst=f"up to {worst:.2f} of {WINDOW - 1}, bar {THIN:g}",
+        worst=f"at most {worst:.2f} of {WINDOW - 1}, threshold {THIN:g}",
     )
 
 
 def _learned(records: Records, state: str, field: str = "neighbour_error") -> list[float]:
-    """A number a model with a learned table."""
+    """One number per model with a learned table."""
     found: Sequence[Record] = [run.get(f"learned {state}", {}) for run in records.get("heads", ())]
     return [each["curve"][field] for each in found if "curve" in each]
 
@@ -92,8 +92,8 @@ def _stated(records: Records) -> list[Finding]:
     return [
         _told(records, "sinusoidal"),
         _thin(records, "sinusoidal"),
-        below("a learned table after training: the neighbours' error", _learned(records, "trained"), TOLD),
-        supporting(below(f"it: dimensions that {WINDOW} neighbours need", ranks, THIN)),
+        below("a learned table after training: neighbour error", _learned(records, "trained"), TOLD),
+        supporting(below(f"a learned table after training: dimensions of {WINDOW} neighbours", ranks, THIN)),
         supporting(_told(records, "random-fixed")),
     ]
 
@@ -105,8 +105,8 @@ def _corrected(records: Records) -> list[Finding]:
         _thin(records, "sinusoidal"),
         _untold(records, "random-fixed"),
         _untold(records, "learned"),
-        below("a learned table: the neighbours' error after training, less before", difference(trained, fresh), 0.0),
-        below("a learned table after training: the neighbours' error", trained, NOTHING),
+        below("a learned table: neighbour error after training − before", difference(trained, fresh), 0.0),
+        below("a learned table after training: neighbour error", trained, NOTHING),
     ]
 
 
@@ -114,18 +114,18 @@ def _untold(records: Records, encoding: str) -> Finding:
     rows = _tables(records, encoding)
     best = min((row["neighbour_error"] for row in rows), default=np.nan)
     return universal(
-        f"{encoding}, as drawn: a position's neighbours tell no more of it than the mean of all",
+        f"{encoding}, untrained: neighbours predict a position no better than the mean of all positions",
         tried=len(rows),
         violations=sum(not row["neighbour_error"] >= NOTHING for row in rows),
-        worst=f"error from {best:.2f} on, bar {NOTHING:g}",
+        worst=f"smallest error {best:.2f}, threshold {NOTHING:g}",
     )
 
 
 _MEASURES = (
-    f"Any points lie on some curve; asked is whether neighbours tell a position, with an error below {TOLD:g} of its "
-    f"distance from the mean (three quarters of the variance; points in no order have 1.22, and {NOTHING:g} is no more "
-    f"than the mean tells), and whether {WINDOW} neighbours need at most {THIN:g} dimensions for 99% of their "
-    f"variance, half of what points in no order do, and fewer than all positions."
+    f"Any points lie on some curve, so two properties are tested. First, a position is predicted by its neighbours "
+    f"with an error below {TOLD:g} of its distance from the mean (three quarters of the variance; unordered points "
+    f"have 1.22, and the mean of all positions has {NOTHING:g}). Second, {WINDOW} neighbours need at most {THIN:g} "
+    f"dimensions for 99% of their variance, half of that of unordered points, and fewer than all positions."
 )
 
 CLAIMS: tuple[Claim[Records], ...] = (
@@ -134,14 +134,14 @@ CLAIMS: tuple[Claim[Records], ...] = (
         _SOURCE,
         "The position component in the token comes from manifold embedding rather than subspace decomposition: "
         "absolute position encoding is f(g(i)), a continuous curve.",
-        f"{_MEASURES} Essential are the sinusoid, by both, and the table that models learn, by the first. {RULE}",
+        f"{_MEASURES} Essential: the sinusoid has both, and the learned table of trained models has the first. {RULE}",
         _stated,
     ),
     Claim(
         "c4-manifold-corrected",
         f"{_SOURCE}, corrected",
-        "The sinusoid is such a curve; random vectors, and a learned table as it is drawn, are none. Training draws a "
-        "learned table's neighbours together, so that they tell more of a position than the mean does.",
+        "The sinusoid is such a curve; random vectors and an untrained learned table are not. Training moves the "
+        "neighbours of a learned table together, so they predict a position better than the mean of all positions.",
         f"{_MEASURES} {UNIVERSAL} {RULE}",
         _corrected,
     ),

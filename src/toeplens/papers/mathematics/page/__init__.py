@@ -1,4 +1,4 @@
-"""The page of the mathematics: every statement with its verdict, and the numbers behind them as plots."""
+"""The page of the mathematics: every statement with its verdict, and plots of the numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_theory(theory: Theory) -> Path:
 
 
 def render_theory(theory: Theory) -> str:
-    """The page as one self-contained HTML document; the same state gives the same document."""
+    """The page as one self-contained HTML document. Deterministic."""
     return theory_page(theory).html()
 
 
@@ -51,7 +51,7 @@ def theory_page(theory: Theory) -> Page:
     )
 
 
-# ---- what several plots need ---------------------------------------------------------------------------------------
+# ---- shared by several plots ---------------------------------------------------------------------------------------
 
 
 def _sign(title: str, tint: str, dash: str = "solid") -> Sign:
@@ -72,7 +72,7 @@ def _curve(canvas: Canvas, curve: Sign, xs: Iterable[float], ys: Iterable[Any], 
 
 
 def _means(records: list[Record], pick: Callable[[Mapping[str, Any]], Any]) -> np.ndarray:
-    """The mean over seeds of a table of numbers."""
+    """Mean over seeds of a table of numbers."""
     return np.mean([np.asarray(pick(record), dtype=float) for record in records], axis=0)
 
 
@@ -85,7 +85,7 @@ def _contraction(records: list[Record]) -> list[Panel]:
     own, mean = _sign("W, and W∘E of one frequency", GREY), _sign("W∘Ē, the mean over frequencies", BLUE)
     for curve, values in ((own, example["w"]), (mean, example["mean"])):
         _curve(canvas, curve, range(1, len(values) + 1), sorted(values))
-    canvas.x("eigenvalue, in order")
+    canvas.x("index of the eigenvalue, sorted")
     canvas.y("")
     spectrum = canvas.figure()
 
@@ -93,12 +93,12 @@ def _contraction(records: list[Record]) -> list[Panel]:
     free = records[0]["free"]
     found = _sign("widest found, W positive definite", PINK)
     known = _sign("widest found, symbol of W positive too", ORANGE, "dash")
-    bound = _sign("√(N/2), never passed", GREY, "dot")
+    bound = _sign("upper bound √(N/2)", GREY, "dot")
     for curve, key in ((found, "ratio_found"), (known, "ratio_known_positive"), (bound, "ratio_bound")):
         rows = _means(records, lambda record, key=key: record["free"][key])
         _curve(canvas, curve, free["searched_sizes"], rows, mode="lines+markers")
     canvas.x("N", type="log", dtick=_OCTAVE)
-    canvas.y("width of W∘E over width of W", type="log", dtick=_OCTAVE)
+    canvas.y("width of W∘E / width of W", type="log", dtick=_OCTAVE)
     canvas.line_at(1)
     widest = canvas.figure()
 
@@ -109,26 +109,26 @@ def _contraction(records: list[Record]) -> list[Panel]:
     curves = [_sign(f"N = {n}", tint) for n, tint in zip(sizes["lengths"], tints, strict=False)]
     for curve, row in zip(curves, table, strict=True):
         _curve(canvas, curve, sizes["head_dims"], row, mode="lines+markers")
-    canvas.x("dimensions of the head", type="log", dtick=_OCTAVE)
-    canvas.y("width of W∘Ē over width of W", range=[0.4, 1.05])
+    canvas.x("head dimension", type="log", dtick=_OCTAVE)
+    canvas.y("width of W∘Ē / width of W", range=[0.4, 1.05])
     canvas.line_at(1)
     return [
         Panel(
-            "Eigenvalues of a random W, with and without",
+            "Eigenvalues of a random W",
             spectrum,
-            "One frequency turns W into a matrix with the same eigenvalues; only their mean narrows the range.",
+            "With one frequency, W∘E has the same eigenvalues as W. Only the mean over frequencies narrows the range.",
             legend=[own, mean],
         ),
         Panel(
             "Free phases: the range can grow",
             widest,
-            "E with |E_ij| = 1 and a phase for each offset, as in the paper's symbols. Above 1 the spectrum is wider.",
+            "E with |E_ij| = 1 and one phase per offset, as in the paper. Above 1 the spectrum of W∘E is wider.",
             legend=[found, known, bound],
         ),
         Panel(
-            "How much the mean over RoPE's frequencies narrows",
+            "Contraction by the mean over RoPE's frequencies",
             canvas.figure(),
-            "By head size and length, W random and positive definite; one frequency (2 dimensions) changes nothing.",
+            "By head dimension and length, for random positive definite W. One frequency (2 dimensions) has no effect.",
             legend=curves,
         ),
     ]
@@ -143,8 +143,8 @@ def _filling(records: list[Record]) -> list[Panel]:
     for curve, row in zip(curves, table, strict=True):
         _curve(canvas, curve, holes["sizes"], row, mode="lines+markers")
     canvas.x("N", type="log", dtick=_OCTAVE)
-    canvas.y("longest hole in the range", type="log", tickvals=[0.003, 0.01, 0.03, 0.1], tickformat=".1%")
-    words = "Between the symbol’s minimum and maximum, the longest piece without an eigenvalue; halved as N doubles."
+    canvas.y("longest gap in the range", type="log", tickvals=[0.003, 0.01, 0.03, 0.1], tickformat=".1%")
+    words = "The longest gap without an eigenvalue between the symbol’s minimum and maximum. It halves as N doubles."
     return [Panel("Eigenvalues of random Toeplitz matrices fill the range", canvas.figure(), words, legend=curves)]
 
 
@@ -159,23 +159,23 @@ def _manifold(records: list[Record]) -> list[Panel]:
         errors = [np.mean([row["neighbour_error"] for row in own if row["width"] == width]) for width in widths]
         _curve(canvas, curve, widths, errors, mode="lines+markers")
     canvas.x("dimensions", type="log", dtick=_OCTAVE)
-    canvas.y("neighbours’ error", rangemode="tozero")
+    canvas.y("neighbour error", rangemode="tozero")
     canvas.line_at(TOLD, dash="dot")
     canvas.line_at(NOTHING)
-    words = "How far a position is from the middle of its two neighbours. At 1 they tell no more than the mean does."
-    return [Panel("Tables of positions, as they are drawn", canvas.figure(), words, legend=curves)]
+    words = "Distance of a position from the midpoint of its two neighbours. At 1 they predict no better than the mean."
+    return [Panel("Untrained position tables", canvas.figure(), words, legend=curves)]
 
 
 def _phases(records: list[Record]) -> list[Panel]:
     ranges = records[0]["ranges"]
     canvas = Canvas(_HEIGHT)
-    program = _sign("widest f found for its g, by search", PINK)
-    fejer = _sign("widest f known", ORANGE, "dash")
+    program = _sign("widest f found by search", PINK)
+    fejer = _sign("widest known f", ORANGE, "dash")
     rows = _means(records, lambda record: record["ranges"]["ratio_program"])
     _curve(canvas, fejer, ranges["fejer_sizes"], ranges["ratio_fejer"], mode="lines+markers")
     _curve(canvas, program, ranges["sizes"], rows, mode="lines+markers")
     canvas.x("N", type="log", dtick=_OCTAVE)
-    canvas.y("range of f over range of g", range=[0.95, 1.32])
+    canvas.y("range of f / range of g", range=[0.95, 1.32])
     canvas.line_at(1)
     canvas.line_at(4 / np.pi, dash="dot")
     widest = canvas.figure()
@@ -191,13 +191,13 @@ def _phases(records: list[Record]) -> list[Panel]:
         Panel(
             "“The range of g never falls below that of f”",
             widest,
-            "It does, from N = 3 on, by up to 4/π (dotted). Weights w and phases found by search.",
+            "It does from N = 3, by a factor of up to 4/π (dotted). Weights w and phases are found by search.",
             legend=[program, fejer],
         ),
         Panel(
-            "So a product can be wider, by Szegő’s own theorem",
+            "By Szegő’s theorem, a product can have a wider spectrum",
             canvas.figure(),
-            "Symbols of a Toeplitz matrix and of its product with a unimodular one: the second has the wider range.",
+            "Symbols of a Toeplitz matrix and of its product with a unimodular one. The product’s range is wider.",
             legend=[own, turned],
         ),
     ]
@@ -209,15 +209,15 @@ def _heads(records: list[Record]) -> list[Panel]:
     for key, title, words, labels, bar in (
         (
             "width",
-            "Eigenvalue range of a head's logits, with position over without",
-            "A point is a head, of every seed and layer. Below 1 position narrows the range, above it widens it.",
+            "Eigenvalue range of a head's logits, with / without position",
+            "Each point is a head of one seed. Below 1, position narrows the range; above 1, it widens it.",
             (("rope", rope), ("alibi", alibi)),
             1.0,
         ),
         (
             "phase_error",
-            "How far a head is from one phase a distance",
-            "Least relative error of the logits as a Gram matrix times one Toeplitz phase; 0 is the paper's form.",
+            "Error of the form with one phase per distance",
+            "Smallest relative error of the logits as a Gram matrix times one Toeplitz phase. The paper's form has 0.",
             (("rope", rope),),
             0.05,
         ),
@@ -252,19 +252,19 @@ def _learned(records: list[Record]) -> Panel:
             [side] * len(errors), plain(errors), {"color": curve.tint, "size": 6}, "%{y:.3g}", name=curve.title
         )
     canvas.x("", tickvals=[0, 1], ticktext=["untrained", "trained"], range=[-0.5, 1.5])
-    canvas.y("neighbours’ error", rangemode="tozero")
+    canvas.y("neighbour error", rangemode="tozero")
     canvas.line_at(TOLD, dash="dot")
     canvas.line_at(NOTHING)
-    words = "A point is a model. Dotted: below it neighbours tell three quarters of a position’s variance."
-    return Panel("Training draws neighbours together", canvas.figure(), words, legend=[curve])
+    words = "Each point is a model. Below the dotted line neighbours explain three quarters of a position’s variance."
+    return Panel("Training moves neighbours together", canvas.figure(), words, legend=[curve])
 
 
 def _expressiveness(records: list[Record]) -> list[Panel]:
     plots = []
-    bound = _sign("additive, any width: exact", GREY, "dash")
-    additive = _sign("additive, this width: found", RED)
-    rotary = _sign("RoPE, this width: found", BLUE)
-    one = _sign("one angle only: found", GREEN, "dot")
+    bound = _sign("additive, any width (exact)", GREY, "dash")
+    additive = _sign("additive, this width (found)", RED)
+    rotary = _sign("RoPE, this width (found)", BLUE)
+    one = _sign("one angle only (found)", GREEN, "dot")
     curves = ((additive, "additive"), (bound, "bound"), (rotary, "rotary"), (one, "one_angle"))
     widths = sorted({row["width"] for row in records[0]["rows"]})
     for width in [w for w in widths if w >= 4][:3]:
@@ -277,12 +277,12 @@ def _expressiveness(records: list[Record]) -> list[Panel]:
             ]
             _curve(canvas, curve, [row["constraints"] for row in rows], table, mode="lines+markers")
         canvas.x("wanted signs (content pair and offset)")
-        canvas.y("share of instances met", range=[-0.04, 1.06], tickformat=".0%")
+        canvas.y("share of satisfied instances", range=[-0.04, 1.06], tickformat=".0%")
         plots.append(
             Panel(
                 f"Random signs, width {width}",
                 canvas.figure(),
-                "Share of random instances that can be met; the additive bound is exact, whatever the width.",
+                "Share of random instances that can be satisfied. The additive bound is exact for any width.",
                 legend=[curve for curve, _ in curves],
             )
         )
@@ -296,7 +296,7 @@ def _row(record: Record, family: str, size: int, width: int) -> Mapping[str, Any
 
 def _estimators(records: list[Record]) -> list[Panel]:
     plots = []
-    own, shared = _sign("content of their own", BLUE), _sign("content that query and key share", PINK)
+    own, shared = _sign("separate content", BLUE), _sign("content shared by query and key", PINK)
     for key, title in (
         ("predictor", "Levinson: the predictor of a planted kernel"),
         ("frequencies", "Levinson: the frequencies of planted sinusoids"),
@@ -306,9 +306,11 @@ def _estimators(records: list[Record]) -> list[Panel]:
         for curve, kind in ((own, "own"), (shared, "shared")):
             rows = _means(records, lambda record, kind=kind, key=key: record["levinson"][kind][key])
             _curve(canvas, curve, sizes, np.maximum(rows, 1e-16), mode="lines+markers")
-        canvas.x("size of content against position")
+        canvas.x("size of content relative to position")
         canvas.y("relative error", type="log", exponentformat="power")
-        words = "Exact without content; content that queries and keys share makes a noise at distance 0 that ruins it."
+        words = (
+            "Exact without content. Content shared by queries and keys adds noise at distance 0 and prevents recovery."
+        )
         plots.append(Panel(title, canvas.figure(), words, legend=[own, shared]))
     return plots
 
@@ -319,6 +321,6 @@ _SECTIONS: tuple[tuple[str, str, str, Callable[[list[Record]], list[Panel]]], ..
     ("phases", "Lemma B.1 and what follows from it", "Lemma B.1", _phases),
     ("heads", "Real heads", "Real heads", _heads),
     ("expressiveness", "Expressiveness (Proposition B.2)", "Expressiveness", _expressiveness),
-    ("estimators", "Taking position out again (Appendix C.4)", "Appendix C.4", _estimators),
+    ("estimators", "Extracting the position component (Appendix C.4)", "Appendix C.4", _estimators),
     ("manifold", "Position as a curve (Appendix C.4)", "A curve", _manifold),
 )

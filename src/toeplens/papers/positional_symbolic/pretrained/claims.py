@@ -1,7 +1,7 @@
 """Claims on pretrained models, with rules that were written before a model was recorded.
 
-What is left to chance is a sequence (or a question): rules over seeds are over these here. Beside each statement about
-what was learned stands the same architecture with random weights, and the model on the same tokens in random order.
+Comparisons are over sequences (or questions) instead of seeds. Claims about learning have two baselines: the same
+architecture with random weights, and the model on the same tokens in random order.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _ROPE_RETRIEVAL = "arXiv 2606.21249"
 _STRONG, _LEARNED, _OCTAVES, _PURE, _FEW = 0.5, 0.1, 2.0, 0.9, 0.05
 _STILL = "the model has no rotation"
 _SILENT = "the model does not predict the next token"
-_UNPLACED = "no head has a rotation or a bias that could be taken from it"
-_UNSHARED = "no head's share is known"
+_UNPLACED = "no head has a rotation or a bias that can be removed"
+_UNSHARED = "the shares of all heads are undefined"
 _LOST, _SPARED = 0.5, 0.1  # of the needles
 _NULLS = {"random": "random weights", "shuffled": "tokens in random order"}
 
 
 def _over(finding: Finding, units: str) -> Finding:
-    """What is over seeds elsewhere is over sequences here, or over questions."""
+    """The finding with its units (sequences, questions) in place of seeds."""
     said, wanting = (
         text.replace(" seeds", f" {units}").replace(" seed)", f" {units[:-1]})")
         for text in (finding.evidence, finding.wanting)
@@ -53,13 +53,13 @@ def _over(finding: Finding, units: str) -> Finding:
 
 
 def over_units(finding: Finding, study: Pretrained) -> bool:
-    """Whether a finding is over the study's sequences, or its groups of them, one number each."""
+    """Whether a finding compares one number per sequence or group of sequences."""
     return f" over {len(study.plan.places)} {study.plan.units}," in finding.evidence
 
 
 def _missing(study: Pretrained, what: str, nature: str) -> list[Finding]:
-    """Nothing is known: of a study that is complete because of the model's ``nature``."""
-    return [unknown(what, nature if study.complete else "its pieces are not finished")]
+    """An unknown finding: not applicable because of the model's ``nature`` if complete, otherwise unfinished."""
+    return [unknown(what, nature if study.complete else "not finished")]
 
 
 # ---- positional heads and frequencies --------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def _correspondence(study: Pretrained) -> list[Finding]:
 
 
 def _learned(study: Pretrained) -> list[Finding]:
-    heads, what = study.heads("text"), "that correlation less that of"
+    heads, what = study.heads("text"), "that correlation − that of"
     if heads is None or not study.plan.turns:
         return _missing(study, what, _STILL)
     found = []
@@ -95,18 +95,19 @@ def _learned(study: Pretrained) -> list[Finding]:
 
 
 def _previous_fast(study: Pretrained) -> list[Finding]:
-    heads, what = study.heads("text"), "octaves by which previous-token heads use faster pairs than the others"
+    heads, what = study.heads("text"), "frequency of previous-token heads − of the others (octaves)"
     if heads is None or not study.plan.turns:
         return _missing(study, what, _STILL)
     chosen = heads.mean("previous") >= PREVIOUS
     if chosen.sum() < FEWEST:
-        return [unknown(what, f"{int(chosen.sum())} heads look at the token before; {FEWEST} are needed")]
+        return [unknown(what, f"{int(chosen.sum())} previous-token heads; {FEWEST} are needed")]
 
     def apart(columns: dict[str, np.ndarray]) -> float:
         return float(np.nanmean(columns["centre"][chosen]) - np.nanmean(columns["centre"][~chosen]))
 
     found = [_over(above(f"{what} ({int(chosen.sum())} heads)", heads.by_text(apart), _OCTAVES), study.plan.units)]
-    found += _more(study, "fast-still", "slow-still", "copying", "their fastest quarter stopped, less the slowest", 0.1)
+    words = "their fastest quarter frozen − their slowest quarter frozen"
+    found += _more(study, "fast-still", "slow-still", "copying", words, 0.1)
     return found
 
 
@@ -115,13 +116,13 @@ def _pure(study: Pretrained) -> list[Finding]:
     own, null = ({name: _counts(study, kind, name) for name in names} for kind in ("text", "random"))
     found = []
     for name, counts in own.items():
-        what = f"heads whose {name} share is {_PURE} or more"
+        what = f"heads with a {name} share of at least {_PURE}"
         if counts is None:
             found += _missing(study, what, _UNSHARED)
         else:
             found.append(_over(above(what, counts, 0.5), study.plan.units))
     for name, counts in own.items():
-        what, others = f"the same ({name}) less those with random weights", null[name]
+        what, others = f"that number ({name}) − that with random weights", null[name]
         if counts is None or others is None:
             found += map(supporting, _missing(study, what, _UNSHARED))
         else:
@@ -131,7 +132,7 @@ def _pure(study: Pretrained) -> list[Finding]:
 
 
 def _counts(study: Pretrained, kind: str, name: str) -> list[float] | None:
-    """Pure heads on each sequence; None where on some of them no head's share is known."""
+    """Number of pure heads per sequence; None if a sequence has no defined share."""
     heads = study.heads(kind)
     if heads is None or not np.isfinite(heads.columns[name]).any(1).all():
         return None
@@ -142,22 +143,23 @@ def _counts(study: Pretrained, kind: str, name: str) -> list[float] | None:
 
 
 def _sparse(study: Pretrained) -> list[Finding]:
-    what, intact = "share of the heads that retrieve", study.probes.get("intact")
+    what, intact = "share of retrieval heads", study.probes.get("intact")
     if intact is None or not intact.heads:
         return _missing(study, what, _SILENT)
     many = len(retrieving(intact))
     if not any(item.right for item in intact.of("needle")):
         return [unknown(what, "the model finds no needle")]
     share = many / len(intact.heads)
-    some = Finding("holds" if many else "fails", f"{many} of {len(intact.heads)} heads have a score of {RETRIEVES}")
-    low = Finding("holds" if share < _FEW else "fails", f"{what}: {share:.3f}, bar {_FEW}")
+    said = f"{many} of {len(intact.heads)} heads have a score of at least {RETRIEVES}"
+    some = Finding("holds" if many else "fails", said)
+    low = Finding("holds" if share < _FEW else "fails", f"{what}: {share:.3f}, threshold {_FEW}")
     return [some, low]
 
 
 def _causal(study: Pretrained) -> list[Finding]:
     found = []
-    for name, words in (("no-retrieval", "the heads that retrieve"), ("no-others", "as many others")):
-        what = f"share of needles that are lost without {words}"
+    for name, words in (("no-retrieval", "the retrieval heads"), ("no-others", "the same number of other heads")):
+        what = f"share of needles lost without {words}"
         names = [name] if name == "no-retrieval" else [f"{name}-{draw}" for draw in range(DRAWS)]
         values = _lost(study, names)
         if values is None:
@@ -175,7 +177,7 @@ def _causal(study: Pretrained) -> list[Finding]:
 
 
 def _lost(study: Pretrained, names: Sequence[str]) -> list[float] | None:
-    """Of each needle that the intact model finds, whether it is lost; mean over several changes."""
+    """For each needle that the intact model finds: whether it is lost, mean over the interventions."""
     probes = [study.probes.get(name) for name in names]
     found = [
         [item.right - (item.changed_right or 0.0) for item in probe.of("needle") if item.right == 1]
@@ -188,14 +190,14 @@ def _lost(study: Pretrained, names: Sequence[str]) -> list[float] | None:
 def _slow(study: Pretrained) -> list[Finding]:
     found = []
     for draw in range(DRAWS):
-        words = f"their slowest quarter silenced, less a quarter that was drawn ({draw + 1})"
+        words = f"their slowest quarter removed − a random quarter removed ({draw + 1})"
         found += _more(study, "slow-silent", f"some-silent-{draw}", "needle", words, 0.1)
     return found
 
 
 def _more(study: Pretrained, first: str, second: str, of: Behaviour, words: str, bar: float) -> list[Finding]:
-    """By how many nats one change costs a behaviour more than another, over its items."""
-    what, probes = f"nats of {of}, {words}", [study.probes.get(name) for name in (first, second)]
+    """Test: loss increase of a behaviour by one intervention minus that by another, over its items."""
+    what, probes = f"loss increase on {of} (nats), {words}", [study.probes.get(name) for name in (first, second)]
     if any(probe is None for probe in probes):
         return _missing(study, what, _STILL if study.plan.predicts else _SILENT)
     nats = [[item.changed_nats for item in probe.of(of) if item.changed_nats is not None] for probe in probes if probe]
@@ -206,12 +208,12 @@ def _more(study: Pretrained, first: str, second: str, of: Behaviour, words: str,
 
 def _symbolic(study: Pretrained) -> list[Finding]:
     heads, intact = study.heads("text"), study.probes.get("intact")
-    what = "symbolic share of the heads that retrieve, less that of the others"
+    what = "symbolic share of the retrieval heads − that of the others"
     if heads is None or intact is None:
         return _missing(study, what, _SILENT)
     chosen = heads.among(retrieving(intact))
     if chosen.sum() < FEWEST:
-        return [unknown(what, f"{int(chosen.sum())} heads retrieve; {FEWEST} are needed")]
+        return [unknown(what, f"{int(chosen.sum())} retrieval heads; {FEWEST} are needed")]
 
     def apart(name: str) -> list[float]:
         return heads.by_text(lambda c: float(np.nanmean(c[name][chosen]) - np.nanmean(c[name][~chosen])))
@@ -219,13 +221,13 @@ def _symbolic(study: Pretrained) -> list[Finding]:
     if not np.isfinite(heads.columns["symbolic"]).any():
         return [unknown(what, _UNSHARED)]
     found = [_over(above(what, apart("symbolic"), _LEARNED), study.plan.units)]
-    slower = "octaves by which they use faster pairs than the others"
+    slower = "frequency of the retrieval heads − of the others (octaves)"
     if study.plan.turns:
         return [*found, supporting(_over(below(slower, apart("centre"), 0.0), study.plan.units))]
     return [*found, supporting(unknown(slower, _STILL))]
 
 
-# ---- what position is worth ------------------------------------------------------------------------------------------
+# ---- effects of removing position ------------------------------------------------------------------------------------
 
 
 def _worth(study: Pretrained) -> list[Finding]:
@@ -243,29 +245,30 @@ def _worth(study: Pretrained) -> list[Finding]:
         return [unknown(what, "no effects are known")]
     bar = max(0.0, float(np.median(others)))
     said = (
-        f"nats that position is worth to {what}, layer {head.layer + 1} head {head.head + 1}; the bar is half's worth"
+        f"loss increase (nats) from removing position from {what}, layer {head.layer + 1} head {head.head + 1}, "
+        f"compared with the median of the others"
     )
     high = head.effect_low if head.effect_high is None else head.effect_high
     return [interval_above(said, head.effect, head.effect_low, high, bar)]
 
 
 def _concentrated(study: Pretrained) -> list[Finding]:
-    what, audit = "share of the costliest head in all that position is worth", study.audits.get("position")
+    what, audit = "share of the most important head in the summed effects of position", study.audits.get("position")
     if audit is None:
         return _missing(study, what, _UNPLACED)
     effects, low, high = (effects_of(audit, end) for end in ("", "_low", "_high"))
-    known = np.isfinite(effects)  # a head without rotation and bias has none to be taken
+    known = np.isfinite(effects)  # undefined for a head without rotation and bias
     if not known.any() or not np.isfinite(low[known]).all():
         return [unknown(what, "no effects are known")]
     at, counts = int(np.nanargmax(effects)), low > 0
     if not counts[at]:
-        return [unknown(what, "no head's position is worth anything that is told from nothing")]
+        return [unknown(what, "no head has a significant effect of removing position")]
     counts[at] = False
-    rest = [float(each[counts].sum()) for each in (low, effects, high)]  # what is not told from nothing counts nowhere
+    rest = [float(each[counts].sum()) for each in (low, effects, high)]  # significant effects only
     ends = float(low[at]) / (float(low[at]) + rest[2]), float(high[at]) / (float(high[at]) + rest[0])
     share = float(effects[at]) / (float(effects[at]) + rest[1])
     head, layers = audit.heads[at], len(audit.layers)
-    place = f"the costliest is layer {head.layer + 1} head {head.head + 1} of {layers} layers"
+    place = f"the most important head is layer {head.layer + 1} head {head.head + 1} of {layers} layers"
     return [
         interval_above(what, share, *ends, _STRONG),
         Finding("holds" if head.layer < layers / 3 else "fails", place),
@@ -278,8 +281,8 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         f"{_SISTER}, abstract",
         "How a head behaves, by position or by content, corresponds to the frequencies it uses.",
         f"Over a model's heads, the rank correlation of the positional share with the centre of gravity of the "
-        f"frequencies used is above {_STRONG}, mean over sequences (from half on a correlation is commonly called "
-        "large); in layers that see a window and in those that see all apart, where a model has both.",
+        f"frequencies used is above {_STRONG}, mean over sequences (correlations from 0.5 are commonly called large). "
+        "Sliding-window and full-attention layers are tested separately.",
         _correspondence,
     ),
     Claim(
@@ -287,88 +290,87 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         "ours",
         "Training strengthens that correspondence: random weights have less of it.",
         f"Over sequences, the rank correlation is more than {_LEARNED} above that of the same architecture with random "
-        "weights (less could not be told from how heads are drawn). Supporting: and by as much above that of the same "
-        "tokens in random order.",
+        f"weights. Supporting: it is more than {_LEARNED} above that on the same tokens in random order.",
         _learned,
     ),
     Claim(
         "previous-token-fast",
         f"{_ROUND}, abstract",
-        "Positional patterns such as attention to the token before are made with the highest frequencies.",
-        f"Of the heads that give the token before {PREVIOUS} or more of their attention, the centre of the frequencies "
-        f"used is more than {_OCTAVES:g} octaves above that of the others, mean over sequences (a factor of four, more "
-        "than neighbouring bands differ by); and stopping the fastest quarter of their pairs costs copying 0.1 nats "
-        "more than stopping the slowest.",
+        "Positional patterns such as attention to the previous token use the highest frequencies.",
+        f"Previous-token heads give the previous token at least {PREVIOUS} of their attention. The centre of the "
+        f"frequencies they use is more than {_OCTAVES:g} octaves (a factor of four) above that of the others, mean "
+        "over sequences. Freezing the fastest quarter of their pairs increases the loss on copying by more than 0.1 "
+        "nats more than freezing the slowest quarter.",
         _previous_fast,
     ),
     Claim(
         "pure-heads",
         "ours",
         "Purely positional and purely symbolic heads exist.",
-        f"Heads with a positional share of {_PURE} or more are more than 0.5 on the mean sequence (one on every "
-        "second), and so are heads with a symbolic share of as much (a tenth is left for what training does not clean "
-        "away). Supporting, that learning made them: of each kind there are more by as much than with random weights.",
+        f"The mean number per sequence of heads with a positional share of at least {_PURE} is above 0.5, and so is "
+        "that of heads with such a symbolic share (allowing a tenth for incomplete training). Supporting (they are "
+        "learned): each number exceeds that with random weights by more than 0.5.",
         _pure,
     ),
     Claim(
         "retrieval-sparse",
         f"{_RETRIEVAL}, abstract",
-        "Some heads retrieve, and they are few.",
-        f"At least one head has a retrieval score of {RETRIEVES} or more, and less than {_FEW:.0%} of them have (the "
-        "source's own numbers).",
+        "There are retrieval heads, and they are few.",
+        f"At least one head has a retrieval score of at least {RETRIEVES}, and less than {_FEW:.0%} of all heads have "
+        "(the source's own numbers).",
         _sparse,
     ),
     Claim(
         "retrieval-causal",
         f"{_RETRIEVAL}, abstract; {_ROPE_RETRIEVAL}, abstract (i)",
-        "Without the heads that retrieve needles are lost; without as many others they are not.",
-        "Of the needles that the intact model finds, more than half are lost when these heads are silenced, and less "
-        f"than a tenth when as many others of the same layers are, mean of {DRAWS} draws (the source: all, and none). "
-        "The spread over needles is taken to be no less than chance gives at each bar.",
+        "Ablating the retrieval heads loses needles; ablating the same number of other heads does not.",
+        "Of the needles that the intact model finds, more than half are lost when these heads are ablated, and less "
+        f"than a tenth when the same number of other heads of the same layers is, mean of {DRAWS} random choices (the "
+        "source: all, and none). The spread over needles is at least that of chance at each threshold.",
         _causal,
     ),
     Claim(
         "retrieval-slow",
         f"{_ROPE_RETRIEVAL}, abstract (iv)",
-        "Heads that retrieve do it with their lowest frequencies.",
-        "Silencing the slowest quarter of the pairs of the heads that retrieve costs the needle more than 0.1 nats a "
-        f"token more than silencing a quarter that was drawn, for each of {DRAWS} draws.",
+        "Retrieval heads retrieve with their lowest frequencies.",
+        "Removing the slowest quarter of the retrieval heads' pairs increases the loss on the needle by more than 0.1 "
+        f"nats per token more than removing a random quarter, for each of {DRAWS} random choices.",
         _slow,
     ),
     Claim(
         "retrieval-symbolic",
         f"ours, in the terms of {_SISTER}",
-        "Heads that retrieve are symbolic.",
-        f"The symbolic share of the heads that retrieve is more than {_LEARNED} above that of the others, mean over "
+        "Retrieval heads are symbolic.",
+        f"The symbolic share of the retrieval heads is more than {_LEARNED} above that of the others, mean over "
         "sequences. Supporting: they use slower pairs.",
         _symbolic,
     ),
     Claim(
         "position-worth",
         "ours",
-        "The most positional head's position is worth more than most other heads'.",
-        "Taking position from the head with the largest positional share adds to the loss, and more than it does for "
-        "half of the other heads, by the interval of its effect.",
+        "Removing position from the most positional head has a larger effect than from most other heads.",
+        "Removing position from the head with the largest positional share increases the loss, and by more than for "
+        "half of the other heads: the interval of its effect lies above both.",
         _worth,
     ),
     Claim(
         "deposit-pretrained",
-        "arXiv 2505.13027 v1, 5.1, which asks it of models trained on Task 1; of pretrained ones: ours",
-        "RoPE puts positional work into one early head.",
-        f"Of what position is worth to the heads whose interval leaves 0, one head has more than {_STRONG}, by the "
-        "ends of all their intervals (its low end against the others' high ends, and the reverse), and it is in the "
-        "first third of the layers.",
+        "arXiv 2505.13027 v1, 5.1, for models trained on Task 1; for pretrained models: ours",
+        "RoPE deposits position in one early head.",
+        f"Position is removed from one head at a time. Over the heads whose effect's interval excludes 0, one head has "
+        f"more than {_STRONG} of the summed effects. The interval of its share combines the ends of all intervals (its "
+        "low end with the others' high ends, and the reverse). The head is in the first third of the layers.",
         _concentrated,
     ),
 )
 
 
-# ---- verdicts with each text as one ----------------------------------------------------------------------------------
+# ---- verdicts with one number per text -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ByText:
-    """A comparison over sequences, with each text as one number.
+    """A comparison over sequences, recomputed with one number per text.
 
     part       of the claim
     low, high  the 95 % interval of the texts' mean
@@ -385,12 +387,12 @@ class ByText:
 
     @property
     def differs(self) -> bool:
-        """Whether the part, without correction too, is decided otherwise over sequences."""
+        """Whether the uncorrected verdict over sequences differs."""
         return self.verdict != self.part.verdict
 
 
 def by_text(study: Pretrained) -> Iterator[ByText]:
-    """Every comparison of the ledger that is over sequences; none where there is one text, or one sequence of each."""
+    """Every comparison of the ledger over sequences; empty with one text or one sequence per text."""
     names = [name for name, _ in study.plan.places]
     texts = list(dict.fromkeys(names))
     if len(texts) < 2 or study.plan.sequences == 1:

@@ -1,4 +1,4 @@
-"""The pieces of the study: audits of texts, of what stands for nothing learned, of changes; and probes."""
+"""The parts of the study: audits of texts, of baselines and of interventions; and probes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Report = Callable[[str, int, int], None]
 
 
 def path_of(directory: Path, name: str) -> Path:
-    """Where a piece lies."""
+    """The path of a part's record."""
     return directory / PIECES / f"{name}.json"
 
 
 @dataclass(frozen=True)
 class Making:
-    """Makes the pieces of one study, in their order.
+    """Runs the parts of one study.
 
     loaded  the model
-    report  is told how much of a piece is done
+    report  progress callback
     """
 
     loaded: Loaded
@@ -48,13 +48,13 @@ class Making:
     report: Report
 
     def check(self) -> None:
-        """Refuse texts, lengths and tokenizers that pieces could not be made of, before any is made."""
+        """Check texts, lengths and tokenizer before the first part."""
         assert self.windows.size
         if self.plan.predicts:
             assert self.probing.items
 
     def make(self, name: str, kind: str) -> None:
-        """Make a piece and write it down."""
+        """Run a part and write its record."""
         record = self._audit(name) if kind == AUDITED else self._probe(name)
         write_json(path_of(self.directory, name), record.to_dict())
 
@@ -65,7 +65,7 @@ class Making:
 
     @cached_property
     def windows(self) -> Int[np.ndarray, "T N"]:
-        """The sequences, in the order of the plan's places: of each text, pieces that share no token."""
+        """The sequences in the order of `Plan.places`, without overlap within a text."""
         found = []
         for at, (name, text) in enumerate(self.plan.texts.items()):
             writer = Writer(self.tokenizer, text, self.plan.seed + at)
@@ -84,7 +84,7 @@ class Making:
 
     @cached_property
     def probing(self) -> Probing:
-        """The questions, of all texts together."""
+        """The questions of all texts."""
         text = "\n\n".join(self.plan.texts.values())
         seed = self.plan.seed
         return Probing.of(self.loaded, text, self.plan.asked, tokenizer=self.tokenizer, seed=seed, report=self.report)
@@ -123,22 +123,22 @@ class Making:
 
     @cached_property
     def _seen(self) -> tuple[list[AuditRecord], ProbeRecord]:
-        """What heads are chosen by: the audits of the texts and the intact probe, which are made before they are."""
+        """The records by which heads are selected: the audits of the texts and the intact probe."""
         count = len(self.plan.places)
         audits = [read(self.directory, f"text-{number}", AuditRecord) for number in range(count)]
         return audits, read(self.directory, "intact", ProbeRecord)
 
 
 def read(directory: Path, name: str, kind: Any) -> Any:
-    """A piece that is there, as the record that it is."""
+    """Read a finished part's record."""
     path = path_of(directory, name)
     return kind.from_dict(read_json(path), path)
 
 
 def _untrained(loaded: Loaded, seed: int) -> Loaded:
-    """The same architecture with the random weights that its training begins with."""
+    """The same architecture with randomly initialised weights."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(loaded.model.dtype)  # of the weights: tables of frequencies are in float32 whatever it is
+    torch.set_default_dtype(loaded.model.dtype)  # for the weights; frequency tables are always float32
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -149,30 +149,30 @@ def _untrained(loaded: Loaded, seed: int) -> Loaded:
     return Loaded(made.to(loaded.model.device))
 
 
-PREVIOUS = 0.5  # mean attention on the token before, from which on a head is a previous-token head
+PREVIOUS = 0.5  # minimum mean attention on the previous token of a previous-token head
 QUARTER = 4
 Head = tuple[int, int]  # layer and head
 
 
 def retrieving(intact: ProbeRecord) -> list[Head]:
-    """The heads that retrieve."""
+    """The retrieval heads."""
     return [(each.layer, each.head) for each in intact.heads if each.score >= RETRIEVES]
 
 
 def previous(audits: Sequence[AuditRecord]) -> list[Head]:
-    """The heads that look at the token before, by their mean over the texts."""
+    """The previous-token heads, by the mean over the texts."""
     rows = [[head.previous or 0.0 for head in audit.heads] for audit in audits]
     means = np.mean(rows, axis=0)
     return [(head.layer, head.head) for head, mean in zip(audits[0].heads, means, strict=True) if mean >= PREVIOUS]
 
 
 def by_speed(layer: LayerRecord) -> list[int]:
-    """The pairs of a layer's rotation, the fastest first."""
+    """The pairs of a layer's rotation, fastest first."""
     return np.argsort(-np.abs(layer.frequencies), kind="stable").tolist()
 
 
 def changes_of(piece: str, plan: Plan, audits: Sequence[AuditRecord], intact: ProbeRecord | None) -> list[Change]:
-    """What a piece does to the model; nothing where it has no such heads."""
+    """The interventions of a part; empty if the model has no such heads."""
     layers = {layer.layer: layer for layer in audits[0].layers}
     name, _, number = piece.rpartition("-")
     if name == "still":
@@ -207,7 +207,7 @@ def _by_layer(heads: Iterable[Head]) -> dict[int, list[int]]:
 
 
 def _others(heads: Sequence[Head], layers: dict[int, LayerRecord], random: np.random.Generator) -> list[Head]:
-    """As many heads, in the same layers where there are enough others, else in any."""
+    """The same number of random other heads, in the same layers if possible, otherwise in any."""
     taken: set[Head] = set(heads)
     chosen: list[Head] = []
     everywhere = [(layer, head) for layer, record in layers.items() for head in range(record.heads)]
@@ -222,7 +222,7 @@ def _others(heads: Sequence[Head], layers: dict[int, LayerRecord], random: np.ra
 def _of_heads(
     heads: Sequence[Head], layers: dict[int, LayerRecord], way: str, which: bool | np.random.Generator
 ) -> list[Change]:
-    """A quarter of the frequencies of some heads: the fastest, the slowest, or drawn."""
+    """Interventions on a quarter of some heads' frequencies: the fastest, the slowest, or random ones."""
     found = []
     for layer, own in _by_layer(heads).items():
         pairs = by_speed(layers[layer])

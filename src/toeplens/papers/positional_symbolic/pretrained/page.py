@@ -1,4 +1,4 @@
-"""The page of a pretrained model's study: its claims, its heads, what it loses without bands and heads."""
+"""The page of a pretrained model's study: claims, heads, and effects of frequency bands and heads."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from toeplens.studies.probing import Behaviour, ProbeRecord
 
 
 def write_pretrained(study: Pretrained) -> Path:
-    """Write the study's page to ``report.html`` in its directory, whole or not at all; returns its path."""
+    """Write the study's page atomically to ``report.html`` in its directory; returns the path."""
     return write_report(study.directory, render_pretrained(study))
 
 
 def render_pretrained(study: Pretrained) -> str:
-    """The page as one self-contained HTML document; the same state gives the same document."""
+    """The page as one self-contained HTML document. Deterministic."""
     return pretrained_page(study).html()
 
 
@@ -70,14 +70,14 @@ def _run_table(study: Pretrained) -> Table:
     texts = {name: digest[:12] for name, digest in plan.texts.items()}
     shown = Markup(", ").join(Markup("{} <code>{}</code>").format(*each) for each in texts.items())
     sizes = (
-        f"{plan.sequences * plan.together} sequences of each, {plan.tokens} tokens; effects on their first "
-        f"{plan.effect_tokens}; probes of {plan.probe_tokens}; seed {plan.seed}"
+        f"{plan.sequences * plan.together} sequences per text, {plan.tokens} tokens; effects on the first "
+        f"{plan.effect_tokens} tokens; probes of {plan.probe_tokens} tokens; seed {plan.seed}"
     )
     rows: list[list[str | Cell]] = [
         ["Command", code(about.get("command") or "not recorded")],
         ["Texts", Cell(", ".join(f"{name} {digest}" for name, digest in texts.items()), html=shown)],
         ["Sizes", sizes],
-        ["Time", f"{duration(about['seconds'])} in all" if about.get("seconds") else "not recorded"],
+        ["Time", f"{duration(about['seconds'])} in total" if about.get("seconds") else "not recorded"],
         *machine_rows(about, without=("execution", "threads", "numpy")),
     ]
     return make_table("How it was run", [], rows, css="facts")
@@ -87,16 +87,16 @@ _KINDS = {"text": "The model", "random": "Random weights", "shuffled": "Tokens i
 _MAPPED = {
     "positional": "positional share",
     "symbolic": "symbolic share",
-    "previous": "attention on the token before",
+    "previous": "attention on the previous token",
     "first": "attention on the first token",
     "induction": "induction",
 }
 
 
 def maps(study: Pretrained) -> Block:
-    """Layers by heads: what each head does, mean over texts; what it, and its position, are worth."""
+    """Layers by heads: shares, attention and effects of each head, mean over texts."""
     heads, views = study.heads("text"), []
-    caption = "A cell is a head; layers go down, heads across. Shares and attention are means over the sequences."
+    caption = "Each cell is a head. Rows are layers, columns are heads. Shares and attention are means over sequences."
     if heads is not None:
         views += [_map(title, heads, heads.mean(name), 1.0) for name, title in _MAPPED.items()]
         intact = study.probes.get("intact")
@@ -105,15 +105,15 @@ def maps(study: Pretrained) -> Block:
             values = np.array([scores.get(place, np.nan) for place in zip(heads.layer, heads.head, strict=True)])
             views.append(_map("retrieval score", heads, values, 1.0))
         for name, title in (
-            ("silenced", "nats added without the head"),
-            ("position", "nats added without its position"),
+            ("silenced", "ablation effect (nats)"),
+            ("position", "effect of removing its position (nats)"),
         ):
             audit = study.audits.get(name)
             if audit is not None:
                 effects = effects_of(audit)
                 views.append(_map(title, heads, effects, max(1e-9, float(np.nanmax(np.abs(effects), initial=0.0)))))
     views = [view for view in views if view.groups]
-    return Block("maps", "The map of heads", caption, views, "full", ramp=Ramp("nothing", "most", half=True))
+    return Block("maps", "Map of heads", caption, views, "full", ramp=Ramp("0", "largest", half=True))
 
 
 def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:
@@ -137,10 +137,10 @@ def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:
 
 
 def plane(study: Pretrained) -> Block:
-    """Positional and symbolic share of each head, of the model and of what knows nothing."""
+    """Positional and symbolic share of each head, of the model and of the baselines."""
     caption = (
-        "A mark is a head, by the shares of its logits’ variance that come from where keys stand (across) and from "
-        "what they hold (up), mean over sequences. Colours go from the first layer (blue) to the last (orange)."
+        "Each mark is a head. Its logits’ variance explained by the keys’ positions (horizontal) and by their "
+        "contents (vertical), mean over sequences. Colour: layer, from the first (blue) to the last (orange)."
     )
     panels = []
     for kind, title in _KINDS.items():
@@ -155,7 +155,11 @@ def plane(study: Pretrained) -> Block:
         canvas.y("symbolic share", range=[-0.05, 1.05])
         over = [int((values > 0.5).sum()) for values in (x, y)]
         panels.append(
-            Panel(title, canvas.figure(), f"Of {len(x)} heads {over[0]} are over half positional, {over[1]} symbolic.")
+            Panel(
+                title,
+                canvas.figure(),
+                f"{over[0]} of {len(x)} heads have a positional share above 0.5, {over[1]} a symbolic share.",
+            )
         )
     return Block("plane", "Positional or symbolic", caption, [View.of(panels)] if panels else [], "medium")
 
@@ -163,9 +167,9 @@ def plane(study: Pretrained) -> Block:
 def frequencies(study: Pretrained) -> Block:
     """The positional share of each head against the frequency that it uses."""
     caption = (
-        "A mark is a head: across how many tokens a turn takes of the frequency that it uses (the centre of gravity of "
-        "what the pairs do for its logits’ variance), up its positional share, mean over sequences. Squares: layers "
-        "that see a window."
+        "Each mark is a head. Horizontal: period in tokens of the frequency it uses (centre of gravity of the pairs’ "
+        "contributions to its logits’ variance). Vertical: positional share, mean over sequences. Squares: "
+        "sliding-window layers."
     )
     panels = []
     known = {kind: heads for kind in _KINDS if (heads := study.heads(kind)) is not None}
@@ -175,7 +179,7 @@ def frequencies(study: Pretrained) -> Block:
         heads, title, canvas = known[kind], _KINDS[kind], Canvas(300)
         _marks(canvas, heads, turn, heads.mean("positional"))
         span = {"range": [max(ends) + 0.1, min(ends) - 0.1], "dtick": 1, "exponentformat": "power"}
-        canvas.x("tokens a turn", type="log", **span)
+        canvas.x("period (tokens)", type="log", **span)
         canvas.y("positional share", range=[-0.05, 1.05])
         told = "; ".join(
             f"{part}: {fixed(float(np.mean(heads.correlations('positional', 'centre', which))))}"
@@ -184,11 +188,13 @@ def frequencies(study: Pretrained) -> Block:
         panels.append(
             Panel(title, canvas.figure(), f"Rank correlation with the frequency, mean over sequences, {told}.")
         )
-    return Block("frequencies", "Frequencies against behaviour", caption, [View.of(panels)] if panels else [], "medium")
+    return Block(
+        "frequencies", "Frequency and positional share", caption, [View.of(panels)] if panels else [], "medium"
+    )
 
 
 def _turns(heads: Heads) -> np.ndarray:
-    """Tokens that a turn takes of the frequency that each head uses."""
+    """Period in tokens of the frequency that each head uses."""
     with np.errstate(over="ignore"):
         return tau / 2.0 ** heads.mean("centre")
 
@@ -214,11 +220,10 @@ _ASKED: dict[Behaviour, tuple[str, str]] = {
 
 
 def bands(study: Pretrained) -> Block:
-    """What stopping one eighth of all rotations costs: copying, needles and text."""
+    """Effect of freezing one eighth of all rotations: copying, needles and text."""
     caption = (
-        "The frequencies of every layer are parted into eighths by their speed; one eighth stands still in all layers "
-        "and heads. Up: how many nats a token more the changed model has, of the same items. Ranges are 95% intervals "
-        "over the items."
+        "The frequencies of every layer are sorted and split into eighths; one eighth is frozen in all layers and "
+        "heads. Vertical: loss increase in nats per token on the same items, with 95% intervals over items."
     )
     probes = [study.probes.get(f"still-{band}") for band in range(BANDS)]
     found = [(band, probe) for band, probe in enumerate(probes) if probe is not None and probe.changes]
@@ -233,18 +238,18 @@ def bands(study: Pretrained) -> Block:
             xs,
             plain(means),
             tint,
-            f"{title}: %{{y:.3f}} nats more<extra></extra>",
+            f"{title}: loss increase %{{y:.3f}} nats<extra></extra>",
             marker={"size": 7},
             meta=behaviour,
             error_y=_bars(more),
         )
         worst = int(np.argmax(means))
-        told.append(f"{title}: most without eighth {found[worst][0] + 1}, {fixed(means[worst])} nats more")
-    canvas.x("eighth that stands still, fastest first; tokens a turn", type="category", tickangle=0)
-    canvas.y("nats a token more")
+        told.append(f"{title}: largest for eighth {found[worst][0] + 1}, {fixed(means[worst])} nats")
+    canvas.x("frozen eighth, fastest first; periods in tokens", type="category", tickangle=0)
+    canvas.y("loss increase (nats per token)")
     signs = [Sign(behaviour, title, tint, "●") for behaviour, (title, tint) in _ASKED.items()]
-    panel = Panel("More nats", canvas.figure(), f"{'; '.join(told)}.")
-    return Block("bands", "Bands that stand still", caption, [View.of([panel])], "full", legend=signs)
+    panel = Panel("Loss increase", canvas.figure(), f"{'; '.join(told)}.")
+    return Block("bands", "Frozen frequency bands", caption, [View.of([panel])], "full", legend=signs)
 
 
 def _more(probe: ProbeRecord, behaviour: Behaviour) -> Estimate:
@@ -260,7 +265,7 @@ def _bars(each: Sequence[Estimate]) -> dict[str, Any]:
 
 
 def _band_turns(study: Pretrained, band: int) -> str:
-    """How many tokens a turn of a band takes, from its fastest frequency to its slowest, over all layers."""
+    """Periods in tokens of a band, from its fastest to its slowest frequency, over all layers."""
     speeds: list[float] = []
     for layer in next((audit.layers for audit in study.audits.values()), ()):
         if layer.frequencies:
@@ -277,26 +282,26 @@ def _short(tokens: float) -> str:
 
 
 def layered(study: Pretrained) -> Block:
-    """Layers by eighths: what stopping them in that layer alone adds to the loss."""
-    audit, title = study.audits.get("bands"), "Which layer’s frequencies the text needs"
+    """Layers by eighths: the loss increase from freezing an eighth in one layer only."""
+    audit, title = study.audits.get("bands"), "Effect of freezing frequencies by layer"
     return Block("layered", title, "", []) if audit is None else replace(by_band(audit), id="layered", title=title)
 
 
 def retrieval(study: Pretrained) -> Block:
-    """What is left of needles without the heads that retrieve, and without some of their frequencies."""
+    """Effects on needles of ablating retrieval heads, and of changing some of their frequencies."""
     caption = (
-        "What was done is down; across is how many nats a token more the needle’s number then has, with its 95% "
-        "interval over needles. A pair that is silent adds nothing to the logit; one that is still says what a key "
-        "holds, and not where. Grey: as many other heads of the same layers, or as many other frequencies of the same "
-        "heads, drawn."
+        "Rows are interventions. Horizontal: loss increase on the needle’s number in nats per token, with the 95% "
+        "interval over needles. A removed pair contributes nothing to the logit; a frozen pair contributes content but "
+        "not position. Grey: the same number of random other heads of the same layers, or of random other frequencies "
+        "of the same heads."
     )
     rows = [
-        ("no-retrieval", "heads that retrieve silenced", ORANGE),
-        *((f"no-others-{n}", f"as many others ({n + 1})", GREY) for n in range(DRAWS)),
-        ("slow-silent", "their slowest quarter silent", ORANGE),
-        ("retrieval-still", "their slowest quarter still", GREEN),
-        ("fast-silent", "their fastest quarter silent", BLUE),
-        *((f"some-silent-{n}", f"a drawn quarter ({n + 1})", GREY) for n in range(DRAWS)),
+        ("no-retrieval", "retrieval heads ablated", ORANGE),
+        *((f"no-others-{n}", f"other heads ablated ({n + 1})", GREY) for n in range(DRAWS)),
+        ("slow-silent", "slowest quarter removed", ORANGE),
+        ("retrieval-still", "slowest quarter frozen", GREEN),
+        ("fast-silent", "fastest quarter removed", BLUE),
+        *((f"some-silent-{n}", f"random quarter removed ({n + 1})", GREY) for n in range(DRAWS)),
     ]
     found = [(title, tint, probe) for name, title, tint in rows if (probe := study.probes.get(name)) and probe.changes]
     if not found:
@@ -306,10 +311,10 @@ def retrieval(study: Pretrained) -> Block:
     for title, tint, probe in found:
         each, kept = _more(probe, "needle"), probe.summary("needle").changed_right
         assert kept is not None
-        hover = f"{title}: %{{x:.3f}} nats more, {kept.value:.0%} of the needles found<extra></extra>"
+        hover = f"{title}: loss increase %{{x:.3f}} nats, {kept.value:.0%} of the needles found<extra></extra>"
         canvas.marks([round(each.value, 4)], [title], {"color": tint, "size": 9}, hover, error_x=_bars([each]))
         words.append(f"{title} {kept.value:.0%}")
-    canvas.x("nats a token more")
+    canvas.x("loss increase (nats per token)")
     canvas.y("", type="category", autorange="reversed")
-    panel = Panel("Needles", canvas.figure(), f"Needles whose digits all come first: {'; '.join(words)}.")
-    return Block("retrieval", "What needles need", caption, [View.of([panel])], "full")
+    panel = Panel("Needles", canvas.figure(), f"Needles found (all digits rank first): {'; '.join(words)}.")
+    return Block("retrieval", "Effects on needles", caption, [View.of([panel])], "full")

@@ -1,4 +1,4 @@
-"""What the study of a pretrained model asks, and what is there of it: its pieces, and heads as arrays."""
+"""The plan and state of a pretrained model's study: its parts, and heads as arrays."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from toeplens.studies.kit.questions import LONGEST, SEEDS
 from toeplens.studies.kit.study import Begun, State
 from toeplens.studies.probing import Asked, ProbeRecord
 
-BANDS = 8  # into which each layer's frequencies are parted, by their speed
-DRAWS = 3  # of heads, or of frequencies, that are there for comparison
-TOGETHER = 32  # sequences whose mean tells position from content: 1/32 of what keys hold is left in that mean
+BANDS = 8  # number of frequency bands per layer
+DRAWS = 3  # random choices of heads or frequencies for comparison
+TOGETHER = 32  # sequences whose mean separates position from content; 1/32 of the content's variance remains
 AUDITED, PROBED = "audit", "probe"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is asked of a model.
+    """The options of a study, and properties of its model.
 
     model          its name or directory
-    texts          by name, their contents
-    sequences      taken from each text; all of one length
-    tokens         of a sequence whose heads are measured
-    effect_tokens  of the same sequences, from their beginning, for what is silenced or stopped head by head
-    probe_tokens   of a text with a needle in it, and of what is copied
-    seed           of places in the texts, of random weights, of questions
+    texts          contents by name
+    sequences      number of sequences per text, all of one length
+    tokens         sequence length for measuring heads
+    effect_tokens  length of the prefix of the sequences for effects of single heads
+    probe_tokens   length of a text with a needle, and of a copied text
+    seed           seed of places in the texts, of random weights, of questions
     turns          whether the model has a rotation
     biased         whether its attention adds a bias to the logits (ALiBi, T5)
-    together       sequences that are measured at once and count as one: several where position is in what the heads
-                   read, which the mean over sequences tells from content
+    together       number of sequences that are measured together and count as one; several if position is added to the
+                   hidden states, where the mean over sequences separates it from content
     predicts       whether it predicts the next token
-    dtype          of its weights
-    weights        names and sizes of its files, or its commit on the hub, as a digest
+    dtype          dtype of its weights
+    weights        digest of the names and sizes of its files, or of its commit on the hub
     """
 
     model: str
@@ -71,21 +71,21 @@ class Plan:
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Every sequence, or every group that counts as one: its text's name, and which of that text it is."""
+        """Text name and index of every sequence or group."""
         return [(name, number) for name in self.texts for number in range(self.sequences)]
 
     @property
     def units(self) -> str:
-        """What claims about heads are judged over: sequences, or groups of sequences that are measured at once."""
+        """The unit of comparisons: sequences, or groups of sequences."""
         return "sequences" if self.together == 1 else "groups"
 
     @property
     def asked(self) -> Asked:
-        """What probes ask."""
+        """The options of the probes."""
         return Asked(lengths=(self.probe_tokens,), depths=(0.0, 0.5, 1.0), repeats=4, sequences=8, lists=4)
 
     def pieces(self) -> Iterator[tuple[str, str]]:
-        """The name of each piece and its kind, an audit or a probe, in the order in which they are made."""
+        """The name and kind (audit or probe) of each part, in order."""
         count = range(len(self.places))
         for kind in ("text", "random", "shuffled"):
             yield from ((f"{kind}-{number}", AUDITED) for number in count)
@@ -105,13 +105,13 @@ class Plan:
             yield "bands", AUDITED
 
     def digests(self) -> dict[str, str]:
-        """Of each text, its SHA-256."""
+        """The SHA-256 of each text."""
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asking(Begun):
-    """study.json: the plan, each text by its digest."""
+    """study.json: the plan, with digests of the texts."""
 
     LATER = ("study", "seconds", "biased", "together")
 
@@ -138,7 +138,7 @@ class Asking(Begun):
 class Pretrained(State):
     """The state of the study.
 
-    audits, probes  the pieces that are finished, by name
+    audits, probes  the finished parts by name
     """
 
     plan: Plan
@@ -150,14 +150,14 @@ class Pretrained(State):
         return asdict(self.plan)
 
     def found(self) -> dict[str, Any]:
-        """The pieces."""
+        """The finished parts."""
         return {
             "audits": {name: each.to_dict() for name, each in self.audits.items()},
             "probes": {name: each.to_dict() for name, each in self.probes.items()},
         }
 
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
-        """Heads of all its audits, with the audit's name before what an audit's table has; and claims."""
+        """A table of the heads of all audits, with the audit's name as the first column; and the claims."""
         return {"heads": self._heads} | super().frames()
 
     def _heads(self) -> pa.Table:
@@ -168,24 +168,24 @@ class Pretrained(State):
         return pa.concat_tables(named) if named else pa.table({"audit": pa.array([], pa.string())})
 
     def heads(self, kind: str) -> Heads | None:
-        """What was measured of each head on each of the texts (``text``), of random weights or shuffled texts."""
+        """The heads on all sequences: of the model (``text``), of random weights, or on shuffled tokens."""
         found = [self.audits.get(f"{kind}-{number}") for number in range(len(self.plan.places))]
         audits = [each for each in found if each is not None]
         return Heads.of(audits) if len(audits) == len(found) else None
 
 
 _NUMBERS = [name for name in COLUMNS if name not in ("side", "kind", "layer", "head")]
-FEWEST = 3  # heads of a kind of which a mean says something
+FEWEST = 3  # minimum number of heads of a kind for a mean
 
 
 def effects_of(audit: AuditRecord, end: Literal["", "_low", "_high"] = "") -> Float[np.ndarray, "n"]:
-    """What was done to each head cost, or an end of its interval; NaN where it is not known."""
+    """The effect of each head, or an end of its interval; NaN if unknown."""
     return np.array([np.nan if (x := getattr(head, f"effect{end}")) is None else x for head in audit.heads])
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of audits of one model's self-attention, in the order of the pass.
+    """The self-attention heads of one model's audits, in forward order.
 
     layer, head  [n] from 0
     local    [n] whether its layer sees a window of keys alone
@@ -199,7 +199,7 @@ class Heads:
 
     @classmethod
     def of(cls, audits: Sequence[AuditRecord]) -> Heads:
-        """Of audits of the same model on several texts."""
+        """From audits of the same model on several texts."""
         first = audits[0]
         windows = {layer.layer: layer.window is not None for layer in first.layers}
         values = {
@@ -218,26 +218,26 @@ class Heads:
 
     @property
     def texts(self) -> int:
-        """How many."""
+        """The number of texts."""
         return len(self.columns["positional"])
 
     @property
     def parts(self) -> dict[str, Bool[np.ndarray, "n"]]:
-        """All heads; or, where a model has both, those of layers that see a window, and those that see all."""
+        """All heads; or full-attention and sliding-window layers separately, if a model has both."""
         if self.local.any() and not self.local.all():
-            return {"layers that see all": ~self.local, "layers that see a window": self.local}
+            return {"full-attention layers": ~self.local, "sliding-window layers": self.local}
         return {"all heads": np.ones(len(self.local), dtype=bool)}
 
     def among(self, places: Collection[tuple[int, int]]) -> Bool[np.ndarray, "n"]:
-        """Whether each head is one of these layers and heads."""
+        """Mask of the heads at these (layer, head) pairs."""
         return np.array([place in places for place in zip(self.layer.tolist(), self.head.tolist(), strict=True)])
 
     def mean(self, name: str) -> Float[np.ndarray, "n"]:
-        """A column's mean over the texts."""
+        """Mean of a column over the texts."""
         return self.columns[name].mean(0)
 
     def correlations(self, first: str, second: str, which: Bool[np.ndarray, "n"]) -> list[float]:
-        """Of each text, the rank correlation of two columns over some heads; NaN where too few are known."""
+        """Rank correlation of two columns over some heads, per text; NaN with too few known values."""
         found = []
         for a, b in zip(self.columns[first][:, which], self.columns[second][:, which], strict=True):
             known = np.isfinite(a) & np.isfinite(b)
@@ -245,7 +245,7 @@ class Heads:
         return found
 
     def by_text(self, figure: Callable[[dict[str, Float[np.ndarray, "n"]]], float]) -> list[float]:
-        """A figure of each text's heads."""
+        """A number per text, from its columns."""
         return [
             float(figure({name: values[text] for name, values in self.columns.items()})) for text in range(self.texts)
         ]

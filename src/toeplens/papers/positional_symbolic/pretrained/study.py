@@ -1,4 +1,4 @@
-"""The study of a pretrained language model: carried out piece by piece, gone on with, gathered and judged."""
+"""The study of a pretrained language model: run part by part, resumed, gathered and judged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Pieces(Record):
 
 
 def judged(state: Pretrained) -> Pretrained:
-    """The same with the verdicts on its claims."""
+    """The state with the verdicts on its claims."""
     return replace(state, entries=judge_all(CLAIMS, state))
 
 
@@ -46,7 +46,7 @@ def _reread(kept: Kept, plan: Plan) -> Pretrained:
 
 
 class _Stopped(BaseException):
-    """Raised between two passes of a piece to leave it, through whatever takes exceptions for failures of a model."""
+    """Raised between two passes to stop a part; a BaseException, so it is not taken for a failure of the model."""
 
 
 def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretrained:
@@ -87,19 +87,19 @@ def examine(
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     **sizes: Any,
 ) -> Pretrained:
-    """Carry out the study of a pretrained model in ``out``, or go on with it.
+    """Run the study of a pretrained model in ``out``, or resume it.
 
     Arguments
         model        a model's directory or its name on the hub, or a GGUF file
-        texts        by name, what sequences, needles and questions are taken from
+        texts        texts by name, from which sequences, needles and questions are taken
         dtype, device  as in `toeplens.sources.huggingface.load_model`
-        limits       deadline, and what tells it to stop
-        on_piece     told of every finished piece, how many are done, and of how many
-        on_progress  told how much of a piece is done
+        limits       deadline and stop signal
+        on_piece     called after every part with its name, the number of finished parts and the total
+        on_progress  called with the progress within a part
         sizes        of `Plan`: sequences, tokens, effect_tokens, probe_tokens, seed
 
-    Raises `InputError` for a model that is not understood or has an encoder, more tokens than it has positions for,
-    texts that are too short, and a directory that holds another study or that of another model, other texts or other
+    Raises `InputError` for an unsupported model or one with an encoder, for more tokens than the model has positions,
+    for texts that are too short, and if the directory holds another study, or this study with another model, texts or
     sizes.
     """
     limits, directory = limits or Limits(), Path(out)
@@ -140,7 +140,7 @@ def examine(
 
 
 def _nature(loaded: Loaded) -> dict[str, Any]:
-    """What a short pass tells of position in a model, and whether it predicts the next token; its dtype."""
+    """Properties of a model from a short forward pass: rotation, bias, next-token prediction, dtype."""
     turns, biased, causal, inside = [], [], [], []
     tokens = torch.arange(1, 9, device=loaded.model.device).unsqueeze(0)
 
@@ -165,7 +165,7 @@ def _nature(loaded: Loaded) -> dict[str, Any]:
 
 
 def _files(loaded: Loaded) -> list[Any]:
-    """What tells the model's weights from others', wherever it lies."""
+    """An identification of the model's weights that does not depend on their location."""
     path = Path(loaded.name or "")
     if loaded.name and path.exists():
         return [[name, size] for name, size, _ in files_of(path)]
@@ -173,7 +173,7 @@ def _files(loaded: Loaded) -> list[Any]:
 
 
 def _same(directory: Path, asked: dict[str, Any]) -> None:
-    """Refuse to go on with a study of anything else."""
+    """Raise `InputError` if the directory holds another study."""
     path = directory / STUDY
     if not path.exists():
         return
