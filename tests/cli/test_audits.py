@@ -116,10 +116,10 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     ("words", "said"),
     [
         (["--text", "no.txt"], "text: there is no file no.txt."),
-        (["--tokens", "words.txt"], "tokens: words.txt was given; it must be a .npy or a .json file."),
+        (["--tokens", "words.txt"], "tokens must be a .npy or a .json file, got words.txt."),
         (["--tokens", "bad.json"], "tokens: bad.json could not be read"),
         (["--text", "words.txt", "--tokens", "bad.json"], "tokens: it was given beside text"),
-        (["--layers", "a"], "layers: 'a' was given; it must be numbers from 1 to 9999 and ranges such as 1,4,9-12."),
+        (["--layers", "a"], "layers must be numbers from 1 to 9999 and ranges such as 1,4,9-12, got 'a'."),
         (["--layers", "1-9"], "layers: 3 was given; the model has layers 1 to 2."),
         (["--heads", "5"], "heads: 5 was given; the layers have heads 1 to 2 at most."),
         (["--tokens", "bad.json", "--tokens=no.npy"], "tokens: 2 files were given; an audit reads one."),

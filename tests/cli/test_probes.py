@@ -54,9 +54,9 @@ def test_a_probe_is_written_over_an_older_one_alone(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--lengths", "64,many"), "lengths: '64,many' was given; it must be whole numbers with commas between them."),
+        (("--lengths", "64,many"), "lengths must be whole numbers with commas between them, got '64,many'."),
         (("--lengths", "32"), "lengths: 32 was given; each must be from 64 to 1048576, and be given once."),
-        (("--change", "layers=1 speed=1e300"), "speed: 1e+300 was given; it must be from -1000000 to 1000000."),
+        (("--change", "layers=1 speed=1e300"), "speed must be from -1000000 to 1000000, got 1e+300."),
         (("--change", "layers=7 output=zero"), "layers: 7 was given; there are 2 calls of self attention"),
     ],
 )

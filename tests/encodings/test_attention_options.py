@@ -115,13 +115,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"k": draw(B, 4, N, D)}, r"^k: 4 heads were given for 6 of q; their number must divide it"),
     ({"k": draw(B, H, N, 4)}, r"^k: must be .* shape \[2, G, Nk, 8\]"),
     ({"v": draw(B, 3, N, D)}, r"^v: must be .* shape \[2, 6, 21, dv\]"),
-    ({"q_positions": torch.arange(5)}, r"^q_positions: a shape of \(5,\) was given; it must be \[21\] or \[2, 21\]"),
+    ({"q_positions": torch.arange(5)}, r"^q_positions must be \[21\] or \[2, 21\], got a shape of \(5,\)"),
     ({"rows": torch.arange(3)}, r"^rows: must be an integer tensor of shape \[21\]"),
     ({"mask": torch.ones(3, 1, 1, N, dtype=torch.bool)}, r"^mask: a shape of \(3, 1, 1, 21\) was given"),
     ({"mask": torch.ones(B, 1, N, 1, dtype=torch.bool)}, r"^mask: a shape of .* hold every key"),
     ({"padding": torch.zeros(B, N)}, r"^padding: must be a bool tensor of shape \[2, 21\] \(got torch.float32"),
-    ({"window": 3, "causal": False}, r"^window: 3 was given; it must be at least 1, and attention causal"),
-    ({"softcap": 0.0}, r"^softcap: 0.0 was given; it must be finite and over 0"),
+    ({"window": 3, "causal": False}, r"^window must be at least 1, and attention causal, got 3"),
+    ({"softcap": 0.0}, r"^softcap must be finite and over 0, got 0.0"),
 ]
 
 

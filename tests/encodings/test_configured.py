@@ -318,7 +318,7 @@ def test_hunyuans_alpha_is_a_larger_base() -> None:
             {"layer_types": ["near", "far"], "near": {"mrope_section": [4, 2, 2]}, "far": {}},
             "mrope_section: some layer types have it and some not",
         ),
-        ({"mrope_section": [4, 2]}, "mrope_section: [4, 2] was given; it must be the pairs of time, height, width, 8"),
+        ({"mrope_section": [4, 2]}, "mrope_section must be the pairs of time, height, width, 8, got [4, 2]"),
         (
             {"llama_4_scaling_beta": 0.1},
             "llama_4_scaling_beta: 0.1 was given; it needs original_max_position_embeddings",

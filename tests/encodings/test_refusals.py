@@ -73,7 +73,7 @@ def test_values_of_a_wrong_kind_are_told_what_is_allowed(name: str) -> None:
     """Of every option, its name; what Python or torch make of such a value says neither."""
     for option in encodings.options(name):
         for value in (object(), [object()]):
-            with pytest.raises(InputError, match=rf"^{option}: .* was given; it must be .+\.$"):
+            with pytest.raises(InputError, match=rf"^{option} must be .+, got .*\.$"):
                 encodings.build(name, **SIZES, **{option: value})
 
 

@@ -436,7 +436,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("scaled-rope", {"rope_type": "stretched"}, "rope_type: there is no 'stretched'"),
     ("rope-linear", {"rope_type": "linear", "type": "yarn", "factor": 2.0}, "type: 'yarn' was given beside rope_type"),
     ("scaled-rope", {**LONG, "long_factor": None}, "long_factor: rope type 'longrope' needs it"),
-    ("scaled-rope", {**LONG, "short_factor": [1.0]}, "short_factor: [1.0] (1 numbers) was given; it must be 8"),
+    ("scaled-rope", {**LONG, "short_factor": [1.0]}, "short_factor must be 8, got [1.0] (1 numbers)"),
     ("scaled-rope", {**LONG, "original_max_position_embeddings": 1}, "original_max_position_embeddings: 1 was given"),
     ("scaled-rope", {**YARN, "beta_fast": 0.5}, "beta_fast: 0.5 was given"),
     ("scaled-rope", {"partial_rotary_factor": 1.5}, "partial_rotary_factor: 1.5 was given"),

@@ -290,7 +290,7 @@ def test_a_loss_record_of_its_own_keeps_its_curve(run: Run):
 
 
 def test_an_ablation_needs_examples(run: Run):
-    assert refusal(lambda: ablate_run(run, examples=0)) == "examples: 0 was given; it must be at least 1."
+    assert refusal(lambda: ablate_run(run, examples=0)) == "examples must be at least 1, got 0."
 
 
 def test_limits_are_over_when_someone_says_so_or_time_is_up(monkeypatch: pytest.MonkeyPatch):

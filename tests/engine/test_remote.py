@@ -115,7 +115,7 @@ def test_no_file_leaves_its_directory(url: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("s3://", "out: must name a place such as s3://bucket/path (got 's3://')"),
+        ("s3://", "out must name a place such as s3://bucket/path, got 's3://'"),
         ("s4://there", "out: must be a URL of a file system that is installed (got 's4://there': "),
         ("adl://there/x", "out: must be a URL of a file system that is installed (got 'adl://there/x': "),
     ],

@@ -22,7 +22,7 @@ class Outer(BaseModel, extra="forbid"):
     @model_validator(mode="after")
     def _odd_is_refused(self) -> Outer:
         if self.needed % 2:
-            raise ValueError(f"needed: {self.needed} was given; it must be even.")
+            raise ValueError(f"needed must be even, got {self.needed}.")
         return self
 
 
@@ -61,7 +61,7 @@ def test_choose_refuses_what_is_not_exactly_a_name_and_lists_the_nearest_first(
         ({"needed": 2, "rate": -1, "rat": 1}, "rate: input should be greater than or equal to 0 (given: -1)"),
         ({"needed": 2, "inner": {"width": 0}}, "inner.width: input should be greater than or equal to 1 (given: 0)"),
         ({"rate": 0.5}, "needed: it is missing"),
-        ({"needed": 3}, "needed: 3 was given; it must be even."),
+        ({"needed": 3}, "needed must be even, got 3."),
     ],
 )
 def test_a_sentence_names_the_field_and_what_is_wrong_with_it(fields: dict[str, Any], says: str):

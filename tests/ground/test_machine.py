@@ -31,7 +31,7 @@ def test_numbers_are_within_bounds_or_named():
     within("seeds", None, 1, 9)
     within("seeds", [1, 9], 1, 9)
     for given in (0, [3, 10], 10**5000):
-        with pytest.raises(InputError, match=r"^seeds: .* was given; it must be from 1 to 9\.$"):
+        with pytest.raises(InputError, match=r"^seeds must be from 1 to 9, got .*\.$"):
             within("seeds", given, 1, 9)
 
 

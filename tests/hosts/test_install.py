@@ -114,7 +114,7 @@ def test_a_dimension_s_partner_is_found_in_either_pairing() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("rope", {"layers": [5]}, r"^layers: \[5\] was given; it must be different indices from 0 to 1"),
+    ("rope", {"layers": [5]}, r"^layers must be different indices from 0 to 1, got \[5\]"),
     ("sinusoidal", {"layers": [0]}, r"^layers: \[0\] was given; its vectors enter at the input"),
     ("roap", {}, r"^encoding: there is no 'roap'"),
     ("rope", {"bass": 1.0}, r"option of encoding 'rope'"),
@@ -145,7 +145,7 @@ def test_a_second_one_a_missing_one_and_a_short_table_are_refused() -> None:
         model(IDS)
     with pytest.raises(InputError, match="it has an encoding installed; uninstall that one first"):
         hosts.install(model, "rope")
-    with pytest.raises(InputError, match=r"^model: a Linear was given; it must be a transformers.PreTrainedModel"):
+    with pytest.raises(InputError, match=r"^model must be a transformers.PreTrainedModel, got a Linear"):
         hosts.install(torch.nn.Linear(2, 2), "rope")
 
 

@@ -511,7 +511,7 @@ def test_layers_have_encodings_of_their_own_where_the_encoding_says_so() -> None
 
 
 REFUSED = [
-    ({"d_model": 18, "num_heads": 4}, "d_model: 18 was given; it must be divisible by num_heads (4)."),
+    ({"d_model": 18, "num_heads": 4}, "d_model must be divisible by num_heads (4), got 18."),
     ({"d_model": 6, "num_heads": 2}, "head_dim: 3 was given; "),
     ({"num_layers": 0}, "num_layers: "),
     ({"dropout": 1.0}, "dropout: "),

@@ -137,7 +137,7 @@ def test_more_windows_than_there_are_and_none_are_refused(which: str):
         f"test_examples: {many + 1} was given; the validation split of the text has {many} windows of "
         f"{task.length} tokens."
     )
-    with pytest.raises(InputError, match=r"^test_examples: 0 was given; it must be at least 1"):
+    with pytest.raises(InputError, match=r"^test_examples must be at least 1, got 0"):
         task.dataset("test", 0, seed=0)
     long = task.at_length(10**7)
     for ask in (lambda: long.dataset("test", 1, seed=0), lambda: next(long.stream("test", 0))):

@@ -241,9 +241,9 @@ def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text": "a.txt"}, "text: 'a.txt' was given; it must be a list of words."),
+        ({"text": "a.txt"}, "text must be a list of words, got 'a.txt'."),
         ({"text": ["a", ""]}, "text: ['a', ''] was given; each must be the name of a file or a folder."),
-        ({"sha256": "12"}, "sha256: '12' was given; it must be 64 digits of 0-9 and a-f."),
+        ({"sha256": "12"}, "sha256 must be 64 digits of 0-9 and a-f, got '12'."),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_sentence(options: dict[str, Any], message: str):

@@ -165,7 +165,7 @@ def test_a_tokenizer_by_its_name_is_one_that_was_downloaded(
 def test_a_tokenizer_that_is_not_there_is_refused_with_how_to_get_it(name: str):
     with pytest.raises(InputError) as caught:
         build("language", tokenizer=name).vocab_size  # noqa: B018
-    assert str(caught.value).startswith(f"tokenizer: {name!r} was given; it must be 'bytes', a folder with a")
+    assert str(caught.value).startswith(f"tokenizer must be 'bytes', a folder with a, got {name!r}")
     assert "hf download NAME" in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -124,7 +124,7 @@ def test_asking_for_more_examples_than_there_are_is_refused():
 
 
 def test_an_empty_data_set_is_refused():
-    with pytest.raises(InputError, match=r"^test_examples: 0 was given; it must be at least 1"):
+    with pytest.raises(InputError, match=r"^test_examples must be at least 1, got 0"):
         small("distance-paper").dataset("test", 0, seed=0)
 
 

@@ -76,7 +76,7 @@ def test_models_trained_as_one_end_as_they_do_alone(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {"readout": "last"}}, "readout: 'last' was given; it must be 'each'"),
+        ({"model": {"readout": "last"}}, "readout must be 'each', got 'last'"),
         ({"model": {"causal": False}}, "causal: false was given; the labels are the next tokens"),
         ({"task": "trigger-distance", "task_options": {"length": 8, "vocab_size": 12}}, "readout: 'each' was given"),
         ({"model": {"max_len": 8}}, "max_len: 8 was given; the task's sequences have 16 tokens"),

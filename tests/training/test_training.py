@@ -294,7 +294,7 @@ def test_what_a_machine_has_is_used_as_asked_or_said_to_be_missing(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("gpu", "auto", "auto"), "device: 'gpu' was given; it must be auto, cpu, cuda or cuda:N"),
+        (("gpu", "auto", "auto"), "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
         (("meta", "auto", "auto"), "device: there is no 'meta'; known: cpu, cuda"),
         (("cpu", "of", "auto"), "compile: there is no 'of'; did you mean 'off'"),
     ],

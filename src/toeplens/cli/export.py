@@ -11,7 +11,7 @@ import typer
 
 from toeplens.cli.options import Json, path
 from toeplens.cli.studies import page_in
-from toeplens.ground import InputError, choose, write_json, write_text
+from toeplens.ground import InputError, choose, invalid, write_json, write_text
 from toeplens.ground.places import entered
 
 Shown = Annotated[Path, typer.Argument(help="The directory of a study, an audit or a probe.", parser=path)]
@@ -39,7 +39,7 @@ def figures(
 
     kind = choose("format", form, FORMATS)
     if columns is not None and columns not in INCHES:
-        raise InputError(f"columns must be 1 or 2 (got {columns}).")
+        raise invalid("columns", "be 1 or 2", columns)
     programs()  # before a page is made for them
     page = page_in(directory)
     there = [*page.drawn, *page.blocks.values()]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toeplens.cli.options import Budget, Compile, Device, Follow, Workers
-from toeplens.ground import InputError, choose, shown
+from toeplens.ground import InputError, choose, invalid, shown
 
 if TYPE_CHECKING:
     from toeplens import engine as engines
@@ -75,7 +75,7 @@ class Hands:
         if (text := self.memory_per_cell) is not None:
             match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
             if match is None or float(match[1]) <= 0:
-                raise InputError(f"memory_per_cell: {text!r} was given; it must be a positive size such as 500M or 4G.")
+                raise invalid("memory_per_cell", "be a positive size such as 500M or 4G", text)
             memory = int(float(match[1]) * _UNITS[match[2].upper()])
         return Cluster(
             address=self.address,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid, shown
 
 _DIGITS = 300  # of an integer that a spec's file can be read back with
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
@@ -77,7 +77,7 @@ def seconds(text: str | None) -> float | None:
         return None
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smh]?)", text.strip())
     if match is None or float(match[1]) <= 0:
-        raise InputError(f"time_budget: {text!r} was given; it must be a positive time such as 90s, 9m or 2h.")
+        raise invalid("time_budget", "be a positive time such as 90s, 9m or 2h", text)
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
@@ -87,7 +87,7 @@ def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     for change in changes:
         path, equals, text = change.partition("=")
         if not equals or not path:
-            raise InputError(f"set: {shown(change)} was given; it must be of the form field=value.")
+            raise invalid("set", "be of the form field=value", change)
         place = content
         *parents, last = path.split(".")
         for name in parents:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from toeplens.cli.options import Budget, Json, ModelDevice, ModelDtype, Pickled, StudyOut, path
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.places import entered, must_be_of
 
 
@@ -99,7 +99,7 @@ def _numbers(field: str, text: str, *, whole: bool = False) -> list[float]:
         return [int(each) if whole else float(each) for each in text.split(",")]
     except ValueError:
         kind = "whole numbers" if whole else "numbers"
-        raise InputError(f"{field}: {text!r} was given; it must be {kind} with commas between them.") from None
+        raise invalid(field, f"be {kind} with commas between them", text) from None
 
 
 def pretrained(

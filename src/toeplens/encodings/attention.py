@@ -26,7 +26,7 @@ from toeplens.encodings.kit import (
 )
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 AT_ONCE = 1 << 22  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
 KEPT = 4 * AT_ONCE  # numbers of a bias that a pass keeps for all layers that share it
@@ -96,9 +96,10 @@ def check_inputs(
         square = (batch, heads, queries, keys)
         fits = 1 <= mask.ndim <= 4 and mask.shape[-1] == keys
         if not fits or any(a not in (1, b) for a, b in zip(reversed(mask.shape), reversed(square), strict=False)):
-            raise InputError(
-                f"mask: a shape of {tuple(mask.shape)} was given; it must go with [{batch}, {heads}, {queries}, "
-                f"{keys}] (batch, heads, queries, keys), each 1 or the same, and hold every key."
+            raise invalid(
+                "mask",
+                f"go with [{batch}, {heads}, {queries}, {keys}] (batch, heads, queries, keys), each 1 or the same, and hold every key",
+                got=f"a shape of {tuple(mask.shape)}",
             )
     for name, x, shape in (("notes", notes, (batch, "H", keys, "c")), ("texts", texts, (batch, keys))):
         if x is not None:
@@ -106,7 +107,7 @@ def check_inputs(
     if padding is not None:
         require_tensor("padding", padding, "bool", (batch, keys))
     if window is not None and (window < 1 or not causal):
-        raise InputError(f"window: {window} was given; it must be at least 1, and attention causal.")
+        raise invalid("window", "be at least 1, and attention causal", window)
     if softcap is not None:
         require_number("softcap", softcap, over=0)
     if sinks is not None:
@@ -120,9 +121,10 @@ def check_positions(name: str, positions: Positions, encoding: PositionalEncodin
     whole = ((length,), (batch, length), (1, length))
     if shape in whole or (axes > 1 and shape[-1:] == (axes,) and shape[:-1] in whole):
         return
-    raise InputError(
-        f"{name}: a shape of {tuple(shape)} was given; it must be [{length}] or [{batch}, {length}]"
-        f"{f', with {axes} coordinates in a last dimension' if axes > 1 else ''}: a position for each."
+    raise invalid(
+        name,
+        f"be [{length}] or [{batch}, {length}]{f', with {axes} coordinates in a last dimension' if axes > 1 else ''}: a position for each",
+        got=f"a shape of {tuple(shape)}",
     )
 
 

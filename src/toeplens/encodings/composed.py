@@ -20,7 +20,7 @@ from toeplens.encodings.relative import DeBERTa, Shaw, TransformerXL
 from toeplens.encodings.rotations import PoPE
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid
 
 ALONE = ("rotate", "score", "transform_logits", "transform_weights", "add_values")  # hooks with room for one
 LINEAR = (Shaw, TransformerXL, DeBERTa)  # which read queries and keys in the logits, and add products with them
@@ -286,7 +286,7 @@ def _names(encodings: Sequence[PositionalEncoding], names: Sequence[str]) -> dic
     found: list[tuple[str, PositionalEncoding]] = []
     for number, each in enumerate(encodings):
         if not isinstance(each, PositionalEncoding):
-            raise InputError(f"encoding: {shown(each)} was given; it must be an encoding that was built.")
+            raise invalid("encoding", "be an encoding that was built", each)
         if isinstance(each, Composed):
             found += zip(each.names, each.each(), strict=True)
         else:

@@ -14,7 +14,7 @@ from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import require_number, widened
 from toeplens.encodings.rotary import Pairing, RoPE
 from toeplens.encodings.shapes import Keys, Positions, Queries, Turned
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 
 class ResonanceRoPE(RoPE):
@@ -70,7 +70,7 @@ class HoPE(RoPE):
         length = self.max_len if train_length is None else train_length
         if length < 7:
             field = "max_len" if train_length is None else "train_length"
-            raise InputError(f"{field}: {length} was given; it must be at least 7, for one frequency to remain.")
+            raise invalid(field, "be at least 7, for one frequency to remain", length)
         self.frequencies[2 * math.pi / self.frequencies > length] = 0
 
 

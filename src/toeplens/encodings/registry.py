@@ -12,7 +12,7 @@ from typing import Any
 
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.composed import Composed, compose, joint_facts
-from toeplens.ground import InputError, choose, shown
+from toeplens.ground import InputError, choose, invalid, shown
 from toeplens.ground.errors import first_line
 from toeplens.ground.options import must_be
 
@@ -106,7 +106,7 @@ def named(name: str | Sequence[str]) -> tuple[str, ...]:
         return (_known(name),)
     given = [part.strip() for part in name.split("+")] if isinstance(name, str) else name
     if not isinstance(given, Sequence) or not given or not all(isinstance(part, str) for part in given):
-        raise InputError(f"encoding: {shown(name)} was given; it must be a name or a list of names.")
+        raise invalid("encoding", "be a name or a list of names", name)
     for part in given:
         _known(part)
         if given.count(part) > 1:
@@ -136,7 +136,7 @@ def _together(parts: tuple[str, ...], kinds: tuple[type[PositionalEncoding], ...
         for part, options_given in given.items():
             choose(f"option of encoding {' + '.join(parts)!r}", part, parts)
             if not isinstance(options_given, Mapping):
-                raise InputError(f"{part}: {shown(options_given)} was given; it must be options of {part!r}, by name.")
+                raise invalid(part, f"be options of {part!r}, by name", options_given)
         return compose(*(_part(part, sizes, given.get(part, {})) for part in parts), names=parts)
 
     about = [

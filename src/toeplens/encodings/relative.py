@@ -23,7 +23,7 @@ from toeplens.encodings.kit import (
 )
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Pairs, Positions, Queries
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 
 def at_each(table: Float[Tensor, "B H N R"], index: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
@@ -204,7 +204,7 @@ class DeBERTa(PositionalEncoding):
                 )
         self.terms = tuple(choose("terms", term, ("c2p", "p2c")) for term in terms)
         if not self.terms or len(set(self.terms)) != len(self.terms):
-            raise InputError(f"terms: {list(terms)} was given; it must be 'c2p', 'p2c', or both, each once.")
+            raise invalid("terms", "be 'c2p', 'p2c', or both, each once", list(terms))
         self.scale_terms = 1 + len(self.terms)
         self.p2c_index = choose("p2c_index", p2c_index, ("paper", "released"))
         self.span = self.max_distance if position_buckets is None else position_buckets

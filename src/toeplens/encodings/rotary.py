@@ -24,7 +24,7 @@ from toeplens.encodings.kit import (
     widened,
 )
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Stream, Turned
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class BandControl:
         ):
             require_indices(field, given, most)
         if self.order is not None and sorted(self.order) != list(range(pairs)):
-            raise InputError(f"order: {list(self.order)} was given; it must name each of 0 to {pairs - 1} once.")
+            raise invalid("order", f"name each of 0 to {pairs - 1} once", list(self.order))
 
     def tables(
         self, cos: Float[Tensor, "*B H N n"], sin: Float[Tensor, "*B H N n"], num_heads: int
@@ -288,9 +288,7 @@ class PartialRoPE(Rotary):
         if layers is not None and (
             not all(isinstance(layer, int) and layer >= 0 for layer in layers) or len(set(layers)) != len(layers)
         ):
-            raise InputError(
-                f"layers: {list(layers)} was given; it must be a list of different layers, counted from 0."
-            )
+            raise invalid("layers", "be a list of different layers, counted from 0", list(layers))
         self.layers = None if layers is None else frozenset(layers)
 
     def for_layer(self, layer: int) -> PositionalEncoding:
@@ -303,9 +301,7 @@ def _chosen(field: str, value: int | Sequence[int] | None, count: int) -> list[i
         return list(range(count))
     chosen = list(range(value)) if isinstance(value, int) else list(value)
     if (isinstance(value, int) and not 0 <= value <= count) or any(not 0 <= c < count for c in chosen):
-        raise InputError(
-            f"{field}: {value} was given; it must be a number from 0 to {count} or a list of indices under {count}."
-        )
+        raise invalid(field, f"be a number from 0 to {count} or a list of indices under {count}", value)
     return chosen
 
 
@@ -379,7 +375,7 @@ class MLA(Rotary):
         require_count(d_compress=self.d_compress)
         self.q_compress = self.d_compress if q_compress == "same" else q_compress
         if self.q_compress is not None and not (isinstance(self.q_compress, int) and self.q_compress >= 1):
-            raise InputError(f"q_compress: {q_compress!r} was given; it must be at least 1, 'same', or None.")
+            raise invalid("q_compress", "be at least 1, 'same', or None", q_compress)
         self.rotary_query = choose("rotary_query", rotary_query, ("per-head", "shared"))
         self.latent_norm = latent_norm
         self.phase_table = choose("phase_table", phase_table, ("rotation", "released"))

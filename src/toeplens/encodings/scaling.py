@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings.kit import require_even, require_number, rotary_frequencies
 from toeplens.encodings.shapes import Positions
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.options import parameters
 
 # what every type takes, with its defaults
@@ -239,8 +239,9 @@ def apply(rope_type: str, options: dict[str, Any], start: Start) -> Scaled:
 
 def _divisors(field: str, values: Sequence[float], count: int) -> Float[Tensor, "n"]:
     if len(values) != count or not all(math.isfinite(value) and value > 0 for value in values):
-        raise InputError(
-            f"{field}: {list(values)[:4]} ({len(values)} numbers) was given; it must be {count} positive numbers, "
-            "one a pair of rotated dimensions."
+        raise invalid(
+            field,
+            f"be {count} positive numbers, one a pair of rotated dimensions",
+            got=f"{list(values)[:4]} ({len(values)} numbers)",
         )
     return torch.tensor(list(values), dtype=torch.float64)

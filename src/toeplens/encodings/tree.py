@@ -15,7 +15,7 @@ from toeplens.encodings.absolute import Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import normal, require_count, require_number, widened
 from toeplens.encodings.shapes import Positions, Stream
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 By = Literal["path", "depth"]
 
@@ -33,14 +33,14 @@ class TreePositions(PositionalEncoding):
     def __init__(self, *, branching: int, max_depth: int | None, **sizes: int) -> None:
         super().__init__(**sizes)
         if branching < 2:
-            raise InputError(f"branching: {branching} was given; it must be at least 2.")
+            raise invalid("branching", "be at least 2", branching)
         self.branching = branching
         if max_depth is None:
             max_depth = 2
             while self._nodes(max_depth) < self.max_len:
                 max_depth += 1
         if max_depth < 2:
-            raise InputError(f"max_depth: {max_depth} was given; it must be at least 2.")
+            raise invalid("max_depth", "be at least 2", max_depth)
         self.max_depth = self.axes = max_depth
 
     def _nodes(self, depth: int) -> int:
@@ -66,17 +66,19 @@ class TreePositions(PositionalEncoding):
     def check_positions(self, positions: Positions) -> None:
         """Refuse what is no path of this tree."""
         if positions.shape[-1] != self.max_depth:
-            raise InputError(
-                f"max_depth: paths of {positions.shape[-1]} branches were given; they must have {self.max_depth}, "
-                "with 0s where they end."
+            raise invalid(
+                "max_depth",
+                f"have {self.max_depth}, with 0s where they end",
+                got=f"paths of {positions.shape[-1]} branches",
             )
         if torch.compiler.is_compiling() or positions.numel() == 0:
             return
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high > self.branching:
-            raise InputError(
-                f"branching: branch {high if high > self.branching else low} was given; it must be from 1 to "
-                f"{self.branching}, or 0 where a path has ended."
+            raise invalid(
+                "branching",
+                f"be from 1 to {self.branching}, or 0 where a path has ended",
+                got=f"branch {high if high > self.branching else low}",
             )
         if bool(((positions[..., :-1] == 0) & (positions[..., 1:] > 0)).any()):
             raise InputError("branching: a branch was given after a 0; a path that has ended must have 0s alone.")

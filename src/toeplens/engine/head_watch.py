@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.reading import Count, Number, Positive, Share
 from toeplens.ground.records import Each, NearlyShare, Record
 from toeplens.lens import HeadAblation, behaviour
@@ -96,7 +96,7 @@ class HeadWatch:
     ) -> None:
         for name, value, least in (("examples", examples, 1), ("ablated", ablated, 1), ("whole", whole, 0)):
             if value < least:
-                raise InputError(f"{name}: {value} was given; it must be at least {least}.")
+                raise invalid(name, f"be at least {least}", value)
         choose("split", split, get_args(DataSplit))
         self.spec, self.whole = spec, whole
         self.split: DataSplit = split

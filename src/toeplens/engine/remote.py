@@ -25,7 +25,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from toeplens.engine.pool import Limits
-from toeplens.ground import EnvironmentFailure, InputError, write_bytes
+from toeplens.ground import EnvironmentFailure, InputError, invalid, write_bytes
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK
@@ -51,9 +51,9 @@ class Remote:
         try:
             self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            raise InputError(f"out: must be a URL of a file system that is installed (got {url!r}: {error}).") from None
+            raise invalid("out", "be a URL of a file system that is installed", got=f"{url!r}: {error}") from None
         if not root.strip("/"):
-            raise InputError(f"out: must name a place such as s3://bucket/path (got {url!r}).")
+            raise invalid("out", "name a place such as s3://bucket/path", url)
         self.url, self._root = url.rstrip("/"), root.rstrip("/")
 
     def read(self, name: str) -> bytes | None:

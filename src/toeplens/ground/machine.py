@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from toeplens.ground.errors import InputError, shown
+from toeplens.ground.errors import InputError, invalid
 
 MOST_SEEDS = 100
 _FULL = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)  # in torch's words
@@ -69,4 +69,4 @@ def within(field: str, given: int | Sequence[int] | None, low: int, high: int) -
     """Raise an `InputError` unless the number, or each of them, is from ``low`` to ``high``; None is nothing given."""
     for value in given if isinstance(given, Sequence) else () if given is None else (given,):
         if not low <= value <= high:
-            raise InputError(f"{field}: {shown(value)} was given; it must be from {low} to {high}.")
+            raise invalid(field, f"be from {low} to {high}", value)

@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from toeplens import encodings
-from toeplens.ground import InputError, choose, plain, sentence, shown
+from toeplens.ground import InputError, choose, invalid, plain, sentence
 from toeplens.ground.machine import must_fit
 from toeplens.ground.reading import refuse_truths
 
@@ -219,7 +219,7 @@ class DecoderConfig(BaseModel):
 def _named(given: Any) -> Any:
     """The one way in which several encodings are written; what is no list and has no plus stays as it is."""
     if isinstance(given, (list, tuple)) and not all(isinstance(part, str) for part in given):
-        raise InputError(f"encoding: {shown(given)} was given; it must be a name or a list of names.")
+        raise invalid("encoding", "be a name or a list of names", given)
     several = isinstance(given, (list, tuple)) or (isinstance(given, str) and "+" in given)
     return encodings.canonical(given) if several else given
 

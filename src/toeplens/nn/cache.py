@@ -12,7 +12,7 @@ from torch import Tensor
 from toeplens.encodings import Positions
 from toeplens.encodings.kit import require_count, require_tensor
 from toeplens.encodings.shapes import Keys, Notes
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.options import must_be
 
 
@@ -118,7 +118,7 @@ class Cache:
         """Forget all tokens but the first ``length``."""
         must_be("length", length, int)
         if not 0 <= length <= self.filled:
-            raise InputError(f"length: {length} was given; it must be from 0 to {self.filled}, what the cache holds.")
+            raise invalid("length", f"be from 0 to {self.filled}, what the cache holds", length)
         self.filled = length
 
     @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.tasks.base import PAD, Examples, SizedTask, Task, Texts, at_least, finish, places, whole, yes_or_no
 
 
@@ -169,9 +169,7 @@ class Mix(SizedTask):
         if self.placed > self.keys:
             raise InputError(f"placed: {self.placed} was given; there are only {self.keys} different keys.")
         if self.min_offset > self.max_offset:
-            raise InputError(
-                f"min_offset: {self.min_offset} was given; it must be at most max_offset ({self.max_offset})."
-            )
+            raise invalid("min_offset", f"be at most max_offset ({self.max_offset})", self.min_offset)
         self.check_lengths(max(self.placed, abs(self.min_offset), abs(self.max_offset)) + 1)  # before all are listed
         if not len(self.offsets):
             raise InputError("max_offset: 0 was given as the only offset; that is the key itself.")

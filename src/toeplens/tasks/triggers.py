@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.tasks.base import PAD, Each, Examples, Task, at_least
 
 Form = Literal["paper", "released"]
@@ -201,7 +201,7 @@ class TriggerCount(Task):
         self.words = (min(120, length) if released else length) if words is None else words
         at_least(1, words=self.words)
         if self.words > length:
-            raise InputError(f"words: {self.words} was given; it must be from 1 to length ({length}).")
+            raise invalid("words", f"be from 1 to length ({length})", self.words)
         self.max_count = min(100, self.words) if max_count is None else max_count
         at_least(1, max_count=self.max_count)
         if self.max_count > self.words:

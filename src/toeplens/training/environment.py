@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy
 import torch
 
-from toeplens.ground import EnvironmentFailure, InputError, choose, shown
+from toeplens.ground import EnvironmentFailure, choose, invalid, shown
 from toeplens.ground.reading import Count, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.version import __version__
@@ -55,7 +55,7 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str, width
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise InputError(f"device: {shown(device)} was given; it must be auto, cpu, cuda or cuda:N.") from None
+        raise invalid("device", "be auto, cpu, cuda or cuda:N", device) from None
     choose("device", chosen.type, ("cpu", "cuda"))
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise EnvironmentFailure(f"device: {shown(device)} was given, but this machine has no usable GPU.")

@@ -183,7 +183,7 @@ def test_head_sets_hold_what_the_single_functions_find(monkeypatch: pytest.Monke
         (cumulative_ablation, {"order": "gredy"}, "order: there is no 'gredy'; did you mean 'greedy'"),
         (cumulative_ablation, {"metric": "los"}, "metric: there is no 'los'; did you mean 'loss'"),
         (sufficient_set, {"intervention": "none"}, "intervention: there is no 'none'"),
-        (sufficient_set, {"keep": 0.0}, "keep: 0.0 was given; it must be over 0 and at most 1"),
+        (sufficient_set, {"keep": 0.0}, "keep must be over 0 and at most 1, got 0.0"),
         (sufficient_set, {"keep": 1.5}, "keep: 1.5 was given"),
     ],
 )

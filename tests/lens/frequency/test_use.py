@@ -371,9 +371,9 @@ def test_bands_exchange_their_frequencies() -> None:
 @pytest.mark.parametrize(
     ("control", "sentence"),
     [
-        (BandControl(still=(4,)), "still: .4. was given; it must be different indices from 0 to 3"),
+        (BandControl(still=(4,)), "still must be different indices from 0 to 3, got .4."),
         (BandControl(silent=(1, 1)), "silent: .1, 1. was given"),
-        (BandControl(order=(0, 1)), "order: .0, 1. was given; it must name each of 0 to 3 once"),
+        (BandControl(order=(0, 1)), "order must name each of 0 to 3 once, got .0, 1."),
         (BandControl(heads=(9,)), "heads: .9. was given"),
     ],
 )
@@ -392,7 +392,7 @@ def test_wrong_choices_are_refused() -> None:
     source = DecoderSource(model_of("alibi"))
     with pytest.raises(InputError, match=r"there are no bands to take"):
         ablate_bands(source, [(TOKENS, LABELS, LENGTHS)])
-    with pytest.raises(InputError, match=r"^top: 9 was given; it must be from 1 to 8"):
+    with pytest.raises(InputError, match=r"^top must be from 1 to 8, got 9"):
         frequency_use(trace_of(model_of("rope"))).massive(9)
     with pytest.raises(InputError, match=r"^rotation: it was given beside a trace"):
         frequency_use(trace_of(model_of("rope")), rotation=torch.ones(2))

@@ -298,9 +298,9 @@ def test_without_a_reference_only_directions_are_unknown(vectors: np.ndarray | N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"energy": 0.0}, "energy: 0.0 was given; it must be over 0 and at most 1"),
+        ({"energy": 0.0}, "energy must be over 0 and at most 1, got 0.0"),
         ({"energy": 1.5}, "energy: 1.5 was given"),
-        ({"least": 4}, "least: 4 was given; it must be at least 5"),
+        ({"least": 4}, "least must be at least 5, got 4"),
         ({"least": BATCH + 1}, "least: 41 was given; 0 positions are reached by as many sequences, 2 are needed"),
         (
             {"reference": P0[:3]},

@@ -139,7 +139,7 @@ def test_wrong_input_is_one_sentence() -> None:
         position_subspace(p, p[:, :2])
     with pytest.raises(InputError, match=r"energy: 1\.5 was given"):
         position_subspace(p, p, energy=1.5)
-    with pytest.raises(InputError, match="window: 5 was given; it must be from 3 to the 4 positions"):
+    with pytest.raises(InputError, match="window must be from 3 to the 4 positions, got 5"):
         curve_dimension(p, window=5)
 
 

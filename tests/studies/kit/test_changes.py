@@ -72,7 +72,7 @@ def test_bands_that_are_exchanged_are_those_of_the_model(llama: Loaded) -> None:
         ("layers=1 still=1-3 silent=3,4", "^silent: some of its pairs were given in still too; each must be in one"),
         ("layers=1 still=1 output=zero", "^output: it was given beside still"),
         ("layers=1 layers=2 output=zero", "is no setting"),
-        ("layers=1 exchange=1,1:2,3", "^exchange: '1,1:2,3' was given; it must be two bands of as many"),
+        ("layers=1 exchange=1,1:2,3", "^exchange must be two bands of as many, got '1,1:2,3'"),
         ("layers=1 exchange=1-4:29-31", "^exchange: '1-4:29-31' was given; .* none in both, such as 1-4:29-32"),
     ],
 )

@@ -115,7 +115,7 @@ def test_batches_hold_each_item_once_with_others_like_it(items: list[Item]) -> N
     [
         ("lengths", (63,), "lengths: 63 was given; each must be from 64 to 1048576"),
         ("depths", (0.5, 1.5), "depths: 0.5, 1.5 was given; each must be from 0 to 1"),
-        ("repeats", 0, "repeats: 0 was given; it must be from 1 to 1000"),
+        ("repeats", 0, "repeats must be from 1 to 1000, got 0"),
     ],
 )
 def test_what_cannot_be_asked(field: str, value: Any, sentence: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 from toeplens.ground.reading import Count, Share
 from toeplens.ground.records import AtLeast1, Dims, Each, Record
 from toeplens.lens.kit.interventions import (
@@ -270,7 +270,7 @@ def _greedy(trials: _Trials) -> Int[np.ndarray, "LH 2"]:
 
 def _sufficient(trials: _Trials, chance: float, keep: float) -> SufficientSet:
     if not 0 < keep <= 1:
-        raise InputError(f"keep: {keep} was given; it must be over 0 and at most 1.")
+        raise invalid("keep", "be over 0 and at most 1", keep)
     left = np.ones(trials.shape, bool)
     accuracy = baseline = float(trials(left[None], ("accuracy",))[0, 0])
     needed = chance + keep * (baseline - chance)

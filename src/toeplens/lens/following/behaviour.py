@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive
 from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
 from toeplens.lens.following.two_way import two_way
@@ -234,7 +234,7 @@ def permutation_scores(
     """
     for name, count in (("queries", queries), ("permutations", permutations)):
         if count < 1:
-            raise InputError(f"{name}: {count} was given; it must be at least 1.")
+            raise invalid(name, "be at least 1", count)
     given = Given(**around)
     layers, splits, terms = zip(
         *((layer, name, _terms(keys, queries, permutations, seed)) for layer, name, keys in movable_from(q, k, given)),

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings import BandControl, PositionalEncoding, Rotary
 from toeplens.encodings.rotary import Pairing
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.reading import Count
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.intervals import bootstrap_means
@@ -177,7 +177,7 @@ class FrequencyUse:
         """
         most = self.q_energy.shape[-1]
         if not 1 <= top <= most:
-            raise InputError(f"top: {top} was given; it must be from 1 to {most}, the dimensions of a head.")
+            raise invalid("top", f"be from 1 to {most}, the dimensions of a head", top)
         q, k = (energy.topk(top, dim=-1).values.sum(-1) for energy in (self.q_energy, self.k_energy))
         return q, k
 

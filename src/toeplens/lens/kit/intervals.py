@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import stdtrit
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def bootstrap_means(
     if count == 0:
         raise InputError("values: no examples were given; at least one is needed.")
     if samples < 0:
-        raise InputError(f"samples: {samples} was given; it must be at least 0.")
+        raise invalid("samples", "be at least 0", samples)
     if samples == 0:
         return np.full(values.shape[1], np.nan), np.full(values.shape[1], np.nan)
     rng = np.random.Generator(np.random.Philox(seed))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, attention_logits
 from toeplens.encodings.rotary import Pairing, Rotary
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.lens.kit.position import in_float64, known_key_part, position_parts
 from toeplens.lens.kit.terms import bias_by_offset, groups_of, index_of, pair_numbers, pairing_of
 from toeplens.lens.kit.toeplitz import Layout, as_bhnd, broadcasts, ends_of, heads_of
@@ -56,9 +56,10 @@ class PairwiseLogits:
         _, heads, length, _ = layer.q.shape
         longest = math.isqrt((_AT_ONCE << 6) // heads)
         if length > longest:
-            raise InputError(
-                f"tokens: with {type(layer.encoding).__name__} and {heads} heads, sequences must have at most "
-                f"{longest} tokens (got {length})."
+            raise invalid(
+                f"tokens: with {type(layer.encoding).__name__} and {heads} heads, sequences",
+                f"have at most {longest} tokens",
+                length,
             )
         work = (asked.sum(1) * heads * length**2).cumsum(0)
         within = (work <= WORK) | (torch.arange(len(work), device=work.device) == 0)
@@ -393,7 +394,7 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
     assert not isinstance(rotation, PositionalEncoding)
     for name, size in (("window", given.window), ("chunk", given.chunk)):
         if size is not None and size < 1:
-            raise InputError(f"{name}: {size} was given; it must be at least 1.")
+            raise invalid(name, "be at least 1", size)
     if q.ndim == k.ndim == 2:
         q, k = q[None], k[None]
     heads_of(q, k)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, Positions, attention_logits, attention_weights
 from toeplens.encodings.seen import Seen
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 Counted = Literal["all", "used"]
 Projection = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -236,9 +236,7 @@ class AttentionTrace:
             kept = torch.as_tensor(list(positions), dtype=torch.long)
             length = tokens.shape[1]
             if len(kept) == 0 or kept.min() < 0 or kept.max() >= length or (kept.diff() <= 0).any():
-                raise InputError(
-                    f"positions: {kept.tolist()[:8]} was given; they must increase and lie from 0 to {length - 1}."
-                )
+                raise invalid("positions", f"increase and lie from 0 to {length - 1}", kept.tolist()[:8])
             self.positions = kept.to(tokens.device)
         self._positional = True
         self._bare: AttentionTrace | None = None

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Share
 from toeplens.ground.records import AtLeast1, Dims, Each, MaybeNaN, Record
 from toeplens.lens.kit.intervals import bootstrap_means
@@ -113,9 +113,9 @@ def representation(
     reference of another shape, and where fewer than two positions are reached by ``least`` sequences.
     """
     if not 0 < energy <= 1:
-        raise InputError(f"energy: {energy} was given; it must be over 0 and at most 1.")
+        raise invalid("energy", "be over 0 and at most 1", energy)
     if least < _FIFTHS:
-        raise InputError(f"least: {least} was given; it must be at least {_FIFTHS}.")
+        raise invalid("least", f"be at least {_FIFTHS}", least)
     rng = np.random.Generator(np.random.Philox(seed))
     fifths = [torch.from_numpy(part) for part in np.array_split(rng.permutation(len(trace.tokens)), _FIFTHS)]
     original: _Original | None = None

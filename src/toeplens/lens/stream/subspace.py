@@ -10,7 +10,7 @@ from jaxtyping import Float
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 TOLERANCE = 1e-3  # degrees; the oblique projection then enlarges rounding by at most 6e4
 
@@ -170,7 +170,7 @@ def curve_dimension(
     if not np.isfinite(position).all():
         raise InputError("p: values that are not finite were given; all must be finite.")
     if not 3 <= window <= len(position):
-        raise InputError(f"window: {window} was given; it must be from 3 to the {len(position)} positions.")
+        raise invalid("window", f"be from 3 to the {len(position)} positions", window)
     _check_energy(energy)
     pieces = np.lib.stride_tricks.sliding_window_view(position, window, axis=0).transpose(0, 2, 1)
     ranks = [_span(piece, energy)[2].shape[1] for piece in pieces]
@@ -218,7 +218,7 @@ def _span(
 
 def _check_energy(energy: float) -> None:
     if not 0 < energy <= 1:
-        raise InputError(f"energy: {energy} was given; it must be over 0 and at most 1.")
+        raise invalid("energy", "be over 0 and at most 1", energy)
 
 
 def _float64(values: Float[np.ndarray, "..."] | Float[Tensor, "..."]) -> Float[np.ndarray, "..."]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.ground import EnvironmentFailure, InputError, invalid
 from toeplens.sources.huggingface.model import words
 
 _NEEDED = ("gguf", "accelerate")
@@ -249,7 +249,7 @@ def checkpoint_of(name: str) -> Checkpoint:
 def is_there(name: str) -> bool:
     """Whether it is a file or directory. Raises `InputError` for what can be the name of none."""
     if not name:
-        raise InputError("model: an empty name was given; it must be a directory, a GGUF file or a name on the hub.")
+        raise invalid("model", "be a directory, a GGUF file or a name on the hub", got="an empty name")
     try:
         return Path(name).exists()
     except OSError as error:

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from toeplens.ground import EnvironmentFailure, InputError, choose, shown
+from toeplens.ground import EnvironmentFailure, InputError, choose, invalid, shown
 from toeplens.ground.machine import free_memory, memory, out_of_memory, size
 from toeplens.sources.huggingface.checkpoints import Checkpoint, Quantised, checkpoint_of
 from toeplens.sources.huggingface.hosts.host import HOST, MODULES, reinstall
@@ -349,7 +349,7 @@ def place_of(device: str) -> str:
             return "cpu"
         return "cuda" if importlib.util.find_spec("accelerate") is None else "auto"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise InputError(f"device: {device!r} was given; it must be auto, cpu, cuda or cuda:N.")
+        raise invalid("device", "be auto, cpu, cuda or cuda:N", device)
     if device != "cpu" and not torch.cuda.is_available():
         raise EnvironmentFailure(f"device: {device!r} was given; there is no CUDA GPU here.")
     return device
@@ -477,7 +477,7 @@ def load(path: str | Path, *, dtype: Dtype | None = None, device: str = "cpu") -
     """
     if not isinstance(path, str | Path) or not Path(path).is_dir():
         given = path if isinstance(path, str | Path) else shown(path)
-        raise InputError(f"path: {given} was given; it must be a directory that save_pretrained wrote.")
+        raise invalid("path", "be a directory that save_pretrained wrote", given)
     if dtype is not None:
         choose("dtype", dtype, ("auto", "float64", "float32", "bfloat16", "float16"))
     model = open_folder(str(path), dtype, device).model

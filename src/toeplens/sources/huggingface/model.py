@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from toeplens.encodings.kit import product_dtype
-from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.ground import EnvironmentFailure, InputError, invalid
 from toeplens.ground.machine import out_of_memory
 
 _LONGEST = 200  # characters that are told
@@ -85,9 +85,7 @@ def checked_model(model: Any) -> Any:
     if not isinstance(model, wanted):
         inner = getattr(getattr(model, "base_model", None), "model", None)  # of the package peft
         inside = "; its base_model.model is one" if isinstance(inner, wanted) else ""
-        raise InputError(
-            f"model: a {type(model).__name__} was given; it must be a transformers.PreTrainedModel{inside}."
-        )
+        raise invalid("model", f"be a transformers.PreTrainedModel{inside}", got=f"a {type(model).__name__}")
     return model
 
 

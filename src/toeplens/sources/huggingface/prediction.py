@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.sources.huggingface.interface import patched
 from toeplens.sources.huggingface.interventions.change import Change, intervened
 from toeplens.sources.huggingface.model import SEAT, checked_model, configs_of
@@ -56,7 +56,7 @@ def predictions(
     checked_model(model)
     length, wanted = tokens.shape[1], list(places)
     if not wanted or wanted != sorted(set(wanted)) or not 1 <= wanted[0] <= wanted[-1] < length:
-        raise InputError(f"places: {wanted[:3]} ... were given; they must be of 1 to {length - 1} and ascend.")
+        raise invalid("places", f"be of 1 to {length - 1} and ascend", got=f"{wanted[:3]} ...")
     tokens = tokens.to(model.device)
     nats, right = [], []
     for some, logits in _passes(model, tokens, wanted, changes):

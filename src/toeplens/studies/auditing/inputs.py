@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from toeplens.ground import EnvironmentFailure, InputError, shown
+from toeplens.ground import EnvironmentFailure, InputError, invalid, shown
 from toeplens.ground.words import listed
 from toeplens.sources.huggingface.beforehand import check_length, longest
 from toeplens.sources.huggingface.loading import Loaded
@@ -192,9 +192,7 @@ def _whole(tokens: Any, dimensions: int) -> Int[np.ndarray, "*N"]:
         raise InputError("tokens: lists of different lengths were given in one sequence; tokens are numbers.") from None
     array = array[None] if array.ndim == dimensions - 1 else array
     if array.ndim != dimensions or (array.dtype.kind not in "iu" and array.size):
-        raise InputError(
-            f"tokens: {list(array.shape)} of {array.dtype} were given; they must be whole numbers, sequences by tokens."
-        )
+        raise invalid("tokens", "be whole numbers, sequences by tokens", got=f"{list(array.shape)} of {array.dtype}")
     return array
 
 
@@ -305,7 +303,7 @@ def read_tokens(path: Path) -> Any:
     except (ValueError, OSError, EOFError, RecursionError, OverflowError) as error:
         why = "its lists are of different lengths" if "inhomogeneous" in str(error) else str(error).rstrip(".")
         raise InputError(f"tokens: {path} could not be read ({why}).") from None
-    raise InputError(f"tokens: {path} was given; it must be a .npy or a .json file.")
+    raise invalid("tokens", "be a .npy or a .json file", path)
 
 
 def read_text(path: Path) -> str:

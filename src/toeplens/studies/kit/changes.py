@@ -11,7 +11,7 @@ import torch
 
 from toeplens.encodings import BandControl
 from toeplens.encodings.rotary import swapped
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid, shown
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import listed, spans
 from toeplens.sources.huggingface import AttentionCall, Change, captured
@@ -141,9 +141,10 @@ def read_change(text: str) -> Wish:
         first, *rest = [numbers("exchange", part) for part in given["exchange"].split(":")]
         named = [pair for band in (first, *rest) for pair in band]
         if [len(band) for band in rest] != [len(first)] or len(set(named)) != len(named):
-            raise InputError(
-                f"exchange: {shown(given['exchange'])} was given; it must be two bands of as many different pairs, "
-                "none in both, such as 1-4:29-32."
+            raise invalid(
+                "exchange",
+                "be two bands of as many different pairs, none in both, such as 1-4:29-32",
+                given["exchange"],
             )
         exchanged = first, rest[0]
     if bands or exchanged[0]:
@@ -157,7 +158,7 @@ def read_change(text: str) -> Wish:
             try:
                 options[name] = make(given[name])
             except ValueError:
-                raise InputError(f"{name}: {shown(given[name])} was given; it must be a number.") from None
+                raise invalid(name, "be a number", given[name]) from None
     return Wish(layers, Change(layer=0, **options), exchanged)
 
 
@@ -167,10 +168,7 @@ def numbers(field: str, text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]) < _MOST:
-            raise InputError(
-                f"{field}: {shown(text)} was given; it must be numbers from 1 to {_MOST - 1} and ranges "
-                "such as 1,4,9-12."
-            )
+            raise invalid(field, f"be numbers from 1 to {_MOST - 1} and ranges such as 1,4,9-12", text)
         found += range(int(match[1]) - 1, int(match[2] or match[1]))
     return tuple(found)
 

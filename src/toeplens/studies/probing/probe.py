@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from toeplens.ground import EnvironmentFailure, InputError, read_json, write_json
+from toeplens.ground import EnvironmentFailure, InputError, invalid, read_json, write_json
 from toeplens.ground.machine import out_of_memory, within
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.beforehand import calls_of, check_decoder, check_length, check_predicts
@@ -170,7 +170,7 @@ def _ids(data: Any, vocabulary: int | None) -> Int[np.ndarray, "N"]:
         raise InputError("tokens: they must be whole numbers, [N] or [B, N].")
     last = np.inf if vocabulary is None else vocabulary - 1
     if not 0 <= ids.min() <= ids.max() <= last:
-        raise InputError(f"tokens: they must be from 0 to {last} (got {ids.min()} to {ids.max()}).")
+        raise invalid("tokens: they", f"be from 0 to {last}", got=f"{ids.min()} to {ids.max()}")
     return ids.astype(np.int64).ravel()
 
 

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid, shown
 from toeplens.ground.errors import first_line
 
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
@@ -96,7 +96,7 @@ def _files(path: Path) -> list[Path]:
     if stat.S_ISREG(mode):
         return [path]
     if not stat.S_ISDIR(mode):
-        raise InputError(f"text: {path} was given; it must be a file or a folder.")
+        raise invalid("text", "be a file or a folder", path)
     return _inside(path, lambda name: name.startswith("."))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid, shown
 from toeplens.tasks.base import Each, Examples, Shares, Split, Task, at_least
 from toeplens.tasks.language.corpus import SPLITS, Corpus
 from toeplens.tasks.language.documents import Source
@@ -66,7 +66,7 @@ class LanguageTask(Task):
         """Raise an `InputError` unless a split has so many windows."""
         field = "test_examples" if split == self.watched else f"{split}_examples"  # as a run's spec calls it
         if size < 1:
-            raise InputError(f"{field}: {size} was given; it must be at least 1.")
+            raise invalid(field, "be at least 1", size)
         have = self.windows(split)
         if not have:
             self._order(self.corpus(), split, 0)  # says why
@@ -148,7 +148,7 @@ class Language(LanguageTask):
         if not all(each and "\0" not in each for each in self.text):
             raise InputError(f"text: {shown(list(self.text))} was given; each must be the name of a file or a folder.")
         if self.sha256 is not None and re.fullmatch("[0-9a-f]{64}", self.sha256) is None:
-            raise InputError(f"sha256: {shown(self.sha256)} was given; it must be 64 digits of 0-9 and a-f.")
+            raise invalid("sha256", "be 64 digits of 0-9 and a-f", self.sha256)
 
     @property
     def vocab_size(self) -> int:

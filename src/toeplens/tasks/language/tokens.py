@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from jaxtyping import Shaped
 
-from toeplens.ground import EnvironmentFailure, InputError, shown
+from toeplens.ground import EnvironmentFailure, InputError, invalid
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import read_bytes
 from toeplens.tasks.language.corpus import pieces
@@ -130,10 +130,10 @@ def _file_of(name: str) -> Path:
 
 
 def _missing(name: str) -> InputError:
-    return InputError(
-        f"tokenizer: {shown(name)} was given; it must be 'bytes', a folder with a tokenizer.json, such a file, or the "
-        f"name of a tokenizer that is on this machine ('hf download NAME tokenizer.json tokenizer_config.json' brings "
-        f"it)."
+    return invalid(
+        "tokenizer",
+        "be 'bytes', a folder with a tokenizer.json, such a file, or the name of a tokenizer that is on this machine ('hf download NAME tokenizer.json tokenizer_config.json' brings it)",
+        name,
     )
 
 

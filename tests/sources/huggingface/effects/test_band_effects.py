@@ -49,7 +49,7 @@ def test_what_has_no_bands_is_refused() -> None:
     calls = [named(call) for call in calls_in(model)]
     with pytest.raises(NoPosition, match=r"^effects: bands was given; no head of these layers has a rotation"):
         band_effects(model, INPUTS, calls)
-    with pytest.raises(InputError, match=r"^bands: 0 was given; it must be at least 1"):
+    with pytest.raises(InputError, match=r"^bands must be at least 1, got 0"):
         band_effects(model, INPUTS, calls, bands=0)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import BandControl
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.machine import out_of_memory
 from toeplens.lens.frequency.use import Off
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Place
@@ -453,7 +453,7 @@ def band_effects(
     """
     choose("off", off, get_args(Off))
     if bands < 1:
-        raise InputError(f"bands: {bands} was given; it must be at least 1.")
+        raise invalid("bands", "be at least 1", bands)
     inputs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
     outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
     places: list[Place] = [(side, kind, layer) for _, side, kind, layer, _ in calls]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.shapes import Notes, Positions
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER
 
 PASS = "toeplens_pass"  # the argument in which layers hand a pass on, and a module its attention
@@ -182,7 +182,7 @@ def begin(
     padding = _padding(attention_mask, memory.padding, batch, past, tokens, device)
     positions = position_ids
     if positions is not None and positions.ndim != 2:
-        raise InputError(f"position_ids: a shape of {tuple(positions.shape)} was given; it must be [B, N].")
+        raise invalid("position_ids", "be [B, N]", got=f"a shape of {tuple(positions.shape)}")
     if positions is None and padding is not None:
         positions = ((~padding).long().cumsum(1) - 1).clamp(min=0)[:, past:]
     if positions is None:
@@ -201,9 +201,10 @@ def begin(
 def _check_batch(batch: int, tokens: int, past: int, mask: Any, cache: Any) -> None:
     """Raise `InputError` for a cache of another batch, and a mask that does not go with the tokens."""
     if isinstance(mask, Tensor) and mask.ndim == 2 and (len(mask) != batch or mask.shape[1] < past + tokens):
-        raise InputError(
-            f"attention_mask: a shape of {tuple(mask.shape)} was given; it must be [{batch}, {past + tokens}], the "
-            "tokens in the cache among them."
+        raise invalid(
+            "attention_mask",
+            f"be [{batch}, {past + tokens}], the tokens in the cache among them",
+            got=f"a shape of {tuple(mask.shape)}",
         )
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
     keys = getattr(layers[0], "keys", None) if past and layers else None

@@ -26,7 +26,7 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings import BandControl
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.words import spans
 from toeplens.lens.kit.interventions import donors
 from toeplens.lens.kit.terms import NoForm
@@ -108,9 +108,9 @@ class Change:
         if self.bands is not None and self.bands.heads is not None:
             raise InputError("bands: heads were given in them; the change's own heads or groups are meant.")
         if not abs(self.speed) <= _FASTEST:
-            raise InputError(f"speed: {self.speed} was given; it must be from -{_FASTEST} to {_FASTEST}.")
+            raise invalid("speed", f"be from -{_FASTEST} to {_FASTEST}", self.speed)
         if self.seed < 0:
-            raise InputError(f"seed: {self.seed} was given; it must be at least 0.")
+            raise invalid("seed", "be at least 0", self.seed)
         ways = {
             "bands": self.bands is not None,
             "speed": self.speed != 1,
