@@ -98,7 +98,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        _fail(str(EnvironmentFailure("the machine's memory is used up; lower --workers or the sizes.")), 3)
+        _fail(str(EnvironmentFailure("Out of memory. Lower --workers or the sizes.")), 3)
 
 
 def _with_options(error: ToeplensError) -> str:

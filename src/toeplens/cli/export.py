@@ -44,7 +44,7 @@ def figures(
     page = page_in(directory)
     there = [*page.drawn, *page.blocks.values()]
     if not there:
-        raise InputError(f"figures: the page of {directory} has none.")
+        raise InputError(f"figures: the report of {directory} has no figures.")
     names = {name for each in there for name in (each.id, str(each.number))}
     chosen = {choose("figure", each, names) for each in figure} if figure else names
     wanted = [each for each in there if chosen & {each.id, str(each.number)}]
@@ -79,7 +79,7 @@ def tables(
     chosen = kinds[choose("format", form, kinds)]
     found = told_apart(page_in(directory).tables.values())
     if not found:
-        raise InputError(f"tables: the page of {directory} has none.")
+        raise InputError(f"tables: the report of {directory} has no tables.")
     place, about = directory / "tables" if out is None else out, []
     with entered(place, "tables", (TABLES,)):
         for table in found:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toeplens.cli.options import Budget, Compile, Device, Follow, Workers
-from toeplens.ground import InputError, choose, invalid, shown
+from toeplens.ground import choose, invalid
 
 if TYPE_CHECKING:
     from toeplens import engine as engines
@@ -60,7 +60,7 @@ class Hands:
         given = {"workers": self.workers, "engine": None if self.engine == _ENGINES[0] else self.engine}
         for name, value in given.items():
             if value is not None:
-                raise InputError(f"{name}: {shown(value)} was given with one {what}; it is of several.")
+                raise invalid(name, f"not be set for a single {what}", value)
 
     def chosen(self) -> engines.Workers:
         """What an engine is given of it."""
@@ -69,7 +69,7 @@ class Hands:
         if choose("engine", self.engine, _ENGINES) == "local":
             for name in ("address", "cpus_per_cell", "gpus_per_cell", "memory_per_cell"):
                 if (given := getattr(self, name)) is not None:
-                    raise InputError(f"{name}: {shown(given)} was given, which only --engine ray takes.")
+                    raise invalid(name, "not be set without --engine ray", given)
             return self.workers
         memory = None
         if (text := self.memory_per_cell) is not None:

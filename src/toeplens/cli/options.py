@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.ground import InputError, invalid, shown
+from toeplens.ground import InputError, invalid
 
 _DIGITS = 300  # of an integer that a spec's file can be read back with
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
@@ -29,12 +29,12 @@ def url_or_path(text: str) -> Any:
 def path(text: str) -> Path:
     """A path as it was typed; the name is the one that ``--help`` shows."""
     if not text:
-        raise typer.BadParameter("it is empty; '.' is the current directory.")
+        raise typer.BadParameter("The path is empty. Use '.' for the current directory.")
     if _URL.match(text):
-        raise typer.BadParameter(f"{text} is a URL; a path on this machine is needed.")
+        raise typer.BadParameter(f"{text} is a URL. Give a local path.")
     length = len(os.fsencode(text))
     if length > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts):
-        raise typer.BadParameter(f"a path of {length} bytes, or a name in it, is longer than the system allows.")
+        raise typer.BadParameter(f"The path of {length} bytes, or a name in it, is longer than the system allows.")
     return Path(text)
 
 
@@ -93,7 +93,7 @@ def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
         for name in parents:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise InputError(f"set: {path} was given; {name} has no fields.")
+                raise InputError(f"set: {name} has no fields, so {path} cannot be set.")
         place[last] = _value(path, text)
     return content
 
@@ -112,5 +112,5 @@ def _value(path: str, text: str) -> Any:
     except json.JSONDecodeError:
         return text
     except (ValueError, RecursionError) as error:
-        raise InputError(f"set: {path}={shown(text)} was given, which is more than a field holds ({error}).") from None
+        raise InputError(f"set: the value of {path} is too large ({error}).") from None
     return value

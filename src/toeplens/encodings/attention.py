@@ -26,7 +26,7 @@ from toeplens.encodings.kit import (
 )
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
-from toeplens.ground import InputError, invalid
+from toeplens.ground import invalid
 
 AT_ONCE = 1 << 22  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
 KEPT = 4 * AT_ONCE  # numbers of a bias that a pass keeps for all layers that share it
@@ -84,7 +84,7 @@ def check_inputs(
     require_tensor("k", k, "float", (batch, "G", "Nk", width))
     groups, keys = k.shape[1:3]
     if groups < 1 or heads % groups:
-        raise InputError(f"k: {groups} heads were given for {heads} of q; their number must divide it.")
+        raise invalid("k", f"have a number of heads that divides the {heads} heads of q", groups)
     if v is not None:
         require_tensor("v", v, "float", (batch, groups, keys, "dv"))
     check_positions("q_positions", q_positions, encoding, batch, queries)
@@ -98,8 +98,8 @@ def check_inputs(
         if not fits or any(a not in (1, b) for a, b in zip(reversed(mask.shape), reversed(square), strict=False)):
             raise invalid(
                 "mask",
-                f"go with [{batch}, {heads}, {queries}, {keys}] (batch, heads, queries, keys), each 1 or the same, and hold every key",
-                got=f"a shape of {tuple(mask.shape)}",
+                f"broadcast to [batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}], with all keys",
+                got=f"shape {list(mask.shape)}",
             )
     for name, x, shape in (("notes", notes, (batch, "H", keys, "c")), ("texts", texts, (batch, keys))):
         if x is not None:
@@ -121,11 +121,8 @@ def check_positions(name: str, positions: Positions, encoding: PositionalEncodin
     whole = ((length,), (batch, length), (1, length))
     if shape in whole or (axes > 1 and shape[-1:] == (axes,) and shape[:-1] in whole):
         return
-    raise invalid(
-        name,
-        f"be [{length}] or [{batch}, {length}]{f', with {axes} coordinates in a last dimension' if axes > 1 else ''}: a position for each",
-        got=f"a shape of {tuple(shape)}",
-    )
+    last = f", {axes}" if axes > 1 else ""
+    raise invalid(name, f"have shape [{length}{last}] or [{batch}, {length}{last}]", got=f"shape {list(shape)}")
 
 
 def attend(

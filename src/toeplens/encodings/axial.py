@@ -117,7 +117,7 @@ class AxialRoPE(_ByAxis):
             spectra = [rotary_frequencies(2 * n, base) for n in axes_dims]
         else:
             if grid is None:
-                raise InputError("grid: none was given; 'pixel' frequencies count from edge to edge, so it must be.")
+                raise InputError("grid must be set for 'pixel' frequencies.")
             require_number("max_freq", max_freq, over=0)
             spectra = [
                 torch.linspace(1, max_freq / 2, n, dtype=torch.float64) * math.pi * 2 / max(1, size - 1)
@@ -176,9 +176,10 @@ def axes_of_pairs(field: str, sections: Sequence[int], pairs: int, interleaved: 
     for axis in (1, 2):
         own = range(axis, pairs, 3)[: sections[axis]]
         if len(own) < sections[axis]:
-            raise InputError(
-                f"{field}: {list(sections)} was given; interleaved among {pairs} pairs, "
-                f"{('height', 'width')[axis - 1]} can have {len(own)}."
+            raise invalid(
+                field,
+                f"have {len(own)} {('height', 'width')[axis - 1]} pairs when {pairs} pairs are interleaved",
+                list(sections),
             )
         for t in own:
             axis_of[t] = axis

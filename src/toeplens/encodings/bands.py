@@ -62,7 +62,7 @@ class RopeBands(PartialRoPE):
         self.off = choose("off", off, ("rotation", "pair"))
         given = [name for name, value in (("gains", gains), ("keep", keep), ("ramp", ramp)) if value is not None]
         if len(given) > 1:
-            raise InputError(f"{given[1]}: {given[0]} was given too; only one of gains, keep and ramp may be given.")
+            raise InputError(f"{given[0]} and {given[1]} must not both be set.")
         if keep is not None:
             values = _kept(keep, pairs)
         elif ramp is not None:
@@ -214,9 +214,10 @@ class XPos(RoPE):
         limit = int(math.log(torch.finfo(dtype).max) / 4 / float(-self.log_decay.min()))
         widest = max(int(q_places.abs().max()), int(k_places.abs().max()))
         if widest > limit:
-            raise InputError(
-                f"positions: {widest} from the middle of the keys' positions was given; with this scale_base the "
-                f"factors of xPos fit {str(dtype).removeprefix('torch.')} up to {limit}."
+            raise invalid(
+                "positions",
+                f"be within {limit} of the middle position of the keys for {dtype} and this scale_base",
+                widest,
             )
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:

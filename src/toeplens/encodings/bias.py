@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import normal, offsets_between, require_number, require_whole
 from toeplens.encodings.shapes import Positions
-from toeplens.ground import InputError, choose, invalid
+from toeplens.ground import choose, invalid
 
 
 class OffsetBias(PositionalEncoding):
@@ -38,9 +38,10 @@ class OffsetBias(PositionalEncoding):
     def _whole_kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         values = self.kernel(offsets)
         if values.shape != (self.num_heads, len(offsets)):
-            raise InputError(
-                f"{type(self).__name__}.kernel: for {len(offsets)} offsets and {self.num_heads} heads it gave numbers "
-                f"of shape {tuple(values.shape)}; it must give {(self.num_heads, len(offsets))}."
+            raise invalid(
+                f"{type(self).__name__}.kernel",
+                f"return shape {[self.num_heads, len(offsets)]}",
+                got=f"shape {list(values.shape)}",
             )
         return values
 

@@ -15,7 +15,7 @@ from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import normal, raster, require_count, require_even, rotary_frequencies, turns, widened
 from toeplens.encodings.rotary import turn
 from toeplens.encodings.shapes import Keys, Positions, Queries, Turned
-from toeplens.ground import InputError, choose, invalid
+from toeplens.ground import choose, invalid
 
 
 class _Generated(PositionalEncoding):
@@ -189,7 +189,9 @@ class ComRoPE(_Exponential):
             block = next((size for size in (8, 4, 2) if self.head_dim % (size * parts) == 0), 2)
         count = _blocks(block, self.head_dim)
         if count % parts:
-            raise InputError(f"block: {block} was given; {count} blocks of it cannot be shared out among {axes} axes.")
+            raise invalid(
+                "block", f"give a number of blocks divisible by {axes} axes", got=f"{block}, which gives {count}"
+            )
         self.weight = self.learned((self.num_heads, count, block, block), normal(1.0))
         self.factors = None if variant == "ap" else self.learned((axes, count), normal(1.0))
         own = torch.arange(count) % axes == torch.arange(axes).unsqueeze(-1)

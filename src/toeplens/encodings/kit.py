@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.shapes import Positions
-from toeplens.ground import InputError, invalid
+from toeplens.ground import invalid
 from toeplens.ground.options import must_be
 
 PRECISE = (torch.float32, torch.float64)  # dtypes in which a bias may be part of a product of queries and keys
@@ -142,16 +142,14 @@ def linear(layer: nn.Module, x: Float[Tensor, "*B i"]) -> Float[Tensor, "*B o"]:
 def require_whole(who: str, positions: Tensor) -> None:
     """Refuse positions, or offsets, that are no integers. Looks at their dtype alone, which costs nothing."""
     if positions.is_floating_point():
-        raise InputError(
-            f"positions: numbers of type {positions.dtype} were given; {who} takes whole positions, as integers."
-        )
+        raise invalid("positions", f"be integers for {who}", positions.dtype)
 
 
 def require_even(field: str, value: int, why: str = "a rotation takes dimensions in pairs") -> None:
     """Refuse an odd size where dimensions are taken in pairs."""
     must_be(field, value, int)
     if value % 2 or value < 2:
-        raise InputError(f"{field}: {value} was given; {why}, so it must be even and at least 2.")
+        raise invalid(field, f"be even and at least 2, as {why}", value)
 
 
 def require_count(**values: Any) -> None:

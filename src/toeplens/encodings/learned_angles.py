@@ -102,11 +102,7 @@ class SelectiveRoPE(_Chosen):
         super().__init__(base=base, pairing=pairing, **sizes)
         require_count(rank=rank, conv_size=1 if conv_size is None else conv_size)
         if self.d_model % self.num_heads:
-            raise invalid(
-                "d_model",
-                f"be a multiple of num_heads, which is {self.num_heads}: each head's slice is normed",
-                self.d_model,
-            )
+            raise invalid("d_model", f"be a multiple of num_heads ({self.num_heads})", self.d_model)
         self.activation = choose("activation", activation, ("silu", "none"))
         self.down = nn.Linear(self.d_model, rank, bias=False)
         self.up = nn.Linear(rank, self.num_heads * self.head_dim // 2, bias=False)

@@ -55,7 +55,7 @@ def _found() -> tuple[dict[str, type[PositionalEncoding]], dict[str, str]]:
     for entry in entry_points(group="toeplens.encodings"):
         where = f"{entry.value} of the package {'?' if entry.dist is None else entry.dist.name}"
         if entry.name in found:
-            faults[entry.name] = f"{where} is not used, as the name is taken"
+            faults[entry.name] = f"{where} uses a name that is already taken"
             warnings.warn(f"encoding {entry.name!r}: {faults[entry.name]}", stacklevel=2)
             continue
         try:
@@ -66,7 +66,7 @@ def _found() -> tuple[dict[str, type[PositionalEncoding]], dict[str, str]]:
             if isinstance(kind, type) and issubclass(kind, PositionalEncoding):
                 found[entry.name] = kind
             else:
-                faults[entry.name] = f"{where} is no class of PositionalEncoding"
+                faults[entry.name] = f"{where} is not a subclass of PositionalEncoding"
     return found, faults
 
 
@@ -93,7 +93,7 @@ def package_of(name: str) -> str | None:
 def _known(name: str) -> str:
     """The name, where an encoding is behind it."""
     if name not in _all() and name in unusable():
-        raise InputError(f"encoding: {name!r} was given; {unusable()[name]}.")
+        raise InputError(f"encoding: {name!r} cannot be used: {unusable()[name]}.")
     return choose("encoding", name, _all())
 
 
@@ -110,7 +110,7 @@ def named(name: str | Sequence[str]) -> tuple[str, ...]:
     for part in given:
         _known(part)
         if given.count(part) > 1:
-            raise InputError(f"encoding: {shown(name)} was given; {part!r} is in it more than once.")
+            raise InputError(f"encoding must not name {part!r} twice, got {shown(name)}.")
     return tuple(given)
 
 
@@ -159,7 +159,7 @@ def _part(name: str, sizes: dict[str, int], options_given: Mapping[str, Any]) ->
     try:
         return build(name, **sizes, **options_given)
     except InputError as error:
-        if str(error).partition(":")[0] not in options(name):
+        if error.name not in options(name):
             raise
         raise InputError(f"{name}.{error}") from error
 
@@ -197,7 +197,7 @@ def build(
     for option, value in options_given.items():
         nested = isinstance(value, dict) and "layer_types" in known
         if nested and not types:
-            raise InputError(f"layer_types: none was given; parameters by layer type, as {option!r}, need it.")
+            raise InputError(f"layer_types must be set with parameters by layer type ({option!r}).")
         if nested:
             for inner in filter(known.__contains__, value):
                 must_be(f"{option}.{inner}", value[inner], known[inner].annotation)
@@ -209,4 +209,4 @@ def build(
         raise
     except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # numbers that none can take
         given = ", ".join(f"{option}={shown(value)}" for option, value in options_given.items())
-        raise InputError(f"encoding {name!r} cannot be built from {given or 'these sizes'}: {error}.") from error
+        raise InputError(f"encoding: {name!r} cannot be built from {given or 'these sizes'}: {error}.") from error

@@ -47,7 +47,7 @@ class BandControl:
 
     def __post_init__(self) -> None:
         if set(self.still) & set(self.silent):
-            raise InputError("silent: some of its pairs were given in still too; each must be in one of the two.")
+            raise InputError("silent and still must have no pairs in common.")
 
     def check(self, pairs: int, num_heads: int) -> None:
         """Raise an `InputError` unless all of it fits ``pairs`` frequencies and ``num_heads`` heads."""
@@ -99,9 +99,10 @@ def swapped(pairs: int, first: Sequence[int], second: Sequence[int]) -> tuple[in
     order = list(range(pairs))
     bands = [*first, *second]
     if len(first) != len(second) or len(set(bands)) != len(bands) or not all(0 <= t < pairs for t in bands):
-        raise InputError(
-            f"second: {list(second)} was given for {list(first)}; two bands that are exchanged have as many different "
-            f"indices from 0 to {pairs - 1}, none in both."
+        raise invalid(
+            "second",
+            f"have as many indices from 0 to {pairs - 1} as first, all different",
+            got=f"{list(second)} for {list(first)}",
         )
     for t, s in zip(first, second, strict=True):
         order[t], order[s] = s, t
@@ -177,11 +178,8 @@ class Rotary(PositionalEncoding):
         if width == x.shape[-1]:
             return turn(x, *tables, self.pairing)
         if x.shape[-1] < self.first + width or (self.first and x.shape[-1] > self.first + width):
-            parts = f" ({self.first} before the {width} that are turned)" if self.first else ""
-            raise InputError(
-                f"head_dim: heads of {x.shape[-1]} dimensions were given; {type(self).__name__} takes "
-                f"{self.first + width}{parts}."
-            )
+            parts = f" ({self.first} before {width} rotated ones)" if self.first else ""
+            raise invalid("head_dim", f"be {self.first + width}{parts} for {type(self).__name__}", x.shape[-1])
         before, middle, after = x.split((self.first, width, x.shape[-1] - self.first - width), dim=-1)
         return torch.cat((before, turn(middle, *tables, self.pairing), after), dim=-1)
 
@@ -382,7 +380,7 @@ class MLA(Rotary):
         if self.phase_table == "released":
             self.toeplitz = False
             if rotary_dim % 4:
-                raise InputError(f"rotary_dim: {rotary_dim} was given; the released phase table needs a multiple of 4.")
+                raise invalid("rotary_dim", "be a multiple of 4 for the released phase table", rotary_dim)
 
     @property
     def query_dim(self) -> int:

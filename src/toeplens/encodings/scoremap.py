@@ -62,9 +62,7 @@ class DAPEv2(PositionalEncoding):
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise invalid("kernel_size", "be odd and at least 1", kernel_size)
         if kind is None and kernel_size == 1:
-            raise InputError(
-                "base: 'none' was given with convolutions of one key; it must be a bias, or position enters nowhere."
-            )
+            raise InputError("base must be a bias if the convolutions cover one key, got 'none'.")
         require_count(width=width)
         self.turns = kind is RoPE
         self.base = kind and (RoPE(pairing="half", **sizes) if self.turns else kind(**sizes))

@@ -52,9 +52,10 @@ class TreePositions(PositionalEncoding):
         if not torch.compiler.is_compiling() and tokens.numel():
             low, high, nodes = int(tokens.min()), int(tokens.max()), self._nodes(self.max_depth)
             if low < 0 or high >= nodes:
-                raise InputError(
-                    f"max_depth: node {high if high >= nodes else low} was asked for; {self.branching} branches to "
-                    f"depth {self.max_depth} make nodes 0 to {nodes - 1}."
+                raise invalid(
+                    "positions",
+                    f"be from 0 to {nodes - 1} in a tree of {self.branching} branches and depth {self.max_depth}",
+                    high if high >= nodes else low,
                 )
         upwards = []
         for _ in range(self.max_depth):
@@ -67,21 +68,21 @@ class TreePositions(PositionalEncoding):
         """Refuse what is no path of this tree."""
         if positions.shape[-1] != self.max_depth:
             raise invalid(
-                "max_depth",
-                f"have {self.max_depth}, with 0s where they end",
-                got=f"paths of {positions.shape[-1]} branches",
+                "positions",
+                f"be paths of {self.max_depth} branches, padded with 0",
+                got=f"{positions.shape[-1]} branches",
             )
         if torch.compiler.is_compiling() or positions.numel() == 0:
             return
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high > self.branching:
             raise invalid(
-                "branching",
-                f"be from 1 to {self.branching}, or 0 where a path has ended",
-                got=f"branch {high if high > self.branching else low}",
+                "positions",
+                f"have branches from 1 to {self.branching}, or 0 after the end",
+                high if high > self.branching else low,
             )
         if bool(((positions[..., :-1] == 0) & (positions[..., 1:] > 0)).any()):
-            raise InputError("branching: a branch was given after a 0; a path that has ended must have 0s alone.")
+            raise InputError("positions must have only 0 after the end of a path.")
 
     def paths(self, positions: Positions) -> Int[Tensor, "*B N axes"]:
         """Checked paths; running numbers [N] are placed."""
@@ -145,9 +146,10 @@ class Syntactic(TreePositions):
             return
         copies = self.d_model // (branching * self.max_depth)
         if copies < 1:
-            raise InputError(
-                f"max_depth: {self.max_depth} was given; one-hot branches of {branching} to that depth do not fit into "
-                f"d_model {self.d_model}."
+            raise invalid(
+                "max_depth",
+                f"be small enough that {branching} one-hot branches per level fit in d_model ({self.d_model})",
+                self.max_depth,
             )
         self.raw_decay = self.learned((copies,), partial(nn.init.uniform_, a=0.7, b=0.999))
 

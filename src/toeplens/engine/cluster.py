@@ -79,7 +79,7 @@ class Cluster:
             raise invalid("gpus_per_cell", "be over 0 with device cuda", got="0")
         if not self.at_a_time():
             needs = ", ".join(f"{amount:g} {name}" for name, amount in self._needs().items() if amount)
-            raise InputError(f"cpus_per_cell: no machine of the cluster has what a cell needs ({needs}).")
+            raise InputError(f"cpus_per_cell: no machine of the cluster has the resources that a cell needs ({needs}).")
 
     def _needs(self) -> dict[str, float]:
         return {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory or 0)}
@@ -89,7 +89,7 @@ class Cluster:
         try:
             import ray
         except ImportError:
-            raise EnvironmentFailure("engine: ray is not installed; pip install 'toeplens[ray]'.") from None
+            raise EnvironmentFailure("engine: ray is not installed. Run: pip install 'toeplens[ray]'.") from None
         if ray.is_initialized():
             return ray
         if self.address not in (None, "auto"):
@@ -202,8 +202,8 @@ def in_cluster(
         raise failure
     if failure is not None:
         raise EnvironmentFailure(
-            f"a worker of the cluster ended unexpectedly ({type(failure).__name__}: {str(failure).splitlines()[0]}); "
-            f"finished work is saved; run the same command to resume."
+            f"A worker of the cluster ended unexpectedly ({type(failure).__name__}: {str(failure).splitlines()[0]}). "
+            "Finished work is saved; run the same command to resume."
         ) from failure
 
 

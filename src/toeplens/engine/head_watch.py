@@ -103,7 +103,11 @@ class HeadWatch:
         self.examples = examples_of(spec, examples, split)
         self.ablated = examples_of(spec, min(ablated, len(self.examples)), split)
         if (self.ablated.labels == spec.ignore_label).all():
-            raise InputError(f"ablated: {ablated} was given; none of these {len(self.ablated)} examples counts.")
+            raise invalid(
+                "ablated",
+                f"be large enough to include a counted example (none of the first {len(self.ablated)} counts)",
+                ablated,
+            )
         self.rule = spec.plateau or Plateau()
         self.name = (
             f"heads and what they follow on {len(self.ablated)} and gradients on {len(self.examples)} {split} examples"

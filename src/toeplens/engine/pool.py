@@ -173,8 +173,8 @@ def in_processes(
         return  # SIGTERM came to workers that were not ready for it yet
     if failure is not None:
         raise EnvironmentFailure(
-            f"a worker process ended unexpectedly ({type(failure).__name__}: {failure}); what was finished is kept, "
-            f"and the same command goes on; if memory is short, lower --workers."
+            f"A worker process ended unexpectedly ({type(failure).__name__}: {failure}). Finished work is saved; run "
+            "the same command to resume, with fewer --workers if memory is short."
         ) from failure
 
 

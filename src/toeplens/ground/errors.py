@@ -79,7 +79,7 @@ def _nearest(name: Any, allowed: Iterable[str]) -> str:
 def shown(value: Any) -> str:
     """``value`` as a message shows it: its representation, cut if long; a tensor by its type and shape."""
     module, shape = type(value).__module__.partition(".")[0], getattr(value, "shape", None)
-    if module == "torch" and type(value).__name__ == "dtype":
+    if module == "torch" and type(value).__name__ in ("dtype", "device"):
         return str(value).removeprefix("torch.")
     if module in ("torch", "numpy") and shape:
         return f"{str(value.dtype).removeprefix('torch.')} of shape {list(shape)}"

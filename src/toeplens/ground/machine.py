@@ -55,7 +55,7 @@ def size(count: int) -> str:
 def must_fit(what: str, least: int) -> None:
     """Raise an `InputError` if ``what``, which needs at least so many bytes, does not fit in the machine's memory."""
     if least > memory():
-        raise InputError(f"{what} at least {size(least)} of memory; this machine has {size(memory())}.")
+        raise InputError(f"{what} at least {size(least)} of memory. This machine has {size(memory())}.")
 
 
 def out_of_memory(error: BaseException) -> bool:

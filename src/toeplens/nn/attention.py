@@ -97,10 +97,7 @@ class Attention(nn.Module):
             width = self.encoding.query_dim
             return _Projections(self.d_model, self.num_heads, self.num_key_heads, width, self.head_dim, bias)
         if bias or self.num_key_heads != self.num_heads or self.num_heads * self.head_dim != self.d_model:
-            raise InputError(
-                "encoding: 'mla' was given; latent attention has keys for each head, heads that together are as wide "
-                "as the model, and no biases: leave num_key_heads, head_dim and bias out."
-            )
+            raise InputError("num_key_heads, head_dim and bias must not be set with encoding 'mla'.")
         return _LatentProjections(self.encoding)
 
     def new_cache(self, batch: int, length: int) -> Cache:
@@ -219,10 +216,8 @@ def _encoding(
     if not isinstance(given, PositionalEncoding):
         return encodings.build(given, max_len=max_len, **sizes, **options)
     if options:
-        raise InputError(
-            f"{next(iter(options))}: it was given beside an encoding already built, which has its options."
-        )
+        raise InputError(f"{next(iter(options))} must not be set with an encoding that is already built.")
     for name, size in sizes.items():
         if given.sizes[name] != size:
-            raise InputError(f"encoding: one with {name} {given.sizes[name]} was given; this layer has {name} {size}.")
+            raise invalid("encoding", f"have {name} {size}, as this layer has", given.sizes[name])
     return given

@@ -61,7 +61,7 @@ def token_positions(
     if tokens < 1:
         raise invalid("x", "be at least 1", got=f"{tokens} tokens")
     if segments is not None and cache is not None:
-        raise InputError("segments: packed texts and a cache were given; texts are packed where all tokens are there.")
+        raise InputError("segments and cache must not both be set.")
     if cache is not None:
         cache.require(batch, tokens)
     if positions is None:

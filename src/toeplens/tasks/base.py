@@ -108,7 +108,7 @@ class Task(ABC):
         try:
             return type(self)(**self.options_at(length))
         except InputError as error:
-            raise InputError(f"length: {length} was given; {self.name} cannot be the same there: {error}") from None
+            raise InputError(f"length: {self.name} cannot be built with length {length}: {error}") from None
 
     def shares(self) -> Shares | None:
         """How likely each label (column) is together with each text length (row), as the examples are drawn.
@@ -145,7 +145,7 @@ class Task(ABC):
     def stream(self, split: Split, seed: int) -> Iterator[Examples]:
         """Different examples of ``split``, without end, in blocks; the same for the same seed."""
         if choose("split", split, get_args(Split)) == "validation":
-            raise InputError(f"split: 'validation' was given; {self.name} has 'train' and 'test'.")
+            raise InputError("split must be one of test, train, got 'validation'.")
         seen = np.empty(0, dtype=np.uint64)
         block = barren = 0
         while barren < 50:
@@ -196,7 +196,7 @@ class Task(ABC):
             if have >= size:
                 return Examples.join(parts)[:size]
         raise InputError(
-            f"{split}_examples: {size} was given, but {self.name} at this size has only about {have} different ones."
+            f"{split}_examples: {self.name} has only about {have} different examples at this size, got {size}."
         )
 
 

@@ -272,7 +272,7 @@ class Session:
         models = {"model": self.model} | ({} if self.average is None else {"average": self.average.model})
         if not all(store.load_weights(model, state[name]) for name, model in models.items()):
             path = self.directory / store.CHECKPOINT
-            raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")
+            raise InputError(f"checkpoint: {path} was written by another version. Delete it to start this run over.")
         self.optimizer.load_state_dict(state["optimizer"])
         for own in self.optimizer.state.values():  # of a stack's models all parameters share one count of steps
             own["step"] = own["step"].clone()

@@ -63,7 +63,7 @@ class AtLength(Record):
 
     def verify(self) -> None:
         if any((part is None) != (self.texts == 0) for part in (self.whole, self.sliding, self.end, self.gain)):
-            raise ValueError(f"texts: {self.texts} were given; there are figures of texts, and of no others.")
+            raise ValueError(f"texts must match the results, got {self.texts}.")
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class HeadSets(Record):
     def verify(self) -> None:
         order, few = ([tuple(head) for head in heads] for heads in (self.order, self.sufficient))
         if len(set(order)) < len(order) or len(set(few)) < len(few) or not set(few) <= set(order):
-            raise ValueError("order: each head of the model is needed once, and the sufficient ones are among them.")
+            raise ValueError("order must contain each head of the model once.")
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def one_a_layer(array: Float[np.ndarray, "*H"], **given: Any) -> None:
     for name, values in given.items():
         needed = 0 if not given["layers"] else len(array) if array.ndim == 2 else 1
         if isinstance(values, tuple) and len(values) != needed:
-            raise ValueError(f"{name}: {len(values)} were given along L; {needed} are needed.")
+            raise invalid(name, f"have {needed} entries along L", len(values))
 
 
 def _heads(keys: Keys) -> tuple[dict[str, np.ndarray], int]:
@@ -192,7 +192,7 @@ class PermutationScores(Record):
 
     def verify(self) -> None:
         if self.logits.positional.shape != self.weights.positional.shape:
-            raise ValueError("weights: their arrays are not of the shape of those of logits.")
+            raise ValueError("weights must have the shapes of logits.")
         one_a_layer(self.logits.positional, queries=self.queries, layers=self.layers, splits=self.splits)
 
 
@@ -254,7 +254,7 @@ def _terms(keys: Keys, queries: int, permutations: int, seed: int) -> Float[np.n
     seen = keys.seen().cpu().numpy()
     places = np.argwhere(seen > 1)
     if len(places) == 0:
-        raise InputError("q: no query sees two keys; there is nothing to permute.")
+        raise InputError("q must have a query that sees at least two keys.")
     made = []
     for place in rng.choice(len(places), min(queries, len(places)), replace=False):
         sequence, query = map(int, places[place])

@@ -82,9 +82,7 @@ def rotary_offsets(
     """
     q, k = as_bhnd(q, k, layout, required=True)
     if not 0 <= 2 * pairs <= q.shape[-1] or q.shape[1] % k.shape[1]:
-        raise InputError(
-            f"pairs: {pairs} were given; {list(q.shape)} and {list(k.shape)} hold no so many in each head."
-        )
+        raise invalid("pairs", f"fit the dimensions of q {list(q.shape)} and k {list(k.shape)}", pairs)
     order = pair_numbers(pairs, pairing_of(pairing), q.device).argsort(stable=True)
     there = torch.ones(len(q), q.shape[2], dtype=torch.float64, device=q.device)
     if lengths is not None:
@@ -248,7 +246,7 @@ def frequency_use(
     [(_, _, keys)] = movable_from(q, k, given)
     if not isinstance(keys, MovableKeys):
         raise NoForm(
-            f"rotation: the logits of {type(rotation).__name__} are no sum over pairs of dimensions and a bias."
+            f"rotation: logits of {type(rotation).__name__} are not a sum over pairs of dimensions and a bias."
         )
     assert k is not None
     plain = q.ndim == 2
@@ -295,13 +293,13 @@ def layer_use(layer: LayerTrace, counted: Counted) -> FrequencyUse:
     """Of a traced layer; raises `NoForm` where its logits are no sum over pairs of dimensions and a bias."""
     encoding, name = layer.encoding, type(layer.encoding).__name__
     if encoding.data_dependent or encoding.overrides("transform_logits") or encoding.overrides("transform_weights"):
-        raise NoForm(f"encoding: the logits of {name} are no sum over pairs of dimensions and a bias.")
+        raise NoForm(f"encoding: logits of {name} are not a sum over pairs of dimensions and a bias.")
     pieces = Pieces(layer, torch.zeros_like(layer.inputs), torch.zeros_like(layer.key_inputs), counted)
     checked(pieces)
     heads = layer.q.shape[1]
     if pieces.rotation is None:
         if encoding.overrides("rotate"):
-            raise NoForm(f"encoding: {name} does not turn pairs of dimensions by a function of the offset alone.")
+            raise NoForm(f"encoding: {name} does not rotate pairs of dimensions by a function of the offset only.")
         groups = torch.zeros(layer.q.shape[-1], dtype=torch.long, device=layer.q.device)
         frequencies = pieces.q.new_empty(heads, 0)
     else:
@@ -500,12 +498,12 @@ def ablate_bands(
     kept, pairs = counted_batches(batches), source.pairs
     most = max(pairs)
     if most == 0:
-        raise InputError("encoding: no layer of this model turns pairs of dimensions, so there are no bands to take.")
+        raise InputError("encoding: no layer of this model rotates pairs of dimensions.")
     wanted = range(len(pairs)) if layers is None else layers
     places = [(layer, band) for layer, count in enumerate(pairs) if layer in wanted for band in range(count)]
     if not places:
         turning = [layer for layer, count in enumerate(pairs) if count]
-        raise InputError(f"layers: {list(wanted)} were given; the layers with a rotation are {turning}.")
+        raise invalid("layers", f"include a layer with a rotation ({turning})", list(wanted))
     one_by_one = 1 - torch.eye(source.num_heads)
 
     def answers(index: int) -> Iterator[Tensor]:

@@ -43,7 +43,7 @@ def bootstrap_means(
     """
     count = len(values)
     if count == 0:
-        raise InputError("values: no examples were given; at least one is needed.")
+        raise InputError("values must have at least one example, got none.")
     if samples < 0:
         raise invalid("samples", "be at least 0", samples)
     if samples == 0:
@@ -62,7 +62,7 @@ def over_seeds(values: Float[np.ndarray, "s"]) -> Estimate:
     """Mean over seeds with Student's t interval; with one seed the interval is unbounded (nothing is known of it)."""
     values = np.asarray(values, dtype=float)
     if len(values) == 0:
-        raise InputError("values: no seeds were given; at least one is needed.")
+        raise InputError("values must have at least one seed, got none.")
     mean = float(values.mean())
     if len(values) == 1:
         return Estimate(mean, -np.inf, np.inf, 1)
@@ -78,7 +78,7 @@ def over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]
     ``count`` is the number of clusters. With one cluster the interval is unbounded.
     """
     if len(values) == 0:
-        raise InputError("values: none were given; at least one is needed.")
+        raise InputError("values must have at least one entry, got none.")
     mean = float(values.mean())
     _, which = np.unique(clusters, return_inverse=True)
     sums = np.bincount(which, weights=values - mean)

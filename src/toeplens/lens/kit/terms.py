@@ -97,9 +97,10 @@ def pairing_of(pairing: Pairing | None) -> Pairing:
     """The pairing that goes with frequencies; it has no default, as the wrong one gives wrong numbers."""
     if pairing is None:
         raise invalid(
-            "pairing: it",
-            "be 'half' (dimensions t and t + n: Llama, Qwen, Gemma) or 'interleaved' (2t and 2t + 1: RoPE's paper, GPT-J) where a rotation is given by its frequencies",
-            got="None",
+            "pairing",
+            "be 'half' (dimensions t and t + n, as in Llama) or 'interleaved' (2t and 2t + 1, as in GPT-J) with a "
+            "rotation by frequencies",
+            None,
         )
     return choose("pairing", pairing, get_args(Pairing))
 
@@ -468,8 +469,8 @@ def _bias(layer: LayerTrace) -> Fixed:
     encoding, length = layer.encoding, len(layer.rows)
     if "bias" in encoding._seeing:
         raise NoForm(
-            f"encoding: the bias of {type(encoding).__name__} reads queries or tokens, so it is no position part by "
-            "itself."
+            f"encoding: the bias of {type(encoding).__name__} depends on queries or tokens, so it is not a position "
+            "part."
         )
     kernel = bias_by_offset(layer, torch.arange(-length + 1, length, device=layer.q.device))
     if kernel is not None:
@@ -531,8 +532,7 @@ def checked(pieces: Pieces) -> float:
     error = pieces.error()
     if not error <= _TOLERANCE.get(pieces.layer.q.dtype, 0.05):
         raise NoForm(
-            f"encoding: the parts of {type(pieces.layer.encoding).__name__} do not sum to its logits (off by "
-            f"{error:.2g} of the largest); it is not linear in queries and keys, so that content and position are no "
-            "sum there."
+            f"encoding: {type(pieces.layer.encoding).__name__} is not linear in queries and keys. The parts differ "
+            f"from its logits by {error:.2g} of the largest."
         )
     return error

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.lens.kit.position import Split, position_parts
 from toeplens.lens.kit.terms import (
     BIAS,
@@ -84,7 +84,7 @@ class LogitParts:
     def matrix(self, name: str, sequence: int = 0) -> Float[Tensor, "H R R"]:
         """One part of one sequence's logits, written out; 0 where a key is not seen. ``total`` is their sum."""
         if name != "total" and name not in self.names:
-            raise InputError(f"name: {name!r} was asked for; the parts are {', '.join(self.names)} and 'total'.")
+            raise invalid("name", f"be one of {', '.join(self.names)}, total", name)
         batch = self._pieces.of(slice(sequence, sequence + 1))
         rows = torch.arange(batch.present.shape[1], device=batch.present.device)
         wanted = self.names if name == "total" else (name,)
@@ -180,16 +180,15 @@ def _require_form(encoding: PositionalEncoding) -> None:
     name = type(encoding).__name__
     if encoding.data_dependent:
         raise NoForm(
-            f"encoding: the position part of {name} depends on the content of other tokens, so that its logits are no "
-            "sum of content and position parts."
+            f"encoding: the position part of {name} depends on the content of other tokens, so logits are not a sum "
+            "of content and position parts."
         )
     if encoding.overrides("score") and not encoding.data_dependent:
-        raise NoForm(
-            f"encoding: {name} forms several products of a query and a key, of which its logits are no one sum."
-        )
+        raise NoForm(f"encoding: {name} forms several products of a query and a key, so its logits are not one sum.")
     if encoding.overrides("transform_weights"):
         raise NoForm(
-            f"encoding: {name} acts on the weights after the softmax, so that its logits are not all of its position."
+            f"encoding: {name} acts on the weights after the softmax, so its logits do not show the whole effect of "
+            "position."
         )
 
 

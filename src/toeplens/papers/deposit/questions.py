@@ -243,7 +243,7 @@ def measures_of(scale: Scale, protocol: Protocol, parts: Sequence[str], place: P
 def chosen_parts(names: Sequence[str]) -> tuple[str, ...]:
     """Parts by name, ``all`` for all, in the order of `PARTS`; each once."""
     if not names:
-        raise InputError(f"part: none was given; at least one of {', '.join(PARTS)}, or all, is needed.")
+        raise InputError(f"part must be one of {', '.join(PARTS)}, all, got none.")
     for name in names:
         choose("part", name, (*PARTS, "all"))
     return tuple(name for name in PARTS if name in names or "all" in names)

@@ -34,10 +34,10 @@ _TITLE, _RAMP, _LINE, _MARK = 22, 20, 18, 52  # heights; what a legend's entry n
 _SYMBOLS = {glyph: symbol for _, symbol, glyph in (*FAMILIES.values(), OTHER, *PALETTE, *map(head_look, range(16)))}
 _ON_SCREEN = re.compile(r" ?\b(?:Press(?! et al)|Point at)\b[^.]*\.|[;,] (?:hover|point at)\b[^.]*(?=\.)")
 _MOST = 4  # tabs
-_MISSING = "figures: kaleido is not installed, which draws them; pip install 'toeplens[figures]' gets it."
+_MISSING = "figures: kaleido is not installed. Run: pip install 'toeplens[figures]'."
 _NO_BROWSER = (
-    "figures: there is no Chrome or Chromium on this machine to draw them; 'apt-get install chromium' or "
-    "'kaleido_get_chrome' gets one, and BROWSER_PATH may name one."
+    "figures: Chrome or Chromium is not installed. Run 'apt-get install chromium' or 'kaleido_get_chrome', or set "
+    "BROWSER_PATH."
 )
 
 
@@ -181,7 +181,7 @@ def draw(
         raise EnvironmentFailure(_NO_BROWSER) from None
     except (errors.BrowserClosedError, errors.BrowserFailedError, errors.ChannelClosedError, TimeoutError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        raise EnvironmentFailure(f"figures: the browser that draws them failed ({said[:200]}).") from None
+        raise EnvironmentFailure(f"figures: the browser failed to draw them ({said[:200]}).") from None
 
 
 def programs() -> tuple[Any, Any]:

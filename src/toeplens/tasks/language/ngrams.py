@@ -41,7 +41,7 @@ def bits_of(
     for order in orders:
         at_least(0, orders=order)
     if not len(train):
-        raise InputError("train: no tokens were given; at least one is needed.")
+        raise InputError("train must have at least one token, got none.")
     if texts.ndim != 2 or texts.shape[0] < 1 or texts.shape[1] < 2:
         raise invalid("texts", "be at least 1 text of at least 2 tokens", texts.shape)
     tables = _counted(_some(train, most).astype(np.int64), vocab_size, max(orders, default=0))
