@@ -147,7 +147,7 @@ def decompose_run(
     if examples < 1:
         raise invalid("examples", "be at least 1", examples)
     if run.status == "diverged":
-        raise InputError(f"run: {run.directory} diverged; there are no finite weights to look at.")
+        raise InputError(f"run: {run.directory} diverged, so it has no finite weights.")
     spec = run.spec
     place = plan_execution(device, "off", "float32").device
     chosen = Batches.of(examples_of(spec, examples), place)

@@ -54,7 +54,7 @@ class Dyck(SizedTask):
         if self.ask == "member" and self.length % 2:
             raise invalid("length", "be even", self.length)
         if self.ask == "depth" and self.max_depth > self.length:
-            raise invalid("max_depth", f"be at most {self.length // 2}, half of length", self.max_depth)
+            raise invalid("max_depth", f"be at most length ({self.length})", self.max_depth)
         if self.ask == "depth" and self.shortest == self.length:
             raise invalid(
                 "min_length", f"be less than length ({self.length}), so that every depth occurs", self.min_length

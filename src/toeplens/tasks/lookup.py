@@ -42,7 +42,7 @@ class Index(SizedTask):
         if self.asked >= self.shortest:
             raise invalid(
                 "positions",
-                f"be at most {self.shortest - 2}, as the shortest sequences have {self.shortest - 1} words",
+                f"be at most {self.shortest - 1}, the words of the shortest sequences",
                 self.asked,
             )
 

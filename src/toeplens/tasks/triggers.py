@@ -76,7 +76,9 @@ class TriggerDistance(Task):
                 raise invalid("num_triggers", "be 2 in the released form", num_triggers)
             if max(max_between, max_side) > vocab_size - 1:
                 raise invalid(
-                    "vocab_size", f"be larger, for segments of {max(max_between, max_side)} different words", vocab_size
+                    "vocab_size",
+                    f"be at least {max(max_between, max_side) + 1} for segments without repeats",
+                    vocab_size,
                 )
             if max_side + 1 + max_between + 1 > self.cut:
                 raise InputError(

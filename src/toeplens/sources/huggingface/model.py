@@ -75,7 +75,7 @@ def library() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
+        raise EnvironmentFailure("transformers is not installed. Run: pip install 'toeplens[hf]'.") from error
     return transformers
 
 

@@ -67,7 +67,7 @@ def predictions(
             among = choices.to(target.device)
             at = target.unsqueeze(-1) == among.unsqueeze(1)
             if not bool(at.any(-1).all()):
-                raise InputError("choices: the token at a place is none of them.")
+                raise InputError("choices must contain the token at each place.")
             logits = logits.gather(-1, among.unsqueeze(1).expand(-1, len(some), -1))
             own = logits.masked_fill(~at, -torch.inf).amax(-1)
         nats.append((logits.logsumexp(-1) - own).double())
@@ -123,6 +123,6 @@ def _given(
         given = model(tokens, **more)
     logits = getattr(given, "logits", None)
     if not isinstance(logits, Tensor):
-        raise InputError(f"model: {type(model).__name__} gives no logits; one that predicts tokens is needed.")
+        raise InputError(f"model: {type(model).__name__} returns no logits. Use a model that predicts tokens.")
     logits = logits if keeps else logits[:, here]
     return given, logits.to(torch.promote_types(logits.dtype, torch.float32))

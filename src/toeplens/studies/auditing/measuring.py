@@ -237,8 +237,7 @@ def _placed(call: AttentionCall) -> tuple[dict[str, Any], str | None]:
     if placed["rotation"] is None and placed["bias"] is None:
         if placed["lengths"] is not None or len(call.k) < MEANS:
             return {}, (
-                f"{call.module}: position is in its keys, and their mean over at least {MEANS} sequences is needed to "
-                f"tell it from content; {len(call.k)} were given."
+                f"{call.module}: position is in its keys, so at least {MEANS} sequences are needed, got {len(call.k)}."
             )
         placed["k_position"] = placed["k"].mean(0, keepdim=True)
     return placed, None

@@ -216,7 +216,7 @@ _NAMES = {
     "patterns": "kinds of heads",
     "position-loss": "loss without a head’s position",
 }
-_GIVEN = re.compile(r"'[^']*' was given; ")  # the encoding's own name, which stands beside the reason
+_GIVEN = re.compile(r"'[^']*' was given; |, got '[^']*'")  # the encoding's name, which the row has already
 
 
 def missing(state: Grid) -> Table:

@@ -118,7 +118,7 @@ class AttentionCall(Attention):
         ends = padded_lengths(self.visible, self.causal, self._reach)
         if isinstance(ends, str):
             raise NoForm(
-                f"{self.module}: its queries see {ends}; what is known is all keys, those before, a window, and chunks."
+                f"{self.module}: its queries see {ends}. Known masks are all keys, earlier keys, a window and chunks."
             )
         return None if ends is None else ends.expand(self.q.shape[0])
 
@@ -143,7 +143,7 @@ class AttentionCall(Attention):
             tries = (table_by_offset(bias, seen, self.causal, relative, allowed) for relative in ways)
             table = next((each for each in tries if each is not None), None)
             if table is None:
-                raise NoForm(f"{self.module}: its bias is no function of the offset alone.")
+                raise NoForm(f"{self.module}: its bias is not a function of the offset only.")
             found.append(table[length - 1 :] if self.causal else table)
         return torch.stack(found)
 

@@ -185,10 +185,10 @@ class Shared(NamedTuple):
         """Why it is no attention that was followed, in a module of so many tokens."""
         *_, rows, columns = (0, 0, *self.shape)
         if (rows == tokens and columns >= tokens) or not self.shape:
-            return f"its {self.name!r} is no softmax of a product that was followed"
+            return f"its {self.name!r} is not a softmax of a traced product"
         return (
-            f"its {self.name!r} is of numbers of shape {list(self.shape)}, bands or blocks of keys in place of one "
-            f"product of all its {tokens} queries and their keys"
+            f"its {self.name!r} has shape {list(self.shape)}: bands or blocks of keys instead of one product of all "
+            f"{tokens} queries and keys"
         )
 
 
@@ -200,11 +200,11 @@ def without_softmax(kind: str, passed: Mapping[str, bool]) -> str:
         passed  classes of modules that are named after attention and were called, and whether they gave but 0
     """
     if not passed:
-        return f"no attention was called in the pass of {kind}"
+        return f"{kind} calls no attention"
     zeros = [name for name, nothing in passed.items() if nothing]
-    said = f"no attention of {kind} was understood: its {', '.join(passed)} took no softmax of queries and keys"
-    more = ", as where it is left to a kernel that is not there" if zeros else ""
-    return f"{said}{f', and {zeros[0]} gave nothing but 0{more}' if zeros else ''}"
+    said = f"no attention of {kind} was understood: its {', '.join(passed)} has no softmax of queries and keys"
+    more = ", as if its kernel were missing" if zeros else ""
+    return f"{said}{f', and {zeros[0]} returned only 0{more}' if zeros else ''}"
 
 
 def same_numbers(x: Tensor, y: Tensor) -> bool:
@@ -436,7 +436,7 @@ class PassObserver(Observer):
             made = run_eager(attend, module, query, key, value, mask, causal, args, more, fused if from_table else None)
             if made.own is None:
                 raise InputError(
-                    f"model: the attention of {self.name(module)} was not understood: it gives no weights."
+                    f"model: the attention of {self.name(module)} was not understood: it returns no weights."
                 )
             terms = [x for x in (options.get("position_bias"), mask) if x is not None and x.dtype != torch.bool]
             hidden = [~mask] if mask is not None and mask.dtype == torch.bool else []
@@ -449,8 +449,7 @@ class PassObserver(Observer):
         """A module's own code took a product of queries and keys, its softmax, and the product with the values."""
         if not self.frames:
             raise InputError(
-                "model: a softmax of a product of queries and keys was seen outside the modules that are named after "
-                "attention; it was not captured."
+                "model: a softmax of queries and keys was found outside the attention modules, so it was not captured."
             )
         frame, batch = self.frames[-1], self.batch
         terms = [four(term, batch, ndim) for term, ndim in made.terms]
@@ -576,11 +575,11 @@ class PassObserver(Observer):
         try:
             proof = prove(self.name(module), replace(first, v=v), made.rows, made.own, made.heads)
             if v.shape[1] != first.v.shape[1]:
-                raise InputError("values: their heads are not those of the first.")
+                raise InputError("values must have the heads of the first piece.")
         except InputError as error:
             raise InputError(
-                f"model: the attention of {self.name(module)} was not understood: it is made of pieces, each with its "
-                "own softmax."
+                f"model: the attention of {self.name(module)} was not understood: it has several pieces, each with "
+                "its own softmax."
             ) from error
         frame.calls.append(replace(first, v=v, weights=made.weights, heads=made.heads, proof=proof))
         return self._put_instead(frame.calls[-1])

@@ -43,7 +43,7 @@ def layouts_of(both: Both, allowed: float, count: int | None = None) -> Iterator
     """
     moved = torch.stack([(before != after).flatten(0, -2).any(0) for before, after in both]).any(0)
     if not bool(moved.any()):
-        raise NoForm("rotation: it leaves queries and keys as they are.")
+        raise NoForm("rotation: it does not change queries and keys.")
     alive = torch.stack([(x != 0).flatten(0, -2).any(0) for each in both for x in each]).any(0)
     parts = [[(b[:, :, -few:], a[:, :, -few:]) for b, a in both] for few in (_GLANCED, _TRIED)]
     for name, start, number in _candidates(moved, alive):
@@ -209,7 +209,7 @@ def find_rotation(
     """
     tokens = q[0].shape[2]
     if tokens < 2:
-        raise NoForm(f"rotation: it cannot be read off {tokens} token; at least 2 are needed.")
+        raise NoForm(f"rotation: it needs at least 2 tokens, got {tokens}.")
     positions = positions.expand(q[0].shape[0], -1)
     rounded = max(tolerance(q[1].dtype), tolerance(rounding))
     some = _chosen(positions)
@@ -221,10 +221,10 @@ def find_rotation(
         if found.error <= allowed:
             return found
     if found is None:
-        raise NoForm("rotation: it turns no pairs of dimensions that lie next to each other or half apart.")
+        raise NoForm("rotation: it rotates neither adjacent pairs of dimensions nor pairs half apart.")
     raise NoForm(
-        f"rotation: it is not one angle a position for each pair of dimensions; one angle misses by {found.error:.1e} "
-        f"of the largest query or key, where {allowed:.1e} is rounding."
+        f"rotation: it is not one angle per position and pair of dimensions. The error is {found.error:.1e} of the "
+        f"largest query or key, but rounding explains only {allowed:.1e}."
     )
 
 
@@ -365,7 +365,7 @@ def line(
     """Slope, and each sequence's start, of the angles as a function of the position; a ratio of 0 tells no angle."""
     beside = (positions.diff(dim=1) == 1).unsqueeze(-1)
     if not beside.any():
-        raise NoForm("rotation: no two tokens that follow each other are one position apart.")
+        raise NoForm("rotation: no two consecutive tokens are one position apart.")
     slope = ((ratio[:, 1:] * ratio[:, :-1].conj()) * beside).sum((0, 1)).angle()
     # the angle between neighbours leaves little rounding to correct: by least squares over twice as far again and again
     away = (positions - positions[:, :1]).abs().amax(0)
