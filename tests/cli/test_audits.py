@@ -118,11 +118,11 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
         (["--text", "no.txt"], "text: there is no file no.txt."),
         (["--tokens", "words.txt"], "tokens must be a .npy or a .json file, got words.txt."),
         (["--tokens", "bad.json"], "tokens: bad.json could not be read"),
-        (["--text", "words.txt", "--tokens", "bad.json"], "tokens: it was given beside text"),
+        (["--text", "words.txt", "--tokens", "bad.json"], "--tokens and --text must not both be set."),
         (["--layers", "a"], "layers must be numbers from 1 to 9999 and ranges such as 1,4,9-12, got 'a'."),
-        (["--layers", "1-9"], "layers: 3 was given; the model has layers 1 to 2."),
-        (["--heads", "5"], "heads: 5 was given; the layers have heads 1 to 2 at most."),
-        (["--tokens", "bad.json", "--tokens=no.npy"], "tokens: 2 files were given; an audit reads one."),
+        (["--layers", "1-9"], "--layers must be from 1 to 2, got 3."),
+        (["--heads", "5"], "--heads must be from 1 to 2, got 5."),
+        (["--tokens", "bad.json", "--tokens=no.npy"], "--tokens must be set only once, got 2 files."),
     ],
 )
 def test_errors_are_one_line(
@@ -193,7 +193,7 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
         refused = toeplens("audit", model, "--tokens", tmp_path / name, "--out", tmp_path / "out").refusal()
         assert said in refused
         assert len(refused) < 500
-    assert "model: an empty name was given" in toeplens("audit", "", "--out", tmp_path / "o").refusal()
+    assert "got an empty name" in toeplens("audit", "", "--out", tmp_path / "o").refusal()
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("handed over"))
     writer.start()
@@ -323,10 +323,10 @@ def test_models_that_fail_are_told_at_the_end(toeplens: Toeplens, model: Path, r
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["tiny", "--workers", 2], "workers: 2 was given with one model; it is of several."),
-        (["tiny", "--engine", "ray"], "engine: 'ray' was given with one model; it is of several."),
-        (["tiny", "./tiny"], "model: ./tiny was given twice; each model has one audit."),
-        (["tiny", "run", "--max-tokens", 8], "max_tokens: it was given; a run is audited on examples of its own"),
+        (["tiny", "--workers", 2], "--workers must not be set for a single model, got 2."),
+        (["tiny", "--engine", "ray"], "--engine must not be set for a single model, got 'ray'."),
+        (["tiny", "./tiny"], "MODEL must not name ./tiny twice."),
+        (["tiny", "run", "--max-tokens", 8], "--max-tokens must not be set for a run."),
     ],
 )
 def test_what_does_not_go_with_several_or_with_one_is_refused(

@@ -35,7 +35,7 @@ def test_what_options_come_to():
     ("given", "says"),
     [
         ({"engine": "slurm"}, "engine: there is no 'slurm'; known: local, ray"),
-        ({"address": "head:6379"}, "address: 'head:6379' was given, which only --engine ray takes"),
+        ({"address": "head:6379"}, "address must not be set without --engine ray, got 'head:6379'"),
         ({"engine": "ray", "memory_per_cell": "much"}, "memory_per_cell must be a positive size, got 'much'"),
         ({"engine": "ray", "cpus_per_cell": -1.0}, "cpus_per_cell: must be over 0"),
     ],

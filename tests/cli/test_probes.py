@@ -44,7 +44,7 @@ def test_a_probe_is_written_over_an_older_one_alone(
     assert refused.startswith(f"error: out: {out} holds the probe of ")
     twice = ("--text", text, "--text", tmp_path / "none.txt")
     refused = toeplens("probe", model, *twice, "--out", out, *LITTLE).refusal()
-    assert refused == "error: text: 2 were given; a probe reads one."
+    assert refused == "error: --text must be set only once, got 2 files."
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "notes.txt").write_text("mine")
     refused = toeplens("probe", model, "--text", text, "--out", tmp_path / "else", *LITTLE).refusal()
@@ -55,9 +55,9 @@ def test_a_probe_is_written_over_an_older_one_alone(
     ("words", "sentence"),
     [
         (("--lengths", "64,many"), "lengths must be whole numbers with commas between them, got '64,many'."),
-        (("--lengths", "32"), "lengths: 32 was given; each must be from 64 to 1048576, and be given once."),
+        (("--lengths", "32"), "--lengths must be different numbers from 64 to 1048576, got 32."),
         (("--change", "layers=1 speed=1e300"), "speed must be from -1000000 to 1000000, got 1e+300."),
-        (("--change", "layers=7 output=zero"), "layers: 7 was given; there are 2 calls of self attention"),
+        (("--change", "layers=7 output=zero"), "layers must be from 1 to 2 in self attention, got 7"),
     ],
 )
 def test_what_cannot_be_probed(

@@ -286,7 +286,7 @@ def test_other_wrong_input() -> None:
         ("rope+fox", {"base": 3}, "option of encoding 'rope + fox': there is no 'base'"),
         ("rope+fox", {"rope": 3}, "rope must be options of 'rope', by name, got 3."),
         ("rope+fox", {"rope": {"bas": 3}}, "option of encoding 'rope': there is no 'bas'"),
-        ("rope+fox", {"rope": {"base": -3}}, "rope.base: -3 was given"),
+        ("rope+fox", {"rope": {"base": -3}}, "rope.base must be positive and finite, got -3"),
     ):
         said = refusal(lambda given=given, options=options: encodings.build(given, **SIZES, **options))
         assert words in said, said

@@ -82,7 +82,7 @@ def test_real_positions_are_taken_or_refused_in_a_sentence(name: str) -> None:
     for fused in (True, False):
         if name in TABLES:
             with pytest.raises(
-                InputError, match=r"^positions: numbers of type torch.float64 were given; \w+ takes .*\.$"
+                InputError, match=r"^positions must be integers for \w+, got float64\.$"
             ):
                 specimen.attend(x, p.double(), fused=fused)
         else:
@@ -132,7 +132,7 @@ def test_another_package_adds_an_encoding_by_entry_point_and_takes_no_name_of_ou
         assert set(encodings.unusable()) == {"rope", "gone", "count"}
         for broken, why in (("gone", "Gone of the package . cannot be loaded"), ("count", "is no class of Positional")):
             assert broken not in encodings.names()
-            with pytest.raises(InputError, match=rf"^encoding: '{broken}' was given; .*{why}.*\.$"):
+            with pytest.raises(InputError, match=rf"^encoding: '{broken}' cannot be used: .*{why}.*\.$"):
                 encodings.get(["distance", broken])
         assert isinstance(encodings.build("distance", **SIZES), Distance)
         assert encodings.options("distance") == {}

@@ -84,4 +84,4 @@ def test_heads_of_a_size_that_cannot_be_turned_are_one_sentence() -> None:
         x, encoding = torch.zeros(1, 3, 4, few), encodings.build(name, **SIZES)
         with pytest.raises(InputError) as caught:
             encodings.attend(x, x, x, encoding=encoding, **places, scale=1.0)
-        assert str(caught.value) == f"head_dim: heads of {few} dimensions were given; {said}."
+        assert str(caught.value) == f"head_dim must be {said}, got {few}."

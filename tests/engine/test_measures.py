@@ -241,11 +241,11 @@ def record(run: Run, name: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "place", "wrong", "words"),
     [
-        ("ablation", ("baseline",), 99.0, "baseline: 99.0 was given; an accuracy is from 0 to 1"),
+        ("ablation", ("baseline",), 99.0, "baseline must be from 0 to 1 for accuracies, got 99.0"),
         ("ablation", ("drops", 0, 1), 1.5, "drops: of accuracies only numbers from -1 to 1"),
-        ("ablation", ("cumulative",), [[0.1, 0.1], [0.1, 0.1]], "cumulative: 2 were given along H.1; 3 are needed"),
+        ("ablation", ("cumulative",), [[0.1, 0.1], [0.1, 0.1]], "cumulative must have size 3 along H.1, got 2"),
         ("sets", ("order", 0), [1, 1], "order: each head of the model is needed once"),
-        ("extrapolation", ("rows", 0, "accuracy"), None, "rows.0: examples: .* were given; there are figures"),
+        ("extrapolation", ("rows", 0, "accuracy"), None, "rows.0.examples must match the results, got"),
         ("behaviour", ("positional", 0, 0), 99.0, "positional.0.0: "),
     ],
 )

@@ -166,7 +166,7 @@ def test_splits_that_are_empty_or_shorter_than_a_window_are_named(tmp_path: Path
         with pytest.raises(InputError) as caught:
             language(one, length=8).dataset(split, 1, seed=0)
         assert str(caught.value) == (
-            f"length: 8 was given; the {split} split of the text has 0 tokens in all, and a window takes 9."
+            f"length must be less than the 0 tokens of the {split} split, got 8."
         )
     two = written(tmp_path / "two", [b"one", b"another"])
     assert {split: len(of(corpus(two), split)) for split in SPLITS} == {"train": 1, "validation": 0, "test": 1}
@@ -242,7 +242,7 @@ def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
     ("options", "message"),
     [
         ({"text": "a.txt"}, "text must be a list of words, got 'a.txt'."),
-        ({"text": ["a", ""]}, "text: ['a', ''] was given; each must be the name of a file or a folder."),
+        ({"text": ["a", ""]}, "text must be names of files or folders, got ['a', '']."),
         ({"sha256": "12"}, "sha256 must be 64 digits of 0-9 and a-f, got '12'."),
     ],
 )

@@ -157,7 +157,7 @@ def test_a_tokenizer_by_its_name_is_one_that_was_downloaded(
     (place / "refs" / "main").write_text("abc", encoding="utf-8")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     assert language(text, "somebody/words").corpus().sha256 == language(text, folder).corpus().sha256
-    with pytest.raises(InputError, match="tokenizer: 'somebody/else' was given"):
+    with pytest.raises(InputError, match="tokenizer must be .*, got 'somebody/else'"):
         language(text, "somebody/else").corpus()
 
 
@@ -185,5 +185,5 @@ def test_a_tokenizer_without_a_token_to_separate_by_is_refused(tmp_path: Path):
     with pytest.raises(InputError) as caught:
         tokens_of(str(place))
     assert str(caught.value) == (
-        f"tokenizer: {place} was given; it has no token for the end, the beginning or the separation of texts."
+        f"tokenizer must have an end, beginning or separator token, got {str(place)!r}."
     )

@@ -118,7 +118,7 @@ def test_asking_for_more_examples_than_there_are_is_refused():
     for split, count in have.items():
         with pytest.raises(
             InputError,
-            match=rf"^{split}_examples: {count + 1} was given, but trigger-distance .* {count} different",
+            match=rf"^{split}_examples: trigger-distance .* {count} different .*, got {count + 1}",
         ):
             task.dataset(split, count + 1, seed=0)
 

@@ -90,7 +90,7 @@ def test_on_the_command_line(toeplens: Toeplens, tmp_path: Path) -> None:
     again = toeplens("train", spec, "--encoding", "rope+alibi", "--out", tmp_path, "--json").json()
     assert again["directory"] == answer["directory"]
     other = toeplens("train", spec, "--encoding", "rope+fox", "--out", tmp_path).refusal()
-    assert "'rope + fox' was given" in other
+    assert "got 'rope + fox'" in other
     assert "both act through rotate" in toeplens("card", "rope+drope", "--out", tmp_path / "card.html").refusal()
     wrong = toeplens("card", "rope+fox", "--set", "base=3", "--out", tmp_path / "card.html").refusal()
     assert "known: fox, rope" in wrong

@@ -77,9 +77,9 @@ def test_models_trained_as_one_end_as_they_do_alone(tmp_path: Path):
     ("changes", "words"),
     [
         ({"model": {"readout": "last"}}, "readout must be 'each', got 'last'"),
-        ({"model": {"causal": False}}, "causal: false was given; the labels are the next tokens"),
-        ({"task": "trigger-distance", "task_options": {"length": 8, "vocab_size": 12}}, "readout: 'each' was given"),
-        ({"model": {"max_len": 8}}, "max_len: 8 was given; the task's sequences have 16 tokens"),
+        ({"model": {"causal": False}}, "model.causal must be true for next-token labels"),
+        ({"task": "trigger-distance", "task_options": {"length": 8, "vocab_size": 12}}, "model.readout must not be 'each' for this task, got 'each'"),
+        ({"model": {"max_len": 8}}, "model.max_len must be at least 16"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], words: str):

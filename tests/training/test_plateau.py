@@ -102,7 +102,7 @@ def test_a_constant_rate_follows_its_warm_up(tmp_path: Path) -> None:
 
 def test_an_epoch_has_no_more_evaluations_than_steps() -> None:
     assert refusal(lambda: tiny(evaluations=4)) == (
-        "evaluations: 4 was given; an epoch has 3 steps, and an evaluation comes after a step."
+        "evaluations must be at most 3, the steps of an epoch, got 4."
     )
 
 

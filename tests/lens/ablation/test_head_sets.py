@@ -184,7 +184,7 @@ def test_head_sets_hold_what_the_single_functions_find(monkeypatch: pytest.Monke
         (cumulative_ablation, {"metric": "los"}, "metric: there is no 'los'; did you mean 'loss'"),
         (sufficient_set, {"intervention": "none"}, "intervention: there is no 'none'"),
         (sufficient_set, {"keep": 0.0}, "keep must be over 0 and at most 1, got 0.0"),
-        (sufficient_set, {"keep": 1.5}, "keep: 1.5 was given"),
+        (sufficient_set, {"keep": 1.5}, "keep must be over 0 and at most 1, got 1.5"),
     ],
 )
 def test_wrong_choices_are_refused(call: Any, options: dict[str, Any], words: str) -> None:

@@ -355,9 +355,9 @@ def test_layers_without_a_rotation_have_no_bands() -> None:
     found = ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], metric="accuracy")
     assert np.isnan(found.drops[0]).all()
     assert np.isfinite(found.drops[1]).all()
-    with pytest.raises(InputError, match=r"^layers: 0 was given; the layers with a rotation are \[1\]"):
+    with pytest.raises(InputError, match=r"^layers must have a rotation \(\[1\]\), got 0"):
         source.controlled(BandControl(), [0])
-    with pytest.raises(InputError, match=r"^layers: .0. were given; the layers with a rotation are \[1\]"):
+    with pytest.raises(InputError, match=r"^layers must include a layer with a rotation \(\[1\]\), got \[0\]"):
         ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], layers=[0])
 
 
@@ -372,9 +372,9 @@ def test_bands_exchange_their_frequencies() -> None:
     ("control", "sentence"),
     [
         (BandControl(still=(4,)), "still must be different indices from 0 to 3, got .4."),
-        (BandControl(silent=(1, 1)), "silent: .1, 1. was given"),
+        (BandControl(silent=(1, 1)), "silent must be different indices from 0 to 3, got .1, 1."),
         (BandControl(order=(0, 1)), "order must name each of 0 to 3 once, got .0, 1."),
-        (BandControl(heads=(9,)), "heads: .9. was given"),
+        (BandControl(heads=(9,)), "heads must be different indices .*, got .9"),
     ],
 )
 def test_control_that_does_not_fit_is_refused(control: BandControl, sentence: str) -> None:
@@ -394,7 +394,7 @@ def test_wrong_choices_are_refused() -> None:
         ablate_bands(source, [(TOKENS, LABELS, LENGTHS)])
     with pytest.raises(InputError, match=r"^top must be from 1 to 8, got 9"):
         frequency_use(trace_of(model_of("rope"))).massive(9)
-    with pytest.raises(InputError, match=r"^rotation: it was given beside a trace"):
+    with pytest.raises(InputError, match=r"^rotation must not be set with a trace"):
         frequency_use(trace_of(model_of("rope")), rotation=torch.ones(2))
     case: dict[str, Any] = dict.fromkeys(("q", "k"), torch.ones(2, 4, 3))
     for field, value in (("window", 0), ("k", None), ("counted", "used")):

@@ -90,7 +90,7 @@ def test_without_resamples_there_are_no_intervals():
     assert np.isnan(low).all()
     assert np.isnan(high).all()
     assert low.shape == high.shape == (3,)
-    with pytest.raises(InputError, match="samples: -1 was given"):
+    with pytest.raises(InputError, match="samples must be at least 0, got -1"):
         bootstrap_means(np.ones((5, 3)), samples=-1)
 
 

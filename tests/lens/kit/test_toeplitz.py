@@ -251,7 +251,7 @@ Q = torch.zeros(2, 4, 5, 3)
         ({"bias": torch.zeros(6)}, r"bias: its shape is \[6\]; \[..., 5\] by offset or \[..., 5, 5\]"),
         ({"bias": torch.zeros(3, 5)}, r"broadcast to \[2, 4\]"),
         ({"bias": torch.full((5,), torch.nan)}, "^bias: it holds infinite"),
-        ({"lengths": torch.tensor([1, 6])}, r"lengths: \[1, 6\] were given; 0 to 5"),
+        ({"lengths": torch.tensor([1, 6])}, r"lengths must be from 0 to 5, got \[1, 6\]"),
         ({"lengths": torch.tensor([5])}, r"lengths: their shape is \[1\]"),
         ({"q": Q[0], "k": Q[0], "lengths": torch.tensor([5, 5, 5, 5])}, r"\[B\] for q \[B, H, N, d\]"),
     ],

@@ -110,7 +110,7 @@ def test_only_the_chosen_layers_are_formed() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"layers": [3]}, r"layers: \[3\] was given; the model has layers 0 to 2"),
+        ({"layers": [3]}, r"layers must be from 0 to 2, got \[3\]"),
         ({"layers": [-1]}, "layers"),
         ({"layers": []}, "layers"),
         ({"positions": [2, 1]}, "positions: .* must increase and lie from 0 to 11"),

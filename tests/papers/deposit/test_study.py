@@ -202,7 +202,7 @@ def test_the_two_protocols_mean_different_things_by_the_same_word():
     [
         (("lptop", PROTOCOLS, 1), "scale: there is no 'lptop'; did you mean 'laptop'"),
         (("smoke", ["papr"], 1), "protocol: there is no 'papr'; did you mean 'paper'"),
-        (("smoke", PROTOCOLS, 0), "seeds: 0 was given"),
+        (("smoke", PROTOCOLS, 0), "seeds must be from 1 to"),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused(given: tuple[Any, ...], message: str):

@@ -40,7 +40,7 @@ def test_how_long_a_model_is_made_for(kind: str, sizes: dict[str, Any], limit: i
     check_length(loaded, "tokens", limit or 10_000)
     if limit is not None:
         with pytest.raises(
-            InputError, match=rf"^tokens: sequences of {limit + 1} tokens were given; the model .* {limit}"
+            InputError, match=rf"^tokens must be at most {limit}, .*, got {limit + 1}"
         ):
             check_length(loaded, "tokens", limit + 1)
 

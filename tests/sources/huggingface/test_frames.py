@@ -152,7 +152,7 @@ def test_position_is_taken_from_the_relative_form_alone() -> None:
     ("inputs", "said"),
     [
         ({"input_values": torch.zeros(4)}, r"input_values is \[4\]; it must be a tensor with the sequences first"),
-        ({**waves(2), "attention_mask": torch.ones(3, SAMPLES)}, "2 of input_values, 3 of attention_mask were given"),
+        ({**waves(2), "attention_mask": torch.ones(3, SAMPLES)}, "inputs must have the same number of sequences, got 2 of input_values, 3 of attention_mask"),
         ({**waves(2), "attention_mask": torch.ones(2, SAMPLES).tril(600)}, "their mask hides some of them"),
         ({"input_values": torch.zeros(2, 45)}, "a single frame of each; at least 2"),
     ],

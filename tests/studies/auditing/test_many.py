@@ -63,7 +63,7 @@ def test_a_model_is_called_by_as_much_as_tells_it_apart(tmp_path: Path, monkeypa
     assert directories_of(["no/such/model", "/no/such/thing", "."]) == ["model", "thing", tmp_path.name]
     assert directories_of(["org/last", "one/last"]) == ["org--last", "last"]
     for same in (["one/last", "./one/last"], ["a/b", "two/last", "a/b"]):
-        with pytest.raises(InputError, match=f"model: {same[-1]} was given twice; each model has one audit."):
+        with pytest.raises(InputError, match=f"model must not name {same[-1]} twice."):
             directories_of(same)
 
 

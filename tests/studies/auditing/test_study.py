@@ -337,7 +337,7 @@ def test_own_runs_are_audited_alike(own: Run) -> None:
         kept = [head.current for head in found.heads if head.layer == layer.layer]
         np.testing.assert_allclose(kept, current, atol=1e-6)
     for data in ("text", TOKENS.numpy()):
-        with pytest.raises(InputError, match="data: it was given; a run"):
+        with pytest.raises(InputError, match="data must not be set for a run"):
             audit(own, data)
 
 
@@ -370,11 +370,11 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
         ([[0.5, 1.5]], {}, "must be whole numbers"),
         ([[3, 60]], {}, "the model's vocabulary goes from 0 to 59"),
         ([[3, -1]], {}, "tokens: they go from -1 to 3"),
-        ([[3] * 41], {}, "sequences of 41 tokens were given; the model has positions for 40"),
-        (TOKENS, {"first": 2}, "first: it was given without effects; it is of"),
-        (TOKENS, {"effects": "bands", "first": 2}, "first: it was given beside effects 'bands'; it is of"),
-        (TOKENS, {"effects": "exact", "first": 99}, "first: 99 was given; there are 8 heads to choose from"),
-        (None, {"max_tokens": 10**6}, "max_tokens: sequences of 1000000 tokens were given; the model has positions f"),
+        ([[3] * 41], {}, "must be at most 40, the positions of the model, got 41"),
+        (TOKENS, {"first": 2}, "first must not be set with effects 'none'"),
+        (TOKENS, {"effects": "bands", "first": 2}, "first must not be set with effects 'bands'"),
+        (TOKENS, {"effects": "exact", "first": 99}, "first must be at most 8, the number of heads, got 99"),
+        (None, {"max_tokens": 10**6}, "max_tokens must be at most .*, got 1000000"),
         (TOKENS, {"effects": "some"}, "effects: there is no 'some'"),
     ],
 )
@@ -386,8 +386,8 @@ def test_wrong_input_is_refused(data: Any, options: dict[str, Any], said: str) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"heads": [4]}, "heads: 4 was given; the layers have heads 0 to 3 at most."),
-        ({"changes": [Change(layer=7, output="zero")], "effects": "none"}, "layer: 7 was given; "),
+        ({"heads": [4]}, "heads must be from 0 to 3, got 4."),
+        ({"changes": [Change(layer=7, output="zero")], "effects": "none"}, "layer must be from 0 to "),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_measured(
@@ -407,13 +407,13 @@ def test_rotations_are_read_no_further_than_the_model_is_made_for() -> None:
         InputError, match=r"^max_tokens: sequences of 24 tokens .* the model is made for 8, by max_posi"
     ):
         audit(model, TOKENS, effects="none")
-    with pytest.raises(InputError, match=r"^max_tokens: sequences of 16 tokens were given"):
+    with pytest.raises(InputError, match=r"^max_tokens must be at most .*, got 16"):
         audit(model, max_tokens=16, effects="none")
     assert audit(model, effects="none").about["tokens"] == 8
 
 
 def test_models_are_loaded_from_directories_or_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"model: a Linear was given"):
+    with pytest.raises(InputError, match=r"model must be .*, got a Linear"):
         audit(torch.nn.Linear(2, 2))
     model = model_of("Llama")
     model.save_pretrained(tmp_path / "whole")

@@ -127,9 +127,9 @@ def test_intervals_hold_where_sequences_of_a_text_are_alike() -> None:
 
 
 def test_what_cannot_be_done_with_several_texts(model: Any) -> None:
-    with pytest.raises(InputError, match=r"^first: 3 was given beside several texts"):
+    with pytest.raises(InputError, match=r"^first must not be set for several texts, got 3"):
         audit(model, TEXTS, first=3, **OPTIONS)
-    with pytest.raises(InputError, match="max_tokens: 1 was given; this tokenizer adds 1"):
+    with pytest.raises(InputError, match="max_tokens must be larger than the 1 tokens"):
         from_texts(tokenizer(), TEXTS, 4, 1)
     with pytest.raises(InputError, match=r"^text: text 2 has less than 2 tokens; "):
         audit(model, ["sea sun moon", ""], tokenizer=tokenizer(), max_tokens=16)

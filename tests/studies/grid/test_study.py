@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no-name": ({"encodings": {"rope": None, "": {"encoding": "nope"}}}, "encodings: one of them has no name."),
     "few-examples": ({"measures": ["representation"], "examples": 4}, "examples: 4 was given; the measure representa"),
-    "infinite": ({"training": {**TRAINING, "lr": float("inf")}}, "training.lr: inf was given; only what JSON can hold"),
+    "infinite": ({"training": {**TRAINING, "lr": float("inf")}}, "training.lr must be serializable as JSON, got inf"),
 }
 
 
@@ -177,7 +177,7 @@ def test_what_is_no_study_is_one_sentence(case: str):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {**SIZES, "num_heads": 3}}, "rope on index: d_model: 8 was given"),
+        ({"model": {**SIZES, "num_heads": 3}}, "rope on index: model.d_model must be divisible by num_heads (3), got 8"),
         ({"tasks": {"index": {"options": {"words": 10**15}}}}, "rope on index: vocab_size: "),  # not counted one by one
         ({"training": {"lr": -1}}, "rope on index: lr: "),
     ],

@@ -88,7 +88,7 @@ ATTENTION = "model.layers.0.self_attn (LlamaAttention)"
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("layers=2-3 output=zero", "layers: 3 was given; there are 2 calls of self attention, counted from 1."),
+        ("layers=2-3 output=zero", "layers must be from 1 to 2 in self attention, got 3."),
         (
             "layers=1 kind=cross output=zero",
             "layers: 1 was given; there are 0 calls of cross attention, counted from 1.",

@@ -65,7 +65,7 @@ def test_the_longest_sequence_has_another_to_draw_from_or_is_refused() -> None:
     model = tiny("LlamaForCausalLM", **LLAMA)
     inputs = {"input_ids": text(2), "attention_mask": mask_of([TOKENS, 5])}
     refused = (
-        r"^output: resample was given, and a sequence has tokens where the one drawn for it has padding; each need"
+        r"^output must not be 'resample' if the batch has no other sequence"
     )
     with intervened(model, Change(layer=0, output="resample")), pytest.raises(InputError, match=refused):
         logits(model, inputs)
