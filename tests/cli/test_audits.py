@@ -59,7 +59,7 @@ def test_all_texts_that_are_given_are_read(toeplens: Toeplens, reader: Path, tmp
     page = (tmp_path / "out" / "report.html").read_text()
     assert "2 of a.txt, 2 of b.txt and 1 of c.txt" in page
     refused = toeplens("audit", reader, *given[:2], *options, "--json").refusal()
-    assert "holds a finished audit on other tokens (5 x 16 tokens, 2 of a.txt, 2 of b.txt and 1 of c.txt)" in refused
+    assert "contains a finished audit on other tokens (5 x 16 tokens, 2 of a.txt, 2 of b.txt and 1 of c.txt)" in refused
     assert (tmp_path / "out" / "report.html").read_text() == page
     refused = toeplens("audit", reader, *given, "--text", tmp_path / "a.txt", *options).refusal()
     assert refused == "error: text: two files have the same name; each must have its own."
@@ -104,18 +104,20 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     assert {**beside["audits"][0], "page": told["page"]} == {"name": "a", **told}
     assert [each["layer"] for each in beside["audits"][1]["heads"]] == [1, 1]
     replaced = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "a")
-    assert "holds an audit; give an empty or new directory" in replaced.refusal()
+    assert "contains an audit. Choose an empty or new directory" in replaced.refusal()
     shutil.copytree(model, tmp_path / "other")
     kept = (tmp_path / "a" / "audit.json").read_bytes()
     refused = toeplens("audit", tmp_path / "other", "--tokens", tmp_path / "ids.npy", "--out", tmp_path / "a").refusal()
-    assert refused == f"error: out: {tmp_path / 'a'} holds the audit of {named!r}; give an empty or new directory."
+    assert (
+        refused == f"error: --out: {tmp_path / 'a'} contains the audit of {named!r}. Choose an empty or new directory."
+    )
     assert (tmp_path / "a" / "audit.json").read_bytes() == kept
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--text", "no.txt"], "text: there is no file no.txt."),
+        (["--text", "no.txt"], "--text: file no.txt does not exist."),
         (["--tokens", "words.txt"], "tokens must be a .npy or a .json file, got words.txt."),
         (["--tokens", "bad.json"], "tokens: bad.json could not be read"),
         (["--text", "words.txt", "--tokens", "bad.json"], "--tokens and --text must not both be set."),
@@ -142,7 +144,11 @@ def test_outputs_replace_nothing_but_their_own_kind(
     monkeypatch.setattr(many, "audit", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr(many, "spread", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr("toeplens.studies.auditing.open_audit", lambda _: None)
-    holds = {"spec.json": "holds a run", "study.json": "holds a study", "notes.txt": "holds files that are not the"}
+    holds = {
+        "spec.json": "contains a run",
+        "study.json": "contains a study",
+        "notes.txt": "contains files that do not belong to the",
+    }
     commands = (["audit", model], ["audit", model, model.parent, "--workers", 1], ["compare", "a", "b"])
     for number, words in enumerate(commands):
         for name, says in holds.items():
@@ -184,9 +190,9 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
         ("large.npy", "tokens: they go up to 18446744073709551615; a token is at most 9223372036854775807."),
         (
             "header.npy",
-            "header.npy could not be read (it is no .npy file, is damaged or cut short, or holds objects); it must",
+            "header.npy could not be read (it is not a .npy file, is damaged, or contains objects)",
         ),
-        ("folder.npy", "folder.npy is no file; one must be given, or a pipe."),
+        ("folder.npy", "tokens must be a file or a pipe"),
         ("far.json", "must be whole numbers"),
         ("n" * 5000, "is longer than the system allows"),
     ):
@@ -314,7 +320,7 @@ def test_models_that_fail_are_told_at_the_end(toeplens: Toeplens, model: Path, r
     assert asked == "model: there is no directory no/such/model; the hub is asked for it."
     assert lines[:2] == ["[1/3] tiny: failed", "[2/3] model: failed"]
     assert first.startswith("error: tiny: model: ")
-    assert "has no tokenizer that can be read" in first
+    assert "has no readable tokenizer" in first
     assert second.startswith("error: model: model: no/such/model could not be loaded: there is no such file")
     assert "reader" in told.out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", "audits.json", "reader"}

@@ -180,7 +180,7 @@ def test_a_run_that_diverged_has_no_tables(toeplens: Toeplens, tmp_path: Path):
     run = toeplens("train", *TINY, *changes(lr=1e300), "--out", tmp_path, "--json").json()
     assert (run["status"], run["test_accuracy"]) == ("diverged", None)
     for command in ("ablate", "extrapolate"):
-        assert "diverged; there are no finite weights to look at" in toeplens(command, run["directory"]).refusal()
+        assert "diverged, so it has no finite weights to look at" in toeplens(command, run["directory"]).refusal()
 
 
 def test_fields_are_changed_as_asked_and_switches_follow(toeplens: Toeplens, tmp_path: Path):

@@ -60,7 +60,9 @@ def test_each_layer_turns_as_its_type_does() -> None:
     for layer, kind in enumerate(("near", "far", "near")):
         assert torch.equal(encoding.for_layer(layer).frequencies, build(**TYPES[kind]).frequencies)
     assert encoding.for_layer(0) is encoding.for_layer(2)
-    with pytest.raises(InputError, match=r"^layer_types must have an entry for layer 3, counted from 0, got 3 entries\.$"):
+    with pytest.raises(
+        InputError, match=r"^layer_types must have an entry for layer 3, counted from 0, got 3 entries\.$"
+    ):
         encoding.for_layer(3)
 
 
@@ -312,7 +314,10 @@ def test_hunyuans_alpha_is_a_larger_base() -> None:
     ("options", "words"),
     [
         ({**TYPES}, "layer_types must be set with parameters by layer type ('near')."),
-        ({"layer_types": ["near", "far"], "rope_theta": 5.0, **TYPES}, "rope_theta must not be set with parameters by layer type"),
+        (
+            {"layer_types": ["near", "far"], "rope_theta": 5.0, **TYPES},
+            "rope_theta must not be set with parameters by layer type",
+        ),
         ({"layer_types": ["off"], "off": None}, "layer_types: no layer's type has parameters"),
         (
             {"layer_types": ["near", "far"], "near": {"mrope_section": [4, 2, 2]}, "far": {}},

@@ -322,7 +322,7 @@ def test_a_run_that_another_process_works_on_is_neither_silenced_nor_measured(ru
     before = sorted(path.name for path in run.directory.iterdir())
     with held(run.directory):
         for work in (ablate_run, lambda run, examples: measure_run(run, "representation", examples=examples)):
-            with pytest.raises(InputError, match="is being worked on by another process"):
+            with pytest.raises(InputError, match="is in use by another process"):
                 work(run, examples=TEST)
     assert sorted(path.name for path in run.directory.iterdir()) == before
     recorded = measure_run(run, "representation", examples=TEST)

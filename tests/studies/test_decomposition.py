@@ -133,7 +133,7 @@ def test_chosen_layers_and_bad_input(runs: dict[str, Run], tmp_path: Path) -> No
     assert [layer.layer for layer in decompose_run(runs["rope"], layers=[1], examples=4).layers] == [1]
     with pytest.raises(InputError, match="examples must be"):
         decompose_run(runs["rope"], examples=0)
-    with pytest.raises(InputError, match=r"^run: .* diverged; there are no finite weights"):
+    with pytest.raises(InputError, match=r"^run: .* diverged, so it has no finite weights"):
         decompose_run(replace(runs["rope"], status="diverged"))
     with pytest.raises(InputError, match="layers"):
         decompose_run(runs["rope"], layers=[9], examples=4)

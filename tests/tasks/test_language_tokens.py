@@ -177,13 +177,11 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path):
         tokens._words.cache_clear()
         with pytest.raises(InputError) as caught:
             tokens_of(str(tmp_path))
-        assert str(caught.value).startswith(f"tokenizer: {file} is no tokenizer that can be read (")
+        assert str(caught.value).startswith(f"tokenizer: {file} is not a valid tokenizer (")
 
 
 def test_a_tokenizer_without_a_token_to_separate_by_is_refused(tmp_path: Path):
     place = saved(tmp_path / "t", ["<unk>"])
     with pytest.raises(InputError) as caught:
         tokens_of(str(place))
-    assert str(caught.value) == (
-        f"tokenizer must have an end, beginning or separator token, got {str(place)!r}."
-    )
+    assert str(caught.value) == (f"tokenizer must have an end, beginning or separator token, got {str(place)!r}.")

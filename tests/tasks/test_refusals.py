@@ -63,7 +63,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"vocab_size": 21}, "vocab_size must be a whole number of at least 22, got 21."),
     ],
     "trigger-distanse": [
-        ({}, "task: there is no 'trigger-distanse'; did you mean 'trigger-distance'"),
+        ({}, "got 'trigger-distanse'; did you mean 'trigger-distance'"),
     ],
 }
 

@@ -71,9 +71,9 @@ def test_a_study_takes_a_list() -> None:
     assert columns["scanned/200"].options == {"rope": {"pairing": "half", "base": 200}}
     assert spec_from_yaml(spec.to_yaml()) == spec
     for wrong, words in (
-        ("[rope, ropee]", "there is no 'ropee'"),
+        ("[rope, ropee]", "got 'ropee'"),
         ("[]", "must be a name"),
-        ("rope+", "there is no ''"),
+        ("rope+", "got ''"),
     ):
         with pytest.raises(InputError, match=words) as caught:
             spec_from_yaml(GRID.replace("[rope, alibi]", wrong))

@@ -188,8 +188,14 @@ def test_chance_leaves_the_ignored_label_out():
 @pytest.mark.parametrize(
     ("changes", "start"),
     [
-        ({"model": MODEL | {"max_len": 7}}, "model.max_len must be at least 8, the tokens of the task's sequences, got 7."),
-        ({"model": MODEL | {"vocab_size": 11}}, "model.vocab_size must be at least 12, the token ids of the task, got 11."),
+        (
+            {"model": MODEL | {"max_len": 7}},
+            "model.max_len must be at least 8, the tokens of the task's sequences, got 7.",
+        ),
+        (
+            {"model": MODEL | {"vocab_size": 11}},
+            "model.vocab_size must be at least 12, the token ids of the task, got 11.",
+        ),
         (
             {"model": MODEL | {"num_classes": 7}},
             "model.num_classes must be at least 8, as labels go up to 7, got 7.",

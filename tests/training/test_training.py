@@ -295,8 +295,8 @@ def test_what_a_machine_has_is_used_as_asked_or_said_to_be_missing(
     ("given", "message"),
     [
         (("gpu", "auto", "auto"), "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
-        (("meta", "auto", "auto"), "device: there is no 'meta'; known: cpu, cuda"),
-        (("cpu", "of", "auto"), "compile: there is no 'of'; did you mean 'off'"),
+        (("meta", "auto", "auto"), "device must be one of cpu, cuda, got 'meta'"),
+        (("cpu", "of", "auto"), "got 'of'; did you mean 'off'"),
     ],
 )
 def test_an_execution_that_does_not_exist_is_refused(given: tuple[Any, Any, Any], message: str):

@@ -155,7 +155,7 @@ def test_what_is_no_finite_number_is_null(tmp_path: Path):
     ("seen", "message"),
     [
         ({"step": 1}, "watcher: 'digests' gives 'step', which each row has already."),
-        ({"a": torch.ones(2)}, "watcher: 'digests' gives what JSON cannot hold; it must give plain lists and numbers."),
+        ({"a": torch.ones(2)}, "watcher: 'digests' must return lists and numbers that JSON can hold."),
     ],
     ids=["step", "tensor"],
 )

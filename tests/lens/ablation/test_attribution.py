@@ -115,7 +115,7 @@ def test_a_source_without_gradients_is_refused() -> None:
     class Bare:
         num_layers, num_heads = LAYERS, HEADS
 
-    with pytest.raises(InputError, match="Bare cannot run with gains and gradients"):
+    with pytest.raises(InputError, match="method must not be 'attribution' for Bare"):
         ablate_heads(Bare(), [batch()], metric="loss", method="attribution")  # type: ignore[arg-type]
 
 

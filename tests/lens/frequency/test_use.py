@@ -364,7 +364,7 @@ def test_layers_without_a_rotation_have_no_bands() -> None:
 def test_bands_exchange_their_frequencies() -> None:
     assert swapped(6, [0, 1], [4, 5]) == (4, 5, 2, 3, 0, 1)
     for second in ([5], [0, 4], [4, 6]):
-        with pytest.raises(InputError, match=r"^second: .* two bands that are exchanged"):
+        with pytest.raises(InputError, match=r"^second must have as many indices"):
             swapped(6, [0, 1], second)
 
 
@@ -384,13 +384,13 @@ def test_control_that_does_not_fit_is_refused(control: BandControl, sentence: st
 
 @pytest.mark.parametrize("encoding", ["fox", "shaw", "urpe", "pope"])
 def test_encodings_without_frequencies_are_refused(encoding: str) -> None:
-    with pytest.raises(NoForm, match=r"^encoding: "):
+    with pytest.raises(NoForm, match=r"^encoding(:| must) "):
         frequency_use(trace_of(model_of(encoding)))
 
 
 def test_wrong_choices_are_refused() -> None:
     source = DecoderSource(model_of("alibi"))
-    with pytest.raises(InputError, match=r"there are no bands to take"):
+    with pytest.raises(InputError, match=r"no layer of this model rotates"):
         ablate_bands(source, [(TOKENS, LABELS, LENGTHS)])
     with pytest.raises(InputError, match=r"^top must be from 1 to 8, got 9"):
         frequency_use(trace_of(model_of("rope"))).massive(9)
@@ -398,7 +398,7 @@ def test_wrong_choices_are_refused() -> None:
         frequency_use(trace_of(model_of("rope")), rotation=torch.ones(2))
     case: dict[str, Any] = dict.fromkeys(("q", "k"), torch.ones(2, 4, 3))
     for field, value in (("window", 0), ("k", None), ("counted", "used")):
-        with pytest.raises(InputError, match=f"^{field}: "):
+        with pytest.raises(InputError, match=f"^{field}(:| must) "):
             frequency_use(**{**case, field: value})
 
 

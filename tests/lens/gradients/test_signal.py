@@ -288,9 +288,9 @@ def test_heads_without_a_signal_have_no_margin() -> None:
 def test_no_examples_and_unknown_levels_are_refused() -> None:
     tokens, labels, lengths = examples()
     source = DecoderGradients(model_of())
-    with pytest.raises(InputError, match="batches: no examples that count"):
+    with pytest.raises(InputError, match="batches must have at least one example that counts"):
         seed_strength(source, [(tokens, torch.full_like(labels, -100), lengths)])
     with pytest.raises(InputError, match="levels must include 'logits' or 'parameters', got none"):
         seed_strength(source, [examples()], levels=())
-    with pytest.raises(InputError, match=r"^levels: there is no 'logit'; did you mean 'logits'"):
+    with pytest.raises(InputError, match=r"^levels must be .*, got 'logit'; did you mean 'logits'"):
         seed_strength(source, [examples()], levels=("logit",))  # type: ignore[arg-type]

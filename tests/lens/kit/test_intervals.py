@@ -95,7 +95,7 @@ def test_without_resamples_there_are_no_intervals():
 
 
 def test_no_examples_are_refused():
-    with pytest.raises(InputError, match="no examples"):
+    with pytest.raises(InputError, match="at least one example"):
         bootstrap_means(np.empty((0, 3)))
 
 
@@ -123,7 +123,7 @@ def test_equal_seeds_have_an_interval_without_width():
 
 
 def test_no_seeds_are_refused():
-    with pytest.raises(InputError, match="no seeds"):
+    with pytest.raises(InputError, match="at least one seed"):
         over_seeds(np.array([]))
 
 

@@ -105,7 +105,7 @@ def test_spans_that_meet_are_not_separable(shared: bool) -> None:
     found = position_subspace(p, words, energy=1)
     assert not found.separable
     assert found.angles[0] < 1e-6
-    with pytest.raises(InputError, match="x: cannot be separated"):
+    with pytest.raises(InputError, match="x cannot be separated"):
         found.separate(p)
 
 
@@ -133,7 +133,7 @@ def test_one_vector_spans_nothing() -> None:
 
 def test_wrong_input_is_one_sentence() -> None:
     p = drawn(18, 4, 3)
-    with pytest.raises(InputError, match="p: "):
+    with pytest.raises(InputError, match="p(:| must) "):
         position_subspace(p * np.nan, p)
     with pytest.raises(InputError, match="words must have the width of p, 3, got 2"):
         position_subspace(p, p[:, :2])

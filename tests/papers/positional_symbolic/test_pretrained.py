@@ -127,7 +127,7 @@ def test_a_page_is_made_whichever_pieces_are_missing(study: Pretrained) -> None:
 @pytest.mark.parametrize(
     ("texts", "sizes", "sentence"),
     [
-        (TEXTS, {"seed": 7}, "seed: .* holds a study whose seed is another"),
+        (TEXTS, {"seed": 7}, "seed: .* must be .*, as in the study in"),
         ({"one": TEXT}, {}, "texts: .* holds a study whose texts is another"),
         (TEXTS, {"tokens": 80}, "tokens: .* holds a study whose tokens is another"),
         (TEXTS, {"tokens": 8}, "tokens must be .*, got 8"),

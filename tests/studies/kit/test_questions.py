@@ -124,9 +124,11 @@ def test_what_cannot_be_asked(field: str, value: Any, sentence: str) -> None:
 
 
 def test_a_text_that_is_too_short_and_a_length_without_room(words: Any) -> None:
-    with pytest.raises(InputError, match="text: it has 2 tokens; 159 are needed"):
+    with pytest.raises(InputError, match="text must have at least 159 tokens, got 2"):
         Writer(words, "apple dog", 0).items(ASKED)
-    with pytest.raises(InputError, match="lengths must be larger than the .* tokens of a needle and its question, got 30"):
+    with pytest.raises(
+        InputError, match="lengths must be larger than the .* tokens of a needle and its question, got 30"
+    ):
         Writer(words, TEXT, 0).needle(30, 0.5)
 
 

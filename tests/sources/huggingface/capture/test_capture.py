@@ -70,7 +70,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         SIZES | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16},
     ),
 }
-UNPLACED = {"DebertaV2": "no function of the offset", "T5": "different sequences"}  # why a layer has no such form
+UNPLACED = {"DebertaV2": "not a function of the offset", "T5": "different sequences"}  # why a layer has no such form
 TURNED = {  # pairing, first of the pairs' dimensions, frequencies
     "Llama": ("half", 0, [1, 0.1, 0.01, 0.001]),
     "GPTNeoX": ("half", 0, [1, 0.01]),

@@ -123,10 +123,10 @@ def test_attention_without_a_softmax_is_passed_by() -> None:
     calls = calls_of(LinearAttention(), SoftAttention(), LinearAttention())
     assert [call.module for call in calls] == ["parts.1 (SoftAttention)"]
     with pytest.raises(
-        InputError, match=r"of Hand was understood: its LinearAttention took no softmax of queries and keys\.$"
+        InputError, match=r"of Hand was understood: its LinearAttention has no softmax of queries and keys\.$"
     ):
         calls_of(LinearAttention(), LinearAttention())
-    words = "its LinearAttention, NoAttention took no softmax of queries and keys, and NoAttention gave nothing but 0"
+    words = "its LinearAttention, NoAttention has no softmax of queries and keys, and NoAttention gave nothing but 0"
     with pytest.raises(InputError, match=words):
         calls_of(LinearAttention(), NoAttention())
 
@@ -134,7 +134,10 @@ def test_attention_without_a_softmax_is_passed_by() -> None:
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (BandedAttention, "parts.1 .BandedAttention. was not understood: its '_softmax' is no softmax of a product"),
+        (
+            BandedAttention,
+            "parts.1 .BandedAttention. was not understood: its '_softmax' is not a softmax of a traced product",
+        ),
         (BlockAttention, r"its '_softmax' is of numbers of shape \[2, 2, 4, 3, 3\], bands or blocks of keys in place"),
         (ExponentialAttention, "parts.1 .ExponentialAttention. was not understood: its 'exp'"),
         (TorchAttention, "parts.1 .TorchAttention. was not understood: its '.*(attention|softmax)"),

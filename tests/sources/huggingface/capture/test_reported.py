@@ -117,5 +117,5 @@ def test_a_bias_made_in_16_bits_is_by_offset_to_their_rounding(heads: int, token
     assert call.bias is not None
     other = call.bias.expand(-1, -1, tokens, -1).clone()
     other[..., -1, tokens // 2] *= 1.25
-    with pytest.raises(NoForm, match="no function of the offset"):
+    with pytest.raises(NoForm, match="not a function of the offset"):
         replace(call, bias=other).bias_by_offset()

@@ -208,15 +208,15 @@ def test_other_rotations_are_refused() -> None:
     places = torch.arange(20).unsqueeze(0)
     bent = places[0].double().square() * 0.05  # an angle that is not linear in the position
     after = [(x, torch.cat((_plane(x, bent), x[..., 2:]), -1)) for x in (q, k)]
-    with pytest.raises(NoForm, match="not one angle a position"):
+    with pytest.raises(NoForm, match="not one angle per position"):
         find_rotation(*after, places)
     grown = [(x, x * 0.9 ** places[0].unsqueeze(-1)) for x in (q, k)]  # a magnitude that is not the same everywhere
-    with pytest.raises(NoForm, match="not one angle a position"):
+    with pytest.raises(NoForm, match="not one angle per position"):
         find_rotation(*grown, places)
     mixed = [(x, x @ torch.linalg.qr(q[0, 0, :8]).Q) for x in (q, k)]
-    with pytest.raises(NoForm, match="turns no pairs"):
+    with pytest.raises(NoForm, match="rotates neither"):
         find_rotation(*mixed, places)
-    with pytest.raises(NoForm, match="1 token"):
+    with pytest.raises(NoForm, match="got 1"):
         find_rotation(*((x[:, :, :1], x[:, :, :1]) for x in (q, k)), places[:, :1])
 
 

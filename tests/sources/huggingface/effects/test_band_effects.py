@@ -54,5 +54,7 @@ def test_what_has_no_bands_is_refused() -> None:
 
 
 def test_runs_have_another_way(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^effects must be one of attribution, exact, none, position for a run, got 'bands'"):
+    with pytest.raises(
+        InputError, match=r"^effects must be one of attribution, exact, none, position for a run, got 'bands'"
+    ):
         audit(train(run_spec_of(), tmp_path), effects="bands")
