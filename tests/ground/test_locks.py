@@ -65,5 +65,5 @@ def test_only_half_written_files_are_tidied_away(tmp_path: Path):
 
 def test_a_lock_that_cannot_be_written_is_the_machines_failure(tmp_path: Path):
     (tmp_path / LOCK).mkdir()
-    with pytest.raises(EnvironmentFailure, match="[Cc]annot write"), locked(tmp_path, "run"):
+    with pytest.raises(EnvironmentFailure, match=r"[Cc]annot write"), locked(tmp_path, "run"):
         pass

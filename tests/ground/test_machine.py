@@ -41,14 +41,14 @@ def test_a_model_without_room_is_refused_before_it_is_built(sizes: dict[str, int
         decoder_config(encoding="learned", **sizes)
     with pytest.raises(InputError, match="1000000000"):
         decoder_config(**dict.fromkeys(sizes, 10**23))
-    with pytest.raises(InputError, match="num_layers(:| must) "):
+    with pytest.raises(InputError, match=r"num_layers(:| must) "):
         decoder_config(num_layers=100_000)
 
 
 def test_examples_without_room_are_refused_before_they_are_made():
     with pytest.raises(InputError, match=r"model and examples: they need at least .* of memory"):
         run_spec(model={}, train_examples=10**9)
-    with pytest.raises(InputError, match="train_examples(:| must) "):
+    with pytest.raises(InputError, match=r"train_examples(:| must) "):
         run_spec(model={}, train_examples=10**11)
 
 

@@ -63,5 +63,5 @@ def test_a_pipe_in_the_place_of_an_audit_is_not_waited_for(tmp_path: Path):
 
 def test_a_place_that_cannot_be_written_is_the_machines_failure(tmp_path: Path):
     for place in (Path("/proc/page.html"), tmp_path / ("x" * 300)):
-        with pytest.raises(EnvironmentFailure, match="[Cc]annot write"):
+        with pytest.raises(EnvironmentFailure, match=r"[Cc]annot write"):
             free(place, "card")

@@ -81,7 +81,7 @@ def test_it_is_saved_and_opened_again_by_one_call(name: str, options: dict[str, 
     assert logits(again).equal(logits(model))
     hosts.uninstall(again)
     again.save_pretrained(tmp_path / "plain")
-    with pytest.raises(InputError, match="has no toeplens encoding. Open it with from_pretrained"):
+    with pytest.raises(InputError, match=r"has no toeplens encoding. Open it with from_pretrained"):
         hosts.load(tmp_path / "plain")
 
 
@@ -143,7 +143,7 @@ def test_a_second_one_a_missing_one_and_a_short_table_are_refused() -> None:
     with pytest.raises(InputError, match="no encoding is installed"):
         hosts.uninstall(model)
     hosts.install(model, "learned", max_len=8)
-    with pytest.raises(InputError, match="positions must be from 0 to .*, got 11"):
+    with pytest.raises(InputError, match=r"positions must be from 0 to .*, got 11"):
         model(IDS)
     with pytest.raises(InputError, match="an encoding is already installed"):
         hosts.install(model, "rope")

@@ -229,7 +229,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         cache.crop(12)
     with pytest.raises(InputError, match=r"^segments and cache must not both be set"):
         attention(x, segments=torch.zeros(2, N, dtype=torch.long), cache=Cache(2, 30))
-    with pytest.raises(InputError, match="positions must be from 0 to 63 .*, got 64"):
+    with pytest.raises(InputError, match=r"positions must be from 0 to 63 .*, got 64"):
         layer("learned")(tokens(65))
     with pytest.raises(InputError, match=r"^x must be the only input, .*, got 3"):
         attention(x, x, x)

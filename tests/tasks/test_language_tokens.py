@@ -157,7 +157,7 @@ def test_a_tokenizer_by_its_name_is_one_that_was_downloaded(
     (place / "refs" / "main").write_text("abc", encoding="utf-8")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     assert language(text, "somebody/words").corpus().sha256 == language(text, folder).corpus().sha256
-    with pytest.raises(InputError, match="tokenizer must be .*, got 'somebody/else'"):
+    with pytest.raises(InputError, match=r"tokenizer must be .*, got 'somebody/else'"):
         language(text, "somebody/else").corpus()
 
 

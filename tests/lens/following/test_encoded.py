@@ -98,7 +98,7 @@ def test_an_encoding_that_does_not_fit_is_refused() -> None:
         behaviour(q, k, rotation=encoding, pairing="half")
     with pytest.raises(InputError, match="rotation must have 1 heads of 8 dimensions, as q has, got 2 heads of 8"):
         behaviour(q[:1], k[:1], rotation=encoding)
-    with pytest.raises(InputError, match="FoX reads the tokens' content. Use a trace"):
+    with pytest.raises(InputError, match=r"FoX reads the tokens' content. Use a trace"):
         behaviour(q, k, rotation=encoding_of("fox"))
     with pytest.raises(InputError, match="logits of Shaw are not a sum over pairs of dimensions"):
         frequency_use(q, k, rotation=encoding_of("shaw"))

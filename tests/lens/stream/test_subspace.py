@@ -133,7 +133,7 @@ def test_one_vector_spans_nothing() -> None:
 
 def test_wrong_input_is_one_sentence() -> None:
     p = drawn(18, 4, 3)
-    with pytest.raises(InputError, match="p(:| must) "):
+    with pytest.raises(InputError, match=r"p(:| must) "):
         position_subspace(p * np.nan, p)
     with pytest.raises(InputError, match="words must have the width of p, 3, got 2"):
         position_subspace(p, p[:, :2])

@@ -143,9 +143,9 @@ def test_the_page_shows_every_statement_and_plot(theory: Theory) -> None:
 
 
 def test_bad_input_is_one_sentence(theory: Theory, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="scale must be .*, got 'tiny'"):
+    with pytest.raises(InputError, match=r"scale must be .*, got 'tiny'"):
         check_theory(tmp_path / "new", scale="tiny")
-    with pytest.raises(InputError, match="device must be .*, got 'x'"):
+    with pytest.raises(InputError, match=r"device must be .*, got 'x'"):
         check_theory(tmp_path / "new", scale="smoke", seeds=1, limits=Limits(device="x", deadline=0.0))
     assert not (tmp_path / "new").exists()
     (tmp_path / "mine").write_text("mine")

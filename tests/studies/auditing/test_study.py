@@ -435,7 +435,7 @@ def test_a_full_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
     monkeypatch.setattr(measuring, "compared", full)
-    with pytest.raises(EnvironmentFailure, match="with 9 sequences of 24 tokens. Lower sequences or max_tokens"):
+    with pytest.raises(EnvironmentFailure, match=r"with 9 sequences of 24 tokens. Lower sequences or max_tokens"):
         audit(model_of("Llama"), TOKENS)
 
 

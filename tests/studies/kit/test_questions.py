@@ -127,7 +127,7 @@ def test_a_text_that_is_too_short_and_a_length_without_room(words: Any) -> None:
     with pytest.raises(InputError, match="text must have at least 159 tokens, got 2"):
         Writer(words, "apple dog", 0).items(ASKED)
     with pytest.raises(
-        InputError, match="lengths must be larger than the .* tokens of a needle and its question, got 30"
+        InputError, match=r"lengths must be larger than the .* tokens of a needle and its question, got 30"
     ):
         Writer(words, TEXT, 0).needle(30, 0.5)
 

@@ -141,7 +141,7 @@ def test_what_makes_no_sense_to_ask(model: Path, tmp_path: Path) -> None:
     for output in ("mean", "resample"):
         with pytest.raises(InputError, match=f"output must be zero for a probe, got {output}"):
             probe(str(model), TEXT, changes=[Change(layer=0, output=output)], asked=ASKED, device="cpu")
-    with pytest.raises(InputError, match="seed must be .*, got -1"):
+    with pytest.raises(InputError, match=r"seed must be .*, got -1"):
         probe(str(model), TEXT, asked=ASKED, device="cpu", seed=-1)
     from safetensors.torch import load_file, save_file
 
