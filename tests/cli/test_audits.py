@@ -62,7 +62,7 @@ def test_all_texts_that_are_given_are_read(toeplens: Toeplens, reader: Path, tmp
     assert "contains a finished audit on other tokens (5 x 16 tokens, 2 of a.txt, 2 of b.txt and 1 of c.txt)" in refused
     assert (tmp_path / "out" / "report.html").read_text() == page
     refused = toeplens("audit", reader, *given, "--text", tmp_path / "a.txt", *options).refusal()
-    assert refused == "error: text: two files have the same name; each must have its own."
+    assert refused == "error: --text must not name two files with the same file name."
 
 
 def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     ("words", "said"),
     [
         (["--text", "no.txt"], "--text: file no.txt does not exist."),
-        (["--tokens", "words.txt"], "tokens must be a .npy or a .json file, got words.txt."),
+        (["--tokens", "words.txt"], "tokens must be a .npy or a .json file, got 'words.txt'."),
         (["--tokens", "bad.json"], "tokens: bad.json could not be read"),
         (["--text", "words.txt", "--tokens", "bad.json"], "--tokens and --text must not both be set."),
         (["--layers", "a"], "layers must be numbers from 1 to 9999 and ranges such as 1,4,9-12, got 'a'."),
@@ -155,7 +155,7 @@ def test_outputs_replace_nothing_but_their_own_kind(
             out = tmp_path / f"{number}-{name}"
             out.mkdir()
             (out / name).write_text("{}")
-            assert f"error: out: {out} {says}" in toeplens(*words, "--out", out).refusal()
+            assert f"error: --out: {out} {says}" in toeplens(*words, "--out", out).refusal()
             assert {path.name for path in out.iterdir()} == {name}
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "report.html").write_text("theirs")
@@ -222,7 +222,7 @@ def test_a_tokenizer_that_fails_on_a_text_is_one_sentence(toeplens: Toeplens, re
     (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(made))
     (tmp_path / "a.txt").write_text(TEXT)
     refused = toeplens("audit", tmp_path / "m", "--text", tmp_path / "a.txt", "--out", tmp_path / "o").refusal()
-    assert refused.startswith("error: model: its tokenizer fails on a text (Exception: WordLevel error: Missing")
+    assert refused.startswith("error: MODEL: its tokenizer fails on a text (Exception: WordLevel error: Missing")
 
 
 def test_two_audits_are_called_by_what_tells_them_apart() -> None:
@@ -321,7 +321,7 @@ def test_models_that_fail_are_told_at_the_end(toeplens: Toeplens, model: Path, r
     assert lines[:2] == ["[1/3] tiny: failed", "[2/3] model: failed"]
     assert first.startswith("error: tiny: model: ")
     assert "has no readable tokenizer" in first
-    assert second.startswith("error: model: model: no/such/model could not be loaded: there is no such file")
+    assert second.startswith("error: model: model: no/such/model could not be loaded: file or directory does not exist")
     assert "reader" in told.out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", "audits.json", "reader"}
 

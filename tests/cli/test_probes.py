@@ -81,7 +81,7 @@ def test_token_ids_stand_for_a_text(toeplens: Toeplens, model: Path, text: Path,
     assert {item["behaviour"] for item in answer["items"]} == {"loss", "copying"}
     for wrong in (("--text", text, *given), given[2:]):
         refused = toeplens("probe", model, *wrong).refusal()
-        assert refused == "error: text: one of --text and --tokens must be given."
+        assert refused == "error: --text or --tokens must be set, but not both."
 
 
 @pytest.mark.heavy
@@ -98,4 +98,4 @@ def test_a_pretrained_model_is_examined_and_judged_again(
     refused = toeplens("pretrained", model, "--text", text, "--out", out, *SHORT, "--seed", "3").refusal()
     assert "must be .*, as in the study in" in refused
     both = toeplens("pretrained", model, "--text", text, "--text", text, "--out", out, *SHORT).refusal()
-    assert both == "error: text: two files have the same name; each must have its own."
+    assert both == "error: --text must not name two files with the same file name."

@@ -24,19 +24,19 @@ REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are w
     "train TINY --set task_options.ordered=x": "ordered must be true or false, got 'x'.",
     "train TINY --set epochs": "must be of the form field=value, got 'epochs'",
     "train TINY --set epochs.x=3": "epochs has no fields",
-    "train TINY --set lr=Infinity": "lr: ",
+    "train TINY --set lr=Infinity": "lr must be",
     "card rope --set base=x": "base must be a number, got 'x'.",
     "card --set base=3": "--set must not be used without an encoding",
     "card rope --length 3": "length must be",
-    "train TINY --device tpu": "device: ",
+    "train TINY --device tpu": "--device must be",
     "reproduce --scale smoke --seeds 0": "seeds must be from 1 to",
     "reproduce --scale smoke --stack 0": "stack must be from 1 to 256, got 0",
     "reproduce --scale smoke --workers 0": "workers must be",
     "train TINY --time-budget '5 minutes'": "--time-budget must be a positive time",
     "train TINY --set train_examples=1000000000": "model and examples: they need at least",
     "card rope --length 9999999999999": "length must be",
-    f"train TINY --set epochs={MANY * 20}": "set: epochs=",
-    f"train TINY --set epochs={'[' * 5000}": "set: epochs=",
+    f"train TINY --set epochs={MANY * 20}": "--set: the value of epochs is too large",
+    f"train TINY --set epochs={'[' * 5000}": "--set: the value of epochs is too large",
     "train --epochs 3": "No such option: --epochs",
 }
 
@@ -98,7 +98,7 @@ def test_paths_that_cannot_be_name_their_option(toeplens: Toeplens, command: lis
         assert f"Invalid value for {named}: {url} is a URL; a path" in toeplens(*command, url).refusal()
     for path in ("x" * 5000, "x" * 256, "x/" * 2500):
         refusal = toeplens(*command, path).refusal()
-        assert f"Invalid value for {named}: a path of {len(path)} bytes, or a name in it, is longer" in refusal
+        assert f"Invalid value for {named}: The path of {len(path)} bytes, or a name in it, is longer" in refusal
 
 
 # ---- of a run
@@ -112,7 +112,7 @@ def test_what_cannot_be_asked_of_a_run_is_refused(toeplens: Toeplens, run: Run):
         ("decompose", "--layer", 0, "layer must be from 1 to"),
         ("decompose", "--split", "means", "got 'means'; did you mean 'mean'"),
         ("extrapolate", "--length", 0, "lengths must be from 1 to"),
-        ("extrapolate", "--length", 10**6, f"must be from 1 to, got {10**6}"),
+        ("extrapolate", "--length", 10**6, f", got {10**6}"),
     ):
         assert words in toeplens(command, run.directory, option, value).refusal()
     refusal = toeplens("decompose", run.directory, "--split", "input", "--layer", 2).refusal()
