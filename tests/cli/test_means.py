@@ -36,7 +36,10 @@ def test_what_options_come_to():
     [
         ({"engine": "slurm"}, "engine must be one of local, ray, got 'slurm'"),
         ({"address": "head:6379"}, "address must not be set without --engine ray, got 'head:6379'"),
-        ({"engine": "ray", "memory_per_cell": "much"}, "memory_per_cell must be a positive size such as 500M or 4G, got 'much'"),
+        (
+            {"engine": "ray", "memory_per_cell": "much"},
+            "memory_per_cell must be a positive size such as 500M or 4G, got 'much'",
+        ),
         ({"engine": "ray", "cpus_per_cell": -1.0}, "cpus_per_cell must be over 0"),
     ],
 )

@@ -72,7 +72,7 @@ def test_bands_that_are_exchanged_are_those_of_the_model(llama: Loaded) -> None:
         ("layers=1 still=1-3 silent=3,4", "^silent and still must have no pairs in common"),
         ("layers=1 still=1 output=zero", "^still and output must not both be set"),
         ("layers=1 layers=2 output=zero", "change must have settings among"),
-        ("layers=1 exchange=1,1:2,3", "^exchange must be two bands of as many, got '1,1:2,3'"),
+        ("layers=1 exchange=1,1:2,3", "^exchange must be two bands .*, got '1,1:2,3'"),
         ("layers=1 exchange=1-4:29-31", "^exchange must be two bands .*, got '1-4:29-31'"),
     ],
 )
