@@ -210,3 +210,16 @@ def test_everything_public_is_explained(name: str):
     public = {entry: getattr(package, entry) for entry in package.__all__}
     code = {entry: value for entry, value in public.items() if inspect.isclass(value) or inspect.isfunction(value)}
     assert [entry for entry, value in code.items() if not explained(value)] == []
+
+
+def test_messages_say_what_a_value_must_be() -> None:
+    """In the one form that `toeplens.ground.invalid` gives."""
+    texts = [
+        (module_of(path), part.value)
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+        if isinstance(part, ast.Constant)
+    ]
+    assert [text for text in texts if any(old in text[1] for old in (" was given", " were given", "(got "))] == []

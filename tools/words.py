@@ -26,7 +26,8 @@ CODE = ["src/**/*.py", "examples/*.py"]
 INSTEAD = {
     r"silenc(e|es|ed|ing)": "ablate, zero-ablate",
     r"points lost|lost points": "accuracy drop",
-    r"stands? still|standing still|stopped (frequenc|pair|band)\w*|(frequencies|pairs|bands) (are |is )?stopped": "frozen",
+    r"stands? still|standing still": "frozen",
+    r"stopped (frequenc|pair|band)\w*|(frequencies|pairs|bands) (are |is )?stopped": "frozen",
     r"moments?": "checkpoint",
     r"knows? nothing": "random-weight baseline",
     r"nats an? \w+": "nats per token",

@@ -60,11 +60,12 @@ def test_all_texts_that_are_given_are_read(toeplens: Toeplens, reader: Path, tmp
     assert "2 from a.txt, 2 from b.txt and 1 from c.txt" in page
     refused = toeplens("audit", reader, *given[:2], *options, "--json").refusal()
     assert (
-        "holds a finished audit on other tokens (5 x 16 tokens, 2 from a.txt, 2 from b.txt and 1 from c.txt)" in refused
+        "contains a finished audit on other tokens (5 x 16 tokens, 2 from a.txt, 2 from b.txt and 1 from c.txt)"
+        in refused
     )
     assert (tmp_path / "out" / "report.html").read_text() == page
     refused = toeplens("audit", reader, *given, "--text", tmp_path / "a.txt", *options).refusal()
-    assert refused == "error: text: two files have the same name; each must have its own."
+    assert refused == "error: --text must not name two files with the same file name."
 
 
 def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
@@ -106,25 +107,27 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     assert {**beside["audits"][0], "page": told["page"]} == {"name": "a", **told}
     assert [each["layer"] for each in beside["audits"][1]["heads"]] == [1, 1]
     replaced = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "a")
-    assert "holds an audit; give an empty or new directory" in replaced.refusal()
+    assert "contains an audit. Choose an empty or new directory" in replaced.refusal()
     shutil.copytree(model, tmp_path / "other")
     kept = (tmp_path / "a" / "audit.json").read_bytes()
     refused = toeplens("audit", tmp_path / "other", "--tokens", tmp_path / "ids.npy", "--out", tmp_path / "a").refusal()
-    assert refused == f"error: out: {tmp_path / 'a'} holds the audit of {named!r}; give an empty or new directory."
+    assert (
+        refused == f"error: --out: {tmp_path / 'a'} contains the audit of {named!r}. Choose an empty or new directory."
+    )
     assert (tmp_path / "a" / "audit.json").read_bytes() == kept
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--text", "no.txt"], "text: there is no file no.txt."),
-        (["--tokens", "words.txt"], "tokens: words.txt was given; it must be a .npy or a .json file."),
+        (["--text", "no.txt"], "--text: file no.txt does not exist."),
+        (["--tokens", "words.txt"], "tokens must be a .npy or a .json file, got 'words.txt'."),
         (["--tokens", "bad.json"], "tokens: bad.json could not be read"),
-        (["--text", "words.txt", "--tokens", "bad.json"], "tokens: it was given beside text"),
-        (["--layers", "a"], "layers: 'a' was given; it must be numbers from 1 to 9999 and ranges such as 1,4,9-12."),
-        (["--layers", "1-9"], "layers: 3 was given; the model has layers 1 to 2."),
-        (["--heads", "5"], "heads: 5 was given; the layers have heads 1 to 2 at most."),
-        (["--tokens", "bad.json", "--tokens=no.npy"], "tokens: 2 files were given; an audit reads one."),
+        (["--text", "words.txt", "--tokens", "bad.json"], "--tokens and --text must not both be set."),
+        (["--layers", "a"], "layers must be numbers from 1 to 9999 and ranges such as 1,4,9-12, got 'a'."),
+        (["--layers", "1-9"], "--layers must be from 1 to 2, got 3."),
+        (["--heads", "5"], "--heads must be from 1 to 2, got 5."),
+        (["--tokens", "bad.json", "--tokens=no.npy"], "--tokens must be set only once, got 2 files."),
     ],
 )
 def test_errors_are_one_line(
@@ -144,14 +147,18 @@ def test_outputs_replace_nothing_but_their_own_kind(
     monkeypatch.setattr(many, "audit", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr(many, "spread", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr("toeplens.studies.auditing.open_audit", lambda _: None)
-    holds = {"spec.json": "holds a run", "study.json": "holds a study", "notes.txt": "holds files that are not the"}
+    holds = {
+        "spec.json": "contains a run",
+        "study.json": "contains a study",
+        "notes.txt": "contains files that do not belong to the",
+    }
     commands = (["audit", model], ["audit", model, model.parent, "--workers", 1], ["compare", "a", "b"])
     for number, words in enumerate(commands):
         for name, says in holds.items():
             out = tmp_path / f"{number}-{name}"
             out.mkdir()
             (out / name).write_text("{}")
-            assert f"error: out: {out} {says}" in toeplens(*words, "--out", out).refusal()
+            assert f"error: --out: {out} {says}" in toeplens(*words, "--out", out).refusal()
             assert {path.name for path in out.iterdir()} == {name}
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "report.html").write_text("theirs")
@@ -186,16 +193,16 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
         ("large.npy", "tokens: they go up to 18446744073709551615; a token is at most 9223372036854775807."),
         (
             "header.npy",
-            "header.npy could not be read (it is no .npy file, is damaged or cut short, or holds objects); it must",
+            "header.npy could not be read (it is not a .npy file, is damaged, or contains objects)",
         ),
-        ("folder.npy", "folder.npy is no file; one must be given, or a pipe."),
+        ("folder.npy", "tokens must be a file or a pipe"),
         ("far.json", "must be whole numbers"),
         ("n" * 5000, "is longer than the system allows"),
     ):
         refused = toeplens("audit", model, "--tokens", tmp_path / name, "--out", tmp_path / "out").refusal()
         assert said in refused
         assert len(refused) < 500
-    assert "model: an empty name was given" in toeplens("audit", "", "--out", tmp_path / "o").refusal()
+    assert "got an empty name" in toeplens("audit", "", "--out", tmp_path / "o").refusal()
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("handed over"))
     writer.start()
@@ -218,7 +225,7 @@ def test_a_tokenizer_that_fails_on_a_text_is_one_sentence(toeplens: Toeplens, re
     (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(made))
     (tmp_path / "a.txt").write_text(TEXT)
     refused = toeplens("audit", tmp_path / "m", "--text", tmp_path / "a.txt", "--out", tmp_path / "o").refusal()
-    assert refused.startswith("error: model: its tokenizer fails on a text (Exception: WordLevel error: Missing")
+    assert refused.startswith("error: MODEL: its tokenizer fails on a text (Exception: WordLevel error: Missing")
 
 
 def test_two_audits_are_called_by_what_tells_them_apart() -> None:
@@ -316,8 +323,8 @@ def test_models_that_fail_are_told_at_the_end(toeplens: Toeplens, model: Path, r
     assert asked == "model: no/such/model is not a local directory; looking it up on the hub."
     assert lines[:2] == ["[1/3] tiny: failed", "[2/3] model: failed"]
     assert first.startswith("error: tiny: model: ")
-    assert "has no tokenizer that can be read" in first
-    assert second.startswith("error: model: model: no/such/model could not be loaded: there is no such file")
+    assert "has no readable tokenizer" in first
+    assert second.startswith("error: model: model: no/such/model could not be loaded: file or directory does not exist")
     assert "reader" in told.out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", "audits.json", "reader"}
 
@@ -325,10 +332,10 @@ def test_models_that_fail_are_told_at_the_end(toeplens: Toeplens, model: Path, r
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["tiny", "--workers", 2], "workers: 2 was given with one model; it is of several."),
-        (["tiny", "--engine", "ray"], "engine: 'ray' was given with one model; it is of several."),
-        (["tiny", "./tiny"], "model: ./tiny was given twice; each model has one audit."),
-        (["tiny", "run", "--max-tokens", 8], "max_tokens: it was given; a run is audited on examples of its own"),
+        (["tiny", "--workers", 2], "--workers must not be set for a single model, got 2."),
+        (["tiny", "--engine", "ray"], "--engine must not be set for a single model, got 'ray'."),
+        (["tiny", "./tiny"], "MODEL must not name ./tiny twice."),
+        (["tiny", "run", "--max-tokens", 8], "--max-tokens must not be set for a run."),
     ],
 )
 def test_what_does_not_go_with_several_or_with_one_is_refused(

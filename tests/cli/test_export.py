@@ -80,10 +80,12 @@ def test_every_table_is_written(toeplens: Toeplens, study: Path, form: str, endi
 @pytest.mark.usefixtures("drawn")
 def test_bad_input_is_one_sentence(toeplens: Toeplens, study: Path):
     refused = toeplens("figures", study, "--figure", "plan").refusal()
-    assert "figure: there is no 'plan'; did you mean 'plane'" in refused
-    assert "columns must be 1 or 2 (got 3)." in toeplens("figures", study, "--columns", "3").refusal()
-    assert "format: there is no 'gif'; known: pdf, png, svg." in toeplens("figures", study, "--format", "gif").refusal()
-    assert "holds files that are not the tables's" in toeplens("tables", study, "--out", study).refusal()
+    assert "got 'plan'; did you mean 'plane'" in refused
+    assert "--columns must be 1 or 2, got 3." in toeplens("figures", study, "--columns", "3").refusal()
+    assert (
+        "--format must be one of pdf, png, svg, got 'gif'." in toeplens("figures", study, "--format", "gif").refusal()
+    )
+    assert "contains files that do not belong to the tables" in toeplens("tables", study, "--out", study).refusal()
     (study / "empty").mkdir()
-    assert "holds no study, audit or probe" in toeplens("tables", study / "empty").refusal()
-    assert "holds no study, audit or probe" in toeplens("figures", study / "x").refusal()
+    assert "contains no study, audit, probe" in toeplens("tables", study / "empty").refusal()
+    assert "contains no study, audit, probe" in toeplens("figures", study / "x").refusal()

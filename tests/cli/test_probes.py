@@ -40,24 +40,24 @@ def test_a_probe_is_written_over_an_older_one_alone(
     assert "needle" in shown.out
     other = shutil.copytree(model, tmp_path / "other")
     refused = toeplens("probe", other, "--text", text, "--out", out, *LITTLE).refusal()
-    assert refused.endswith("/tiny'; give an empty or new directory.")
-    assert refused.startswith(f"error: out: {out} holds the probe of ")
+    assert refused.endswith("/tiny'. Choose an empty or new directory.")
+    assert refused.startswith(f"error: --out: {out} contains the probe of ")
     twice = ("--text", text, "--text", tmp_path / "none.txt")
     refused = toeplens("probe", model, *twice, "--out", out, *LITTLE).refusal()
-    assert refused == "error: text: 2 were given; a probe reads one."
+    assert refused == "error: --text must be set only once, got 2 files."
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "notes.txt").write_text("mine")
     refused = toeplens("probe", model, "--text", text, "--out", tmp_path / "else", *LITTLE).refusal()
-    assert "holds files that are not the probe's" in refused
+    assert "contains files that do not belong to the probe" in refused
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--lengths", "64,many"), "lengths: '64,many' was given; it must be whole numbers with commas between them."),
-        (("--lengths", "32"), "lengths: 32 was given; each must be from 64 to 1048576, and be given once."),
-        (("--change", "layers=1 speed=1e300"), "speed: 1e+300 was given; it must be from -1000000 to 1000000."),
-        (("--change", "layers=7 output=zero"), "layers: 7 was given; there are 2 calls of self attention"),
+        (("--lengths", "64,many"), "--lengths must be whole numbers with commas between them, got '64,many'."),
+        (("--lengths", "32"), "--lengths must be different numbers from 64 to 1048576, got 32."),
+        (("--change", "layers=1 speed=1e300"), "speed must be from -1000000 to 1000000, got 1e+300."),
+        (("--change", "layers=7 output=zero"), "layers must be from 1 to 2 in self attention, got 7"),
     ],
 )
 def test_what_cannot_be_probed(
@@ -81,7 +81,7 @@ def test_token_ids_stand_for_a_text(toeplens: Toeplens, model: Path, text: Path,
     assert {item["behaviour"] for item in answer["items"]} == {"loss", "copying"}
     for wrong in (("--text", text, *given), given[2:]):
         refused = toeplens("probe", model, *wrong).refusal()
-        assert refused == "error: text: one of --text and --tokens must be given."
+        assert refused == "error: --text or --tokens must be set, but not both."
 
 
 @pytest.mark.heavy
@@ -96,6 +96,6 @@ def test_a_pretrained_model_is_examined_and_judged_again(
     assert len(toeplens("claims", out, "--json").json()) == 10
     assert Path(toeplens("report", out, "--json").json()["page"]) == out / "report.html"
     refused = toeplens("pretrained", model, "--text", text, "--out", out, *SHORT, "--seed", "3").refusal()
-    assert "holds a study whose seed is another" in refused
+    assert "must be .*, as in the study in" in refused
     both = toeplens("pretrained", model, "--text", text, "--text", text, "--out", out, *SHORT).refusal()
-    assert both == "error: text: two files have the same name; each must have its own."
+    assert both == "error: --text must not name two files with the same file name."

@@ -80,7 +80,10 @@ def test_causal_queries_are_tokens_of_the_keys(form: Callable[..., Tensor]) -> N
     fewer = {"k": given.pop("k")[:, :, :4], "k_positions": given.pop("k_positions")[:4], "notes": given.pop("notes")}
     if "v" in getattr(form, "keywords", {}):
         fewer["v"] = values(4)
-    with pytest.raises(InputError, match=r"^q: 12 queries were given for 4 keys; .* unless rows says which\.$"):
+    with pytest.raises(
+        InputError,
+        match=r"^q must have at most as many queries as there are keys \(4\) in causal attention, .*, got 12\.$",
+    ):
         form(**given, **fewer)
     assert form(**given, **fewer, rows=torch.arange(N) % 4).shape[:3] == (B, 3, N)
     assert form(**given, **fewer, causal=False).shape[:3] == (B, 3, N)

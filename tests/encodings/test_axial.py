@@ -181,5 +181,5 @@ def test_shares_of_the_pairs_by_default() -> None:
     for head_dim in range(2, 40, 2):
         for interleaved in (False, True):
             assert len(build("mrope", head_dim=head_dim, interleaved_sections=interleaved).axis_of) == head_dim // 2
-    with pytest.raises(InputError, match=r"^head_dim: 6 .*\.$"):
+    with pytest.raises(InputError, match=r"^head_dim must .*, got 6\.$"):
         build("rope-mixed", head_dim=6)

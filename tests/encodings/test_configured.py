@@ -60,7 +60,9 @@ def test_each_layer_turns_as_its_type_does() -> None:
     for layer, kind in enumerate(("near", "far", "near")):
         assert torch.equal(encoding.for_layer(layer).frequencies, build(**TYPES[kind]).frequencies)
     assert encoding.for_layer(0) is encoding.for_layer(2)
-    with pytest.raises(InputError, match=r"^layer_types: 3 were given; layer 3, counted from 0, has none\.$"):
+    with pytest.raises(
+        InputError, match=r"^layer_types must have an entry for layer 3, counted from 0, got 3 entries\.$"
+    ):
         encoding.for_layer(3)
 
 
@@ -311,19 +313,22 @@ def test_hunyuans_alpha_is_a_larger_base() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({**TYPES}, "layer_types: none was given; parameters by layer type, as 'near', need it."),
-        ({"layer_types": ["near", "far"], "rope_theta": 5.0, **TYPES}, "rope_theta: it was given beside parameters by"),
+        ({**TYPES}, "layer_types must be set with parameters by layer type ('near')."),
+        (
+            {"layer_types": ["near", "far"], "rope_theta": 5.0, **TYPES},
+            "rope_theta must not be set with parameters by layer type",
+        ),
         ({"layer_types": ["off"], "off": None}, "layer_types: no layer's type has parameters"),
         (
             {"layer_types": ["near", "far"], "near": {"mrope_section": [4, 2, 2]}, "far": {}},
             "mrope_section: some layer types have it and some not",
         ),
-        ({"mrope_section": [4, 2]}, "mrope_section: [4, 2] was given; it must be the pairs of time, height, width, 8"),
+        ({"mrope_section": [4, 2]}, "mrope_section must be the pairs of time, height, width, 8, got [4, 2]"),
         (
             {"llama_4_scaling_beta": 0.1},
-            "llama_4_scaling_beta: 0.1 was given; it needs original_max_position_embeddings",
+            "llama_4_scaling_beta needs original_max_position_embeddings",
         ),
-        ({"rope_type": "longrope", **LISTS, "short_mscale": 1.2}, "short_mscale: one without long_mscale was given"),
+        ({"rope_type": "longrope", **LISTS, "short_mscale": 1.2}, "short_mscale and long_mscale must be set together"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(options: dict[str, Any], words: str) -> None:

@@ -430,9 +430,9 @@ def test_the_suite_leaves_the_random_state_alone() -> None:
 
 
 def test_bad_calls_are_refused_in_a_sentence() -> None:
-    with pytest.raises(InputError, match=r"^skip: there is no 'shape'; did you mean 'shapes'"):
+    with pytest.raises(InputError, match=r"^skip must be .*, got 'shape'; did you mean 'shapes'"):
         check("rope", skip=["shape"])
-    with pytest.raises(InputError, match=r"^sizes: there is no 'heads'"):
+    with pytest.raises(InputError, match=r"^sizes must be .*, got 'heads'"):
         check("rope", sizes={"heads": 4})
     with pytest.raises(InputError, match=r"subclass of PositionalEncoding\.$"):
         check(nn.Linear)  # type: ignore[arg-type]

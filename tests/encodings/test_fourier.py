@@ -1,4 +1,4 @@
-"""FoPE: against plain loops; what its matrices start from; that it is no function of the offset."""
+"""FoPE: against plain loops; what its matrices start from; that it is not a function of the offset."""
 
 from __future__ import annotations
 

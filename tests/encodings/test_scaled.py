@@ -433,15 +433,19 @@ def test_none_is_the_same_as_not_given() -> None:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 16, **LISTS}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("scaled-rope", {"rope_type": "stretched"}, "rope_type: there is no 'stretched'"),
-    ("rope-linear", {"rope_type": "linear", "type": "yarn", "factor": 2.0}, "type: 'yarn' was given beside rope_type"),
+    ("scaled-rope", {"rope_type": "stretched"}, "got 'stretched'"),
+    (
+        "rope-linear",
+        {"rope_type": "linear", "type": "yarn", "factor": 2.0},
+        "type must be the same as rope_type, 'linear', got 'yarn'",
+    ),
     ("scaled-rope", {**LONG, "long_factor": None}, "long_factor: rope type 'longrope' needs it"),
-    ("scaled-rope", {**LONG, "short_factor": [1.0]}, "short_factor: [1.0] (1 numbers) was given; it must be 8"),
-    ("scaled-rope", {**LONG, "original_max_position_embeddings": 1}, "original_max_position_embeddings: 1 was given"),
-    ("scaled-rope", {**YARN, "beta_fast": 0.5}, "beta_fast: 0.5 was given"),
-    ("scaled-rope", {"partial_rotary_factor": 1.5}, "partial_rotary_factor: 1.5 was given"),
-    ("rope-llama3", {"high_freq_factor": 1.0}, "high_freq_factor: 1.0 was given"),
-    ("rope-yarn", {"rope_type": "linear"}, "rope_type: 'linear' was given; this encoding is of type 'yarn'"),
+    ("scaled-rope", {**LONG, "short_factor": [1.0]}, "short_factor must be 8, got [1.0] (1 numbers)"),
+    ("scaled-rope", {**LONG, "original_max_position_embeddings": 1}, "original_max_position_embeddings must be"),
+    ("scaled-rope", {**YARN, "beta_fast": 0.5}, "beta_fast must be"),
+    ("scaled-rope", {"partial_rotary_factor": 1.5}, "partial_rotary_factor must be"),
+    ("rope-llama3", {"high_freq_factor": 1.0}, "high_freq_factor must be"),
+    ("rope-yarn", {"rope_type": "linear"}, "rope_type must be 'yarn' for this encoding, got 'linear'"),
 ]
 
 

@@ -175,5 +175,5 @@ def test_without_a_cap_each_distance_has_its_value() -> None:
 )
 def test_what_is_no_path_is_refused(positions: Tensor, field: str) -> None:
     encoding = build("syntactic-bias", max_depth=DEPTH)
-    with pytest.raises(InputError, match=f"^{field}: .*\\.$"):
+    with pytest.raises(InputError, match=f"^{field}(:| must) .*\\.$"):
         encoding.bias(positions, positions)

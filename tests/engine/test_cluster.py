@@ -190,13 +190,13 @@ def test_an_error_in_a_job_is_raised_as_it_is(three: Cluster, tmp_path: Path):
     job = jobs(1, 2)[0]
     (tmp_path / job.spec.name).mkdir()
     (tmp_path / job.spec.name / "somebody's.txt").touch()
-    with pytest.raises(InputError, match="holds files that are not a run's"):
+    with pytest.raises(InputError, match="contains files that do not belong to a run"):
         run_jobs([job], tmp_path, Limits(), workers=three)
 
 
 def test_a_piece_that_loses_its_worker_again_and_again_ends_it(three: Cluster, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cluster, "_RETRIES", 1)
-    with pytest.raises(Exception, match="a worker of the cluster ended unexpectedly"):
+    with pytest.raises(Exception, match="A worker of the cluster ended unexpectedly"):
         cluster.in_cluster(dies, [()], Limits(), three, on_done=lambda *_: None)
 
 
@@ -238,7 +238,7 @@ def test_a_directory_that_the_workers_do_not_share_is_named(
     three: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("toeplens.engine.many.is_done", lambda *_: False)
-    with pytest.raises(EnvironmentFailure, match=r"^out: a worker has finished the run .*; give a directory that all"):
+    with pytest.raises(EnvironmentFailure, match=r"^out: a worker finished the run .* Use a shared directory"):
         run_jobs(jobs(1, 1), tmp_path, Limits(), workers=three)
 
 

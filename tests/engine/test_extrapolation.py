@@ -55,13 +55,13 @@ def test_a_table_of_positions_says_why_not(tmp_path: Path) -> None:
     near, far = extrapolate(trained(tmp_path, "learned"), [8, 9], examples=20).rows
     assert near.examples == 20
     assert far.accuracy is None
-    assert "max_len: a sequence of 9 tokens was given; this model's table of positions" in far.why
+    assert "max_len must be at least the number of tokens, 9" in far.why
 
 
 def test_a_length_that_the_task_cannot_have_says_why_not(run: Run) -> None:
     (short,) = extrapolate(run, [4], examples=20).rows
     assert short.examples == 0
-    assert "length: 4 was given; trigger-distance cannot be the same there" in short.why
+    assert "length: trigger-distance cannot be built with length 4" in short.why
 
 
 def test_ignored_labels_count_nowhere(tmp_path: Path) -> None:
@@ -91,5 +91,5 @@ def test_what_the_length_tells_is_said_of_the_longer_texts(tmp_path: Path) -> No
 
 
 def test_wrong_choices_are_refused(run: Run) -> None:
-    assert refusal(lambda: extrapolate(run, [])).startswith("lengths: [] was given; at least one is needed")
-    assert refusal(lambda: extrapolate(run, [8, 0])).startswith("lengths: 0 was given")
+    assert refusal(lambda: extrapolate(run, [])).startswith("lengths must have at least one entry")
+    assert refusal(lambda: extrapolate(run, [8, 0])).startswith("lengths must be from 1 to")

@@ -203,10 +203,10 @@ def test_it_is_a_watcher_whose_name_says_what_it_looks_at():
 
 
 def test_what_cannot_be_looked_at_is_refused():
-    assert refusal(lambda: watcher(tiny(), ablated=-1)) == "ablated: -1 was given; it must be at least 1."
+    assert refusal(lambda: watcher(tiny(), ablated=-1)) == "ablated must be at least 1, got -1."
     first = int(examples_of(tiny(), 1).labels[0])
     message = refusal(lambda: watcher(tiny(ignore_label=first), ablated=1))
-    assert message == "ablated: 1 was given; none of these 1 examples counts."
+    assert message == "ablated must be large enough to include a counted example (none of the first 1 counts), got 1."
 
 
 # ---- moments that follow from the metrics ---------------------------------------------------------------------------

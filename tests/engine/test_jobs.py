@@ -290,7 +290,7 @@ def test_a_loss_record_of_its_own_keeps_its_curve(run: Run):
 
 
 def test_an_ablation_needs_examples(run: Run):
-    assert refusal(lambda: ablate_run(run, examples=0)) == "examples: 0 was given; it must be at least 1."
+    assert refusal(lambda: ablate_run(run, examples=0)) == "examples must be at least 1, got 0."
 
 
 def test_limits_are_over_when_someone_says_so_or_time_is_up(monkeypatch: pytest.MonkeyPatch):
@@ -322,7 +322,7 @@ def test_a_run_that_another_process_works_on_is_neither_silenced_nor_measured(ru
     before = sorted(path.name for path in run.directory.iterdir())
     with held(run.directory):
         for work in (ablate_run, lambda run, examples: measure_run(run, "representation", examples=examples)):
-            with pytest.raises(InputError, match="is being worked on by another process"):
+            with pytest.raises(InputError, match="is in use by another process"):
                 work(run, examples=TEST)
     assert sorted(path.name for path in run.directory.iterdir()) == before
     recorded = measure_run(run, "representation", examples=TEST)

@@ -194,7 +194,7 @@ def test_of_a_run_that_is_not_finished_nothing_is_recorded(tmp_path: Path):
 def test_of_a_run_that_diverged_nothing_is_recorded(tmp_path: Path):
     run = train(tiny(lr=1e30), tmp_path)
     assert run.status == "diverged"
-    refused_without_a_record(run, everything(run), "diverged; there are no finite weights to look at")
+    refused_without_a_record(run, everything(run), "diverged, so it has no finite weights to look at")
 
 
 @pytest.mark.parametrize("content", [None, b"half"])
@@ -225,7 +225,7 @@ def test_a_split_that_does_not_exist_is_refused_wherever_it_is_given(own: Run):
         lambda: ablate_run(own, examples=TEST, split=wrong),
         lambda: Job(own.spec, "a job", split=wrong),
     ):
-        with pytest.raises(InputError, match=r"^split: there is no 'train'; .* test, train\+test\.$"):
+        with pytest.raises(InputError, match=r"^split must be .*, got 'train'"):
             call()
 
 
@@ -241,11 +241,11 @@ def record(run: Run, name: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "place", "wrong", "words"),
     [
-        ("ablation", ("baseline",), 99.0, "baseline: 99.0 was given; an accuracy is from 0 to 1"),
+        ("ablation", ("baseline",), 99.0, "baseline must be from 0 to 1 for accuracies, got 99.0"),
         ("ablation", ("drops", 0, 1), 1.5, "drops: of accuracies only numbers from -1 to 1"),
-        ("ablation", ("cumulative",), [[0.1, 0.1], [0.1, 0.1]], "cumulative: 2 were given along H.1; 3 are needed"),
+        ("ablation", ("cumulative",), [[0.1, 0.1], [0.1, 0.1]], "cumulative must have size 3 along H.1, got 2"),
         ("sets", ("order", 0), [1, 1], "order: each head of the model is needed once"),
-        ("extrapolation", ("rows", 0, "accuracy"), None, "rows.0: examples: accuracies must be given"),
+        ("extrapolation", ("rows", 0, "accuracy"), None, "rows.0.examples must match the results, got"),
         ("behaviour", ("positional", 0, 0), 99.0, "positional.0.0: "),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_job_is_gone_on_with_as_soon_as_its_own_stack_is_trained(tmp_path: Pat
 
 @pytest.mark.parametrize("stack", [0, 257, -1])
 def test_a_number_that_cannot_be_is_refused_before_anything_is_begun(stack: int):
-    with pytest.raises(ValueError, match=f"^stack: {stack} was given; it must be from 1 to 256"):
+    with pytest.raises(ValueError, match=f"^stack must be from 1 to 256, got {stack}"):
         Limits(stack=stack)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from toeplens.ground import InputError, choose, sentence
+from toeplens.ground import InputError, choose, invalid, sentence
 
 
 class Inner(BaseModel, extra="forbid"):
@@ -22,7 +28,7 @@ class Outer(BaseModel, extra="forbid"):
     @model_validator(mode="after")
     def _odd_is_refused(self) -> Outer:
         if self.needed % 2:
-            raise ValueError(f"needed: {self.needed} was given; it must be even.")
+            raise ValueError(f"needed must be even, got {self.needed}.")
         return self
 
 
@@ -35,15 +41,15 @@ def refusal(**fields: object) -> str:
 @pytest.mark.parametrize(
     ("name", "allowed", "says"),
     [
-        ("rop", ("t5", "alibi", "rope", "mla"), "no 'rop'; did you mean 'rope'? Known: alibi, mla, rope, t5."),
+        ("rop", ("t5", "alibi", "rope", "mla"), "one of alibi, mla, rope, t5, got 'rop'; did you mean 'rope'?"),
         (
             "trigger-coun",
             ("trigger-distance", "trigger-count"),
-            "no 'trigger-coun'; did you mean 'trigger-count' or 'trigger-distance'? Known: "
-            "trigger-count, trigger-distance.",
+            "one of trigger-count, trigger-distance, got 'trigger-coun'; did you mean 'trigger-count' or "
+            "'trigger-distance'?",
         ),
-        ("ROPE", ("rope", "alibi"), "no 'ROPE'; known: alibi, rope."),
-        (3, ("rope", "alibi"), "no 3; "),
+        ("ROPE", ("rope", "alibi"), "one of alibi, rope, got 'ROPE'."),
+        (3, ("rope", "alibi"), "one of alibi, rope, got 3."),
     ],
 )
 def test_choose_refuses_what_is_not_exactly_a_name_and_lists_the_nearest_first(
@@ -52,16 +58,16 @@ def test_choose_refuses_what_is_not_exactly_a_name_and_lists_the_nearest_first(
     assert choose("field", allowed[-1], iter(allowed)) == allowed[-1]
     with pytest.raises(InputError) as caught:
         choose("field", name, allowed)
-    assert str(caught.value).startswith(f"field: there is {says}")
+    assert str(caught.value).startswith(f"field must be {says}")
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"needed": 2, "rate": -1, "rat": 1}, "rate: input should be greater than or equal to 0 (given: -1)"),
-        ({"needed": 2, "inner": {"width": 0}}, "inner.width: input should be greater than or equal to 1 (given: 0)"),
-        ({"rate": 0.5}, "needed: it is missing"),
-        ({"needed": 3}, "needed: 3 was given; it must be even."),
+        ({"needed": 2, "rate": -1, "rat": 1}, "rate must be greater than or equal to 0, got -1."),
+        ({"needed": 2, "inner": {"width": 0}}, "inner.width must be greater than or equal to 1, got 0."),
+        ({"rate": 0.5}, "needed is missing."),
+        ({"needed": 3}, "needed must be even, got 3."),
     ],
 )
 def test_a_sentence_names_the_field_and_what_is_wrong_with_it(fields: dict[str, Any], says: str):
@@ -80,13 +86,13 @@ class Many(BaseModel, extra="forbid"):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"outer": 1}, "outer: no such field; did you mean 'outers'? Known: outers, two"),
-        ({"zzz": 1}, "zzz: no such field; known: outers, two"),
+        ({"outer": 1}, "outer is not a field; did you mean 'outers'? Fields: outers, two."),
+        ({"zzz": 1}, "zzz is not a field. Fields: outers, two."),
         (
             {"outers": {"a": [{"needed": 2, "rat": 1}]}},
-            "outers.a.0.rat: no such field; did you mean 'rate'? Known: inner, needed, rate",
+            "outers.a.0.rat is not a field; did you mean 'rate'? Fields: inner, needed, rate.",
         ),
-        ({"two": {"x": 1}}, "two.Other.x: no such field"),
+        ({"two": {"x": 1}}, "two.Other.x is not a field."),
     ],
 )
 def test_a_field_that_does_not_exist_is_answered_with_those_that_do(fields: dict[str, Any], says: str):
@@ -109,3 +115,30 @@ def test_sentence_says_a_field_once():
     with pytest.raises(ValidationError) as caught:
         Holder(needed={"needed": 1})
     assert sentence(caught.value) == "needed: no."
+
+
+@given(
+    st.from_regex(r"[a-z]\w*(\.[a-z]\w*)?", fullmatch=True),
+    st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.lists(st.text()), st.sampled_from([np.ones(3)])),
+)
+def test_an_invalid_value_is_one_line_that_names_it_and_what_it_must_be(name: str, value: Any):
+    error = invalid(name, "be at least 1", value)
+    assert error.name == name
+    assert re.fullmatch(rf"{re.escape(name)} must be at least 1, got .+\.", str(error))
+    assert str(invalid(name, "be at least 1")) == f"{name} must be at least 1."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Path("a/b"), "'a/b'"),
+        (np.float32(0.5), "0.5"),
+        (np.ones((2, 3)), "float64 of shape [2, 3]"),
+        (torch.ones(2), "float32 of shape [2]"),
+        (torch.tensor(3), "3"),
+        (torch.bfloat16, "bfloat16"),
+        ("x" * 100, f"'{'x' * 75} ..."),
+    ],
+)
+def test_values_are_shown_as_a_user_knows_them(value: Any, text: str):
+    assert str(invalid("x", "be y", value)) == f"x must be y, got {text}."

@@ -16,7 +16,7 @@ from toeplens.training import run_spec
 def test_the_machines_memory_is_known_and_bounds_what_fits():
     assert 2**26 < memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     must_fit("this needs", memory())
-    with pytest.raises(InputError, match=r"^this needs at least .*B of memory; this machine has .*B\.$"):
+    with pytest.raises(InputError, match=r"^this needs at least .*B of memory\. This machine has .*B\.$"):
         must_fit("this needs", memory() + 1)
 
 
@@ -31,24 +31,24 @@ def test_numbers_are_within_bounds_or_named():
     within("seeds", None, 1, 9)
     within("seeds", [1, 9], 1, 9)
     for given in (0, [3, 10], 10**5000):
-        with pytest.raises(InputError, match=r"^seeds: .* was given; it must be from 1 to 9\.$"):
+        with pytest.raises(InputError, match=r"^seeds must be from 1 to 9, got .*\.$"):
             within("seeds", given, 1, 9)
 
 
 @pytest.mark.parametrize("sizes", [{"d_model": 10**9}, {"max_len": 10**9}])
 def test_a_model_without_room_is_refused_before_it_is_built(sizes: dict[str, int]):
-    with pytest.raises(InputError, match=r"a model of these sizes needs at least .* of memory"):
+    with pytest.raises(InputError, match=r"model: these sizes need at least .* of memory"):
         decoder_config(encoding="learned", **sizes)
     with pytest.raises(InputError, match="1000000000"):
         decoder_config(**dict.fromkeys(sizes, 10**23))
-    with pytest.raises(InputError, match="num_layers: "):
+    with pytest.raises(InputError, match=r"num_layers(:| must) "):
         decoder_config(num_layers=100_000)
 
 
 def test_examples_without_room_are_refused_before_they_are_made():
-    with pytest.raises(InputError, match=r"its model and its examples need at least .* of memory"):
+    with pytest.raises(InputError, match=r"model and examples: they need at least .* of memory"):
         run_spec(model={}, train_examples=10**9)
-    with pytest.raises(InputError, match="train_examples: "):
+    with pytest.raises(InputError, match=r"train_examples(:| must) "):
         run_spec(model={}, train_examples=10**11)
 
 

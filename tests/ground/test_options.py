@@ -56,9 +56,7 @@ KINDS = {name: parameter.annotation for name, parameter in parameters(taking).it
     ],
 )
 def test_what_is_given_and_what_is_allowed_are_named(option: str, value: Any, allowed: str):
-    assert refusal(lambda: must_be(option, value, KINDS[option])) == (
-        f"{option}: {value!r} was given; it must be {allowed}."
-    )
+    assert refusal(lambda: must_be(option, value, KINDS[option])) == (f"{option} must be {allowed}, got {value!r}.")
 
 
 @pytest.mark.parametrize(

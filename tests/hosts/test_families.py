@@ -145,7 +145,7 @@ def test_a_model_whose_position_cannot_be_taken_out_is_refused(monkeypatch: pyte
     monkeypatch.setattr("toeplens.sources.huggingface.hosts.anatomy._TABLES", ())
     model = tiny("GPT2LMHeadModel", **GPT)
     plain = logits(model, INPUTS)
-    with pytest.raises(InputError, match="GPT2LMHeadModel still tells positions apart with its own out of the way"):
+    with pytest.raises(InputError, match="GPT2LMHeadModel still depends on positions without its own encoding"):
         hosts.install(model, "alibi")
     assert logits(model, INPUTS).equal(plain)
 
@@ -156,5 +156,5 @@ def test_attention_that_does_more_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     from toeplens.sources.huggingface.hosts import seat
 
     monkeypatch.setattr(scale, lambda *a, **k: (1.01 * seat.plain(*a, **k)[0], None))
-    with pytest.raises(InputError, match="does more than its queries, keys and mask say"):
+    with pytest.raises(InputError, match="does more than queries, keys and mask say"):
         hosts.install(model, "alibi")

@@ -85,5 +85,5 @@ def test_without_position_it_is_the_model_with_its_own_stopped(kind: str, monkey
 def test_other_models_without_tokens_are_refused() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     model = transformers.ViTModel(transformers.ViTConfig(image_size=32, **sizes))
-    with pytest.raises(InputError, match=r"^model: ViTModel takes pixel_values; .* Wav2Vec2-Conformer alone"):
+    with pytest.raises(InputError, match=r"^model: ViTModel takes pixel_values .* only Wav2Vec2-Conformer"):
         hosts.install(model, "rope")

@@ -156,7 +156,7 @@ def test_a_card_is_a_page(made: dict[str, Card], tmp_path) -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^length: 10 was given; it must be from 128 to 4096\.$"):
+    with pytest.raises(InputError, match=r"^length must be from 128 to 4096, got 10\.$"):
         make_card("rope", length=10)
     with pytest.raises(InputError, match=r"^option of encoding 'rope'"):
         make_card("rope", flavour=1)

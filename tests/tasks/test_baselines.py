@@ -98,5 +98,5 @@ def test_the_constant_scores_chance_and_the_length_what_it_tells():
 def test_an_empty_set_is_refused(field: str):
     sets = {name: draw(build("parity"), 3, 0) for name in ("train", "test")}
     sets[field] = sets[field][:0]
-    with pytest.raises(InputError, match=f"^{field}: no examples were given; at least one is needed"):
+    with pytest.raises(InputError, match=f"^{field} must have at least one example, got none"):
         trivial_baselines(**sets)

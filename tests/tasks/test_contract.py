@@ -102,7 +102,7 @@ def test_a_synthetic_task_has_two_splits_and_nothing_to_pin(which: str):
         with pytest.raises(InputError, match=f"^split: .*{given}") as caught:
             task.dataset(given, 1, seed=0)  # pyright: ignore[reportArgumentType]
         assert "'test'" in str(caught.value)
-    with pytest.raises(InputError, match=f"{task.name} has 'train' and 'test'"):
+    with pytest.raises(InputError, match="split must be one of test, train, got 'validation'"):
         next(task.stream("validation", seed=0))
 
 
@@ -212,7 +212,7 @@ def test_streams_do_not_end_before_the_texts_do():
 def test_a_depth_or_an_offset_beyond_the_text_takes_no_memory():
     plain, deep = (tasks.build("dyck", length=8, max_depth=depth) for depth in (8, 10**12))
     assert np.array_equal(plain.dataset("train", 20, 3).tokens, deep.dataset("train", 20, 3).tokens)
-    with pytest.raises(InputError, match="length: "):
+    with pytest.raises(InputError, match=r"length(:| must) "):
         tasks.build("mix", max_offset=10**12)
 
 

@@ -134,14 +134,16 @@ def test_more_windows_than_there_are_and_none_are_refused(which: str):
     with pytest.raises(InputError) as caught:
         task.dataset("validation", many + 1, seed=0)
     assert str(caught.value) == (
-        f"test_examples: {many + 1} was given; the validation split of the text has {many} windows of "
-        f"{task.length} tokens."
+        f"test_examples must be at most {many}, the windows of "
+        f"{task.length} tokens in the validation split, got {many + 1}."
     )
-    with pytest.raises(InputError, match=r"^test_examples: 0 was given; it must be at least 1"):
+    with pytest.raises(InputError, match=r"^test_examples must be at least 1, got 0"):
         task.dataset("test", 0, seed=0)
     long = task.at_length(10**7)
     for ask in (lambda: long.dataset("test", 1, seed=0), lambda: next(long.stream("test", 0))):
-        with pytest.raises(InputError, match=r"^length: 10000000 was given; the test split of the text has \d+ tokens"):
+        with pytest.raises(
+            InputError, match=r"^length must be less than the \d+ tokens of the test split, got 10000000"
+        ):
             ask()
 
 

@@ -165,9 +165,7 @@ def test_splits_that_are_empty_or_shorter_than_a_window_are_named(tmp_path: Path
     for split in ("validation", "test"):
         with pytest.raises(InputError) as caught:
             language(one, length=8).dataset(split, 1, seed=0)
-        assert str(caught.value) == (
-            f"length: 8 was given; the {split} split of the text has 0 tokens in all, and a window takes 9."
-        )
+        assert str(caught.value) == (f"length must be less than the 0 tokens of the {split} split, got 8.")
     two = written(tmp_path / "two", [b"one", b"another"])
     assert {split: len(of(corpus(two), split)) for split in SPLITS} == {"train": 1, "validation": 0, "test": 1}
     three = written(tmp_path / "three", [b"1" * 90, b"2", b"3"])
@@ -182,7 +180,7 @@ def test_text_that_changes_while_it_is_read_is_refused(plain: Path, monkeypatch:
 
     monkeypatch.setattr(documents, "documents_in", changing)
     (plain / "0000.txt").write_text("another corpus than that of other tests", encoding="utf-8")
-    with pytest.raises(InputError, match=r"^text: .*plain changed while it was read"):
+    with pytest.raises(InputError, match=r"^text: .*plain changed during reading"):
         corpus(plain)
 
 
@@ -191,14 +189,14 @@ def jsonl(*lines: str) -> bytes:
 
 
 REFUSED: dict[str, tuple[bytes | None, str]] = {
-    "missing.txt": (None, "text: there is no {file}."),
+    "missing.txt": (None, "text: {file} does not exist."),
     "half.jsonl": (jsonl('{"text": "a"}', '{"text": '), "text: {file}, line 2, is not JSON ("),
     "other.jsonl": (
         b'{"b": 1, "a": 2}',
-        "column: there is no 'text' in {file}, line 1: it has a, b.",
+        "column: {file}, line 1, has no 'text'; it has a, b.",
     ),
-    "number.jsonl": (b'{"text": 3}', "column: {file}, line 1, has 3 as 'text', which is no text."),
-    "text.parquet": (b"not one", "text: {file} is no Parquet file that can be read ("),
+    "number.jsonl": (b'{"text": 3}', "column: {file}, line 1, must have text in 'text', got 3."),
+    "text.parquet": (b"not one", "text: {file} is not a valid Parquet file ("),
 }
 
 
@@ -220,8 +218,8 @@ def test_columns_that_a_table_has_not_or_that_hold_no_text_are_refused(tmp_path:
     pq.write_table(pa.table({"a": [1], "b": ["x"]}), file)
     with pytest.raises(InputError) as caught:
         corpus(file)
-    assert str(caught.value) == f"column: there is no 'text' in {file}: it has a, b."
-    with pytest.raises(InputError, match="has 1 as 'a', which is no text"):
+    assert str(caught.value) == f"column: {file} has no 'text'; it has a, b."
+    with pytest.raises(InputError, match="must have text in 'a', got 1"):
         corpus(file, column="a")
     assert found(corpus(file, column="b")) == [b"x"]
 
@@ -230,7 +228,7 @@ def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     for path, why in (
         (Path("/dev/null"), "it must be a file or a folder"),
-        (tmp_path / "empty", "holds no files"),
+        (tmp_path / "empty", "contains no files"),
         (tmp_path / "a\0b", "each must be the name of a file or a folder"),
     ):
         with pytest.raises(InputError, match=why) as caught:
@@ -241,9 +239,9 @@ def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text": "a.txt"}, "text: 'a.txt' was given; it must be a list of words."),
-        ({"text": ["a", ""]}, "text: ['a', ''] was given; each must be the name of a file or a folder."),
-        ({"sha256": "12"}, "sha256: '12' was given; it must be 64 digits of 0-9 and a-f."),
+        ({"text": "a.txt"}, "text must be a list of words, got 'a.txt'."),
+        ({"text": ["a", ""]}, "text must be names of files or folders, got ['a', '']."),
+        ({"sha256": "12"}, "sha256 must be 64 digits of 0-9 and a-f, got '12'."),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_sentence(options: dict[str, Any], message: str):

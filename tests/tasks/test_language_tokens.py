@@ -157,7 +157,7 @@ def test_a_tokenizer_by_its_name_is_one_that_was_downloaded(
     (place / "refs" / "main").write_text("abc", encoding="utf-8")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     assert language(text, "somebody/words").corpus().sha256 == language(text, folder).corpus().sha256
-    with pytest.raises(InputError, match="tokenizer: 'somebody/else' was given"):
+    with pytest.raises(InputError, match=r"tokenizer must be .*, got 'somebody/else'"):
         language(text, "somebody/else").corpus()
 
 
@@ -165,7 +165,7 @@ def test_a_tokenizer_by_its_name_is_one_that_was_downloaded(
 def test_a_tokenizer_that_is_not_there_is_refused_with_how_to_get_it(name: str):
     with pytest.raises(InputError) as caught:
         build("language", tokenizer=name).vocab_size  # noqa: B018
-    assert str(caught.value).startswith(f"tokenizer: {name!r} was given; it must be 'bytes', a folder with a")
+    assert str(caught.value).startswith("tokenizer must be 'bytes', a tokenizer.json or its folder")
     assert "hf download NAME" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -177,13 +177,11 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path):
         tokens._words.cache_clear()
         with pytest.raises(InputError) as caught:
             tokens_of(str(tmp_path))
-        assert str(caught.value).startswith(f"tokenizer: {file} is no tokenizer that can be read (")
+        assert str(caught.value).startswith(f"tokenizer: {file} is not a valid tokenizer (")
 
 
 def test_a_tokenizer_without_a_token_to_separate_by_is_refused(tmp_path: Path):
     place = saved(tmp_path / "t", ["<unk>"])
     with pytest.raises(InputError) as caught:
         tokens_of(str(place))
-    assert str(caught.value) == (
-        f"tokenizer: {place} was given; it has no token for the end, the beginning or the separation of texts."
-    )
+    assert str(caught.value) == (f"tokenizer must have an end, beginning or separator token, got {str(place)!r}.")

@@ -103,9 +103,9 @@ def test_more_context_costs_fewer_bits_of_code_and_never_more_than_a_byte():
 @pytest.mark.parametrize(
     ("train", "texts", "options", "message"),
     [
-        ([], [[1, 2]], {}, "train: no tokens were given"),
-        ([1], [[1]], {}, "texts: (1, 1) was given; it must be at least 1 text of at least 2 tokens."),
-        ([1], [[1, 2]], {"orders": [-1]}, "orders: -1 was given; it must be a whole number of at least 0."),
+        ([], [[1, 2]], {}, "train must have at least one token"),
+        ([1], [[1]], {}, "texts must be at least 1 text of at least 2 tokens, got (1, 1)."),
+        ([1], [[1, 2]], {"orders": [-1]}, "orders must be a whole number of at least 0, got -1."),
     ],
 )
 def test_nothing_to_count_or_to_foretell_is_refused(train: object, texts: object, options: dict, message: str):

@@ -11,59 +11,59 @@ from toeplens.tasks import build
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "addition": [
-        ({"length": 4, "padded": True}, "length: 4 was given; it must be a whole number of at least 5."),
-        ({"min_digits": 6}, "min_digits: 6 was given; 18 tokens hold numbers of 5."),
+        ({"length": 4, "padded": True}, "length must be a whole number of at least 5, got 4."),
+        ({"min_digits": 6}, "min_digits must be at most 5, which 18 tokens can hold, got 6."),
     ],
     "dyck": [
-        ({"length": 9}, "length: 9 was given; balanced texts have an even number of brackets."),
-        ({"ask": "depth", "length": 7}, "max_depth: 8 was given; 7 brackets do not get that deep."),
-        ({"ask": "depth", "min_length": 64}, "min_length: 64 was given; for every depth to occur it must be less"),
+        ({"length": 9}, "length must be even, got 9."),
+        ({"ask": "depth", "length": 7}, "max_depth must be at most length (7), got 8."),
+        ({"ask": "depth", "min_length": 64}, "min_length must be less than length (64)"),
     ],
     "contextual-count": [
-        ({"length": 30}, "length: 30 was given; it must be a whole number of at least 31."),
+        ({"length": 30}, "length must be a whole number of at least 31, got 30."),
     ],
     "parity": [
-        ({"min_length": 65}, "min_length: 65 was given; it must be at most length (64)."),
+        ({"min_length": 65}, "min_length must be at most length (64), got 65."),
     ],
     "index": [
-        ({"length": 8, "positions": 8}, "positions: 8 was given; the shortest text has 7 words to ask for."),
-        ({"from_end": "yes"}, "from_end: 'yes' was given; it must be true or false."),
+        ({"length": 8, "positions": 8}, "positions must be at most 7, the words of the shortest sequences, got 8."),
+        ({"from_end": "yes"}, "from_end must be true or false, got 'yes'."),
     ],
     "retrieval": [
-        ({"keys": 4}, "pairs: 8 was given; there are only 4 different keys."),
-        ({"distractors": 0, "min_length": 9}, "min_length: 9 was given; without distractors all texts have 9"),
+        ({"keys": 4}, "pairs must be at most 4, the number of different keys, got 8."),
+        ({"distractors": 0, "min_length": 9}, "min_length must not be set without distractors: all sequences have 9"),
     ],
     "mix": [
-        ({"placed": 9}, "placed: 9 was given; there are only 8 different keys."),
-        ({"min_offset": 5}, "min_offset: 5 was given; it must be at most max_offset (4)."),
-        ({"min_offset": 0, "max_offset": 0}, "max_offset: 0 was given as the only offset; that is the key itself."),
-        ({"max_offset": 63}, "length: 64 was given; it must be a whole number of at least 66."),
+        ({"placed": 9}, "placed must be at most 8, the number of different keys, got 9."),
+        ({"min_offset": 5}, "min_offset must be at most max_offset (4), got 5."),
+        ({"min_offset": 0, "max_offset": 0}, "max_offset must not be 0 if min_offset is 0."),
+        ({"max_offset": 63}, "length must be a whole number of at least 66, got 64."),
     ],
     "recall": [
-        ({"pairs": 33, "length": 99}, "pairs: 33 was given; there are only 32 different keys."),
-        ({"queries": 9}, "queries: 9 was given; there are only 8 pairs to ask for."),
-        ({"length": 22}, "length: 22 was given; it must be a whole number of at least 23."),
+        ({"pairs": 33, "length": 99}, "pairs must be at most 32, the number of different keys, got 33."),
+        ({"queries": 9}, "queries must be at most 8, the number of pairs, got 9."),
+        ({"length": 22}, "length must be a whole number of at least 23, got 22."),
     ],
     "reverse": [
-        ({"length": 9, "min_items": 5}, "min_items: 5 was given; 9 tokens hold 4."),
+        ({"length": 9, "min_items": 5}, "min_items must be at most 4, which 9 tokens can hold, got 5."),
     ],
     "sort": [
-        ({"words": 31, "repeats": False}, "words: 31 was given; without repeats 32 items need as many."),
+        ({"words": 31, "repeats": False}, "words must be at least 32, the number of items, without repeats, got 31."),
     ],
     "trigger-distance": [
-        ({"length": 8, "max_distance": 8}, "max_distance: 8 was given; two triggers in 8 tokens are 1 to 7 apart."),
-        ({"vocab_size": 3}, "vocab_size: 3 was given; it must be a whole number of at least 4."),
-        ({"form": "released", "num_triggers": 3}, "num_triggers: 3 was given; the released form"),
-        ({"form": "released", "vocab_size": 70}, "vocab_size: 70 was given; a segment of 70"),
+        ({"length": 8, "max_distance": 8}, "max_distance must be from 1 to 7 in 8 tokens, got 8."),
+        ({"vocab_size": 3}, "vocab_size must be a whole number of at least 4, got 3."),
+        ({"form": "released", "num_triggers": 3}, "num_triggers must be 2 in the released form, got 3"),
+        ({"form": "released", "vocab_size": 70}, "vocab_size must be at least 71"),
         ({"form": "released", "length": 96}, "length: the triggers don't fit: 25 + 1 + 70 + 1 tokens"),
     ],
     "trigger-count": [
-        ({"length": 8, "words": 9}, "words: 9 was given; it must be from 1 to length (8)."),
-        ({"length": 8, "max_count": 9}, "max_count: 9 was given; the triggers must fit the 8 words."),
-        ({"vocab_size": 21}, "vocab_size: 21 was given; it must be a whole number of at least 22."),
+        ({"length": 8, "words": 9}, "words must be from 1 to length (8), got 9."),
+        ({"length": 8, "max_count": 9}, "max_count must be small enough to fit in 8 words, got 9."),
+        ({"vocab_size": 21}, "vocab_size must be a whole number of at least 22, got 21."),
     ],
     "trigger-distanse": [
-        ({}, "task: there is no 'trigger-distanse'; did you mean 'trigger-distance'"),
+        ({}, "got 'trigger-distanse'; did you mean 'trigger-distance'"),
     ],
 }
 
@@ -80,16 +80,16 @@ def test_options_that_do_not_fit_are_refused_in_one_sentence(name: str, options:
 
 @pytest.mark.parametrize("length", [0, 8.0, "8"])
 def test_a_length_that_is_none_is_refused(length: Any):
-    with pytest.raises(InputError, match=r"^length: .* was given; it must be a whole number of at least 1"):
+    with pytest.raises(InputError, match=r"^length must be a whole number of at least 1, got .*"):
         build("parity").at_length(length)
 
 
 TOO_SHORT = [
-    ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}, 8, "max_distance: 8 was given"),
-    ("index", {"length": 10}, 9, "length: 9 was given; index cannot be the same there: positions: 9 was given"),
-    ("recall", {"distractors": 0}, 73, "pairs: 33 was given; there are only 32 different keys."),
-    ("dyck", {"ask": "depth"}, 7, "max_depth: 8 was given; 7 brackets do not get that deep."),
-    ("sort", {"repeats": False}, 66, "words: 32 was given; without repeats 33 items need as many."),
+    ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}, 8, "max_distance must be from 1 to 7"),
+    ("index", {"length": 10}, 9, "length: index cannot be built with length 9: positions must be at most"),
+    ("recall", {"distractors": 0}, 73, "pairs must be at most 32, the number of different keys, got 33."),
+    ("dyck", {"ask": "depth"}, 7, "max_depth must be at most length (7), got 8."),
+    ("sort", {"repeats": False}, 66, "words must be at least 33, the number of items, without repeats, got 32."),
 ]
 
 
@@ -99,6 +99,6 @@ def test_a_length_at_which_it_would_be_another_task_is_refused(
 ):
     with pytest.raises(InputError) as caught:
         build(name, **options).at_length(length)
-    assert str(caught.value).startswith(f"length: {length} was given; {name} cannot be the same there: ")
+    assert str(caught.value).startswith(f"length: {name} cannot be built with length {length}: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -187,16 +187,16 @@ def test_documents_that_are_alike_count_once():
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "markov-language": [
-        ({"words": 1}, "words: 1 was given; it must be from 2 to 8192."),
-        ({"order": 4}, "order: 4 was given; with 64 words it must be at most 3."),
-        ({"branches": 65}, "branches: 65 was given; there are only 64 words."),
-        ({"copy_rate": math.nan}, "copy_rate: nan was given; it must be from 0 to 1."),
-        ({"span": 1024}, "document: 1024 was given; it must be a whole number of at least 1025."),
+        ({"words": 1}, "words must be from 2 to 8192, got 1."),
+        ({"order": 4}, "order must be at most 3 with 64 words, got 4."),
+        ({"branches": 65}, "branches must be at most words (64), got 65."),
+        ({"copy_rate": math.nan}, "copy_rate must be from 0 to 1, got nan."),
+        ({"span": 1024}, "document must be a whole number of at least 1025, got 1024."),
         ({"documents": 10**14}, "documents: they need at least"),
     ],
     "nested-language": [
-        ({"kinds": 10**9}, "kinds: 1000000000 was given; it must be from 1 to 1024."),
-        ({"closes": 0.9}, "closes: 0.9 was given; with opens (0.12) it must be at most 1."),
+        ({"kinds": 10**9}, "kinds must be from 1 to 1024, got 1000000000."),
+        ({"closes": 0.9}, "closes must be at most 0.88, as opens and closes add up to 1 at most, got 0.9."),
         ({"document": 10**15}, "documents: they need at least"),
     ],
 }

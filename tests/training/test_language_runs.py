@@ -76,10 +76,13 @@ def test_models_trained_as_one_end_as_they_do_alone(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {"readout": "last"}}, "readout: 'last' was given; it must be 'each'"),
-        ({"model": {"causal": False}}, "causal: false was given; the labels are the next tokens"),
-        ({"task": "trigger-distance", "task_options": {"length": 8, "vocab_size": 12}}, "readout: 'each' was given"),
-        ({"model": {"max_len": 8}}, "max_len: 8 was given; the task's sequences have 16 tokens"),
+        ({"model": {"readout": "last"}}, "readout must be 'each', got 'last'"),
+        ({"model": {"causal": False}}, "model.causal must be true for next-token labels"),
+        (
+            {"task": "trigger-distance", "task_options": {"length": 8, "vocab_size": 12}},
+            "model.readout must not be 'each' for this task, got 'each'",
+        ),
+        ({"model": {"max_len": 8}}, "model.max_len must be at least 16"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], words: str):
@@ -112,7 +115,7 @@ def test_text_is_part_of_what_a_run_is_and_must_not_change(tmp_path: Path):
     _unchanged.cache_clear()  # text is looked at once a process
     again = _on(tmp_path / "text")
     assert again.name != spec.name
-    with pytest.raises(InputError, match=r"text: .* has changed: sha256 [0-9a-f]{64} was recorded, it is now"):
+    with pytest.raises(InputError, match=r"text: .* has changed: the recorded sha256 is [0-9a-f]{64}, it is now"):
         train(Run.open(tmp_path / "runs" / spec.name).spec, tmp_path / "runs")
 
 

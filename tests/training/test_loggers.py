@@ -180,7 +180,7 @@ def test_a_missing_package_is_one_sentence_with_what_to_do(monkeypatch: pytest.M
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentFailure) as caught:
         must_be_installed(["wandb"])
-    assert str(caught.value) == "follow: wandb is not installed; pip install 'toeplens[wandb]'."
+    assert str(caught.value) == "follow: wandb is not installed. Run: pip install 'toeplens[wandb]'."
 
 
 def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:

@@ -101,9 +101,7 @@ def test_a_constant_rate_follows_its_warm_up(tmp_path: Path) -> None:
 
 
 def test_an_epoch_has_no_more_evaluations_than_steps() -> None:
-    assert refusal(lambda: tiny(evaluations=4)) == (
-        "evaluations: 4 was given; an epoch has 3 steps, and an evaluation comes after a step."
-    )
+    assert refusal(lambda: tiny(evaluations=4)) == ("evaluations must be at most 3, the steps of an epoch, got 4.")
 
 
 def test_fields_that_came_later_leave_older_names_alone() -> None:
@@ -117,8 +115,7 @@ def test_fields_that_came_later_leave_older_names_alone() -> None:
 
 def test_a_rule_needs_an_evaluation_before_the_last_ones() -> None:
     assert refusal(lambda: tiny(epochs=2, plateau={"patience": 2})) == (
-        "plateau.patience: 2 was given; the run has 2 evaluations, and the rule compares the last ones with one before "
-        "them."
+        "plateau.patience must be less than 2, the evaluations of the run, got 2."
     )
 
 

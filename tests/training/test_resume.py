@@ -215,7 +215,7 @@ def test_killed_at_any_moment_it_ends_as_if_it_had_not(tmp_path: Path, whole: An
     for count, pause in ((1, 0.0), (9, 0.0013), (15, 0.0037)):
         process = started(spec, tmp_path, tmp_path / "errors")
         wait_for_checkpoints(process, directory / store.CHECKPOINT, count)
-        with pytest.raises(InputError, match="is being worked on by another process"):
+        with pytest.raises(InputError, match="is in use by another process"):
             train(spec, tmp_path)
         time.sleep(pause)
         process.kill()
@@ -290,7 +290,7 @@ def test_a_file_larger_than_the_system_allows_is_the_machines_fault(tmp_path: Pa
     process.join()
     assert process.exitcode == 3
     message = (tmp_path / "errors").read_text()
-    assert message.startswith(f"cannot write {path}: the file would be larger than the system allows;")
+    assert message.startswith(f"Cannot write {path}: the file is larger than the system allows.")
     assert message.count("\n") == 1
     assert path.read_bytes() == before
     assert not list(run.directory.glob(".*.tmp"))
@@ -311,7 +311,7 @@ def test_a_run_that_diverges_is_recorded_and_not_continued(tmp_path: Path, monke
     assert "NaN" not in text
     assert "Infinity" not in text
     assert not (run.directory / store.CHECKPOINT).exists()
-    assert refusal(run.model) == f"run: {run.directory} diverged; there are no finite weights to look at."
+    assert refusal(run.model) == f"run: {run.directory} diverged, so it has no finite weights to look at."
     monkeypatch.setattr(loop, "Session", None)
     assert train(run.spec, tmp_path) == run
 
@@ -397,8 +397,8 @@ def test_what_is_no_run_cannot_be_opened(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
     for place, words in (
-        ("absent", "there is no directory"),
-        ("notes.txt", "there is no directory"),
+        ("absent", "does not exist"),
+        ("notes.txt", "does not exist"),
         ("empty", "is empty"),
         (".", "is not a run directory (no spec.json)"),
     ):
@@ -410,14 +410,14 @@ def test_a_directory_that_holds_something_else_is_refused_and_untouched(tmp_path
     foreign = tmp_path / tiny().name / name
     foreign.parent.mkdir(parents=True)
     foreign.write_text("mine")
-    assert "holds files that are not a run's" in refused_and_untouched(tmp_path)
+    assert "contains files that do not belong to a run" in refused_and_untouched(tmp_path)
     assert foreign.read_text() == "mine"
 
 
 def test_the_directory_of_another_run_is_refused_and_untouched(tmp_path: Path):
     other = train(tiny(seed=1), tmp_path)
     other.directory.rename(tmp_path / tiny().name)
-    assert "holds another run; give another directory" in refused_and_untouched(tmp_path)
+    assert "contains another run. Choose another directory" in refused_and_untouched(tmp_path)
 
 
 def test_a_file_in_the_way_is_refused_and_untouched(tmp_path: Path):
@@ -429,7 +429,7 @@ def test_a_file_in_the_way_is_refused_and_untouched(tmp_path: Path):
 def test_a_run_that_is_being_worked_on_is_refused(tmp_path: Path, whole: Any):
     run = stopped(tmp_path)
     with held(run.directory):
-        assert "is being worked on by another process" in refused_and_untouched(tmp_path)
+        assert "is in use by another process" in refused_and_untouched(tmp_path)
     assert outcome(train(tiny(), tmp_path)) == outcome(whole())
 
 
@@ -446,5 +446,5 @@ def test_what_another_process_began_while_this_one_waited_is_not_replaced(tmp_pa
             with store.entered(tmp_path, tiny(), until=began):
                 pass
 
-        assert "holds another run; give another directory" in refusal(enter)
+        assert "contains another run. Choose another directory" in refusal(enter)
     assert read_json(tmp_path / store.SPEC) == other

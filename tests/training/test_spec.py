@@ -188,23 +188,29 @@ def test_chance_leaves_the_ignored_label_out():
 @pytest.mark.parametrize(
     ("changes", "start"),
     [
-        ({"model": MODEL | {"max_len": 7}}, "max_len: 7 was given; the task's sequences have 8 tokens."),
-        ({"model": MODEL | {"vocab_size": 11}}, "vocab_size: 11 was given; the task uses 12 token ids."),
+        (
+            {"model": MODEL | {"max_len": 7}},
+            "model.max_len must be at least 8, the tokens of the task's sequences, got 7.",
+        ),
+        (
+            {"model": MODEL | {"vocab_size": 11}},
+            "model.vocab_size must be at least 12, the token ids of the task, got 11.",
+        ),
         (
             {"model": MODEL | {"num_classes": 7}},
-            "num_classes: 7 was given; the task's labels go up to 7, so at least 8 are needed.",
+            "model.num_classes must be at least 8, as labels go up to 7, got 7.",
         ),
-        ({"betas": (1.0, 0.9)}, "betas: (1.0, 0.9) was given; both must be from 0 to under 1"),
+        ({"betas": (1.0, 0.9)}, "betas must be at least 0 and under 1, got (1.0, 0.9)"),
         ({"epochs": 0}, "epochs: "),
         ({"lr": float("inf")}, "lr: input should be a finite number"),
-        ({"seed": -1}, "seed: -1 was given; it must be from 0 to 18446744073709551615."),
+        ({"seed": -1}, "seed must be from 0 to 18446744073709551615, got -1."),
         ({"epochs": 10**5000}, "epochs: input should be less than or equal to 1000000000 (given: one of"),
         ({"model": MODEL | {"encoding_options": {"a": [{"b": float("-inf")}]}}}, "model.encoding_options.a: ["),
         ({"learning_rate": 1e-3}, "learning_rate: no such field"),
-        ({"model": MODEL | {"num_heads": 3}}, "model: d_model: 16 was given; it must be divisible by num_heads (3)."),
+        ({"model": MODEL | {"num_heads": 3}}, "model must be divisible by num_heads (3), got d_model: 16."),
         (
             {"task_options": {"length": 8, "vocab_size": 12, "max_distance": 1}, "ignore_label": 1},
-            "ignore_label: 1 was given; it is the task's only label",
+            "ignore_label must not be 1, the task's only label",
         ),
     ],
 )

@@ -272,9 +272,9 @@ def test_a_small_model_learns_a_small_task(tmp_path: Path):
         (("auto", "off", "auto"), 0, True, "cpu, float32, eager (requested)"),
         (("auto", "auto", "auto"), 1, True, "cuda, bfloat16 products, torch.compile (GPU with a compiler)"),
         (("cuda", "auto", "auto"), 1, False, "cuda, bfloat16 products, eager (no C++ compiler)"),
-        (("cuda:1", "auto", "auto"), 1, True, "device: 'cuda:1' was given, but this machine has 1 GPU."),
-        (("cuda", "auto", "auto"), 0, True, "device: 'cuda' was given, but this machine has no usable GPU."),
-        (("cpu", "on", "auto"), 1, False, "compile: 'on' was given, but this machine has no C++ compiler."),
+        (("cuda:1", "auto", "auto"), 1, True, "device: this machine has 1 GPU, got 'cuda:1'."),
+        (("cuda", "auto", "auto"), 0, True, "device: this machine has no usable GPU, got 'cuda'."),
+        (("cpu", "on", "auto"), 1, False, "compile: this machine has no C++ compiler, got 'on'."),
     ],
 )
 def test_what_a_machine_has_is_used_as_asked_or_said_to_be_missing(
@@ -283,7 +283,7 @@ def test_what_a_machine_has_is_used_as_asked_or_said_to_be_missing(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(shutil, "which", lambda name: name if compiler else None)
-    if "was given" not in says:
+    if ", got" not in says:
         assert plan_execution(*asked).describe() == says
         return
     with pytest.raises(EnvironmentFailure) as caught:
@@ -294,9 +294,9 @@ def test_what_a_machine_has_is_used_as_asked_or_said_to_be_missing(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("gpu", "auto", "auto"), "device: 'gpu' was given; it must be auto, cpu, cuda or cuda:N"),
-        (("meta", "auto", "auto"), "device: there is no 'meta'; known: cpu, cuda"),
-        (("cpu", "of", "auto"), "compile: there is no 'of'; did you mean 'off'"),
+        (("gpu", "auto", "auto"), "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
+        (("meta", "auto", "auto"), "device must be one of cpu, cuda, got 'meta'"),
+        (("cpu", "of", "auto"), "got 'of'; did you mean 'off'"),
     ],
 )
 def test_an_execution_that_does_not_exist_is_refused(given: tuple[Any, Any, Any], message: str):

@@ -82,7 +82,7 @@ def test_the_usual_moments_go_from_the_initialisation_to_the_end_and_are_closer_
 
 @pytest.mark.parametrize("wrong", [-1, LAST_STEP + 1])
 def test_moments_that_are_no_steps_of_the_run_are_refused(tmp_path: Path, wrong: Any):
-    said = f"moments: {wrong} was given; each must be a step from 0 to {LAST_STEP}."
+    said = f"moments must be steps from 0 to {LAST_STEP}, got {wrong}."
     assert refusal(lambda: train(tiny(), tmp_path, watcher=Digests((0, wrong)))) == said
 
 
@@ -155,7 +155,7 @@ def test_what_is_no_finite_number_is_null(tmp_path: Path):
     ("seen", "message"),
     [
         ({"step": 1}, "watcher: 'digests' gives 'step', which each row has already."),
-        ({"a": torch.ones(2)}, "watcher: 'digests' gives what JSON cannot hold; it must give plain lists and numbers."),
+        ({"a": torch.ones(2)}, "watcher: 'digests' must return lists and numbers that JSON can hold."),
     ],
     ids=["step", "tensor"],
 )
@@ -216,7 +216,7 @@ def test_two_watchers_rows_are_not_mixed(tmp_path: Path, watched: Run):
 
     train(tiny(), tmp_path, watcher=Digests(), should_stop=After(3))
     before = files(tmp_path / tiny().name)
-    said = "watcher: 'others' was given; this run is watched by 'digests': go on with that one or none."
+    said = "watcher must be 'digests', as before, or None, got 'others'."
     assert refusal(lambda: train(tiny(), tmp_path, watcher=Others())) == said
     assert files(tmp_path / tiny().name) == before
     assert timeless(train(tiny(), tmp_path, watcher=Digests()).watched) == timeless(watched.watched)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -95,7 +96,7 @@ def main() -> None:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except ToeplensError as error:
-        _fail(str(error), error.exit_code)
+        _fail(_with_options(error), error.exit_code)
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(error.format_message())
@@ -113,7 +114,19 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        _fail(str(EnvironmentFailure("the machine's memory is used up; lower --workers or the sizes.")), 3)
+        _fail(str(EnvironmentFailure("Out of memory. Lower --workers or the sizes.")), 3)
+
+
+def _with_options(error: ToeplensError) -> str:
+    """The error's message, with names as they are typed: --max-tokens for max_tokens, MODEL for model."""
+    commands = vars(typer.main.get_command(app))["commands"]
+    command = next((commands[word] for word in sys.argv[1:] if word in commands), None)
+    typed = {
+        each.name: each.opts[0] if each.opts[0].startswith("-") else each.name.upper()
+        for each in (command.params if command else ())
+    }
+    names = re.sub(r"[\w.]+", lambda found: typed.get(found[0], found[0]), error.name)
+    return names + str(error)[len(error.name) :]
 
 
 def _fail(message: str, code: int) -> None:

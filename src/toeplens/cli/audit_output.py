@@ -162,8 +162,7 @@ def weight_notes(about: Mapping[str, Any]) -> Iterator[str]:
     for name, what in (
         (
             "random_weights",
-            "random weights, missing from the checkpoint: {} ({}); results downstream of them do not describe a trained "
-            "model",
+            "random weights, missing from the checkpoint: {} ({}); later results do not describe a trained model",
         ),
         ("unused_weights", "unused weights of the checkpoint: {} ({})"),
     ):

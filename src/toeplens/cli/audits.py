@@ -10,7 +10,7 @@ import typer
 
 from toeplens.cli.means import Hands, with_options
 from toeplens.cli.options import MEASURE, Json, ModelDevice, ModelDtype, Pickled, option, path
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.places import entered
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ def audit(
     from toeplens.studies.auditing.many import Request
 
     if text and tokens:
-        raise InputError("tokens: it was given beside text; one of the two is allowed.")
+        raise InputError("tokens and text must not both be set.")
     if len(tokens or ()) > 1:
-        raise InputError(f"tokens: {len(tokens or ())} files were given; an audit reads one.")
+        raise invalid("tokens", "be set only once", got=f"{len(tokens or ())} files")
     request = Request(
         tokens=tokens[0] if tokens else None,
         layers=None if layers is None else probing.numbers("layers", layers),
@@ -137,7 +137,7 @@ def audit(
     if text:
         texts = {each.name: auditing.read_text(each) for each in text}
         if len(texts) < len(text):
-            raise InputError("text: two files have the same name; each must have its own.")
+            raise InputError("text must not name two files with the same file name.")
         request = replace(request, texts=texts)
     if len(model) > 1:
         audit_output.audit_all(model, out, request, workers, as_json=as_json)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from toeplens.cli.options import Json, Recorded, option, path
 from toeplens.cli.studies import page_in
-from toeplens.ground import InputError, choose, write_json, write_text
+from toeplens.ground import InputError, choose, invalid, write_json, write_text
 from toeplens.ground.places import entered
 
 FIGURES, TABLES = "figures.json", "tables.json"
@@ -39,12 +39,12 @@ def figures(
 
     kind = choose("format", form, FORMATS)
     if columns is not None and columns not in INCHES:
-        raise InputError(f"columns must be 1 or 2 (got {columns}).")
+        raise invalid("columns", "be 1 or 2", columns)
     programs()  # before a page is made for them
     page = page_in(directory)
     there = [*page.drawn, *page.blocks.values()]
     if not there:
-        raise InputError(f"figures: the page of {directory} has none.")
+        raise InputError(f"figures: the report of {directory} has no figures.")
     names = {name for each in there for name in (each.id, str(each.number))}
     chosen = {choose("figure", each, names) for each in figure} if figure else names
     wanted = [each for each in there if chosen & {each.id, str(each.number)}]
@@ -82,7 +82,7 @@ def tables(
     chosen = kinds[choose("format", form, kinds)]
     found = told_apart(page_in(directory).tables.values())
     if not found:
-        raise InputError(f"tables: the page of {directory} has none.")
+        raise InputError(f"tables: the report of {directory} has no tables.")
     place, about = directory / "tables" if out is None else out, []
     with entered(place, "tables", (TABLES,)):
         for table in found:

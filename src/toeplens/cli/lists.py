@@ -72,7 +72,7 @@ def card(
     from toeplens.studies.card import make_card
 
     if name is None and set_:
-        raise InputError("set: an option was given, but no encoding; name the one that it belongs to.")
+        raise InputError("set must not be used without an encoding.")
     names = encodings.names() if name is None else (encodings.canonical(name),)
     options = changed({}, set_ or [])
     for each_option in options:

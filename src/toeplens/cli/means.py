@@ -10,7 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 from toeplens.cli.options import CLUSTER, MACHINE, TRAINING, Budget, Compile, Device, Follow, Workers, option
-from toeplens.ground import InputError, choose, shown
+from toeplens.ground import choose, invalid
 
 if TYPE_CHECKING:
     from toeplens import engine as engines
@@ -58,7 +58,7 @@ class Hands:
         given = {"workers": self.workers, "engine": None if self.engine == _ENGINES[0] else self.engine}
         for name, value in given.items():
             if value is not None:
-                raise InputError(f"{name}: {shown(value)} was given with one {what}; it is of several.")
+                raise invalid(name, f"not be set for a single {what}", value)
 
     def chosen(self) -> engines.Workers:
         """As the workers that the engine takes."""
@@ -67,13 +67,13 @@ class Hands:
         if choose("engine", self.engine, _ENGINES) == "local":
             for name in ("address", "cpus_per_cell", "gpus_per_cell", "memory_per_cell"):
                 if (given := getattr(self, name)) is not None:
-                    raise InputError(f"{name}: {shown(given)} was given, which only --engine ray takes.")
+                    raise invalid(name, "not be set without --engine ray", given)
             return self.workers
         memory = None
         if (text := self.memory_per_cell) is not None:
             match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
             if match is None or float(match[1]) <= 0:
-                raise InputError(f"memory_per_cell: {text!r} was given; it must be a positive size such as 500M or 4G.")
+                raise invalid("memory_per_cell", "be a positive size such as 500M or 4G", text)
             memory = int(float(match[1]) * _UNITS[match[2].upper()])
         return Cluster(
             address=self.address,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid
 
 _DIGITS = 300  # of an integer that a spec's file can be read back with
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
@@ -30,12 +30,12 @@ def url_or_path(text: str) -> Any:
 def path(text: str) -> Path:
     """A path as typed; ``--help`` shows this function's name."""
     if not text:
-        raise typer.BadParameter("it is empty; '.' is the current directory.")
+        raise typer.BadParameter("The path is empty. Use '.' for the current directory.")
     if _URL.match(text):
-        raise typer.BadParameter(f"{text} is a URL; a path on this machine is needed.")
+        raise typer.BadParameter(f"{text} is a URL. Give a local path.")
     length = len(os.fsencode(text))
     if length > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts):
-        raise typer.BadParameter(f"a path of {length} bytes, or a name in it, is longer than the system allows.")
+        raise typer.BadParameter(f"The path of {length} bytes, or a name in it, is longer than the system allows.")
     return Path(text)
 
 
@@ -92,7 +92,7 @@ def seconds(text: str | None) -> float | None:
         return None
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smh]?)", text.strip())
     if match is None or float(match[1]) <= 0:
-        raise InputError(f"time_budget: {text!r} was given; it must be a positive time such as 90s, 9m or 2h.")
+        raise invalid("time_budget", "be a positive time such as 90s, 9m or 2h", text)
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
@@ -102,13 +102,13 @@ def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     for change in changes:
         path, equals, text = change.partition("=")
         if not equals or not path:
-            raise InputError(f"set: {shown(change)} was given; it must be of the form field=value.")
+            raise invalid("set", "be of the form field=value", change)
         place = content
         *parents, last = path.split(".")
         for name in parents:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise InputError(f"set: {path} was given; {name} has no fields.")
+                raise InputError(f"set: {name} has no fields, so {path} cannot be set.")
         place[last] = _value(path, text)
     return content
 
@@ -127,5 +127,5 @@ def _value(path: str, text: str) -> Any:
     except json.JSONDecodeError:
         return text
     except (ValueError, RecursionError) as error:
-        raise InputError(f"set: {path}={shown(text)} was given, which is more than a field holds ({error}).") from None
+        raise InputError(f"set: the value of {path} is too large ({error}).") from None
     return value

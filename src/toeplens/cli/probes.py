@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from toeplens.cli.options import MEASURE, Budget, Json, ModelDevice, ModelDtype, Pickled, StudyOut, option, path
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.places import entered, must_be_of
 
 
@@ -66,13 +66,13 @@ def probe(
     )
     wishes = [probing.read_change(each) for each in change or ()]
     if len(text or ()) > 1:
-        raise InputError(f"text: {len(text or ())} were given; a probe reads one.")
+        raise invalid("text", "be set only once", got=f"{len(text or ())} files")
     if text and tokens is None:
         data = auditing.read_text(text[0])
     elif tokens is not None and not text:
         data = auditing.read_tokens(tokens)
     else:
-        raise InputError("text: one of --text and --tokens must be given.")
+        raise InputError("text or tokens must be set, but not both.")
     with entered(out, "probe", (probing.RECORD,)), audit_output.AuditProgress() as progress:
         must_be_of(out / probing.RECORD, called_of(model), "probe")
         loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def _numbers(field: str, text: str, *, whole: bool = False) -> list[float]:
         return [int(each) if whole else float(each) for each in text.split(",")]
     except ValueError:
         kind = "whole numbers" if whole else "numbers"
-        raise InputError(f"{field}: {text!r} was given; it must be {kind} with commas between them.") from None
+        raise invalid(field, f"be {kind} with commas between them", text) from None
 
 
 def pretrained(
@@ -136,7 +136,7 @@ def pretrained(
 
     texts = {each.stem: auditing.read_text(each) for each in text}
     if len(texts) < len(text):
-        raise InputError("text: two files have the same name; each must have its own.")
+        raise InputError("text must not name two files with the same file name.")
     limits, progress = limits_of(time_budget, "auto", "auto"), PieceProgress()
     sizes = {"sequences": sequences, "tokens": tokens, "effect_tokens": effect_tokens, "probe_tokens": probe_tokens}
     options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, **sizes}

@@ -20,7 +20,7 @@ from toeplens.cli.options import (
     option,
     path,
 )
-from toeplens.ground import InputError, choose, read_json
+from toeplens.ground import InputError, choose, invalid, read_json
 from toeplens.ground.places import free
 
 
@@ -68,11 +68,11 @@ def train_run(
 
     if spec is not None:
         if not spec.exists() or spec.is_dir():
-            why = f"{spec} cannot be read: it is a directory" if spec.is_dir() else f"there is no file {spec}"
-            raise InputError(f"spec: {why}; give a file that holds a run's spec as JSON, or none.")
+            why = f"{spec} is a directory" if spec.is_dir() else f"file {spec} does not exist"
+            raise InputError(f"spec: {why}; give a JSON file with a run's spec, or omit it.")
         content = read_json(spec, pipes=True)
         if not isinstance(content, dict):
-            raise InputError(f"spec: {spec} does not hold a run's spec.")
+            raise InputError(f"spec: {spec} is not a run's spec.")
     else:
         start: dict[str, Any] = {"scale": "laptop", "protocol": "paper", "task": "trigger-distance", "encoding": "rope"}
         given = {"scale": scale, "protocol": protocol, "task": task, "encoding": encoding, "seed": seed}
@@ -83,7 +83,7 @@ def train_run(
     wanted = run_spec(**changed(content, set_ or []))
     if spec is not None:
         if scale is not None:
-            raise InputError(f"scale: {scale!r} was given beside {spec}, which has sizes of its own; leave it out.")
+            raise invalid("scale", f"not be set with {spec}, which has its own sizes", scale)
         several = encoding if encoding is None or "+" not in encoding else encodings.canonical(encoding)
         model = wanted.model
         for name, value, others in (
@@ -93,7 +93,7 @@ def train_run(
             ("seed", seed, {wanted.seed, wanted.data_seed}),
         ):
             for other in others - {value} if value is not None else ():
-                raise InputError(f"{name}: {value!r} was given, but {spec} has {other!r}; leave it out, or use --set.")
+                raise invalid(name, f"be {other!r} as in {spec} (change it with --set)", value)
     limits = limits_of(time_budget, device, compile, follow=follow)
     must_be_installed(limits.follow)
     progress = RunProgress(wanted, limits)
@@ -241,9 +241,9 @@ def decompose(
     depth = opened.spec.model.num_layers
     for number in layer or ():
         if not 1 <= number <= depth:
-            raise InputError(f"layer: {number} was given; this model has layers 1 to {depth}.")
+            raise invalid("layer", f"be from 1 to {depth}", number)
         if split == "input" and number > 1:
-            raise InputError(f"split: 'input' was given; layer {number} reads no bare input; give 'mean' or 'ablate'.")
+            raise invalid("split", f"be 'mean' or 'ablate' for layer {number}", got="'input'")
     layers = [number - 1 for number in layer or ([1] if split == "input" else range(1, depth + 1))]
     with console.err.status("decomposing logits"):
         structure = decompose_run(opened, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]

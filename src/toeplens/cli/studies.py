@@ -223,10 +223,7 @@ def page_in(directory: Path) -> Page:
     if (directory / probing.RECORD).is_file():
         return probe_page(probing.open_probe(directory))
     if study_in(directory) is None:
-        raise InputError(
-            f"directory: {directory} holds no study, audit or probe, nor the record of one; give one that 'toeplens "
-            "reproduce', study, theory, pretrained, audit or probe wrote."
-        )
+        raise InputError(f"directory: {directory} contains no study, audit, probe or record of one.")
     kind, page, _ = kind_of(directory)
     return page(kind.gather(directory))
 
@@ -259,9 +256,7 @@ def claims(
         console.print_json([entry.to_dict() for entry in entries])
         return
     if not entries:
-        raise InputError(
-            f"claims: the study in {directory} judges none; 'claims:' in a study's file names a set of them."
-        )
+        raise InputError(f"claims: the study in {directory} evaluates none. Set 'claims:' in the study's file.")
     tables.print_claims(entries, full=full)
     if evidence:
         for entry in entries:

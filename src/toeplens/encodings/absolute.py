@@ -14,7 +14,7 @@ from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.bias import T5
 from toeplens.encodings.kit import normal, require_even, require_number, rotary_frequencies
 from toeplens.encodings.shapes import Positions, Stream
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 
 class NoPE(PositionalEncoding):
@@ -204,9 +204,7 @@ class RandomizedSinusoidal(Sinusoidal):
         """Random integers below ``max_position``, in the order of the positions."""
         count = positions.shape[-1]
         if count > self.max_position:
-            raise InputError(
-                f"max_position: {self.max_position} was given; it must be at least the number of tokens, {count}."
-            )
+            raise invalid("max_position", f"be at least the number of tokens, {count}", self.max_position)
         places = torch.randperm(self.max_position, device=positions.device)[:count].sort().values
         return places[torch.searchsorted(positions.sort(-1).values, positions.contiguous())]
 

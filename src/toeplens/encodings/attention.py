@@ -26,7 +26,7 @@ from toeplens.encodings.kit import (
 )
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 
 AT_ONCE = 1 << 22  # query-key pairs per chunk, over batch and heads, where logits are formed explicitly
 KEPT = 4 * AT_ONCE  # maximum size of a bias that is cached for all layers that share it
@@ -84,7 +84,7 @@ def check_inputs(
     require_tensor("k", k, "float", (batch, "G", "Nk", width))
     groups, keys = k.shape[1:3]
     if groups < 1 or heads % groups:
-        raise InputError(f"k: {groups} heads were given for {heads} of q; their number must divide it.")
+        raise invalid("k", f"have a number of heads that divides the {heads} heads of q", groups)
     if v is not None:
         require_tensor("v", v, "float", (batch, groups, keys, "dv"))
     check_positions("q_positions", q_positions, encoding, batch, queries)
@@ -96,9 +96,10 @@ def check_inputs(
         square = (batch, heads, queries, keys)
         fits = 1 <= mask.ndim <= 4 and mask.shape[-1] == keys
         if not fits or any(a not in (1, b) for a, b in zip(reversed(mask.shape), reversed(square), strict=False)):
-            raise InputError(
-                f"mask: a shape of {tuple(mask.shape)} was given; it must go with [{batch}, {heads}, {queries}, "
-                f"{keys}] (batch, heads, queries, keys), each 1 or the same, and hold every key."
+            raise invalid(
+                "mask",
+                f"broadcast to [batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}], with all keys",
+                got=f"shape {list(mask.shape)}",
             )
     for name, x, shape in (("notes", notes, (batch, "H", keys, "c")), ("texts", texts, (batch, keys))):
         if x is not None:
@@ -106,7 +107,7 @@ def check_inputs(
     if padding is not None:
         require_tensor("padding", padding, "bool", (batch, keys))
     if window is not None and (window < 1 or not causal):
-        raise InputError(f"window: {window} was given; it must be at least 1, and attention causal.")
+        raise invalid("window", "be at least 1, and attention causal", window)
     if softcap is not None:
         require_number("softcap", softcap, over=0)
     if sinks is not None:
@@ -120,10 +121,8 @@ def check_positions(name: str, positions: Positions, encoding: PositionalEncodin
     whole = ((length,), (batch, length), (1, length))
     if shape in whole or (axes > 1 and shape[-1:] == (axes,) and shape[:-1] in whole):
         return
-    raise InputError(
-        f"{name}: a shape of {tuple(shape)} was given; it must be [{length}] or [{batch}, {length}]"
-        f"{f', with {axes} coordinates in a last dimension' if axes > 1 else ''}: a position for each."
-    )
+    last = f", {axes}" if axes > 1 else ""
+    raise invalid(name, f"have shape [{length}{last}] or [{batch}, {length}{last}]", got=f"shape {list(shape)}")
 
 
 def attend(

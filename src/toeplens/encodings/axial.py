@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from toeplens.encodings.kit import raster, require_even, require_number, rotary_frequencies
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.encodings.shapes import Frequencies, Positions
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 
 class _Coordinates(Rotary):
@@ -36,7 +36,7 @@ class _Coordinates(Rotary):
         super().__init__(frequencies, **inherited)
         self.axes = axes
         if grid is not None and (len(grid) != axes or not all(isinstance(size, int) and size > 0 for size in grid)):
-            raise InputError(f"grid: {list(grid)} was given; it must be {axes} positive sizes.")
+            raise invalid("grid", f"be {axes} positive sizes", list(grid))
         self.grid = None if grid is None else tuple(grid)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:
@@ -107,18 +107,16 @@ class AxialRoPE(_ByAxis):
         require_even("head_dim", sizes["head_dim"])
         pairs = sizes["head_dim"] // 2
         if not 2 <= axes <= pairs:
-            raise InputError(f"axes: {axes} was given; it must be from 2 to {pairs}, one pair of dimensions an axis.")
+            raise invalid("axes", f"be from 2 to {pairs}, one pair of dimensions an axis", axes)
         if axes_dims is None:
             axes_dims = [(pairs + axes - 1 - a) // axes for a in range(axes)]
         if len(axes_dims) != axes or any(n < 1 for n in axes_dims) or sum(axes_dims) != pairs:
-            raise InputError(
-                f"axes_dims: {list(axes_dims)} was given; it must be {axes} positive numbers, {pairs} pairs together."
-            )
+            raise invalid("axes_dims", f"be {axes} positive numbers, {pairs} pairs together", list(axes_dims))
         if choose("frequencies", frequencies, ("lang", "pixel")) == "lang":
             spectra = [rotary_frequencies(2 * n, base) for n in axes_dims]
         else:
             if grid is None:
-                raise InputError("grid: none was given; 'pixel' frequencies count from edge to edge, so it must be.")
+                raise InputError("grid must be set for 'pixel' frequencies.")
             require_number("max_freq", max_freq, over=0)
             spectra = [
                 torch.linspace(1, max_freq / 2, n, dtype=torch.float64) * math.pi * 2 / max(1, size - 1)
@@ -171,18 +169,17 @@ class MRoPE(_ByAxis):
 def axes_of_pairs(field: str, sections: Sequence[int], pairs: int, interleaved: bool) -> list[int]:
     """Which of time, height and width (0, 1, 2) rotates each pair; see ``sections`` of `MRoPE`."""
     if len(sections) != 3 or any(n < 0 for n in sections) or sum(sections) != pairs:
-        raise InputError(
-            f"{field}: {list(sections)} was given; it must be the pairs of time, height, width, {pairs} together."
-        )
+        raise invalid(field, f"be the pairs of time, height, width, {pairs} together", list(sections))
     if not interleaved:
         return [axis for axis, n in enumerate(sections) for _ in range(n)]
     axis_of = [0] * pairs
     for axis in (1, 2):
         own = range(axis, pairs, 3)[: sections[axis]]
         if len(own) < sections[axis]:
-            raise InputError(
-                f"{field}: {list(sections)} was given; interleaved among {pairs} pairs, "
-                f"{('height', 'width')[axis - 1]} can have {len(own)}."
+            raise invalid(
+                field,
+                f"have {len(own)} {('height', 'width')[axis - 1]} pairs when {pairs} pairs are interleaved",
+                list(sections),
             )
         for t in own:
             axis_of[t] = axis
@@ -221,7 +218,7 @@ class RoPEMixed(_Coordinates):
     ) -> None:
         head_dim = sizes["head_dim"]
         if head_dim % 4 or head_dim < 4:
-            raise InputError(f"head_dim: {head_dim} was given; it must be a multiple of 4: pairs in two directions.")
+            raise invalid("head_dim", "be a multiple of 4: pairs in two directions", head_dim)
         lengths = rotary_frequencies(head_dim // 2, base).repeat(2).unsqueeze(0)
         super().__init__(lengths, axes=2, grid=grid, pairing=pairing, **sizes)
         self.omega = nn.Parameter(torch.empty(self.num_heads, head_dim // 2, 2))

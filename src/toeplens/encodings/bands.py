@@ -13,7 +13,7 @@ from torch import Tensor
 from toeplens.encodings.kit import phases_of, product_dtype, require_indices, require_number
 from toeplens.encodings.rotary import Pairing, PartialRoPE, RoPE
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 
 class RopeBands(PartialRoPE):
@@ -62,7 +62,7 @@ class RopeBands(PartialRoPE):
         self.off = choose("off", off, ("rotation", "pair"))
         given = [name for name, value in (("gains", gains), ("keep", keep), ("ramp", ramp)) if value is not None]
         if len(given) > 1:
-            raise InputError(f"{given[1]}: {given[0]} was given too; only one of gains, keep and ramp may be given.")
+            raise InputError(f"{given[0]} and {given[1]} must not both be set.")
         if keep is not None:
             values = _kept(keep, pairs)
         elif ramp is not None:
@@ -75,9 +75,7 @@ class RopeBands(PartialRoPE):
         turned, still = values.sqrt(), torch.zeros_like(values)
         if self.off == "rotation":
             if float(values.max()) > 1:
-                raise InputError(
-                    f"{given[0]}: a gain of {float(values.max()):g} was given; it must be at most 1 unless off='pair'."
-                )
+                raise invalid(given[0], "be at most 1 unless off='pair'", got=f"a gain of {float(values.max()):g}")
             damped = (values > 0) & (values < 1)
             chosen = chosen * (values > 0)
             turned = torch.where(damped, turned, 1.0)
@@ -114,7 +112,7 @@ class RopeBands(PartialRoPE):
 def _frequencies(given: float | Sequence[float], pairs: int) -> Float[Tensor, "1 n"]:
     values = list(given) if isinstance(given, Sequence) else [given] * pairs
     if len(values) != pairs:
-        raise InputError(f"frequencies: {values} was given; it must be one number or a list of {pairs}.")
+        raise invalid("frequencies", f"be one number or a list of {pairs}", values)
     values = [require_number("frequencies", value, at_least=0) for value in values]
     return torch.tensor([values], dtype=torch.float64)
 
@@ -128,7 +126,7 @@ def _kept(keep: Sequence[int], pairs: int) -> Float[Tensor, "1 n"]:
 
 def _ramp(ramp: Sequence[float], pairs: int) -> Float[Tensor, "1 n"]:
     if len(ramp) != 3:
-        raise InputError(f"ramp: {list(ramp)} was given; it must be the three numbers s_hf, s_lf, beta.")
+        raise invalid("ramp", "be the three numbers s_hf, s_lf, beta", list(ramp))
     high, low = (require_number("ramp", value, at_least=0) for value in ramp[:2])
     beta = require_number("ramp", ramp[2], over=0)
     share = torch.arange(pairs, dtype=torch.float64) / max(1, pairs - 1)
@@ -140,9 +138,7 @@ def _gains(gains: Sequence[float] | Sequence[Sequence[float]], num_heads: int, p
     rows = by_head or [[g for g in gains if not isinstance(g, Sequence)]]
     whole = not by_head or len(by_head) == len(gains) == num_heads
     if not whole or any(len(row) != pairs for row in rows):
-        raise InputError(
-            f"gains: {list(gains)} was given; it must be a list of {pairs} numbers, or {num_heads} such lists."
-        )
+        raise invalid("gains", f"be a list of {pairs} numbers, or {num_heads} such lists", list(gains))
     return torch.tensor([[require_number("gains", g, at_least=0) for g in row] for row in rows], dtype=torch.float64)
 
 
@@ -218,9 +214,10 @@ class XPos(RoPE):
         limit = int(math.log(torch.finfo(dtype).max) / 4 / float(-self.log_decay.min()))
         widest = max(int(q_places.abs().max()), int(k_places.abs().max()))
         if widest > limit:
-            raise InputError(
-                f"positions: {widest} from the middle of the keys' positions was given; with this scale_base the "
-                f"factors of xPos fit {str(dtype).removeprefix('torch.')} up to {limit}."
+            raise invalid(
+                "positions",
+                f"be within {limit} of the middle position of the keys for {dtype} and this scale_base",
+                widest,
             )
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:

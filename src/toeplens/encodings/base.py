@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from toeplens.encodings.kit import require_count, require_whole, without_autocast
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.ground.options import parameters
 
 # where position enters attention
@@ -86,9 +86,7 @@ class PositionalEncoding(nn.Module):
         super().__init__()
         require_count(d_model=d_model, num_heads=num_heads, head_dim=head_dim, max_len=max_len)
         if not {self.coupling, *self.also_couples} <= set(get_args(Coupling)):
-            raise InputError(
-                f"coupling: {self.coupling!r} was declared; it must be one of {', '.join(get_args(Coupling))}."
-            )
+            raise invalid("coupling", f"be one of {', '.join(get_args(Coupling))}", self.coupling)
         self.d_model, self.num_heads, self.head_dim, self.max_len = d_model, num_heads, head_dim, max_len
         self._exact: set[str] = set()
         self._starts: list[tuple[nn.Parameter, Callable[[Tensor], Any]]] = []
@@ -270,9 +268,10 @@ class PositionalEncoding(nn.Module):
             return
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= self.max_len:
-            raise InputError(
-                f"max_len: position {high if high >= self.max_len else low} was asked for; "
-                f"this table holds positions 0 to {self.max_len - 1}."
+            raise invalid(
+                "positions",
+                f"be from 0 to {self.max_len - 1} (max_len is {self.max_len})",
+                high if high >= self.max_len else low,
             )
 
     def register_exact(self, name: str, value: Tensor) -> Tensor:

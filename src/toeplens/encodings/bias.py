@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import normal, offsets_between, require_number, require_whole
 from toeplens.encodings.shapes import Positions
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 
 class OffsetBias(PositionalEncoding):
@@ -38,9 +38,10 @@ class OffsetBias(PositionalEncoding):
     def _whole_kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         values = self.kernel(offsets)
         if values.shape != (self.num_heads, len(offsets)):
-            raise InputError(
-                f"{type(self).__name__}.kernel: for {len(offsets)} offsets and {self.num_heads} heads it gave numbers "
-                f"of shape {tuple(values.shape)}; it must give {(self.num_heads, len(offsets))}."
+            raise invalid(
+                f"{type(self).__name__}.kernel",
+                f"return shape {[self.num_heads, len(offsets)]}",
+                got=f"shape {list(values.shape)}",
             )
         return values
 
@@ -126,9 +127,9 @@ class T5(OffsetBias):
         ranges = 4 if bidirectional else 2  # near and far, in each direction
         exact = num_buckets // ranges
         if num_buckets % ranges or exact < 1:
-            raise InputError(f"num_buckets: {num_buckets} was given; it must be a positive multiple of {ranges}.")
+            raise invalid("num_buckets", f"be a positive multiple of {ranges}", num_buckets)
         if max_distance <= exact:
-            raise InputError(f"max_distance: {max_distance} was given; it must be over the {exact} exact distances.")
+            raise invalid("max_distance", f"be over the {exact} exact distances", max_distance)
         self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
         self.weight = nn.Parameter(torch.randn(num_buckets, self.num_heads) * 0.02)
 

@@ -20,7 +20,7 @@ from toeplens.encodings.relative import DeBERTa, Shaw, TransformerXL
 from toeplens.encodings.rotations import PoPE
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid
 
 ALONE = ("rotate", "score", "transform_logits", "transform_weights", "add_values")  # hooks for one encoding
 LINEAR = (Shaw, TransformerXL, DeBERTa)  # these read queries and keys in the logits and add products with them
@@ -282,17 +282,17 @@ class Composed(PositionalEncoding):
 def _names(encodings: Sequence[PositionalEncoding], names: Sequence[str]) -> dict[str, PositionalEncoding]:
     """All encodings with their names, including nested ones; equal names are numbered."""
     if names and len(names) != len(encodings):
-        raise InputError(f"names: {len(names)} were given for {len(encodings)} encodings.")
+        raise invalid("names", f"have one entry per encoding ({len(encodings)})", len(names))
     found: list[tuple[str, PositionalEncoding]] = []
     for number, each in enumerate(encodings):
         if not isinstance(each, PositionalEncoding):
-            raise InputError(f"encoding: {shown(each)} was given; it must be an encoding that was built.")
+            raise invalid("encoding", "be an encoding that was built", each)
         if isinstance(each, Composed):
             found += zip(each.names, each.each(), strict=True)
         else:
             found.append((names[number] if names else type(each).__name__, each))
     if len(found) < 2:
-        raise InputError(f"encoding: {len(found)} was given to be composed; at least two are needed.")
+        raise invalid("encoding", "be at least two encodings", len(found))
     counts = Counter(name for name, _ in found)
     return {f"{name} {n}" if counts[name] > 1 else name: part for n, (name, part) in enumerate(found, 1)}
 
@@ -348,10 +348,10 @@ def _check(parts: Mapping[str, PositionalEncoding]) -> None:
     """Raise `InputError` naming the first two encodings that cannot be combined."""
     for (a, one), (b, other) in combinations(parts.items(), 2):
         if one is other:
-            raise InputError(f"encoding: {a!r} and {b!r} are one and the same; each is to be given once.")
+            raise InputError(f"encoding: {a!r} and {b!r} are the same object.")
         for size, value in one.sizes.items():
             if value != other.sizes[size]:
-                raise InputError(f"{size}: {a!r} was built with {value} and {b!r} with {other.sizes[size]}.")
+                raise invalid(size, f"be the same for {a!r} and {b!r}", got=f"{value} and {other.sizes[size]}")
         acting = "none" not in (one.coupling, other.coupling)
         scaled = one.scale_terms != 1 and other.scale_terms != 1
         for what, first, second in (
@@ -360,33 +360,30 @@ def _check(parts: Mapping[str, PositionalEncoding]) -> None:
             ("terms in the published factor of q . k", *((one.scale_terms, other.scale_terms) if scaled else (1, 1))),
         ):
             if first != second:
-                raise InputError(
-                    f"encoding: {a!r} has {first} {what} and {b!r} {second}; they must be the same number."
-                )
+                raise InputError(f"encoding: {a!r} has {first} {what}, but {b!r} has {second}.")
         for hook in ALONE:
             if one.overrides(hook) and other.overrides(hook) and (hook != "rotate" or (_turns(one) and _turns(other))):
-                raise InputError(f"encoding: {a!r} and {b!r} both act through {hook}, where there is room for one.")
+                raise InputError(f"encoding: {a!r} and {b!r} cannot be combined: both use {hook}.")
         if one.axes == other.axes > 1 and not _same(one, other, lambda part: part.place(torch.arange(part.max_len))):
-            raise InputError(f"encoding: {a!r} and {b!r} place running numbers otherwise (place); give both one grid.")
+            raise InputError(f"encoding: {a!r} and {b!r} must use the same grid.")
         waves = isinstance(one, Sinusoidal) and isinstance(other, Sinusoidal) and one.layout == other.layout
         if waves and _same(one, other, lambda part: part.frequencies):
-            raise InputError(f"encoding: {a!r} and {b!r} both add the same waves at the input (embed).")
+            raise InputError(f"encoding: {a!r} and {b!r} both add the same waves at the input.")
     for (a, one), (b, other) in permutations(parts.items(), 2):
         hook = next((hook for hook in ("score", "bias") if other.overrides(hook)), None)
         if hook == "score" and _turns(one):
             raise InputError(
-                f"encoding: {a!r} acts through rotate and {b!r} through score, each its own way from queries and keys "
-                f"to their product; there is room for one."
+                f"encoding: {a!r} and {b!r} cannot be combined: rotate of {a!r} does not go with score of {b!r}."
             )
         if hook and one.forms_logits:
             raise InputError(
-                f"encoding: {a!r} forms logits anew from queries and keys (transform_logits), so that the {hook} of "
-                f"{b!r} would be lost."
+                f"encoding: {a!r} and {b!r} cannot be combined: transform_logits of {a!r} would discard the {hook} of "
+                f"{b!r}."
             )
         if _reads(one) and isinstance(other, (PoPE, XPos)):
             raise InputError(
-                f"encoding: {a!r} reads queries and keys themselves (transform_logits), which {b!r} makes wider "
-                f"or scales by where the text begins and ends (rotate)."
+                f"encoding: {a!r} and {b!r} cannot be combined: transform_logits of {a!r} needs unscaled queries and "
+                "keys."
             )
 
 

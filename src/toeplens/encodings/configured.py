@@ -17,7 +17,7 @@ from toeplens.encodings.kit import require_number, widened
 from toeplens.encodings.scaled import ScaledRoPE
 from toeplens.encodings.scaling import RULES, every_keyword, keywords, length_of
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 _COMMON = (*SIZES, "pairing")  # the same for all layer types
 
@@ -89,8 +89,8 @@ class ConfiguredRoPE(ScaledRoPE):
             self.temperature = require_number("llama_4_scaling_beta", llama_4_scaling_beta, at_least=0)
             step = taken.get("original_max_position_embeddings", original)
             if step is None or self.axes > 1:
-                why = "needs original_max_position_embeddings" if step is None else "is for positions of one coordinate"
-                raise InputError(f"llama_4_scaling_beta: {llama_4_scaling_beta} was given; it {why}.")
+                why = "needs original_max_position_embeddings" if step is None else "must not be set with mrope_section"
+                raise InputError(f"llama_4_scaling_beta {why}.")
             self.step, self.toeplitz = step, self.temperature == 0
 
     def _take_types(
@@ -100,13 +100,13 @@ class ConfiguredRoPE(ScaledRoPE):
         common = {name: flat.pop(name) for name in _COMMON if name in flat}
         beside = next((name for name, value in flat.items() if value is not None), None)
         if beside is not None:
-            raise InputError(f"{beside}: it was given beside parameters by layer type; it must stand in one of them.")
+            raise InputError(f"{beside} must not be set with parameters by layer type.")
         for layer, kind in enumerate(layer_types):
             if kind not in by_type:
-                raise InputError(f"layer_types: layer {layer} is {kind!r}, for which there are no parameters.")
+                raise InputError(f"layer_types: layer {layer} has type {kind!r}, which has no parameters.")
         turned = {kind: dict(own) for kind in dict.fromkeys(layer_types) if (own := by_type[kind]) is not None}
         if not turned:
-            raise InputError("layer_types: no layer's type has parameters, so nothing is turned; use 'nope'.")
+            raise InputError("layer_types: no layer type has parameters. Use 'nope'.")
         first = next(iter(turned))
         ConfiguredRoPE.__init__(self, **common, **turned[first])
         self.layer_types, self.own_type = layer_types, first
@@ -114,7 +114,7 @@ class ConfiguredRoPE(ScaledRoPE):
             {kind: ConfiguredRoPE(**common, **parameters) for kind, parameters in turned.items() if kind != first}
         )
         if any(other.axes != self.axes for other in self.others.values()):
-            raise InputError("mrope_section: some layer types have it and some not; positions are the same for all.")
+            raise InputError("mrope_section must be set for all layer types or for none.")
         self.toeplitz = all(each.toeplitz for each in (self, *self.others.values()))
         if len(turned) < len(set(layer_types)):
             self.layers = frozenset(layer for layer, kind in enumerate(layer_types) if kind in turned)
@@ -123,8 +123,10 @@ class ConfiguredRoPE(ScaledRoPE):
         if not self.layer_types:
             return self
         if layer >= len(self.layer_types):
-            raise InputError(
-                f"layer_types: {len(self.layer_types)} were given; layer {layer}, counted from 0, has none."
+            raise invalid(
+                "layer_types",
+                f"have an entry for layer {layer}, counted from 0",
+                got=f"{len(self.layer_types)} entries",
             )
         kind = self.layer_types[layer]
         if kind == self.own_type:
@@ -183,7 +185,7 @@ def _as_transformers(
     mscales = None
     if kind == "longrope" and {"short_mscale", "long_mscale"} & extra.keys():
         if not {"short_mscale", "long_mscale"} <= extra.keys():
-            raise InputError("short_mscale: one without long_mscale was given, or the reverse; both are needed.")
+            raise InputError("short_mscale and long_mscale must be set together.")
         short, long = (require_number(name, extra.pop(name), over=0) for name in ("short_mscale", "long_mscale"))
         mscales, given["attention_factor"] = (short, long), long
     if kind == "dynamic" and "alpha" in extra:

@@ -15,7 +15,7 @@ from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import normal, raster, require_count, require_even, rotary_frequencies, turns, widened
 from toeplens.encodings.rotary import turn
 from toeplens.encodings.shapes import Keys, Positions, Queries, Turned
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 
 class _Generated(PositionalEncoding):
@@ -34,12 +34,12 @@ class _Generated(PositionalEncoding):
         super().__init__(**sizes)
         require_count(axes=axes)
         if grid is not None and (len(grid) != axes or not all(isinstance(size, int) and size > 0 for size in grid)):
-            raise InputError(f"grid: {list(grid)} was given; it must be {axes} positive sizes.")
+            raise invalid("grid", f"be {axes} positive sizes", list(grid))
         self.axes = axes
         self.grid = None if grid is None else tuple(grid)
         units = torch.tensor([1.0] * axes if extent is None else list(extent), dtype=torch.float64)
         if units.shape != (axes,) or not bool(((units > 0) & units.isfinite()).all()):
-            raise InputError(f"extent: {units.tolist()} was given; it must be {axes} positive numbers, one an axis.")
+            raise invalid("extent", f"be {axes} positive numbers, one an axis", units.tolist())
         self.extent = self.register_exact("extent", units)
 
     def lengths(self) -> list[int]:
@@ -100,7 +100,7 @@ class _Exponential(_Generated):
 
 def _blocks(block: int, head_dim: int) -> int:
     if not (isinstance(block, int) and block >= 2 and head_dim % block == 0):
-        raise InputError(f"block: {block} was given; it must be at least 2 and divide head_dim, which is {head_dim}.")
+        raise invalid("block", f"be at least 2 and divide head_dim, which is {head_dim}", block)
     return head_dim // block
 
 
@@ -190,7 +190,9 @@ class ComRoPE(_Exponential):
             block = next((size for size in (8, 4, 2) if self.head_dim % (size * parts) == 0), 2)
         count = _blocks(block, self.head_dim)
         if count % parts:
-            raise InputError(f"block: {block} was given; {count} blocks of it cannot be shared out among {axes} axes.")
+            raise invalid(
+                "block", f"give a number of blocks divisible by {axes} axes", got=f"{block}, which gives {count}"
+            )
         self.weight = self.learned((self.num_heads, count, block, block), normal(1.0))
         self.factors = None if variant == "ap" else self.learned((axes, count), normal(1.0))
         own = torch.arange(count) % axes == torch.arange(axes).unsqueeze(-1)
@@ -244,7 +246,7 @@ class STRING(_Generated):
         if self.form == "cayley":
             require_even("head_dim", d)
         elif d < 3:
-            raise InputError(f"head_dim: {d} was given; it must be at least 3 for one pair of Fourier components.")
+            raise invalid("head_dim", "be at least 3 for one pair of Fourier components", d)
         self.frequencies = self.register_exact("frequencies", rotary_frequencies(d, base)[:pairs])
         if self.form == "cayley":
             self.skew = self.learned((self.num_heads, d, d), nn.init.zeros_)

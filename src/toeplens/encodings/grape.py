@@ -25,7 +25,7 @@ from toeplens.encodings.kit import (
 from toeplens.encodings.rotary import turn
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream, Turned
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 SHARE = 1e-12  # share of |a|^2 |b|^2 below which two vectors span no plane
 
@@ -74,7 +74,7 @@ class GRAPE(PositionalEncoding):
         self.planes = choose("planes", planes, ("canonical", "orthogonal", "free"))
         pairs, heads = self.head_dim // 2, self.num_heads if per_head else 1
         if count is not None and (self.planes != "free" or not 1 <= count <= pairs):
-            raise InputError(f"count: {count} was given; it is for free planes and must be from 1 to {pairs}.")
+            raise invalid("count", f"be from 1 to {pairs}, with planes='free' only", count)
         start = rotary_frequencies(self.head_dim, base)[:count]
         self.start = self.register_exact("start", start.log())
         self.log_frequency = self.learned((heads, len(start)), nn.init.zeros_)

@@ -14,7 +14,7 @@ from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import linear, require_count, short_convolution, widened, without_autocast
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 BLOCK = 64  # keys per block
 EPS = 1e-6  # added to |w|^2 before the square root, as in the released code
@@ -98,7 +98,7 @@ class PaTH(PositionalEncoding):
     ) -> None:
         super().__init__(**sizes)
         if rank is not None and rank < 1:
-            raise InputError(f"rank: {rank} was given; it must be at least 1, or None for a full matrix.")
+            raise invalid("rank", "be at least 1, or None for a full matrix", rank)
         require_count(conv_size=conv_size)
         self.activation = choose("activation", activation, ("silu", "none"))
         width = self.num_heads * self.head_dim

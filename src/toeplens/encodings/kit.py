@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.shapes import Positions
-from toeplens.ground import InputError, shown
+from toeplens.ground import invalid
 from toeplens.ground.options import must_be
 
 PRECISE = (torch.float32, torch.float64)  # dtypes in which a bias may be part of a product of queries and keys
@@ -28,7 +28,7 @@ def offsets_between(q_positions: Positions, k_positions: Positions) -> Int[Tenso
 def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
     """theta_t = base^(-2t/rotary_dim), t = 0..rotary_dim/2 - 1, in float64 (Su et al. 2021, eq. 15)."""
     if not 0 < base < math.inf:
-        raise InputError(f"base: {base} was given; it must be positive and finite.")
+        raise invalid("base", "be positive and finite", base)
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
@@ -142,16 +142,14 @@ def linear(layer: nn.Module, x: Float[Tensor, "*B i"]) -> Float[Tensor, "*B o"]:
 def require_whole(who: str, positions: Tensor) -> None:
     """Raise `InputError` for positions or offsets that are not integers. Checks only the dtype, at no cost."""
     if positions.is_floating_point():
-        raise InputError(
-            f"positions: numbers of type {positions.dtype} were given; {who} takes whole positions, as integers."
-        )
+        raise invalid("positions", f"be integers for {who}", positions.dtype)
 
 
 def require_even(field: str, value: int, why: str = "a rotation takes dimensions in pairs") -> None:
     """Raise `InputError` for an odd size."""
     must_be(field, value, int)
     if value % 2 or value < 2:
-        raise InputError(f"{field}: {value} was given; {why}, so it must be even and at least 2.")
+        raise invalid(field, f"be even and at least 2, as {why}", value)
 
 
 def require_count(**values: Any) -> None:
@@ -159,7 +157,7 @@ def require_count(**values: Any) -> None:
     for field, value in values.items():
         must_be(field, value, int)
         if value < 1:
-            raise InputError(f"{field}: {value} was given; it must be at least 1.")
+            raise invalid(field, "be at least 1", value)
 
 
 def require_number(
@@ -170,7 +168,7 @@ def require_number(
     if not (math.isfinite(value) and value > over and at_least <= value <= at_most):
         limits = {"over": over, "at least": at_least, "at most": at_most}
         words = ", ".join(f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit))
-        raise InputError(f"{field}: {value} was given; it must be finite{' and ' if words else ''}{words}.")
+        raise invalid(field, f"be finite{' and ' if words else ''}{words}", value)
     return value
 
 
@@ -196,7 +194,7 @@ def require_tensor(
         of = "" if shape is None else f" of shape [{', '.join(map(str, shape))}]"
         got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         article = "an" if kind == "integer" else "a"
-        raise InputError(f"{field}: must be {article} {kind} tensor{of} (got {got}).")
+        raise invalid(field, f"be {article} {kind} tensor{of}", got=got)
 
 
 def require_indices(field: str, given: Any, count: int) -> None:
@@ -207,5 +205,4 @@ def require_indices(field: str, given: Any, count: int) -> None:
         or not all(isinstance(index, int) and 0 <= index < count for index in given)
         or len(set(given)) != len(given)
     ):
-        got = shown(given if isinstance(given, Tensor) else list(given))
-        raise InputError(f"{field}: {got} was given; it must be different indices from 0 to {count - 1}.")
+        raise invalid(field, f"be different indices from 0 to {count - 1}", given)

@@ -25,7 +25,7 @@ from toeplens.encodings.kit import (
 from toeplens.encodings.rotary import Pairing, pairing_of, turn
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream, Turned
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 EPS = 1e-6  # added to |x|^2 before the square root, as in the released kernels
 
@@ -102,10 +102,7 @@ class SelectiveRoPE(_Chosen):
         super().__init__(base=base, pairing=pairing, **sizes)
         require_count(rank=rank, conv_size=1 if conv_size is None else conv_size)
         if self.d_model % self.num_heads:
-            raise InputError(
-                f"d_model: {self.d_model} was given; it must be a multiple of num_heads, which is {self.num_heads}: "
-                f"each head's slice is normed."
-            )
+            raise invalid("d_model", f"be a multiple of num_heads ({self.num_heads})", self.d_model)
         self.activation = choose("activation", activation, ("silu", "none"))
         self.down = nn.Linear(self.d_model, rank, bias=False)
         self.up = nn.Linear(rank, self.num_heads * self.head_dim // 2, bias=False)
@@ -228,7 +225,7 @@ class TAPA(PositionalEncoding):
         require_number("share", share, over=0)
         self.first = round(share * self.head_dim)
         if not 1 <= self.first < self.head_dim:
-            raise InputError(f"share: {share} was given; it must leave amplitude and phase a dimension each.")
+            raise invalid("share", "leave amplitude and phase a dimension each", share)
         self.phase = choose("phase", phase, ("quadratic", "linear"))
 
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:

@@ -14,7 +14,7 @@ from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import require_number, widened
 from toeplens.encodings.rotary import Pairing, RoPE
 from toeplens.encodings.shapes import Keys, Positions, Queries, Turned
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 
 class ResonanceRoPE(RoPE):
@@ -70,7 +70,7 @@ class HoPE(RoPE):
         length = self.max_len if train_length is None else train_length
         if length < 7:
             field = "max_len" if train_length is None else "train_length"
-            raise InputError(f"{field}: {length} was given; it must be at least 7, for one frequency to remain.")
+            raise invalid(field, "be at least 7, for one frequency to remain", length)
         self.frequencies[2 * math.pi / self.frequencies > length] = 0
 
 
@@ -101,7 +101,7 @@ class RoPEPlusPlus(RoPE):
         super().__init__(pairing=pairing, **inherited)
         self.heads = choose("heads", heads, ("shared", "own"))
         if self.num_heads < 2:
-            raise InputError(f"num_heads: {self.num_heads} was given; a real and an imaginary head are at least 2.")
+            raise invalid("num_heads", "be at least 2, a real and an imaginary head", self.num_heads)
         self.imaginary = self.register_exact("imaginary", torch.arange(self.num_heads) % 2 == 1)
         self.source = self.register_exact("source", torch.arange(self.num_heads) // 2 * 2)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import linear, offsets_between, require_number, require_whole, widened
 from toeplens.encodings.shapes import Keys, Positions, Queries, Turned
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 
 
 class PlaneBias(PositionalEncoding):
@@ -56,7 +56,7 @@ class PlaneBias(PositionalEncoding):
 
 def _sizes(field: str, given: Sequence[int]) -> tuple[int, int]:
     if len(given) != 2 or not all(isinstance(size, int) and size > 0 for size in given):
-        raise InputError(f"{field}: {list(given)} was given; it must be two positive sizes, rows and columns.")
+        raise invalid(field, "be two positive sizes, rows and columns", list(given))
     return given[0], given[1]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.composed import Composed, compose, joint_facts
-from toeplens.ground import InputError, choose, shown
+from toeplens.ground import InputError, choose, invalid, shown
 from toeplens.ground.errors import first_line
 from toeplens.ground.options import must_be
 
@@ -55,7 +55,7 @@ def _found() -> tuple[dict[str, type[PositionalEncoding]], dict[str, str]]:
     for entry in entry_points(group="toeplens.encodings"):
         where = f"{entry.value} of the package {'?' if entry.dist is None else entry.dist.name}"
         if entry.name in found:
-            faults[entry.name] = f"{where} is ignored, as the name is taken"
+            faults[entry.name] = f"{where} uses a name that is already taken"
             warnings.warn(f"encoding {entry.name!r}: {faults[entry.name]}", stacklevel=2)
             continue
         try:
@@ -93,7 +93,7 @@ def package_of(name: str) -> str | None:
 def _known(name: str) -> str:
     """The name, if there is such an encoding."""
     if name not in _all() and name in unusable():
-        raise InputError(f"encoding: {name!r} was given; {unusable()[name]}.")
+        raise InputError(f"encoding: {name!r} cannot be used: {unusable()[name]}.")
     return choose("encoding", name, _all())
 
 
@@ -106,11 +106,11 @@ def named(name: str | Sequence[str]) -> tuple[str, ...]:
         return (_known(name),)
     given = [part.strip() for part in name.split("+")] if isinstance(name, str) else name
     if not isinstance(given, Sequence) or not given or not all(isinstance(part, str) for part in given):
-        raise InputError(f"encoding: {shown(name)} was given; it must be a name or a list of names.")
+        raise invalid("encoding", "be a name or a list of names", name)
     for part in given:
         _known(part)
         if given.count(part) > 1:
-            raise InputError(f"encoding: {shown(name)} was given; {part!r} is in it more than once.")
+            raise InputError(f"encoding must not name {part!r} twice, got {shown(name)}.")
     return tuple(given)
 
 
@@ -137,7 +137,7 @@ def _together(parts: tuple[str, ...], kinds: tuple[type[PositionalEncoding], ...
         for part, options_given in given.items():
             choose(f"option of encoding {' + '.join(parts)!r}", part, parts)
             if not isinstance(options_given, Mapping):
-                raise InputError(f"{part}: {shown(options_given)} was given; it must be options of {part!r}, by name.")
+                raise invalid(part, f"be options of {part!r}, by name", options_given)
         return compose(*(_part(part, sizes, given.get(part, {})) for part in parts), names=parts)
 
     about = [
@@ -160,7 +160,7 @@ def _part(name: str, sizes: dict[str, int], options_given: Mapping[str, Any]) ->
     try:
         return build(name, **sizes, **options_given)
     except InputError as error:
-        if str(error).partition(":")[0] not in options(name):
+        if error.name not in options(name):
             raise
         raise InputError(f"{name}.{error}") from error
 
@@ -198,7 +198,7 @@ def build(
     for option, value in options_given.items():
         nested = isinstance(value, dict) and "layer_types" in known
         if nested and not types:
-            raise InputError(f"layer_types: none was given; parameters by layer type, as {option!r}, need it.")
+            raise InputError(f"layer_types must be set with parameters by layer type ({option!r}).")
         if nested:
             for inner in filter(known.__contains__, value):
                 must_be(f"{option}.{inner}", value[inner], known[inner].annotation)
@@ -210,4 +210,4 @@ def build(
         raise
     except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # unusable values
         given = ", ".join(f"{option}={shown(value)}" for option, value in options_given.items())
-        raise InputError(f"encoding {name!r} cannot be built from {given or 'these sizes'}: {error}.") from error
+        raise InputError(f"encoding: {name!r} cannot be built from {given or 'these sizes'}: {error}.") from error

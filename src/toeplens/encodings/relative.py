@@ -23,7 +23,7 @@ from toeplens.encodings.kit import (
 )
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Pairs, Positions, Queries
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 
 def at_each(table: Float[Tensor, "B H N R"], index: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
@@ -198,13 +198,14 @@ class DeBERTa(PositionalEncoding):
         if position_buckets is not None:
             require_even("position_buckets", position_buckets, "half of them are exact offsets")
             if position_buckets // 2 >= self.max_distance - 1:
-                raise InputError(
-                    f"position_buckets: {position_buckets} was given; "
-                    f"half of it must be under max_distance - 1, which is {self.max_distance - 1}."
+                raise invalid(
+                    "position_buckets",
+                    f"be under 2 * (max_distance - 1) = {2 * (self.max_distance - 1)}",
+                    position_buckets,
                 )
         self.terms = tuple(choose("terms", term, ("c2p", "p2c")) for term in terms)
         if not self.terms or len(set(self.terms)) != len(self.terms):
-            raise InputError(f"terms: {list(terms)} was given; it must be 'c2p', 'p2c', or both, each once.")
+            raise invalid("terms", "be 'c2p', 'p2c', or both, each once", list(terms))
         self.scale_terms = 1 + len(self.terms)
         self.p2c_index = choose("p2c_index", p2c_index, ("paper", "released"))
         self.span = self.max_distance if position_buckets is None else position_buckets

@@ -279,7 +279,7 @@ def following_position(
 
 def _ends(tokens: Int[Tensor, "*B"], separators: Sequence[int]) -> Bool[Tensor, "*B"]:
     if len(separators) < 1:
-        raise InputError("separators: none was given; at least one token must end a segment.")
+        raise InputError("separators must have at least one token, got none.")
     return torch.isin(tokens, torch.tensor(list(separators), device=tokens.device))
 
 

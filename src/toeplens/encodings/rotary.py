@@ -24,7 +24,7 @@ from toeplens.encodings.kit import (
     widened,
 )
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Stream, Turned
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BandControl:
 
     def __post_init__(self) -> None:
         if set(self.still) & set(self.silent):
-            raise InputError("silent: some of its pairs were given in still too; each must be in one of the two.")
+            raise InputError("silent and still must have no pairs in common.")
 
     def check(self, pairs: int, num_heads: int) -> None:
         """Raise `InputError` unless all indices fit ``pairs`` frequencies and ``num_heads`` heads."""
@@ -58,7 +58,7 @@ class BandControl:
         ):
             require_indices(field, given, most)
         if self.order is not None and sorted(self.order) != list(range(pairs)):
-            raise InputError(f"order: {list(self.order)} was given; it must name each of 0 to {pairs - 1} once.")
+            raise invalid("order", f"name each of 0 to {pairs - 1} once", list(self.order))
 
     def tables(
         self, cos: Float[Tensor, "*B H N n"], sin: Float[Tensor, "*B H N n"], num_heads: int
@@ -99,9 +99,10 @@ def swapped(pairs: int, first: Sequence[int], second: Sequence[int]) -> tuple[in
     order = list(range(pairs))
     bands = [*first, *second]
     if len(first) != len(second) or len(set(bands)) != len(bands) or not all(0 <= t < pairs for t in bands):
-        raise InputError(
-            f"second: {list(second)} was given for {list(first)}; two bands that are exchanged have as many different "
-            f"indices from 0 to {pairs - 1}, none in both."
+        raise invalid(
+            "second",
+            f"have as many indices from 0 to {pairs - 1} as first, all different",
+            got=f"{list(second)} for {list(first)}",
         )
     for t, s in zip(first, second, strict=True):
         order[t], order[s] = s, t
@@ -177,11 +178,8 @@ class Rotary(PositionalEncoding):
         if width == x.shape[-1]:
             return turn(x, *tables, self.pairing)
         if x.shape[-1] < self.first + width or (self.first and x.shape[-1] > self.first + width):
-            parts = f" ({self.first} before the {width} that are turned)" if self.first else ""
-            raise InputError(
-                f"head_dim: heads of {x.shape[-1]} dimensions were given; {type(self).__name__} takes "
-                f"{self.first + width}{parts}."
-            )
+            parts = f" ({self.first} before {width} rotated ones)" if self.first else ""
+            raise invalid("head_dim", f"be {self.first + width}{parts} for {type(self).__name__}", x.shape[-1])
         before, middle, after = x.split((self.first, width, x.shape[-1] - self.first - width), dim=-1)
         return torch.cat((before, turn(middle, *tables, self.pairing), after), dim=-1)
 
@@ -288,9 +286,7 @@ class PartialRoPE(Rotary):
         if layers is not None and (
             not all(isinstance(layer, int) and layer >= 0 for layer in layers) or len(set(layers)) != len(layers)
         ):
-            raise InputError(
-                f"layers: {list(layers)} was given; it must be a list of different layers, counted from 0."
-            )
+            raise invalid("layers", "be a list of different layers, counted from 0", list(layers))
         self.layers = None if layers is None else frozenset(layers)
 
     def for_layer(self, layer: int) -> PositionalEncoding:
@@ -303,9 +299,7 @@ def _chosen(field: str, value: int | Sequence[int] | None, count: int) -> list[i
         return list(range(count))
     chosen = list(range(value)) if isinstance(value, int) else list(value)
     if (isinstance(value, int) and not 0 <= value <= count) or any(not 0 <= c < count for c in chosen):
-        raise InputError(
-            f"{field}: {value} was given; it must be a number from 0 to {count} or a list of indices under {count}."
-        )
+        raise invalid(field, f"be a number from 0 to {count} or a list of indices under {count}", value)
     return chosen
 
 
@@ -379,14 +373,14 @@ class MLA(Rotary):
         require_count(d_compress=self.d_compress)
         self.q_compress = self.d_compress if q_compress == "same" else q_compress
         if self.q_compress is not None and not (isinstance(self.q_compress, int) and self.q_compress >= 1):
-            raise InputError(f"q_compress: {q_compress!r} was given; it must be at least 1, 'same', or None.")
+            raise invalid("q_compress", "be at least 1, 'same', or None", q_compress)
         self.rotary_query = choose("rotary_query", rotary_query, ("per-head", "shared"))
         self.latent_norm = latent_norm
         self.phase_table = choose("phase_table", phase_table, ("rotation", "released"))
         if self.phase_table == "released":
             self.toeplitz = False
             if rotary_dim % 4:
-                raise InputError(f"rotary_dim: {rotary_dim} was given; the released phase table needs a multiple of 4.")
+                raise invalid("rotary_dim", "be a multiple of 4 for the released phase table", rotary_dim)
 
     @property
     def query_dim(self) -> int:

@@ -15,7 +15,7 @@ from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import phases_of, require_even, require_number, rotary_frequencies, turns, widened
 from toeplens.encodings.rotary import Pairing, RoPE, Rotary, pairing_of, turn
 from toeplens.encodings.shapes import Keys, Positions, Queries, Turned
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 
 class PoPE(PositionalEncoding):
@@ -163,9 +163,9 @@ class FoPE(PositionalEncoding):
         length = self.max_len if train_length is None else train_length
         if length < 7:
             field = "max_len" if train_length is None else "train_length"
-            raise InputError(f"{field}: {length} was given; it must be at least 7, for one frequency to remain.")
+            raise invalid(field, "be at least 7, for one frequency to remain", length)
         if self.head_dim < 4:
-            raise InputError(f"head_dim: {self.head_dim} was given; it must be at least 4, for one Fourier series.")
+            raise invalid("head_dim", "be at least 4, for one Fourier series", self.head_dim)
         frequencies = rotary_frequencies(self.head_dim, base)
         self.frequencies = self.register_exact("frequencies", frequencies[frequencies >= 2 * math.pi / length])
         kept = len(self.frequencies)
@@ -225,7 +225,7 @@ class RollPE(PositionalEncoding):
         super().__init__(**sizes)
         d = self.head_dim
         if d < 3:
-            raise InputError(f"head_dim: {d} was given; it must be at least 3, for a Fourier component to turn.")
+            raise invalid("head_dim", "be at least 3, for a Fourier component to turn", d)
         self.speed = require_number("speed", speed, over=0)
         component = torch.arange(1, (d + 1) // 2, dtype=torch.float64)
         angles = 2 * math.pi / d * torch.arange(d, dtype=torch.float64).unsqueeze(-1) * component

@@ -30,7 +30,7 @@ from toeplens.encodings.scaling import (
     slowed,
 )
 from toeplens.encodings.shapes import Frequencies, Positions
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 TURNED = r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}\delta\theta'_t}"
 
@@ -82,10 +82,10 @@ class ScaledRoPE(Rotary):
         given = {"pairing": "half"} | self.defaults | {n: value for n, value in given.items() if value is not None}
         older, chosen = given.pop("type", None), given.pop("rope_type", None)
         if chosen is not None and older is not None and chosen != older:
-            raise InputError(f"type: {older!r} was given beside rope_type {chosen!r}; they must be the same.")
+            raise invalid("type", f"be the same as rope_type, {chosen!r}", older)
         chosen = chosen or older or self.only or "default"
         if self.only not in (None, chosen):
-            raise InputError(f"rope_type: {chosen!r} was given; this encoding is of type {self.only!r}.")
+            raise invalid("rope_type", f"be {self.only!r} for this encoding", chosen)
         choose("rope_type", chosen, RULES)
         require_even("head_dim", given["head_dim"])
         start = Start(

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings.kit import require_even, require_number, rotary_frequencies
 from toeplens.encodings.shapes import Positions
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.options import parameters
 
 # keywords of all types, with defaults
@@ -218,7 +218,7 @@ def check(rope_type: str, options: dict[str, Any], start: Start) -> None:
     for name in options:
         if name not in takes:
             known = ", ".join((*takes, *COMMON))
-            raise InputError(f"{name}: rope type {rope_type!r} does not take it; it takes {known}.")
+            raise InputError(f"{name}: rope type {rope_type!r} does not take it. It takes {known}.")
     common = {
         "rope_theta": start.base,
         "partial_rotary_factor": start.share,
@@ -233,14 +233,15 @@ def apply(rope_type: str, options: dict[str, Any], start: Start) -> Scaled:
     """The rule's result; a missing option raises an `InputError`."""
     for name, needed in keywords(rope_type).items():
         if needed and name not in options:
-            raise InputError(f"{name}: rope type {rope_type!r} needs it.")
+            raise InputError(f"{name} must be set for rope type {rope_type!r}.")
     return RULES[rope_type](start, **options)
 
 
 def _divisors(field: str, values: Sequence[float], count: int) -> Float[Tensor, "n"]:
     if len(values) != count or not all(math.isfinite(value) and value > 0 for value in values):
-        raise InputError(
-            f"{field}: {list(values)[:4]} ({len(values)} numbers) was given; it must be {count} positive numbers, "
-            "one a pair of rotated dimensions."
+        raise invalid(
+            field,
+            f"be {count} positive numbers, one per pair of rotated dimensions",
+            got=f"{list(values)[:4]} ({len(values)} numbers)",
         )
     return torch.tensor(list(values), dtype=torch.float64)

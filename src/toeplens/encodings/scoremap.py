@@ -17,7 +17,7 @@ from toeplens.encodings.kit import require_count, require_number, widened
 from toeplens.encodings.rotary import RoPE
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries, Turned
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 _BASES: dict[str, type[PositionalEncoding] | None] = {
     "alibi": ALiBi,
@@ -60,11 +60,9 @@ class DAPEv2(PositionalEncoding):
         super().__init__(**sizes)
         kind = _BASES[choose("base", base, _BASES)]
         if kernel_size < 1 or kernel_size % 2 == 0:
-            raise InputError(f"kernel_size: {kernel_size} was given; it must be odd and at least 1.")
+            raise invalid("kernel_size", "be odd and at least 1", kernel_size)
         if kind is None and kernel_size == 1:
-            raise InputError(
-                "base: 'none' was given with convolutions of one key; it must be a bias, or position enters nowhere."
-            )
+            raise InputError("base must be a bias if the convolutions cover one key, got 'none'.")
         require_count(width=width)
         self.turns = kind is RoPE
         self.base = kind and (RoPE(pairing="half", **sizes) if self.turns else kind(**sizes))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from toeplens.encodings.kit import is_readable
 from toeplens.encodings.shapes import Keys, Queries
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class Seen:
         if rows is None:
             queries, keys = q.shape[-2], k.shape[-2]
             if more.get("causal", True) and queries > keys:
-                raise InputError(
-                    f"q: {queries} queries were given for {keys} keys; in causal attention each query's own token "
-                    f"is among the keys: the last of them, unless rows says which."
+                raise invalid(
+                    "q",
+                    f"have at most as many queries as there are keys ({keys}) in causal attention, unless rows is set",
+                    queries,
                 )
             rows = torch.arange(keys - queries, keys, device=q.device)
         return Seen(q, k, rows, **more)
@@ -89,10 +90,7 @@ class Seen:
     def require_run(self, encoding: Any) -> None:
         """Raise `InputError` for a mask under which cumulative sums between two tokens would be wrong."""
         if self.mask is not None and is_readable(self.mask) and self.is_scattered():
-            raise InputError(
-                f"mask: a query sees tokens that are not one contiguous run of the text; {type(encoding).__name__} "
-                "works from token to token of it and cannot be used with such a mask."
-            )
+            raise InputError(f"mask: each query must see one contiguous run of tokens for {type(encoding).__name__}.")
 
     def own_index(self) -> Int[Tensor, "_B 1 Nq 1"]:
         """The rows as indices of keys, for `torch.take_along_dim`."""

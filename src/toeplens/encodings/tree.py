@@ -15,7 +15,7 @@ from toeplens.encodings.absolute import Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import normal, require_count, require_number, widened
 from toeplens.encodings.shapes import Positions, Stream
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 By = Literal["path", "depth"]
 
@@ -33,14 +33,14 @@ class TreePositions(PositionalEncoding):
     def __init__(self, *, branching: int, max_depth: int | None, **sizes: int) -> None:
         super().__init__(**sizes)
         if branching < 2:
-            raise InputError(f"branching: {branching} was given; it must be at least 2.")
+            raise invalid("branching", "be at least 2", branching)
         self.branching = branching
         if max_depth is None:
             max_depth = 2
             while self._nodes(max_depth) < self.max_len:
                 max_depth += 1
         if max_depth < 2:
-            raise InputError(f"max_depth: {max_depth} was given; it must be at least 2.")
+            raise invalid("max_depth", "be at least 2", max_depth)
         self.max_depth = self.axes = max_depth
 
     def _nodes(self, depth: int) -> int:
@@ -51,9 +51,10 @@ class TreePositions(PositionalEncoding):
         if not torch.compiler.is_compiling() and tokens.numel():
             low, high, nodes = int(tokens.min()), int(tokens.max()), self._nodes(self.max_depth)
             if low < 0 or high >= nodes:
-                raise InputError(
-                    f"max_depth: node {high if high >= nodes else low} was asked for; {self.branching} branches to "
-                    f"depth {self.max_depth} make nodes 0 to {nodes - 1}."
+                raise invalid(
+                    "positions",
+                    f"be from 0 to {nodes - 1} in a tree of {self.branching} branches and depth {self.max_depth}",
+                    high if high >= nodes else low,
                 )
         upwards = []
         for _ in range(self.max_depth):
@@ -65,20 +66,22 @@ class TreePositions(PositionalEncoding):
     def check_positions(self, positions: Positions) -> None:
         """Raise `InputError` for anything but paths of this tree."""
         if positions.shape[-1] != self.max_depth:
-            raise InputError(
-                f"max_depth: paths of {positions.shape[-1]} branches were given; they must have {self.max_depth}, "
-                "with 0s where they end."
+            raise invalid(
+                "positions",
+                f"be paths of {self.max_depth} branches, padded with 0",
+                got=f"{positions.shape[-1]} branches",
             )
         if torch.compiler.is_compiling() or positions.numel() == 0:
             return
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high > self.branching:
-            raise InputError(
-                f"branching: branch {high if high > self.branching else low} was given; it must be from 1 to "
-                f"{self.branching}, or 0 where a path has ended."
+            raise invalid(
+                "positions",
+                f"have branches from 1 to {self.branching}, or 0 after the end",
+                high if high > self.branching else low,
             )
         if bool(((positions[..., :-1] == 0) & (positions[..., 1:] > 0)).any()):
-            raise InputError("branching: a branch was given after a 0; a path that has ended must have 0s alone.")
+            raise InputError("positions must have only 0 after the end of a path.")
 
     def paths(self, positions: Positions) -> Int[Tensor, "*B N axes"]:
         """Checked paths; token indices [N] are converted."""
@@ -142,9 +145,10 @@ class Syntactic(TreePositions):
             return
         copies = self.d_model // (branching * self.max_depth)
         if copies < 1:
-            raise InputError(
-                f"max_depth: {self.max_depth} was given; one-hot branches of {branching} to that depth do not fit into "
-                f"d_model {self.d_model}."
+            raise invalid(
+                "max_depth",
+                f"be small enough that {branching} one-hot branches per level fit in d_model ({self.d_model})",
+                self.max_depth,
             )
         self.raw_decay = self.learned((copies,), partial(nn.init.uniform_, a=0.7, b=0.999))
 

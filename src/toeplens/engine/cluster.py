@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from toeplens.engine.pool import Limits, Piece, Told, Work, clocks, take
-from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, shown
+from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, invalid
 from toeplens.ground.machine import cores
 
 _LOOK, _TELL, _CANCEL = 0.1, 1.0, 1.0  # seconds between two checks of the driver, two reports, two tries to cancel
@@ -44,11 +44,11 @@ class Cluster:
         for name, given, positive in (("cpus_per_cell", self.cpus, True), ("gpus_per_cell", self.gpus, False)):
             if not (given > 0 if positive else given >= 0) or (given > 1 and given != int(given)):
                 low = "over 0" if positive else "0 or more"
-                raise InputError(f"{name}: must be {low}, and a whole number if it is over 1 (got {given}).")
+                raise invalid(name, f"be {low}, and a whole number if it is over 1", given)
         if self.memory is not None and self.memory < 1:
-            raise InputError(f"memory_per_cell: must be at least 1 byte (got {self.memory}).")
+            raise invalid("memory_per_cell", "be at least 1 byte", self.memory)
         if self.at_once is not None and self.at_once < 1:
-            raise InputError(f"workers: must be at least 1 (got {self.at_once}).")
+            raise invalid("workers", "be at least 1", self.at_once)
 
     @property
     def threads(self) -> int:
@@ -74,12 +74,12 @@ class Cluster:
     def must_serve(self, device: str) -> None:
         """Raise `InputError` unless the cluster responds and one of its machines has the resources for a piece."""
         if device not in _DEVICES:
-            raise InputError(f"device: must be auto, cpu or cuda with a cluster (got {shown(device)}).")
+            raise invalid("device", "be auto, cpu or cuda with a cluster", device)
         if device == "cuda" and not self.gpus:
-            raise InputError("gpus_per_cell: must be over 0 with device cuda (got 0).")
+            raise invalid("gpus_per_cell", "be over 0 with device cuda", got="0")
         if not self.at_a_time():
             needs = ", ".join(f"{amount:g} {name}" for name, amount in self._needs().items() if amount)
-            raise InputError(f"cpus_per_cell: no machine of the cluster has what a cell needs ({needs}).")
+            raise InputError(f"cpus_per_cell: no machine of the cluster has the resources that a cell needs ({needs}).")
 
     def _needs(self) -> dict[str, float]:
         return {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory or 0)}
@@ -89,7 +89,7 @@ class Cluster:
         try:
             import ray
         except ImportError:
-            raise EnvironmentFailure("engine: ray is not installed; pip install 'toeplens[ray]'.") from None
+            raise EnvironmentFailure("engine: ray is not installed. Run: pip install 'toeplens[ray]'.") from None
         if ray.is_initialized():
             return ray
         if self.address not in (None, "auto"):
@@ -107,7 +107,7 @@ class Cluster:
 def _must_answer(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if "://" in address or not colon or not host or not port.isdecimal():
-        raise InputError(f"address: must be HOST:PORT of the cluster's head, or auto (got {address!r}).")
+        raise invalid("address", "be HOST:PORT of the cluster's head, or auto", address)
     try:
         socket.create_connection((host, int(port)), timeout=5.0).close()
     except (OSError, OverflowError) as error:
@@ -202,8 +202,8 @@ def in_cluster(
         raise failure
     if failure is not None:
         raise EnvironmentFailure(
-            f"a worker of the cluster ended unexpectedly ({type(failure).__name__}: {str(failure).splitlines()[0]}); "
-            f"finished work is saved; run the same command to resume."
+            f"A worker of the cluster ended unexpectedly ({type(failure).__name__}: {str(failure).splitlines()[0]}). "
+            "Finished work is saved; run the same command to resume."
         ) from failure
 
 

@@ -52,7 +52,7 @@ class LengthResult(Record):
     def verify(self) -> None:
         figures = (self.accuracy, self.low, self.high, self.chance, self.length_chance)
         if any((figure is None) != (self.examples == 0) for figure in figures):
-            raise ValueError(f"examples: accuracies must be given exactly if there are examples (got {self.examples}).")
+            raise ValueError(f"examples must match the results, got {self.examples}.")
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,13 @@ def extrapolate(
     within("examples", examples, 1, _MOST_EXAMPLES)
     task = run.spec.build_task()
     if task.each:
-        raise InputError(
-            f"task: {task.name} has a label at every token; its longer texts are measured by 'toeplens study', measure "
-            f"bits."
-        )
+        raise InputError(f"task: {task.name} has a label at every token. Use the measure 'bits' of 'toeplens study'.")
     if lengths is None:
         lengths = [round(task.length * factor) for factor in FACTORS]
     if not lengths:
-        raise InputError(f"lengths: {list(lengths)} was given; at least one is needed.")
+        raise InputError("lengths must have at least one entry, got none.")
     within("lengths", lengths, 1, _MOST_TOKENS)
-    must_fit("the texts need", 8 * examples * max(lengths))
+    must_fit("examples: they need", 8 * examples * max(lengths))
     model = run.model().to(plan_execution(device, "off", "float32").device)
     fitted = _counted(run, task.dataset("train", min(_FITTED, run.spec.train_examples), run.spec.data_seed))
     rows = tuple(_row(run, model, task, length, examples, fitted) for length in dict.fromkeys(lengths))

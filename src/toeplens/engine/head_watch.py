@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.reading import Count, Number, Positive, Share
 from toeplens.ground.records import Each, NearlyShare, Record
 from toeplens.lens import HeadAblation, behaviour
@@ -96,14 +96,18 @@ class HeadWatch:
     ) -> None:
         for name, value, least in (("examples", examples, 1), ("ablated", ablated, 1), ("whole", whole, 0)):
             if value < least:
-                raise InputError(f"{name}: {value} was given; it must be at least {least}.")
+                raise invalid(name, f"be at least {least}", value)
         choose("split", split, get_args(DataSplit))
         self.spec, self.whole = spec, whole
         self.split: DataSplit = split
         self.examples = examples_of(spec, examples, split)
         self.ablated = examples_of(spec, min(ablated, len(self.examples)), split)
         if (self.ablated.labels == spec.ignore_label).all():
-            raise InputError(f"ablated: {ablated} was given; none of these {len(self.ablated)} examples counts.")
+            raise invalid(
+                "ablated",
+                f"be large enough to include a counted example (none of the first {len(self.ablated)} counts)",
+                ablated,
+            )
         self.rule = spec.plateau or Plateau()
         self.name = (
             f"heads and what they follow on {len(self.ablated)} and gradients on {len(self.examples)} {split} examples"

@@ -90,8 +90,8 @@ def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None 
         if package is None:
             raise
         raise InputError(
-            f"encoding: {job.spec.model.encoding!r} of the package {package} failed "
-            f"({type(error).__name__}: {first_line(error)}); finished work is saved."
+            f"encoding: {job.spec.model.encoding!r} of the package {package} failed ({type(error).__name__}: "
+            f"{first_line(error)}). Finished work is saved."
         ) from error
 
 

@@ -242,8 +242,8 @@ def run_jobs(
             _level(jobs[index], out, limits)
             if not is_done(jobs[index], out / jobs[index].spec.name):
                 raise EnvironmentFailure(
-                    f"out: a worker has finished the run {jobs[index].spec.name}, which is not in "
-                    f"{limits.publish or out}; give a directory that all machines share, or a URL."
+                    f"out: a worker finished the run {jobs[index].spec.name}, but {limits.publish or out} does not "
+                    "contain it. Use a shared directory or a URL."
                 )
         ended(index, status)
 

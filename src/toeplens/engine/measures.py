@@ -30,7 +30,7 @@ from toeplens.engine.language import (
     head_patterns,
     needles,
 )
-from toeplens.ground import InputError, ToeplensError, checked, choose, read_json, write_json
+from toeplens.ground import InputError, ToeplensError, checked, choose, invalid, read_json, write_json
 from toeplens.ground.errors import first_line
 from toeplens.ground.locks import locked
 from toeplens.ground.records import AtLeast1, Record
@@ -85,7 +85,7 @@ class Asked(Record):
 
     def __post_init__(self) -> None:
         if self.examples < 1:
-            raise InputError(f"examples: {self.examples} was given; it must be at least 1.")
+            raise invalid("examples", "be at least 1", self.examples)
         choose("split", self.split, get_args(DataSplit))
 
 

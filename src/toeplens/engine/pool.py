@@ -171,8 +171,8 @@ def in_processes(
         return  # workers got SIGTERM before they could handle it
     if failure is not None:
         raise EnvironmentFailure(
-            f"a worker process ended unexpectedly ({type(failure).__name__}: {failure}); what was finished is kept, "
-            f"and the same command goes on; if memory is short, lower --workers."
+            f"A worker process ended unexpectedly ({type(failure).__name__}: {failure}). Finished work is saved; run "
+            "the same command to resume, with fewer --workers if memory is short."
         ) from failure
 
 

@@ -24,7 +24,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from toeplens.engine.pool import Limits
-from toeplens.ground import EnvironmentFailure, InputError, write_bytes
+from toeplens.ground import EnvironmentFailure, InputError, invalid, write_bytes
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK
@@ -53,9 +53,9 @@ class Remote:
         try:
             self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            raise InputError(f"out: must be a URL of a file system that is installed (got {url!r}: {error}).") from None
+            raise invalid("out", "be a URL of a file system that is installed", got=f"{url!r}: {error}") from None
         if not root.strip("/"):
-            raise InputError(f"out: must name a place such as s3://bucket/path (got {url!r}).")
+            raise invalid("out", "name a place such as s3://bucket/path", url)
         self.url, self._root = url.rstrip("/"), root.rstrip("/")
 
     def read(self, name: str) -> bytes | None:
@@ -92,7 +92,9 @@ class Remote:
                 there = {path: archive.read(path) for path in archive.namelist() if _is_inside(path)}
             behind = _progress(here) < _progress(there)
         except (zipfile.BadZipFile, ValueError) as error:
-            raise InputError(f"out: {self.url}/{name} is damaged ({error}); delete it to train the run anew.") from None
+            raise InputError(
+                f"out: {self.url}/{name} is damaged ({error}). Delete it to train the run again."
+            ) from None
         if behind:
             for path in here.keys() - there.keys():
                 (directory / path).unlink(missing_ok=True)
@@ -120,7 +122,7 @@ class Remote:
         except Exception as error:  # file systems raise different errors for network, credentials, permissions
             if isinstance(error, FileNotFoundError) and what != "write":
                 raise
-            raise EnvironmentFailure(f"cannot {what} {self.url}/{name}: {first_line(error)}.") from None
+            raise EnvironmentFailure(f"Cannot {what} {self.url}/{name}: {first_line(error)}.") from None
 
     @contextmanager
     def driven(self) -> Iterator[None]:
@@ -132,8 +134,8 @@ class Remote:
             other, age = {}, _GONE
         if age < _GONE and not _is_dead(other):
             raise InputError(
-                f"out: {self.url} is being worked on by process {other.get('process')} of {other.get('host')} (seen "
-                f"{max(0.0, age):.0f} seconds ago); wait until it is done."
+                f"out: {self.url} is in use by process {other.get('process')} of {other.get('host')} (last seen "
+                f"{max(0.0, age):.0f} seconds ago). Wait until it is done."
             )
         owner, ended = {"host": socket.gethostname(), "process": os.getpid()}, threading.Event()
 
@@ -172,7 +174,7 @@ def working_copy(url: str) -> Iterator[Path]:
     with remote.driven():
         names = remote.files()
         if names and _STUDY not in names:
-            raise InputError(f"out: {url} holds files that are not a study's; give another place.")
+            raise InputError(f"out: {url} contains files that do not belong to a study. Choose another place.")
         there = {name: remote.read(name) or b"" for name in names}
         for name, content in there.items():
             if _is_inside(name):

@@ -3,7 +3,7 @@
 Nothing here is specific to attention.
 """
 
-from toeplens.ground.errors import EnvironmentFailure, InputError, ToeplensError, choose, sentence, shown
+from toeplens.ground.errors import EnvironmentFailure, InputError, ToeplensError, choose, invalid, sentence, shown
 from toeplens.ground.files import plain, rounded, write_bytes, write_json, write_text
 from toeplens.ground.reading import checked, parse_json, read_json, read_rows
 
@@ -13,6 +13,7 @@ __all__ = [
     "ToeplensError",
     "checked",
     "choose",
+    "invalid",
     "parse_json",
     "plain",
     "read_json",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from pathlib import PurePath
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +15,12 @@ class ToeplensError(Exception):
     """Base class of errors that a user can fix; the message is one sentence."""
 
     exit_code = 2
+
+    @property
+    def name(self) -> str:
+        """The argument, option or field that the message names first; empty if none."""
+        found = _NAMED.match(str(self))
+        return found[0] if found else ""
 
 
 class InputError(ToeplensError, ValueError):
@@ -26,40 +34,61 @@ class EnvironmentFailure(ToeplensError):
 
 
 _SHOWN = 80  # characters
-_NEEDED = {  # pydantic's messages that name Python types
-    "tuple_type": "it must be a list",
-    "list_type": "it must be a list",
-    "dict_type": "it must have names and values",
-    "too_short": "it must have {min_length} or more",
-    "too_long": "it must have {max_length} at most",
-    "string_too_short": "it must not be empty",
+_OFFERED = 20  # names
+_NOTHING = object()
+_NAMED = re.compile(r"[\w.]+((, | and | or )[\w.]+)*(?=:| must )")
+_NEEDED = {  # pydantic's types of errors, where its words are not ours
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must have names and values",
+    "model_type": "must have named fields",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "string_too_short": "must not be empty",
 }
 Name = TypeVar("Name", bound=str)
 
 
+def invalid(name: str, must: str, value: object = _NOTHING, *, got: str = "") -> InputError:
+    """The error ``NAME must ..., got VALUE.``; ``got`` is text that stands for the value."""
+    got = got or ("" if value is _NOTHING else shown(value))
+    return InputError(f"{name} must {must}{got and f', got {got}'}.")
+
+
 def choose(field: str, name: str, allowed: Iterable[Name]) -> Name:
-    """Return ``name`` if it is allowed, else raise an `InputError` that lists the nearest names first."""
+    """Return ``name`` if it is allowed, else raise an `InputError` that lists the allowed and the nearest names."""
     allowed = list(allowed)
     for known in allowed:
         if known == name:
             return known
-    raise InputError(f"{field}: there is no {shown(name)}; {_offered(name, allowed)}.")
+    of = "one of " if len(allowed) > 1 else ""
+    raise InputError(f"{field} must be {of}{_listed([*allowed])}, got {shown(name)}{_nearest(name, allowed)}")
 
 
-def _offered(name: Any, allowed: Iterable[str]) -> str:
-    """The available names, the most similar first."""
-    allowed = sorted(allowed)
-    near = difflib.get_close_matches(str(name), allowed, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(repr(n) for n in near)}? Known" if near else "known"
-    return f"{hint}: {', '.join(allowed)}"
+def _listed(names: list[str]) -> str:
+    more = f", ... ({len(names)} names)" if len(names) > _OFFERED else ""
+    return ", ".join(sorted(names)[:_OFFERED]) + more
+
+
+def _nearest(name: Any, allowed: Iterable[str]) -> str:
+    """The end of a sentence: the names nearest to ``name``, if any."""
+    near = difflib.get_close_matches(str(name), sorted(allowed), n=3, cutoff=0.4)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
 
 
 def shown(value: Any) -> str:
-    """``repr(value)``, shortened for messages."""
+    """``value`` as a message shows it: its representation, cut if long; a tensor by its type and shape."""
+    module, shape = type(value).__module__.partition(".")[0], getattr(value, "shape", None)
+    if module == "torch" and type(value).__name__ in ("dtype", "device"):
+        return str(value).removeprefix("torch.")
+    if module in ("torch", "numpy") and shape:
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {list(shape)}"
+    if module in ("torch", "numpy") and shape is not None:
+        value = value.item()
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits; deeply nested lists
-        return f"one of the type {type(value).__name__} that is too large to show"
+        text = repr(str(value) if isinstance(value, PurePath) else value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; lists in lists in lists
+        return f"a value of type {type(value).__name__} that is too large to show"
     text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
 
@@ -78,24 +107,38 @@ def sentence(error: ValidationError, of: type[BaseModel] | None = None) -> str:
 
     ``of`` is the model; with it, the message for an unknown field lists the available ones.
     """
+    return located(*problem(error, of))
+
+
+def problem(error: ValidationError, of: type[BaseModel] | None = None) -> tuple[tuple[int | str, ...], str]:
+    """The place of the first problem, and what is wrong there."""
     first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        there = None if of is None else _fields(of, first["loc"][:-1])
-        message = "no such field" if there is None else f"no such field; {_offered(first['loc'][-1], there)}"
-    elif first["type"] == "missing":
-        message = "it is missing"
-    elif first["type"] == "model_type":
-        message = f"it must have named fields (given: {shown(first['input'])})"
-    elif first["type"] != "value_error":
-        about = _NEEDED.get(first["type"], f"{message[:1].lower()}{message[1:]}").format(**first.get("ctx", {}))
-        message = f"{about} (given: {shown(first['input'])})"
-    elif not field or message.startswith(field):
+    place, kind, message = first["loc"], first["type"], first["msg"]
+    if kind == "value_error":
+        return place, message.removeprefix("Value error, ")
+    if kind == "missing":
+        return place, "is missing."
+    if kind == "extra_forbidden":
+        there = None if of is None else _fields(of, place[:-1])
+        more = "." if there is None else f"{_nearest(place[-1], there)} Fields: {_listed(there)}."
+        return place, f"is not a field{more}"
+    if kind not in _NEEDED and not message.startswith("Input should "):
+        return place, f"{message[:1].lower()}{message[1:]}."
+    must = _NEEDED.get(kind, "must " + re.split(", (?:unable|got)", message.removeprefix("Input should "))[0])
+    return place, f"{must.format(**first.get('ctx', {}))}, got {shown(first['input'])}."
+
+
+def located(place: Iterable[int | str], message: str) -> str:
+    """``message`` with the name of its place, once."""
+    *outer, last = map(str, place) if place else ("",)
+    where = ".".join((*outer, last))
+    if message.startswith(("must ", "is ")):
+        return f"{where or 'it'} {message}"
+    if not where or re.match(rf"{re.escape(where)}[.: ]", message):
         return message
-    elif message.startswith((f"{first['loc'][-1]}.", f"{first['loc'][-1]}:")):  # it names the field
-        return ".".join((*map(str, first["loc"][:-1]), message))
-    return f"{field}: {message}" if field else message
+    if re.match(rf"{re.escape(last)}[.: ]", message):  # its own name, or a place within it
+        return ".".join((*outer, message))
+    return f"{where}.{message}" if re.match(r"\w+ must ", message) else f"{where}: {message}"
 
 
 def _fields(kind: type[BaseModel], place: Iterable[int | str]) -> list[str] | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from toeplens.ground.errors import EnvironmentFailure, InputError, shown
+from toeplens.ground.errors import EnvironmentFailure, InputError, invalid, shown
 
 FORMAT = 1  # version of the JSON format; increase it if older readers could misinterpret a file
 
@@ -27,7 +27,7 @@ _MACHINE_ERRORS = {
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "this user may not write there",
     errno.EPERM: "this user may not write there",
-    errno.EFBIG: "the file would be larger than the system allows",
+    errno.EFBIG: "the file is larger than the system allows",
     errno.EIO: "the disk reported an input/output error",
 }
 
@@ -35,9 +35,7 @@ _MACHINE_ERRORS = {
 def environment_failure(error: OSError, path: Path | str) -> EnvironmentFailure:
     """The operating system's error when writing ``path``, as an `EnvironmentFailure`."""
     reason = _MACHINE_ERRORS.get(error.errno or 0, (error.strerror or str(error)).lower())
-    return EnvironmentFailure(
-        f"cannot write {path}: {reason}; nothing was left half-written, and what was finished before is kept."
-    )
+    return EnvironmentFailure(f"Cannot write {path}: {reason}. Finished work is saved; no file is incomplete.")
 
 
 def make_directory(path: Path) -> Path:
@@ -46,8 +44,8 @@ def make_directory(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         if path.is_symlink() and not path.exists():
-            raise InputError(f"out: {path} is a link that leads nowhere; a directory is needed.") from None
-        raise InputError(f"out: {path} is (or lies under) a file; a directory is needed.") from None
+            raise InputError(f"out must be a directory, but {path} is a broken link.") from None
+        raise InputError(f"out must be a directory, but {path} is a file or lies under one.") from None
     except OSError as error:
         raise environment_failure(error, path) from None
     return path
@@ -68,7 +66,7 @@ def read_bytes(path: Path | str, most: int = -1, *, pipes: bool = False) -> byte
 def refuse_pipe(path: Path | str | int) -> None:
     """Raise `OSError` for a named pipe or a missing file, before a library opens it and blocks."""
     if stat.S_ISFIFO(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "it is a pipe, where a file is needed")
+        raise OSError(errno.EINVAL, "it is a pipe, not a file")
 
 
 def unzipped(content: bytes, most: int) -> bytes:
@@ -151,9 +149,7 @@ def plain(content: Any, field: str = "options") -> Any:
         if isinstance(content, dict) and not isinstance(error, RecursionError):
             for name, each in content.items():
                 plain(each, f"{field}.{name}")
-        raise InputError(
-            f"{field}: {shown(content)} was given; only what JSON can hold is allowed ({error})."
-        ) from None
+        raise invalid(field, "be serializable as JSON", got=f"{shown(content)} ({error})") from None
 
 
 def finite(content: Any) -> Any:

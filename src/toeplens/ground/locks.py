@@ -39,7 +39,7 @@ def locked(directory: Path, what: str, *, until: Callable[[], bool] | None = Non
             break
         except Timeout:
             if until is None or until():
-                raise Busy(f"{what}: {place} is being worked on by another process; wait until it is done.") from None
+                raise Busy(f"{what}: {place} is in use by another process. Wait until it is done.") from None
             time.sleep(_POLL)
         except OSError as error:
             raise environment_failure(error, place / LOCK) from None

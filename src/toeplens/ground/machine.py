@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from toeplens.ground.errors import InputError, shown
+from toeplens.ground.errors import InputError, invalid
 
 MOST_SEEDS = 100
 _FULL = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)  # torch's messages
@@ -55,7 +55,7 @@ def size(count: int) -> str:
 def must_fit(what: str, least: int) -> None:
     """Raise an `InputError` if ``what``, which needs at least ``least`` bytes, does not fit in memory."""
     if least > memory():
-        raise InputError(f"{what} at least {size(least)} of memory; this machine has {size(memory())}.")
+        raise InputError(f"{what} at least {size(least)} of memory. This machine has {size(memory())}.")
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -69,4 +69,4 @@ def within(field: str, given: int | Sequence[int] | None, low: int, high: int) -
     """Raise an `InputError` unless each number is from ``low`` to ``high``; None is ignored."""
     for value in given if isinstance(given, Sequence) else () if given is None else (given,):
         if not low <= value <= high:
-            raise InputError(f"{field}: {shown(value)} was given; it must be from {low} to {high}.")
+            raise invalid(field, f"be from {low} to {high}", value)

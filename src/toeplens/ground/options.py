@@ -9,7 +9,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin
 
-from toeplens.ground.errors import InputError, shown
+from toeplens.ground.errors import invalid
 
 _ONE: dict[Any, str] = {int: "a whole number", float: "a number", str: "a word", type(None): "None"}
 _LISTS = (Sequence, list)
@@ -34,7 +34,7 @@ def must_be(field: str, value: Any, annotation: Any) -> None:
     if not _fits(value, annotation):
         *others, last = _words(annotation)
         allowed = f"{', '.join(others)} or {last}" if others else last
-        raise InputError(f"{field}: {shown(value)} was given; it must be {allowed}.")
+        raise invalid(field, f"be {allowed}", value)
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -36,15 +36,15 @@ def free(path: Path, command: str) -> Path:
     try:
         place = path.resolve()
         if place.is_dir():
-            raise InputError(f"out: {path} is a directory; a file is needed, such as {path / 'page.html'}.")
+            raise InputError(f"out must be a file such as {path / 'page.html'}, but {path} is a directory.")
         if place.exists():
             if not place.is_file():
-                raise InputError(f"out: {path} is no regular file; give the name of a new one.")
+                raise InputError(f"out must be a regular or new file, got {shown(path)}.")
             with place.open("rb") as stream:
                 if f'<meta name="generator" content="toeplens {command}">'.encode() not in stream.read(_LOOKED_AT):
                     raise InputError(
-                        f"out: {path} is not a page that this version's 'toeplens {command}' wrote, and would be "
-                        f"replaced; delete it or give another name."
+                        f"out: {path} was not written by this version of 'toeplens {command}'. Delete it or choose "
+                        "another name."
                     )
         make_directory(place.parent)
         with tempfile.TemporaryFile(dir=place.parent):
@@ -71,7 +71,7 @@ def must_be_of(path: Path, model: str, what: str) -> None:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):  # no readable record
         return
     if had is not None and had != model:
-        raise InputError(f"out: {path.parent} holds the {what} of {shown(had)}; give an empty or new directory.")
+        raise InputError(f"out: {path.parent} contains the {what} of {shown(had)}. Choose an empty or new directory.")
 
 
 @contextmanager
@@ -86,15 +86,17 @@ def entered(directory: Path, what: str, marks: Collection[str]) -> Iterator[None
     """
     try:
         made = not directory.exists()
-    except OSError as error:  # invalid file name
-        raise InputError(f"out: no directory can be called so: {(error.strerror or str(error)).lower()}.") from None
+    except OSError as error:  # no name of a file
+        raise InputError(f"out must be a valid directory name ({(error.strerror or str(error)).lower()}).") from None
     make_directory(directory)
     there = names_in(directory)
     for name, kind in _RECORDS.items():
         if name in there and name not in marks:
-            raise InputError(f"out: {directory} holds {kind}; give an empty or new directory.")
+            raise InputError(f"out: {directory} contains {kind}. Choose an empty or new directory.")
     if there and not there & set(marks):
-        raise InputError(f"out: {directory} holds files that are not the {what}'s; give an empty or new directory.")
+        raise InputError(
+            f"out: {directory} contains files that do not belong to the {what}. Choose an empty or new directory."
+        )
     try:
         with locked(directory, what):
             yield

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from toeplens.ground.errors import InputError, sentence, shown
+from toeplens.ground.errors import InputError, invalid, sentence, shown
 from toeplens.ground.files import FORMAT, read_bytes
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -62,11 +62,9 @@ def read_json(path: Path | str, *, pipes: bool = False) -> Any:
     content = parse_json(_text(path, pipes), path)
     number = content.pop("format", 0) if isinstance(content, dict) else 0
     if not isinstance(number, int) or number < 0:
-        raise InputError(f"{path} is damaged: format: {shown(number)} was given; a whole number is needed.")
+        raise InputError(f"{path} is damaged: format must be a whole number, got {shown(number)}.")
     if number > FORMAT:
-        raise InputError(
-            f"{path} is of format {number}, which a later version wrote; this one reads formats up to {FORMAT}."
-        )
+        raise InputError(f"{path} has format {number} of a later version. This version reads formats up to {FORMAT}.")
     return content
 
 
@@ -82,7 +80,7 @@ def _text(path: Path | str, pipes: bool = False) -> str:
         content = read_bytes(path, LARGEST + 1, pipes=pipes)
         text = content.decode() if len(content) <= LARGEST else None
     except FileNotFoundError:
-        raise InputError(f"there is no {path}.") from None
+        raise InputError(f"file {path} does not exist.") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is damaged: it is not JSON ({error}).") from None
     except OSError as error:
@@ -98,7 +96,7 @@ def refuse_truths(given: Any, fields: Mapping[str, FieldInfo]) -> None:
     """Reject booleans for number fields; Python would accept them as 1 and 0."""
     for name, value in given.items() if isinstance(given, dict) else ():
         if isinstance(value, bool) and name in fields and fields[name].annotation in _NUMBERS:
-            raise ValueError(f"{name}: {str(value).lower()} was given; it must be a number.")
+            raise invalid(name, "be a number", got=str(value).lower())
 
 
 def checked(kind: type[T], content: Any, where: Path | str) -> T:

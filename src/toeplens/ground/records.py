@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import AbstractArray
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from toeplens.ground.errors import InputError, sentence, shown
+from toeplens.ground.errors import InputError, located, problem, shown
 from toeplens.ground.reading import Number, Text, Truth
 
 AtLeast1 = Annotated[int, Field(strict=True, ge=1)]
@@ -61,8 +61,7 @@ class _Fault(ValueError):
         return _Fault(self.message, place, *self.place)
 
     def __str__(self) -> str:
-        where = ".".join(map(str, self.place))
-        return self.message if not where or self.message.startswith(f"{where}: ") else f"{where}: {self.message}"
+        return located(self.place, self.message)
 
 
 class Record:
@@ -166,10 +165,10 @@ def _record_reader(kind: type[Any]) -> Reader:
 
     def read(content: Any) -> Any:
         if not isinstance(content, dict):
-            raise _Fault(f"it must have named fields (given: {shown(content)})")
+            raise _Fault(f"must have named fields, got {shown(content)}.")
         missing = next((name for name in readers if name not in content and name not in kind.LATER), None)
         if missing is not None:
-            raise _Fault("it is missing", missing)
+            raise _Fault("is missing.", missing)
         values = {name: _at(name, reader, content[name]) for name, reader in readers.items() if name in content}
         if dims:
             _sizes_agree(dims, values)
@@ -202,8 +201,8 @@ def _plain_reader(hint: Any) -> Reader:
         try:
             return adapter.validate_python(content)
         except ValidationError as error:
-            place = error.errors(include_url=False)[0]["loc"]
-            raise _Fault(sentence(error).removeprefix(f"{'.'.join(map(str, place))}: "), *place) from None
+            place, message = problem(error)
+            raise _Fault(message, *place) from None
 
     return read
 
@@ -240,7 +239,7 @@ def _table_reader(kind: Any, about: list[Any]) -> Reader:
         try:
             return np.array(rows, dtype=element)
         except ValueError:
-            raise _Fault("its rows are not equally long.") from None
+            raise _Fault("must have rows of equal length.") from None
 
     return read
 
@@ -275,7 +274,7 @@ def _sizes_agree(dims: dict[str, tuple[list[str], bool]], values: dict[str, Any]
         least = int(letter) if letter.isdigit() else sizes.setdefault(letter, size - int(more) if more else size)
         needed = least + int(more) if more else least
         if size != needed:
-            raise _Fault(f"{_said(size)} were given along {dim}; {_said(needed)} are needed.", name)
+            raise _Fault(f"must have size {_said(needed)} along {dim}, got {_said(size)}.", name)
 
 
 def _said(size: Any) -> str:
@@ -286,7 +285,7 @@ def _measured(name: str, dims: list[str], is_table: bool, value: Any) -> Iterato
     try:
         shape = np.shape(value) if is_table or len(dims) > 1 else (len(value),)
     except ValueError:
-        raise _Fault("its rows are not equally long.", name) from None
+        raise _Fault("must have rows of equal length.", name) from None
     star = next((place for place, dim in enumerate(dims) if dim.startswith("*")), None)
     if star is not None:  # the sizes not taken by the other dimensions
         end = max(star, len(shape) - len(dims) + star + 1)

@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from toeplens import encodings
-from toeplens.ground import InputError, choose, plain, sentence, shown
+from toeplens.ground import InputError, choose, invalid, plain, sentence
 from toeplens.ground.machine import must_fit
 from toeplens.ground.reading import refuse_truths
 
@@ -138,7 +138,7 @@ class DecoderConfig(BaseModel):
         try:
             return _named(value)
         except InputError as error:
-            raise ValueError(str(error).removeprefix("encoding: ")) from None
+            raise ValueError(str(error).removeprefix("encoding: ").removeprefix("encoding ")) from None
 
     @field_validator("num_classes")
     @classmethod
@@ -150,9 +150,7 @@ class DecoderConfig(BaseModel):
     def _there_is_room(cls, value: int, info: Any) -> int:
         """Check memory before anything is built: an encoding may be a table with one row per token."""
         if {"vocab_size", "num_classes", "d_model", "d_ff", "num_layers"} <= info.data.keys():
-            must_fit(
-                "a model of these sizes needs", 4 * (_weights_at_least(**info.data) + value * info.data["d_model"])
-            )
+            must_fit("model: these sizes need", 4 * (_weights_at_least(**info.data) + value * info.data["d_model"]))
         return value
 
     @field_validator("attention_scale", mode="before")
@@ -169,24 +167,16 @@ class DecoderConfig(BaseModel):
     @model_validator(mode="after")
     def _sizes_fit(self) -> DecoderConfig:
         if self.d_model % self.num_heads:
-            raise ValueError(
-                f"d_model: {self.d_model} was given; it must be divisible by num_heads ({self.num_heads})."
-            )
+            raise invalid("d_model", f"be divisible by num_heads ({self.num_heads})", self.d_model)
         encoding = _facts(dict(self), self.encoding, self.encoding_options)
         name, options = self.input_encoding, self.input_encoding_options
         added = None if name is None else _facts(dict(self), name, options)
         if encoding.layers is not None and max(encoding.layers, default=0) >= self.num_layers:
-            raise ValueError(
-                f"encoding_options: layer {max(encoding.layers)} was given; "
-                f"the model has layers 0 to {self.num_layers - 1}."
-            )
+            raise invalid("encoding_options", f"have layers from 0 to {self.num_layers - 1}", max(encoding.layers))
         if added is not None and added.coupling != "input":
-            raise ValueError(
-                f"input_encoding: {self.input_encoding!r} acts by {added.coupling}; "
-                f"one that is added at the input is needed."
-            )
+            raise invalid("input_encoding", "be an encoding that is added at the input", self.input_encoding)
         if self.encoding_is_latent and self.key_value_source == "embeddings":
-            raise ValueError("key_value_source: 'embeddings' was given; latent attention takes 'layer' only.")
+            raise ValueError("key_value_source must be 'layer' for latent attention, got 'embeddings'.")
         return self
 
     @property
@@ -219,7 +209,7 @@ class DecoderConfig(BaseModel):
 def _named(given: Any) -> Any:
     """The canonical name of several encodings; other values are unchanged."""
     if isinstance(given, (list, tuple)) and not all(isinstance(part, str) for part in given):
-        raise InputError(f"encoding: {shown(given)} was given; it must be a name or a list of names.")
+        raise invalid("encoding", "be a name or a list of names", given)
     several = isinstance(given, (list, tuple)) or (isinstance(given, str) and "+" in given)
     return encodings.canonical(given) if several else given
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions
 from toeplens.encodings.kit import is_mapped
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.model.attention import Attention, LatentAttention, frozen
 from toeplens.model.config import DecoderConfig
 from toeplens.model.fused_cpu import Turn, finished, read_at, row_at, takes_steps
@@ -196,9 +196,10 @@ class Decoder(nn.Module):
         if positions is None:
             table = next((each for each in (self.encoding, self.input_encoding) if each and each.bounded), None)
             if table is not None and tokens.shape[1] > config.max_len:
-                raise InputError(
-                    f"max_len: a sequence of {tokens.shape[1]} tokens was given; this model's table of positions "
-                    f"({type(table).__name__}) has {config.max_len}."
+                raise invalid(
+                    "max_len",
+                    f"be at least the number of tokens, {tokens.shape[1]}, with {type(table).__name__}",
+                    config.max_len,
                 )
             positions = self.encoding.place(torch.arange(tokens.shape[1], device=tokens.device))
         by_sequence = self.encoding.by_sequence(positions)
@@ -287,4 +288,4 @@ def _check_lengths(lengths: Tensor | None, most: int) -> None:
     if torch.compiler.is_compiling() or is_mapped():
         return
     if int(lengths.min()) < 1 or int(lengths.max()) > most:
-        raise InputError(f"lengths: {lengths.tolist()[:8]} were given; each must be from 1 to {most}.")
+        raise invalid("lengths", f"be from 1 to {most}", lengths.tolist()[:8])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions, attend, attention_weights
 from toeplens.encodings.kit import require_count, require_number, require_tensor
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.options import must_be
 from toeplens.model.attention import LatentProjections
 from toeplens.nn.cache import Cache
@@ -68,22 +68,20 @@ class Attention(nn.Module):
         super().__init__()
         require_count(d_model=d_model, num_heads=num_heads)
         if head_dim is None and d_model % num_heads:
-            raise InputError(
-                f"num_heads: {num_heads} was given; it must divide d_model {d_model}, or head_dim be given."
-            )
+            raise invalid("num_heads", f"divide d_model {d_model}, or head_dim be given", num_heads)
         self.d_model, self.num_heads = d_model, num_heads
         self.head_dim = d_model // num_heads if head_dim is None else head_dim
         self.num_key_heads = num_heads if num_key_heads is None else num_key_heads
         require_count(head_dim=self.head_dim, num_key_heads=self.num_key_heads)
         if num_heads % self.num_key_heads:
-            raise InputError(f"num_key_heads: {num_key_heads} was given; it must divide num_heads {num_heads}.")
+            raise invalid("num_key_heads", f"divide num_heads {num_heads}", num_key_heads)
         self.dropout = require_number("dropout", dropout, at_least=0, at_most=1)
         for name, value in {"causal": causal, "sinks": sinks, "bias": bias, "embed": embed}.items():
             must_be(name, value, bool)
         if window is not None:
             require_count(window=window)
             if not causal:
-                raise InputError(f"window: {window} was given; it must be left out unless attention is causal.")
+                raise invalid("window", "be left out unless attention is causal", window)
         if softcap is not None:
             require_number("softcap", softcap, over=0)
         self.causal, self.window, self.softcap, self.embeds = causal, window, softcap, embed
@@ -99,10 +97,7 @@ class Attention(nn.Module):
             width = self.encoding.query_dim
             return _Projections(self.d_model, self.num_heads, self.num_key_heads, width, self.head_dim, bias)
         if bias or self.num_key_heads != self.num_heads or self.num_heads * self.head_dim != self.d_model:
-            raise InputError(
-                "encoding: 'mla' was given; latent attention has keys for each head, heads that together are as wide "
-                "as the model, and no biases: leave num_key_heads, head_dim and bias out."
-            )
+            raise InputError("num_key_heads, head_dim and bias must not be set with encoding 'mla'.")
         return _LatentProjections(self.encoding)
 
     def new_cache(self, batch: int, length: int) -> Cache:
@@ -132,9 +127,7 @@ class Attention(nn.Module):
         Raises `InputError` for inputs of wrong type or shape, and for a mask that the encoding does not support.
         """
         if others:
-            raise InputError(
-                f"x: must be the only input, as queries, keys and values are made of it (got {len(others) + 1})."
-            )
+            raise invalid("x", "be the only input, as queries, keys and values are made of it", len(others) + 1)
         given = {"positions": positions, "key_padding_mask": key_padding_mask, "segments": segments, "cache": cache}
         found = self._positions(x, **given)
         with nullcontext() if cache is None else cache.kept_whole():
@@ -221,10 +214,8 @@ def _encoding(
     if not isinstance(given, PositionalEncoding):
         return encodings.build(given, max_len=max_len, **sizes, **options)
     if options:
-        raise InputError(
-            f"{next(iter(options))}: it was given beside an encoding already built, which has its options."
-        )
+        raise InputError(f"{next(iter(options))} must not be set with an encoding that is already built.")
     for name, size in sizes.items():
         if given.sizes[name] != size:
-            raise InputError(f"encoding: one with {name} {given.sizes[name]} was given; this layer has {name} {size}.")
+            raise invalid("encoding", f"have {name} {size}, as this layer has", given.sizes[name])
     return given

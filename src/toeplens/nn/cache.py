@@ -12,7 +12,7 @@ from torch import Tensor
 from toeplens.encodings import Positions
 from toeplens.encodings.kit import require_count, require_tensor
 from toeplens.encodings.shapes import Keys, Notes
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.ground.options import must_be
 
 
@@ -57,11 +57,9 @@ class Cache:
     def require(self, batch: int, tokens: int) -> None:
         """Raise `InputError` for more tokens than fit, and for another batch size."""
         if batch != self.batch:
-            raise InputError(f"cache: it was made for {self.batch} sequences; {batch} were given.")
+            raise invalid("cache", f"be used with {self.batch} sequences", batch)
         if self.filled + tokens > self.room:
-            raise InputError(
-                f"cache: it has room for {self.room} tokens and holds {self.filled}; {tokens} more were given."
-            )
+            raise invalid("cache", f"have room for the tokens ({self.filled} of {self.room} are used)", tokens)
 
     def append(
         self,
@@ -119,7 +117,7 @@ class Cache:
         """Keep only the first ``length`` tokens."""
         must_be("length", length, int)
         if not 0 <= length <= self.filled:
-            raise InputError(f"length: {length} was given; it must be from 0 to {self.filled}, what the cache holds.")
+            raise invalid("length", f"be from 0 to {self.filled}, what the cache holds", length)
         self.filled = length
 
     @contextmanager

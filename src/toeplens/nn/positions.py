@@ -11,7 +11,7 @@ from torch import Tensor
 from toeplens.encodings import PositionalEncoding, Positions
 from toeplens.encodings.attention import check_positions
 from toeplens.encodings.kit import require_tensor
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.nn.cache import Cache
 
 
@@ -55,13 +55,13 @@ def token_positions(
     if segments is not None:
         require_tensor("segments", segments, "integer", (batch, tokens))
     if cache is not None and not isinstance(cache, Cache):
-        raise InputError(f"cache: must be a cache from new_cache (got {type(cache).__name__}).")
+        raise invalid("cache", "be a cache from new_cache", got=type(cache).__name__)
     if positions is not None:
         check_positions("positions", positions, encoding, batch, tokens)
     if tokens < 1:
-        raise InputError(f"x: {tokens} tokens were given; it must be at least 1.")
+        raise invalid("x", "be at least 1", got=f"{tokens} tokens")
     if segments is not None and cache is not None:
-        raise InputError("segments: packed texts and a cache were given; texts are packed where all tokens are there.")
+        raise InputError("segments and cache must not both be set.")
     if cache is not None:
         cache.require(batch, tokens)
     if positions is None:

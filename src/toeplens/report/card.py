@@ -55,7 +55,7 @@ def free_for_cards(names: Sequence[str], directory: Path) -> None:
     """Raises `InputError` if the directory holds anything other than earlier cards."""
     make_directory(directory)
     if not (directory / INDEX).exists() and any(not is_leftover(path) for path in directory.iterdir()):
-        raise InputError(f"out: {directory} holds files that are not cards; give an empty or new directory.")
+        raise InputError(f"out: {directory} contains files that are not cards. Choose an empty or new directory.")
     for page in (INDEX, *(f"{name}.html" for name in names)):
         free(directory / page, COMMAND)
 

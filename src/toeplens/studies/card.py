@@ -153,7 +153,9 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
             kernel = None if found is None else found.numpy()
         angles = values = None
         if kernel is not None and np.isnan(kernel).any():
-            raise InputError(f"encoding: the kernel of {name!r} is no number at some distances; none can be drawn.")
+            raise InputError(
+                f"encoding: the kernel of {name!r} is not finite at some distances, so it cannot be drawn."
+            )
         if kernel is not None and np.isfinite(kernel).all():
             angles, values = symbol_of(offsets, kernel)
         several = len(encodings.named(name)) > 1

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from toeplens.engine import examples_of
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.records import MaybeNaN, Record
 from toeplens.lens import AttentionTrace, LayerTrace, NoForm, Split, ToeplitzProfile, decompose, symbol
 from toeplens.lens.kit.terms import written_out_profile
@@ -146,9 +146,9 @@ def decompose_run(
         device    ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
     """
     if examples < 1:
-        raise InputError(f"examples: {examples} was given; it must be at least 1.")
+        raise invalid("examples", "be at least 1", examples)
     if run.status == "diverged":
-        raise InputError(f"run: {run.directory} diverged; there are no finite weights to look at.")
+        raise InputError(f"run: {run.directory} diverged, so it has no finite weights.")
     spec = run.spec
     place = plan_execution(device, "off", "float32").device
     chosen = Batches.of(examples_of(spec, examples), place)

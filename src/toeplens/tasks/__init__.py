@@ -67,7 +67,7 @@ def build(name: str, **options_given: Any) -> Task:
         raise
     except (TypeError, ValueError, ArithmeticError, MemoryError) as error:  # values that no task can use
         given = ", ".join(f"{option}={shown(value)}" for option, value in options_given.items())
-        raise InputError(f"task {name!r} cannot be built from {given}: {error}.") from error
+        raise InputError(f"task: {name!r} cannot be built from {given}: {error}.") from error
 
 
 __all__ = [

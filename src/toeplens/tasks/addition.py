@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 from toeplens.tasks.base import PAD, Examples, Shares, Task, Texts, at_least, yes_or_no
 
 Order = Literal["most-first", "least-first"]
@@ -51,8 +51,8 @@ class Addition(Task):
         at_least(5 if self.padded else 6, length=self.length)
         at_least(1, min_digits=self.min_digits)
         if self.min_digits > self.digits:
-            raise InputError(
-                f"min_digits: {self.min_digits} was given; {self.length} tokens hold numbers of {self.digits}."
+            raise invalid(
+                "min_digits", f"be at most {self.digits}, which {self.length} tokens can hold", self.min_digits
             )
 
     @property

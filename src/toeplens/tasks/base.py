@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 Split = Literal["train", "validation", "test"]
 TEST_SHARE = 0.3  # share of all possible sequences that is reserved for the test
@@ -104,11 +104,11 @@ class Task(ABC):
         stay the same.
         """
         if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise InputError(f"length: {length!r} was given; it must be a whole number of at least 1.")
+            raise invalid("length", "be a whole number of at least 1", length)
         try:
             return type(self)(**self.options_at(length))
         except InputError as error:
-            raise InputError(f"length: {length} was given; {self.name} cannot be the same there: {error}") from None
+            raise InputError(f"length: {self.name} cannot be built with length {length}: {error}") from None
 
     def shares(self) -> Shares | None:
         """Joint probabilities of the sequence length (row) and the label (column), as the examples are drawn.
@@ -146,7 +146,7 @@ class Task(ABC):
     def stream(self, split: Split, seed: int) -> Iterator[Examples]:
         """Distinct examples of ``split`` in endless blocks, reproducible by the seed."""
         if choose("split", split, get_args(Split)) == "validation":
-            raise InputError(f"split: 'validation' was given; {self.name} has 'train' and 'test'.")
+            raise InputError("split must be one of test, train, got 'validation'.")
         seen = np.empty(0, dtype=np.uint64)
         block = barren = 0
         while barren < 50:
@@ -188,7 +188,7 @@ class Task(ABC):
 
     def _first(self, blocks: Iterator[Examples], split: Split, size: int) -> Examples:
         if size < 1:
-            raise InputError(f"{split}_examples: {size} was given; it must be at least 1.")
+            raise invalid(f"{split}_examples", "be at least 1", size)
         parts: list[Examples] = []
         have = 0
         for part in blocks:
@@ -197,7 +197,7 @@ class Task(ABC):
             if have >= size:
                 return Examples.join(parts)[:size]
         raise InputError(
-            f"{split}_examples: {size} was given, but {self.name} at this size has only about {have} different ones."
+            f"{split}_examples: {self.name} has only about {have} different examples at this size, got {size}."
         )
 
 
@@ -222,7 +222,7 @@ class SizedTask(Task):
         if self.min_length is not None:
             at_least(low, min_length=self.min_length)
             if self.min_length > self.length:
-                raise InputError(f"min_length: {self.min_length} was given; it must be at most length ({self.length}).")
+                raise invalid("min_length", f"be at most length ({self.length})", self.min_length)
 
     def draw_lengths(self, rng: np.random.Generator, count: int) -> Each:
         """Number of tokens of each sequence."""
@@ -249,21 +249,21 @@ def at_least(low: int, **values: Any) -> None:
     for field, value in values.items():
         whole(**{field: value})
         if value < low:
-            raise InputError(f"{field}: {value} was given; it must be a whole number of at least {low}.")
+            raise invalid(field, f"be a whole number of at least {low}", value)
 
 
 def whole(**values: Any) -> None:
     """Raise `InputError` for the first field that is not an integer."""
     for field, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool):
-            raise InputError(f"{field}: {value!r} was given; it must be a whole number.")
+            raise invalid(field, "be a whole number", value)
 
 
 def yes_or_no(**values: Any) -> None:
     """Raise `InputError` for the first field that is neither true nor false."""
     for field, value in values.items():
         if not isinstance(value, bool):
-            raise InputError(f"{field}: {value!r} was given; it must be true or false.")
+            raise invalid(field, "be true or false", value)
 
 
 def places(

@@ -34,7 +34,7 @@ def trivial_baselines(train: Examples, test: Examples) -> dict[str, float]:
     """
     for field, examples in (("train", train), ("test", test)):
         if not len(examples):
-            raise InputError(f"{field}: no examples were given; at least one is needed.")
+            raise InputError(f"{field} must have at least one example, got none.")
     if train.labels.ndim == 2:
         facts = [_facts_of_tokens(examples.tokens) for examples in (train, test)]
         labels, asked = train.labels.ravel(), test.labels.ravel()

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 from toeplens.tasks.base import Each, Examples, Shares, SizedTask, Texts, at_least, finish
 
 Ask = Literal["member", "depth"]
@@ -53,12 +53,12 @@ class Dyck(SizedTask):
         at_least(1, kinds=self.kinds, max_depth=self.max_depth)
         self.check_lengths(2)
         if self.ask == "member" and self.length % 2:
-            raise InputError(f"length: {self.length} was given; balanced texts have an even number of brackets.")
+            raise invalid("length", "be even", self.length)
         if self.ask == "depth" and self.max_depth > self.length:
-            raise InputError(f"max_depth: {self.max_depth} was given; {self.length} brackets do not get that deep.")
+            raise invalid("max_depth", f"be at most length ({self.length})", self.max_depth)
         if self.ask == "depth" and self.shortest == self.length:
-            raise InputError(
-                f"min_length: {self.min_length} was given; for every depth to occur it must be less than length."
+            raise invalid(
+                "min_length", f"be less than length ({self.length}), so that every depth occurs", self.min_length
             )
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.tasks.base import PAD, Examples, SizedTask, Task, Texts, at_least, finish, places, whole, yes_or_no
 
 
@@ -42,8 +42,10 @@ class Index(SizedTask):
         at_least(1, positions=self.asked)
         yes_or_no(from_end=self.from_end)
         if self.asked >= self.shortest:
-            raise InputError(
-                f"positions: {self.asked} was given; the shortest text has {self.shortest - 1} words to ask for."
+            raise invalid(
+                "positions",
+                f"be at most {self.shortest - 1}, the words of the shortest sequences",
+                self.asked,
             )
 
     @property
@@ -103,11 +105,12 @@ class Retrieval(SizedTask):
         at_least(1, keys=self.keys, pairs=self.pairs)
         at_least(2, values=self.values)
         if self.pairs > self.keys:
-            raise InputError(f"pairs: {self.pairs} was given; there are only {self.keys} different keys.")
+            raise invalid("pairs", f"be at most {self.keys}, the number of different keys", self.pairs)
         self.check_lengths(self.pairs + 1)
         if self.min_length is not None and not self.distractors:
             raise InputError(
-                f"min_length: {self.min_length} was given; without distractors all texts have {self.pairs + 1} tokens."
+                f"min_length must not be set without distractors: all sequences have {self.pairs + 1} tokens, got "
+                f"{self.min_length}."
             )
 
     @property
@@ -171,14 +174,12 @@ class Mix(SizedTask):
         at_least(2, words=self.words)
         at_least(1, keys=self.keys, placed=self.placed)
         if self.placed > self.keys:
-            raise InputError(f"placed: {self.placed} was given; there are only {self.keys} different keys.")
+            raise invalid("placed", f"be at most {self.keys}, the number of different keys", self.placed)
         if self.min_offset > self.max_offset:
-            raise InputError(
-                f"min_offset: {self.min_offset} was given; it must be at most max_offset ({self.max_offset})."
-            )
+            raise invalid("min_offset", f"be at most max_offset ({self.max_offset})", self.min_offset)
         self.check_lengths(max(self.placed, abs(self.min_offset), abs(self.max_offset)) + 1)  # before all are listed
         if not len(self.offsets):
-            raise InputError("max_offset: 0 was given as the only offset; that is the key itself.")
+            raise InputError("max_offset must not be 0 if min_offset is 0.")
         self.check_lengths(max(self.placed, int(np.abs(self.offsets).max())) + 1 + self.asking)
 
     @property
@@ -252,9 +253,9 @@ class Recall(Task):
         at_least(2, values=self.values)
         at_least(1, keys=self.keys, pairs=self.pairs, queries=self.queries)
         if self.pairs > self.keys:
-            raise InputError(f"pairs: {self.pairs} was given; there are only {self.keys} different keys.")
+            raise invalid("pairs", f"be at most {self.keys}, the number of different keys", self.pairs)
         if self.queries > self.pairs:
-            raise InputError(f"queries: {self.queries} was given; there are only {self.pairs} pairs to ask for.")
+            raise invalid("queries", f"be at most {self.pairs}, the number of pairs", self.queries)
         at_least(2 * self.pairs + self._asking, length=self.length)
 
     @property

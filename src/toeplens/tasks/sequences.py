@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 from scipy.special import bdtrc, gammaln
 
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.tasks.base import PAD, Each, Examples, Shares, Task, Texts, at_least, yes_or_no
 
 
@@ -40,9 +40,11 @@ class Rewriting(Task):
         at_least(1, min_items=self.min_items)
         yes_or_no(repeats=self.repeats)
         if self.min_items > self.max_items:
-            raise InputError(f"min_items: {self.min_items} was given; {self.length} tokens hold {self.max_items}.")
+            raise invalid(
+                "min_items", f"be at most {self.max_items}, which {self.length} tokens can hold", self.min_items
+            )
         if not self.repeats and self.words < self.max_items:
-            raise InputError(f"words: {self.words} was given; without repeats {self.max_items} items need as many.")
+            raise invalid("words", f"be at least {self.max_items}, the number of items, without repeats", self.words)
 
     @property
     def max_items(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.tasks.base import PAD, Each, Examples, Task, at_least
 
 Form = Literal["paper", "released"]
@@ -69,23 +69,21 @@ class TriggerDistance(Task):
             self.max_distance = length - 1 if max_distance is None else max_distance
             at_least(1, max_distance=self.max_distance)
             if self.max_distance >= length:
-                raise InputError(
-                    f"max_distance: {max_distance} was given; "
-                    f"two triggers in {length} tokens are 1 to {length - 1} apart."
-                )
+                raise invalid("max_distance", f"be from 1 to {length - 1} in {length} tokens", max_distance)
         else:
             self.max_distance = max_between + 1
             if num_triggers != 2:
-                raise InputError(f"num_triggers: {num_triggers} was given; the released form has one fixed pair, so 2.")
+                raise invalid("num_triggers", "be 2 in the released form", num_triggers)
             if max(max_between, max_side) > vocab_size - 1:
-                raise InputError(
-                    f"vocab_size: {vocab_size} was given; "
-                    f"a segment of {max(max_between, max_side)} different words needs more."
+                raise invalid(
+                    "vocab_size",
+                    f"be at least {max(max_between, max_side) + 1} for segments without repeats",
+                    vocab_size,
                 )
             if max_side + 1 + max_between + 1 > self.cut:
                 raise InputError(
-                    f"length: the triggers don't fit: {max_side} + 1 + {max_between} + 1 tokens up to the second one, "
-                    f"but sequences are cut at {self.cut}."
+                    f"length: the triggers do not fit. The second one ends after {max_side + max_between + 2} tokens, "
+                    f"but sequences have {self.cut}."
                 )
 
     @property
@@ -201,11 +199,11 @@ class TriggerCount(Task):
         self.words = (min(120, length) if released else length) if words is None else words
         at_least(1, words=self.words)
         if self.words > length:
-            raise InputError(f"words: {self.words} was given; it must be from 1 to length ({length}).")
+            raise invalid("words", f"be from 1 to length ({length})", self.words)
         self.max_count = min(100, self.words) if max_count is None else max_count
         at_least(1, max_count=self.max_count)
         if self.max_count > self.words:
-            raise InputError(f"max_count: {self.max_count} was given; the triggers must fit the {self.words} words.")
+            raise invalid("max_count", f"be small enough to fit in {self.words} words", self.max_count)
 
     @property
     def labels(self) -> range:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy
 import torch
 
-from toeplens.ground import EnvironmentFailure, InputError, choose, shown
+from toeplens.ground import EnvironmentFailure, choose, invalid, shown
 from toeplens.ground.reading import Count, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.version import __version__
@@ -55,20 +55,18 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str, width
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise InputError(f"device: {shown(device)} was given; it must be auto, cpu, cuda or cuda:N.") from None
+        raise invalid("device", "be auto, cpu, cuda or cuda:N", device) from None
     choose("device", chosen.type, ("cpu", "cuda"))
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentFailure(f"device: {shown(device)} was given, but this machine has no usable GPU.")
+        raise EnvironmentFailure(f"device: this machine has no usable GPU, got {shown(device)}.")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise EnvironmentFailure(
-            f"device: {shown(device)} was given, but this machine has {torch.cuda.device_count()} GPU."
-        )
+        raise EnvironmentFailure(f"device: this machine has {torch.cuda.device_count()} GPU, got {shown(device)}.")
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compile_mode == "off":
         compiled, why = False, "requested"
     elif compile_mode == "on":
         if compiler is None:
-            raise EnvironmentFailure("compile: 'on' was given, but this machine has no C++ compiler.")
+            raise EnvironmentFailure("compile: this machine has no C++ compiler, got 'on'.")
         compiled, why = True, "requested"
     elif chosen.type == "cuda":
         compiled, why = compiler is not None, "GPU with a compiler" if compiler else "no C++ compiler"

@@ -218,7 +218,7 @@ def must_be_installed(names: Sequence[str]) -> None:
     """Raise an `EnvironmentFailure` that says how to install a logger's package."""
     for name in names:
         if find_spec(name) is None:
-            raise EnvironmentFailure(f"follow: {name} is not installed; pip install 'toeplens[{name}]'.")
+            raise EnvironmentFailure(f"follow: {name} is not installed. Run: pip install 'toeplens[{name}]'.")
 
 
 def prepare(names: Sequence[str], group: str | None) -> None:

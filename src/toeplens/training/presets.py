@@ -120,8 +120,8 @@ def starting_spec(scale: str | Preset, protocol: str, task: str, encoding: str, 
     form = choose("protocol", protocol, PROTOCOLS)
     if choose("task", task, tasks.names()) not in preset.tasks:
         raise InputError(
-            f"task: {task!r} was given; a scale has sizes for {' and '.join(preset.tasks)} alone: give a spec of your "
-            f"own, or a study's file ('toeplens study')."
+            f"task must be one of {', '.join(preset.tasks)} with a scale, got {task!r}. Use a spec or 'toeplens "
+            "study' for others."
         )
     size = preset.tasks[task]
     options = size.paper if form == "paper" else size.released

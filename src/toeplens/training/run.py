@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from toeplens.ground import InputError, read_json, read_rows, write_bytes, write_json, write_text
+from toeplens.ground import InputError, read_json, read_rows, shown, write_bytes, write_json, write_text
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import make_directory, refuse_pipe
 from toeplens.ground.locks import locked, names_in
@@ -112,10 +112,10 @@ class Run:
         """Load a run directory; raises `InputError` if it is not one, or is damaged."""
         directory = Path(directory)
         if not directory.is_dir():
-            raise InputError(f"run: there is no directory {directory}.")
+            raise InputError(f"run: directory {directory} does not exist.")
         if not (directory / SPEC).is_file():
             what = "empty" if not any(directory.iterdir()) else "not a run directory"
-            raise InputError(f"run: {directory} is {what} (no {SPEC}); give a directory that 'toeplens train' wrote.")
+            raise InputError(f"run: {directory} is {what} (no {SPEC}). Choose a directory written by 'toeplens train'.")
         content = read_json(directory / SPEC)
         if not isinstance(content, dict):
             raise InputError(f"run: {directory / SPEC} is damaged: it is not a spec.")
@@ -123,7 +123,7 @@ class Run:
             with torch.random.fork_rng(devices=[]):  # building the spec's encoding may draw a random table
                 spec = run_spec(**content)
         except InputError as error:
-            raise InputError(f"run: {directory / SPEC} holds no valid spec ({str(error).rstrip('.')}).") from None
+            raise InputError(f"run: {directory / SPEC} is not a valid spec ({str(error).rstrip('.')}).") from None
         result = {}
         try:
             if (directory / RESULT).exists():
@@ -132,7 +132,7 @@ class Run:
             metrics = read_rows(directory / METRICS)
             Epoch.from_list(metrics, directory / METRICS)
             if result and (not metrics or metrics[-1]["step"] != result["steps"]):
-                raise InputError(f"{directory / METRICS} is damaged: it does not tell all evaluations.")
+                raise InputError(f"{directory / METRICS} is damaged: evaluations are missing.")
         except InputError as error:
             there = " and ".join(str(directory / name) for name in (RESULT, METRICS) if (directory / name).exists())
             again = f"delete {there} and train with the same spec and directory to make them again"
@@ -162,15 +162,15 @@ class Run:
         content = read_json(path) if path.exists() else {"step": 0}
         step = content.get("step") if isinstance(content, dict) else None
         if type(step) is not int or not 0 <= step <= self.spec.total_steps:
-            raise InputError(f"{path} is damaged: its step must be from 0 to {self.spec.total_steps}.")
+            raise InputError(f"{path} is damaged: step must be from 0 to {self.spec.total_steps}, got {shown(step)}.")
         return step
 
     def must_be_complete(self) -> None:
         """Raise `InputError` unless training is complete."""
         if self.status == "stopped":
-            raise InputError(f"run: {self.directory} is not finished; run the same command again to go on with it.")
+            raise InputError(f"run: {self.directory} is not finished. Run the same command to resume.")
         if self.status == "diverged":
-            raise InputError(f"run: {self.directory} diverged; there are no finite weights to look at.")
+            raise InputError(f"run: {self.directory} diverged, so it has no finite weights.")
 
     def model(self) -> Decoder:
         """The trained model, on the CPU, in evaluation mode; all weights are finite."""
@@ -182,8 +182,8 @@ class Run:
         try:
             refuse_pipe(path)
             saved = safetensors.torch.load_file(path)
-        except FileNotFoundError:  # safetensors raises it for unreadable files too
-            what = "cannot be read: this user may not" if path.exists() else f"is missing; {again}"
+        except FileNotFoundError:  # which safetensors also raises for a file that may not be read
+            what = "cannot be read: permission denied" if path.exists() else f"is missing; {again}"
             raise InputError(f"run: {path} {what}.") from None
         except OSError as error:
             raise InputError(
@@ -192,7 +192,7 @@ class Run:
         except safetensors.SafetensorError as error:
             raise InputError(f"run: {path} is damaged ({error}); {again}.") from None
         if not load_weights(model, saved):
-            raise InputError(f"run: {path} does not hold the weights of this spec; {again}.")
+            raise InputError(f"run: {path} does not contain the weights of this spec; {again}.")
         for name, tensor in saved.items():
             if not torch.isfinite(tensor).all():
                 raise InputError(f"run: {path} is damaged: {name} is not finite; {again}.")
@@ -249,10 +249,12 @@ def _is_the_runs(directory: Path, spec: RunSpec) -> bool:
         except InputError as error:
             raise InputError(f"{str(error).rstrip('.')}; delete {directory} to start this run over.") from None
         if had != spec.content:
-            raise InputError(f"run: {directory} holds another run; give another directory.")
+            raise InputError(f"run: {directory} contains another run. Choose another directory.")
         return True
     if names_in(directory):
-        raise InputError(f"run: {directory} holds files that are not a run's; give an empty or new directory.")
+        raise InputError(
+            f"run: {directory} contains files that do not belong to a run. Choose an empty or new directory."
+        )
     return False
 
 
@@ -292,9 +294,9 @@ def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for a damaged archive
         reason = first_line(error)
-        raise InputError(f"checkpoint: {path} is damaged ({reason[:120]}); delete it to start this run over.") from None
+        raise InputError(f"checkpoint: {path} is damaged ({reason[:120]}). Delete it to start this run over.") from None
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")
+        raise InputError(f"checkpoint: {path} was written by another version. Delete it to start this run over.")
     if state.get("run") != spec.name:
-        raise InputError(f"checkpoint: {path} belongs to another run; delete it to start this run over.")
+        raise InputError(f"checkpoint: {path} belongs to another run. Delete it to start this run over.")
     return state

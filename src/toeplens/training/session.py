@@ -271,7 +271,7 @@ class Session:
         models = {"model": self.model} | ({} if self.average is None else {"average": self.average.model})
         if not all(store.load_weights(model, state[name]) for name, model in models.items()):
             path = self.directory / store.CHECKPOINT
-            raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")
+            raise InputError(f"checkpoint: {path} was written by another version. Delete it to start this run over.")
         self.optimizer.load_state_dict(state["optimizer"])
         for own in self.optimizer.state.values():  # a stack's models share one step count over all parameters
             own["step"] = own["step"].clone()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from toeplens import tasks
-from toeplens.ground import InputError, plain, sentence, shown
+from toeplens.ground import InputError, invalid, plain, sentence, shown
 from toeplens.ground.machine import must_fit
 from toeplens.ground.reading import refuse_truths
 from toeplens.model import DecoderConfig
@@ -134,7 +134,7 @@ class RunSpec(BaseModel):
     @classmethod
     def _torch_takes_it(cls, value: int) -> int:
         if not 0 <= value <= _SEEDS:
-            raise ValueError(f"{shown(value)} was given; it must be from 0 to {_SEEDS}.")
+            raise ValueError(f"must be from 0 to {_SEEDS}, got {shown(value)}.")
         return value
 
     @field_validator("task_options", mode="after")
@@ -152,38 +152,37 @@ class RunSpec(BaseModel):
     def _task_fits_model(self) -> RunSpec:
         task = self.build_task()
         if task.each != (self.model.readout == "each"):
-            wanted = "'each', as the task has" if task.each else "another, as the task does not have"
-            raise ValueError(f"readout: {self.model.readout!r} was given; it must be {wanted} a label at every token.")
+            wanted = f"{'be' if task.each else 'not be'} 'each' for this task"
+            raise invalid("model.readout", wanted, self.model.readout)
         if task.each and not self.model.causal:
-            raise ValueError("causal: false was given; the labels are the next tokens, which then could be seen.")
+            raise ValueError("model.causal must be true for next-token labels, got false.")
         if task.length > self.model.max_len:
-            raise ValueError(
-                f"max_len: {self.model.max_len} was given; the task's sequences have {task.length} tokens."
+            raise invalid(
+                "model.max_len", f"be at least {task.length}, the tokens of the task's sequences", self.model.max_len
             )
         if task.vocab_size > self.model.vocab_size:
-            raise ValueError(
-                f"vocab_size: {self.model.vocab_size} was given; the task uses {task.vocab_size} token ids."
+            raise invalid(
+                "model.vocab_size", f"be at least {task.vocab_size}, the token ids of the task", self.model.vocab_size
             )
         if task.labels[-1] >= self.model.num_classes:
-            raise ValueError(
-                f"num_classes: {self.model.num_classes} was given; the task's labels go up to {task.labels[-1]}, "
-                f"so at least {task.labels[-1] + 1} are needed."
+            raise invalid(
+                "model.num_classes",
+                f"be at least {task.labels[-1] + 1}, as labels go up to {task.labels[-1]}",
+                self.model.num_classes,
             )
         if list(task.labels[:2]) == [self.ignore_label]:
-            raise ValueError(f"ignore_label: {self.ignore_label} was given; it is the task's only label.")
-        must_fit("its model and its examples need", self.memory_at_least)
+            raise InputError(f"ignore_label must not be {self.ignore_label}, the task's only label.")
+        must_fit("model and examples: they need", self.memory_at_least)
         if self.evaluations > self.steps_per_epoch:
-            raise ValueError(
-                f"evaluations: {self.evaluations} was given; an epoch has {self.steps_per_epoch} steps, and an "
-                f"evaluation comes after a step."
-            )
+            raise invalid("evaluations", f"be at most {self.steps_per_epoch}, the steps of an epoch", self.evaluations)
         if self.plateau is not None and self.plateau.patience >= self.total_evaluations:
-            raise ValueError(
-                f"plateau.patience: {self.plateau.patience} was given; the run has {self.total_evaluations} "
-                f"evaluations, and the rule compares the last ones with one before them."
+            raise invalid(
+                "plateau.patience",
+                f"be less than {self.total_evaluations}, the evaluations of the run",
+                self.plateau.patience,
             )
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas: {self.betas} was given; both must be from 0 to under 1.")
+            raise invalid("betas", "be at least 0 and under 1", self.betas)
         if pinned := task.pinned():  # the text's identity is part of the run's
             object.__setattr__(self, "task_options", plain({**self.task_options, **pinned}))
         return self

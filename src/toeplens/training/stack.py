@@ -47,16 +47,16 @@ def must_stack(specs: Sequence[RunSpec]) -> None:
     first = specs[0]
     for spec in specs[1:]:
         if shape_of(spec) != shape_of(first):
-            raise InputError(f"stack: the runs {first.name} and {spec.name} differ in more than seeds and rates.")
+            raise InputError(f"stack: runs {first.name} and {spec.name} must differ only in seeds and rates.")
     if first.model.dropout and first.model.dropout_on:
         raise InputError(
-            f"stack: models with dropout ({first.model.dropout:g}) are trained one by one: in a stack they would draw "
-            f"other numbers."
+            f"stack: models with dropout ({first.model.dropout:g}) cannot be stacked, as they would draw other random "
+            "numbers."
         )
     with torch.random.fork_rng(devices=[]):
         models = [initial_model(spec) for spec in {spec.model.model_dump_json(): spec for spec in specs}.values()]
         if any(not _alike(models[0], model) for model in models[1:]):
-            raise InputError(f"stack: the encodings ({first.model.encoding}) differ in more than tensors.")
+            raise InputError(f"stack: encodings ({first.model.encoding}) must differ only in tensors.")
         _try_out(first, models[0])
 
 
@@ -102,9 +102,9 @@ def _told_apart(module: nn.Module) -> tuple[Any, ...]:
 def _try_out(spec: RunSpec, model: Decoder) -> None:
     """Forward and backward pass of two copies on two sequences; raises unless it works and agrees with one model."""
     if not all(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError("stack: models with parameters that are not trained are trained one by one.")
+        raise InputError("stack: models with frozen parameters cannot be stacked.")
     if len({parameter.dtype for parameter in model.parameters()}) > 1:
-        raise InputError("stack: models with parameters of several types are trained one by one.")
+        raise InputError("stack: models with parameters of several dtypes cannot be stacked.")
     task = spec.build_task()
     examples = task.dataset("train", min(2, spec.train_examples), spec.data_seed)
     tokens, lengths = torch.from_numpy(examples.tokens), torch.from_numpy(examples.lengths)
@@ -120,15 +120,15 @@ def _try_out(spec: RunSpec, model: Decoder) -> None:
         grads = torch.autograd.grad(found.sum(), trained, allow_unused=True)
     except Exception as error:
         raise InputError(
-            f"stack: models with the encoding {spec.model.encoding} cannot be trained as one "
+            f"stack: models with the encoding {spec.model.encoding} cannot be stacked "
             f"({str(error).splitlines()[0][:120]})."
         ) from None
     if any(grad is None for grad in grads):
-        raise InputError("stack: models with parameters that nothing depends on are trained one by one.")
+        raise InputError("stack: models with unused parameters cannot be stacked.")
     with torch.no_grad():
         alone = torch.stack([each(tokens, lengths) for each in (model, other)])
     if not torch.allclose(found, alone, rtol=1e-3, atol=1e-4):
-        raise InputError(f"stack: models with the encoding {spec.model.encoding} say something else trained as one.")
+        raise InputError(f"stack: models with the encoding {spec.model.encoding} give other outputs in a stack.")
 
 
 def _call(model: nn.Module, state: dict[str, Tensor], tokens: Tensor, lengths: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from toeplens.ground import InputError, plain
+from toeplens.ground import InputError, invalid, plain
 from toeplens.ground.files import finite
 from toeplens.model import Decoder
 
@@ -66,7 +66,7 @@ class Watch:
         self.total_steps = total_steps
         self.moments = frozenset(() if watcher is None else watcher.moments(total_steps))
         if wrong := sorted(step for step in self.moments if step not in range(total_steps + 1)):
-            raise InputError(f"moments: {wrong[0]} was given; each must be a step from 0 to {total_steps}.")
+            raise invalid("moments", f"be steps from 0 to {total_steps}", wrong[0])
 
     def owed(self, step: int, metrics: Sequence[dict[str, Any]], *, ended: bool) -> bool:
         """Whether a probe is due after ``step`` steps, given the metrics so far.
@@ -99,7 +99,7 @@ class Watch:
             if events := self._events(step, metrics):
                 assert isinstance(self.watcher, EventWatcher)
                 if "events" in seen:
-                    raise InputError(f"watcher: {self.by!r} gives 'events', which such a row has already.")
+                    raise InputError(f"watcher: {self.by!r} must not return the name 'events', which is reserved.")
                 seen = seen | {"events": list(events)} | self.watcher.look_at(mine, events, copy.deepcopy(metrics))
             seen = self._plain(seen)
         seconds = time.monotonic() - begun
@@ -109,13 +109,11 @@ class Watch:
     def _plain(self, seen: dict[str, Any]) -> dict[str, Any]:
         """The results as JSON returns them, with None for non-finite numbers."""
         if taken := [name for name in ("step", "seconds") if name in seen]:
-            raise InputError(f"watcher: {self.by!r} gives {taken[0]!r}, which each row has already.")
+            raise InputError(f"watcher: {self.by!r} must not return the name {taken[0]!r}, which is reserved.")
         try:
             return plain(finite(seen))
         except InputError:
-            raise InputError(
-                f"watcher: {self.by!r} gives what JSON cannot hold; it must give plain lists and numbers."
-            ) from None
+            raise InputError(f"watcher: {self.by!r} must return lists and numbers that JSON can hold.") from None
 
     def state(self) -> dict[str, Any]:
         """The state for the checkpoint."""
@@ -124,7 +122,5 @@ class Watch:
     def resume(self, state: dict[str, Any]) -> None:
         """Restore the state from a checkpoint; rows of two watchers must not be mixed."""
         if state["rows"] and self.by not in (None, state["by"]):
-            raise InputError(
-                f"watcher: {self.by!r} was given; this run is watched by {state['by']!r}: go on with that one or none."
-            )
+            raise invalid("watcher", f"be {state['by']!r}, as before, or None", self.by)
         self.by, self.rows = self.by or state["by"], state["rows"]

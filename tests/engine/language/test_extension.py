@@ -275,5 +275,5 @@ def test_nope_has_its_logits_scaled_and_others_have_no_way(task: LanguageTask):
     assert {row.method for row in found.rows} == {"none", "scaled"}
     assert {row.set for row in found.rows if row.method == "scaled"}.pop().startswith("factor ")
     other = model_of(task, "alibi")
-    with pytest.raises(InputError, match="'alibi' was given; there are ways to extend 'rope' and 'nope'"):
+    with pytest.raises(InputError, match=r"encoding must be 'rope' or 'nope' .*, got 'alibi'"):
         extension(other, spec_of(task, other), task, tuned=False)

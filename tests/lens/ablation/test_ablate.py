@@ -291,13 +291,13 @@ def test_a_memory_that_knows_everything_needs_no_model():
 def test_an_unknown_choice_is_refused_with_the_nearest_named(field: str, value: str, near: str):
     model, batch = standing()
     bare = inspect.unwrap(ablate_heads)  # the tests' type checker would refuse it first
-    with pytest.raises(InputError, match=f"^{field}: there is no '{value}'; did you mean '{near}'"):
+    with pytest.raises(InputError, match=f"^{field} must be .*, got '{value}'; did you mean '{near}'"):
         bare(DecoderSource(model), [batch], **{field: value})
 
 
 def test_no_examples_are_refused():
     model, (tokens, labels, lengths) = standing()
-    with pytest.raises(InputError, match="no examples that count"):
+    with pytest.raises(InputError, match="at least one example that counts"):
         ablate_heads(DecoderSource(model), [(tokens, torch.full_like(labels, -100), lengths)])
-    with pytest.raises(InputError, match="no examples that count"):
+    with pytest.raises(InputError, match="at least one example that counts"):
         ablate_heads(DecoderSource(model), [])

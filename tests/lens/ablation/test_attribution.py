@@ -106,7 +106,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 @pytest.mark.parametrize(("metric", "why"), [("accuracy", "has no derivative"), ("kl", "first-order term is 0")])
 def test_other_metrics_are_refused(metric: Any, why: str) -> None:
-    with pytest.raises(InputError, match=f"metric: '{metric}' was given; attribution takes 'loss' only, as .*{why}"):
+    with pytest.raises(InputError, match=f"metric must be 'loss' for attribution .*{why}.*, got '{metric}'"):
         ablate_heads(source(), [batch()], metric=metric, method="attribution")
 
 
@@ -115,7 +115,7 @@ def test_a_source_without_gradients_is_refused() -> None:
     class Bare:
         num_layers, num_heads = LAYERS, HEADS
 
-    with pytest.raises(InputError, match="Bare cannot run with gains and gradients"):
+    with pytest.raises(InputError, match="method must not be 'attribution' for Bare"):
         ablate_heads(Bare(), [batch()], metric="loss", method="attribution")  # type: ignore[arg-type]
 
 
@@ -144,7 +144,7 @@ def test_ranks_are_compared_as_scipy_does() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     one = record(np.eye(3))
-    with pytest.raises(InputError, match=r"attributed: \(2, 2\) heads were given; exact has \(3, 3\)"):
+    with pytest.raises(InputError, match=r"attributed must have the heads of exact, \[3, 3\], got \[2, 2\]"):
         rank_correlation(one, record(np.eye(2)))
-    with pytest.raises(InputError, match="intervention 'mean' was given; exact has 'zero'"):
+    with pytest.raises(InputError, match="attributed must have the intervention of exact, 'zero', got 'mean'"):
         rank_correlation(one, record(np.eye(3), intervention="mean"))

@@ -161,14 +161,14 @@ def test_at_or_below_chance_nothing_is_a_share_of_the_skill():
 
 @pytest.mark.parametrize("metric", ["loss", "kl"])
 def test_a_deposit_is_of_the_accuracy(metric: Any) -> None:
-    with pytest.raises(InputError, match=f"metric '{metric}' was given; a deposit is a share of the 'accuracy'"):
+    with pytest.raises(InputError, match=f"ablation must have the metric 'accuracy' for a deposit, got '{metric}'"):
         deposit(replace(ablation([0.3, 0.2]), metric=metric))
 
 
 def test_a_kind_needs_the_cumulative_part() -> None:
     """Without it not even half of the skill could be seen to go, and every layer would be redundant."""
     given = ablation([0.3, 0.2])
-    with pytest.raises(InputError, match="ablation: one without its cumulative part was given"):
+    with pytest.raises(InputError, match="ablation must include the cumulative part"):
         deposit(replace(given, cumulative=np.full_like(given.cumulative, np.nan)))
 
 

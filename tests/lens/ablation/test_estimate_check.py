@@ -87,5 +87,5 @@ def test_three_heads_confirm_nothing() -> None:
 
 
 def test_exact_effects_of_other_heads_are_refused() -> None:
-    with pytest.raises(InputError, match=r"exact: \[3\] effects were given; the sample has \[4\]"):
+    with pytest.raises(InputError, match=r"exact must have the lengths of the sample, \[4\], got \[3\]"):
         check_estimates(np.zeros((1, 4)), [np.zeros(3)])

@@ -180,11 +180,11 @@ def test_head_sets_hold_what_the_single_functions_find(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("call", "options", "words"),
     [
-        (cumulative_ablation, {"order": "gredy"}, "order: there is no 'gredy'; did you mean 'greedy'"),
-        (cumulative_ablation, {"metric": "los"}, "metric: there is no 'los'; did you mean 'loss'"),
-        (sufficient_set, {"intervention": "none"}, "intervention: there is no 'none'"),
-        (sufficient_set, {"keep": 0.0}, "keep: 0.0 was given; it must be over 0 and at most 1"),
-        (sufficient_set, {"keep": 1.5}, "keep: 1.5 was given"),
+        (cumulative_ablation, {"order": "gredy"}, "got 'gredy'; did you mean 'greedy'"),
+        (cumulative_ablation, {"metric": "los"}, "got 'los'; did you mean 'loss'"),
+        (sufficient_set, {"intervention": "none"}, "got 'none'"),
+        (sufficient_set, {"keep": 0.0}, "keep must be over 0 and at most 1, got 0.0"),
+        (sufficient_set, {"keep": 1.5}, "keep must be over 0 and at most 1, got 1.5"),
     ],
 )
 def test_wrong_choices_are_refused(call: Any, options: dict[str, Any], words: str) -> None:
@@ -195,5 +195,5 @@ def test_wrong_choices_are_refused(call: Any, options: dict[str, Any], words: st
 
 def test_no_examples_are_refused() -> None:
     model, (tokens, labels, lengths) = standing()
-    with pytest.raises(InputError, match="no examples that count"):
+    with pytest.raises(InputError, match="at least one example that counts"):
         head_sets(DecoderSource(model), [(tokens, torch.full_like(labels, -100), lengths)])

@@ -92,13 +92,13 @@ def test_an_encoding_in_every_measure_is_its_frequencies() -> None:
 def test_an_encoding_that_does_not_fit_is_refused() -> None:
     q, k = torch.zeros(2, 2, 7, 8, dtype=torch.float64)
     encoding = encoding_of("rope")
-    with pytest.raises(InputError, match="bias: it was given beside an encoding"):
+    with pytest.raises(InputError, match="bias must not be set with an encoding"):
         behaviour(q, k, rotation=encoding, bias=torch.zeros(7))
-    with pytest.raises(InputError, match="pairing: 'half' was given beside an encoding whose pairs are 'interleaved'"):
+    with pytest.raises(InputError, match="pairing must be 'interleaved', as in the encoding, got 'half'"):
         behaviour(q, k, rotation=encoding, pairing="half")
-    with pytest.raises(InputError, match="rotation: an encoding of 2 heads of 8 dimensions was given; q has 1 of 8"):
+    with pytest.raises(InputError, match="rotation must have 1 heads of 8 dimensions, as q has, got 2 heads of 8"):
         behaviour(q[:1], k[:1], rotation=encoding)
-    with pytest.raises(InputError, match="FoX reads the tokens' content, which only a trace of a model has"):
+    with pytest.raises(InputError, match=r"FoX reads the tokens' content. Use a trace"):
         behaviour(q, k, rotation=encoding_of("fox"))
     with pytest.raises(InputError, match="logits of Shaw are not a sum over pairs of dimensions"):
         frequency_use(q, k, rotation=encoding_of("shaw"))

@@ -243,5 +243,5 @@ def test_a_token_is_no_copy_of_itself() -> None:
 def test_wrong_input_is_one_sentence(made: dict[str, Any], added: dict[str, Any], field: str) -> None:
     sizes: dict[str, Any] = {"heads": 2, "queries": 3, "keys": 3}
     block: dict[str, Any] = {"rows": torch.arange(3), **dict.fromkeys(("logits", "weights"), torch.zeros(1, 2, 3, 3))}
-    with pytest.raises(InputError, match=f"^{field}: "):
+    with pytest.raises(InputError, match=f"^{field}(:| must) "):
         PatternSums(**sizes | made).add(**block | added)

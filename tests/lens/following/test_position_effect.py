@@ -222,7 +222,7 @@ def test_grouped_queries_share_a_mean_key() -> None:
 
 
 def test_too_little_is_refused() -> None:
-    with pytest.raises(InputError, match="layers: a batch of 2 was given"):
+    with pytest.raises(InputError, match=r"layers must have a batch of at least .*, got 2"):
         position_effect([noise(0, count=2)])
-    with pytest.raises(InputError, match="layers: none were given"):
+    with pytest.raises(InputError, match="layers must have at least one entry, got none"):
         position_effect([])

@@ -59,7 +59,7 @@ def test_a_head_that_copies_has_all_and_one_that_looks_at_the_place_before_has_n
 @wrong_types
 def test_what_does_not_fit_is_one_sentence() -> None:
     weights, tokens, places, needle = drawn(0, 2, 1, 3)
-    with pytest.raises(InputError, match="weights: their shape is"):
+    with pytest.raises(InputError, match="weights and needle must have shapes"):
         retrieval(weights[:1], tokens, places, needle)
-    with pytest.raises(InputError, match="needle: a token of the answer is not in it"):
+    with pytest.raises(InputError, match="needle must contain all tokens of the answer"):
         retrieval(weights, tokens, places, torch.zeros_like(needle))

@@ -60,5 +60,5 @@ def test_a_planted_angle_is_found_and_what_points_anywhere_has_none() -> None:
 
 def test_more_pairs_than_there_are_dimensions() -> None:
     q, k = drawn(0)
-    with pytest.raises(InputError, match="pairs: 4 were given"):
+    with pytest.raises(InputError, match=r"pairs must fit the dimensions .*, got 4"):
         rotary_offsets(q, k, 4, pairing="interleaved")

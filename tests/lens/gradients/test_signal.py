@@ -277,7 +277,7 @@ def test_heads_without_a_signal_have_no_margin() -> None:
     assert np.isnan(one.ratio).all()
     still = margins(np.array([[0.0, 0.0], [0.0, np.nan], [0.0, 2.0]]))
     assert np.isnan(still.ratio).all()
-    with pytest.raises(InputError, match="signal: -1 was given"):
+    with pytest.raises(InputError, match="signal must be at least 0, got -1"):
         margins(np.array([[-1.0, 2.0]]))
 
 
@@ -288,9 +288,9 @@ def test_heads_without_a_signal_have_no_margin() -> None:
 def test_no_examples_and_unknown_levels_are_refused() -> None:
     tokens, labels, lengths = examples()
     source = DecoderGradients(model_of())
-    with pytest.raises(InputError, match="batches: no examples that count"):
+    with pytest.raises(InputError, match="batches must have at least one example that counts"):
         seed_strength(source, [(tokens, torch.full_like(labels, -100), lengths)])
-    with pytest.raises(InputError, match="levels: none were given; 'logits' or 'parameters' is needed"):
+    with pytest.raises(InputError, match="levels must include 'logits' or 'parameters', got none"):
         seed_strength(source, [examples()], levels=())
-    with pytest.raises(InputError, match=r"^levels: there is no 'logit'; did you mean 'logits'"):
+    with pytest.raises(InputError, match=r"^levels must be .*, got 'logit'; did you mean 'logits'"):
         seed_strength(source, [examples()], levels=("logit",))  # type: ignore[arg-type]

@@ -90,12 +90,12 @@ def test_without_resamples_there_are_no_intervals():
     assert np.isnan(low).all()
     assert np.isnan(high).all()
     assert low.shape == high.shape == (3,)
-    with pytest.raises(InputError, match="samples: -1 was given"):
+    with pytest.raises(InputError, match="samples must be at least 0, got -1"):
         bootstrap_means(np.ones((5, 3)), samples=-1)
 
 
 def test_no_examples_are_refused():
-    with pytest.raises(InputError, match="no examples"):
+    with pytest.raises(InputError, match="at least one example"):
         bootstrap_means(np.empty((0, 3)))
 
 
@@ -123,7 +123,7 @@ def test_equal_seeds_have_an_interval_without_width():
 
 
 def test_no_seeds_are_refused():
-    with pytest.raises(InputError, match="no seeds"):
+    with pytest.raises(InputError, match="at least one seed"):
         over_seeds(np.array([]))
 
 

@@ -274,5 +274,5 @@ def test_everyone_has_a_donor_of_the_same_length_where_there_is_one(lengths: lis
 
 def test_one_example_has_no_donor() -> None:
     tokens, labels, lengths = examples(ignored=COUNT - 1)
-    with pytest.raises(InputError, match="resampling needs at least 2"):
+    with pytest.raises(InputError, match="batches must have at least 2"):
         ablate_heads(DecoderSource(decoder()), [(tokens, labels, lengths)], intervention="resample")

@@ -359,7 +359,7 @@ def test_the_input_split_is_the_added_vector() -> None:
 
 def test_the_mean_split_needs_sequences() -> None:
     trace = AttentionTrace(DecoderSource(model_of("rope")), torch.arange(5).unsqueeze(0))
-    with pytest.raises(InputError, match=r"^split: 'mean' was given; it needs the mean over at least 2 sequences"):
+    with pytest.raises(InputError, match=r"^split must not be 'mean' with fewer than 2 sequences"):
         decompose(trace, 0)
     alone = decompose(trace, 0, split="ablate")
     assert alone.sequences == 1
@@ -371,9 +371,9 @@ def test_the_mean_split_needs_sequences() -> None:
 @wrong_types
 def test_what_is_wrong_is_said_in_one_sentence() -> None:
     trace = trace_of(model_of("rope"))
-    with pytest.raises(InputError, match=r"^split: 'input' was given; layer 1 reads no bare input"):
+    with pytest.raises(InputError, match=r"^split must be 'mean' or 'ablate' for layer 1, got 'input'"):
         decompose(trace, 1, split="input")
-    with pytest.raises(InputError, match="split: there is no 'means'"):
+    with pytest.raises(InputError, match=r"split must be .*, got 'means'"):
         decompose(trace, 1, split="means")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="name: 'bias' was asked for; the parts are content-content"):
+    with pytest.raises(InputError, match=r"name must be one of content-content.*, got 'bias'"):
         decompose(trace, 1).matrix("bias")

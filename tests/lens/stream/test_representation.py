@@ -298,15 +298,15 @@ def test_without_a_reference_only_directions_are_unknown(vectors: np.ndarray | N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"energy": 0.0}, "energy: 0.0 was given; it must be over 0 and at most 1"),
-        ({"energy": 1.5}, "energy: 1.5 was given"),
-        ({"least": 4}, "least: 4 was given; it must be at least 5"),
-        ({"least": BATCH + 1}, "least: 41 was given; 0 positions are reached by as many sequences, 2 are needed"),
+        ({"energy": 0.0}, "energy must be over 0 and at most 1, got 0.0"),
+        ({"energy": 1.5}, "energy must be over 0 and at most 1, got 1.5"),
+        ({"least": 4}, "least must be at least 5, got 4"),
+        ({"least": BATCH + 1}, "least must be small enough for at least 2 positions, got 41"),
         (
             {"reference": P0[:3]},
-            r"reference: \(3, 8\) was given; a finite vector for each position is needed, \(6, 8\)",
+            r"reference must be finite and have shape \[6, 8\], got shape \[3, 8\]",
         ),
-        ({"reference": P0 * np.nan}, r"reference: \(6, 8\) was given; a finite vector"),
+        ({"reference": P0 * np.nan}, r"reference must be finite"),
     ],
 )
 def test_wrong_input_is_refused(options: dict[str, Any], message: str) -> None:

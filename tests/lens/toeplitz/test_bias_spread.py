@@ -36,5 +36,5 @@ def test_a_constant_says_nothing_and_a_rotation_has_none() -> None:
     for parameter in relative.parameters():
         torch.nn.init.constant_(parameter, 7.0)
     assert bias_spread([relative], 12).spread.max() < 1e-6
-    with pytest.raises(InputError, match="adds no bias"):
+    with pytest.raises(InputError, match="must add a bias by distance"):
         bias_spread([encodings.build("rope", **_SIZES)], 12)

@@ -141,7 +141,7 @@ def test_without_content_nothing_is_defined() -> None:
 
 def test_wrong_input_is_one_sentence() -> None:
     q = drawn(12, 4, 2)
-    with pytest.raises(InputError, match="q: values that are not finite"):
+    with pytest.raises(InputError, match="q must be finite"):
         single_phase(q * np.nan, q, np.ones(2))
-    with pytest.raises(InputError, match="q: shape"):
+    with pytest.raises(InputError, match="q must have at least one position"):
         single_phase(q[:0], q[:0], np.ones(2))

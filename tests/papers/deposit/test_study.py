@@ -199,9 +199,9 @@ def test_the_two_protocols_mean_different_things_by_the_same_word():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("lptop", PROTOCOLS, 1), "scale: there is no 'lptop'; did you mean 'laptop'"),
-        (("smoke", ["papr"], 1), "protocol: there is no 'papr'; did you mean 'paper'"),
-        (("smoke", PROTOCOLS, 0), "seeds: 0 was given"),
+        (("lptop", PROTOCOLS, 1), "got 'lptop'; did you mean 'laptop'"),
+        (("smoke", ["papr"], 1), "got 'papr'; did you mean 'paper'"),
+        (("smoke", PROTOCOLS, 0), "seeds must be from 1 to"),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused(given: tuple[Any, ...], message: str):
@@ -295,9 +295,7 @@ def test_runs_without_weights_count_and_are_not_measured(finished: Path, here: H
     out = tmp_path / "study"
     shutil.copytree(finished / "runs", out / "runs", ignore=shutil.ignore_patterns("*.safetensors"))
     before = reproduce(out, scale="smoke")
-    with pytest.raises(
-        InputError, match=r"^out: \d+ finished runs in .* were kept without the weights that are to be me"
-    ):
+    with pytest.raises(InputError, match=r"^out: \d+ finished runs in .* have no weights to measure"):
         reproduce(out, scale="smoke", parts=["mechanism"])
     assert told(gather(out)) == told(before)
     content = read_json(out / "study.json")

@@ -71,7 +71,7 @@ def test_the_record_is_repeatable(name: str) -> None:
 def test_the_record_is_plain(name: str) -> None:
     assert json.loads(json.dumps(recorded(name), allow_nan=False)) == recorded(name)
     assert recorded(name)["tallies"].keys() == EXPERIMENTS[name].TALLIES.keys()
-    with pytest.raises(InputError, match="tries: 19 was given"):
+    with pytest.raises(InputError, match="tries must be at least 20, got 19"):
         getattr(EXPERIMENTS[name], name)(0, tries=19)
 
 

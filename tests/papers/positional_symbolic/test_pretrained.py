@@ -127,13 +127,13 @@ def test_a_page_is_made_whichever_pieces_are_missing(study: Pretrained) -> None:
 @pytest.mark.parametrize(
     ("texts", "sizes", "sentence"),
     [
-        (TEXTS, {"seed": 7}, "seed: .* holds a study whose seed is another"),
+        (TEXTS, {"seed": 7}, "seed: .* must be .*, as in the study in"),
         ({"one": TEXT}, {}, "texts: .* holds a study whose texts is another"),
         (TEXTS, {"tokens": 80}, "tokens: .* holds a study whose tokens is another"),
-        (TEXTS, {"tokens": 8}, "tokens: 8 was given"),
-        (TEXTS, {"effect_tokens": 97}, "effect_tokens: 97 was given"),
-        (TEXTS, {"sequences": 0}, "sequences: 0 was given"),
-        ({}, {}, "text: none was given"),
+        (TEXTS, {"tokens": 8}, "tokens must be .*, got 8"),
+        (TEXTS, {"effect_tokens": 97}, "effect_tokens must be .*, got 97"),
+        (TEXTS, {"sequences": 0}, "sequences must be .*, got 0"),
+        ({}, {}, "text must be set at least once"),
     ],
 )
 def test_what_cannot_be_asked(

@@ -238,10 +238,10 @@ def test_numbers_whose_sums_are_too_large_are_refused() -> None:
     audit = made_up()
     content = audit.to_dict()
     content["heads"][1]["profile"][-1] = 1e308
-    with pytest.raises(InputError, match=r"^audit\.json is damaged: heads\.1\.profile\.\d+: input should be less than"):
+    with pytest.raises(InputError, match=r"^audit\.json is damaged: heads\.1\.profile\.\d+ must be less than"):
         Audit.from_dict(content, "audit.json")
     head = replace(audit.heads[1], profile=(*audit.heads[1].profile[:-1], 1e308))
-    with pytest.raises(InputError, match=r"^report: a figure would have values that are not finite"):
+    with pytest.raises(InputError, match=r"^report: the record is damaged: a figure has values that are not finite"):
         render_audit(replace(audit, heads=(audit.heads[0], head, head, *audit.heads[3:])))
 
 

@@ -19,8 +19,8 @@ from toeplens.studies.grid import Grid, GridSpec, cells, grid_spec
 LENGTH, LAYERS, HEADS = 64, 3, 4
 FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
 GUESS = 1 / 26
-TOO_LONG = "length: 1024 was given; 1 documents of the test split have as many tokens, and at least 2 are needed."
-NO_WAY = "encoding: {!r} was given; there are ways to extend 'rope' and 'nope', alone, after training."
+TOO_LONG = "length must be reached by at least 2 documents of the test split, got 1024, reached by 1."
+NO_WAY = "encoding must be 'rope' or 'nope' to extend the length after training, got {!r}."
 NO_ROOM = "distance: two spans of 32 tokens do not stand 16 tokens apart."
 
 # bits at the training length, and lost at 4 times it

@@ -183,7 +183,7 @@ def test_each_reason_stands_beside_what_it_is_of(text: Text) -> None:
     found = [[" ".join(cell.split()) for cell in row] for row in text.tables["Missing measures"][1:]]
     assert ["longer texts at 16 × the training length", "all encodings", TOO_LONG] in found
     assert "copies at ¼ × the training length" in [row[0] for row in found if row[2] == NO_ROOM]
-    why = "encoding: there are ways to extend 'rope' and 'nope', alone, after training."
+    why = "encoding must be 'rope' or 'nope' to extend the length after training."
     whose = "p-RoPE, Sinusoid, T5, ALiBi and NoPE"
     assert [["context extension without tuning", whose, why], ["context extension after tuning", whose, why]] == [
         r for r in found if r[2] == why

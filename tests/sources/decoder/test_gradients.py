@@ -243,5 +243,5 @@ def test_the_slope_is_that_of_a_small_step_against_the_gradient(encoding: str, p
 def test_without_an_example_that_counts_there_is_no_direction() -> None:
     tokens, labels, lengths = examples()
     none = (tokens, torch.full_like(labels, -100), lengths)
-    with pytest.raises(InputError, match="no examples that count"):
+    with pytest.raises(InputError, match="at least one example that counts"):
         DecoderGradients(model_of()).descend(total, none, none)

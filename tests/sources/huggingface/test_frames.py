@@ -155,8 +155,14 @@ def test_position_is_taken_from_the_relative_form_alone() -> None:
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ({"input_values": torch.zeros(4)}, r"input_values is \[4\]; it must be a tensor with the sequences first"),
-        ({**waves(2), "attention_mask": torch.ones(3, SAMPLES)}, "2 of input_values, 3 of attention_mask were given"),
+        (
+            {"input_values": torch.zeros(4)},
+            r"inputs must have a tensor with the sequences first as input_values, got \[4\]",
+        ),
+        (
+            {**waves(2), "attention_mask": torch.ones(3, SAMPLES)},
+            "inputs must have the same number of sequences, got 2 of input_values, 3 of attention_mask",
+        ),
         ({**waves(2), "attention_mask": torch.ones(2, SAMPLES).tril(600)}, "their mask hides some of them"),
         ({"input_values": torch.zeros(2, 45)}, "a single frame of each; at least 2"),
     ],
@@ -169,8 +175,8 @@ def test_inputs_that_cannot_be_read_are_refused(inputs: dict[str, Any], said: st
 def test_models_with_two_sides_and_parts_of_sequences_are_refused() -> None:
     with pytest.raises(InputError, match="T5Model has an encoder and a decoder"):
         as_tokens(tiny("T5Model", **T5), {"inputs_embeds": torch.zeros(2, 12, 32)})
-    with pytest.raises(InputError, match=f"not whole sequences of the {FRAMES} frames"):
+    with pytest.raises(InputError, match=f"must be whole sequences of {FRAMES} frames"):
         audit(conformer("rotary"), waves(), max_tokens=10, effects="none")
     loaded, numbers_of = as_tokens(conformer("rotary"), waves())
-    with pytest.raises(InputError, match="not whole sequences"):
+    with pytest.raises(InputError, match="must be whole sequences"):
         captured(loaded.model, {"input_ids": numbers_of + 9 * FRAMES}, lambda call: None)

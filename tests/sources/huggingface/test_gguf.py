@@ -113,9 +113,7 @@ def test_a_configuration_goes_before_a_gguf_file_beside_it(tmp_path: Path) -> No
 def test_of_several_files_one_must_be_named(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    with pytest.raises(
-        InputError, match=r"^model: .* holds 2 \.gguf files; one of them must be named, such as .*a\.gg"
-    ):
+    with pytest.raises(InputError, match=r"^model: .* contains 2 \.gguf files\. Name one of them, such as .*a\.gg"):
         load_model(str(tmp_path), device="cpu")
 
 
@@ -123,9 +121,7 @@ def test_of_several_files_one_must_be_named(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_short_is_one_sentence(tmp_path: Path, share: float) -> None:
     content = written(built("LlamaForCausalLM", **WIDE), tmp_path / "some.gguf").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(content[: int(share * len(content)) + (share > 0) * 4])
-    with pytest.raises(
-        InputError, match=r"^model: .*cut\.gguf is (damaged or cut short|no GGUF file: it does not be.*)\.$"
-    ):
+    with pytest.raises(InputError, match=r"^model: .*cut\.gguf is (damaged or truncated|not a GGUF file: .*)\.$"):
         load_model(str(tmp_path / "cut.gguf"), device="cpu")
 
 
@@ -145,5 +141,7 @@ def test_architectures_that_transformers_does_not_read_are_named(tmp_path: Path)
 def test_what_reads_them_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(checkpoints, "_NEEDED", ("no_such_package",))
-    with pytest.raises(EnvironmentFailure, match=r"^no_such_package: it is missing; pip install 'toeplens\[gguf\]'"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"^no_such_package is not installed\. Run: pip install 'toeplens\[gguf\]'"
+    ):
         load_model(str(tmp_path / "some.gguf"), device="cpu")

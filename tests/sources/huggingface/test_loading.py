@@ -63,7 +63,7 @@ def test_missing_weights_of_attention_are_refused_whatever_their_name(kind: str,
     sizes, more, lost = HYBRIDS[kind]
     model = built(kind, **sizes, **more)
     assert audited(saved(model, tmp_path / "whole")).about["random_weights"] == []
-    with pytest.raises(InputError, match=rf"lacks weights of the attention: .*\.1\.{lost}"):
+    with pytest.raises(InputError, match=rf"weights of the attention are missing .*\.1\.{lost}"):
         audited(saved(model, tmp_path / "holed", without=lost))
 
 
@@ -75,10 +75,10 @@ def test_missing_weights_elsewhere_are_listed(tmp_path: Path) -> None:
 
 def test_left_over_weights_of_attention_are_refused_and_others_listed(tmp_path: Path) -> None:
     qwen = saved(built("Qwen3ForCausalLM", **LLAMA, head_dim=8), tmp_path / "qwen")
-    with pytest.raises(InputError, match=r"has weights of the attention that .*layers\.0\.self_attn\.k_norm"):
+    with pytest.raises(InputError, match=r"weights of the attention in the checkpoint .*layers\.0\.self_attn\.k_norm"):
         audited(changed(qwen, architectures=["LlamaForCausalLM"], model_type="llama"))
     model = built("LlamaForCausalLM", **LLAMA)
-    with pytest.raises(InputError, match=r"has weights of the attention that .*layers\.1\.self_attn"):
+    with pytest.raises(InputError, match=r"weights of the attention in the checkpoint .*layers\.1\.self_attn"):
         audited(changed(saved(model, tmp_path / "cut"), num_hidden_layers=1))
     masked = built("BertForMaskedLM", **SIZES, max_position_embeddings=32)
     base = audited(changed(saved(masked, tmp_path / "base"), architectures=["BertModel"]))
@@ -90,13 +90,13 @@ def test_left_over_weights_of_attention_are_refused_and_others_listed(tmp_path: 
     ("changes", "said"),
     [
         ({"num_attention_heads": 3}, "The hidden size (16) is not a multiple of the number of attention heads (3)"),
-        ({"num_hidden_layers": 0}, "has 0 as num_hidden_layers; it must be at least 1"),
+        ({"num_hidden_layers": 0}, "must be at least 1, got 0"),
         ({"num_attention_heads": "four"}, "Field 'num_attention_heads' expected int, got str (value: 'four')"),
         (
             {"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}},
             "its rope_type is 'odd', which transformers does not know",
         ),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "0 as rope_theta; it must be a number above"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "must be a number above 0, got 0"),
         ({"architectures": ["BertForMaskedLM"]}, "is a BertForMaskedLM by its architectures and of the type llama"),
         ({"hidden_size": 24}, "is of shape [40, 16] in its weights and [40, 24] by its configuration"),
     ],
@@ -115,9 +115,7 @@ def test_more_layers_than_a_model_has_are_refused_before_anything_is_made_of_the
 ) -> None:
     place = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path), **changes)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("it was taken"))
-    with pytest.raises(
-        InputError, match=r"^model: the configuration of .* has 1\S+ as \w+; it must be at most 1000\.$"
-    ):
+    with pytest.raises(InputError, match=r"^model: \w+ in the configuration of .* must be at most 1000, got 1\S+\.$"):
         audited(place)
 
 
@@ -127,7 +125,7 @@ def test_weights_that_are_not_finite_are_told_by_their_name(name: str, value: fl
     loaded = built("LlamaForCausalLM", **LLAMA)
     with torch.no_grad():
         loaded.model.get_parameter(name).view(-1)[3] = value
-    said = rf"^model: model\.{re.escape(name)} has values that are not finite; all must be\.$"
+    said = rf"^model: model\.{re.escape(name)} must be finite\.$"
     with pytest.raises(InputError, match=said):
         audit(loaded, TOKENS)
 
@@ -142,7 +140,7 @@ def test_sizes_beyond_the_memory_are_refused_before_anything_is_filled(
     place = changed(whole, **{field: 10**4})
     monkeypatch.setattr(loading, "memory", lambda: 10**6)
     monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("it was built"))
-    with pytest.raises(EnvironmentFailure, match="does not fit into the memory of cpu"):
+    with pytest.raises(EnvironmentFailure, match="does not fit in the memory of cpu"):
         audited(place)
 
 
@@ -150,7 +148,7 @@ def test_sizes_beyond_the_memory_are_refused_before_anything_is_filled(
 def test_damaged_configurations_are_one_sentence(tmp_path: Path, content: str) -> None:
     saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(InputError, match=r"config\.json is damaged: it is no"):
+    with pytest.raises(InputError, match=r"config\.json is damaged: it is not"):
         audited(tmp_path)
 
 
@@ -170,7 +168,7 @@ def test_damaged_weights_and_words_are_one_sentence(tmp_path: Path) -> None:
     (place / "vocab.json").write_text("[1, 2]")
     (place / "merges.txt").write_text("#")
     (place / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
-    with pytest.raises(InputError, match="has no tokenizer that can be read"):
+    with pytest.raises(InputError, match="has no readable tokenizer"):
         audited(place, "a text")
 
 
@@ -209,7 +207,7 @@ def test_the_hub_is_asked_once_with_a_limit(monkeypatch: pytest.MonkeyPatch, tmp
         raise TimeoutError
 
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", silent)
-    with pytest.raises(InputError, match="was asked once, for at most 5 seconds"):
+    with pytest.raises(InputError, match="did not answer within 5 seconds"):
         loading.load_model("nobody/nothing")
     assert [each["timeout"] for each in asked] == [checkpoints.LIMIT]
     with pytest.raises(InputError, match="not a valid name on the hub"):

@@ -38,7 +38,7 @@ def test_pickles_that_an_index_or_a_configuration_names_are_not_read(tmp_path: P
     torch.save(state, index / "x.bin")
     named = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "named"), transformers_weights="x.bin")
     for place in (index, named):
-        with pytest.raises(InputError, match=r"has weights in x\.bin, which is no \.safetensors file"):
+        with pytest.raises(InputError, match=r"weights of .* in x\.bin are not a \.safetensors file"):
             load_model(str(place), device="cpu")
     again = load_model(str(index), device="cpu", pickled=True).model
     assert again.lm_head.weight.equal(state["lm_head.weight"])
@@ -51,7 +51,7 @@ def test_weights_outside_the_directory_are_not_read(file: str, tmp_path: Path) -
     pickled = pieces(tmp_path / "pickled", file, "pytorch_model.bin.index.json")
     named = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "named"), transformers_weights=file)
     for place, allowed in ((index, False), (index, True), (pickled, True), (named, False)):
-        with pytest.raises(InputError, match=r"has weights in .*, which is not in its own directory"):
+        with pytest.raises(InputError, match=r"weights of .* lie outside its own directory"):
             load_model(str(place), device="cpu", pickled=allowed)
 
 
@@ -62,7 +62,7 @@ def test_weights_of_whole_or_complex_numbers_are_refused(dtype: torch.dtype, tmp
     state = {key: x.clone() for key, x in model.state_dict().items()}
     state["model.norm.weight"] = state["model.norm.weight"].to(dtype)
     save_file(state, place / WHOLE, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"model\.norm\.weight is of dtype \S+ in its weights, which must be floating"):
+    with pytest.raises(InputError, match=r"model\.norm\.weight must have a floating-point dtype, got"):
         load_model(str(place), device="cpu")
 
 
@@ -89,7 +89,7 @@ def test_a_host_s_directory_runs_no_code_and_reads_no_pickle(tmp_path: Path, mon
     torch.save({key: x for key, x in state.items() if ENTRY not in key}, place / "pytorch_model.bin")
     (place / WHOLE).unlink()
     save_file({key: x for key, x in state.items() if ENTRY in key}, place / "encoding.safetensors")
-    with pytest.raises(InputError, match="it has no weights as safetensors"):
+    with pytest.raises(InputError, match="it has no safetensors weights"):
         hosts.load(place)
 
 
@@ -151,7 +151,7 @@ def test_weights_of_an_encoding_that_are_damaged_are_refused(change: str, tmp_pa
 def test_a_host_s_architecture_is_a_model_of_its_configuration(change: dict[str, Any], tmp_path: Path) -> None:
     place = changed(saved(host("Llama", "fire"), tmp_path), **change)
     before = set(vars(transformers.PreTrainedModel))
-    with pytest.raises(InputError, match=r"architectures|is not in transformers|could not be loaded"):
+    with pytest.raises(InputError, match=r"architecture|could not be loaded"):
         hosts.load(place)
     assert set(vars(transformers.PreTrainedModel)) == before, "every other model would inherit what is new"
 
@@ -167,6 +167,6 @@ def test_an_index_on_the_hub_is_looked_at_before_anything_it_names_is_fetched(
         return str(tmp_path / file) if (tmp_path / file).exists() else None
 
     monkeypatch.setattr("transformers.utils.hub.cached_file", cached)
-    with pytest.raises(InputError, match=r"has weights in x\.bin, which is no \.safetensors file"):
+    with pytest.raises(InputError, match=r"weights of .* in x\.bin are not a \.safetensors file"):
         Checkpoint("some/model", "some/model").check_weights(None, pickled=False)
     assert asked == [(WHOLE, True), (INDEX, False)]

@@ -63,7 +63,7 @@ def test_a_model_is_called_by_as_much_as_tells_it_apart(tmp_path: Path, monkeypa
     assert directories_of(["no/such/model", "/no/such/thing", "."]) == ["model", "thing", tmp_path.name]
     assert directories_of(["org/last", "one/last"]) == ["org--last", "last"]
     for same in (["one/last", "./one/last"], ["a/b", "two/last", "a/b"]):
-        with pytest.raises(InputError, match=f"model: {same[-1]} was given twice; each model has one audit."):
+        with pytest.raises(InputError, match=f"model must not name {same[-1]} twice."):
             directories_of(same)
 
 
@@ -119,10 +119,10 @@ def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "more", "code", "said"),
     [
-        ("nothing", {}, 2, "model: .* holds no config.json"),
-        ("gone", {}, 2, "model: .*gone is not seen by the machine .*; give a place that all machines share."),
-        ("gpt", {"write": full}, 3, "memory: it was used up; lower --workers or the sizes."),
-        ("gpt", {"write": odd}, 2, r"model: its audit broke off: there is no 'layer' \(KeyError in writing.py, line "),
+        ("nothing", {}, 2, "model: .* has no config.json"),
+        ("gone", {}, 2, "model: machine .* has no .*gone. Use a directory that all machines share."),
+        ("gpt", {"write": full}, 3, "Out of memory. Lower --workers or the sizes."),
+        ("gpt", {"write": odd}, 2, r"model: the audit failed: there is no 'layer' \(KeyError in writing.py, line "),
     ],
 )
 def test_what_fails_is_a_sentence(models: Path, tmp_path: Path, name: str, more: Any, code: int, said: str) -> None:
@@ -149,7 +149,7 @@ def test_others_go_on_where_one_fails_or_dies_and_the_same_goes_on_with_what_is_
     first = again()
     assert told == [("dies", True), ("nothing", True), ("llama", True)]
     died, refused = first.failed
-    assert str(died.why).startswith("its process died (signal 9); if memory is short, lower --workers")
+    assert str(died.why).startswith("The process ended (signal 9). If memory is short, lower --workers")
     assert (died.code, refused.code, first.code) == (3, 2, 3)
     assert [each.name for each in first.done] == ["llama"]
     assert (tmp_path / "out" / "dies" / PARTS).is_dir()
@@ -169,8 +169,12 @@ def test_others_go_on_where_one_fails_or_dies_and_the_same_goes_on_with_what_is_
 @pytest.mark.parametrize(
     ("request_", "workers", "said"),
     [
-        (replace(REQUEST, effects="all"), 1, "effects: there is no 'all'"),
-        (replace(REQUEST, tokens=Path("no.npy")), 1, "tokens: there is no file no.npy; of many models it must be one."),
+        (replace(REQUEST, effects="all"), 1, "got 'all'"),
+        (
+            replace(REQUEST, tokens=Path("no.npy")),
+            1,
+            "tokens must be a file for several models, but no.npy does not exist.",
+        ),
         (REQUEST, Cluster("nowhere"), "address: must be HOST:PORT of the cluster's head"),
     ],
 )

@@ -280,5 +280,5 @@ def test_effects_of_chosen_heads_alone(options: dict[str, Any]) -> None:
         assert head.effect == (pytest.approx(other.effect) if head.head in (1, 3) else None)
     assert all(layer.deposit == {} for layer in some.layers)
     assert all(layer.deposit for layer in whole.layers)
-    with pytest.raises(InputError, match="heads: none were given"):
+    with pytest.raises(InputError, match="heads must have at least one entry, got none"):
         audit(model, tokens, heads=[], **options)

@@ -113,9 +113,9 @@ def test_batches_hold_each_item_once_with_others_like_it(items: list[Item]) -> N
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("lengths", (63,), "lengths: 63 was given; each must be from 64 to 1048576"),
-        ("depths", (0.5, 1.5), "depths: 0.5, 1.5 was given; each must be from 0 to 1"),
-        ("repeats", 0, "repeats: 0 was given; it must be from 1 to 1000"),
+        ("lengths", (63,), "lengths must be different numbers from 64 to 1048576, got 63"),
+        ("depths", (0.5, 1.5), "depths must be different numbers from 0 to 1, got 0.5, 1.5"),
+        ("repeats", 0, "repeats must be from 1 to 1000, got 0"),
     ],
 )
 def test_what_cannot_be_asked(field: str, value: Any, sentence: str) -> None:
@@ -124,9 +124,11 @@ def test_what_cannot_be_asked(field: str, value: Any, sentence: str) -> None:
 
 
 def test_a_text_that_is_too_short_and_a_length_without_room(words: Any) -> None:
-    with pytest.raises(InputError, match="text: it has 2 tokens; 159 are needed"):
+    with pytest.raises(InputError, match="text must have at least 159 tokens, got 2"):
         Writer(words, "apple dog", 0).items(ASKED)
-    with pytest.raises(InputError, match="lengths: 30 was given; a needle and its question have"):
+    with pytest.raises(
+        InputError, match=r"lengths must be larger than the .* tokens of a needle and its question, got 30"
+    ):
         Writer(words, TEXT, 0).needle(30, 0.5)
 
 

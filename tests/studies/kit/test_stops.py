@@ -33,7 +33,7 @@ def test_a_study_that_another_process_carries_out_is_read_and_not_written(tmp_pa
     (tmp_path / "results.json").write_text("the other process's")
     with (tmp_path / ".lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match=r"^study: .* is being worked on by another process"):
+        with pytest.raises(InputError, match=r"^study: .* is in use by another process"):
             made()
         assert grid.gather(tmp_path).finished == 0
     assert (tmp_path / "results.json").read_text() == "the other process's"

@@ -12,7 +12,7 @@ from toeplens.encodings import registry
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.conformance import behaviour
 from toeplens.encodings.conformance.specimen import SIZES, Specimen
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 
 # name -> a function of the specimen that returns a description, or raises `Broken`
 CHECKS: dict[str, Callable[[Specimen], str]] = {
@@ -95,7 +95,7 @@ def check(
     all_sizes = {**SIZES, **(sizes or {})}
     kind = registry.get(encoding) if isinstance(encoding, str) else encoding
     if not (isinstance(kind, type) and issubclass(kind, PositionalEncoding)):
-        raise InputError(f"encoding: {kind!r} was given; it must be a name or a subclass of PositionalEncoding.")
+        raise invalid("encoding", "be a name or a subclass of PositionalEncoding", kind)
 
     def build() -> PositionalEncoding:
         return kind(**all_sizes, **options)

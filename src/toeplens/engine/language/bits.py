@@ -62,7 +62,7 @@ class AtLength(Record):
 
     def verify(self) -> None:
         if any((part is None) != (self.texts == 0) for part in (self.whole, self.sliding, self.end, self.gain)):
-            raise ValueError(f"texts: values must be given exactly if there are texts (got {self.texts}).")
+            raise ValueError(f"texts must match the results, got {self.texts}.")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from toeplens.encodings import options as encoding_options
 from toeplens.engine.language.bits import TEST, Interval
 from toeplens.engine.language.texts import Texts, bits_a_byte, cut, read
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive, Text, Truth
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.intervals import over_clusters
@@ -131,10 +131,7 @@ def _methods(model: Decoder, spec: RunSpec, task: LanguageTask, seed: int) -> di
     if config.encoding == "nope" and config.input_encoding is None:
         return {"none": lambda: (copy.deepcopy(model), ""), "scaled": lambda: _scaled(model, task, seed)}
     if config.encoding != "rope" or config.input_encoding is not None:
-        raise InputError(
-            f"encoding: {config.encoding!r} was given; there are ways to extend 'rope' and 'nope', alone, after "
-            f"training."
-        )
+        raise invalid("encoding", "be 'rope' or 'nope' to extend the length after training", config.encoding)
     known = {name: option.default for name, option in encoding_options("rope").items()}
     given = {**known, **config.encoding_options}
     plain: dict[str, Any] = {"base": given["base"], "pairing": given["pairing"]}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens.engine.language.bits import TEST, Interval
 from toeplens.engine.language.texts import cut, read
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive, Share
 from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
 from toeplens.lens import AttentionTrace
@@ -160,7 +160,7 @@ def _donors(documents: Int[np.ndarray, "K"], seed: int) -> tuple[Int[np.ndarray,
     for own in documents:
         there = np.flatnonzero(documents != own)
         if len(there) < 2:
-            raise InputError("spans: they are taken from two other documents, which are not there at this length.")
+            raise InputError("spans: fewer than two other documents are long enough.")
         found.append(rng.choice(there, 2, replace=False))
     first, second = np.array(found).T
     return first, second
@@ -179,7 +179,7 @@ def _asked(
 ) -> dict[str, Any] | str:
     """Accuracy and loss on the last ``answers`` tokens of changed texts, or why they cannot be measured."""
     if length < least:
-        return f"length: must be at least {least} tokens for a needle (got {length})."
+        return f"length must be at least {least}, got {length}."
     try:
         texts = cut(corpus, TEST, length, trials, seed)
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, length))))
@@ -205,7 +205,7 @@ def letters_of(corpus: Corpus, most: int = _ALPHABET) -> Int[np.ndarray, "m"]:
     """Frequent tokens to draw from. Raises `InputError` if there are fewer than two."""
     found = np.asarray(corpus.frequent(most), dtype=np.int64)
     if len(found) < 2:
-        raise InputError(f"text: it has {len(found)} different tokens; at least 2 are needed.")
+        raise invalid("text", "have at least 2 different tokens", len(found))
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch.nn import functional as F
 
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.model import Decoder
 from toeplens.tasks import Split
 from toeplens.tasks.language import Corpus
@@ -44,14 +44,15 @@ def cut(corpus: Corpus, split: Split, length: int, most: int, seed: int) -> Text
     are a prefix of those with a larger one. Raises `InputError` if fewer than two documents are long enough.
     """
     if length < SHORTEST:
-        raise InputError(f"length: {length} was given; texts to be measured on have at least {SHORTEST} tokens.")
+        raise invalid("length", f"be at least {SHORTEST}", length)
     stream, starts = corpus.stream(split), corpus.starts(split)
     sizes = np.diff(starts) - 1  # without the separator
     pieces = sizes // (length + 1)
     if int((pieces > 0).sum()) < FEWEST:
-        raise InputError(
-            f"length: {length} was given; {int((pieces > 0).sum())} documents of the {split} split have as many "
-            f"tokens, and at least {FEWEST} are needed."
+        raise invalid(
+            "length",
+            f"be reached by at least {FEWEST} documents of the {split} split",
+            got=f"{length}, reached by {int((pieces > 0).sum())}",
         )
     ends = np.cumsum(pieces)
     chosen = np.random.Generator(np.random.Philox(seed)).permutation(int(ends[-1]))[:most]

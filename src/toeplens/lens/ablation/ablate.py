@@ -12,7 +12,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 from toeplens.ground.reading import Share
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.ablation.attribution import EstimateCheck, Sample, check_estimates, first_order
@@ -73,9 +73,9 @@ class HeadAblation(Record):
         for name, least in (("drops", -1), ("low", -1), ("high", -1), ("cumulative", 0)):
             numbers = getattr(self, name)
             if self.metric == "accuracy" and ((numbers < least) | (numbers > 1)).any():
-                raise ValueError(f"{name}: of accuracies only numbers from {least} to 1 can come.")
+                raise ValueError(f"{name} must be from {least} to 1 for accuracies.")
         if self.metric == "accuracy" and not 0 <= self.baseline <= 1:
-            raise ValueError(f"baseline: {self.baseline} was given; an accuracy is from 0 to 1.")
+            raise invalid("baseline", "be from 0 to 1 for accuracies", self.baseline)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON; None for NaN. ``check`` is left out if there is none."""
@@ -155,7 +155,7 @@ def ablate_by(
     check = None
     if method == "attribution":
         if len(metrics) > 1:
-            raise InputError(f"metrics: {len(metrics)} were given; an attribution estimates the loss alone.")
+            raise invalid("metrics", "be only the loss for an attribution", got=f"{len(metrics)} metrics")
         intact, harms = first_order(source, kept, metrics[0], replacing)
         check = check_estimates(harms.mean(-1), lambda sample: _sampled(source, kept, sample, metrics[0], replacing))
         intacts, effects = intact[None], [harms]
@@ -245,11 +245,9 @@ def rank_correlation(exact: HeadAblation, attributed: HeadAblation, *, samples: 
         seed               seed of the resampling
     """
     if exact.drops.shape != attributed.drops.shape:
-        raise InputError(f"attributed: {attributed.drops.shape} heads were given; exact has {exact.drops.shape}.")
+        raise invalid("attributed", f"have the heads of exact, {list(exact.drops.shape)}", list(attributed.drops.shape))
     if exact.intervention != attributed.intervention:
-        raise InputError(
-            f"attributed: intervention {attributed.intervention!r} was given; exact has {exact.intervention!r}."
-        )
+        raise invalid("attributed", f"have the intervention of exact, {exact.intervention!r}", attributed.intervention)
     both = np.stack((exact.drops.ravel(), attributed.drops.ravel()))
     count = both.shape[1]
     rng = np.random.Generator(np.random.Philox(seed))

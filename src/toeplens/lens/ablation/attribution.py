@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count
 from toeplens.ground.records import Dims, MaybeNaN, Record
 from toeplens.lens.kit.intervals import spearman
@@ -113,9 +113,7 @@ def check_estimates(
         sample = sample_heads(estimates)
     found = exact(sample) if callable(exact) else exact
     if [len(x) for x in found] != [len(heads) for heads in sample]:
-        raise InputError(
-            f"exact: {[len(x) for x in found]} effects were given; the sample has {list(map(len, sample))}."
-        )
+        raise invalid("exact", f"have the lengths of the sample, {list(map(len, sample))}", [len(x) for x in found])
     layers = np.repeat(np.arange(len(sample)), [len(heads) for heads in sample])
     x = np.concatenate([values[heads] for values, heads in zip(estimates, sample, strict=True)])
     y = np.concatenate([np.asarray(each, dtype=float) for each in found])
@@ -169,11 +167,9 @@ def first_order(
         replacing  returns the replacement of the heads for a batch index
     """
     if metric != "loss":
-        raise InputError(f"metric: {metric!r} was given; attribution takes 'loss' only, as {_NO_DERIVATIVE[metric]}.")
+        raise invalid("metric", f"be 'loss' for attribution ({_NO_DERIVATIVE[metric]})", metric)
     if not isinstance(source, Scalable):
-        raise InputError(
-            f"method: 'attribution' was given; {type(source).__name__} cannot run with gains and gradients."
-        )
+        raise InputError(f"method must not be 'attribution' for {type(source).__name__}, which has no gradients.")
     losses, slopes = [], []
     for index, (tokens, labels, lengths) in enumerate(batches):
         shape = (source.num_layers, len(tokens), source.num_heads)
@@ -187,5 +183,5 @@ def first_order(
         slopes.append(slope[:, counted].transpose(1, 2).cpu())
     found, rises = torch.cat(losses).numpy(), -torch.cat(slopes, dim=2).numpy()
     if not (np.isfinite(found).all() and np.isfinite(rises).all()):
-        raise InputError("source: its loss or the gradient of it is not finite; attribution needs finite ones.")
+        raise InputError("source must have a finite loss and gradient for attribution.")
     return found, rises

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.lens.ablation.ablate import HeadAblation
 
 Kind = Literal["single-head", "few-head", "distributed", "redundant", "no-skill"]
@@ -70,9 +70,9 @@ def deposit(ablation: HeadAblation, guess: float | None = None) -> list[LayerDep
     Raises `InputError` for another metric or without the cumulative part.
     """
     if ablation.metric != "accuracy":
-        raise InputError(f"ablation: metric {ablation.metric!r} was given; a deposit is a share of the 'accuracy'.")
+        raise invalid("ablation", "have the metric 'accuracy' for a deposit", ablation.metric)
     if np.isnan(ablation.cumulative).any():
-        raise InputError("ablation: one without its cumulative part was given; a deposit's kind is read off that part.")
+        raise InputError("ablation must include the cumulative part for a deposit.")
     without = ablation.chance if guess is None else guess
     return [
         _layer(drops, curve, ablation.baseline, without)

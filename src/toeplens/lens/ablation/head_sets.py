@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 from toeplens.ground.reading import Count, Share
 from toeplens.ground.records import AtLeast1, Dims, Each, Record
 from toeplens.lens.kit.interventions import (
@@ -66,7 +66,7 @@ class HeadSets(Record):
     def verify(self) -> None:
         order, few = ([tuple(head) for head in heads] for heads in (self.order, self.sufficient))
         if len(set(order)) < len(order) or len(set(few)) < len(few) or not set(few) <= set(order):
-            raise ValueError("order: each head of the model is needed once, and the sufficient ones are among them.")
+            raise ValueError("order must contain each head of the model once.")
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def _greedy(trials: _Trials) -> Int[np.ndarray, "LH 2"]:
 
 def _sufficient(trials: _Trials, chance: float, keep: float) -> SufficientSet:
     if not 0 < keep <= 1:
-        raise InputError(f"keep: {keep} was given; it must be over 0 and at most 1.")
+        raise invalid("keep", "be over 0 and at most 1", keep)
     left = np.ones(trials.shape, bool)
     accuracy = baseline = float(trials(left[None], ("accuracy",))[0, 0])
     needed = chance + keep * (baseline - chance)

@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive
 from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
 from toeplens.lens.following.two_way import two_way
@@ -128,7 +128,7 @@ def one_a_layer(array: Float[np.ndarray, "*H"], **given: Any) -> None:
     for name, values in given.items():
         needed = 0 if not given["layers"] else len(array) if array.ndim == 2 else 1
         if isinstance(values, tuple) and len(values) != needed:
-            raise ValueError(f"{name}: {len(values)} were given along L; {needed} are needed.")
+            raise invalid(name, f"have {needed} entries along L", len(values))
 
 
 def _heads(keys: Keys) -> tuple[dict[str, np.ndarray], int]:
@@ -189,7 +189,7 @@ class PermutationScores(Record):
 
     def verify(self) -> None:
         if self.logits.positional.shape != self.weights.positional.shape:
-            raise ValueError("weights: their arrays are not of the shape of those of logits.")
+            raise ValueError("weights must have the shapes of logits.")
         one_a_layer(self.logits.positional, queries=self.queries, layers=self.layers, splits=self.splits)
 
 
@@ -231,7 +231,7 @@ def permutation_scores(
     """
     for name, count in (("queries", queries), ("permutations", permutations)):
         if count < 1:
-            raise InputError(f"{name}: {count} was given; it must be at least 1.")
+            raise invalid(name, "be at least 1", count)
     given = Given(**around)
     layers, splits, terms = zip(
         *((layer, name, _terms(keys, queries, permutations, seed)) for layer, name, keys in movable_from(q, k, given)),
@@ -251,7 +251,7 @@ def _terms(keys: Keys, queries: int, permutations: int, seed: int) -> Float[np.n
     seen = keys.seen().cpu().numpy()
     places = np.argwhere(seen > 1)
     if len(places) == 0:
-        raise InputError("q: no query sees two keys; there is nothing to permute.")
+        raise InputError("q must have a query that sees at least two keys.")
     made = []
     for place in rng.choice(len(places), min(queries, len(places)), replace=False):
         sequence, query = map(int, places[place])

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.lens.kit.toeplitz import ROUNDING, ToeplitzProfile, profile_of
 
 _AT_ONCE = 2**20  # logits processed at once; a few megabytes are fastest
@@ -101,13 +101,11 @@ class PatternSums:
         profile: ToeplitzProfile | None = None,
     ) -> None:
         if min(heads, queries, keys) < 1:
-            raise InputError(
-                f"heads, queries, keys: {heads}, {queries} and {keys} were given; each must be at least 1."
-            )
+            raise invalid("heads, queries and keys", "be at least 1", got=f"{heads}, {queries} and {keys}")
         if not cross and queries != keys:
-            raise InputError(f"keys: {keys} were given for {queries} queries; of one sequence they must be as many.")
+            raise invalid("keys", f"be {queries}, as many as queries, in self-attention", keys)
         if tokens is not None and (cross or tokens.ndim != 2 or tokens.shape[1] != queries):
-            raise InputError(f"tokens: their shape is {list(tokens.shape)}; [S, {queries}] of one sequence is needed.")
+            raise invalid("tokens", f"have shape [S, {queries}], in self-attention only", tokens)
         self.heads, self.queries, self.keys, self.tokens, self.cross = heads, queries, keys, tokens, cross
         self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in _SUMS}
         self._logits, self._weights, self._counts = torch.zeros(3, heads, 2 * keys - 1, dtype=torch.float64)
@@ -149,14 +147,12 @@ class PatternSums:
         tokens = None if self.tokens is None else self.tokens[sequences].to(logits.device)
         wanted = (logits.shape[0] if tokens is None else len(tokens), self.heads, len(rows), logits.shape[-1])
         if not 0 <= start < start + logits.shape[-1] <= self.keys:
-            raise InputError(f"logits: of {logits.shape[-1]} keys from {start} on; there are {self.keys}.")
+            raise invalid("logits", f"end at key {self.keys} at most", start + logits.shape[-1])
         if logits.shape != wanted or weights.shape != wanted:
             shapes = f"{list(logits.shape)} and {list(weights.shape)}"
-            raise InputError(f"logits, weights: their shapes are {shapes}; {list(wanted)} is needed.")
+            raise invalid("logits and weights", f"have shape {list(wanted)}", got=shapes)
         if len(rows) and (rows.min() < 0 or rows.max() >= self.queries):
-            raise InputError(
-                f"rows: {int(rows.min())} to {int(rows.max())} were given; 0 to {self.queries - 1} are there."
-            )
+            raise invalid("rows", f"be from 0 to {self.queries - 1}", got=f"{int(rows.min())} to {int(rows.max())}")
         visible = None if visible is None else visible.expand(wanted[0], -1, -1, -1)
         for batch, heads, part in _tiles(rows, *wanted[:3], wanted[3]):
             some = (batch, heads, part)
@@ -164,7 +160,7 @@ class PatternSums:
             seen = None if visible is None else visible[batch, heads if visible.shape[1] > 1 else slice(None), part]
             self._add(heads, rows[part].to(logits.device), logits[some], weights[some], seen, own, start)
         if not all(x.isfinite().all() for x in self._sums.values()):
-            raise InputError("logits, weights: they hold infinite numbers or nan where keys are visible.")
+            raise InputError("logits and weights must be finite where keys are visible.")
 
     def result(self) -> Patterns:
         """The patterns of everything added so far."""
@@ -311,9 +307,10 @@ def retrieval(
     """
     keys = weights.shape[-1]
     if weights.shape[0] != len(tokens) or weights.shape[2] != len(places) or needle.shape != (len(tokens), 2):
-        raise InputError(
-            f"weights: their shape is {list(weights.shape)}, that of the needles {list(needle.shape)}; [{len(tokens)}, "
-            f"H, {len(places)}, K] and [{len(tokens)}, 2] are needed."
+        raise invalid(
+            "weights and needle",
+            f"have shapes [{len(tokens)}, H, {len(places)}, K] and [{len(tokens)}, 2]",
+            got=f"{list(weights.shape)} and {list(needle.shape)}",
         )
     at = torch.arange(keys, device=weights.device)
     first, last = needle.to(at.device).unbind(1)
@@ -321,7 +318,7 @@ def retrieval(
     own = tokens.to(at.device)
     hits = (own[:, None, :keys] == own[:, places.to(at.device), None]) & inside.unsqueeze(1)
     if not bool(hits.any(-1).all()):
-        raise InputError("needle: a token of the answer is not in it; it must hold all of them.")
+        raise InputError("needle must contain all tokens of the answer.")
     marked = hits.unsqueeze(1).to(weights.dtype)
     top = weights.argmax(-1, keepdim=True)
     found = marked.expand_as(weights).gather(-1, top).squeeze(-1)

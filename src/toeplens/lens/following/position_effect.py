@@ -81,7 +81,7 @@ def position_effect(
         conditional.append(layer.encoding.data_dependent)
         count = len(layer.q)
     if not effects:
-        raise InputError("layers: none were given; at least one is needed.")
+        raise InputError("layers must have at least one entry, got none.")
     variance, total, square = (
         torch.stack(x).cpu().numpy() for x in (effects, [t[0] for t in totals], [t[1] for t in totals])
     )

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings import BandControl, PositionalEncoding, Rotary
 from toeplens.encodings.rotary import Pairing
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.reading import Count
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.intervals import bootstrap_means
@@ -83,9 +83,7 @@ def rotary_offsets(
     """
     q, k = as_bhnd(q, k, layout, required=True)
     if not 0 <= 2 * pairs <= q.shape[-1] or q.shape[1] % k.shape[1]:
-        raise InputError(
-            f"pairs: {pairs} were given; {list(q.shape)} and {list(k.shape)} hold no so many in each head."
-        )
+        raise invalid("pairs", f"fit the dimensions of q {list(q.shape)} and k {list(k.shape)}", pairs)
     order = pair_numbers(pairs, pairing_of(pairing), q.device).argsort(stable=True)
     there = torch.ones(len(q), q.shape[2], dtype=torch.float64, device=q.device)
     if lengths is not None:
@@ -179,7 +177,7 @@ class FrequencyUse:
         """
         most = self.q_energy.shape[-1]
         if not 1 <= top <= most:
-            raise InputError(f"top: {top} was given; it must be from 1 to {most}, the dimensions of a head.")
+            raise invalid("top", f"be from 1 to {most}, the dimensions of a head", top)
         q, k = (energy.topk(top, dim=-1).values.sum(-1) for energy in (self.q_energy, self.k_energy))
         return q, k
 
@@ -498,12 +496,12 @@ def ablate_bands(
     kept, pairs = counted_batches(batches), source.pairs
     most = max(pairs)
     if most == 0:
-        raise InputError("encoding: no layer of this model turns pairs of dimensions, so there are no bands to take.")
+        raise InputError("encoding: no layer of this model rotates pairs of dimensions.")
     wanted = range(len(pairs)) if layers is None else layers
     places = [(layer, band) for layer, count in enumerate(pairs) if layer in wanted for band in range(count)]
     if not places:
         turning = [layer for layer, count in enumerate(pairs) if count]
-        raise InputError(f"layers: {list(wanted)} were given; the layers with a rotation are {turning}.")
+        raise invalid("layers", f"include a layer with a rotation ({turning})", list(wanted))
     one_by_one = 1 - torch.eye(source.num_heads)
 
     def answers(index: int) -> Iterator[Tensor]:

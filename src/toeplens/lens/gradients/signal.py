@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.gradients.descent import Differentiable, LayerGradient, LayerView
 from toeplens.lens.kit.intervals import TAILS
@@ -59,7 +59,7 @@ class Pool:
 
     def __init__(self, examples: int, *, bootstrap: int = 0, seed: int = 0) -> None:
         if examples < 1:
-            raise InputError("batches: no examples that count were given; at least one is needed.")
+            raise InputError("batches must have at least one example that counts, got none.")
         self.examples = examples
         rng = np.random.Generator(np.random.Philox(seed))
         drawn = rng.multinomial(examples, np.full(examples, 1 / examples), size=bootstrap)
@@ -219,7 +219,7 @@ def seed_strength(
         seed       seed of the resampling
     """
     if not levels:
-        raise InputError(f"levels: none were given; {' or '.join(map(repr, LEVELS))} is needed.")
+        raise InputError(f"levels must include {' or '.join(map(repr, LEVELS))}, got none.")
     for name in levels:
         choose("levels", name, LEVELS)
     kept = [part for batch in batches if len((part := _counted(batch))[0])]
@@ -381,7 +381,7 @@ def margins(signal: Float[np.ndarray, "L H"]) -> Margins:
         signal  [L, H] norm of each head's mean positional gradient (`SeedStrength`), at least 0; NaN if undefined
     """
     if np.any(signal < 0):
-        raise InputError(f"signal: {np.nanmin(signal):g} was given; sizes of gradients are at least 0.")
+        raise invalid("signal", "be at least 0", float(np.nanmin(signal)))
     known = np.where(np.isnan(signal), -np.inf, signal)
     best, second = -np.sort(np.concatenate((-known, np.full((len(signal), 2), np.inf)), axis=1), axis=1)[:, :2].T
     ratio = np.divide(best, second, out=np.full_like(best, np.nan), where=second > 0)

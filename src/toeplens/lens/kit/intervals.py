@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import stdtrit
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def bootstrap_means(
     """
     count = len(values)
     if count == 0:
-        raise InputError("values: no examples were given; at least one is needed.")
+        raise InputError("values must have at least one example, got none.")
     if samples < 0:
-        raise InputError(f"samples: {samples} was given; it must be at least 0.")
+        raise invalid("samples", "be at least 0", samples)
     if samples == 0:
         return np.full(values.shape[1], np.nan), np.full(values.shape[1], np.nan)
     rng = np.random.Generator(np.random.Philox(seed))
@@ -62,7 +62,7 @@ def over_seeds(values: Float[np.ndarray, "s"]) -> Estimate:
     """Mean over seeds with Student's t interval; unbounded with one seed."""
     values = np.asarray(values, dtype=float)
     if len(values) == 0:
-        raise InputError("values: no seeds were given; at least one is needed.")
+        raise InputError("values must have at least one seed, got none.")
     mean = float(values.mean())
     if len(values) == 1:
         return Estimate(mean, -np.inf, np.inf, 1)
@@ -78,7 +78,7 @@ def over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]
     the number of clusters. With one cluster the interval is unbounded.
     """
     if len(values) == 0:
-        raise InputError("values: none were given; at least one is needed.")
+        raise InputError("values must have at least one entry, got none.")
     mean = float(values.mean())
     _, which = np.unique(clusters, return_inverse=True)
     sums = np.bincount(which, weights=values - mean)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 # tokens [b, N], labels [b] or [b, N], lengths [b]; without names, as b may differ between batches
 Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_ *_"], Int[Tensor, "_"] | None]
@@ -25,7 +25,7 @@ def counted_batches(batches: Iterable[Batch]) -> list[Batch]:
     """The batches as a list; raises `InputError` if no example in them counts."""
     kept = list(batches)
     if not any((labels >= 0).any() for _, labels, _ in kept):
-        raise InputError("batches: no examples that count were given; at least one is needed.")
+        raise InputError("batches must have at least one example that counts, got none.")
     return kept
 
 
@@ -97,7 +97,7 @@ def donors(lengths: Int[np.ndarray, "n"], seed: int) -> Int[np.ndarray, "n"]:
     the next longer one, the longest of all the next shorter one.
     """
     if len(lengths) < 2:
-        raise InputError(f"batches: {len(lengths)} example that counts was given; resampling needs at least 2.")
+        raise invalid("batches", "have at least 2 examples that count for resampling", len(lengths))
     rng = np.random.Generator(np.random.Philox(seed))
     order = np.lexsort((rng.random(len(lengths)), lengths))
     found = np.empty(len(lengths), dtype=np.int64)
@@ -112,7 +112,7 @@ def _donated(batches: Sequence[Batch], seed: int) -> tuple[Tensor, Tensor | None
     """All tokens and lengths, and for each batch the indices of its replacements; ignored examples keep their own."""
     widths = {tokens.shape[1] for tokens, _, _ in batches}
     if len(widths) > 1:
-        raise InputError(f"batches: widths {sorted(widths)} were given; resampling needs sequences of one width.")
+        raise invalid("batches", "have one width for resampling", sorted(widths))
     tokens = torch.cat([tokens for tokens, _, _ in batches])
     lengths = torch.cat([_lengths(tokens, lengths) for tokens, _, lengths in batches])
     counted = counts(torch.cat([labels for _, labels, _ in batches]))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, attention_logits
 from toeplens.encodings.rotary import Pairing, Rotary
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.lens.kit.position import in_float64, known_key_part, position_parts
 from toeplens.lens.kit.terms import bias_by_offset, groups_of, index_of, pair_numbers, pairing_of
 from toeplens.lens.kit.toeplitz import Layout, as_bhnd, broadcasts, ends_of, heads_of
@@ -56,9 +56,10 @@ class PairwiseLogits:
         _, heads, length, _ = layer.q.shape
         longest = math.isqrt((_AT_ONCE << 6) // heads)
         if length > longest:
-            raise InputError(
-                f"tokens: with {type(layer.encoding).__name__} and {heads} heads, sequences must have at most "
-                f"{longest} tokens (got {length})."
+            raise invalid(
+                "tokens",
+                f"be at most {longest} per sequence with {type(layer.encoding).__name__} and {heads} heads",
+                length,
             )
         work = (asked.sum(1) * heads * length**2).cumsum(0)
         within = (work <= WORK) | (torch.arange(len(work), device=work.device) == 0)
@@ -183,7 +184,7 @@ class Given:
         """Refuse arguments that are read from a trace."""
         for name, value in {"k": k, **vars(self)}.items():
             if name not in ("causal", "scale", "split", "counted") and value is not None:
-                raise InputError(f"{name}: it was given beside a trace; a trace has its own.")
+                raise InputError(f"{name} must not be set with a trace.")
 
 
 # a process's first multi-threaded cosines can differ by up to 7e-9 from later ones; 1e-9 would refuse at random
@@ -305,12 +306,12 @@ def movable_from(
             part, name = _key_part(q, layer, given.split)
             yield layer.layer, name, _of_layer(layer, part, given.counted)
     elif given.counted != "all":
-        raise InputError(f"counted: {given.counted!r} was given; of tensors all queries count.")
+        raise InputError(f"counted must not be set for tensors, got {given.counted!r}.")
     elif k is None:
-        raise InputError("k: it was not given; queries need keys.")
+        raise InputError("k must be set with q.")
     elif isinstance(given.rotation, PositionalEncoding):
         if given.bias is not None:
-            raise InputError("bias: it was given beside an encoding; an encoding has its own.")
+            raise InputError("bias must not be set with an encoding.")
         q, k, given = in_bhnd(q, k, given)
         bare = replace(given, rotation=None, pairing=None, scale=1.0)
         yield -1, "none", _with_encoding(_of_tensors(q, k, bare), given)
@@ -355,12 +356,13 @@ def _with_encoding(bare: MovableKeys, given: Given) -> Keys:
     assert isinstance(encoding, PositionalEncoding)
     heads, length, width = bare.q.shape[1:]
     if (encoding.num_heads, encoding.head_dim) != (heads, width):
-        raise InputError(
-            f"rotation: an encoding of {encoding.num_heads} heads of {encoding.head_dim} dimensions was given; q has "
-            f"{heads} of {width}."
+        raise invalid(
+            "rotation",
+            f"have {heads} heads of {width} dimensions, as q has",
+            got=f"{encoding.num_heads} heads of {encoding.head_dim}",
         )
     if pairing is not None and isinstance(encoding, Rotary) and pairing != encoding.pairing:
-        raise InputError(f"pairing: {pairing!r} was given beside an encoding whose pairs are {encoding.pairing!r}.")
+        raise invalid("pairing", f"be {encoding.pairing!r}, as in the encoding", pairing)
     own = copy.deepcopy(encoding).to(bare.q.device).double()
     rows = torch.arange(length, device=bare.q.device)
     keys = bare.content.double() if bare.places is None else bare.content.double() + bare.places
@@ -393,7 +395,7 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
     assert not isinstance(rotation, PositionalEncoding)
     for name, size in (("window", given.window), ("chunk", given.chunk)):
         if size is not None and size < 1:
-            raise InputError(f"{name}: {size} was given; it must be at least 1.")
+            raise invalid(name, "be at least 1", size)
     if q.ndim == k.ndim == 2:
         q, k = q[None], k[None]
     heads_of(q, k)
@@ -405,7 +407,7 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
             or k_position.shape[-2:] != k.shape[-2:]
             or not broadcasts(k_position.shape[:-2], k.shape[:-2])
         ):
-            raise InputError(f"k_position: its shape is {list(k_position.shape)}; it must broadcast to k's.")
+            raise invalid("k_position", "broadcast to the shape of k", got=f"shape {list(k_position.shape)}")
         k = k.double() - k_position.double()
         k_position = k_position.expand(*[1] * (k.ndim - k_position.ndim), *k_position.shape)
         if k.ndim != 4:
@@ -415,9 +417,8 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
     frequencies = frequencies.unsqueeze(0) if frequencies.ndim == 1 else frequencies
     pairs = frequencies.shape[-1]
     if frequencies.ndim != 2 or len(frequencies) not in (1, heads) or 2 * pairs > width:
-        raise InputError(
-            f"rotation: its shape is {list(frequencies.shape)}; frequencies [n] or [{heads}, n] with 2n <= {width} "
-            "are needed."
+        raise invalid(
+            "rotation", f"have shape [n] or [{heads}, n] with 2n <= {width}", got=f"shape {list(frequencies.shape)}"
         )
     groups = torch.zeros(width, dtype=torch.long, device=q.device)
     if rotation is not None:
@@ -427,13 +428,13 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
         bias, table = None, bias
         if q.ndim != 4 or not broadcasts(table.shape, (*q.shape[:2], length, length)):
             needed = [*q.shape[:-3], heads, length, length]
-            raise InputError(f"bias: its shape is {list(table.shape)}; it must broadcast to {needed} (4 dimensions).")
+            raise invalid("bias", f"have 4 dimensions that broadcast to {needed}", got=f"shape {list(table.shape)}")
         table = table.expand(-1, -1, length, length)
     if bias is not None:
         bias = bias.unsqueeze(0) if bias.ndim == 1 else bias
         offsets = length if causal else 2 * length - 1
         if bias.ndim != 2 or len(bias) not in (1, heads) or bias.shape[1] != offsets:
-            raise InputError(f"bias: its shape is {list(bias.shape)}; [{offsets}] or [{heads}, {offsets}] is needed.")
+            raise invalid("bias", f"have shape [{offsets}] or [{heads}, {offsets}]", got=f"shape {list(bias.shape)}")
     phases = torch.arange(length, device=q.device).double().unsqueeze(-1) * frequencies.double().unsqueeze(-2)
     turns = torch.polar(torch.ones_like(phases), -phases)
     return MovableKeys(
@@ -463,7 +464,7 @@ def _key_part(
         return None, split
     if split != "known":
         if isinstance(trace, LayerTrace):
-            raise InputError(f"split: {split!r} was given; one layer by itself takes 'known' or 'none'.")
+            raise invalid("split", "be 'known' or 'none' for a single layer", split)
         return layer.part(*position_parts(trace, layer, split))[1], split
     part = known_key_part(layer)
     return (None, "none") if part is None or not part.any() else (part, "input")
@@ -474,20 +475,17 @@ def _of_layer(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted:
     encoding, name = layer.encoding, type(layer.encoding).__name__
     if encoding.overrides("transform_weights"):
         raise InputError(
-            f"encoding: {name} changes the attention weights after the softmax, so that its logits do not show all "
-            "that position does."
+            f"encoding: {name} changes the weights after the softmax, so its logits do not show the whole effect of "
+            "position."
         )
     keys = _closed_form(layer, part, counted)
     if keys is not None and _is_true(layer, keys):
         return keys
     if layer.notes is None and encoding.overrides("note"):
-        raise InputError(f"encoding: {name} reads the tokens' content, which only a trace of a model has.")
+        raise InputError(f"encoding: {name} reads the tokens' content. Use a trace of the model.")
     keys = PairwiseLogits.of(layer, part, layer.counted(counted))
     if not _is_true(keys.layer, keys):
-        raise InputError(
-            f"encoding: in {name} the logit of a key depends on the content of other keys, so that a content has no "
-            "logit of its own at another position."
-        )
+        raise InputError(f"encoding: logits of {name} depend on the content of other keys, so keys cannot be moved.")
     return keys
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.encodings import attention_logits
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 Split = Literal["mean", "input", "ablate"]  # how a layer's input is split into content and position
@@ -32,14 +32,12 @@ def position_parts(
     shared = layer.inputs is layer.key_inputs
     if split == "input":
         if layer.vectors is None:
-            raise InputError(
-                f"split: 'input' was given; layer {layer.layer} reads no bare input, so it needs 'mean' or 'ablate'."
-            )
+            raise invalid("split", f"be 'mean' or 'ablate' for layer {layer.layer}", got="'input'")
         p = layer.vectors.to(layer.inputs.dtype).expand_as(layer.inputs)
         return p, p
     if split == "mean":
         if len(layer.inputs) < 2:
-            raise InputError("split: 'mean' was given; it needs the mean over at least 2 sequences.")
+            raise InputError("split must not be 'mean' with fewer than 2 sequences.")
         p = _mean_part(layer.inputs, layer)
         return p, p if shared else _mean_part(layer.key_inputs, layer)
     bare = trace.without_position(layer.layer)
@@ -69,7 +67,7 @@ def position_means(
     if lengths is None:
         lengths = torch.full((len(x),), size, device=x.device)
     elif lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= size:
-        raise InputError(f"lengths: {lengths.tolist()} was given; each must be from 0 to {size}.")
+        raise invalid("lengths", f"be from 0 to {size}", lengths.tolist())
     counted = torch.arange(size, device=x.device) < lengths.to(x.device).unsqueeze(-1)
     sums = torch.where(counted.unsqueeze(-1), x, 0).sum(0, dtype=torch.float64)
     counts = counted.sum(0)
@@ -104,7 +102,7 @@ def effect_variance(
         rows      [B, Q] the queries that count (default: all)
     """
     if len(q) < FOLDS:
-        raise InputError(f"layers: a batch of {len(q)} was given; position effects need {FOLDS} sequences or more.")
+        raise invalid("layers", f"have a batch of at least {FOLDS} sequences for position effects", len(q))
     fold = torch.arange(len(q), device=q.device) % FOLDS
     means = [_mean_keys(k, key_part, layer.present, fold == one) for one in range(FOLDS)]
     total = count = torch.zeros((), dtype=q.dtype, device=q.device)

@@ -114,6 +114,6 @@ def finite(result: Tensor, **inputs: Tensor) -> Tensor:
     if not result.isfinite().all():
         for name, x in inputs.items():
             if not x.isfinite().all():
-                raise InputError(f"{name}: it holds infinite numbers or nan; all must be finite.")
-        raise InputError(f"{', '.join(inputs)}: their products are beyond float64; smaller values are needed.")
+                raise InputError(f"{name} must be finite, got infinite numbers or nan.")
+        raise InputError(f"{' and '.join(inputs)} must have products within the range of float64.")
     return result

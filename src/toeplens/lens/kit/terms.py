@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings import Rotary
 from toeplens.encodings.rotary import Pairing
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.lens.kit.sums import inner_within, over_keys
 from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_profile
 from toeplens.lens.kit.trace import Counted, LayerTrace
@@ -96,9 +96,11 @@ def index_of(dimensions: Int[Tensor, "n"]) -> slice | Int[Tensor, "n"]:
 def pairing_of(pairing: Pairing | None) -> Pairing:
     """The pairing of frequencies; it has no default, as a wrong pairing gives wrong numbers."""
     if pairing is None:
-        raise InputError(
-            "pairing: it must be 'half' (dimensions t and t + n: Llama, Qwen, Gemma) or 'interleaved' (2t and 2t + 1: "
-            "RoPE's paper, GPT-J) where a rotation is given by its frequencies (got None)."
+        raise invalid(
+            "pairing",
+            "be 'half' (dimensions t and t + n, as in Llama) or 'interleaved' (2t and 2t + 1, as in GPT-J) with a "
+            "rotation by frequencies",
+            None,
         )
     return choose("pairing", pairing, get_args(Pairing))
 

@@ -14,7 +14,7 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.records import Record
 from toeplens.lens.kit import sums as moments
 
@@ -73,7 +73,7 @@ class ToeplitzProfile:
         """
         batch = self.counts.ndim - 1
         if not -batch <= dim < batch:
-            raise InputError(f"dim: there is no batch dimension {dim}; the profile has {batch} of them.")
+            raise invalid("dim", f"be one of {batch} batch dimensions", dim)
         dim %= batch
         return profile_of(
             self.offsets,
@@ -161,7 +161,7 @@ def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) ->
     """
     size = matrix.shape[-1]
     if matrix.ndim < 2 or matrix.shape[-2] != size or size == 0:
-        raise InputError(f"matrix: its shape is {list(matrix.shape)}; [..., N, N] with N at least 1 is needed.")
+        raise invalid("matrix", "have shape [..., N, N] with N at least 1", got=f"shape {list(matrix.shape)}")
     seen = moments.finite(matrix.double().tril() if causal else matrix.double(), matrix=matrix)
     places = torch.arange(size, device=matrix.device)
     offsets = places[:, None] - places
@@ -269,8 +269,8 @@ def as_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = Fal
     if q.ndim > 2 and q.shape[-3] > q.shape[-2] > 0:
         heads, tokens = q.shape[-3:-1]
         words = (
-            f"layout: q has more heads than tokens ({heads} and {tokens}); it must be 'bhnd' if that is so, or 'bnhd' "
-            f"for {tokens} heads and {heads} tokens, as in TransformerLens (got None)."
+            f"layout must be 'bhnd' for {heads} heads and {tokens} tokens, or 'bnhd' for {tokens} heads and {heads} "
+            "tokens, as in TransformerLens."
         )
         if required:
             raise InputError(words)
@@ -280,13 +280,13 @@ def as_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = Fal
 
 def heads_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
     """The leading dimensions of the logits, heads last."""
-    given = f"q, k: their shapes are {list(q.shape)} and {list(k.shape)}"
+    given = f"{list(q.shape)} and {list(k.shape)}"
     if not q.ndim == k.ndim >= 3 or q.shape[:-3] != k.shape[:-3] or q.shape[-2:] != k.shape[-2:] or 0 in q.shape:
-        raise InputError(
-            f"{given}; [..., H, N, d] and [..., G, N, d], or [N, d] both, are needed, with no dimension 0."
+        raise invalid(
+            "q and k", "have shapes [..., H, N, d] and [..., G, N, d], or [N, d] both, with no dimension 0", got=given
         )
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
-        raise InputError(f"{given}; the {q.shape[-3]} heads are no multiple of the {k.shape[-3]} key heads.")
+        raise invalid("q", f"have a multiple of the {k.shape[-3]} heads of k", q.shape[-3])
     return tuple(q.shape[:-2])
 
 
@@ -297,9 +297,10 @@ def _full(bias: Tensor, lead: tuple[int, ...], size: int, offsets: int) -> bool:
         return False
     if bias.ndim >= 2 and bias.shape[-2:] == (size, size) and broadcasts(bias.shape[:-2], lead):
         return True
-    raise InputError(
-        f"bias: its shape is {list(bias.shape)}; [..., {offsets}] by offset or [..., {size}, {size}] is needed, "
-        f"with leading dimensions that broadcast to {list(lead)}."
+    raise invalid(
+        "bias",
+        f"have shape [..., {offsets}] or [..., {size}, {size}], with leading dimensions that broadcast to {list(lead)}",
+        got=f"shape {list(bias.shape)}",
     )
 
 
@@ -314,7 +315,7 @@ def ends_of(lengths: Tensor | None, q: Tensor) -> Tensor:
     if lengths is None:
         return torch.full((int(np.prod(q.shape[:-3])),), size, device=q.device)
     if q.ndim != 4 or lengths.shape != q.shape[:1]:
-        raise InputError(f"lengths: their shape is {list(lengths.shape)}; [B] for q [B, H, N, d] is needed.")
+        raise invalid("lengths", "have shape [B] for q of shape [B, H, N, d]", got=f"shape {list(lengths.shape)}")
     if lengths.min() < 0 or lengths.max() > size:
-        raise InputError(f"lengths: {lengths.tolist()} were given; 0 to {size} are allowed.")
+        raise invalid("lengths", f"be from 0 to {size}", lengths.tolist())
     return lengths.to(q.device, torch.int64)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, Positions, attention_logits, attention_weights
 from toeplens.encodings.seen import Seen
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 
 Counted = Literal["all", "used"]
 Projection = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -179,8 +179,8 @@ class LayerTrace:
     def _require_all(self, hook: str) -> None:
         if not self.whole and hook in self.encoding._seeing:
             raise InputError(
-                f"positions: {type(self.encoding).__name__} reads the content of other tokens, "
-                "so it can only be traced at all positions."
+                f"positions must not be set for {type(self.encoding).__name__}, which depends on the content of other "
+                "tokens."
             )
 
 
@@ -228,17 +228,13 @@ class AttentionTrace:
         self.source, self.tokens, self.lengths = source, tokens, lengths
         self.layers = tuple(range(source.num_layers)) if layers is None else tuple(sorted(set(layers)))
         if not self.layers or self.layers[0] < 0 or self.layers[-1] >= source.num_layers:
-            raise InputError(
-                f"layers: {list(self.layers)} was given; the model has layers 0 to {source.num_layers - 1}."
-            )
+            raise invalid("layers", f"be from 0 to {source.num_layers - 1}", list(self.layers))
         self.positions = None
         if positions is not None:
             kept = torch.as_tensor(list(positions), dtype=torch.long)
             length = tokens.shape[1]
             if len(kept) == 0 or kept.min() < 0 or kept.max() >= length or (kept.diff() <= 0).any():
-                raise InputError(
-                    f"positions: {kept.tolist()[:8]} was given; they must increase and lie from 0 to {length - 1}."
-                )
+                raise invalid("positions", f"increase and lie from 0 to {length - 1}", kept.tolist()[:8])
             self.positions = kept.to(tokens.device)
         self._positional = True
         self._bare: AttentionTrace | None = None
@@ -254,9 +250,7 @@ class AttentionTrace:
 
     def __getitem__(self, layer: int) -> LayerTrace:
         if layer not in self.layers:
-            raise InputError(
-                f"layer: {layer} was asked for; the trace holds layers {', '.join(map(str, self.layers))}."
-            )
+            raise invalid("layer", f"be one of the traced layers {', '.join(map(str, self.layers))}", layer)
         if self._current is not None and self._current.layer == layer:
             return self._current
         if self._current is None or layer < self._current.layer:
@@ -268,7 +262,7 @@ class AttentionTrace:
             if found.layer == layer:
                 self._current = found
                 return found
-        raise InputError(f"layer: the source did not come to layer {layer}.")
+        raise InputError(f"layer: the forward pass did not reach layer {layer}.")
 
     def without_position(self, layer: int) -> LayerTrace:
         """The layer in a pass over the same tokens with the encoding switched off in the whole model."""

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.lens.kit.position import Split, position_parts
 from toeplens.lens.kit.terms import (
     BIAS,
@@ -84,7 +84,7 @@ class LogitParts:
     def matrix(self, name: str, sequence: int = 0) -> Float[Tensor, "H R R"]:
         """One part of one sequence's logits; 0 for masked keys. ``total`` is the sum of all parts."""
         if name != "total" and name not in self.names:
-            raise InputError(f"name: {name!r} was asked for; the parts are {', '.join(self.names)} and 'total'.")
+            raise invalid("name", f"be one of {', '.join(self.names)}, total", name)
         batch = self._pieces.of(slice(sequence, sequence + 1))
         rows = torch.arange(batch.present.shape[1], device=batch.present.device)
         wanted = self.names if name == "total" else (name,)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.ground.reading import Count, Share
 from toeplens.ground.records import AtLeast1, Dims, Each, MaybeNaN, Record
 from toeplens.lens.kit.intervals import bootstrap_means
@@ -113,9 +113,9 @@ def representation(
     reach fewer than two positions.
     """
     if not 0 < energy <= 1:
-        raise InputError(f"energy: {energy} was given; it must be over 0 and at most 1.")
+        raise invalid("energy", "be over 0 and at most 1", energy)
     if least < _FIFTHS:
-        raise InputError(f"least: {least} was given; it must be at least {_FIFTHS}.")
+        raise invalid("least", f"be at least {_FIFTHS}", least)
     rng = np.random.Generator(np.random.Philox(seed))
     fifths = [torch.from_numpy(part) for part in np.array_split(rng.permutation(len(trace.tokens)), _FIFTHS)]
     original: _Original | None = None
@@ -270,7 +270,7 @@ def _kept(lengths: Int[Tensor, "B"], layer: LayerTrace, least: int) -> int:
     reached = (torch.arange(len(layer.rows), device=lengths.device) < lengths.unsqueeze(1)).sum(0)
     kept = int((reached >= least).sum())
     if kept < 2:
-        raise InputError(f"least: {least} was given; {kept} positions are reached by as many sequences, 2 are needed.")
+        raise invalid("least", "be small enough for at least 2 positions", got=f"{least}, which {kept} positions reach")
     return kept
 
 
@@ -286,9 +286,7 @@ def _vectors(
     if found is None:
         return None
     if reference is not None and (found.shape != shape or not found.isfinite().all()):
-        raise InputError(
-            f"reference: {tuple(found.shape)} was given; a finite vector for each position is needed, {tuple(shape)}."
-        )
+        raise invalid("reference", f"be finite and have shape {list(shape)}", got=f"shape {list(found.shape)}")
     found = found.detach().double()
     if found.ndim == 3:  # each sequence has its own positions
         found = position_means(found, lengths)[1]

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 TOLERANCE = 1e-3  # degrees; the oblique projection then amplifies rounding errors by at most 6e4
 
@@ -59,8 +59,8 @@ class PositionSubspace:
         """
         if not self.separable:
             raise InputError(
-                f"x: cannot be separated, since a position span of {self.rank} and a word span of {self.word_rank} "
-                f"dimensions meet in {len(self.position_mean)}; they may share 0 alone."
+                f"x: a position span of {self.rank} and a word span of {self.word_rank} dimensions overlap in "
+                f"{len(self.position_mean)} dimensions, so x cannot be separated."
             )
         joint = np.linalg.pinv(np.concatenate((self.basis, self.word_basis), axis=1))
         parts = (_float64(x) - self.position_mean - self.word_mean) @ joint.T
@@ -87,9 +87,9 @@ def position_subspace(
     position, word = _float64(p), _float64(words)
     for field, values in (("p", position), ("words", word)):
         if not (values.size and np.isfinite(values).all()):
-            raise InputError(f"{field}: {values.shape} with values that are not finite; one finite row is needed.")
+            raise invalid(field, "be finite and have at least one row", got=f"shape {list(values.shape)}")
     if position.shape[1] != word.shape[1]:
-        raise InputError(f"words: of width {word.shape[1]} were given; p has width {position.shape[1]}.")
+        raise invalid("words", f"have the width of p, {position.shape[1]}", word.shape[1])
     _check_energy(energy)
     position_mean, spectrum, basis = _span(position, energy)
     word_mean, _, word_basis = _span(word, energy)
@@ -168,9 +168,9 @@ def curve_dimension(
     """
     position = _float64(p)
     if not np.isfinite(position).all():
-        raise InputError("p: values that are not finite were given; all must be finite.")
+        raise InputError("p must be finite.")
     if not 3 <= window <= len(position):
-        raise InputError(f"window: {window} was given; it must be from 3 to the {len(position)} positions.")
+        raise invalid("window", f"be from 3 to the {len(position)} positions", window)
     _check_energy(energy)
     pieces = np.lib.stride_tricks.sliding_window_view(position, window, axis=0).transpose(0, 2, 1)
     ranks = [_span(piece, energy)[2].shape[1] for piece in pieces]
@@ -194,7 +194,7 @@ def neighbour_error(p: Float[np.ndarray, "N D"] | Float[Tensor, "N D"]) -> float
     """
     position = _float64(p)
     if len(position) < 3 or not np.isfinite(position).all():
-        raise InputError(f"p: {len(position)} rows were given; 3 or more are needed, all finite.")
+        raise invalid("p", "be finite and have at least 3 rows", len(position))
     inner = position[1:-1]
     rest = inner - (position[:-2] + position[2:]) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -218,7 +218,7 @@ def _span(
 
 def _check_energy(energy: float) -> None:
     if not 0 < energy <= 1:
-        raise InputError(f"energy: {energy} was given; it must be over 0 and at most 1.")
+        raise invalid("energy", "be over 0 and at most 1", energy)
 
 
 def _float64(values: Float[np.ndarray, "..."] | Float[Tensor, "..."]) -> Float[np.ndarray, "..."]:

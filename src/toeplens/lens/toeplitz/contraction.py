@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.terms import rotation_of
 from toeplens.lens.kit.trace import LayerTrace
@@ -48,17 +48,14 @@ def contraction(layer: LayerTrace, *, sequences: int = 16) -> Contraction:
     """
     encoding = layer.encoding
     if encoding.data_dependent or encoding.overrides("transform_logits") or "bias" in encoding._seeing:
-        raise InputError(
-            f"encoding: {type(encoding).__name__} weighs position by content; only rotations, biases and vectors at "
-            "the input have a spectrum with and without position."
-        )
+        raise InputError(f"encoding must be a rotation, a bias or vectors at the input, got {type(encoding).__name__}.")
     if len(layer.rows) > LARGEST:
-        raise InputError(f"positions: {len(layer.rows)} were traced; at most {LARGEST} can be looked at.")
+        raise invalid("positions", f"be at most {LARGEST}", len(layer.rows))
     rotation = rotation_of(layer)
     bias = encoding.bias(layer.positions, layer.positions)
     several = (layer.present.sum(1) > 1).nonzero().flatten().tolist()
     if not several:
-        raise InputError("lengths: no sequence of two tokens or more was given; a spectrum needs one.")
+        raise InputError("lengths must include a sequence of at least two tokens.")
     repeats = layer.q.shape[1] // layer.k.shape[1]  # grouped queries: a key head serves several
     wide_q, wide_k = layer.q.double(), layer.k.double().repeat_interleave(repeats, 1)
     turned_q, turned_k = layer.turn(wide_q, wide_k)
@@ -128,6 +125,6 @@ def bias_spread(encodings: Sequence[PositionalEncoding], length: int, *, causal:
     for encoding in encodings:
         kernel = encoding.kernel(offsets) if encoding.coupling == "bias" else None
         if kernel is None:
-            raise InputError(f"encoding: {type(encoding).__name__} adds no bias on the distance.")
+            raise InputError(f"encoding must add a bias by distance, got {type(encoding).__name__}.")
         spreads.append(kernel.double().cpu().std(dim=-1, correction=0).numpy())
     return BiasSpread(len(offsets), np.stack(spreads))

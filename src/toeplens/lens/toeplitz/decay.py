@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from scipy.optimize import elementwise
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 Form = Literal["constant", "linear", "exponential", "power", "logarithmic"]
 
@@ -132,19 +132,19 @@ def _usable(
     """Offsets in ascending order, means and counts in double precision, where the mean is defined."""
     weights = np.ones(means.shape[1]) if counts is None else counts.astype(np.float64)
     if not (weights >= 0).all() or not np.isfinite(weights).all():
-        raise InputError("counts: some are negative or not finite; numbers of entries are needed.")
+        raise InputError("counts must be finite and at least 0.")
     kept = ~np.isnan(means).any(0) & (weights > 0)
     offsets, means, weights = offsets[kept].astype(np.float64), means[:, kept].astype(np.float64), weights[kept]
     if not np.isfinite(means).all():
-        raise InputError("means: some are infinite; finite numbers, or nan for no mean, are allowed.")
+        raise InputError("means must be finite, or nan where there is no mean.")
     if len(offsets) and not (offsets.min() >= 0 and np.isfinite(offsets).all()):
-        raise InputError("offsets: some are negative or not finite; distances from 0 on are allowed.")
+        raise InputError("offsets must be finite and at least 0.")
     order = np.argsort(offsets)
     offsets, means, weights = offsets[order], means[:, order], weights[order]
     if (np.diff(offsets) == 0).any():
-        raise InputError("offsets: some are given twice; each may have one mean.")
+        raise InputError("offsets must be different.")
     if len(offsets) < 4:
-        raise InputError(f"means: {len(offsets)} are there to fit; three parameters need at least 4.")
+        raise invalid("means", "have at least 4 entries to fit three parameters", len(offsets))
     return offsets, means, weights
 
 

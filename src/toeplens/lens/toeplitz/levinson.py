@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_toeplitz, toeplitz
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 _LARGEST = 4096  # maximum rows of the dense matrices below: 128 MiB
 
@@ -49,7 +49,7 @@ def predictor(autocorrelation: Float[np.ndarray, "M"], order: int) -> Prediction
     """
     values = _read(autocorrelation, order + 1, order, "order", order)
     if np.linalg.matrix_rank(toeplitz(values[:order]), hermitian=True) < order:
-        raise InputError(f"order: {order} was given; the values already have an exact predictor of a lower order.")
+        raise InputError(f"order: a predictor of lower order than {order} is already exact.")
     coefficients = solve_toeplitz(values[:-1], values[1:])
     return Prediction(coefficients, float(values[0] - coefficients @ values[1:]))
 
@@ -73,7 +73,7 @@ def frequencies(autocorrelation: Float[np.ndarray, "M"], count: int) -> Float[np
     try:
         found = predictor(values, 2 * count)
     except InputError:
-        raise InputError(f"count: {count} was given; in double precision the values have fewer sinusoids.") from None
+        raise InputError(f"count: the values have fewer than {count} sinusoids in double precision.") from None
     angles = np.abs(np.angle(np.roots(np.concatenate(([1.0], -found.coefficients)))))
     return np.sort(angles)[::2]
 
@@ -81,12 +81,12 @@ def frequencies(autocorrelation: Float[np.ndarray, "M"], count: int) -> Float[np
 def _read(autocorrelation: Float[np.ndarray, "M"], needed: int, rows: int, field: str, given: int) -> np.ndarray:
     """The first ``needed`` values in double precision; checked to be finite and to fit a dense matrix of ``rows``."""
     if given < 1:
-        raise InputError(f"{field}: {given} was given; at least 1 is needed.")
+        raise invalid(field, "be at least 1", given)
     if rows > _LARGEST:
-        raise InputError(f"{field}: {given} was given; a dense matrix of at most {_LARGEST} rows is allowed.")
+        raise invalid(field, f"be at most {_LARGEST} (rows of a dense matrix)", given)
     if needed > len(autocorrelation):
-        raise InputError(f"{field}: {given} was given; it needs {needed} values, there are {len(autocorrelation)}.")
+        raise InputError(f"{field}: {given} needs {needed} values, but autocorrelation has {len(autocorrelation)}.")
     values = autocorrelation[:needed].astype(np.float64)
     if not np.isfinite(values).all():
-        raise InputError(f"autocorrelation: of the first {needed} values some are not finite; they are all needed.")
+        raise InputError(f"autocorrelation must be finite in the first {needed} values.")
     return values

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 COHERENCE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 QUARTILES = (0.25, 0.5, 0.75)
@@ -81,10 +81,10 @@ def single_phase(
     thetas = _array(frequencies, np.float64)
     for field, values in (("q", queries), ("k", keys), ("frequencies", thetas)):
         if not np.isfinite(values).all():
-            raise InputError(f"{field}: values that are not finite were given; all must be finite.")
+            raise InputError(f"{field} must be finite.")
     heads, size, width = queries.shape[:-2], *queries.shape[-2:]
     if queries.size == 0:
-        raise InputError(f"q: shape {queries.shape} was given; at least one position and one pair are needed.")
+        raise invalid("q", "have at least one position and one pair", got=f"shape {list(queries.shape)}")
     thetas = np.broadcast_to(thetas, (*heads, width)).reshape(-1, width)
     if causal:
         rows, columns = np.tril_indices(size)

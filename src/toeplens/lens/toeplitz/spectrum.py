@@ -14,7 +14,7 @@ from scipy.linalg import eigvalsh, matmul_toeplitz, toeplitz
 from scipy.optimize import minimize_scalar
 from scipy.sparse.linalg import LinearOperator, eigsh, lobpcg
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 
 Kernel = Float[np.ndarray, "D"] | Complex[np.ndarray, "D"]
 
@@ -40,7 +40,7 @@ def symbol(
     size = kernel.shape[-1]
     count = size if points is None else points
     if count < 1:
-        raise InputError(f"points: {points} was given; at least 1 angle is needed.")
+        raise invalid("points", "be at least 1", points)
     half = (size - 1) // 2
     folded = np.zeros((*kernel.shape[:-1], count), dtype=np.complex128)
     places = np.arange(-half, size - half) % count  # at these angles, offsets that differ by their number coincide
@@ -169,25 +169,22 @@ def szego(kernel: Kernel, sizes: Sequence[int]) -> Szego:
 
 def _odd(kernel: Shaped[np.ndarray, "..."]) -> None:
     if kernel.shape[-1] % 2 == 0:
-        raise InputError(f"kernel: {kernel.shape[-1]} values were given; an odd number 2M - 1 is needed.")
+        raise invalid("kernel", "have an odd number of values, 2M - 1", kernel.shape[-1])
 
 
 def _hermitian(kernel: Kernel) -> None:
     _odd(kernel)
     if not np.isfinite(kernel).all():
-        raise InputError("kernel: some values are not finite; an eigenvalue needs them all.")
+        raise InputError("kernel must be finite.")
     if np.abs(kernel - kernel[::-1].conj()).max() > 1e-9 * np.abs(kernel).max():
-        raise InputError(
-            "kernel: it is not Hermitian (a at -delta is not conj(a at delta)), so its eigenvalues are not real; "
-            "`hermitian_part` gives the part that is."
-        )
+        raise InputError("kernel must be Hermitian: k(-delta) = conj(k(delta)). Use `hermitian_part`.")
 
 
 def _section(kernel: Kernel, size: int) -> tuple[np.ndarray, np.ndarray]:
     """The first column and the first row of the matrix of ``size`` rows, in double precision."""
     _odd(kernel)
     if size < 1:
-        raise InputError(f"size: {size} was given; at least 1 row is needed.")
+        raise invalid("size", "be at least 1", size)
     values = kernel.astype(np.result_type(kernel.dtype, np.float64))
     half = len(values) // 2
     missing = (0, max(0, size - half - 1))

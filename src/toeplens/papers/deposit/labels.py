@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose, invalid
 from toeplens.model import Protocol, protocol_switches
 from toeplens.training.presets import DISTANCE, PROTOCOLS, Preset, task_sizes
 
@@ -188,7 +188,7 @@ def switches_of(base: str) -> list[str]:
 def random_heads(count: int, chosen: int, seed: int) -> list[int]:
     """``chosen`` of ``count`` heads, random by seed, sorted."""
     if not 0 <= chosen <= count:
-        raise InputError(f"heads: {chosen} was given; it must be from 0 to {count}.")
+        raise invalid("heads", f"be from 0 to {count}", chosen)
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, chosen))))
     return sorted(int(head) for head in rng.permutation(count)[:chosen])
 

@@ -240,7 +240,7 @@ def measures_of(scale: Scale, protocol: Protocol, parts: Sequence[str], place: P
 def chosen_parts(names: Sequence[str]) -> tuple[str, ...]:
     """Unique parts by name in the order of `PARTS`; ``all`` selects all."""
     if not names:
-        raise InputError(f"part: none was given; at least one of {', '.join(PARTS)}, or all, is needed.")
+        raise InputError(f"part must be one of {', '.join(PARTS)}, all, got none.")
     for name in names:
         choose("part", name, (*PARTS, "all"))
     return tuple(name for name in PARTS if name in names or "all" in names)

@@ -191,7 +191,7 @@ def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: i
         plan = Plan(scale, both, max(seeds, had.seeds), chosen_parts((*had.parts, *plan.parts)))
     if not any(any(places_of(SCALES[scale], each, plan.parts).values()) for each in plan.protocols):
         raise InputError(
-            f"part: {' and '.join(plan.parts)} has no models at scale {scale} under the {' and '.join(plan.protocols)} "
-            f"protocol; 'toeplens reproduce --help' says which parts there are, docs/how-to/reproduce.md how many models each."
+            f"part: {' and '.join(plan.parts)} has no models at scale {scale} under the "
+            f"{' and '.join(plan.protocols)} protocol. See 'toeplens reproduce --help' for the parts."
         )
     return plan

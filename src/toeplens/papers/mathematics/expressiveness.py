@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool
 
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.lens import bootstrap_means
 from toeplens.papers.mathematics.feasibility import (
     Form,
@@ -76,7 +76,7 @@ def expressiveness(
     """
     for field, value in (("instances", instances), ("restarts", restarts), ("steps", steps)):
         if value < 1:
-            raise InputError(f"{field}: {value} was given; it must be at least 1.")
+            raise invalid(field, "be at least 1", value)
     rng = np.random.Generator(np.random.Philox(seed))
     options = {"restarts": restarts, "steps": steps, "seed": seed}
     stated = [*_fixed(rng, instances), *_free(rng, instances, options), *_draws(rng)]

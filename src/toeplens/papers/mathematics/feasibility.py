@@ -21,7 +21,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from toeplens.encodings.rotary import rotary_frequencies
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 
 BASE = 10000.0
 ZERO = 1e-7  # the solver's own tolerance: a margin up to this share of the largest coefficient is taken to be none
@@ -96,7 +96,7 @@ def one_angle(width: int) -> Form:
 
 def _pairs(width: int) -> int:
     if width < 2 or width % 2:
-        raise InputError(f"width: {width} was given; it must be even and at least 2.")
+        raise invalid("width", "be even and at least 2", width)
     return width // 2
 
 

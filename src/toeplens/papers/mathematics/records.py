@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.verdicts import Finding, opposite, unknown
 from toeplens.studies.kit.verdicts import supporting as as_supporting
@@ -54,7 +54,7 @@ def relative_error(rest: Float[np.ndarray, "..."], whole: Float[np.ndarray, "...
 def generator(seed: int, tries: int) -> np.random.Generator:
     """The random generator of an experiment. Raises `InputError` for fewer than 20 tries."""
     if tries < 20:
-        raise InputError(f"tries: {tries} was given; 20 or more are allowed.")
+        raise invalid("tries", "be at least 20", tries)
     return np.random.Generator(np.random.Philox(seed))
 
 
@@ -79,7 +79,7 @@ def pooled(what: str, runs: Sequence[Record], name: str, words: str) -> Finding:
     """A statement about all instances, from all seeds' tallies of one ``name``; ``words`` precede the worst margin."""
     missing = next((run for run in runs if name not in run["tallies"]), None)
     if missing is not None:
-        raise InputError(f"records: one of seed {missing['seed']} is damaged: it has no tally {name!r}.")
+        raise InputError(f"records: the record of seed {missing['seed']} is damaged: it has no tally {name!r}.")
     tallies = [run["tallies"][name] for run in runs]
     worst = max((each["worst"] for each in tallies), default=float("nan"))
     tried, violations = (sum(each[key] for each in tallies) for key in ("tried", "violations"))

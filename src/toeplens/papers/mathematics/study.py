@@ -116,7 +116,7 @@ def _read(directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -
 def _reread(kept: Kept, plan: tuple[str, int]) -> Theory:
     found = kept.content.get("records")
     if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
-        raise InputError(f"study: {kept.path} is damaged: records: they must be lists by experiment.")
+        raise InputError(f"study: {kept.path} is damaged: records must be lists by experiment.")
     records: dict[str, Sequence[Record]] = {
         name: _alike(name, {f"{kept.path}: {name}.{at}": each for at, each in enumerate(found.get(name, []))})
         for name in (*EXPERIMENTS, heads.NAME)
@@ -140,7 +140,7 @@ def _alike(name: str, found: Mapping[Path | str, Any]) -> list[Record]:
     shapes = {place: _shape(record) for place, record in found.items()}
     for place, shape in shapes.items():
         if not isinstance(shape, dict) or (name != heads.NAME and shape != next(iter(shapes.values()))):
-            raise InputError(f"{place} is damaged: its fields and sizes are not those of {next(iter(shapes))}.")
+            raise InputError(f"{place} is damaged: its fields and sizes differ from {next(iter(shapes))}.")
     return list(found.values())
 
 

@@ -35,10 +35,10 @@ _ON_SCREEN = re.compile(
     r" ?\b(?:Press(?! et al)|Point at|Click|Hover over)\b[^.]*\.|[;,] (?:hover|point at)\b[^.]*(?=\.)"
 )
 _MOST = 4  # maximum number of tabs
-_MISSING = "figures: kaleido is not installed, which draws them; pip install 'toeplens[figures]' gets it."
+_MISSING = "figures: kaleido is not installed. Run: pip install 'toeplens[figures]'."
 _NO_BROWSER = (
-    "figures: there is no Chrome or Chromium on this machine to draw them; 'apt-get install chromium' or "
-    "'kaleido_get_chrome' gets one, and BROWSER_PATH may name one."
+    "figures: Chrome or Chromium is not installed. Run 'apt-get install chromium' or 'kaleido_get_chrome', or set "
+    "BROWSER_PATH."
 )
 
 
@@ -182,7 +182,7 @@ def draw(
         raise EnvironmentFailure(_NO_BROWSER) from None
     except (errors.BrowserClosedError, errors.BrowserFailedError, errors.ChannelClosedError, TimeoutError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        raise EnvironmentFailure(f"figures: the browser that draws them failed ({said[:200]}).") from None
+        raise EnvironmentFailure(f"figures: the browser failed to draw them ({said[:200]}).") from None
 
 
 def programs() -> tuple[Any, Any]:

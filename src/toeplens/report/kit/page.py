@@ -191,4 +191,4 @@ def plots_json(figures: dict[str, go.Figure]) -> str:
     try:
         return json.dumps(plots, separators=(",", ":"), allow_nan=False, default=list)
     except ValueError:  # sums of what a damaged record holds
-        raise InputError("report: a figure would have values that are not finite; the record is damaged.") from None
+        raise InputError("report: the record is damaged: a figure has values that are not finite.") from None

@@ -256,7 +256,7 @@ def _mean_gradient(model: Decoder, parameters: dict[str, nn.Parameter], batch: B
     tokens, labels, lengths = batch
     count = int(counts(labels).sum())
     if count == 0:
-        raise InputError("batch: no examples that count were given; at least one is needed.")
+        raise InputError("batch must have at least one example that counts, got none.")
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     with torch.enable_grad():
         for start in range(0, len(tokens), _AT_ONCE):

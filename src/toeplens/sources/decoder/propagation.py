@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from toeplens.encodings import PositionalEncoding
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.lens.logits.relevance import (
     Relevance,
     by_offset,
@@ -33,8 +33,8 @@ from toeplens.sources.decoder.source import DecoderSource, position_vectors
 _AT_ONCE = 1 << 21  # query-key pairs of a layer processed at once, over batch and heads
 _TOLERANCE = 1e-9  # relative to the summed absolute values of the parts
 _ALLOWED = (
-    "relevance goes through vectors added at the input, biases that depend on positions alone, and linear maps of "
-    "queries and of keys by their positions, such as rotations"
+    "vectors added at the input, biases that depend only on positions, or linear maps of queries and keys by position, "
+    "such as rotations"
 )
 
 
@@ -62,15 +62,13 @@ def relevance(
     model = copy.deepcopy(source if isinstance(source, Decoder) else source.model).double().eval()
     model.requires_grad_(False)
     if tokens.ndim != 2 or 0 in tokens.shape:
-        raise InputError(f"tokens: their shape is {list(tokens.shape)}; [B, N] with no dimension 0 is needed.")
+        raise invalid("tokens", "have shape [B, N] with no dimension 0", got=f"shape {list(tokens.shape)}")
     count, length = tokens.shape
     if model.config.readout == "each":
-        raise InputError("readout: this model answers at each token; relevance is taken of one answer a text.")
+        raise InputError("readout: relevance needs a model with one answer per sequence.")
     known = model.config.num_classes
     if classes is not None and (classes.shape != (count,) or int(classes.min()) < 0 or int(classes.max()) >= known):
-        raise InputError(
-            f"classes: {classes.flatten().tolist()[:8]} were given; {count} from 0 to {known - 1} are needed."
-        )
+        raise invalid("classes", f"be {count} numbers from 0 to {known - 1}", classes.flatten().tolist()[:8])
     _require_linear(model, length)
     size = max(1, _AT_ONCE // (model.config.num_heads * length**2))
     found = []
@@ -125,8 +123,9 @@ def _propagate(model: Decoder, tokens: Tensor, lengths: Tensor | None, classes: 
     if not (found.errors <= _TOLERANCE).all():
         worst = int(np.nan_to_num(found.errors, nan=np.inf).argmax())
         raise InputError(
-            f"encoding: with {type(model.encoding).__name__} the parts of a logit of {found.target[worst]:.6g} add up "
-            f"to {found.total[worst]:.6g}; {_ALLOWED}."
+            f"encoding: relevance is not exact with {type(model.encoding).__name__}: a logit of "
+            f"{found.target[worst]:.6g} has parts that add up to {found.total[worst]:.6g}. Encodings must be "
+            f"{_ALLOWED}."
         )
     return found
 
@@ -210,7 +209,7 @@ def _require_linear(model: Decoder, length: int) -> None:
         plain = encoding.fusable and not encoding.data_dependent
         plain = plain and (encoding.fixed_bias or not encoding.overrides("bias"))
         if not plain or (encoding.overrides("rotate") and not _turns_linearly(encoding, length, device)):
-            raise InputError(f"encoding: {type(encoding).__name__} was given; {_ALLOWED}.")
+            raise invalid("encoding", f"be {_ALLOWED} for relevance", got=type(encoding).__name__)
 
 
 def _turns_linearly(encoding: PositionalEncoding, length: int, device: torch.device) -> bool:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from toeplens import encodings
 from toeplens.encodings import BandControl, Rotary, attention_weights, controlled
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.lens.kit.interventions import Replacement
 from toeplens.lens.kit.trace import LayerTrace
 from toeplens.model import Attention, Block, Context, Decoder
@@ -315,7 +315,7 @@ class DecoderSource:
     def _rotary(self, layer: int) -> Rotary:
         turning = [index for index, pairs in enumerate(self.pairs) if pairs]
         if layer not in turning:
-            raise InputError(f"layers: {layer} was given; the layers with a rotation are {turning}.")
+            raise invalid("layers", f"have a rotation ({turning})", layer)
         return cast(Rotary, self.model.block(layer).attention.encoding)
 
     @torch.no_grad()

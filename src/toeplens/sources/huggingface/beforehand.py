@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
 from toeplens.sources.huggingface.capture.passes import captured
@@ -41,24 +41,20 @@ def check_length(loaded: Loaded, field: str, tokens: int) -> None:
     """Refuse sequences of more tokens than the model supports; ``field`` is the name of the argument."""
     for limit, said in sorted(_limits(loaded)):
         if tokens > limit:
-            raise InputError(f"{field}: sequences of {tokens} tokens were given; {said.format(limit)}.")
+            raise invalid(field, f"be at most {limit}, {said}", tokens)
 
 
 def check_decoder(loaded: Loaded, what: str) -> None:
     """Refuse a model with an encoder if ``what`` needs one that predicts the next token."""
     if loaded.model.config.is_encoder_decoder:
-        raise InputError(
-            f"model: {type(loaded.model).__name__} has an encoder; {what} needs a model that predicts the next token "
-            "from those before it alone."
-        )
+        raise InputError(f"model: {what} needs a decoder-only model, but {type(loaded.model).__name__} has an encoder.")
 
 
 def check_predicts(loaded: Loaded, calls: Sequence[Called], what: str) -> None:
     """Refuse a model whose queries see later keys, by the calls of a short pass, if ``what`` needs a causal one."""
     if any(call.kind == "self" and not call.causal for call in calls):
         raise InputError(
-            f"model: {type(loaded.model).__name__} sees the tokens after each one; {what} needs a model that predicts "
-            "the next token from those before it alone."
+            f"model: {what} needs causal attention, but {type(loaded.model).__name__} also sees later tokens."
         )
 
 
@@ -106,10 +102,10 @@ def calls_of(model: Any, inputs: Mapping[str, Tensor], changes: Sequence[Change]
 def _limits(loaded: Loaded) -> Iterator[tuple[int, str]]:
     """Limits on the number of tokens, and their origin."""
     if loaded.longest is not None:
-        yield loaded.longest, "the model has positions for {}"
+        yield loaded.longest, "the positions of the model"
     stated = _stated(loaded.model.config)
     if stated is not None:
-        yield stated, "the model is made for {}, by max_position_embeddings of its configuration"
+        yield stated, "by max_position_embeddings of its configuration"
 
 
 def _stated(config: Any) -> int | None:

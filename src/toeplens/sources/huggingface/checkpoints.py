@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.ground import EnvironmentFailure, InputError, invalid
 from toeplens.sources.huggingface.model import words
 
 _NEEDED = ("gguf", "accelerate")
@@ -48,9 +48,7 @@ def read_gguf(path: Path) -> Quantised:
         try:
             __import__(needed)
         except ImportError:
-            raise EnvironmentFailure(
-                f"{needed}: it is missing; pip install 'toeplens[gguf]' installs what reads GGUF files."
-            ) from None
+            raise EnvironmentFailure(f"{needed} is not installed. Run: pip install 'toeplens[gguf]'.") from None
     about = path.stat()
     return _read(path, about.st_size, about.st_mtime_ns)
 
@@ -61,7 +59,7 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
         with path.open("rb") as stream:
             begins = stream.read(4)
         if begins != b"GGUF":
-            raise InputError(f"model: {path} is no GGUF file: it does not begin with GGUF.")
+            raise InputError(f"model: {path} is not a GGUF file: it does not start with GGUF.")
         found = _opened(path)
         pieces = _number(found, "split.count")
         architecture = found.fields["general.architecture"].contents()
@@ -76,22 +74,19 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
         unknown = _UNKNOWN.search(str(error))
         if unknown is not None:
             kind = "tensors" if unknown[2] == "GGMLQuantizationType" else "values"
-            raise InputError(f"model: {path} keeps {kind} in a type that is not known (number {unknown[1]}).") from None
+            raise InputError(f"model: {path} stores {kind} in an unknown type (number {unknown[1]}).") from None
         version = _VERSION.search(str(error))
         if version is not None:
             raise InputError(
-                f"model: {path} is a GGUF file of version {version[1]}, which the package gguf does not read."
+                f"model: {path} has GGUF version {version[1]}, which the package gguf does not support."
             ) from None
-        raise InputError(f"model: {path} is damaged or cut short.") from None
+        raise InputError(f"model: {path} is damaged or truncated.") from None
     if pieces > 1:
-        raise InputError(f"model: {path} is one of {pieces} pieces; a GGUF file that is whole must be given.")
+        raise InputError(f"model: {path} is one of {pieces} pieces. Give a complete GGUF file.")
     if layers and blocks and max(blocks) >= layers:
-        raise InputError(
-            f"model: {path} says that it has {layers} layers, and holds weights of layer {max(blocks) + 1}; is what it "
-            "says of itself another model's?"
-        )
+        raise InputError(f"model: {path} declares {layers} layers but contains weights of layer {max(blocks) + 1}.")
     if not types:
-        raise InputError(f"model: {path} holds no weights.")
+        raise InputError(f"model: {path} contains no weights.")
     return Quantised(str(architecture), tuple(types.most_common()))
 
 
@@ -157,8 +152,8 @@ class Checkpoint:
         path = Path(self.place) / CONFIG
         if not path.is_file():
             raise InputError(
-                f"model: {self.name} holds no {CONFIG} and no {GGUF} file; it must be a run's directory or a "
-                "transformers model's."
+                f"model must be the directory of a run or a transformers model, but {self.name} has no {CONFIG} and "
+                f"no {GGUF} file."
             )
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -185,11 +180,11 @@ class Checkpoint:
         read += self._files(named, pickled, fetch=True)
         for each in read:
             if Path(each).is_absolute() or ".." in Path(each).parts:
-                raise InputError(f"model: {self.name} has weights in {each}, which is not in its own directory.")
+                raise InputError(f"model: weights of {self.name} in {each} lie outside its own directory.")
             if not pickled and not each.endswith((_SAFE, f"{_SAFE}.index.json")):
                 raise InputError(
-                    f"model: {self.name} has weights in {each}, which is no {_SAFE} file; pickled ones are only read "
-                    "if that is allowed (--pickled)."
+                    f"model: weights of {self.name} in {each} are not a {_SAFE} file. Set --pickled to allow pickle "
+                    "checkpoints."
                 )
 
     def safetensors(self, named: Any) -> list[Path]:
@@ -249,7 +244,7 @@ def checkpoint_of(name: str) -> Checkpoint:
 def is_there(name: str) -> bool:
     """Whether it is a file or directory. Raises `InputError` for an impossible name."""
     if not name:
-        raise InputError("model: an empty name was given; it must be a directory, a GGUF file or a name on the hub.")
+        raise invalid("model", "be a directory, a GGUF file or a name on the hub", got="an empty name")
     try:
         return Path(name).exists()
     except OSError as error:
@@ -262,16 +257,12 @@ def _gguf_in(path: Path) -> Path | None:
     if path.is_file():
         if path.suffix == GGUF:
             return path
-        raise InputError(
-            f"model: {path} was given; a model's directory, a {GGUF} file or a name on the hub is allowed."
-        )
+        raise invalid("model", f"be a model's directory, a {GGUF} file or a name on the hub", path)
     if (path / CONFIG).exists():
         return None
     found = sorted(path.glob(f"*{GGUF}"))
     if len(found) > 1:
-        raise InputError(
-            f"model: {path} holds {len(found)} {GGUF} files; one of them must be named, such as {found[0]}."
-        )
+        raise InputError(f"model: {path} contains {len(found)} {GGUF} files. Name one of them, such as {found[0]}.")
     return found[0] if found else None
 
 
@@ -288,9 +279,9 @@ def _hub_options(name: str) -> dict[str, Any]:
     except HfHubHTTPError as error:
         if isinstance(try_to_load_from_cache(name, CONFIG), str):
             return {"local_files_only": True}
-        why = f"and the hub does not give it ({words(error)})"
+        why = f"and the hub does not have it ({words(error)})"
     except Exception:  # whatever a network can do
         if isinstance(try_to_load_from_cache(name, CONFIG), str):
             return {"local_files_only": True}
-        why = f"the hub did not answer (it was asked once, for at most {LIMIT} seconds), and its cache does not have it"
-    raise InputError(f"model: {name} could not be loaded: there is no such file or directory, {why}.") from None
+        why = f"the hub did not answer within {LIMIT} seconds, and the cache does not contain it"
+    raise InputError(f"model: {name} could not be loaded: file or directory does not exist, {why}.") from None

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.calls import AttentionCall
 from toeplens.sources.huggingface.capture.passes import captured
@@ -65,26 +65,22 @@ def _checked(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors among the inputs."""
     kind = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
-        raise InputError(
-            f"model: {kind} has an encoder and a decoder, which read different things; its encoder alone is needed."
-        )
+        raise InputError(f"model: {kind} has an encoder and a decoder. Give only its encoder.")
     if not isinstance(inputs, Mapping) or not inputs:
-        raise InputError("inputs: none were given; what the model's forward takes is needed, tensors by name.")
+        raise InputError("inputs must be the tensors that the model's forward takes, by name.")
     given = {str(name): x for name, x in inputs.items() if x is not None}
     for name, x in given.items():
         if not isinstance(x, Tensor) or x.ndim < 2 or not x.numel():
             what = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise InputError(f"inputs: {name} is {what}; it must be a tensor with the sequences first.")
+            raise invalid("inputs", f"have a tensor with the sequences first as {name}", got=str(what))
         if name not in inspect.signature(model.forward).parameters:
-            raise InputError(
-                f"inputs: {name} was given, which {kind} does not take; its main input is {model.main_input_name}."
-            )
+            raise InputError(f"inputs: {kind} does not take {name}. Its main input is {model.main_input_name}.")
     sizes = {name: len(x) for name, x in given.items()}
     if len(set(sizes.values())) > 1:
         said = ", ".join(f"{size} of {name}" for name, size in sizes.items())
-        raise InputError(f"inputs: they must be of as many sequences each; {said} were given.")
+        raise invalid("inputs", "have the same number of sequences", got=said)
     if any(name.endswith(_MASKS) and not bool(x.bool().all()) for name, x in given.items()):
-        raise InputError("inputs: their mask hides some of them; sequences must be of one length here.")
+        raise InputError("inputs must be of one length, without masked parts.")
     return given
 
 
@@ -104,7 +100,7 @@ def _frames(model: Any, given: Mapping[str, Tensor]) -> int:
             raise
         raise InputError(f"model: {type(model).__name__} does not run on this input: {words(error)}.") from error
     if found[0] < 2:
-        raise InputError("inputs: the model makes a single frame of each; at least 2 are needed.")
+        raise InputError("inputs must give at least 2 frames, got 1.")
     return found[0]
 
 
@@ -126,10 +122,7 @@ def _reading(model: Any, given: Mapping[str, Tensor], first: int, frames: int) -
         rows, places = (input_ids - first) // frames, torch.arange(frames, device=input_ids.device)
         whole = input_ids.shape[-1] == frames and bool((input_ids == first + rows[:, :1] * frames + places).all())
         if not whole or not 0 <= int(rows.min()) <= int(rows.max()) < len(next(iter(given.values()))):
-            raise InputError(
-                f"tokens: they are not whole sequences of the {frames} frames that the inputs were made into; shorter "
-                "inputs must be given for fewer."
-            )
+            raise InputError(f"tokens must be whole sequences of {frames} frames. Give shorter inputs for fewer.")
         return kind.forward(self, **{name: x[rows[:, 0].to(x.device)].to(rows.device) for name, x in given.items()})
 
     def none(self: Any) -> nn.Module | None:

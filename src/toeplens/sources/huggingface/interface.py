@@ -183,8 +183,8 @@ def _observed(from_table: bool, function: Callable[..., Any]) -> Callable[..., A
         before = [ref() for ref in observer.asked]
         if len(asked) == len(before) == 3 and all(x is y for x, y in zip(before, asked, strict=True)):
             raise InputError(
-                f"model: each head of {type(module).__name__} puts out several products of the same weights, which "
-                "cannot be changed as one; its heads have no effects."
+                f"model: heads of {type(module).__name__} have several products of the same weights, so they have no "
+                "single effects."
             )
         made = observer.attend(function, from_table, module, *args, **kwargs)
         observer.asked = tuple(map(weakref.ref, asked))
@@ -201,4 +201,4 @@ def eager_function(module: nn.Module) -> Callable[..., Any]:
             if name.endswith(_EAGER) and name in function.__globals__:
                 eager = function.__globals__[name]
                 return getattr(eager, _ORIGINAL, eager)  # another pass may have put its own there
-    raise InputError(f"model: {type(module).__name__} asks the attention interface and has no eager attention.")
+    raise InputError(f"model: {type(module).__name__} uses the attention interface but has no eager attention.")

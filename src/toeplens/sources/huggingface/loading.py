@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from toeplens.ground import EnvironmentFailure, InputError, choose, shown
+from toeplens.ground import EnvironmentFailure, InputError, choose, invalid, shown
 from toeplens.ground.machine import free_memory, memory, out_of_memory, size
 from toeplens.sources.huggingface.checkpoints import Checkpoint, Quantised, checkpoint_of
 from toeplens.sources.huggingface.hosts.host import HOST, MODULES, reinstall
@@ -88,7 +88,7 @@ class Loaded:
         """The model's tokenizer. Raises `InputError` if there is none, or if the model has no name."""
         source = self.name or getattr(self.model.config, "name_or_path", "")
         if not source:
-            raise InputError("tokenizer: it was not given; a text needs one, as the model has no name to load it by.")
+            raise InputError("tokenizer must be set for a text, as the model has no name to load it by.")
         return load_tokenizer(source)
 
     def check_numbers(self) -> None:
@@ -101,18 +101,18 @@ class Loaded:
             lost = [each for each, x in {**weights, **others}.items() if x.is_meta]
             where = f"{name}." if name else ""
             if lost and not hasattr(module, "_hf_hook"):
-                raise InputError(
-                    f"model: {where}{lost[0]} is on the device meta, where it has no numbers; it must be on another."
-                )
+                raise InputError(f"model: {where}{lost[0]} is on the device meta. Move the model to another device.")
             speeds = {each: x for each, x in others.items() if each.endswith("inv_freq")}
             for each, x in {**weights, **speeds}.items():
                 if not x.is_meta and not _finite(x):
-                    raise InputError(f"model: {where}{each} has values that are not finite; all must be.")
+                    raise InputError(f"model: {where}{each} must be finite.")
 
     def check_all(self) -> None:
         """Refuse a model if its checkpoint lacks any weights, as these would be random."""
         if self.missing:
-            raise InputError(f"model: the checkpoint lacks weights: {_listed(self.missing)}; they would be random.")
+            raise InputError(
+                f"model: weights are missing from the checkpoint and would be random: {_listed(self.missing)}."
+            )
 
     def check_attention(self, module: str) -> None:
         """Refuse missing or unused weights in this attention, which was run, or in an attention around it.
@@ -130,14 +130,14 @@ class Loaded:
         lost = [key for key in self.missing if key.startswith(tuple(starts))]
         if lost:
             raise InputError(
-                f"model: the checkpoint lacks weights of the attention: {_listed(lost)}; they would be random."
+                f"model: weights of the attention are missing from the checkpoint and would be random: {_listed(lost)}."
             )
         alike = {self._alike(start) for start in starts}
         extra = [key for key in self.left_over if any(self._alike(key).startswith(start) for start in alike)]
         if extra:
             raise InputError(
-                f"model: the checkpoint has weights of the attention that the model of its configuration does not: "
-                f"{_listed(extra)}; is the configuration another model's?"
+                "model: weights of the attention in the checkpoint do not belong to its configuration: "
+                f"{_listed(extra)}."
             )
 
     def _alike(self, name: str) -> str:
@@ -211,8 +211,8 @@ def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickl
     described = getattr(checked_model(model).config, MODULES, None)
     if described is not None and HOST not in vars(model):
         raise InputError(
-            f"model: by its configuration the encoding {shown(described)} is installed in it, and it is not, as where "
-            "transformers alone opened it; toeplens.hosts.load opens its directory."
+            f"model: the encoding {shown(described)} of its configuration is not installed. Open its directory with "
+            "toeplens.hosts.load."
         )
     return Loaded(model)
 
@@ -230,7 +230,7 @@ def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled
     if place == "auto":
         options["device_map"] = "auto"
     full = EnvironmentFailure(
-        f"model: {name} does not fit into the memory of {place}; a smaller dtype or another device is needed."
+        f"model: {name} does not fit in the memory of {place}. Use a smaller dtype or another device."
     )
     if place == "cpu":
         least = _least(cls, config, chosen, files.quantised)
@@ -238,8 +238,8 @@ def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled
             raise full
         if least > (free := free_memory()):
             raise EnvironmentFailure(
-                f"model: the weights of {name} need {size(least)} of memory, and {size(free)} are free; a smaller "
-                "dtype (bfloat16 halves it) or another device is needed."
+                f"model: weights of {name} need {size(least)} of memory, but only {size(free)} are free. Use a "
+                "smaller dtype (bfloat16 halves it) or another device."
             )
     safetensors = files.safetensors(named)
     try:
@@ -259,8 +259,8 @@ def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled
         key, there, wanted = unlike[0]
         more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""
         raise InputError(
-            f"model: {name} could not be loaded: {key}{more} is of shape {list(there)} in its weights and "
-            f"{list(wanted)} by its configuration."
+            f"model: {name} could not be loaded: {key}{more} has shape {list(there)} in its weights but "
+            f"{list(wanted)} in its configuration."
         )
     own = {key for key, _ in model.named_buffers()}  # old checkpoints kept masks with the weights
     left_over = tuple(sorted(key for key in info["unexpected_keys"] if key not in own))
@@ -285,8 +285,7 @@ def _check_dtypes(config: Any, files: Sequence[Path], name: str, model: nn.Modul
                 is_weight = {key, f"{prefix}{key}", key.removeprefix(prefix)} & wanted
                 if dtype.startswith("C") or (_WHOLE.match(dtype) and is_weight):
                     raise InputError(
-                        f"model: {name} could not be loaded: {key} is of dtype {dtype} in its weights, which must be "
-                        "floating point."
+                        f"model: {name} could not be loaded: {key} must have a floating-point dtype, got {dtype}."
                     )
 
 
@@ -313,9 +312,7 @@ def load_tokenizer(name: str) -> Any:
     except Exception as error:  # its files may be invalid in any way
         found, empty, why = None, True, words(error)
     if empty:
-        raise InputError(
-            f"model: {name} has no tokenizer that can be read ({why}), which a text needs; an audit takes tokens too."
-        )
+        raise InputError(f"model: {name} has no readable tokenizer ({why}), which text needs. Give tokens.")
     return found
 
 
@@ -347,9 +344,9 @@ def place_of(device: str) -> str:
             return "cpu"
         return "cuda" if importlib.util.find_spec("accelerate") is None else "auto"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise InputError(f"device: {device!r} was given; it must be auto, cpu, cuda or cuda:N.")
+        raise invalid("device", "be auto, cpu, cuda or cuda:N", device)
     if device != "cpu" and not torch.cuda.is_available():
-        raise EnvironmentFailure(f"device: {device!r} was given; there is no CUDA GPU here.")
+        raise EnvironmentFailure(f"device: this machine has no CUDA GPU, got {device!r}.")
     return device
 
 
@@ -391,7 +388,7 @@ def _check_fields(name: str, content: dict[str, Any]) -> None:
             must = "a number above 0"
         else:
             continue
-        raise InputError(f"model: the configuration of {name} has {shown(value)} as {field}; it must be {must}.")
+        raise InputError(f"model: {field} in the configuration of {name} must be {must}, got {shown(value)}.")
 
 
 def _fields(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -409,25 +406,23 @@ def _class(transformers: Any, config: Any, name: str) -> Any:
     """The class that the configuration names, or that of its type in transformers."""
     named = getattr(config, "architectures", None) or []
     if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
-        raise InputError(
-            f"model: the configuration of {name} has {named!r} as architectures; it must be a list of names."
-        )
+        raise InputError(f"model: architectures in the configuration of {name} must be a list of names, got {named!r}.")
     for wanted in named:
         cls, base = getattr(transformers, wanted, None), transformers.PreTrainedModel
         if isinstance(cls, type) and issubclass(cls, base) and cls is not base:
             if cls.config_class is not None and not isinstance(config, cls.config_class):
-                raise InputError(
-                    f"model: {name} is a {wanted} by its architectures and of the type {config.model_type}; the two "
-                    "must be of one model."
-                )
+                raise InputError(f"model: {name} has the architecture {wanted} but the type {config.model_type}.")
             return cls
     if named:
-        raise InputError(f"model: {name} is a {named[0]}, which is not in transformers {transformers.__version__}.")
+        raise InputError(
+            f"model: {name} has the architecture {named[0]}, which transformers {transformers.__version__} does not "
+            "have."
+        )
     kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
     for kind in kinds:
         if type(config) in kind._model_mapping:
             return kind._model_mapping[type(config)]
-    raise InputError(f"model: {name} is of type {config.model_type}, of which transformers has no model.")
+    raise InputError(f"model: {name} has the type {config.model_type}, which transformers does not know.")
 
 
 def _why(error: Exception, files: Checkpoint, config: Any, pickled: bool) -> str:
@@ -437,7 +432,7 @@ def _why(error: Exception, files: Checkpoint, config: Any, pickled: bool) -> str
     if isinstance(error, SafetensorError):
         return f"its weights are damaged ({words(error)})."
     if not pickled and "safetensors" in str(error) and isinstance(error, OSError):
-        return "it has no weights as safetensors; pickled ones are only read if that is allowed (--pickled)."
+        return "it has no safetensors weights. Set --pickled to allow pickle checkpoints."
     if isinstance(error, KeyError):  # of a table of what transformers has by that name
         named = [field for field, value in _fields(config.to_dict()) if isinstance(value, str) and value in error.args]
         if named:
@@ -475,10 +470,10 @@ def load(path: str | Path, *, dtype: Dtype | None = None, device: str = "cpu") -
     """
     if not isinstance(path, str | Path) or not Path(path).is_dir():
         given = path if isinstance(path, str | Path) else shown(path)
-        raise InputError(f"path: {given} was given; it must be a directory that save_pretrained wrote.")
+        raise invalid("path", "be a directory that save_pretrained wrote", given)
     if dtype is not None:
         choose("dtype", dtype, ("auto", "float64", "float32", "bfloat16", "float16"))
     model = open_folder(str(path), dtype, device).model
     if HOST not in vars(model):
-        raise InputError(f"path: the model in {path} has no encoding of ours; open it with from_pretrained.")
+        raise InputError(f"path: the model in {path} has no toeplens encoding. Open it with from_pretrained.")
     return model

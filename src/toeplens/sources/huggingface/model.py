@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from toeplens.encodings.kit import product_dtype
-from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.ground import EnvironmentFailure, InputError, invalid
 from toeplens.ground.machine import out_of_memory
 
 _LONGEST = 200  # maximum characters of an error in messages
@@ -75,7 +75,7 @@ def library() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
+        raise EnvironmentFailure("transformers is not installed. Run: pip install 'toeplens[hf]'.") from error
     return transformers
 
 
@@ -85,9 +85,7 @@ def checked_model(model: Any) -> Any:
     if not isinstance(model, wanted):
         inner = getattr(getattr(model, "base_model", None), "model", None)  # of the package peft
         inside = "; its base_model.model is one" if isinstance(inner, wanted) else ""
-        raise InputError(
-            f"model: a {type(model).__name__} was given; it must be a transformers.PreTrainedModel{inside}."
-        )
+        raise invalid("model", f"be a transformers.PreTrainedModel{inside}", got=f"a {type(model).__name__}")
     return model
 
 

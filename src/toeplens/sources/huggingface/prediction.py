@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.sources.huggingface.interface import patched
 from toeplens.sources.huggingface.interventions.change import Change, intervened
 from toeplens.sources.huggingface.model import SEAT, checked_model, configs_of
@@ -56,7 +56,7 @@ def predictions(
     checked_model(model)
     length, wanted = tokens.shape[1], list(places)
     if not wanted or wanted != sorted(set(wanted)) or not 1 <= wanted[0] <= wanted[-1] < length:
-        raise InputError(f"places: {wanted[:3]} ... were given; they must be of 1 to {length - 1} and ascend.")
+        raise invalid("places", f"be of 1 to {length - 1} and ascend", got=f"{wanted[:3]} ...")
     tokens = tokens.to(model.device)
     nats, right = [], []
     for some, logits in _passes(model, tokens, wanted, changes):
@@ -67,7 +67,7 @@ def predictions(
             among = choices.to(target.device)
             at = target.unsqueeze(-1) == among.unsqueeze(1)
             if not bool(at.any(-1).all()):
-                raise InputError("choices: the token at a place is none of them.")
+                raise InputError("choices must contain the token at each place.")
             logits = logits.gather(-1, among.unsqueeze(1).expand(-1, len(some), -1))
             own = logits.masked_fill(~at, -torch.inf).amax(-1)
         nats.append((logits.logsumexp(-1) - own).double())
@@ -123,6 +123,6 @@ def _given(
         given = model(tokens, **more)
     logits = getattr(given, "logits", None)
     if not isinstance(logits, Tensor):
-        raise InputError(f"model: {type(model).__name__} gives no logits; one that predicts tokens is needed.")
+        raise InputError(f"model: {type(model).__name__} returns no logits. Use a model that predicts tokens.")
     logits = logits if keeps else logits[:, here]
     return given, logits.to(torch.promote_types(logits.dtype, torch.float32))

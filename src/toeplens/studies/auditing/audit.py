@@ -73,7 +73,7 @@ def open_audit(directory: Path | str) -> Audit:
     """The audit in a directory. Raises `InputError` if there is none or if it is damaged."""
     path = Path(directory) / RECORD
     if not path.is_file():
-        raise InputError(f"audit: {directory} holds no {RECORD}; it must be the directory of an audit.")
+        raise InputError(f"audit must be the directory of an audit, but {directory} contains no {RECORD}.")
     return Audit.from_dict(read_json(path), path)
 
 

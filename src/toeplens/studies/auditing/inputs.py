@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from toeplens.ground import EnvironmentFailure, InputError, shown
+from toeplens.ground import EnvironmentFailure, InputError, invalid, shown
 from toeplens.ground.words import listed
 from toeplens.sources.huggingface.beforehand import check_length, longest
 from toeplens.sources.huggingface.loading import Loaded
@@ -61,7 +61,7 @@ def sequences_of(
     if data is None:
         words = loaded.vocabulary
         if words is None:
-            raise InputError("tokens: they must be given; the vocabulary of this model is not known.")
+            raise InputError("tokens must be set: the vocabulary of this model is unknown.")
         check_length(loaded, "max_tokens", length)
         named = (each for key, each in vars(loaded.model.config).items() if key.endswith("token_id"))
         special = [each for each in named if isinstance(each, int) and 0 <= each < words]
@@ -100,7 +100,7 @@ def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
         given = ((name, id) for name in names if (id := getattr(model.config, name, None)) is not None)
         name, start = next(given, ("", 0))
         if not isinstance(start, int) or not 0 <= start <= _LARGEST:
-            raise InputError(f"model: its {name} is {shown(start)}; it must be a token of its vocabulary.")
+            raise InputError(f"model: {name} must be a token of its vocabulary, got {shown(start)}.")
         ids = found["input_ids"]
         found["decoder_input_ids"] = torch.cat((torch.full_like(ids[:, :1], start), ids[:, :-1]), dim=1)
         sides.append("decoder_")
@@ -109,10 +109,7 @@ def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
         found |= dict.fromkeys(names, there.to(device=model.device, dtype=torch.long))
         unknown = [name for name in names if name not in inspect.signature(model.forward).parameters]
         if unknown:
-            raise InputError(
-                f"tokens: sequences of different lengths were given; {type(model).__name__} takes no {unknown[0]}, so "
-                "that all must be of one length."
-            )
+            raise InputError(f"tokens must be sequences of one length: {type(model).__name__} takes no {unknown[0]}.")
     return found
 
 
@@ -121,10 +118,7 @@ def check_fit(loaded: Loaded, read: Sequences) -> None:
     words = loaded.vocabulary
     least, most = int(read.tokens.min()), int(read.tokens.max())
     if words is not None and not 0 <= least <= most < words:
-        raise InputError(
-            f"tokens: they go from {least} to {most}; the model's vocabulary goes from 0 to {words - 1} (is the "
-            "tokenizer another model's?)."
-        )
+        raise invalid("tokens", f"be from 0 to {words - 1}, the model's vocabulary", got=f"{least} to {most}")
     check_length(loaded, "max_tokens", read.tokens.shape[1])
 
 
@@ -159,17 +153,19 @@ def given(tokens: Any, sequences: int, length: int | None) -> Sequences:
         cut = [_few(_whole(row, 1)[:length]) for row in rows[:sequences]]
         short = next((number for number, row in enumerate(cut, 1) if len(row) < 2), None)
         if short is not None:
-            raise InputError(f"tokens: sequence {short} has {len(cut[short - 1])}; at least 2 are needed.")
-        return _together([row.tolist() for row in cut], "given tokens")
+            raise invalid("tokens", "have at least 2 per sequence", got=f"{len(cut[short - 1])} in sequence {short}")
+        return _together([row.tolist() for row in cut], "tokens as given")
     array = _few(_whole(tokens, 2)[:sequences, :length])
     try:
         found = torch.from_numpy(array.astype(np.int64))
     except MemoryError:
         size = " x ".join(map(str, array.shape))
-        raise EnvironmentFailure(f"tokens: {size} do not fit into the memory; lower sequences or max_tokens.") from None
+        raise EnvironmentFailure(
+            f"tokens: {size} tokens do not fit in memory. Lower sequences or max_tokens."
+        ) from None
     if found.shape[0] < 1 or found.shape[1] < 2:
-        raise InputError(f"tokens: {list(found.shape)} were given; at least one sequence of 2 tokens is needed.")
-    return Sequences(found, "given tokens")
+        raise invalid("tokens", "have at least one sequence of 2 tokens", got=f"shape {list(found.shape)}")
+    return Sequences(found, "tokens as given")
 
 
 def _uneven(tokens: Any) -> Sequence[Any] | None:
@@ -189,19 +185,17 @@ def _whole(tokens: Any, dimensions: int) -> Int[np.ndarray, "*N"]:
     try:
         array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
     except ValueError:
-        raise InputError("tokens: lists of different lengths were given in one sequence; tokens are numbers.") from None
+        raise InputError("tokens must be whole numbers, got lists of different lengths.") from None
     array = array[None] if array.ndim == dimensions - 1 else array
     if array.ndim != dimensions or (array.dtype.kind not in "iu" and array.size):
-        raise InputError(
-            f"tokens: {list(array.shape)} of {array.dtype} were given; they must be whole numbers, sequences by tokens."
-        )
+        raise invalid("tokens", "be whole numbers of shape [B, N]", got=f"{array.dtype} of shape {list(array.shape)}")
     return array
 
 
 def _few(array: Int[np.ndarray, "*N"]) -> Int[np.ndarray, "*N"]:
     """The array itself. Raises `InputError` for token ids that are too large."""
     if array.size and int(array.max()) > _LARGEST:
-        raise InputError(f"tokens: they go up to {int(array.max())}; a token is at most {_LARGEST}.")
+        raise invalid("tokens", f"be at most {_LARGEST}", int(array.max()))
     return array
 
 
@@ -262,10 +256,10 @@ def _pieces(tokenizer: Any, name: str | None, text: str, length: int) -> list[li
     whole = [each for each in made if len(each) == length]
     found = whole or [max(made, key=len, default=[])]
     if len(found[0]) < 2:
-        raise InputError(f"text: {name or 'it'} has less than 2 tokens; there is no attention to look at.")
+        raise InputError(f"text: {name or 'it'} has fewer than 2 tokens.")
     if len(found[0]) == len(token_ids(tokenizer, "")):
         where = "" if name is None else f" in {name}"
-        raise InputError(f"text: there is none{where}; a text of at least one token is needed.")
+        raise InputError(f"text must have at least one token, got none{where}.")
     return found
 
 
@@ -273,7 +267,7 @@ def _cut(tokenizer: Any, text: str, length: int) -> list[list[int]]:
     """Pieces of a text, with the tokenizer's special tokens."""
     added = len(token_ids(tokenizer, ""))
     if length <= added:
-        raise InputError(f"max_tokens: {length} was given; this tokenizer adds {added} to each sequence.")
+        raise invalid("max_tokens", f"be larger than the {added} tokens that this tokenizer adds", length)
     found = token_ids(tokenizer, text, truncation=True, max_length=length, return_overflowing_tokens=True)
     if found and isinstance(found[0], int):  # slow tokenizers only return the first piece
         bare = token_ids(tokenizer, text, add_special_tokens=False)
@@ -290,21 +284,21 @@ def read_tokens(path: Path) -> Any:
                 return np.load(path, mmap_mode="r", allow_pickle=False)  # unused tokens are not read
             except OSError:
                 raise
-            except Exception:  # NumPy raises various errors for a broken header
-                why = "it is no .npy file, is damaged or cut short, or holds objects"
-                raise InputError(f"tokens: {path} could not be read ({why}); it must be whole numbers.") from None
+            except Exception:  # whatever NumPy makes of a header
+                why = "it is not a .npy file, is damaged, or contains objects"
+                raise InputError(f"tokens: {path} could not be read ({why}).") from None
         if path.suffix == ".json":
             content = json.loads(path.read_text(encoding="utf-8-sig"))
             rows = content if isinstance(content, list) else [content]
             if any(isinstance(each, bool) for row in rows for each in (row if isinstance(row, list) else [row])):
-                raise InputError(f"tokens: {path} holds true or false; it must be whole numbers.")
+                raise InputError(f"tokens must be whole numbers, got true or false in {path}.")
             return content if _uneven(content) is not None else np.asarray(content)
     except InputError:
         raise
     except (ValueError, OSError, EOFError, RecursionError, OverflowError) as error:
         why = "its lists are of different lengths" if "inhomogeneous" in str(error) else str(error).rstrip(".")
         raise InputError(f"tokens: {path} could not be read ({why}).") from None
-    raise InputError(f"tokens: {path} was given; it must be a .npy or a .json file.")
+    raise invalid("tokens", "be a .npy or a .json file", path)
 
 
 def read_text(path: Path) -> str:
@@ -324,6 +318,6 @@ def _there(path: Path, field: str) -> None:
         kind = path.stat().st_mode
     except (OSError, ValueError) as error:
         why = "" if isinstance(error, FileNotFoundError) else f" ({getattr(error, 'strerror', None) or error})".lower()
-        raise InputError(f"{field}: there is no file {path}{why}.") from None
+        raise InputError(f"{field}: file {path} does not exist{why}.") from None
     if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
-        raise InputError(f"{field}: {path} is no file; one must be given, or a pipe.")
+        raise InputError(f"{field} must be a file or a pipe, got {str(path)!r}.")

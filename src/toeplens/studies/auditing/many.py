@@ -286,8 +286,8 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
                 process.join()
                 code = process.exitcode
                 end = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-                why = f"its process died ({end}); if memory is short, lower --workers, --sequences or --max-tokens."
-                return failed(piece, EnvironmentFailure(f"{why} What was finished is kept."))
+                why = f"The process ended ({end}). If memory is short, lower --workers, --sequences or --max-tokens."
+                return failed(piece, EnvironmentFailure(f"{why} Finished work is saved."))
             if not isinstance(found, tuple):
                 return found
             tell(found)
@@ -323,8 +323,7 @@ def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited:
     try:
         if piece.there and not Path(piece.model).exists():
             raise InputError(
-                f"model: {piece.model} is not seen by the machine {socket.gethostname()}; give a place that all "
-                "machines share."
+                f"model: machine {socket.gethostname()} has no {piece.model}. Use a directory that all machines share."
             )
         found = audit_in(
             piece.directory, piece.model, piece.request, piece.write, digest=piece.digest, on_progress=tell
@@ -333,10 +332,10 @@ def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited:
         return failed(piece, error)
     except Exception as error:  # one failing model does not stop the others
         if out_of_memory(error):
-            return failed(piece, EnvironmentFailure("memory: it was used up; lower --workers or the sizes."))
+            return failed(piece, EnvironmentFailure("Out of memory. Lower --workers or the sizes."))
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{type(error).__name__} in {Path(at.filename).name}, line {at.lineno}"
-        return failed(piece, InputError(f"model: its audit broke off: {words(error)} ({where})."))
+        return failed(piece, InputError(f"model: the audit failed: {words(error)} ({where})."))
     return of_audit(piece.name, piece.asked, found)
 
 
@@ -377,7 +376,7 @@ def audit_many(
         request.check_run(model)
     if request.tokens is not None:
         if not request.tokens.is_file():
-            raise InputError(f"tokens: there is no file {request.tokens}; of many models it must be one.")
+            raise InputError(f"tokens must be a file for several models, but {request.tokens} does not exist.")
         request = replace(request, tokens=request.tokens.absolute())
     pieces = []
     for name, model in zip(names, models, strict=True):
@@ -417,7 +416,7 @@ def directories_of(models: Sequence[str]) -> list[str]:
         if not alike:
             return names
         if not deeper:
-            raise InputError(f"model: {models[alike[-1]]} was given twice; each model has one audit.")
+            raise InputError(f"model must not name {models[alike[-1]]} twice.")
         for place in deeper:
             depths[place] += 1
 

@@ -236,8 +236,7 @@ def _placed(call: AttentionCall) -> tuple[dict[str, Any], str | None]:
     if placed["rotation"] is None and placed["bias"] is None:
         if placed["lengths"] is not None or len(call.k) < MEANS:
             return {}, (
-                f"{call.module}: position is part of the keys; separating it from content needs the mean over at "
-                f"least {MEANS} sequences of one length, got {len(call.k)}."
+                f"{call.module}: position is in its keys, so at least {MEANS} sequences are needed, got {len(call.k)}."
             )
         placed["k_position"] = placed["k"].mean(0, keepdim=True)
     return placed, None

@@ -85,7 +85,7 @@ def audit_run(
         batches = list(data.split(replayed_at_once(run.spec, data.tokens.shape[1], place)))
         options: dict[str, Any] = {"metric": "loss", "method": method, "cumulative": False}
         if method == "bands":
-            raise InputError("effects: bands was given; of a run, exact, position, attribution and none are allowed.")
+            raise InputError("effects must be one of attribution, exact, none, position for a run, got 'bands'.")
         if method == "position":
             options |= {"method": "exact", "intervention": "position"}
         memory: Any = SimpleNamespace(

@@ -67,8 +67,7 @@ def check_padding(loaded: Loaded, inputs: Mapping[str, Tensor], length: int) -> 
     def keep_padded(call: AttentionCall) -> None:
         if call.q.shape[2] != len(inputs["input_ids"][0]):
             raise InputError(
-                f"tokens: sequences of different lengths were given, and it is not known which of the queries of "
-                f"{call.module} are padding; all must be of one length."
+                f"tokens must be sequences of one length: padding among the queries of {call.module} is unknown."
             )
         beside[call.place] = call.heads[-1, length - 1].clone()
 
@@ -79,8 +78,8 @@ def check_padding(loaded: Loaded, inputs: Mapping[str, Tensor], length: int) -> 
     far = max(_apart(alone[place], beside[place]) for place in alone) if same else torch.inf
     if not far <= tolerance(precision(model), "states"):
         raise InputError(
-            f"tokens: sequences of different lengths were given; {type(model).__name__} makes something else of a "
-            f"sequence that padding follows (it differs by {far:.1e}), so that all must be of one length."
+            f"tokens must be sequences of one length: padding changes the outputs of {type(model).__name__} (by "
+            f"{far:.1e})."
         )
 
 
@@ -98,7 +97,4 @@ def _why(call: AttentionCall, unknown: str | None) -> str | None:
         call.placed()
     except NoForm:
         return unknown
-    return (
-        f"{call.module}: position is part of the keys; separating it from content needs the mean over at least "
-        f"{measuring.MEANS} sequences of one length."
-    )
+    return f"{call.module}: position is in its keys, so at least {measuring.MEANS} sequences of one length are needed."

@@ -88,13 +88,13 @@ class NotThere(InputError):
 class NoSuchLayer(NotThere):
     """The requested layer does not exist."""
 
-    WHERE = "layers: {} was given; the model has layers {} to {}."
+    WHERE = "layers must be from {1} to {2}, got {0}."
 
 
 class NoSuchHead(NotThere):
     """No layer has the requested head."""
 
-    WHERE = "heads: {} was given; the layers have heads {} to {} at most."
+    WHERE = "heads must be from {1} to {2}, got {0}."
 
 
 @dataclass(frozen=True)
@@ -221,17 +221,16 @@ class LayerRecord(Record):
         """Raise `ValueError` for heads that do not match the layer."""
         name = f"{self.side} {self.kind} layer {self.layer}"
         if [head.head for head in heads] != list(range(self.heads)):
-            raise ValueError(f"the heads of {name} must be 0 to {self.heads - 1}.")
+            raise ValueError(f"heads of {name} must be 0 to {self.heads - 1}.")
         if any(pair >= len(self.frequencies) for pair in (*self.dead, *self.tabled)):
-            raise ValueError(f"dead or tabled pairs of {name} must be among its {len(self.frequencies)} pairs.")
+            raise ValueError(f"dead and tabled pairs of {name} must be among its {len(self.frequencies)} pairs.")
         lengths = {"norm_use": len(self.frequencies) + 1, "variance_use": len(self.frequencies) + 2}
         for head in heads:
             for field_name, wanted in lengths.items():
                 count = len(getattr(head, field_name))
                 if count not in (0, wanted):
                     raise ValueError(
-                        f"{field_name} of {name} head {head.head} must have {wanted} numbers, as the layer's "
-                        f"frequencies require, got {count}."
+                        f"{field_name} of {name} head {head.head} must have {wanted} numbers, got {count}."
                     )
 
 
@@ -374,4 +373,4 @@ class AuditRecord(Record):
         for layer in self.layers:
             layer.check(list(self.of(layer)))
         if sum(layer.heads for layer in self.layers) != len(self.heads):
-            raise ValueError("each head must belong to a layer.")
+            raise ValueError("heads must belong to the layers.")

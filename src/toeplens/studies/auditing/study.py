@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from toeplens.ground import EnvironmentFailure, InputError, choose
+from toeplens.ground import EnvironmentFailure, InputError, choose, invalid
 from toeplens.ground.machine import out_of_memory, within
 from toeplens.ground.words import listed
 from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
@@ -129,10 +129,7 @@ def audit(
     read, tokenizer = sequences_of(loaded, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)
     check_fit(loaded, read)
     if first is not None and read.texts:
-        raise InputError(
-            f"first: {first} was given beside several texts; heads are left out by what blocks of tokens say, so that "
-            "it is of one text."
-        )
+        raise InputError(f"first must not be set for several texts, got {first}.")
     if directory is not None:
         _must_be_same(directory, read, changes)
     inputs, mask_token = inputs_of(model, read), mask_token_of(tokenizer)
@@ -178,11 +175,11 @@ def audit(
         if out_of_memory(error):
             size = " sequences of ".join(map(str, read.tokens.shape))
             raise EnvironmentFailure(
-                f"memory: it was used up on {model.device} by {size} tokens; lower sequences or max_tokens, take fewer "
-                "layers or a smaller dtype, or do without effects."
+                f"Out of memory on {model.device} with {size} tokens. Lower sequences or max_tokens, use fewer layers "
+                "or a smaller dtype, or set effects to none."
             ) from error
         if of_libraries(error):
-            raise InputError(f"model: the audit of {type(model).__name__} broke off: {words(error)}.") from error
+            raise InputError(f"model: the audit of {type(model).__name__} failed: {words(error)}.") from error
         raise
     count, length = read.tokens.shape
     about = _about(loaded) | {"text": read.origin, "sequences": count, "tokens": length}
@@ -199,14 +196,13 @@ def check_options(*, effects: str, heads: Sequence[int] | None, changes: Sequenc
     for field, (least, most) in _BOUNDS.items():
         within(field, options[field], least, most)
     if heads is not None and not len(heads):
-        raise InputError("heads: none were given; at least one is needed.")
+        raise InputError("heads must have at least one entry, got none.")
     for field, given in (("first", options["first"]), ("heads", heads)):
         if given is not None and effects not in ("exact", "position"):
-            without = "without effects" if effects == "none" else f"beside effects {effects!r}"
-            raise InputError(f"{field}: it was given {without}; it is of the effects exact and position alone.")
+            raise InputError(f"{field} must not be set with effects {effects!r}; use 'exact' or 'position'.")
     if changes and (effects != "none" or options["needles"]):
         field = "needles" if options["needles"] else "effects"
-        raise InputError(f"changes: they were given beside {field}; a changed model is measured without.")
+        raise InputError(f"changes and {field} must not both be set.")
 
 
 def check_run_options(**options: Any) -> None:
@@ -214,10 +210,7 @@ def check_run_options(**options: Any) -> None:
     for name, value in options.items():
         nothing = value is None or (isinstance(value, str | int) and value in ("auto", 0))
         if name not in _OF_RUNS and not nothing:
-            raise InputError(
-                f"{name}: it was given; a run is audited on examples of its own test set, in float32, so that only "
-                f"{listed(_OF_RUNS)} are allowed."
-            )
+            raise InputError(f"{name} must not be set for a run. Allowed are {listed(_OF_RUNS)}.")
 
 
 def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequence[int]) -> None:
@@ -227,7 +220,7 @@ def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequen
         raise NoSuchHead(max(heads), most - 1)
     there = sum(count if heads is None else len(heads) for count in counts)
     if first is not None and first > there:
-        raise InputError(f"first: {first} was given; there are {there} heads to choose from.")
+        raise invalid("first", f"be at most {there}, the number of heads", first)
 
 
 def needles_of(tokenizer: Any, data: Any, count: int, length: int, seed: int) -> list[Item]:
@@ -239,7 +232,7 @@ def needles_of(tokenizer: Any, data: Any, count: int, length: int, seed: int) ->
         return []
     texts = texts_of(data)
     if texts is None:
-        raise InputError(f"needles: {count} were given without a text to put them in; a text is needed.")
+        raise InputError("needles must not be set without a text.")
     writer = Writer(tokenizer, "\n\n".join(texts.values()), seed)
     return [writer.needle(length, number / max(1, count - 1), field="max_tokens") for number in range(count)]
 
@@ -268,8 +261,8 @@ def _must_be_same(directory: Path, read: Sequences, changes: Sequence[Change]) -
     ):
         if had is not None and list(had) != list(now):
             raise InputError(
-                f"out: {directory} holds a finished audit {name} ({about.get('sequences')} x {about.get('tokens')} "
-                f"tokens, {about.get('text') or 'source not recorded'}); give an empty or new directory."
+                f"out: {directory} contains a finished audit {name} ({about.get('sequences')} x {about.get('tokens')} "
+                f"tokens, {about.get('text') or 'source not recorded'}). Choose an empty or new directory."
             )
 
 

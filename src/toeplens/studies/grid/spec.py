@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from toeplens import encodings, tasks
 from toeplens.engine import FEWEST, MEASURES
-from toeplens.ground import InputError, choose, plain, sentence
+from toeplens.ground import InputError, choose, invalid, plain, sentence
+from toeplens.ground.errors import located
 from toeplens.ground.reading import Count, Number
 from toeplens.model import DecoderConfig
 from toeplens.studies.kit.results import Seeds
@@ -23,7 +24,7 @@ from toeplens.training import RunSpec
 
 _BYTES = 2**20  # maximum size of a file
 _DEEPEST, _MOST = 64, 100_000  # maximum nesting depth; maximum number of values
-_TOO_DEEP = f"more than {_DEEPEST} lists and mappings stand in one another"
+_TOO_DEEP = f"more than {_DEEPEST} lists and mappings are nested"
 _TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # YAML tags that JSON can represent
 _FIELDS = {  # without those that the grid sets
     "model": set(DecoderConfig.model_fields) - {"encoding", "encoding_options"},
@@ -95,7 +96,7 @@ class EncodingPart(_Part):
     @classmethod
     def _one_option(cls, value: dict[str, list[float]]) -> dict[str, list[float]]:
         if len(value) > 1 or any(not each or len(set(each)) < len(each) for each in value.values()):
-            raise ValueError(f"scan: {value} was given; it takes one option and its values, each once.")
+            raise ValueError(f"scan must have one option with different values, got {value}.")
         return value
 
 
@@ -151,7 +152,7 @@ class GridSpec(_Part):
         for name in value:
             choose("measures", name, MEASURES)
             if value.count(name) > 1:
-                raise ValueError(f"measures: {name!r} was given more than once.")
+                raise ValueError(f"measures must not name {name!r} twice.")
         return value
 
     @field_validator("claims", mode="after")
@@ -163,22 +164,24 @@ class GridSpec(_Part):
     def _names_are_known(self) -> GridSpec:
         for field, parts in (("tasks", self.tasks), ("encodings", self.encodings)):
             if not all(label.strip() for label in parts):
-                raise ValueError(f"{field}: one of them has no name.")
+                raise ValueError(f"{field} must have names that are not empty.")
         if "representation" in self.measures and self.examples < FEWEST:
-            raise ValueError(f"examples: {self.examples} was given; the measure representation needs {FEWEST} or more.")
+            raise invalid("examples", f"be at least {FEWEST} for the measure representation", self.examples)
         for label, part in self.tasks.items():
             choose(f"tasks.{label}", part.task or label, tasks.names())
         for label, part in self.encodings.items():
             try:
                 encodings.named(part.encoding or label)
             except InputError as error:
-                raise InputError(f"encodings.{label}: {str(error).removeprefix('encoding: ')}") from error
+                raise InputError(
+                    located(("encodings", label), str(error).removeprefix("encoding: ").removeprefix("encoding "))
+                ) from error
             for task in part.tasks or ():
                 choose(f"encodings.{label}.tasks", task, self.tasks)
         counts = Counter(column.label for column in self.columns())
         twice = next((label for label, count in counts.items() if count > 1), None)
         if twice is not None:
-            raise ValueError(f"encodings: two of them are called {twice!r}; each needs a label of its own.")
+            raise ValueError(f"encodings must have different labels, got {twice!r} twice.")
         return self
 
     def columns(self) -> Iterator[Column]:
@@ -212,7 +215,7 @@ class GridSpec(_Part):
         parts = {label: part.model_dump(mode="json") for label, part in self.tasks.items()}
         changed = [label for label, part in self.tasks.items() if "text" in tasks.options(part.task or label)]
         if not changed:
-            raise InputError("text: it was given; no task of this study reads text from files (language does).")
+            raise InputError("text must be set only for a study with the task language.")
         for label in changed:
             kept = {name: value for name, value in parts[label]["options"].items() if name != "sha256"}
             parts[label]["options"] = {**kept, "text": list(files)}
@@ -244,10 +247,12 @@ def read_spec(place: Path | str) -> GridSpec:
         with path.open("rb") as stream:
             content = stream.read(_BYTES + 1)
         if len(content) > _BYTES:
-            raise InputError(f"spec: {path} is no study: it has more than {_BYTES:,} bytes.")
+            raise InputError(f"spec: {path} is not a study: it has more than {_BYTES:,} bytes.")
         return spec_from_yaml(content.decode(), str(path))
     except FileNotFoundError:
-        raise InputError(f"spec: there is no {path}; give a YAML file, or one of {', '.join(specs())}.") from None
+        raise InputError(
+            f"spec: file {path} does not exist. Give a YAML file or one of {', '.join(specs())}."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"spec: {path} cannot be read ({error}).") from None
 
@@ -259,11 +264,11 @@ def spec_from_yaml(text: str, source: str = "it") -> GridSpec:
     except yaml.YAMLError as error:
         raise InputError(f"spec: {source} is not YAML ({' '.join(str(error).split())}).") from None
     except RecursionError:
-        raise InputError(f"spec: {source} is no study: {_TOO_DEEP}.") from None
+        raise InputError(f"spec: {source} is not a study: {_TOO_DEEP}.") from None
     except ValueError as error:  # an integer of thousands of digits
-        raise InputError(f"spec: {source} is no study ({error}).") from None
+        raise InputError(f"spec: {source} is not a study ({error}).") from None
     except Exception:  # PyYAML raises various errors, such as for !!bool maybe
-        raise InputError(f"spec: {source} is no study: a tag (!!) has a value that is not of its type.") from None
+        raise InputError(f"spec: {source} is not a study: a tag (!!) does not fit the type of its value.") from None
     _limited(content, source)
     return grid_spec(content)
 
@@ -290,7 +295,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             known = (key.tag, str(key.value))
             if isinstance(key, yaml.ScalarNode) and known in seen:
-                raise ValueError(f"{key.value!r} is given twice, again in line {key.start_mark.line + 1}")
+                raise ValueError(f"{key.value!r} is set twice, again in line {key.start_mark.line + 1}")
             seen.add(known)
         return node
 
@@ -298,7 +303,7 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
         self._merged += len(node.value)
         if self._merged > _MOST:
-            raise ValueError(f"it holds more than {_MOST:,} values")
+            raise ValueError(f"it has more than {_MOST:,} values")
 
 
 def _limited(content: Any, source: str) -> None:
@@ -316,16 +321,16 @@ def _limited(content: Any, source: str) -> None:
         if not level:
             return
         if count > _MOST:
-            raise InputError(f"spec: {source} is no study: it holds more than {_MOST:,} values.")
+            raise InputError(f"spec: {source} is not a study: it has more than {_MOST:,} values.")
         if size > _BYTES:
-            raise InputError(f"spec: {source} is no study: its texts have more than {_BYTES:,} characters.")
-    raise InputError(f"spec: {source} is no study: {_TOO_DEEP}.")
+            raise InputError(f"spec: {source} is not a study: its text has more than {_BYTES:,} characters.")
+    raise InputError(f"spec: {source} is not a study: {_TOO_DEEP}.")
 
 
 def grid_spec(content: Any) -> GridSpec:
     """A `GridSpec` from plain values; invalid ones raise `InputError`."""
     if not isinstance(content, dict):
-        raise InputError("spec: it holds no fields; at least tasks and encodings are needed.")
+        raise InputError("spec must have the fields tasks and encodings, got none.")
     try:
         return GridSpec(**content)
     except ValidationError as error:

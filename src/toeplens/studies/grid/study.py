@@ -36,7 +36,7 @@ def cells(spec: GridSpec) -> list[Cell]:
     columns = list(spec.columns())
     models = spec.seeds * sum(task in column.tasks for task in spec.tasks for column in columns)
     if models > _MOST:
-        raise InputError(f"tasks by encodings: these are {models:,} models; a study may have at most {_MOST:,}.")
+        raise InputError(f"tasks and encodings must give at most {_MOST:,} models, got {models:,}.")
     return [
         _cell(spec, task, column, seed)
         for seed in range(spec.first_seed, spec.first_seed + spec.seeds)
@@ -241,8 +241,8 @@ def _pinned(spec: GridSpec, out: Path) -> GridSpec:
             same = isinstance(recorded, Language) and recorded.read_from == task.read_from
             if same and before["sha256"] != pinned["sha256"]:
                 raise InputError(
-                    f"text: it has changed since this study was begun: sha256 {before['sha256']} was recorded, it is "
-                    f"now {pinned['sha256']}; give the text that it was, or another directory."
+                    f"text: it changed since this study began: the recorded sha256 is {before['sha256']}, it is now "
+                    f"{pinned['sha256']}. Restore the text or choose another directory."
                 )
         parts[label] = {**part.model_dump(mode="json"), "options": {**part.options, **pinned}}
     return grid_spec({**spec.model_dump(mode="json"), "tasks": parts})

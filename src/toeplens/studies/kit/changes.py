@@ -11,7 +11,7 @@ import torch
 
 from toeplens.encodings import BandControl
 from toeplens.encodings.rotary import swapped
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid, shown
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import listed, spans
 from toeplens.sources.huggingface import AttentionCall, Change, captured
@@ -79,9 +79,9 @@ def _tried(wish: Wish, calls: Sequence[AttentionCall], taken: set[tuple[Place, i
     """The changes of a wish; checks that layers, heads and pairs exist and that heads are not ``taken``."""
     calls = [call for call in calls if wish.change.of_side(call.kind, call.side)]
     if wish.layers is None and len({call.side for call in calls}) > 1:
-        raise InputError("side: it was not given; this model has an encoder and a decoder.")
+        raise InputError("side must be set for a model with an encoder and a decoder.")
     if wish.layers is None and not calls:
-        raise InputError(f"layers: all were given; {wish.change.no_layer(0).there}.")
+        raise wish.change.no_layer(0).for_people("layers")
     for layer in range(len(calls)) if wish.layers is None else wish.layers:
         meant = [call for call in calls if call.layer == layer]
         if not meant:
@@ -93,7 +93,7 @@ def _tried(wish: Wish, calls: Sequence[AttentionCall], taken: set[tuple[Place, i
                 change.check(call)
             if taken & heads:
                 head = 1 + min(head for _, head in taken & heads)
-                raise InputError(f"change: head {head} of {call.module} is changed twice; once is allowed.")
+                raise InputError(f"change must not change head {head} of {call.module} twice.")
             taken |= heads
         yield change
 
@@ -105,7 +105,7 @@ def _pairs(wish: Wish, call: AttentionCall) -> int:
     pairs = pairs_of(call, "exchange")
     over = [pair for band in wish.exchanged for pair in band if pair >= pairs]
     if over:
-        raise NotThere("exchange", over, f"{call.module} turns {pairs} pairs")
+        raise NotThere("exchange", over, pairs, call.module)
     return pairs
 
 
@@ -121,17 +121,14 @@ def read_change(text: str) -> Wish:
         key, sign, value = word.partition("=")
         if not sign or not value or key not in _KEYS or key in given:
             raise InputError(
-                f"change: {shown(word)} in {shown(text)} is no setting; allowed are {', '.join(_KEYS)}, each once, "
-                f"as in {_EXAMPLE}."
+                f"change must have settings among {', '.join(_KEYS)}, each once, as in {_EXAMPLE}, got {shown(word)} "
+                f"in {shown(text)}."
             )
         given[key] = value
     if "layers" not in given:
-        raise InputError(f"change: {shown(text)} names no layers; a change is written as {_EXAMPLE}.")
+        raise invalid("change", f"name layers, as in {_EXAMPLE}", text)
     if not given.keys() & _DONE:
-        raise InputError(
-            f"change: {shown(text)} says nothing that is to be done; it needs one of {listed(sorted(_DONE))}, as in "
-            f"{_EXAMPLE}."
-        )
+        raise invalid("change", f"have one of {listed(sorted(_DONE))}, as in {_EXAMPLE}", text)
     layers = None if given["layers"] == "all" else numbers("layers", given["layers"])
     bands = {name: numbers(name, given[name]) for name in ("still", "silent") if name in given}
     options: dict[str, Any] = {name: numbers(name, given[name]) for name in ("heads", "groups") if name in given}
@@ -141,23 +138,24 @@ def read_change(text: str) -> Wish:
         first, *rest = [numbers("exchange", part) for part in given["exchange"].split(":")]
         named = [pair for band in (first, *rest) for pair in band]
         if [len(band) for band in rest] != [len(first)] or len(set(named)) != len(named):
-            raise InputError(
-                f"exchange: {shown(given['exchange'])} was given; it must be two bands of as many different pairs, "
-                "none in both, such as 1-4:29-32."
+            raise invalid(
+                "exchange",
+                "be two bands with the same number of pairs, all different, such as 1-4:29-32",
+                given["exchange"],
             )
         exchanged = first, rest[0]
     if bands or exchanged[0]:
         options["bands"] = BandControl(**bands)
     if "bias" in given:
         if given["bias"] != "off":
-            raise InputError(f"bias: {shown(given['bias'])} was given; only off is a change.")
+            raise invalid("bias", "be off", given["bias"])
         options["bias"] = False
     for name, make in (("speed", float), ("seed", int)):
         if name in given:
             try:
                 options[name] = make(given[name])
             except ValueError:
-                raise InputError(f"{name}: {shown(given[name])} was given; it must be a number.") from None
+                raise invalid(name, "be a number", given[name]) from None
     return Wish(layers, Change(layer=0, **options), exchanged)
 
 
@@ -167,10 +165,7 @@ def numbers(field: str, text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]) < _MOST:
-            raise InputError(
-                f"{field}: {shown(text)} was given; it must be numbers from 1 to {_MOST - 1} and ranges "
-                "such as 1,4,9-12."
-            )
+            raise invalid(field, f"be numbers from 1 to {_MOST - 1} and ranges such as 1,4,9-12", text)
         found += range(int(match[1]) - 1, int(match[2] or match[1]))
     return tuple(found)
 

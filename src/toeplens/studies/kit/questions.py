@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int
 
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid, shown
 from toeplens.ground.machine import within
 from toeplens.sources.huggingface.model import token_ids
 
@@ -86,9 +86,7 @@ class Asked:
         ):
             if not numbers or len(set(numbers)) < len(numbers) or not all(low <= each <= high for each in numbers):
                 given = ", ".join(shown(each) if isinstance(each, int) else f"{each:g}" for each in numbers)
-                raise InputError(
-                    f"{field}: {given or 'nothing'} was given; each must be from {low} to {high}, and be given once."
-                )
+                raise invalid(field, f"be different numbers from {low} to {high}", got=given or "none")
         within("repeats", self.repeats, 1, MOST_ASKED)
         within("sequences", self.sequences, 2, MOST_ASKED)
         within("lists", self.lists, 2, MOST_ASKED)
@@ -144,7 +142,7 @@ class Writer:
         needle = [*said, *number, *self._within(".\n\n", "")] if depth is not None else []
         room = length - len(self.start) - len(needle) - len(said) - len(number)
         if room < 1:
-            raise InputError(f"{field}: {length} was given; a needle and its question have {length - room} tokens.")
+            raise invalid(field, f"be larger than the {length - room} tokens of a needle and its question", length)
         text = self._piece(room)
         cut = 0 if depth is None else round(depth * room)
         before = [*self.start, *text[:cut]]
@@ -212,8 +210,8 @@ class Writer:
         found = whole if len(whole) >= _ENOUGH else self._apart(words)
         if len(found) < _ENOUGH:
             raise InputError(
-                f"model: only {len(found)} of the words that lists are made of begin with a token of their own in its "
-                f"tokenizer; at least {_ENOUGH} are needed."
+                f"model: its tokenizer has own first tokens for only {len(found)} of the list words. At least "
+                f"{_ENOUGH} are needed."
             )
         return found
 
@@ -222,7 +220,7 @@ class Writer:
         """One to five as words, or as digits if the words share first tokens."""
         found = next((names for names in (_COUNTS, _DIGITS) if len(self._apart(names)) == len(names)), None)
         if found is None:
-            raise InputError("model: its tokenizer does not tell the numbers from one to five apart by a first token.")
+            raise InputError("model: its tokenizer has no different first tokens for the numbers one to five.")
         return found
 
     def _apart(self, words: Sequence[str]) -> list[str]:
@@ -253,7 +251,7 @@ class Writer:
     def _piece(self, length: int) -> list[int]:
         """``length`` tokens of the text, from a random position."""
         if len(self.text) < length:
-            raise InputError(f"text: it has {len(self.text)} tokens; {length} are needed.")
+            raise invalid("text", f"have at least {length} tokens", len(self.text))
         first = int(self.random.integers(0, len(self.text) - length + 1))
         return self.text[first : first + length].tolist()
 

@@ -41,7 +41,7 @@ def retrieval_of(
     Raises `InputError` for models that do not predict the next token: with an encoder, or without causal attention.
     """
     if loaded.model.config.is_encoder_decoder:
-        raise InputError("needles: they are for models that predict the next token; this one has an encoder.")
+        raise InputError("needles must not be set for a model with an encoder.")
     asked = [item for item in items if item.needle is not None]
     sums: dict[Place, list[np.ndarray]] = {}
     done = 0
@@ -57,10 +57,7 @@ def retrieval_of(
             if call.kind != "self" or call.q.shape[2] != read.shape[1]:
                 return
             if not call.causal:
-                raise InputError(
-                    f"needles: {call.module} sees the keys after its query; needles are for models that predict the "
-                    "next token."
-                )
+                raise InputError(f"needles need causal attention, but {call.module} also sees later keys.")
             rows = places.to(call.q.device) - 1
             weights = call.softmax(call.logits(rows), rows)
             found = retrieval(weights, read, places, needles)
@@ -71,7 +68,7 @@ def retrieval_of(
         done += len(some)
         report(done, len(asked))
     if not sums:
-        raise InputError("needles: no self-attention of the model reads all of a text; its heads have no retrieval.")
+        raise InputError("needles: no self-attention of the model reads a whole text.")
     means = {place: np.sum(both, 0) / len(asked) for place, both in sums.items()}
     return tuple(
         HeadRetrieval(layer=layer, head=head, score=round(float(both[0]), _DIGITS), mass=float(both[1]))

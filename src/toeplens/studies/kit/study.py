@@ -138,12 +138,11 @@ class Kind(Generic[Plan, Found]):
         """The plan of a directory's study, and its environment."""
         content = read_study(directory)
         if content is None:
-            raise InputError(
-                f"study: {directory} is not a study's directory (no {STUDY}) and holds no record of one; give one that "
-                "'toeplens reproduce', study, theory or pretrained wrote."
-            )
+            raise InputError(f"study: {directory} contains no study (no {STUDY}) and no record of one.")
         if content["study"] != self.name:
-            raise InputError(f"study: {directory} holds another study; give one that 'toeplens {self.command}' wrote.")
+            raise InputError(
+                f"study: {directory} contains another kind of study. Choose one written by 'toeplens {self.command}'."
+            )
         begun = self.record.from_dict(content, f"study: {directory / STUDY}")
         return self._planned(begun, directory / STUDY), {**begun.environment, _SECONDS: float(begun.seconds)}
 
@@ -192,9 +191,9 @@ class Kind(Generic[Plan, Found]):
         with locked(directory, "study"):
             had = _open_directory(directory)
             if had is not None and had["study"] != self.name:
-                raise InputError(f"out: {directory} holds another study; give another directory.")
+                raise InputError(f"out: {directory} contains another study. Choose another directory.")
             if had is not None and (scale := had.get("scale")) != asked.get("scale"):
-                raise InputError(f"out: {directory} holds a study at scale {scale!r}; give another directory.")
+                raise InputError(f"out: {directory} contains a study at scale {scale!r}. Choose another directory.")
             seconds = 0.0 if had is None else had.get(_SECONDS, 0.0)
             content = {"study": self.name, **asked, _SECONDS: seconds, _ENVIRONMENT: environment()}
             write_json(directory / STUDY, content)
@@ -252,8 +251,8 @@ def _open_directory(directory: Path) -> dict[str, Any] | None:
     had = read_study(directory)
     if had is None and (other := next(_others(directory), None)) is not None:
         raise InputError(
-            f"out: {directory} holds files that are not a study's; give an empty or new directory, or one that holds "
-            f"runs alone ({RUNS}/*/{SPEC}), which {other} is not."
+            f"out: {directory} contains {other}, which belongs to neither a study nor runs ({RUNS}/*/{SPEC}). Choose "
+            "an empty or new directory."
         )
     return had
 
@@ -273,13 +272,13 @@ def _must_go_on(runs: Path, jobs: Sequence[Job], limits: Limits) -> None:
     there = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
     if there and not names & there and not (runs.parent / STUDY).exists():
         raise InputError(
-            f"out: none of the {len(there)} runs in {runs} is one of this study's {len(names)}; give the scale, "
-            "protocol and parts that they are of, or another directory."
+            f"out: none of the {len(there)} runs in {runs} belongs to this study's {len(names)}. Set their scale, "
+            "protocol and parts, or choose another directory."
         )
     if limits.publish is None and (kept := without_weights(jobs, runs)):
         raise InputError(
-            f"out: {len(kept)} finished runs in {runs} were kept without the weights that are to be measured (the "
-            f"first: {kept[0].spec.name}); delete these to train them anew, or give another directory."
+            f"out: {len(kept)} finished runs in {runs} have no weights to measure (first: {kept[0].spec.name}). "
+            "Delete these runs to train them again, or choose another directory."
         )
 
 

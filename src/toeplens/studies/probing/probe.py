@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from toeplens.ground import EnvironmentFailure, InputError, read_json, write_json
+from toeplens.ground import EnvironmentFailure, InputError, invalid, read_json, write_json
 from toeplens.ground.machine import out_of_memory, within
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.beforehand import calls_of, check_decoder, check_length, check_predicts
@@ -95,9 +95,7 @@ class Probing:
         started, changed = time.monotonic(), None
         mixed = next((change.output for change in changes if change.output in ("mean", "resample")), None)
         if mixed is not None:
-            raise InputError(
-                f"output: {mixed} was given; questions are asked one by one, so that only zero is allowed."
-            )
+            raise InputError(f"output must be zero for a probe, got {mixed}.")
         try:
             tokens = torch.tensor([self.items[0].tokens], device=self.loaded.model.device)
             check_predicts(self.loaded, calls_of(self.loaded.model, {"input_ids": tokens}, changes), NEEDING)
@@ -110,11 +108,11 @@ class Probing:
         except Exception as error:
             if out_of_memory(error):
                 raise EnvironmentFailure(
-                    f"memory: it was used up on {self.loaded.model.device}; give smaller lengths or a smaller dtype."
+                    f"Out of memory on {self.loaded.model.device}. Use smaller lengths or a smaller dtype."
                 ) from error
             if of_libraries(error):
                 name = type(self.loaded.model).__name__
-                raise InputError(f"model: the probe of {name} broke off: {words(error)}.") from error
+                raise InputError(f"model: the probe of {name} failed: {words(error)}.") from error
             raise
         rows = [row for number, item in enumerate(self.items) for row in _rows(number, item, intact, changed)]
         about = self.about | {"seconds": round(time.monotonic() - started, 1)}
@@ -168,10 +166,10 @@ def _ids(data: Any, vocabulary: int | None) -> Int[np.ndarray, "N"]:
     except ValueError:
         ids = np.empty(0)
     if ids.ndim not in (1, 2) or not np.issubdtype(ids.dtype, np.integer) or not ids.size:
-        raise InputError("tokens: they must be whole numbers, [N] or [B, N].")
+        raise InputError("tokens must be whole numbers of shape [N] or [B, N].")
     last = np.inf if vocabulary is None else vocabulary - 1
     if not 0 <= ids.min() <= ids.max() <= last:
-        raise InputError(f"tokens: they must be from 0 to {last} (got {ids.min()} to {ids.max()}).")
+        raise invalid("tokens: they", f"be from 0 to {last}", got=f"{ids.min()} to {ids.max()}")
     return ids.astype(np.int64).ravel()
 
 
@@ -185,7 +183,7 @@ def open_probe(directory: Path | str) -> ProbeRecord:
     """The probe in a directory. Raises `InputError` if there is none or if it is damaged."""
     path = Path(directory) / RECORD
     if not path.is_file():
-        raise InputError(f"probe: {directory} holds no {RECORD}; it must be the directory of a probe.")
+        raise InputError(f"probe must be the directory of a probe, but {directory} contains no {RECORD}.")
     return ProbeRecord.from_dict(read_json(path), path)
 
 
@@ -203,7 +201,7 @@ def _answers(
             found[number] = Predictions(nats, right)
         report(len(found), len(items))
         if not bool(made.nats.isfinite().all()):
-            raise InputError("model: its answers hold infinite numbers or nan; give it in float32 (--dtype).")
+            raise InputError("model: its outputs are not finite. Use --dtype float32.")
     return found
 
 

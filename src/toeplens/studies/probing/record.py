@@ -51,9 +51,9 @@ class ItemRecord(Record):
 
     def verify(self) -> None:
         if (self.start is None) != (self.stop is None) or (self.places < 1):
-            raise ValueError("stop must be greater than start.")
+            raise ValueError("stop must be after start.")
         if (self.changed_nats is None) != (self.changed_right is None):
-            raise ValueError("changed_right and changed_nats must be given together.")
+            raise ValueError("changed_right and changed_nats must be set together.")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid, shown
 from toeplens.ground.errors import first_line
 
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
@@ -56,7 +56,7 @@ class Source:
             return _library()
         found = [file for path in self.text for file in _files(Path(path))]
         if not found:
-            raise InputError(f"text: {self} holds no files.")
+            raise InputError(f"text: {self} contains no files.")
         return found
 
     def documents(self) -> Iterator[bytes]:
@@ -90,13 +90,13 @@ def _files(path: Path) -> list[Path]:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise InputError(f"text: there is no {path}.") from None
+        raise InputError(f"text: {path} does not exist.") from None
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
     if stat.S_ISREG(mode):
         return [path]
     if not stat.S_ISDIR(mode):
-        raise InputError(f"text: {path} was given; it must be a file or a folder.")
+        raise invalid("text", "be a file or a folder", path)
     return _inside(path, lambda name: name.startswith("."))
 
 
@@ -105,7 +105,7 @@ def _library() -> list[Path]:
     found = _inside(place, lambda name: name in _LEFT_OUT | _TESTS or name.startswith(_OF_THE_MACHINE))
     found = [file for file in found if file.suffix == ".py"]
     if not found:
-        raise InputError(f"text: this Python has no library in {place}; give files or folders.")
+        raise InputError(f"text: this Python has no library in {place}. Give files or folders.")
     return found
 
 
@@ -141,8 +141,8 @@ def _lines(file: Path, column: str) -> Iterator[bytes]:
             except (ValueError, RecursionError) as error:
                 raise InputError(f"text: {file}, line {number}, is not JSON ({error}).") from None
             if not isinstance(row, dict) or column not in row:
-                there = f"it has {', '.join(sorted(row))}" if isinstance(row, dict) else "it is no object"
-                raise InputError(f"column: there is no {column!r} in {file}, line {number}: {there}.")
+                there = f"it has {', '.join(sorted(row))}" if isinstance(row, dict) else "it is not an object"
+                raise InputError(f"column: {file}, line {number}, has no {column!r}; {there}.")
             yield _text(row[column], f"{file}, line {number},", column)
 
 
@@ -154,16 +154,14 @@ def _rows(file: Path, column: str) -> Iterator[bytes]:
         with pq.ParquetFile(file) as table:
             names = table.schema_arrow.names
             if column not in names:
-                raise InputError(f"column: there is no {column!r} in {file}: it has {', '.join(names)}.")
+                raise InputError(f"column: {file} has no {column!r}; it has {', '.join(names)}.")
             number = 0
             for batch in table.iter_batches(_ROWS, columns=[column]):
                 for value in batch.column(0):
                     number += 1
                     yield _text(value.as_py(), f"{file}, row {number},", column)
     except pa.ArrowException as error:
-        raise InputError(
-            f"text: {file} is no Parquet file that can be read ({first_line(error, 'damaged')})."
-        ) from None
+        raise InputError(f"text: {file} is not a valid Parquet file ({first_line(error, 'damaged')}).") from None
 
 
 def _text(value: object, where: str, column: str) -> bytes:
@@ -172,7 +170,7 @@ def _text(value: object, where: str, column: str) -> bytes:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise InputError(f"column: {where} has {shown(value)} as {column!r}, which is no text.")
+        raise InputError(f"column: {where} must have text in {column!r}, got {shown(value)}.")
     return value.encode("utf-8", "surrogatepass")
 
 

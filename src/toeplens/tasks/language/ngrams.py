@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.tasks.base import at_least
 
 ORDERS = (0, 1, 2, 3)
@@ -42,9 +42,9 @@ def bits_of(
     for order in orders:
         at_least(0, orders=order)
     if not len(train):
-        raise InputError("train: no tokens were given; at least one is needed.")
+        raise InputError("train must have at least one token, got none.")
     if texts.ndim != 2 or texts.shape[0] < 1 or texts.shape[1] < 2:
-        raise InputError(f"texts: {texts.shape} was given; it must be at least 1 text of at least 2 tokens.")
+        raise invalid("texts", "be at least 1 text of at least 2 tokens", texts.shape)
     tables = _counted(_some(train, most).astype(np.int64), vocab_size, max(orders, default=0))
     size = max(1, _ROWS // texts.shape[1])
     parts = [_bits(tables, texts[start : start + size], vocab_size) for start in range(0, len(texts), size)]

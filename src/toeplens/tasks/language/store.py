@@ -53,7 +53,7 @@ def scan(source: Source, tokens: Tokens) -> Scan:
     """First pass: hashes and sizes of all documents. Duplicates of a document count once."""
     sizes = {_digest(document): len(document) for document in source.documents()}
     if not sizes:
-        raise InputError(f"text: {source} holds no text.")
+        raise InputError(f"text: {source} contains no text.")
     mark = sha256(tokens.identity.encode())
     for digest in sizes:
         mark.update(digest)
@@ -109,12 +109,12 @@ def _batches(source: Source, found: Scan) -> Iterator[tuple[list[int], list[byte
                 documents.append(piece)
                 size += len(piece)
             elif digest not in found.splits:
-                raise InputError(f"text: {source} changed while it was read.")
+                raise InputError(f"text: {source} changed during reading.")
             if size >= AT_ONCE:
                 yield splits, documents
                 splits, documents, size = [], [], 0
     if left:
-        raise InputError(f"text: {source} changed while it was read.")
+        raise InputError(f"text: {source} changed during reading.")
     yield splits, documents
 
 

@@ -12,7 +12,7 @@ from hashlib import sha256
 import numpy as np
 from jaxtyping import Float, Int
 
-from toeplens.ground import InputError
+from toeplens.ground import invalid
 from toeplens.ground.machine import must_fit
 from toeplens.tasks.base import Split, Texts, at_least, whole
 from toeplens.tasks.language.corpus import SPLITS, Corpus, Part, assign, dtype_of
@@ -79,7 +79,7 @@ def rates(most: float = 1.0, **values: float) -> None:
     """Raise `InputError` for the first field that is not between 0 and ``most``."""
     for field, value in values.items():
         if isinstance(value, bool) or not 0 <= value <= most:
-            raise InputError(f"{field}: {value!r} was given; it must be from 0 to {most:g}.")
+            raise invalid(field, f"be from 0 to {most:g}", value)
 
 
 def words_within(**values: int) -> None:
@@ -87,7 +87,7 @@ def words_within(**values: int) -> None:
     for field, value in values.items():
         whole(**{field: value})
         if not 2 <= value <= _MOST_WORDS:
-            raise InputError(f"{field}: {value} was given; it must be from 2 to {_MOST_WORDS}.")
+            raise invalid(field, f"be from 2 to {_MOST_WORDS}", value)
 
 
 @lru_cache(maxsize=4)
@@ -161,10 +161,10 @@ class MarkovLanguage(SyntheticLanguage):
         at_least(1, order=self.order, branches=self.branches, span=self.span)
         rates(copy_rate=self.copy_rate)
         if self.branches > self.words:
-            raise InputError(f"branches: {self.branches} was given; there are only {self.words} words.")
+            raise invalid("branches", f"be at most words ({self.words})", self.branches)
         highest = math.floor(math.log(_TABLE, self.words) + 1e-9) - 1
         if self.order > highest:
-            raise InputError(f"order: {self.order} was given; with {self.words} words it must be at most {highest}.")
+            raise invalid("order", f"be at most {highest} with {self.words} words", self.order)
         self.check_documents(max(self.order, self.span if self.copy_rate else 0) + 1)
 
     @property
@@ -275,9 +275,11 @@ class NestedLanguage(SyntheticLanguage):
         words_within(words=self.words)
         rates(opens=self.opens, closes=self.closes)
         if self.opens + self.closes > 1:
-            raise InputError(f"closes: {self.closes} was given; with opens ({self.opens:g}) it must be at most 1.")
+            raise invalid(
+                "closes", f"be at most {1 - self.opens:g}, as opens and closes add up to 1 at most", self.closes
+            )
         if self.kinds > _KINDS:
-            raise InputError(f"kinds: {self.kinds} was given; it must be from 1 to {_KINDS}.")
+            raise invalid("kinds", f"be from 1 to {_KINDS}", self.kinds)
         self.check_documents(1)
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from toeplens.ground import InputError, shown
+from toeplens.ground import InputError, invalid
 from toeplens.tasks.base import Each, Examples, Shares, Split, Task, at_least
 from toeplens.tasks.language.corpus import SPLITS, Corpus
 from toeplens.tasks.language.documents import Source
@@ -66,14 +66,12 @@ class LanguageTask(Task):
         """Raise `InputError` unless a split has this many windows."""
         field = "test_examples" if split == self.watched else f"{split}_examples"  # the name in a run's spec
         if size < 1:
-            raise InputError(f"{field}: {size} was given; it must be at least 1.")
+            raise invalid(field, "be at least 1", size)
         have = self.windows(split)
         if not have:
             self._order(self.corpus(), split, 0)  # raises the more specific error
         if size > have:
-            raise InputError(
-                f"{field}: {size} was given; the {split} split of the text has {have} windows of {self.length} tokens."
-            )
+            raise invalid(field, f"be at most {have}, the windows of {self.length} tokens in the {split} split", size)
 
     def dataset(self, split: Split, size: int, seed: int) -> Examples:
         self.must_have(split, size)
@@ -98,9 +96,8 @@ class LanguageTask(Task):
     def _order(self, corpus: Corpus, split: Split, seed: int) -> Each:
         """The indices of all windows of a split in the order of the seed; raises `InputError` if there are none."""
         if not (have := self._count(corpus, split)):
-            raise InputError(
-                f"length: {self.length} was given; the {split} split of the text has {len(corpus.stream(split))} "
-                f"tokens in all, and a window takes {self.length + 1}."
+            raise invalid(
+                "length", f"be less than the {len(corpus.stream(split))} tokens of the {split} split", self.length
             )
         mixed = np.random.SeedSequence((seed, SPLITS.index(split)))
         return np.random.Generator(np.random.Philox(mixed)).permutation(have)
@@ -146,9 +143,9 @@ class Language(LanguageTask):
         at_least(1, length=self.length)
         object.__setattr__(self, "text", tuple(self.text))  # settings files have lists
         if not all(each and "\0" not in each for each in self.text):
-            raise InputError(f"text: {shown(list(self.text))} was given; each must be the name of a file or a folder.")
+            raise invalid("text", "be names of files or folders", list(self.text))
         if self.sha256 is not None and re.fullmatch("[0-9a-f]{64}", self.sha256) is None:
-            raise InputError(f"sha256: {shown(self.sha256)} was given; it must be 64 digits of 0-9 and a-f.")
+            raise invalid("sha256", "be 64 digits of 0-9 and a-f", self.sha256)
 
     @property
     def vocab_size(self) -> int:
@@ -176,5 +173,5 @@ def _unchanged(source: Source, tokenizer: str, identity: str, recorded: str) -> 
     found = corpus_of(source, tokenizer)
     if found.sha256 != recorded:
         what = "has" if tokenizer == BYTES else "or its tokenizer has"
-        raise InputError(f"text: {source} {what} changed: sha256 {recorded} was recorded, it is now {found.sha256}.")
+        raise InputError(f"text: {source} {what} changed: the recorded sha256 is {recorded}, it is now {found.sha256}.")
     return found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from jaxtyping import Shaped
 
-from toeplens.ground import EnvironmentFailure, InputError, shown
+from toeplens.ground import EnvironmentFailure, InputError, invalid
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import read_bytes
 from toeplens.tasks.language.corpus import pieces
@@ -130,10 +130,11 @@ def _file_of(name: str) -> Path:
 
 
 def _missing(name: str) -> InputError:
-    return InputError(
-        f"tokenizer: {shown(name)} was given; it must be 'bytes', a folder with a tokenizer.json, such a file, or the "
-        f"name of a tokenizer that is on this machine ('hf download NAME tokenizer.json tokenizer_config.json' brings "
-        f"it)."
+    return invalid(
+        "tokenizer",
+        "be 'bytes', a tokenizer.json or its folder, or a downloaded tokenizer (run: hf download NAME tokenizer.json "
+        "tokenizer_config.json)",
+        name,
     )
 
 
@@ -143,22 +144,20 @@ def _words(name: str, file: Path, changed: int, size: int) -> Words:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise EnvironmentFailure("tokenizers: it is missing; pip install 'toeplens[hf]' installs it.") from error
+        raise EnvironmentFailure("tokenizers is not installed. Run: pip install 'toeplens[hf]'.") from error
     try:
         content = read_bytes(file)
         tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # any invalid file
         why = first_line(error, "damaged")
-        raise InputError(f"tokenizer: {file} is no tokenizer that can be read ({why}).") from None
+        raise InputError(f"tokenizer: {file} is not a valid tokenizer ({why}).") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     ids = tokenizer.get_vocab(with_added_tokens=True)
     separator = next((ids[token] for token in _between(file, tokenizer) if token in ids), None)
     if separator is None:
-        raise InputError(
-            f"tokenizer: {name} was given; it has no token for the end, the beginning or the separation of texts."
-        )
+        raise invalid("tokenizer", "have an end, beginning or separator token", name)
     identity = sha256(content).hexdigest()
     return Words(tokenizer, 1 + max(ids.values()), separator, f"{identity}, {separator}")
 

@@ -171,7 +171,7 @@ def test_a_pass_that_is_otherwise_at_the_first_or_the_last_tokens_is_noticed(
         return found
 
     monkeypatch.setattr(last, "forward", otherwise)
-    with pytest.raises(InputError, match="taken apart, its outputs differ"):
+    with pytest.raises(InputError, match="its reproduced outputs differ"):
         compared(model, inputs, lambda call: None)
 
 

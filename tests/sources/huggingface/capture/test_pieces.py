@@ -66,7 +66,7 @@ def test_products_of_the_same_weights_are_one_call() -> None:
 
 @pytest.mark.parametrize("size", [1.0, 1e-9, 0.0])
 def test_pieces_with_weights_of_their_own_are_refused(size: float) -> None:
-    with pytest.raises(InputError, match=r"parts.0 \(TwoAttention\) was not understood: it is made of pieces, each"):
+    with pytest.raises(InputError, match=r"parts.0 \(TwoAttention\) was not understood: it has several pieces, each"):
         calls_in(Hand(TwoAttention(size)))
 
 
@@ -102,7 +102,7 @@ def test_a_sink_a_query_is_read() -> None:
                     each = logits[batch, head, row].exp()
                     weights = each / (each.sum() + call.sinks[head, batch, row].double().exp())
                     torch.testing.assert_close(weights, call.weights[batch, head, row].double(), atol=1e-6, rtol=0)
-        with pytest.raises(InputError, match="each of 12 queries has its own, and weights of 3 were asked"):
+        with pytest.raises(InputError, match="each of 12 queries has its own, so the weights of 3"):
             call.softmax(logits[:, :, :3])
         some = torch.tensor([2, 5])
         torch.testing.assert_close(call.softmax(logits[:, :, some], some), call.softmax(logits)[:, :, some])

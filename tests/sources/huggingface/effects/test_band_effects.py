@@ -47,12 +47,14 @@ def test_the_effects_are_those_of_passes_without_the_band(kind: str, off: Any) -
 def test_what_has_no_bands_is_refused() -> None:
     model = tiny("BloomForCausalLM", **BLOOM)
     calls = [named(call) for call in calls_in(model)]
-    with pytest.raises(NoPosition, match=r"^effects: bands was given; no head of these layers has a rotation"):
+    with pytest.raises(NoPosition, match=r"^effects: 'bands' needs a known rotation"):
         band_effects(model, INPUTS, calls)
-    with pytest.raises(InputError, match=r"^bands: 0 was given; it must be at least 1"):
+    with pytest.raises(InputError, match=r"^bands must be at least 1, got 0"):
         band_effects(model, INPUTS, calls, bands=0)
 
 
 def test_runs_have_another_way(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^effects: bands was given; of a run, exact, position, attribution and none"):
+    with pytest.raises(
+        InputError, match=r"^effects must be one of attribution, exact, none, position for a run, got 'bands'"
+    ):
         audit(train(run_spec_of(), tmp_path), effects="bands")

@@ -413,15 +413,15 @@ def test_sequences_without_a_prediction_have_no_effect() -> None:
 def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     llama, bert, t5 = (model_of(name) for name in ("Llama", "Bert-masked", "T5"))
     call = calls_of("Llama")[0]
-    with pytest.raises(InputError, match=r"method: attribution .* no first-order term"):
+    with pytest.raises(InputError, match=r"method must be exact for last hidden states"):
         head_effects(bert, inputs_of(bert), calls_of("Bert-masked"), method="attribution")
-    with pytest.raises(InputError, match="there is no 'guess'"):
+    with pytest.raises(InputError, match="got 'guess'"):
         head_effects(llama, inputs_of(llama), [call], method="guess")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"calls: 5 heads were given for 2 sequences; .* \[2, 12, 4, 8\]"):
+    with pytest.raises(InputError, match=r"calls must have 2 sequences and 5 heads, got shape \[2, 12, 4, 8\]"):
         head_effects(llama, inputs_of(llama), [(*call[:4], 5)])
-    with pytest.raises(InputError, match=r"calls: model.layers.9 was given for layer 0"):
+    with pytest.raises(InputError, match=r"calls: model.layers.9 of layer 0 is not called"):
         head_effects(llama, inputs_of(llama), [("model.layers.9", *call[1:])])
-    with pytest.raises(InputError, match="inputs: decoder_input_ids are missing"):
+    with pytest.raises(InputError, match="inputs must contain decoder_input_ids"):
         head_effects(t5, {"input_ids": torch.tensor([[5, 6]])}, calls_of("T5"))
     transform = bert.cls.predictions.transform
     own = transform.forward

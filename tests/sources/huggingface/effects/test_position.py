@@ -75,9 +75,7 @@ def test_the_effects_are_those_of_passes_in_which_one_head_is_without_position(k
 def test_heads_without_any_are_refused_all_together() -> None:
     model = tiny("GPT2LMHeadModel", **GPT)
     calls = [named(call) for call in calls_in(model)]
-    with pytest.raises(
-        NoPosition, match=r"^effects: position was given; no head of these layers has a rotation or a bi"
-    ):
+    with pytest.raises(NoPosition, match=r"^effects: 'position' needs a rotation or a bias"):
         head_effects(model, INPUTS, calls, method="position")
-    with pytest.raises(InputError, match=r"^effects: position was given"):
+    with pytest.raises(InputError, match=r"^effects: 'position' needs"):
         audit(model, INPUTS["input_ids"], effects="position")

@@ -70,7 +70,10 @@ def test_one_in_another_may_not_change_the_same_head() -> None:
     with intervened(model, SEVERAL[1]):
         outer = logits(model)
         inner = Change(layer=0, heads=(0, 3), output="zero")
-        with intervened(model, inner), pytest.raises(InputError, match=r"^changes: head 3 of model.* is changed twice"):
+        with (
+            intervened(model, inner),
+            pytest.raises(InputError, match=r"^changes must not change head 3 of model.* twice"),
+        ):
             logits(model)
         assert torch.equal(logits(model), outer)
 
@@ -81,7 +84,7 @@ def test_a_pass_that_is_taken_apart_is_not_changed_in_silence() -> None:
     before = state(model)
     with (
         intervened(model, SEVERAL),
-        pytest.raises(InputError, match=r"^model: LlamaForCausalLM, which .* changes, is run"),
+        pytest.raises(InputError, match=r"^model: LlamaForCausalLM must not run with"),
     ):
         calls_in(model)
     inside = r"^model: LlamaModel, which `intervened` changes, is run in a pass that is itself taken apart"

@@ -21,7 +21,7 @@ from toeplens.sources.huggingface.interventions.change import NotThere
         (
             "LlamaForCausalLM",
             Change(layer=0, groups=(2,), output="zero"),
-            r"groups: \[2\] were given; .* has 2, counted",
+            r"groups must be different numbers from 0 to 1 in .*, got \[2\]",
         ),
         (
             "LlamaForCausalLM",
@@ -31,7 +31,7 @@ from toeplens.sources.huggingface.interventions.change import NotThere
         (
             "LlamaForCausalLM",
             Change(layer=0, bands=BandControl(order=(1, 0))),
-            r"order: \[1, 0\] was given; .* 0 to 3 once \(model.* turns 4 pairs\)",
+            r"order must name each of 0 to 3 once, got \[1, 0\] \(model.* has 4 pairs\)",
         ),
         ("GPT2LMHeadModel", Change(layer=0, bands=BandControl(order=(0,))), "order: .* has no rotation"),
     ],
@@ -48,22 +48,22 @@ def test_what_is_not_there_is_one_sentence(kind: str, change: Change, sentence: 
 def test_a_head_is_changed_once_and_a_side_is_named_where_there_are_two() -> None:
     model = tiny("LlamaForCausalLM", **LLAMA)
     twice = [Change(layer=0, heads=(1, 2), output="zero"), Change(layer=0, heads=(2,), speed=0.0)]
-    with intervened(model, twice), pytest.raises(InputError, match=r"^changes: head 2 of model.* is changed twice"):
+    with intervened(model, twice), pytest.raises(InputError, match=r"^changes must not change head 2 of model.* twice"):
         logits(model)
     model = tiny("T5ForConditionalGeneration", **T5)
     inputs = INPUTS | {"decoder_input_ids": INPUTS["input_ids"]}
-    with intervened(model, Change(layer=0, output="zero")), pytest.raises(InputError, match=r"^side: it was not given"):
+    with intervened(model, Change(layer=0, output="zero")), pytest.raises(InputError, match=r"^side must be set"):
         logits(model, inputs)
 
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({}, "bands: none were given, nor a speed other than 1, bias, attention or output"),
-        ({"speed": 0.0, "output": "zero"}, "output: it was given beside speed"),
-        ({"heads": (0,), "groups": (0,), "speed": 0.0}, "groups: they were given beside heads"),
-        ({"bands": BandControl(heads=(0,))}, "bands: heads were given in them"),
-        ({"speed": float("nan")}, "speed: nan was given"),
+        ({}, "bands, speed, bias, attention or output must be set"),
+        ({"speed": 0.0, "output": "zero"}, "speed and output must not both be set"),
+        ({"heads": (0,), "groups": (0,), "speed": 0.0}, "heads and groups must not both be set"),
+        ({"bands": BandControl(heads=(0,))}, "bands must not have heads"),
+        ({"speed": float("nan")}, "speed must be from .*, got nan"),
     ],
 )
 def test_what_does_not_go_together_is_refused_at_once(fields: dict[str, Any], sentence: str) -> None:
@@ -76,7 +76,7 @@ def test_a_cache_of_keys_is_refused_and_another_model_is_left_alone() -> None:
     with torch.no_grad():
         cache = model(**INPUTS, use_cache=True).past_key_values
     with intervened(model, Change(layer=0, speed=0.0)):
-        with pytest.raises(InputError, match=r"^inputs: past_key_values was given"):
+        with pytest.raises(InputError, match=r"^inputs must contain all tokens of a pass and not past_key_values"):
             model(**INPUTS, past_key_values=cache)
         assert apart(logits(model), logits(other))
     assert torch.equal(logits(model), logits(other))
@@ -85,9 +85,12 @@ def test_a_cache_of_keys_is_refused_and_another_model_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (Change(layer=2, output="zero"), "layers: 3 was given; there are 2 calls of self attention, counted from 1."),
-        (Change(layer=0, heads=(1, 4), output="zero"), "heads: 2, 5 were given; {} has 4, counted from 1"),
-        (Change(layer=0, bands=BandControl(silent=(0, 0))), "silent: 1 was given; {} turns 4 pairs, counted from 1"),
+        (Change(layer=2, output="zero"), "layers must be from 1 to 2 in self attention, got 3."),
+        (Change(layer=0, heads=(1, 4), output="zero"), "heads must be different numbers from 1 to 4 in {}, got 2, 5"),
+        (
+            Change(layer=0, bands=BandControl(silent=(0, 0))),
+            "silent must be different numbers from 1 to 4 in {}, got 1",
+        ),
     ],
 )
 def test_people_count_from_1(change: Change, sentence: str) -> None:
@@ -105,7 +108,9 @@ def test_more_tokens_than_a_table_of_positions_has_are_one_sentence(kind: str, s
     model = tiny(kind, **sizes)
     before = state(model)
     with intervened(model, Change(layer=0, heads=(1,), output="zero")):
-        with pytest.raises(InputError, match=r"^inputs: 65 tokens were given; the model has positions for 64\.$"):
+        with pytest.raises(
+            InputError, match=r"^inputs must have at most 64 tokens, the positions of the model, got 65\.$"
+        ):
             logits(model, {"input_ids": torch.full((1, 65), 5)})
         assert logits(model, {"input_ids": torch.full((1, 64), 5)}).isfinite().all()
     assert state(model) == before

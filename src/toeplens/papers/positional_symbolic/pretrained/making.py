@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 
 from toeplens.encodings import BandControl
-from toeplens.ground import InputError, read_json, write_json
+from toeplens.ground import invalid, read_json, write_json
 from toeplens.papers.positional_symbolic.pretrained.state import AUDITED, BANDS, Plan
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.hosts.host import install_same
@@ -73,8 +73,10 @@ class Making:
             length = self.plan.tokens - len(writer.start)
             room = len(writer.text) - count * length
             if room < 0:
-                raise InputError(
-                    f"text: {name} has {len(writer.text)} tokens; {count} sequences of {length} are needed."
+                raise invalid(
+                    "text",
+                    f"have at least {count} sequences of {length} tokens",
+                    got=f"{name} with {len(writer.text)} tokens",
                 )
             gaps = np.sort(writer.random.integers(0, room + 1, count))
             for number, gap in enumerate(gaps.tolist()):

@@ -67,7 +67,7 @@ class Plan:
         within("probe_tokens", self.probe_tokens, 64, LONGEST)
         within("seed", self.seed, 0, SEEDS)
         if not self.texts:
-            raise InputError("text: none was given; at least one is needed.")
+            raise InputError("text must be set at least once.")
 
     @property
     def places(self) -> list[tuple[str, int]]:

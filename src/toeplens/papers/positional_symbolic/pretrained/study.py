@@ -181,5 +181,5 @@ def _same(directory: Path, asked: dict[str, Any]) -> None:
     for name, value in asked.items():
         if isinstance(had, dict) and name in had and had[name] != value:
             raise InputError(
-                f"{name}: {directory} holds a study whose {name} is another ({had[name]!r}); give another directory."
+                f"{name} must be {had[name]!r}, as in the study in {directory}. Choose another directory otherwise."
             )

@@ -216,7 +216,7 @@ _NAMES = {
     "patterns": "head types",
     "position-loss": "effect of removing position from a head",
 }
-_GIVEN = re.compile(r"'[^']*' was given; ")  # the encoding's name, which has its own column
+_GIVEN = re.compile(r"'[^']*' was given; |, got '[^']*'")  # the encoding's name, which the row has already
 
 
 def missing(state: Grid) -> Table:

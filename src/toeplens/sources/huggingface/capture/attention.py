@@ -307,7 +307,7 @@ class Attention:
         own = own if rows is None else own.index_select(2, rows)
         if own.shape[2] != queries:
             raise InputError(
-                f"sinks: each of {own.shape[2]} queries has its own, and weights of {queries} were asked for without "
-                "saying which; give fewer tokens."
+                f"sinks: each of {own.shape[2]} queries has its own, so the weights of {queries} queries are unknown. "
+                "Give fewer tokens."
             )
         return own

@@ -435,7 +435,7 @@ class PassObserver(Observer):
             made = run_eager(attend, module, query, key, value, mask, causal, args, more, fused if from_table else None)
             if made.own is None:
                 raise InputError(
-                    f"model: the attention of {self.name(module)} was not understood: it gives no weights."
+                    f"model: the attention of {self.name(module)} was not understood: it returns no weights."
                 )
             terms = [x for x in (options.get("position_bias"), mask) if x is not None and x.dtype != torch.bool]
             hidden = [~mask] if mask is not None and mask.dtype == torch.bool else []
@@ -448,8 +448,7 @@ class PassObserver(Observer):
         """A module's own code computed a product of queries and keys, its softmax, and the product with the values."""
         if not self.frames:
             raise InputError(
-                "model: a softmax of a product of queries and keys was seen outside the modules that are named after "
-                "attention; it was not captured."
+                "model: a softmax of queries and keys was found outside the attention modules, so it was not captured."
             )
         frame, batch = self.frames[-1], self.batch
         terms = [four(term, batch, ndim) for term, ndim in made.terms]
@@ -575,11 +574,11 @@ class PassObserver(Observer):
         try:
             proof = prove(self.name(module), replace(first, v=v), made.rows, made.own, made.heads)
             if v.shape[1] != first.v.shape[1]:
-                raise InputError("values: their heads are not those of the first.")
+                raise InputError("values must have the heads of the first piece.")
         except InputError as error:
             raise InputError(
-                f"model: the attention of {self.name(module)} was not understood: it is made of pieces, each with its "
-                "own softmax."
+                f"model: the attention of {self.name(module)} was not understood: it has several pieces, each with "
+                "its own softmax."
             ) from error
         frame.calls.append(replace(first, v=v, weights=made.weights, heads=made.heads, proof=proof))
         return self._put_instead(frame.calls[-1])

@@ -70,10 +70,10 @@ def captured(
     checked_model(model)
     for name in _HELD:
         if inputs.get(name) is not None:
-            raise InputError(f"inputs: {name} was given; the tokens of a pass must all be in it.")
+            raise InputError(f"inputs must contain all tokens of a pass and not {name}.")
     observer = PassObserver(model, inputs, on_layer, instead)
     if not observer.modules:
-        raise InputError(f"model: {type(model).__name__} has no module that is named after attention.")
+        raise InputError(f"model: {type(model).__name__} has no module named after attention.")
     handles = []
     token = OBSERVER.set(observer)
     try:
@@ -158,10 +158,10 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
             far = _apart(made, _first(_plain(model, inputs)))
     if not far <= allowed:
         dtype = str(precision(model)).removeprefix("torch.")
-        coarse = "" if dtype.endswith(("32", "64")) else f"; in {dtype} this may be rounding: use --dtype float32"
+        coarse = "" if dtype.endswith(("32", "64")) else f" ({dtype} rounds coarsely: use --dtype float32)"
         raise InputError(
-            f"model: {type(model).__name__} was not understood: taken apart, its outputs differ by "
-            f"{far:.1e} (relative) from those of its own pass, where at most {allowed:.0e} is allowed{coarse}."
+            f"model: {type(model).__name__} was not understood: its reproduced outputs differ by {far:.1e} "
+            f"(relative), at most {allowed:.0e} is allowed{coarse}."
         )
     return far
 
@@ -205,7 +205,7 @@ def _plain(model: Any, inputs: Mapping[str, Any]) -> Any:
         if out_of_memory(error) or not of_libraries(error):
             raise
         why = f"{words(error)}{_longest(model, inputs)}"
-        raise InputError(f"model: {type(model).__name__} does not run on this input by itself: {why}.") from error
+        raise InputError(f"model: {type(model).__name__} does not run on this input: {why}.") from error
 
 
 def _drawn_alike(model: Any) -> AbstractContextManager[None]:

@@ -146,26 +146,25 @@ def prove(
     hint = f"; try --dtype float32 instead of {dtype}" if coarse else ""
     if not bool((outputs * asked).isfinite().all()):
         raise InputError(
-            f"model: the attention of {name} gives values that are not finite, from logits up to {size} in {dtype}"
-            f"{hint}."
+            f"model: the attention of {name} has values that are not finite, from logits up to {size} in {dtype}{hint}."
         )
     if undecided > 0.5:
         raise InputError(
-            f"model: {dtype} is too coarse for the attention of {name}: its logits are up to {size}, and rounding "
-            f"alone may change the largest weight of {100 * undecided:.0f} % of its queries by a half or more; use "
-            "--dtype float32 (or a model in float32)."
+            f"model: {dtype} is too coarse for the attention of {name}. Its logits are up to {size}: rounding may "
+            f"halve the largest weight of {100 * undecided:.0f} % of its queries. Use --dtype float32 (or a model in "
+            "float32)."
         )
     if not used <= 1:
         weights_differ = "" if wrong is None else f"its weights differ by {wrong:.1e} and "
         raise InputError(
-            f"model: the attention of {name} was not understood: formed again from its parts, {weights_differ}its "
-            f"outputs differ by {far_out:.1e} (relative) from the model's own, {used:.3g} times what rounding{coarse} "
-            f"of logits up to {size} explains; known are a scaled product, a cap, a bias, a mask and sinks{hint}."
+            f"model: the attention of {name} was not understood: recomputed from its parts, {weights_differ}its "
+            f"outputs differ by {far_out:.1e} (relative), {used:.3g} times the rounding{coarse} of logits up to "
+            f"{size}. Supported parts are a scaled product, a cap, a bias, a mask and sinks{hint}."
         )
     if scale is not None:
         raise InputError(
-            f"model: the attention of {name} was not understood: its weights fit logits {1 + scale:.6f} times "
-            f"as large, which rounding{coarse} does not explain{hint}."
+            f"model: the attention of {name} was not understood: its weights fit logits {1 + scale:.6f} times as "
+            f"large, more than rounding{coarse} explains{hint}."
         )
     return Proof(wrong, far_out, len(rows), float((allowed * asked).max()), used, logit, undecided)
 
@@ -177,8 +176,8 @@ def _check_shapes(name: str, parts: Attention, rows: Tensor, own: Tensor | None,
     if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, own, heads) if x is not None)
         raise InputError(
-            f"model: the attention of {name} was not understood: its queries, keys, values, weights and outputs are of "
-            f"shapes that do not fit, {shapes}."
+            f"model: the attention of {name} was not understood: shapes of its queries, keys, values, weights and "
+            f"outputs do not match: {shapes}."
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import BandControl
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.machine import out_of_memory
 from toeplens.lens.frequency.use import Off
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Place
@@ -292,16 +292,10 @@ def head_estimates(
     """
     choose("of", of, get_args(Taken))
     if any(weight.is_inference() for weight in model.parameters()):
-        raise NoGradient(
-            "method: attribution was given for weights that were made in inference mode, which have no gradients; it "
-            "must be exact."
-        )
+        raise NoGradient("method must be exact for weights made in inference mode, got attribution.")
     outcome = _outcome(model, inputs, calls, mask_token, seed)
     if outcome.effect == "states":
-        raise NoGradient(
-            "method: attribution was given for last hidden states, whose distance from the intact ones has no "
-            "first-order term; it must be exact."
-        )
+        raise NoGradient("method must be exact for last hidden states, got attribution.")
     counts = [heads for *_, heads in calls]
     instead: list[Tensor | None] = [None] * len(calls)
     there = range(len(calls))
@@ -320,8 +314,7 @@ def head_estimates(
                 if out_of_memory(error):
                     raise
                 raise NoGradient(
-                    f"method: attribution was given; no gradient comes back through {passes.kind} to all of its heads, "
-                    "so that it must be exact."
+                    f"method must be exact for {passes.kind}, whose gradient does not reach all heads, got attribution."
                 ) from error
             for index, each in zip(there, made, strict=True):
                 effects[index] = each
@@ -360,7 +353,7 @@ def _without_position(model: Any, inputs: Mapping[str, Any], calls: Sequence[Sil
     places = [(side, kind, layer) for _, side, kind, layer, _ in calls]
     found = without_position(model, inputs, places)
     if calls and not found:
-        raise NoPosition("effects: position was given; no head of these layers has a rotation or a bias to be taken.")
+        raise NoPosition("effects: 'position' needs a rotation or a bias, but no head of these layers has one.")
     return [found.get(place) for place in places]
 
 
@@ -373,7 +366,7 @@ def place_of(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Addr
         alike = [each for each in order if type(each.module) is type(module)]
         own = [each for each in alike[layer : layer + 1] if each.module is module]
     if not own:
-        raise InputError(f"calls: {name} was given for layer {layer}; no such attention is called in the pass.")
+        raise InputError(f"calls: {name} of layer {layer} is not called in the forward pass.")
     return own[0]
 
 
@@ -452,13 +445,13 @@ def band_effects(
     """
     choose("off", off, get_args(Off))
     if bands < 1:
-        raise InputError(f"bands: {bands} was given; it must be at least 1.")
+        raise invalid("bands", "be at least 1", bands)
     inputs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
     outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
     places: list[Place] = [(side, kind, layer) for _, side, kind, layer, _ in calls]
     layers = _Layers(model, outcome.inputs, places, bands, off)
     if calls and not any(layers.bands):
-        raise NoPosition("effects: bands was given; no head of these layers has a rotation that is known.")
+        raise NoPosition("effects: 'bands' needs a known rotation, but no head of these layers has one.")
     anatomy = anatomy_of(model)
     with observed(model, anatomy):
         passes = Passes(model, anatomy, outcome)

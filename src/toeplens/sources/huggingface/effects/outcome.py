@@ -80,7 +80,7 @@ def outcome_of(
     tokens = inputs.get(f"{side}input_ids")
     given = inputs.get(f"{side}inputs_embeds") if tokens is None else tokens
     if given is None:
-        raise InputError(f"inputs: {side}input_ids are missing; they are what the model's effects are measured on.")
+        raise InputError(f"inputs must contain {side}input_ids.")
     there = inputs.get(f"{side}attention_mask")
     counted = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
     if isinstance(there, Tensor) and there.shape == counted.shape:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.products import Followed, Products, four
 from toeplens.sources.huggingface.effects.outcome import AT_ONCE, NONE, Outcome, apart, losses, moved, over_labels, wide
@@ -326,12 +326,10 @@ class Replay(Observer):
         finally:
             self.held = {}
         if self.until:
-            raise InputError(f"model: its pass has no {self.until} calls of layers that end one by one.")
+            raise InputError(f"model: its forward pass has no {self.until} calls of layers that end one by one.")
         missing = [type(each.module).__name__ for each in self.changes if each not in self.order]
         if missing:
-            raise InputError(
-                f"model: the outputs of the heads of {missing[0]} were not seen, so they were not changed."
-            )
+            raise InputError(f"model: head outputs of {missing[0]} did not occur, so they were not changed.")
 
     def logits(self, states: Float[Tensor, "R n d"]) -> Float[Tensor, "R n V"]:
         """Logits of some of the last hidden states, from the model's own head only."""
@@ -510,13 +508,12 @@ class Passes:
             far = float((wide(again) - wide(own)).abs().max()) if again.shape == own.shape else torch.inf
             if not far <= self.same * float(wide(own).abs().max().clamp_min(1)):
                 raise InputError(
-                    f"model: the head of {self.kind} was not understood: its logits at a position are not made of the "
-                    "last hidden state there alone."
+                    f"model: the head of {self.kind} was not understood: logits at a position depend on more than the "
+                    "last hidden state there."
                 )
             if (last := int(outcome.labels.max())) >= self.vocabulary:
                 raise InputError(
-                    f"inputs: token {last} was given, which the head of {self.kind} cannot predict; it has logits of "
-                    f"{self.vocabulary} tokens."
+                    f"inputs must have tokens under {self.vocabulary}, the logits of {self.kind}, got {last}."
                 )
             self.readout = Readout.of(anatomy.embedding, self.states[:, -1:], intact.logits)
             self.baseline = self.losses(intact)
@@ -528,8 +525,8 @@ class Passes:
         wanted = (self.batch * rows, self.outcome.counted.shape[1])
         if found.states.ndim != 3 or found.states.shape[:2] != wanted:
             raise InputError(
-                f"model: the last hidden states of {self.kind} are {list(found.states.shape)}; of {wanted[0]} "
-                f"sequences of {wanted[1]} tokens they must be one for each."
+                f"model: the last hidden states of {self.kind} must start with shape {list(wanted)}, one per token, "
+                f"got {list(found.states.shape)}."
             )
         return found
 
@@ -593,8 +590,8 @@ class Passes:
         far = max(apart(states, self.states, self.outcome.counted) for states in copies)
         if not far <= self.same:
             raise InputError(
-                f"model: {self.kind} was run again with nothing silenced, and its last hidden states are {far:.1e} "
-                "apart."
+                f"model: {self.kind} is not deterministic: two runs without ablation differ by {far:.1e} in the last "
+                "hidden states."
             )
 
     def effects(self, found: Replay, copies: int) -> Float[Tensor, "R K"]:
@@ -618,9 +615,10 @@ class Passes:
 def fits(heads: Tensor, rows: int, count: int) -> None:
     """Refuse head outputs that do not have this many sequences and heads."""
     if heads.ndim != 4 or heads.shape[0] != rows or heads.shape[2] != count:
-        raise InputError(
-            f"calls: {count} heads were given for {rows} sequences; the attention gives {list(heads.shape)} "
-            "(sequences, queries, heads, width)."
+        raise invalid(
+            "calls",
+            f"have {rows} sequences and {count} heads",
+            got=f"shape {list(heads.shape)} (sequences, queries, heads, width)",
         )
 
 

@@ -63,8 +63,8 @@ class Found:
         made = encodings.build(name, **sizes, **options)
         if isinstance(made, MLA) or made.query_dim != self.head_dim:
             raise InputError(
-                f"encoding: {name!r} was given; it takes queries and keys of {made.query_dim} dimensions, with "
-                f"projections of its own, and {type(self.modules[0]).__name__} has heads of {self.head_dim}."
+                f"encoding: {name!r} needs queries and keys of {made.query_dim} dimensions, but heads of "
+                f"{type(self.modules[0]).__name__} have {self.head_dim}."
             )
         return made
 
@@ -97,12 +97,12 @@ class Anatomy:
         kind = type(self.model).__name__
         if self.model.main_input_name != "input_ids" and not self._speech:
             raise InputError(
-                f"model: {kind} takes {self.model.main_input_name}; of the models that take no token ids, "
-                "Wav2Vec2-Conformer alone takes an encoding."
+                f"model: {kind} takes {self.model.main_input_name} instead of token ids. Among such models, only "
+                "Wav2Vec2-Conformer is supported."
             )
         parameters = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
         if "mrope_section" in parameters:
-            raise InputError(f"model: positions of {kind} have several coordinates, which only its own rotation reads.")
+            raise InputError(f"model: positions of {kind} have several coordinates, which are not supported.")
 
     def example(self, seed: int = 0) -> dict[str, Tensor]:
         """An example input: one sequence of a few tokens, or a third of a second of noise for speech models."""
@@ -124,8 +124,8 @@ class Anatomy:
         kind = type(self.model).__name__
         if not modules or len(set(modules)) != len(modules):
             raise InputError(
-                f"model: {kind} does not ask transformers' attention interface once a layer; an encoding cannot be "
-                "installed in it."
+                f"model: {kind} does not call transformers' attention interface once per layer, so no encoding can be "
+                "installed."
             )
         if self._layers is not None:
             require_indices("layers", self._layers, len(modules))
@@ -134,9 +134,7 @@ class Anatomy:
         if len(sizes) > 1:
             each = [(call.q.shape[1], call.q.shape[3]) for call in found]
             some = [layer for layer, size in enumerate(each) if size == each[0]]
-            raise InputError(
-                f"layers: heads of {kind} are of several sizes in these; they must be of one, such as in layers {some}."
-            )
+            raise InputError(f"layers must have heads of one size in {kind}, such as layers {some}.")
         config: Any = self.model.config if self._speech else stack.config
         config = config.get_text_config()
         first: Any = modules[0]
@@ -204,8 +202,8 @@ def run(model: Any, inputs: dict[str, Tensor]) -> Tensor:
         if out_of_memory(error) or not of_libraries(error):
             raise
         raise InputError(
-            f"model: {type(model).__name__} cannot be run with its attention given to a function of ours "
-            f"({words(error)}); an encoding cannot be installed in it."
+            f"model: {type(model).__name__} does not run with another attention function ({words(error)}), so no "
+            "encoding can be installed."
         ) from error
 
 
@@ -263,8 +261,8 @@ def turns(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> str | None:
     given = kwargs["position_embeddings"]
     if not isinstance(given, tuple) or len(given) != 2 or given[0].shape != given[1].shape or given[0].is_complex():
         raise InputError(
-            f"model: {type(module).__name__} is given its rotation in a form that is not known, no cosines and sines; "
-            "an encoding cannot be installed in it."
+            f"model: {type(module).__name__} does not get its rotation as cosines and sines, so no encoding can be "
+            "installed."
         )
     made = []
     for cos, sin in ((1.0, 0.0), (0.0, 1.0)):

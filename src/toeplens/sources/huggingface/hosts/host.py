@@ -46,8 +46,8 @@ def prove_host(host: Any, anatomy: Anatomy) -> None:
     allowed = TOLERANCES.get(first.dtype, 5e-2)
     if worst > allowed:
         raise InputError(
-            f"model: attention of {kind} does more than its queries, keys and mask say (apart by {worst:.1e} of the "
-            f"largest output, allowed {allowed:.0e}); an encoding cannot be installed in it."
+            f"model: attention of {kind} does more than queries, keys and mask say (error {worst:.1e} of the largest "
+            f"output, allowed {allowed:.0e}), so no encoding can be installed."
         )
     if host.layers is not None:
         return
@@ -56,8 +56,8 @@ def prove_host(host: Any, anatomy: Anatomy) -> None:
         told = max(told, _apart(alike, alike[:, :1].expand_as(alike)))
     if told > allowed:
         raise InputError(
-            f"model: {kind} still tells positions apart with its own out of the way (by {told:.1e} of the largest "
-            f"output); an encoding cannot be installed in it."
+            f"model: {kind} still depends on positions without its own encoding (by {told:.1e} of the largest "
+            "output), so no encoding can be installed."
         )
 
 
@@ -133,13 +133,11 @@ class Host:
         if self.layers is None:
             return
         if not self.layers:
-            raise InputError("layers: must be at least one layer; leave it out for all (got []).")
+            raise InputError("layers must have at least one layer, got []. Omit it for all layers.")
         whole = len(self.layers) == len(found.modules)
         if not whole and (encoding.overrides("embed") or found.tables):
             what = "its vectors enter" if encoding.overrides("embed") else "the model's own positions enter"
-            raise InputError(
-                f"layers: {list(self.layers)} was given; {what} at the input, for all layers: leave it out."
-            )
+            raise InputError(f"layers must not be set: {what} at the input of all layers, got {list(self.layers)}.")
 
     def _settle(self, found: Found, first: PositionalEncoding) -> None:
         asks = NAME if self._asking else None
@@ -211,11 +209,13 @@ def install(
     Raises `InputError` for an encoding that cannot be installed in this model, and if a check fails.
     """
     if HOST in checked_model(model).__dict__:
-        raise InputError("model: it has an encoding installed; uninstall that one first.")
+        raise InputError("model: an encoding is already installed. Uninstall it first.")
     must_be("prove", prove, bool)
     name = encodings.canonical(encoding)
     if any(config._attn_implementation_internal == NAME for config in configs_of(model)):
-        raise InputError("model: its configuration is another model's too, which has an encoding installed; copy it.")
+        raise InputError(
+            "model: its configuration is shared with a model that has an encoding installed. Copy the configuration."
+        )
     anatomy = Anatomy(model, max_len, layers)
     host = Host(model, name, layers, max_len, options)
     try:
@@ -247,7 +247,7 @@ def uninstall(model: Any) -> None:
     """Restore a model to its state before `install`, with its own positional encoding."""
     host = checked_model(model).__dict__.get(HOST)
     if host is None:
-        raise InputError("model: it has no encoding installed.")
+        raise InputError("model: no encoding is installed.")
     host.leave()
 
 
@@ -284,7 +284,7 @@ def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> N
     except Exception as error:  # an encoding may fail in any way on its options
         if out_of_memory(error):
             raise
-        raise InputError(f"model: {name} could not be loaded: {entry} does not go with it ({words(error)}).") from None
+        raise InputError(f"model: {name} could not be loaded: {entry} does not match it ({words(error)}).") from None
     found = _weights(files)
     found.pop(MARK, None)
     known = host.encodings.state_dict()
@@ -294,8 +294,8 @@ def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> N
     if wrong:
         more = f" and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
         raise InputError(
-            f"model: {name} could not be loaded: its weights are not those of the encoding {host.name!r}: "
-            f"{', '.join(wrong[:_TOLD])}{more} are missing, left over, of another shape or not finite numbers."
+            f"model: {name} could not be loaded: its weights do not match the encoding {host.name!r}. Missing, "
+            f"unexpected, of another shape or not finite: {', '.join(wrong[:_TOLD])}{more}."
         )
     host.encodings.load_state_dict(found, strict=False)
 

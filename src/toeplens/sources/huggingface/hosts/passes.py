@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.shapes import Notes, Positions
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER
 
 PASS = "toeplens_pass"  # argument by which layers pass on the state of a pass, and a module to its attention
@@ -174,15 +174,15 @@ def begin(
     held = 0 if memory.positions is None else memory.positions.shape[1]
     if past and (held != past or memory.owner != owner):
         raise InputError(
-            f"past_key_values: a cache of {past} tokens was given that was not filled by this model since its encoding "
-            "was installed; begin with an empty one."
+            "past_key_values must be empty or filled by this model with its encoding installed, got a cache of "
+            f"{past} tokens."
         )
     if not past:
         memory = Memory(owner)
     padding = _padding(attention_mask, memory.padding, batch, past, tokens, device)
     positions = position_ids
     if positions is not None and positions.ndim != 2:
-        raise InputError(f"position_ids: a shape of {tuple(positions.shape)} was given; it must be [B, N].")
+        raise invalid("position_ids", "be [B, N]", got=f"a shape of {tuple(positions.shape)}")
     if positions is None and padding is not None:
         positions = ((~padding).long().cumsum(1) - 1).clamp(min=0)[:, past:]
     if positions is None:
@@ -201,14 +201,15 @@ def begin(
 def _check_batch(batch: int, tokens: int, past: int, mask: Any, cache: Any) -> None:
     """Raise `InputError` for a cache of another batch size, and for a mask that does not fit the tokens."""
     if isinstance(mask, Tensor) and mask.ndim == 2 and (len(mask) != batch or mask.shape[1] < past + tokens):
-        raise InputError(
-            f"attention_mask: a shape of {tuple(mask.shape)} was given; it must be [{batch}, {past + tokens}], the "
-            "tokens in the cache among them."
+        raise invalid(
+            "attention_mask",
+            f"have shape [{batch}, {past + tokens}], including the tokens in the cache",
+            got=f"shape {list(mask.shape)}",
         )
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
     keys = getattr(layers[0], "keys", None) if past and layers else None
     if isinstance(keys, Tensor) and keys.numel() and len(keys) != batch:
-        raise InputError(f"past_key_values: a cache of {len(keys)} sequences was given; {batch} are read.")
+        raise invalid("past_key_values", f"have {batch} sequences", len(keys))
 
 
 def _padding(
@@ -285,8 +286,8 @@ class Stack:
     def _begin(self, module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if self.asks is not None and module.config._attn_implementation != self.asks:
             raise InputError(
-                f"model: its attention was set to {module.config._attn_implementation!r} since an encoding was "
-                "installed, which is then not asked; uninstall it first."
+                f"model: attention was set to {module.config._attn_implementation!r} after an encoding was installed. "
+                "Uninstall the encoding first."
             )
         given = dict(zip(self._signature.parameters, args, strict=False)) | kwargs
         tokens = given.get("input_ids")
@@ -331,7 +332,7 @@ class Stack:
         now, self.now = kwargs.get(PASS, self.now), None
         unused, self._waiting = self._waiting is not None, None
         if unused and output is not None and OBSERVER.get() is NOBODY:  # who observes may leave layers out
-            raise InputError("model: it does not call the module that embeds its tokens, so that nothing can be added.")
+            raise InputError("model: it does not call its token embedding, so no vectors can be added.")
         cache = getattr(output, "past_key_values", None)
         if cache is not None and now is not None and hasattr(cache, "get_seq_length"):
             remember(cache, now.memory)

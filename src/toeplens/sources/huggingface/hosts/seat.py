@@ -159,9 +159,7 @@ class Seat:
         kwargs = dict(kwargs)
         now = kwargs.pop(PASS, None) or self.told or _written_on(kwargs.get("alibi"), self.stack.now)
         if now is None:
-            raise InputError(
-                "model: a layer was called outside a pass of its model, which knows where its tokens stand."
-            )
+            raise InputError("model: a layer was called outside of the model's forward pass.")
         hidden = next((kwargs[name] for name in _HIDDEN if name in kwargs), args[0] if args else None)
         given = kwargs.get("position_embeddings")
         turned = self._is_a_turn and fits(self.encoding, given)
@@ -258,7 +256,7 @@ def _visible(mask: Tensor) -> Tensor:
         return mask
     visible = mask == 0
     if not torch.compiler.is_compiling() and bool((~visible & (mask > torch.finfo(mask.dtype).min / 4)).any()):
-        raise InputError("attention_mask: one with numbers between 0 and the lowest was given; a key is seen or not.")
+        raise InputError("attention_mask must have only 0 and the lowest number.")
     return visible
 
 
@@ -327,7 +325,7 @@ def attention(
     seat: Seat | None = module.__dict__.get(SEAT)
     told: Here | Pass | None = kwargs.pop(PASS, None)
     if seat is not None and not isinstance(told, Here):
-        raise InputError(f"model: {type(module).__name__} does not hand on what its attention is told.")
+        raise InputError(f"model: {type(module).__name__} does not pass on the arguments of its attention.")
     if seat is not None and isinstance(told, Here) and not told.turned:
         made = seat.attend(module, query, key, value, attention_mask, told, **kwargs)
     else:

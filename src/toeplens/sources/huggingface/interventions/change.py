@@ -26,7 +26,7 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings import BandControl
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.words import spans
 from toeplens.lens.kit.interventions import donors
 from toeplens.lens.kit.terms import NoForm
@@ -46,16 +46,16 @@ Output = Literal["zero", "mean", "resample"]
 class NotThere(InputError):
     """A named layer, head, group or pair does not exist; the message counts from 0, as Python does."""
 
-    def __init__(self, field: str, given: int | list[int], there: str, first: int = 0) -> None:
-        self.field, self.given, self.there = field, given, there
-        several, once = ([given], "") if isinstance(given, int) else (given, ", each to be named once")
+    def __init__(self, field: str, given: int | list[int], count: int, where: str, first: int = 0) -> None:
+        self.field, self.given, self.count, self.where = field, given, count, where
+        several, be = ([given], "be") if isinstance(given, int) else (given, "be different numbers")
         shown = spans(each + first for each in several) if first else str(given)
-        verb = "was" if shown.isdecimal() else "were"
-        super().__init__(f"{field}: {shown} {verb} given; {there}, counted from {first}{once}.")
+        must = f"must {be} from {first} to {count - 1 + first} in {where}, got {shown or 'none'}."
+        super().__init__(f"{field} {must}" if count else f"{field}: the model has no {where}.")
 
     def for_people(self, field: str | None = None) -> NotThere:
         """The same, counted from 1; with the name that people know the field by, if it is another."""
-        return type(self)(field or self.field, self.given, self.there, 1)
+        return type(self)(field or self.field, self.given, self.count, self.where, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +104,13 @@ class Change:
             if value is not None:
                 choose(field, value, get_args(options))
         if self.heads is not None and self.groups is not None:
-            raise InputError("groups: they were given beside heads; one of the two is allowed.")
+            raise InputError("heads and groups must not both be set.")
         if self.bands is not None and self.bands.heads is not None:
-            raise InputError("bands: heads were given in them; the change's own heads or groups are meant.")
+            raise InputError("bands must not have heads. Set heads or groups of the change.")
         if not abs(self.speed) <= _FASTEST:
-            raise InputError(f"speed: {self.speed} was given; it must be from -{_FASTEST} to {_FASTEST}.")
+            raise invalid("speed", f"be from -{_FASTEST} to {_FASTEST}", self.speed)
         if self.seed < 0:
-            raise InputError(f"seed: {self.seed} was given; it must be at least 0.")
+            raise invalid("seed", "be at least 0", self.seed)
         ways = {
             "bands": self.bands is not None,
             "speed": self.speed != 1,
@@ -120,13 +120,11 @@ class Change:
         }
         given = [name for name, value in ways.items() if value]
         if not given:
-            raise InputError(
-                "bands: none were given, nor a speed other than 1, bias, attention or output; one is needed."
-            )
+            raise InputError("bands, speed, bias, attention or output must be set.")
         logits = [name for name in given if name in ("bands", "speed", "bias")]
         if len(given) > max(1, len(logits)):
             first = self._turning if given[0] == "bands" else given[0]
-            raise InputError(f"{given[-1]}: it was given beside {first}; the two cannot be had together.")
+            raise InputError(f"{first} and {given[-1]} must not both be set.")
 
     @property
     def turns(self) -> bool:
@@ -151,18 +149,18 @@ class Change:
     def no_layer(self, count: int) -> NotThere:
         """The error if the model has only ``count`` calls of this kind and side."""
         on = f" on the side {self.side}" if self.side else ""
-        return NotThere("layer", self.layer, f"there are {count} calls of {self.kind} attention{on}")
+        return NotThere("layer", self.layer, count, f"{self.kind} attention{on}")
 
     def heads_of(self, call: AttentionCall) -> tuple[int, ...]:
         """The changed query heads. Raises `InputError` for heads that the call does not have."""
         heads, groups = call.q.shape[1], call.k.shape[1]
         if self.groups is not None:
-            _named(self.groups, "groups", groups, f"{call.module} has {groups}")
+            _named(self.groups, "groups", groups, call.module)
             size = heads // groups
             return tuple(head for group in self.groups for head in range(group * size, (group + 1) * size))
         if self.heads is None:
             return tuple(range(heads))
-        _named(self.heads, "heads", heads, f"{call.module} has {heads}")
+        _named(self.heads, "heads", heads, call.module)
         return self.heads
 
     def check(self, call: AttentionCall) -> None:
@@ -172,37 +170,37 @@ class Change:
             for field in ("still", "silent"):
                 given = getattr(self.bands, field, ())
                 if given:
-                    _named(given, field, pairs, f"{call.module} turns {pairs} pairs")
+                    _named(given, field, pairs, call.module)
             if self.bands is not None:
                 try:
                     self.bands.check(pairs, call.q.shape[1])
                 except InputError as error:
-                    raise InputError(f"{str(error).rstrip('.')} ({call.module} turns {pairs} pairs).") from None
+                    raise InputError(f"{str(error).rstrip('.')} ({call.module} has {pairs} pairs).") from None
         if not self.bias and call.encoding is not None and call.unknown is not None:
-            raise InputError(f"bias: that of {call.module} cannot be taken away by itself: {call.unknown}")
+            raise InputError(f"bias: the bias of {call.module} cannot be removed: {call.unknown}")
         if not self.bias and call.bias is None:
-            raise InputError(f"bias: {call.module} adds nothing to its logits that could be taken away.")
+            raise InputError(f"bias: {call.module} has no bias.")
         if self.attention is not None:
             try:
                 call.placed()
             except NoForm as error:
-                raise InputError(f"attention: it has no positional and symbolic part there: {error}") from None
+                raise InputError(f"attention: logits have no positional and symbolic parts: {error}") from None
         if self.output == "resample" and call.q.shape[0] < 2:
-            raise InputError("output: resample was given for a batch of one sequence; it needs another to draw from.")
+            raise InputError("output must not be 'resample' for a batch of one sequence.")
 
 
 def pairs_of(call: AttentionCall, field: str) -> int:
     """Number of rotated pairs of a call. Raises `InputError`, naming the field, if it is not known."""
     if call.unknown is not None:
-        raise InputError(f"{field}: the rotation of {call.module} is not known: {call.unknown}")
+        raise InputError(f"{field}: the rotation of {call.module} is unknown: {call.unknown}")
     if call.rotation is None or call.unrotated is None:
-        raise InputError(f"{field}: {call.module} has no rotation that could be stopped or changed.")
+        raise InputError(f"{field}: {call.module} has no rotation.")
     return len(call.rotation.frequencies)
 
 
-def _named(indices: Sequence[int], field: str, count: int, there: str) -> None:
+def _named(indices: Sequence[int], field: str, count: int, where: str) -> None:
     if sorted(set(indices)) != sorted(indices) or not all(0 <= each < count for each in indices) or not indices:
-        raise NotThere(field, list(indices), there)
+        raise NotThere(field, list(indices), count, where)
 
 
 def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
@@ -213,7 +211,9 @@ def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
     """
     batch, queries, keys = call.q.shape[0], call.q.shape[2], call.k.shape[2]
     if call.kind == "cross" or (call.visible is not None and queries != keys):
-        raise InputError(f"output: which queries of {call.module} are padding is not known, and none may be drawn on.")
+        raise InputError(
+            f"output: padding among the queries of {call.module} is unknown, so tokens cannot be resampled or averaged."
+        )
     if call.visible is None:
         return torch.ones(batch, queries, dtype=torch.bool, device=call.q.device)
     place = torch.arange(keys, device=call.q.device)
@@ -228,10 +228,7 @@ def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
     if call.causal:  # only the last query of all, or of a chunk, sees these
         by_others |= (place == keys - 1) | ((place + 1) % (call.chunk or keys) == 0)
     if keys > 1 and bool(seen.all()) and not bool(by_others.all()):
-        raise InputError(
-            f"output: a token of {call.module} is seen by no other; whether it is padding is not known, and none may "
-            "be drawn on."
-        )
+        raise InputError(f"output: a token of {call.module} may be padding, so tokens cannot be resampled or averaged.")
     return seen.expand(batch, -1)
 
 
@@ -285,8 +282,7 @@ def _of_others(
     giving = torch.from_numpy(donors(there.sum(1).cpu().numpy(), change.seed)).to(own.device)
     if bool((there & ~there[giving]).any()):
         raise InputError(
-            "output: resample was given, and a sequence has tokens where the one drawn for it has padding; each needs "
-            "another of the batch that is as long."
+            "output must not be 'resample' if the batch has no other sequence of at least the same length."
         )
     return torch.where(tokens, own[giving], own)
 
@@ -488,8 +484,8 @@ def _changing(model: Any) -> Iterator[_Held]:
             return original(*args, **kwargs)
         if observer is not NOBODY:
             raise InputError(
-                f"model: {type(model).__name__}, which `intervened` changes, is run in a pass that is itself taken "
-                "apart or changed; the changes must be given to that one."
+                f"model: {type(model).__name__} must not run with `intervened` inside another pass that is analyzed "
+                "or changed. Give the changes to that pass."
             )
         inputs = dict(zip(inspect.signature(original).parameters, args, strict=False)) | kwargs
         changed = Changed(list(chain(*held)))
@@ -522,9 +518,9 @@ def _unfit(model: Any, inputs: Mapping[str, Any], error: Exception) -> InputErro
     length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
     limit = Loaded(model).longest
     if limit is not None and length > limit:
-        return InputError(f"inputs: {length} tokens were given; the model has positions for {limit}.")
+        return invalid("inputs", f"have at most {limit} tokens, the positions of the model", length)
     if isinstance(error, IndexError):
-        return InputError(f"inputs: the model has no vector for a token or a place in them ({words(error)}).")
+        return InputError(f"inputs: the model has no vector for one of the tokens or positions ({words(error)}).")
     return None
 
 
@@ -569,7 +565,7 @@ class Changed:
             heads = change.heads_of(call)
             again = sorted(taken & set(heads))
             if again:
-                raise InputError(f"changes: head {again[0]} of {call.module} is changed twice; once is allowed.")
+                raise InputError(f"changes must not change head {again[0]} of {call.module} twice.")
             taken |= set(heads)
             made = changed_outputs(call, change, self._tokens(call))
             if found is None:
@@ -591,6 +587,6 @@ class Changed:
         """Refuse changes whose call does not occur, or occurs on both sides of a model."""
         for number, change in enumerate(self.changes):
             if change.side is None and len({side for kind, side in self.seen if kind == change.kind}) > 1:
-                raise InputError("side: it was not given; this model has an encoder and a decoder.")
+                raise InputError("side must be set for a model with an encoder and a decoder.")
             if number not in self.met:
                 raise change.no_layer(sum(change.of_side(*each) for each in self.seen))
