@@ -77,7 +77,7 @@ def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = F
 # ---- ledgers ---------------------------------------------------------------------------------------------------------
 
 
-VERDICTS = {"leans to hold": "indicative: holds", "leans to fail": "indicative: fails", "holds in part": "in part"}
+VERDICTS = {"leans to hold": "indicatively holds", "leans to fail": "indicatively fails", "holds in part": "in part"}
 SHORTER = {  # patterns in the sources of claims, to keep the tables narrow
     r"arXiv (?=\d)": "",
     r"ICLR 2026 version \(summary\): ": "ICLR 2026, ",

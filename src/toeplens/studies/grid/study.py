@@ -56,7 +56,7 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
             "max_len": task.length,
             **({"readout": "each"} if task.each else {}),
         }
-        common = {**sizes, "attention_scale": None}  # the same for all encodings, see docs/decisions/015
+        common = {**sizes, "attention_scale": None}  # the same for all encodings, see docs/decisions/07
         fields = {**common, **spec.model, **part.model, **column.model}
         model = decoder_config(**fields, encoding=column.encoding, encoding_options=column.options)
         training = {"seed": seed, "data_seed": seed, **spec.training, **part.training}
