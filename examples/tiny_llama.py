@@ -2,7 +2,7 @@
 
     python examples/tiny_llama.py alibi
 
-trains it to count modulo 32 and lets it go on from 5, 6, 7.
+trains it to count modulo 32 and lets it continue from 5, 6, 7.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ to commute with R, that is, to be a rotation times a factor on each pair and 0 b
 Section 3.2. Additive logits are L_ij = m(c_i, c_j) + u(c_i, j) + v(c_j, i) + s(i, j), the cross terms u and v, and no
 width limits what these functions are. Let L_ij = g(c_i, c_j, i - j). Then g(c, c', i - j) - g(c₀, c', i - j) is
 u(c, j) - u(c₀, j) and what has no position: with j fixed, i running, it is one number for all distances. So g =
-m'(c, c') + t(i - j): two terms, content and distance, that know nothing of each other.
+m'(c, c') + t(i - j): two terms, content and distance, that are independent of each other.
 
 Softmax does not see a term r(c_i, i) of a row. With it g(c, c', δ) - g(c, c₀', δ) is one number for all distances, the
 same for all c, and what remains is h(c, i - j) = u'(c, j) + s'(i, j) + r'(c, i) for all c: differences of h between

@@ -2,7 +2,7 @@
 
 RollPE (van de Geijn et al. 2025) rolls queries and keys along their dimensions, by s i at position i: multiplication by
 P^(si), P the cyclic shift of d. In the real Fourier basis P is a rotation by 2πf/d of each pair (cos, sin) of component
-f, 1 on the mean, and, where d is even, -1 on the alternating sum. With a zero beside each of the two single components
+f, 1 on the mean, and, where d is even, -1 on the alternating sum. With a zero next to each of the two single components
 that is RoPE with frequencies 0, 2πsf/d and πs, two dimensions wider at most. It is none of the head's own width if d is
 odd (the mean has no partner) or s odd and d even: then det P^s = -1, and a rotation's determinant is 1.
 

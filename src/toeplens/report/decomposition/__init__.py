@@ -1,1 +1,1 @@
-"""The page of a run's attention logits taken apart."""
+"""The page of a run's decomposed attention logits."""

@@ -304,8 +304,8 @@ def heat(
     columns  unique names of the columns, for hover texts
     limit    the share at the end of the colour scale
     ticks    which columns have a label below, and the labels
-    hover    what is said of each cell; its share unless given
-    numbers  what stands in the cells; the shares of a few unless given with ``hover``
+    hover    tooltip of each cell (default: its share)
+    numbers  text in the cells (default: the shares of a few, unless ``hover`` is set)
     """
     count = len(rows)
     size = 22 if count <= FEW else max(4, min(14, _TALL // count))

@@ -45,12 +45,12 @@ def dots(
 
     Arguments
         lines   what stands at the left
-        series  drawn beside each other in each line
+        series  drawn next to each other in each row
         title   of the numbers' axis
         scale   what numbers are multiplied by
-        digits  after the point, where one is told
-        span    ends of the axis, in its own unit; unless given what the numbers need, and half as much on each side for
-                intervals: a longer one, of few seeds, runs out of the panel and is told in full
+        digits  decimals of printed numbers
+        span    ends of the axis (default: the range of the values, and half as much on each side for
+                intervals; longer intervals are clipped and printed in full)
         marks   where thin lines go, in the axis's unit
     """
     wrapped = ["<br>".join(textwrap.wrap(line, 24)) or " " for line in lines]
