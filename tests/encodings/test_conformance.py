@@ -191,6 +191,9 @@ class WrongScale(ALiBi):
         return 0.5
 
 
+Undocumented = type("Undocumented", (ALiBi,), {})
+
+
 class FalselyDependent(ALiBi):
     """A fixed bias that says that it reads content."""
 
@@ -381,6 +384,7 @@ class Quadratic(RoPE):
         (MisshapenBias, "shapes"),
         (WrongCoupling, "facts"),
         (WrongScale, "facts"),
+        (Undocumented, "facts"),
         (FalselyDependent, "facts"),
         (FalselyFixed, "facts"),
         (FalselyNonlinear, "facts"),
