@@ -274,14 +274,14 @@ def test_what_cannot_act_together_is_refused(names: str) -> None:
 
 def test_other_wrong_input() -> None:
     rope, other = RoPE(**SIZES), encodings.build("alibi", **{**SIZES, "max_len": 65})
-    assert refusal(lambda: compose(rope, other)) == "max_len: 'RoPE' was built with 64 and 'ALiBi' with 65."
-    assert "one and the same" in refusal(lambda: compose(rope, rope))
+    assert refusal(lambda: compose(rope, other)) == "max_len must be the same for 'RoPE' and 'ALiBi', got 64 and 65."
+    assert "are the same object" in refusal(lambda: compose(rope, rope))
     assert "at least two" in refusal(lambda: compose(rope))
     assert "was built" in refusal(lambda: Composed(rope, "alibi"))  # type: ignore[arg-type]
-    assert "names: 1" in refusal(lambda: compose(rope, other, names=["one"]))
+    assert "names must have one entry per encoding (2), got 1" in refusal(lambda: compose(rope, other, names=["one"]))
     for given, options, words in (
         (["rope", 3], {}, "must be a name or a list of names"),
-        ("rope + rope", {}, "'rope' is in it more than once"),
+        ("rope + rope", {}, "encoding must not name 'rope' twice, got 'rope + rope'"),
         ("rope+", {}, "got ''"),
         ("rope+fox", {"base": 3}, "got 'base'"),
         ("rope+fox", {"rope": 3}, "rope must be options of 'rope', by name, got 3."),

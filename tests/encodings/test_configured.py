@@ -318,12 +318,15 @@ def test_hunyuans_alpha_is_a_larger_base() -> None:
             {"layer_types": ["near", "far"], "rope_theta": 5.0, **TYPES},
             "rope_theta must not be set with parameters by layer type",
         ),
-        ({"layer_types": ["off"], "off": None}, "layer_types: no layer's type has parameters"),
+        ({"layer_types": ["off"], "off": None}, "layer_types: no layer type has parameters"),
         (
             {"layer_types": ["near", "far"], "near": {"mrope_section": [4, 2, 2]}, "far": {}},
-            "mrope_section: some layer types have it and some not",
+            "mrope_section must be set for all layer types or for none",
         ),
-        ({"mrope_section": [4, 2]}, "mrope_section must be the pairs of time, height, width, 8, got [4, 2]"),
+        (
+            {"mrope_section": [4, 2]},
+            "mrope_section must be the numbers of pairs for time, height and width, 8 in total",
+        ),
         (
             {"llama_4_scaling_beta": 0.1},
             "llama_4_scaling_beta needs original_max_position_embeddings",

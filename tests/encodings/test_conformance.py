@@ -438,5 +438,5 @@ def test_bad_calls_are_refused_in_a_sentence() -> None:
         check("rope", skip=["shape"])
     with pytest.raises(InputError, match=r"^sizes must be .*, got 'heads'"):
         check("rope", sizes={"heads": 4})
-    with pytest.raises(InputError, match=r"subclass of PositionalEncoding\.$"):
+    with pytest.raises(InputError, match=r"^encoding must be a name or a subclass of PositionalEncoding, got .*Linear"):
         check(nn.Linear)  # type: ignore[arg-type]

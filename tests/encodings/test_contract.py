@@ -51,7 +51,7 @@ def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, q_positions: Tens
 
 
 def test_an_unknown_name_lists_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"^encoding must be .*, got 'roep'; did you mean .*'rope'.*\.$") as caught:
+    with pytest.raises(InputError, match=r"^encoding must be .*, got 'roep'; did you mean .*'rope'.*\?$") as caught:
         encodings.get("roep")
     assert caught.value.exit_code == 2
     with pytest.raises(InputError, match=r"must be one of .*alibi"):

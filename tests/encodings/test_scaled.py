@@ -433,14 +433,14 @@ def test_none_is_the_same_as_not_given() -> None:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 16, **LISTS}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("scaled-rope", {"rope_type": "stretched"}, "got 'stretched'"),
+    ("scaled-rope", {"rope_type": "stretched"}, "rope_type must be one of default, "),
     (
         "rope-linear",
         {"rope_type": "linear", "type": "yarn", "factor": 2.0},
         "type must be the same as rope_type, 'linear', got 'yarn'",
     ),
-    ("scaled-rope", {**LONG, "long_factor": None}, "long_factor: rope type 'longrope' needs it"),
-    ("scaled-rope", {**LONG, "short_factor": [1.0]}, "short_factor must be 8, got [1.0] (1 numbers)"),
+    ("scaled-rope", {**LONG, "long_factor": None}, "long_factor must be set for rope type 'longrope'"),
+    ("scaled-rope", {**LONG, "short_factor": [1.0]}, "short_factor must be 8 positive numbers"),
     ("scaled-rope", {**LONG, "original_max_position_embeddings": 1}, "original_max_position_embeddings must be"),
     ("scaled-rope", {**YARN, "beta_fast": 0.5}, "beta_fast must be"),
     ("scaled-rope", {"partial_rotary_factor": 1.5}, "partial_rotary_factor must be"),

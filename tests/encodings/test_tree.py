@@ -163,17 +163,17 @@ def test_without_a_cap_each_distance_has_its_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "field"),
+    ("positions", "allowed"),
     [
-        (torch.tensor([0, 63]), "max_depth"),
-        (torch.tensor([-1, 0]), "max_depth"),
-        (torch.tensor([[1, 2, 1]]), "max_depth"),
-        (torch.tensor([[1, 2, 3, 0, 0]]), "branching"),
-        (torch.tensor([[1, -2, 0, 0, 0]]), "branching"),
-        (torch.tensor([[1, 0, 2, 0, 0]]), "branching"),
+        (torch.tensor([0, 63]), "from 0 to 62 with branching 2 and max_depth 5, got 63"),
+        (torch.tensor([-1, 0]), "from 0 to 62 with branching 2 and max_depth 5, got -1"),
+        (torch.tensor([[1, 2, 1]]), "paths of 5 branches, padded with 0, got 3"),
+        (torch.tensor([[1, 2, 3, 0, 0]]), "branches from 1 to 2, .*, got 3"),
+        (torch.tensor([[1, -2, 0, 0, 0]]), "branches from 1 to 2, .*, got -2"),
+        (torch.tensor([[1, 0, 2, 0, 0]]), "only 0 after the end of a path"),
     ],
 )
-def test_what_is_no_path_is_refused(positions: Tensor, field: str) -> None:
+def test_what_is_no_path_is_refused(positions: Tensor, allowed: str) -> None:
     encoding = build("syntactic-bias", max_depth=DEPTH)
-    with pytest.raises(InputError, match=f"^{field}(:| must) .*\\.$"):
+    with pytest.raises(InputError, match=f"^positions must (be|have) {allowed}"):
         encoding.bias(positions, positions)

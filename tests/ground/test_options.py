@@ -45,7 +45,7 @@ KINDS = {name: parameter.annotation for name, parameter in parameters(taking).it
         ("number", "1", "a number"),
         ("number", None, "a number"),
         ("yes", 1, "true or false"),
-        ("word", 3, "a word"),
+        ("word", 3, "a string"),
         ("one", [1], "'a' or 'b'"),
         ("some", 1.5, "a whole number, 'a', 'b' or None"),
         ("numbers", "123", "a list of numbers"),

@@ -513,17 +513,23 @@ def test_layers_have_encodings_of_their_own_where_the_encoding_says_so() -> None
 REFUSED = [
     ({"d_model": 18, "num_heads": 4}, "d_model must be divisible by num_heads (4), got 18."),
     ({"d_model": 6, "num_heads": 2}, "head_dim must be even and at least 2"),
-    ({"num_layers": 0}, "num_layers: "),
-    ({"dropout": 1.0}, "dropout: "),
-    ({"dropout_on": ("everywhere",)}, "dropout_on.0: "),
-    ({"attention_scale": 0.0}, "attention_scale: "),
-    ({"readout": "first"}, "readout: "),
-    ({"encoding": "roep"}, "got 'roep'; did you mean 'rope'"),
-    ({"encoding_options": {"bass": 2.0}}, "got 'bass'; did you mean 'base'"),
+    ({"num_layers": 0}, "num_layers must be greater than or equal to 1, got 0."),
+    ({"dropout": 1.0}, "dropout must be less than 1, got 1.0."),
+    ({"dropout_on": ("everywhere",)}, "dropout_on.0 must be 'weights', 'attention', "),
+    ({"attention_scale": 0.0}, "attention_scale must be greater than 0, got 0.0."),
+    ({"readout": "first"}, "readout must be 'last', 'mean', 'masked-mean' or 'each', got 'first'."),
+    ({"encoding": "roep"}, "encoding must be one of alibi, "),
+    (
+        {"encoding_options": {"bass": 2.0}},
+        "option of encoding 'rope' must be one of base, pairing, got 'bass'; did you mean 'base'?",
+    ),
     ({"encoding_options": {"base": -1.0}}, "base must be positive and finite, got -1.0"),
-    ({"layers": 3}, "layers: no such field"),
-    ({"input_encoding": "alibi"}, "input_encoding: 'alibi' acts by bias; "),
-    ({"input_encoding": "learned", "input_encoding_options": {"layout": "halves"}}, "option of encoding 'learned': "),
+    ({"layers": 3}, "layers is not a field; did you mean 'num_layers'?"),
+    ({"input_encoding": "alibi"}, "input_encoding must be an encoding that is added at the input"),
+    (
+        {"input_encoding": "learned", "input_encoding_options": {"layout": "halves"}},
+        "option of encoding 'learned' must be init_std, got 'layout'.",
+    ),
     ({"encoding": "mla", "key_value_source": "embeddings"}, "key_value_source must be 'layer' for latent attention"),
 ]
 

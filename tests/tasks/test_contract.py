@@ -99,9 +99,8 @@ def test_a_synthetic_task_has_two_splits_and_nothing_to_pin(which: str):
     task = case(which)
     assert (task.each, task.watched, task.pinned()) == (False, "test", {})
     for given in ("validation", "tests"):
-        with pytest.raises(InputError, match=f"^split: .*{given}") as caught:
+        with pytest.raises(InputError, match=f"^split must be one of test, train, got '{given}'"):
             task.dataset(given, 1, seed=0)  # pyright: ignore[reportArgumentType]
-        assert "'test'" in str(caught.value)
     with pytest.raises(InputError, match="split must be one of test, train, got 'validation'"):
         next(task.stream("validation", seed=0))
 

@@ -84,7 +84,7 @@ def test_a_byte_makes_another_corpus_and_is_refused_where_text_is_pinned(file: P
     with pytest.raises(InputError) as caught:
         language(file, sha256=sha256).corpus()
     assert str(caught.value) == (
-        f"text: {file} has changed: sha256 {pinned['sha256']} was recorded, it is now {changed}."
+        f"text: {file} has changed: the recorded sha256 is {pinned['sha256']}, it is now {changed}."
     )
     for ask in (Language.chance, lambda task: task.dataset("test", 1, seed=0)):
         with pytest.raises(InputError, match="has changed"):

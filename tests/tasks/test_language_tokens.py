@@ -126,7 +126,7 @@ def test_another_tokenizer_makes_another_corpus_and_is_refused_where_it_is_pinne
     with pytest.raises(InputError) as caught:
         language(text, folder, sha256=pinned["sha256"]).corpus()
     assert str(caught.value) == (
-        f"text: {text} or its tokenizer has changed: sha256 {pinned['sha256']} was recorded, it is now "
+        f"text: {text} or its tokenizer has changed: the recorded sha256 is {pinned['sha256']}, it is now "
         f"{changed.corpus().sha256}."
     )
 

@@ -55,7 +55,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"vocab_size": 3}, "vocab_size must be a whole number of at least 4, got 3."),
         ({"form": "released", "num_triggers": 3}, "num_triggers must be 2 in the released form, got 3"),
         ({"form": "released", "vocab_size": 70}, "vocab_size must be at least 71"),
-        ({"form": "released", "length": 96}, "length: the triggers don't fit: 25 + 1 + 70 + 1 tokens"),
+        ({"form": "released", "length": 96}, "length: the triggers do not fit. The second one ends after 97 tokens"),
     ],
     "trigger-count": [
         ({"length": 8, "words": 9}, "words must be from 1 to length (8), got 9."),

@@ -29,7 +29,9 @@ def test_one_way_is_kept_of_those_in_which_it_is_written() -> None:
     assert tiny(one, model={"protocol": "released"}) == tiny("rope", model={"protocol": "released"})
     assert tiny("alibi+rope").name != specs[0].name
     assert "must be a name or a list of names" in refusal(lambda: tiny(model={"encoding": []}))
-    assert "'rope' and 'drope' both act through rotate" in refusal(lambda: tiny("rope+drope"))
+    assert "model.encoding: 'rope' and 'drope' cannot be combined: both use rotate" in refusal(
+        lambda: tiny("rope+drope")
+    )
 
 
 def test_facts_reach_the_configuration() -> None:
@@ -91,9 +93,9 @@ def test_on_the_command_line(toeplens: Toeplens, tmp_path: Path) -> None:
     assert again["directory"] == answer["directory"]
     other = toeplens("train", spec, "--encoding", "rope+fox", "--out", tmp_path).refusal()
     assert "got 'rope + fox'" in other
-    assert "both act through rotate" in toeplens("card", "rope+drope", "--out", tmp_path / "card.html").refusal()
+    assert "both use rotate" in toeplens("card", "rope+drope", "--out", tmp_path / "card.html").refusal()
     wrong = toeplens("card", "rope+fox", "--set", "base=3", "--out", tmp_path / "card.html").refusal()
-    assert "known: fox, rope" in wrong
+    assert "must be one of fox, rope, got 'base'" in wrong
 
 
 @pytest.mark.heavy

@@ -76,7 +76,7 @@ def test_models_trained_as_one_end_as_they_do_alone(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {"readout": "last"}}, "readout must be 'each', got 'last'"),
+        ({"model": {"readout": "last"}}, "model.readout must be 'each' for this task, got 'last'"),
         ({"model": {"causal": False}}, "model.causal must be true for next-token labels"),
         (
             {"task": "trigger-distance", "task_options": {"length": 8, "vocab_size": 12}},

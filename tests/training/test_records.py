@@ -89,7 +89,7 @@ def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path, part: str):
     assert state is not None
     state[part]["readout.weight"] = state[part]["readout.weight"][:1]
     store.save_checkpoint(run.directory, state)
-    assert "was written by another version; delete it" in refusal(lambda: train(spec, tmp_path))
+    assert "was written by another version. Delete it" in refusal(lambda: train(spec, tmp_path))
 
 
 def test_a_run_without_the_fields_of_later_versions_is_read(run: Run):
@@ -189,7 +189,7 @@ def test_weights_that_are_not_finite_are_no_model(run: Run, value: float):
     safetensors.torch.save_file(weights, path)
     assert refusal(run.model).startswith(f"run: {path} is damaged: readout.weight is not finite; delete ")
     safetensors.torch.save_file({"readout.weight": torch.zeros(2)}, path)
-    assert refusal(run.model).startswith(f"run: {path} does not hold the weights of this spec")
+    assert refusal(run.model).startswith(f"run: {path} does not contain the weights of this spec; delete ")
 
 
 # ---- figures and weights ------------------------------------------------------------------------------------------

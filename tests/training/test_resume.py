@@ -311,7 +311,7 @@ def test_a_run_that_diverges_is_recorded_and_not_continued(tmp_path: Path, monke
     assert "NaN" not in text
     assert "Infinity" not in text
     assert not (run.directory / store.CHECKPOINT).exists()
-    assert refusal(run.model) == f"run: {run.directory} diverged, so it has no finite weights to look at."
+    assert refusal(run.model) == f"run: {run.directory} diverged, so it has no finite weights."
     monkeypatch.setattr(loop, "Session", None)
     assert train(run.spec, tmp_path) == run
 
@@ -364,7 +364,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, whole: Any,
     path.write_bytes(CHECKPOINTS[damage](path.read_bytes(), tmp_path / "hostile"))
     message = refused_and_untouched(tmp_path / "out")
     assert message.startswith(f"checkpoint: {path} ")
-    assert message.endswith("; delete it to start this run over.")
+    assert message.endswith(". Delete it to start this run over.")
     assert not (tmp_path / "hostile").exists()
     path.unlink()
     assert outcome(train(tiny(), tmp_path / "out")) == outcome(whole())
@@ -422,7 +422,7 @@ def test_the_directory_of_another_run_is_refused_and_untouched(tmp_path: Path):
 
 def test_a_file_in_the_way_is_refused_and_untouched(tmp_path: Path):
     (tmp_path / tiny().name).write_text("mine")
-    assert "a directory is needed" in refused_and_untouched(tmp_path)
+    assert "out must be a directory, but" in refused_and_untouched(tmp_path)
     assert files(tmp_path) == {tiny().name: b"mine"}
 
 

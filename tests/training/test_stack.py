@@ -202,11 +202,14 @@ def test_a_look_that_fails_costs_none_of_them_anything(tmp_path: Path):
 @pytest.mark.parametrize(
     ("specs", "why"),
     [
-        ([tiny(0), tiny(1, batch_size=8)], "differ in more than seeds and rates"),
-        ([tiny(0), tiny(1, model={"num_layers": 1})], "differ in more than seeds and rates"),
-        ([tiny(0), tiny(1, model={"encoding_options": {"pairing": "half"}})], "differ in more than tensors"),
+        ([tiny(0), tiny(1, batch_size=8)], "must differ only in seeds and rates"),
+        ([tiny(0), tiny(1, model={"num_layers": 1})], "must differ only in seeds and rates"),
+        (
+            [tiny(0), tiny(1, model={"encoding_options": {"pairing": "half"}})],
+            "encoding 'rope' must be the same in all models",
+        ),
         ([tiny(0, model={"dropout": 0.1}), tiny(1, model={"dropout": 0.1})], "dropout (0.1)"),
-        ([tiny(0, "shape"), tiny(1, "shape")], "cannot be trained as one"),
+        ([tiny(0, "shape"), tiny(1, "shape")], "encoding 'shape' cannot be stacked"),
     ],
 )
 def test_a_refusal_says_why(specs: list[RunSpec], why: str):

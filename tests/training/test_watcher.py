@@ -154,7 +154,7 @@ def test_what_is_no_finite_number_is_null(tmp_path: Path):
 @pytest.mark.parametrize(
     ("seen", "message"),
     [
-        ({"step": 1}, "watcher: 'digests' gives 'step', which each row has already."),
+        ({"step": 1}, "watcher: 'digests' must not return the name 'step', which is reserved."),
         ({"a": torch.ones(2)}, "watcher: 'digests' must return lists and numbers that JSON can hold."),
     ],
     ids=["step", "tensor"],

@@ -169,7 +169,7 @@ class MRoPE(_ByAxis):
 def axes_of_pairs(field: str, sections: Sequence[int], pairs: int, interleaved: bool) -> list[int]:
     """Which of time, height and width (0, 1, 2) rotates each pair; see ``sections`` of `MRoPE`."""
     if len(sections) != 3 or any(n < 0 for n in sections) or sum(sections) != pairs:
-        raise invalid(field, f"be the pairs of time, height, width, {pairs} together", list(sections))
+        raise invalid(field, f"be the numbers of pairs for time, height and width, {pairs} in total", list(sections))
     if not interleaved:
         return [axis for axis, n in enumerate(sections) for _ in range(n)]
     axis_of = [0] * pairs

@@ -106,7 +106,7 @@ class ConfiguredRoPE(ScaledRoPE):
                 raise InputError(f"layer_types: layer {layer} has type {kind!r}, which has no parameters.")
         turned = {kind: dict(own) for kind in dict.fromkeys(layer_types) if (own := by_type[kind]) is not None}
         if not turned:
-            raise InputError("layer_types: no layer type has parameters. Use 'nope'.")
+            raise InputError("layer_types: no layer type has parameters. Use encoding 'nope'.")
         first = next(iter(turned))
         ConfiguredRoPE.__init__(self, **common, **turned[first])
         self.layer_types, self.own_type = layer_types, first

@@ -178,7 +178,7 @@ class Rotary(PositionalEncoding):
         if width == x.shape[-1]:
             return turn(x, *tables, self.pairing)
         if x.shape[-1] < self.first + width or (self.first and x.shape[-1] > self.first + width):
-            parts = f" ({self.first} before {width} rotated ones)" if self.first else ""
+            parts = f" ({self.first} that are not rotated, {width} that are)" if self.first else ""
             raise invalid("head_dim", f"be {self.first + width}{parts} for {type(self).__name__}", x.shape[-1])
         before, middle, after = x.split((self.first, width, x.shape[-1] - self.first - width), dim=-1)
         return torch.cat((before, turn(middle, *tables, self.pairing), after), dim=-1)

@@ -242,6 +242,6 @@ def _divisors(field: str, values: Sequence[float], count: int) -> Float[Tensor, 
         raise invalid(
             field,
             f"be {count} positive numbers, one per pair of rotated dimensions",
-            got=f"{list(values)[:4]} ({len(values)} numbers)",
+            got=f"{list(values)[:4]} (length {len(values)})",
         )
     return torch.tensor(list(values), dtype=torch.float64)

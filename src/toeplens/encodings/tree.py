@@ -53,7 +53,7 @@ class TreePositions(PositionalEncoding):
             if low < 0 or high >= nodes:
                 raise invalid(
                     "positions",
-                    f"be from 0 to {nodes - 1} in a tree of {self.branching} branches and depth {self.max_depth}",
+                    f"be from 0 to {nodes - 1} with branching {self.branching} and max_depth {self.max_depth}",
                     high if high >= nodes else low,
                 )
         upwards = []

@@ -138,7 +138,7 @@ def located(place: Iterable[int | str], message: str) -> str:
         return message
     if re.match(rf"{re.escape(last)}[.: ]", message):  # its own name, or a place within it
         return ".".join((*outer, message))
-    return f"{where}.{message}" if re.match(r"\w+ must ", message) else f"{where}: {message}"
+    return f"{where}.{message}" if re.match(r"\w+(:| must) ", message) else f"{where}: {message}"
 
 
 def _fields(kind: type[BaseModel], place: Iterable[int | str]) -> list[str] | None:

@@ -11,9 +11,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from toeplens.ground.errors import invalid
 
-_ONE: dict[Any, str] = {int: "a whole number", float: "a number", str: "a word", type(None): "None"}
+_ONE: dict[Any, str] = {int: "a whole number", float: "a number", str: "a string", type(None): "None"}
 _LISTS = (Sequence, list)
-_MANY: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "words", bool: "true and false"}
+_MANY: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "strings", bool: "true and false"}
 
 
 @cache

@@ -104,7 +104,7 @@ def checked(kind: type[T], content: Any, where: Path | str) -> T:
     try:
         return _adapter(kind).validate_python(content)
     except ValidationError as error:
-        raise InputError(f"{where} is damaged: {sentence(error).rstrip('.')}.") from None
+        raise InputError(f"{where} is damaged: {sentence(error).removesuffix('.')}.") from None
 
 
 _adapter: Any = cache(TypeAdapter)

@@ -174,7 +174,11 @@ class DecoderConfig(BaseModel):
         if encoding.layers is not None and max(encoding.layers, default=0) >= self.num_layers:
             raise invalid("encoding_options", f"have layers from 0 to {self.num_layers - 1}", max(encoding.layers))
         if added is not None and added.coupling != "input":
-            raise invalid("input_encoding", "be an encoding that is added at the input", self.input_encoding)
+            raise invalid(
+                "input_encoding",
+                "be an encoding that is added at the input, such as 'sinusoidal'",
+                got=f"{name!r}, with coupling {added.coupling!r}",
+            )
         if self.encoding_is_latent and self.key_value_source == "embeddings":
             raise ValueError("key_value_source must be 'layer' for latent attention, got 'embeddings'.")
         return self

@@ -127,7 +127,9 @@ class Attention(nn.Module):
         Raises `InputError` for inputs of wrong type or shape, and for a mask that the encoding does not support.
         """
         if others:
-            raise invalid("x", "be the only input, as queries, keys and values are made of it", len(others) + 1)
+            raise invalid(
+                "x", "be the only input, as queries, keys and values come from it", got=f"{len(others) + 1} inputs"
+            )
         given = {"positions": positions, "key_padding_mask": key_padding_mask, "segments": segments, "cache": cache}
         found = self._positions(x, **given)
         with nullcontext() if cache is None else cache.kept_whole():
@@ -217,5 +219,5 @@ def _encoding(
         raise InputError(f"{next(iter(options))} must not be set with an encoding that is already built.")
     for name, size in sizes.items():
         if given.sizes[name] != size:
-            raise invalid("encoding", f"have {name} {size}, as this layer has", given.sizes[name])
+            raise invalid("encoding", f"have the {name} of this layer, {size}", given.sizes[name])
     return given

@@ -117,7 +117,7 @@ class Cache:
         """Keep only the first ``length`` tokens."""
         must_be("length", length, int)
         if not 0 <= length <= self.filled:
-            raise invalid("length", f"be from 0 to {self.filled}, what the cache holds", length)
+            raise invalid("length", f"be from 0 to {self.filled}, the number of cached tokens", length)
         self.filled = length
 
     @contextmanager

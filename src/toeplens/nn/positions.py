@@ -59,7 +59,7 @@ def token_positions(
     if positions is not None:
         check_positions("positions", positions, encoding, batch, tokens)
     if tokens < 1:
-        raise invalid("x", "be at least 1", got=f"{tokens} tokens")
+        raise invalid("x", "have at least 1 token", tokens)
     if segments is not None and cache is not None:
         raise InputError("segments and cache must not both be set.")
     if cache is not None:

@@ -56,7 +56,9 @@ def must_stack(specs: Sequence[RunSpec]) -> None:
     with torch.random.fork_rng(devices=[]):
         models = [initial_model(spec) for spec in {spec.model.model_dump_json(): spec for spec in specs}.values()]
         if any(not _alike(models[0], model) for model in models[1:]):
-            raise InputError(f"stack: encodings ({first.model.encoding}) must differ only in tensors.")
+            raise InputError(
+                f"stack: encoding {first.model.encoding!r} must be the same in all models, except for its tensors."
+            )
         _try_out(first, models[0])
 
 
@@ -120,7 +122,7 @@ def _try_out(spec: RunSpec, model: Decoder) -> None:
         grads = torch.autograd.grad(found.sum(), trained, allow_unused=True)
     except Exception as error:
         raise InputError(
-            f"stack: models with the encoding {spec.model.encoding} cannot be stacked "
+            f"stack: models with encoding {spec.model.encoding!r} cannot be stacked "
             f"({str(error).splitlines()[0][:120]})."
         ) from None
     if any(grad is None for grad in grads):
@@ -128,7 +130,7 @@ def _try_out(spec: RunSpec, model: Decoder) -> None:
     with torch.no_grad():
         alone = torch.stack([each(tokens, lengths) for each in (model, other)])
     if not torch.allclose(found, alone, rtol=1e-3, atol=1e-4):
-        raise InputError(f"stack: models with the encoding {spec.model.encoding} give other outputs in a stack.")
+        raise InputError(f"stack: models with encoding {spec.model.encoding!r} give other outputs in a stack.")
 
 
 def _call(model: nn.Module, state: dict[str, Tensor], tokens: Tensor, lengths: Tensor | None) -> Tensor:
