@@ -245,9 +245,9 @@ def test_a_directory_that_the_workers_do_not_share_is_named(
 @pytest.mark.parametrize(
     ("given", "device", "says"),
     [
-        ({"gpus": 0.25}, "auto", r"no machine of the cluster has what a cell needs \(1 CPU, 0.25 GPU\)"),
-        ({"cpus": 2.0}, "auto", r"no machine of the cluster has what a cell needs \(2 CPU\)"),
-        ({"memory": 10**15}, "auto", "no machine of the cluster has what a cell needs"),
+        ({"gpus": 0.25}, "auto", r"no machine of the cluster has the resources that a cell needs \(1 CPU, 0.25 GPU\)"),
+        ({"cpus": 2.0}, "auto", r"no machine of the cluster has the resources that a cell needs \(2 CPU\)"),
+        ({"memory": 10**15}, "auto", "no machine of the cluster has the resources that a cell needs"),
     ],
 )
 def test_more_than_the_cluster_has_is_refused(machines: Any, given: dict[str, Any], device: str, says: str):

@@ -194,7 +194,7 @@ def test_of_a_run_that_is_not_finished_nothing_is_recorded(tmp_path: Path):
 def test_of_a_run_that_diverged_nothing_is_recorded(tmp_path: Path):
     run = train(tiny(lr=1e30), tmp_path)
     assert run.status == "diverged"
-    refused_without_a_record(run, everything(run), "diverged, so it has no finite weights to look at")
+    refused_without_a_record(run, everything(run), "diverged, so it has no finite weights")
 
 
 @pytest.mark.parametrize("content", [None, b"half"])
@@ -215,7 +215,7 @@ def test_an_encoding_without_such_a_measure_is_said_to_have_none(tmp_path: Path)
     run = train(tiny("alibi"), tmp_path)
     for _ in range(2):
         why = measure_run(run, "bands", examples=TEST)["why"]
-        assert why.startswith("encoding: no layer of this model turns pairs")
+        assert why.startswith("encoding: no layer of this model rotates pairs")
 
 
 def test_a_split_that_does_not_exist_is_refused_wherever_it_is_given(own: Run):
@@ -242,11 +242,11 @@ def record(run: Run, name: str) -> Path:
     ("name", "place", "wrong", "words"),
     [
         ("ablation", ("baseline",), 99.0, "baseline must be from 0 to 1 for accuracies, got 99.0"),
-        ("ablation", ("drops", 0, 1), 1.5, "drops: of accuracies only numbers from -1 to 1"),
+        ("ablation", ("drops", 0, 1), 1.5, "drops must be from -1 to 1 for accuracies"),
         ("ablation", ("cumulative",), [[0.1, 0.1], [0.1, 0.1]], "cumulative must have size 3 along H.1, got 2"),
-        ("sets", ("order", 0), [1, 1], "order: each head of the model is needed once"),
+        ("sets", ("order", 0), [1, 1], "order must contain each head of the model once"),
         ("extrapolation", ("rows", 0, "accuracy"), None, "rows.0.examples must match the results, got"),
-        ("behaviour", ("positional", 0, 0), 99.0, "positional.0.0: "),
+        ("behaviour", ("positional", 0, 0), 99.0, "positional.0.0 must be .*, got 99.0"),
     ],
 )
 def test_figures_that_cannot_be_are_refused(own: Run, name: str, place: tuple[Any, ...], wrong: Any, words: str):

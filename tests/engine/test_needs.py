@@ -14,10 +14,10 @@ from toeplens.ground import InputError
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"cpus": 0.0}, "cpus_per_cell: must be over 0, and a whole number if it is over 1"),
-        ({"gpus": 1.5}, "gpus_per_cell: must be 0 or more, and a whole number if it is over 1"),
-        ({"memory": 0}, "memory_per_cell: must be at least 1 byte"),
-        ({"at_once": 0}, "workers: must be at least 1"),
+        ({"cpus": 0.0}, "^cpus_per_cell must be over 0, and a whole number if .*, got 0.0"),
+        ({"gpus": 1.5}, "^gpus_per_cell must be 0 or more, and a whole number if .*, got 1.5"),
+        ({"memory": 0}, "^memory_per_cell must be at least 1 byte, got 0"),
+        ({"at_once": 0}, "^workers must be at least 1, got 0"),
     ],
 )
 def test_needs_that_cannot_be_are_named(given: dict[str, Any], says: str):
@@ -35,8 +35,8 @@ def test_a_device_is_the_workers_and_not_this_machines(gpus: float, asked: str, 
 @pytest.mark.parametrize(
     ("given", "device", "says"),
     [
-        ({"gpus": 1.0}, "cuda:1", "device: must be auto, cpu or cuda with a cluster"),
-        ({}, "cuda", "gpus_per_cell: must be over 0 with device cuda"),
+        ({"gpus": 1.0}, "cuda:1", "^device must be auto, cpu or cuda with a cluster, got 'cuda:1'"),
+        ({}, "cuda", "^gpus_per_cell must be over 0 with device cuda, got 0"),
     ],
 )
 def test_a_device_that_a_worker_cannot_have_is_refused(given: dict[str, Any], device: str, says: str):
@@ -48,8 +48,8 @@ def test_a_device_that_a_worker_cannot_have_is_refused(given: dict[str, Any], de
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        ("there", "address: must be HOST:PORT of the cluster's head, or auto"),
-        ("ray://localhost:10001", "address: must be HOST:PORT"),
+        ("there", "^address must be HOST:PORT of the cluster's head, or auto, got 'there'"),
+        ("ray://localhost:10001", "^address must be HOST:PORT"),
         ("localhost:1", "address: nothing answers at 'localhost:1'"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_second_driver_is_refused_and_one_that_is_gone_is_not(url: str, monkey
     with working_copy(url):
         Remote(url).write("driver.json", b"{}")
         time.sleep(0.3)  # it gives a sign of life
-        says = rf"^out: {url} is being worked on by process {os.getpid()} of .* \(seen \d+ seconds ago\); wait until"
+        says = rf"^out: {url} is in use by process {os.getpid()} of .* \(last seen \d+ seconds ago\)\. Wait until"
         with pytest.raises(InputError, match=says), working_copy(url):
             pass
     ended = subprocess.Popen(["true"])

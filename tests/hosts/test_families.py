@@ -118,12 +118,12 @@ def test_its_own_position_put_in_again_is_the_model(name: str, kind: str) -> Non
 @pytest.mark.parametrize(
     ("kind", "sizes", "sentence"),
     [
-        ("GPTJForCausalLM", GPT | {"rotary_dim": 4}, "does not ask transformers' attention interface once a layer"),
-        ("FalconForCausalLM", FAMILIES["Llama"][1], "does not ask transformers' attention interface once a layer"),
+        ("GPTJForCausalLM", GPT | {"rotary_dim": 4}, "does not call transformers' attention interface once per layer"),
+        ("FalconForCausalLM", FAMILIES["Llama"][1], "does not call transformers' attention interface once per layer"),
         (
             "MptForCausalLM",
             {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
-            r"MptForCausalLM cannot be run with its attention given to a function of ours \(AttributeError: .*\); an",
+            r"MptForCausalLM does not run with another attention function \(AttributeError: .*\), so no",
         ),
     ],
 )

@@ -232,12 +232,12 @@ def test_a_token_is_no_copy_of_itself() -> None:
 @pytest.mark.parametrize(
     ("made", "added", "field"),
     [
-        ({"heads": 0}, {}, "heads, queries, keys"),
+        ({"heads": 0}, {}, "heads, queries and keys"),
         ({"tokens": torch.zeros(1, 4, dtype=torch.long)}, {}, "tokens"),
         ({"tokens": torch.zeros(1, 3, dtype=torch.long), "cross": True}, {}, "tokens"),
-        ({}, {"logits": torch.zeros(1, 2, 3, 2)}, "logits, weights"),
+        ({}, {"logits": torch.zeros(1, 2, 3, 2)}, "logits and weights"),
         ({}, {"rows": torch.tensor([1, 2, 3])}, "rows"),
-        ({}, {"weights": torch.full((1, 2, 3, 3), math.nan)}, "logits, weights"),
+        ({}, {"weights": torch.full((1, 2, 3, 3), math.nan)}, "logits and weights"),
     ],
 )
 def test_wrong_input_is_one_sentence(made: dict[str, Any], added: dict[str, Any], field: str) -> None:

@@ -244,16 +244,16 @@ Q = torch.zeros(2, 4, 5, 3)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"k": Q[:, :3]}, "the 4 heads are no multiple of the 3 key heads"),
-        ({"k": Q[:, :, :4]}, "q, k: their shapes are"),
+        ({"k": Q[:, :3]}, "^q must have a number of heads divisible by 3, .*, got 4"),
+        ({"k": Q[:, :, :4]}, r"^q and k must have shapes .*, got \[2, 4, 5, 3\] and \[2, 4, 4, 3\]"),
         ({"q": Q[:, :, :0], "k": Q[:, :, :0]}, "no dimension 0"),
         ({"q": Q.log()}, "^q must be finite"),
-        ({"bias": torch.zeros(6)}, r"bias: its shape is \[6\]; \[..., 5\] by offset or \[..., 5, 5\]"),
+        ({"bias": torch.zeros(6)}, r"^bias must have shape \[..., 5\] or \[..., 5, 5\], .*, got shape \[6\]"),
         ({"bias": torch.zeros(3, 5)}, r"broadcast to \[2, 4\]"),
         ({"bias": torch.full((5,), torch.nan)}, "^bias must be finite"),
         ({"lengths": torch.tensor([1, 6])}, r"lengths must be from 0 to 5, got \[1, 6\]"),
-        ({"lengths": torch.tensor([5])}, r"lengths: their shape is \[1\]"),
-        ({"q": Q[0], "k": Q[0], "lengths": torch.tensor([5, 5, 5, 5])}, r"\[B\] for q \[B, H, N, d\]"),
+        ({"lengths": torch.tensor([5])}, r"^lengths must have shape \[B\] .*, got shape \[1\]"),
+        ({"q": Q[0], "k": Q[0], "lengths": torch.tensor([5, 5, 5, 5])}, r"\[B\] for q of shape \[B, H, N, d\]"),
     ],
 )
 def test_wrong_input_is_one_sentence(change: dict[str, Any], words: str) -> None:

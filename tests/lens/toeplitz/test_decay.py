@@ -133,11 +133,11 @@ ONES = np.ones(5)
 @pytest.mark.parametrize(
     ("offsets", "means", "counts", "message"),
     [
-        (np.arange(-1, 4), ONES, None, "offsets: some are negative"),
-        (np.array([0, 1, 1, 2, 3]), ONES, None, "offsets: some are given twice"),
-        (np.arange(5), np.array([1, 2, np.nan, np.nan, 3]), None, "means: 3 are there"),
-        (np.arange(5), np.array([1, 2, 3, 4, np.inf]), None, "means: some are infinite"),
-        (np.arange(5), ONES, np.array([1, 1, 1, 1, -1]), "counts: some are negative"),
+        (np.arange(-1, 4), ONES, None, "offsets must be finite and at least 0"),
+        (np.array([0, 1, 1, 2, 3]), ONES, None, "offsets must be unique, got 1 more than once"),
+        (np.arange(5), np.array([1, 2, np.nan, np.nan, 3]), None, "means must have at least 4 .*, got 3"),
+        (np.arange(5), np.array([1, 2, 3, 4, np.inf]), None, "means must be finite"),
+        (np.arange(5), ONES, np.array([1, 1, 1, 1, -1]), "counts must be finite and at least 0"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(

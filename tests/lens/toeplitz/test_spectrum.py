@@ -149,11 +149,11 @@ def test_szego_ends_gaps_and_distribution_by_hand(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("kernel", "size", "message"),
     [
-        (np.array([0.0, 2.0, 1.0]), 5, "not Hermitian.*hermitian_part"),
-        (np.array([1j, 2.0, 1j]), 5, "not Hermitian"),
+        (np.array([0.0, 2.0, 1.0]), 5, "kernel must be Hermitian.*hermitian_part"),
+        (np.array([1j, 2.0, 1j]), 5, "kernel must be Hermitian"),
         (np.array([1.0, 2.0]), 5, "odd number"),
-        (np.array([np.nan, 2.0, np.nan]), 5, "not finite"),
-        (np.array([1.0, 2.0, 1.0]), 0, "at least 1 row"),
+        (np.array([np.nan, 2.0, np.nan]), 5, "kernel must be finite"),
+        (np.array([1.0, 2.0, 1.0]), 0, "must be at least 1, got 0"),
     ],
 )
 def test_what_has_no_extremes_is_refused(kernel: np.ndarray, size: int, message: str) -> None:

@@ -177,7 +177,7 @@ class FrequencyUse:
         """
         most = self.q_energy.shape[-1]
         if not 1 <= top <= most:
-            raise invalid("top", f"be from 1 to {most}, the dimensions of a head", top)
+            raise invalid("top", f"be from 1 to {most} (the head dimension)", top)
         q, k = (energy.topk(top, dim=-1).values.sum(-1) for energy in (self.q_energy, self.k_energy))
         return q, k
 

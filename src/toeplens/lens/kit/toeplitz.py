@@ -286,7 +286,7 @@ def heads_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
             "q and k", "have shapes [..., H, N, d] and [..., G, N, d], or [N, d] both, with no dimension 0", got=given
         )
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
-        raise invalid("q", f"have a multiple of the {k.shape[-3]} heads of k", q.shape[-3])
+        raise invalid("q", f"have a number of heads divisible by {k.shape[-3]}, the number of heads of k", q.shape[-3])
     return tuple(q.shape[:-2])
 
 

@@ -141,10 +141,11 @@ def _usable(
         raise InputError("offsets must be finite and at least 0.")
     order = np.argsort(offsets)
     offsets, means, weights = offsets[order], means[:, order], weights[order]
-    if (np.diff(offsets) == 0).any():
-        raise InputError("offsets must be different.")
+    repeated = offsets[1:][np.diff(offsets) == 0]
+    if len(repeated):
+        raise invalid("offsets", "be unique", got=f"{repeated[0]:g} more than once")
     if len(offsets) < 4:
-        raise invalid("means", "have at least 4 entries to fit three parameters", len(offsets))
+        raise invalid("means", "have at least 4 entries that are not nan and have a positive count", len(offsets))
     return offsets, means, weights
 
 

@@ -21,7 +21,7 @@ from toeplens.sources.huggingface.model import SEAT
 
 _OTHER = {"score": "products", "transform_logits": "logits", "transform_weights": "weights", "add_values": "outputs"}
 _NO_ROTATION = (
-    "it changes queries and keys by more than a rotation of pairs of dimensions, equal in all heads, by an angle "
+    "changes queries and keys by more than a rotation of pairs of dimensions, equal in all heads, by an angle "
     "linear in the position."
 )
 
@@ -109,18 +109,18 @@ def installed_call(
     rotation = _rotation(q, k, made, positions, rounding)
     why = rotation.unknown or _other(seat.encoding)
     if why is None and equal is None:
-        why = "it could not be checked whether its keys depend on position beyond their content."
+        why = "may have keys that depend on position beyond their content; this could not be checked."
     if why is None and equal is not None and not stays(*equal, None, positions, rounding):
-        why = "its queries or keys depend on position in an unknown way."
+        why = "has queries or keys that depend on position in an unknown way."
     if why is not None:
-        rotation = RotationParts(rotation.unrotated, None, f"its encoding is {seat.stack.name}; {why}")
+        rotation = RotationParts(rotation.unrotated, None, f"encoding {seat.stack.name} {why}")
     return InstalledCall(parts, None if made.values is None else made.values.transpose(1, 2), positions, rotation)
 
 
 def _other(encoding: PositionalEncoding) -> str | None:
     """What an encoding changes other than by a rotation and a bias; None if nothing."""
     found = [what for hook, what in _OTHER.items() if encoding.overrides(hook)]
-    return f"it changes the {' and the '.join(found)} by more than a rotation or a bias." if found else None
+    return f"changes the {' and the '.join(found)} by more than a rotation or a bias." if found else None
 
 
 def _rotation(

@@ -256,7 +256,7 @@ def _visible(mask: Tensor) -> Tensor:
         return mask
     visible = mask == 0
     if not torch.compiler.is_compiling() and bool((~visible & (mask > torch.finfo(mask.dtype).min / 4)).any()):
-        raise InputError("attention_mask must have only 0 and the lowest number.")
+        raise InputError("attention_mask must contain only 0 (visible) and the lowest number of its dtype (masked).")
     return visible
 
 
