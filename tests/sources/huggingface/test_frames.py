@@ -163,7 +163,10 @@ def test_position_is_taken_from_the_relative_form_alone() -> None:
             {**waves(2), "attention_mask": torch.ones(3, SAMPLES)},
             "inputs must have the same number of sequences, got 2 of input_values, 3 of attention_mask",
         ),
-        ({**waves(2), "attention_mask": torch.ones(2, SAMPLES).tril(600)}, "^inputs must be of one length, without masked parts"),
+        (
+            {**waves(2), "attention_mask": torch.ones(2, SAMPLES).tril(600)},
+            "^inputs must be of one length, without masked parts",
+        ),
         ({"input_values": torch.zeros(2, 45)}, "^inputs must give at least 2 frames, got 1"),
     ],
 )

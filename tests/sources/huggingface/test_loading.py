@@ -175,7 +175,11 @@ def test_damaged_weights_and_words_are_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "sizes", "said"),
     [
-        ("CodeGenForCausalLM", {"n_positions": 6, "rotary_dim": 4}, "must be at most 6, the max_position_embeddings of the model, got 8"),
+        (
+            "CodeGenForCausalLM",
+            {"n_positions": 6, "rotary_dim": 4},
+            "must be at most 6, the max_position_embeddings of the model, got 8",
+        ),
         (
             "MptForCausalLM",
             {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 6},
