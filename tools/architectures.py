@@ -92,11 +92,11 @@ def proved(rows: list[Row]) -> str:
 
 REASONS = {  # what the record says begins with or contains, and what the page says
     " queries for ": "queries or keys are pooled, so their numbers differ",
-    "its bias is no function": "the bias depends on more than the offset (content, absolute positions, boxes)",
-    "of different sequences": "cross attention: queries and keys come from different sequences",
-    "in a way that was not found": "queries or keys depend on position in an unknown way (convolved keys, layouts)",
+    "its bias is not a function": "the bias depends on more than the offset (content, absolute positions, boxes)",
+    "from different sequences": "cross attention: queries and keys come from different sequences",
+    "in an unknown way": "queries or keys depend on position in an unknown way (convolved keys, layouts)",
     "see some of the keys": "the mask is something other than causal, a window or chunks (an indexer chooses keys)",
-    "what its rotation makes": "a norm with weights follows the rotation",
+    "are changed before their product": "a norm with weights follows the rotation",
 }
 
 

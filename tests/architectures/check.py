@@ -62,7 +62,7 @@ def _checked(name: str) -> dict[str, Any]:
         return about | {"outcome": "failed", "why": "its own pass gives numbers that are not finite."}
     if not attention_modules(model):
         seen = _products(model, inputs)
-        why = f"model: {type(model).__name__} has no module that is named after attention"
+        why = f"model: {type(model).__name__} has no module named after attention"
         if seen:
             return about | {"outcome": "refused", "why": f"{why}, and {seen} products of its pass are attention."}
         return about | {"outcome": "none", "why": f"{why}, and no softmax of a product in its pass."}

@@ -163,8 +163,11 @@ def test_position_is_taken_from_the_relative_form_alone() -> None:
             {**waves(2), "attention_mask": torch.ones(3, SAMPLES)},
             "inputs must have the same number of sequences, got 2 of input_values, 3 of attention_mask",
         ),
-        ({**waves(2), "attention_mask": torch.ones(2, SAMPLES).tril(600)}, "their mask hides some of them"),
-        ({"input_values": torch.zeros(2, 45)}, "a single frame of each; at least 2"),
+        (
+            {**waves(2), "attention_mask": torch.ones(2, SAMPLES).tril(600)},
+            "^inputs must be of one length, without masked parts",
+        ),
+        ({"input_values": torch.zeros(2, 45)}, "^inputs must give at least 2 frames, got 1"),
     ],
 )
 def test_inputs_that_cannot_be_read_are_refused(inputs: dict[str, Any], said: str) -> None:

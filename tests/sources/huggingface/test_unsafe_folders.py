@@ -109,9 +109,9 @@ def test_a_stray_file_does_not_give_an_encoding_s_weights(size: str, tmp_path: P
     [
         ([], "is damaged"),
         ({"encoding": "fire", "layers": "x"}, "is damaged"),
-        ({"encoding": "fire", "layers": [10**9]}, "does not go with it .*different indices from 0 to 1"),
-        ({"encoding": "fire", "width": "x"}, "does not go with it"),
-        ({"encoding": "fox"}, "its weights are not those of the encoding 'fox'"),
+        ({"encoding": "fire", "layers": [10**9]}, "does not match the model .*different indices from 0 to 1"),
+        ({"encoding": "fire", "width": "x"}, "does not match the model"),
+        ({"encoding": "fox"}, "its weights do not match the encoding 'fox'"),
     ],
 )
 def test_an_entry_that_is_damaged_is_one_sentence(entry: Any, said: str, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_weights_of_an_encoding_that_are_damaged_are_refused(change: str, tmp_pa
     save_file(state, place / WHOLE, metadata={"format": "pt"})
     if change == "cut":
         (place / WHOLE).write_bytes((place / WHOLE).read_bytes()[:-9])
-    said = "its weights are damaged" if change == "cut" else "its weights are not those of the encoding 'fire'"
+    said = "its weights are damaged" if change == "cut" else "its weights do not match the encoding 'fire'"
     with pytest.raises(InputError, match=said):
         hosts.load(place)
 

@@ -122,7 +122,7 @@ def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -
         ("nothing", {}, 2, "model: .* has no config.json"),
         ("gone", {}, 2, "model: machine .* has no .*gone. Use a directory that all machines share."),
         ("gpt", {"write": full}, 3, "Out of memory. Lower --workers or the sizes."),
-        ("gpt", {"write": odd}, 2, r"model: the audit failed: there is no 'layer' \(KeyError in writing.py, line "),
+        ("gpt", {"write": odd}, 2, r"model: the audit failed: 'layer' is missing \(KeyError in writing.py, line "),
     ],
 )
 def test_what_fails_is_a_sentence(models: Path, tmp_path: Path, name: str, more: Any, code: int, said: str) -> None:

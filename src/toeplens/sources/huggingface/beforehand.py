@@ -105,7 +105,7 @@ def _limits(loaded: Loaded) -> Iterator[tuple[int, str]]:
         yield loaded.longest, "the positions of the model"
     stated = _stated(loaded.model.config)
     if stated is not None:
-        yield stated, "by max_position_embeddings of its configuration"
+        yield stated, "the max_position_embeddings of the model"
 
 
 def _stated(config: Any) -> int | None:

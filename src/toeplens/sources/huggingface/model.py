@@ -35,7 +35,7 @@ def words(error: BaseException) -> str:
     if isinstance(error, EOFError) or not text:
         return "a file ends too early" if isinstance(error, EOFError) else type(error).__name__
     if isinstance(error, KeyError):
-        return f"there is no {text}"
+        return f"{text} is missing"
     return text if checked or isinstance(error, _PLAIN) else f"{type(error).__name__}: {text}"
 
 

@@ -123,10 +123,10 @@ def test_attention_without_a_softmax_is_passed_by() -> None:
     calls = calls_of(LinearAttention(), SoftAttention(), LinearAttention())
     assert [call.module for call in calls] == ["parts.1 (SoftAttention)"]
     with pytest.raises(
-        InputError, match=r"of Hand was understood: its LinearAttention has no softmax of queries and keys\.$"
+        InputError, match=r"of Hand was understood: no softmax of queries and keys in LinearAttention\.$"
     ):
         calls_of(LinearAttention(), LinearAttention())
-    words = "its LinearAttention, NoAttention has no softmax of queries and keys, and NoAttention returned only 0"
+    words = r"queries and keys in LinearAttention, NoAttention \(NoAttention returned only zeros: its kernel"
     with pytest.raises(InputError, match=words):
         calls_of(LinearAttention(), NoAttention())
 
@@ -141,7 +141,7 @@ def test_attention_without_a_softmax_is_passed_by() -> None:
         (BlockAttention, r"its '_softmax' has shape \[2, 2, 4, 3, 3\]: bands or blocks of keys instead"),
         (ExponentialAttention, "parts.1 .ExponentialAttention. was not understood: its 'exp'"),
         (TorchAttention, "parts.1 .TorchAttention. was not understood: its '.*(attention|softmax)"),
-        (Mixer, "outside the modules that are named after attention"),
+        (Mixer, "outside the attention modules, so it was not captured"),
         (Windows, "parts.1.attention .SoftAttention. was not understood: a softmax in it is over 4 sequences of 2"),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_pass_that_is_taken_apart_is_not_changed_in_silence() -> None:
         pytest.raises(InputError, match=r"^model: LlamaForCausalLM must not run with"),
     ):
         calls_in(model)
-    inside = r"^model: LlamaModel, which `intervened` changes, is run in a pass that is itself taken apart"
+    inside = r"^model: LlamaModel must not run with `intervened` inside another pass that is analyzed or changed"
     for first, second in ((model, model.model), (model.model, model)):
         with intervened(first, SEVERAL[0]), intervened(second, SEVERAL[1]), pytest.raises(InputError, match=inside):
             logits(model)

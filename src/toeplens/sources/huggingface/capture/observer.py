@@ -202,9 +202,8 @@ def without_softmax(kind: str, passed: Mapping[str, bool]) -> str:
     if not passed:
         return f"{kind} calls no attention"
     zeros = [name for name, nothing in passed.items() if nothing]
-    said = f"no attention of {kind} was understood: its {', '.join(passed)} has no softmax of queries and keys"
-    more = ", as if its kernel were missing" if zeros else ""
-    return f"{said}{f', and {zeros[0]} returned only 0{more}' if zeros else ''}"
+    said = f"no attention of {kind} was understood: no softmax of queries and keys in {', '.join(passed)}"
+    return f"{said}{f' ({zeros[0]} returned only zeros: its kernel may be missing)' if zeros else ''}"
 
 
 def same_numbers(x: Tensor, y: Tensor) -> bool:

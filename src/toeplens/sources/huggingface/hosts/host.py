@@ -284,7 +284,9 @@ def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> N
     except Exception as error:  # an encoding may fail in any way on its options
         if out_of_memory(error):
             raise
-        raise InputError(f"model: {name} could not be loaded: {entry} does not match it ({words(error)}).") from None
+        raise InputError(
+            f"model: {name} could not be loaded: {entry} does not match the model ({words(error)})."
+        ) from None
     found = _weights(files)
     found.pop(MARK, None)
     known = host.encodings.state_dict()
