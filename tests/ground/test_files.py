@@ -108,7 +108,7 @@ REASONS = {
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "this user may not write there",
     errno.EPERM: "this user may not write there",
-    errno.EFBIG: "the file would be larger than the system allows",
+    errno.EFBIG: "the file is larger than the system allows",
     errno.EIO: "the disk reported an input/output error",
     errno.EMFILE: "too many open files",
 }

@@ -170,7 +170,11 @@ def test_a_later_format_is_refused_and_what_has_none_is_older(tmp_path: Path):
     assert read_json(path) == {"a": 1}
     path.write_text('{"a": 1}')
     assert read_json(path) == {"a": 1}
-    for number, why in ((FORMAT + 1, f"format {FORMAT + 1} of a later version"), (-1, "format must be .*, got -1"), ("1", "format must be .*, got '1'")):
+    for number, why in (
+        (FORMAT + 1, f"format {FORMAT + 1} of a later version"),
+        (-1, "format must be .*, got -1"),
+        ("1", "format must be .*, got '1'"),
+    ):
         path.write_text(json.dumps({"a": 1, "format": number}))
         with pytest.raises(InputError, match=f"^{path} .*{why}"):
             read_json(path)
