@@ -318,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     within("tokens", given.tokens, 4, 65_536)
     for field, number in (("seconds", given.seconds), *(("minutes", each) for each in given.minutes)):
         if not 0 <= number < math.inf:
-            raise InputError(f"{field}: {number:g} was given; it must be a finite number, 0 or more.")
+            raise InputError(f"{field} must be a finite number, 0 or more, got {number:g}.")
     found = measured(given.scale, given.cells, given.seconds, given.lengths, given.tokens)
     driver, stores = found["driver"] or UNKNOWN, found["stores"]
     found["assumed"] = [row for each in given.minutes for row in assumed(each, stores, driver)]

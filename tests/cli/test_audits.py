@@ -164,7 +164,7 @@ def test_outputs_replace_nothing_but_their_own_kind(
     (tmp_path / "page" / "report.html").write_text("theirs")
     monkeypatch.setattr("toeplens.report.auditing.comparison.render_comparison", lambda *_: "ours")
     refused = toeplens("compare", "a", "b", "--out", tmp_path / "page").refusal()
-    assert "is not a page that this version's 'toeplens compare' wrote" in refused
+    assert "was not written by this version of 'toeplens compare'" in refused
 
 
 def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
     (tmp_path / "folder.npy").mkdir()
     (tmp_path / "far.json").write_text(f"[[{10**30}, 3]]")
     for name, said in (
-        ("large.npy", "tokens: they go up to 18446744073709551615; a token is at most 9223372036854775807."),
+        ("large.npy", "--tokens must be at most 9223372036854775807, got 18446744073709551615."),
         (
             "header.npy",
             "header.npy could not be read (it is not a .npy file, is damaged, or contains objects)",

@@ -175,7 +175,7 @@ def test_an_option_that_a_spec_contradicts_is_refused(toeplens: Toeplens, run: R
     for option, wrong in contradictions.items():
         message = toeplens("train", spec, f"--{option}", str(wrong), "--out", tmp_path / "new").refusal()
         assert f"got {wrong!r}" in message
-        assert "leave it out" in message
+        assert "change it with --set" in message
         assert not (tmp_path / "new").exists()
     same = ["--encoding", run.spec.model.encoding, "--task", run.spec.task, "--seed", str(run.spec.seed)]
     assert toeplens("train", spec, *same, "--out", run.directory.parent, "--json").json()["status"] == "complete"
@@ -199,7 +199,7 @@ def test_a_run_that_diverged_has_no_tables(toeplens: Toeplens, tmp_path: Path):
     run = toeplens("train", *TINY, *changes(lr=1e300), "--out", tmp_path, "--json").json()
     assert (run["status"], run["test_accuracy"]) == ("diverged", None)
     for command in ("ablate", "extrapolate"):
-        assert "diverged, so it has no finite weights to look at" in toeplens(command, run["directory"]).refusal()
+        assert "diverged, so it has no finite weights" in toeplens(command, run["directory"]).refusal()
 
 
 def test_fields_are_changed_as_asked_and_switches_follow(toeplens: Toeplens, tmp_path: Path):

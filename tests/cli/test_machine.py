@@ -77,7 +77,7 @@ def test_memory_that_is_used_up_is_the_machines_failure(
         with pytest.raises(RuntimeError, match="of ours"):
             toeplens("train", *TINY, "--out", tmp_path)
     else:
-        assert "memory is used up" in toeplens("train", *TINY, "--out", tmp_path).refusal(3)
+        assert "Out of memory. Lower --workers" in toeplens("train", *TINY, "--out", tmp_path).refusal(3)
 
 
 def test_what_a_stream_cannot_write_is_escaped(monkeypatch: pytest.MonkeyPatch):

@@ -51,9 +51,9 @@ def test_options_that_cannot_be_are_named(given: dict, says: str):
 @pytest.mark.parametrize(
     ("given", "device", "said"),
     [
-        ({}, "auto", "on a cluster's machines: 1 core a cell"),
-        ({"gpus_per_cell": 0.25}, "auto", "on a cluster's machines: 0.25 GPU a cell"),
-        ({"gpus_per_cell": 1.0, "cpus_per_cell": 4.0}, "cpu", "on a cluster's machines: 4 cores a cell"),
+        ({}, "auto", "on a cluster's machines: 1 core per cell"),
+        ({"gpus_per_cell": 0.25}, "auto", "on a cluster's machines: 0.25 GPU per cell"),
+        ({"gpus_per_cell": 1.0, "cpus_per_cell": 4.0}, "cpu", "on a cluster's machines: 4 cores per cell"),
     ],
 )
 def test_what_a_cluster_has_is_not_looked_for_on_this_machine(given: dict, device: str, said: str):

@@ -56,8 +56,8 @@ def test_a_probe_is_written_over_an_older_one_alone(
     [
         (("--lengths", "64,many"), "--lengths must be whole numbers with commas between them, got '64,many'."),
         (("--lengths", "32"), "--lengths must be different numbers from 64 to 1048576, got 32."),
-        (("--change", "layers=1 speed=1e300"), "speed must be from -1000000 to 1000000, got 1e+300."),
-        (("--change", "layers=7 output=zero"), "layers must be from 1 to 2 in self attention, got 7"),
+        (("--change", "layers=1 speed=1e300"), "--change: speed must be from -1000000 to 1000000, got 1e+300."),
+        (("--change", "layers=7 output=zero"), "--change: layers must be from 1 to 2 in self attention, got 7"),
     ],
 )
 def test_what_cannot_be_probed(

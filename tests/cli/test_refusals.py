@@ -63,7 +63,9 @@ def test_other_peoples_files_are_left_alone(toeplens: Toeplens, tmp_path: Path):
         for place in (mine, mine / "below"):
             refusal = toeplens(*command, "--out", place).refusal()
             assert "is a file or lies under one" in refusal
-    assert "not a study's" in toeplens("reproduce", "--scale", "smoke", "--out", tmp_path).refusal()
+    assert (
+        "belongs to neither a study nor runs" in toeplens("reproduce", "--scale", "smoke", "--out", tmp_path).refusal()
+    )
     for command in ("ablate", "report", "claims"):
         toeplens(command, tmp_path).refusal()
     assert files(tmp_path) == {"thesis.txt": b"mine"}
@@ -75,7 +77,7 @@ def test_a_spec_that_is_none_is_refused(toeplens: Toeplens, tmp_path: Path, cont
     if content is not None:
         spec.write_bytes(content)
     assert str(spec) in toeplens("train", spec, "--out", tmp_path / "out").refusal()
-    assert "cannot be read" in toeplens("train", tmp_path, "--out", tmp_path / "out").refusal()
+    assert "is a directory" in toeplens("train", tmp_path, "--out", tmp_path / "out").refusal()
     assert not (tmp_path / "out").exists()
 
 
@@ -93,7 +95,7 @@ def test_what_is_no_run_and_no_study_is_refused(toeplens: Toeplens, tmp_path: Pa
     ("command", "named"), [(["train", "--out"], "'--out'"), (["audit", "model", "--text"], "'--text'")]
 )
 def test_paths_that_cannot_be_name_their_option(toeplens: Toeplens, command: list[str], named: str):
-    assert f"Invalid value for {named}: it is empty" in toeplens(*command, "").refusal()
+    assert f"Invalid value for {named}: The path is empty" in toeplens(*command, "").refusal()
     for url in ("s3://bucket/x", "file:///tmp/x"):
         assert f"Invalid value for {named}: {url} is a URL; a path" in toeplens(*command, url).refusal()
     for path in ("x" * 5000, "x" * 256, "x/" * 2500):
@@ -125,7 +127,7 @@ def test_an_unfinished_run_is_not_ablated_and_its_damaged_checkpoint_is_one_line
     spec = Run.open(toeplens(*command).json()["directory"]).spec
     shutil.rmtree(tmp_path / "out")
     run = train(spec, tmp_path / "out", deadline=0.0)
-    assert "is not finished; run the same command again" in toeplens("ablate", run.directory).refusal()
+    assert "is not finished. Run the same command to resume." in toeplens("ablate", run.directory).refusal()
     checkpoint = run.directory / store.CHECKPOINT
     checkpoint.write_bytes(b"PK not a checkpoint")
     before = files(run.directory)
@@ -153,7 +155,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_runs_own_files_are_not_replaced_by_its_page(toeplens: Toeplens, run: Run):
     before = files(run.directory)
     refusal = toeplens("decompose", run.directory, "--out", run.directory / "spec.json").refusal()
-    assert "spec.json was not written by this version of 'toeplens decompose' wrote" in refusal
+    assert "spec.json was not written by this version of 'toeplens decompose'" in refusal
     assert files(run.directory) == before
 
 

@@ -122,7 +122,7 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: py
 
 def test_text_of_a_study_is_named_where_it_cannot_be_read(toeplens: Toeplens, tmp_path: Path):
     study = ["study", "language-smoke", "--out", tmp_path / "study"]
-    assert "text: there is no" in toeplens(*study, "--text", tmp_path / "none.txt").refusal()
+    assert "none.txt does not exist" in toeplens(*study, "--text", tmp_path / "none.txt").refusal()
     (tmp_path / "short.txt").write_text("\n".join(f"{number} words of a short text" for number in range(3000)))
     short = toeplens(*study, "--text", tmp_path / "short.txt").refusal()
     assert "train_examples must be at most" in short

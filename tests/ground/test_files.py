@@ -108,7 +108,7 @@ REASONS = {
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "this user may not write there",
     errno.EPERM: "this user may not write there",
-    errno.EFBIG: "the file would be larger than the system allows",
+    errno.EFBIG: "the file is larger than the system allows",
     errno.EIO: "the disk reported an input/output error",
     errno.EMFILE: "too many open files",
 }
@@ -117,7 +117,7 @@ REASONS = {
 def test_a_refusal_is_one_sentence_that_names_the_file(old: Path, monkeypatch: pytest.MonkeyPatch):
     for code, reason in REASONS.items():
         monkeypatch.setattr(os, "fsync", refusing(code))
-        with pytest.raises(EnvironmentFailure, match=rf"^[Cc]annot write {old}: {reason}; .*\.$"):
+        with pytest.raises(EnvironmentFailure, match=rf"^[Cc]annot write {old}: {reason}\. .*\.$"):
             write_bytes(old, b"new")
     assert "Cannot write x: odd" in str(environment_failure(OSError("Odd"), "x"))
     monkeypatch.setattr(os, "mkdir", refusing(errno.EROFS))
@@ -129,14 +129,14 @@ def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     (tmp_path / "round").symlink_to(tmp_path / "round")
     for name in ("link", "round"):
-        with pytest.raises(InputError, match=rf"^out: .*{name} is a link that leads nowhere; a directory is needed\.$"):
+        with pytest.raises(InputError, match=rf"^out must be a directory, but .*{name} is a broken link\.$"):
             make_directory(tmp_path / name)
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])
 def test_a_file_in_the_way_of_a_directory_is_an_input_error(old: Path, below: str):
     assert make_directory(old.parent / "a" / "b").is_dir()
-    with pytest.raises(InputError, match=r"^out: .* is \(or lies under\) a file; a directory is needed\.$"):
+    with pytest.raises(InputError, match=r"^out must be a directory, but .* is a file or lies under one\.$"):
         make_directory(old / below)
     assert old.read_bytes() == OLD
 

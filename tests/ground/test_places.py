@@ -48,7 +48,7 @@ def test_directories_and_devices_are_no_pages(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("mine")
     for place, words in (
-        (tmp_path, "is a directory; a file is needed"),
+        (tmp_path, "out must be a file such as"),
         (Path(os.devnull), "must be a regular or new file"),
         (tmp_path / "pipe", "must be a regular or new file"),
         (tmp_path / "file" / "page.html", "is a file or lies under one"),

@@ -117,14 +117,14 @@ def test_a_name_that_no_file_can_have_is_one_sentence():
     ("content", "why"),
     [
         ({}, "name is missing."),
-        ([], "must have named fields (given: [])."),
-        ({"name": 3, "share": 0.5}, "name: input should be a valid string (given: 3)."),
-        ({"name": "a", "share": 1.5}, "share: input should be less than or equal to 1 (given: 1.5)."),
-        ({"name": "a", "share": True}, "share: input should be a valid number (given: True)."),
-        ({"name": "a", "share": 0.5, "seconds": -1}, "seconds: input should be greater than or equal to 0"),
+        ([], "it must have named fields, got []."),
+        ({"name": 3, "share": 0.5}, "name must be a valid string, got 3."),
+        ({"name": "a", "share": 1.5}, "share must be less than or equal to 1, got 1.5."),
+        ({"name": "a", "share": True}, "share must be a valid number, got True."),
+        ({"name": "a", "share": 0.5, "seconds": -1}, "seconds must be greater than or equal to 0"),
         ({"name": "a", "share": 0.5, "rows": [{"epoch": 1}]}, "rows.0.loss is missing."),
-        ({"name": "a", "share": [0] * 10_000}, "share: input should be a valid number (given: [0, 0, 0,"),
-        ({"name": "a", "share": 10**400}, "share: input should be a valid number (given: 1000"),
+        ({"name": "a", "share": [0] * 10_000}, "share must be a valid number, got [0, 0, 0,"),
+        ({"name": "a", "share": 10**400}, "share must be a valid number, got 1000"),
     ],
     ids=range(9),
 )
@@ -156,8 +156,8 @@ def test_what_is_shown_is_short_and_can_be_shown():
         deep = [deep]
     assert shown([1, "a"]) == "[1, 'a']"
     assert len(shown("a" * 10_000)) == 80
-    assert shown(10**5000) == "one of the type int that is too large to show"
-    assert shown(deep) == "one of the type list that is too large to show"
+    assert shown(10**5000) == "a value of type int that is too large to show"
+    assert shown(deep) == "a value of type list that is too large to show"
     for content in (deep, {"base": 10**5000, "to": float("inf")}):
         with pytest.raises(InputError, match="must be serializable as JSON"):
             plain(content)
@@ -170,7 +170,11 @@ def test_a_later_format_is_refused_and_what_has_none_is_older(tmp_path: Path):
     assert read_json(path) == {"a": 1}
     path.write_text('{"a": 1}')
     assert read_json(path) == {"a": 1}
-    for number, why in ((FORMAT + 1, "which a later version wrote"), (-1, "format: -1"), ("1", "format: '1'")):
+    for number, why in (
+        (FORMAT + 1, f"format {FORMAT + 1} of a later version"),
+        (-1, "format must be .*, got -1"),
+        ("1", "format must be .*, got '1'"),
+    ):
         path.write_text(json.dumps({"a": 1, "format": number}))
-        with pytest.raises(InputError, match=f"^{path} is .*{why}"):
+        with pytest.raises(InputError, match=f"^{path} .*{why}"):
             read_json(path)

@@ -215,7 +215,7 @@ GOOD: dict[str, Any] = {
 
 def test_a_record_holds_what_its_annotations_say() -> None:
     for other in ([GOOD], None, 3, "text"):
-        with pytest.raises(InputError, match=r"^here is damaged: must have named fields"):
+        with pytest.raises(InputError, match=r"^here is damaged: it must have named fields"):
             Tried.from_dict(other, "here")
     found = Tried.from_dict(GOOD)
     assert (found.a.dtype, found.b.shape, found.whole is not None and found.whole.dtype.kind) == (float, (2, 1, 3), "i")
@@ -230,21 +230,21 @@ def test_a_record_holds_what_its_annotations_say() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"a": [[1, 2], [3]]}, "a: its rows are not equally long"),
-        ({"a": [[1, True], [3, 4]]}, "a.0.1: input should be a valid number"),
-        ({"a": [[1, float("inf")], [3, 4]]}, "a.0.1: input should be a finite number"),
-        ({"a": [1, 2]}, "a.0: it must be a list"),
-        ({"b": [[[0, 1, 2]], [[0, 0, 0]]]}, "b.0.0.2: input should be less than or equal to 1"),
+        ({"a": [[1, 2], [3]]}, "a must have rows of equal length"),
+        ({"a": [[1, True], [3, 4]]}, "a.0.1 must be a valid number"),
+        ({"a": [[1, float("inf")], [3, 4]]}, "a.0.1 must be a finite number"),
+        ({"a": [1, 2]}, "a.0 must be a list"),
+        ({"b": [[[0, 1, 2]], [[0, 0, 0]]]}, "b.0.0.2 must be less than or equal to 1"),
         ({"b": [[[0, 1]], [[0, 0]]]}, "b must have size 3 along L\\+1, got 2"),
-        ({"whole": [1.5, 2]}, "whole.0: input should be a valid integer"),
+        ({"whole": [1.5, 2]}, "whole.0 must be a valid integer"),
         ({"whole": [1]}, "whole must have size 2 along L, got 1"),
         ({"places": [1]}, "places must have size 2 along L, got 1"),
-        ({"inner": [{"share": 2, "unknown": 1.0}]}, "inner.0.share: input should be less than or equal to 1"),
-        ({"inner": {}}, "inner: it must be a list"),
-        ({"named": {"x": 3}}, r"named.x: must have named fields \(given: 3\)"),
-        ({"flag": 1}, "flag: input should be a valid boolean"),
+        ({"inner": [{"share": 2, "unknown": 1.0}]}, "inner.0.share must be less than or equal to 1"),
+        ({"inner": {}}, "inner must be a list"),
+        ({"named": {"x": 3}}, r"named.x must have named fields, got 3"),
+        ({"flag": 1}, "flag must be a valid boolean"),
         ({"flag": False}, "flag: it must be raised"),
-        ({"later": 3}, "later: input should be a valid string"),
+        ({"later": 3}, "later must be a valid string"),
     ],
 )
 def test_a_fault_is_named_with_its_place(change: dict[str, Any], words: str) -> None:

@@ -121,10 +121,12 @@ def _with_options(error: ToeplensError) -> str:
     """The error's message, with names as they are typed: --max-tokens for max_tokens, MODEL for model."""
     commands = vars(typer.main.get_command(app))["commands"]
     command = next((commands[word] for word in sys.argv[1:] if word in commands), None)
-    typed = {
-        each.name: each.opts[0] if each.opts[0].startswith("-") else each.name.upper()
-        for each in (command.params if command else ())
-    }
+    typed = {}
+    for each in command.params if command else ():
+        if each.opts[0].startswith("-"):  # --format for form and format, --set for set_ and set
+            typed |= dict.fromkeys((each.name, each.opts[0].lstrip("-").replace("-", "_")), each.opts[0])
+        else:
+            typed[each.name] = each.name.upper()
     names = re.sub(r"[\w.]+", lambda found: typed.get(found[0], found[0]), error.name)
     return names + str(error)[len(error.name) :]
 

@@ -69,7 +69,7 @@ def train_run(
     if spec is not None:
         if not spec.exists() or spec.is_dir():
             why = f"{spec} is a directory" if spec.is_dir() else f"file {spec} does not exist"
-            raise InputError(f"spec: {why}; give a JSON file with a run's spec, or omit it.")
+            raise InputError(f"spec must be a JSON file with a run's spec, but {why}.")
         content = read_json(spec, pipes=True)
         if not isinstance(content, dict):
             raise InputError(f"spec: {spec} is not a run's spec.")

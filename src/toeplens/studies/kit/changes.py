@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,6 +49,17 @@ class Wish:
         return replace(change, bands=replace(change.bands, order=swapped(pairs, *self.exchanged)))
 
 
+@contextmanager
+def _of_change() -> Iterator[None]:
+    """Name the change in errors about its settings: ``change: layers must be ...``."""
+    try:
+        yield
+    except InputError as error:
+        if error.name == "change":
+            raise
+        raise InputError(f"change: {error}") from None
+
+
 def changes_of(loaded: Loaded, wishes: Sequence[Wish]) -> list[Change]:
     """The changes of a loaded model, each checked in a short forward pass.
 
@@ -69,10 +81,11 @@ def changes_of(loaded: Loaded, wishes: Sequence[Wish]) -> list[Change]:
             raise
         return [wish.at(layer) for wish in wishes for layer in wish.layers or ()]
     taken: set[tuple[Place, int]] = set()
-    try:
-        return [change for wish in wishes for change in _tried(wish, calls, taken)]
-    except NotThere as error:
-        raise error.for_people() from None
+    with _of_change():
+        try:
+            return [change for wish in wishes for change in _tried(wish, calls, taken)]
+        except NotThere as error:
+            raise error.for_people() from None
 
 
 def _tried(wish: Wish, calls: Sequence[AttentionCall], taken: set[tuple[Place, int]]) -> Iterator[Change]:
@@ -109,6 +122,7 @@ def _pairs(wish: Wish, call: AttentionCall) -> int:
     return pairs
 
 
+@_of_change()
 def read_change(text: str) -> Wish:
     """Parse a change such as ``layers=3-5 heads=1,4 output=zero``. Raises `InputError` for invalid text.
 
