@@ -127,7 +127,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"encodings": {"rope": {"scan": {"base": [9.0]}}, "rope/9": {"encoding": "rope"}}},
         "encodings must have different labels, got 'rope/9' twice",
     ),
-    "no-name": ({"encodings": {"rope": None, "": {"encoding": "nope"}}}, "encodings must have names that are not empty"),
+    "no-name": (
+        {"encodings": {"rope": None, "": {"encoding": "nope"}}},
+        "encodings must have names that are not empty",
+    ),
     "few-examples": ({"measures": ["representation"], "examples": 4}, "examples must be at least"),
     "infinite": ({"training": {**TRAINING, "lr": float("inf")}}, "training.lr must be serializable as JSON, got inf"),
 }
@@ -181,7 +184,10 @@ def test_what_is_no_study_is_one_sentence(case: str):
             {"model": {**SIZES, "num_heads": 3}},
             r"^rope on index: d_model must be divisible by num_heads \(3\), got 8",
         ),
-        ({"tasks": {"index": {"options": {"words": 10**15}}}}, "^rope on index: vocab_size must be less .*, got "),  # not counted one by one
+        (
+            {"tasks": {"index": {"options": {"words": 10**15}}}},
+            "^rope on index: vocab_size must be less .*, got ",
+        ),  # not counted one by one
         ({"training": {"lr": -1}}, "^rope on index: lr must be greater than 0, got -1"),
     ],
 )
