@@ -127,9 +127,9 @@ def test_a_page_is_made_whichever_pieces_are_missing(study: Pretrained) -> None:
 @pytest.mark.parametrize(
     ("texts", "sizes", "sentence"),
     [
-        (TEXTS, {"seed": 7}, "seed: .* must be .*, as in the study in"),
-        ({"one": TEXT}, {}, "texts: .* holds a study whose texts is another"),
-        (TEXTS, {"tokens": 80}, "tokens: .* holds a study whose tokens is another"),
+        (TEXTS, {"seed": 7}, "^seed must be .*, as in the study in"),
+        ({"one": TEXT}, {}, "^texts must be the same as in the study in"),
+        (TEXTS, {"tokens": 80}, "^tokens must be .*, as in the study in"),
         (TEXTS, {"tokens": 8}, "tokens must be .*, got 8"),
         (TEXTS, {"effect_tokens": 97}, "effect_tokens must be .*, got 97"),
         (TEXTS, {"sequences": 0}, "sequences must be .*, got 0"),
@@ -212,10 +212,10 @@ def test_what_is_not_known_is_neither_pure_nor_impure(study: Pretrained) -> None
     for claim in ("pure-heads", "positional-frequency", "correspondence-learned", "position-worth"):
         assert verdicts(shares)[claim] == "undecided", claim
     (pure,) = (entry for entry in judged(shares).entries if entry.claim.id == "pure-heads")
-    names, unknown = ("positional", "symbolic"), "no head's share is known"
+    names, unknown = ("positional", "symbolic"), "the shares of all heads are undefined"
     assert pure.evidence == [
-        *(f"heads whose {name} share is 0.9 or more: {unknown}" for name in names),
-        *(f"supporting: the same ({name}) less those with random weights: {unknown}" for name in names),
+        *(f"heads with a {name} share of at least 0.9: {unknown}" for name in names),
+        *(f"supporting: that number ({name}) − that with random weights: {unknown}" for name in names),
     ]
     some = planted(
         study,

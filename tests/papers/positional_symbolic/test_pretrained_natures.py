@@ -75,7 +75,7 @@ def test_position_is_taken_from_heads_that_have_a_bias(alibi: Pretrained) -> Non
     assert not {"bands", "still-0", "slow-silent", "retrieval-still"} & {*alibi.audits, *alibi.probes}
     assert all(head.effect is not None for head in alibi.audits["position"].heads)
     found = told(alibi)
-    assert "nats that position is worth to the most positional head" in found["position-worth"][1]
+    assert "from removing position from the most positional head" in found["position-worth"][1]
     for claim in ("positional-frequency", "correspondence-learned", "previous-token-fast", "retrieval-slow"):
         assert found[claim][0] == "undecided"
         assert found[claim][1].endswith("the model has no rotation")
@@ -118,8 +118,8 @@ def test_claims_that_are_not_an_encoders_say_why(encoder: Pretrained) -> None:
         "retrieval-causal": "the model does not predict the next token",
         "retrieval-slow": "the model does not predict the next token",
         "retrieval-symbolic": "the model does not predict the next token",
-        "position-worth": "no head has a rotation or a bias that could be taken from it",
-        "deposit-pretrained": "no head has a rotation or a bias that could be taken from it",
+        "position-worth": "no head has a rotation or a bias that can be removed",
+        "deposit-pretrained": "no head has a rotation or a bias that can be removed",
     }
     assert {claim: found[claim] for claim in reasons} == {claim: ("undecided", found[claim][1]) for claim in reasons}
     for claim, reason in reasons.items():

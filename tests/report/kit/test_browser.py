@@ -63,7 +63,7 @@ def test_a_program_that_is_not_the_pages_own_is_not_run_and_figures_are_words(
     )
     visit = Visit(browser, changed)
     assert visit.page.locator(".banner").first.inner_text() == (
-        "The figures are told in words here: this browser does not run the program that draws them."
+        "The figures are described in words: this browser cannot run plotly."
     )
     for place in visit.page.locator(".plot").all():
         assert place.text_content() == place.get_attribute("aria-label")

@@ -51,9 +51,12 @@ def test_later_layers_read_what_is_changed(model: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"changes": [ZERO]}, "^changes: .* beside effects"),
-        ({"changes": [ZERO], "effects": "none", "needles": 2}, "^changes: .* beside needles"),
-        ({"changes": [Change(layer=0, bands=BandControl(still=(99,)))], "effects": "none"}, "turns 4 pairs"),
+        ({"changes": [ZERO]}, "^changes and effects must not both be set"),
+        ({"changes": [ZERO], "effects": "none", "needles": 2}, "^changes and needles must not both be set"),
+        (
+            {"changes": [Change(layer=0, bands=BandControl(still=(99,)))], "effects": "none"},
+            r"^still must be .* from 0 to 3 .*, got \[99\]",
+        ),
     ],
 )
 def test_what_cannot_be_changed_is_refused(model: Any, options: dict[str, Any], said: str) -> None:

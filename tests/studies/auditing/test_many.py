@@ -119,7 +119,7 @@ def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "more", "code", "said"),
     [
-        ("nothing", {}, 2, "model: .* has no config.json"),
+        ("nothing", {}, 2, "model must be .* has no config.json"),
         ("gone", {}, 2, "model: machine .* has no .*gone. Use a directory that all machines share."),
         ("gpt", {"write": full}, 3, "Out of memory. Lower --workers or the sizes."),
         ("gpt", {"write": odd}, 2, r"model: the audit failed: 'layer' is missing \(KeyError in writing.py, line "),
@@ -175,7 +175,7 @@ def test_others_go_on_where_one_fails_or_dies_and_the_same_goes_on_with_what_is_
             1,
             "tokens must be a file for several models, but no.npy does not exist.",
         ),
-        (REQUEST, Cluster("nowhere"), "address: must be HOST:PORT of the cluster's head"),
+        (REQUEST, Cluster("nowhere"), "^address must be HOST:PORT of the cluster's head"),
     ],
 )
 def test_what_is_wrong_of_all_is_refused_before_the_work(

@@ -109,7 +109,7 @@ def test_shares_alone_and_together_are_known_alike(kind: str) -> None:
     assert [one.window for one in found.layers] == [5 if kind == "Mistral" else None] * len(found.layers)
     said = [one.unknown for one in found.layers]
     if kind in ("GPT2", "BERT"):
-        assert all("mean over at least 8 sequences of one length" in (each or "") for each in said)
+        assert all("at least 8 sequences of one length are needed" in (each or "") for each in said)
 
 
 def test_induction_is_that_of_each_alone() -> None:

@@ -48,14 +48,14 @@ def test_they_are_measured_once(model: Path, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("kind", "sizes", "data", "said"),
     [
-        ("LlamaForCausalLM", GROUPED, torch.ones(2, 72, dtype=torch.long), "without a text"),
-        ("BertModel", SIZES, TEXT, "sees the keys after its query"),
-        ("T5ForConditionalGeneration", T5, TEXT, "has an encoder"),
+        ("LlamaForCausalLM", GROUPED, torch.ones(2, 72, dtype=torch.long), "must not be set without a text"),
+        ("BertModel", SIZES, TEXT, "need causal attention, .* sees later keys"),
+        ("T5ForConditionalGeneration", T5, TEXT, "must not be set for a model with an encoder"),
     ],
 )
 def test_what_has_no_needles_is_refused(kind: str, sizes: dict[str, Any], data: Any, said: str) -> None:
     made = tiny(kind, **sizes | {"vocab_size": 700, "max_position_embeddings": 80})
-    with pytest.raises(InputError, match=rf"^needles: .*{said}"):
+    with pytest.raises(InputError, match=f"^needles {said}"):
         audit(made, data, tokenizer=tokenizer(), needles=2, **OPTIONS)
 
 

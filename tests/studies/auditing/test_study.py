@@ -366,9 +366,9 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
     ("data", "options", "said"),
     [
         ([[0.5, 1.5]], {}, "must be whole numbers"),
-        ([[3, 60]], {}, "the model's vocabulary goes from 0 to 59"),
-        ([[3, -1]], {}, "tokens: they go from -1 to 3"),
-        ([[3] * 41], {}, "must be at most 40, the positions of the model, got 41"),
+        ([[3, 60]], {}, "^tokens must be from 0 to 59, the model's vocabulary, got 3 to 60"),
+        ([[3, -1]], {}, "^tokens must be .*, got -1 to 3"),
+        ([[3] * 41], {}, "^max_tokens must be at most 40, by max_position_embeddings .*, got 41"),
         (TOKENS, {"first": 2}, "first must not be set with effects 'none'"),
         (TOKENS, {"effects": "bands", "first": 2}, "first must not be set with effects 'bands'"),
         (TOKENS, {"effects": "exact", "first": 99}, "first must be at most 8, the number of heads, got 99"),
@@ -426,7 +426,7 @@ def test_models_are_loaded_from_directories_or_refused(tmp_path: Path) -> None:
     first, *others = sorted(pieces.glob("model-*.safetensors"))
     first.unlink()
     others[0].unlink()
-    with pytest.raises(InputError, match=rf"its piece {first.name} is missing \(and 1 more\)\.$"):
+    with pytest.raises(InputError, match=rf"its file {first.name} is missing \(and 1 more\)\.$"):
         audit(pieces, TOKENS)
 
 

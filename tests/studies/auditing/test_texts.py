@@ -71,7 +71,7 @@ def test_a_beginning_that_the_tokenizer_does_not_add_is_said(model: Any) -> None
     none.backend_tokenizer.post_processor, none.bos_token = bare.backend_tokenizer.post_processor, None
     made = audited_with(bare)
     assert made.about["unused_bos"] == "<s>"
-    assert "text: the tokenizer has a beginning-of-text token, <s>, and does not put it before sequences" in list(
+    assert "text: the tokenizer has a beginning-of-text token, <s>, but does not add it to sequences" in list(
         audit_notes(made)
     )
     for other in (tokenizer(), none):  # one that adds it, and one that has none

@@ -66,7 +66,7 @@ def test_bands_that_are_exchanged_are_those_of_the_model(llama: Loaded) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("heads=1 output=zero", "^change: .* names no layers"),
+        ("heads=1 output=zero", "^change must name layers, .*, got 'heads=1 output=zero'"),
         ("layers=1", "^change must have one of attention, bias"),
         ("layers=0 output=zero", "^layers must be .*, got '0'"),
         ("layers=1 still=1-3 silent=3,4", "^silent and still must have no pairs in common"),
@@ -95,8 +95,8 @@ ATTENTION = "model.layers.0.self_attn (LlamaAttention)"
         ),
         ("layers=1 groups=5 speed=0", f"groups must be different numbers from 1 to 2 in {ATTENTION}, got 5."),
         ("layers=1 exchange=1-2:4-5", f"exchange must be different numbers from 1 to 4 in {ATTENTION}, got 5."),
-        ("layers=1 bias=off", f"bias: {ATTENTION} adds nothing to its logits that could be taken away."),
-        ("layers=1,1 output=zero", f"change: head 1 of {ATTENTION} is changed twice; once is allowed."),
+        ("layers=1 bias=off", f"bias: {ATTENTION} adds no bias to its logits."),
+        ("layers=1,1 output=zero", f"change must not change head 1 of {ATTENTION} twice."),
     ],
 )
 def test_what_the_model_does_not_have_is_refused_with_numbers_from_1(llama: Loaded, text: str, sentence: str) -> None:

@@ -70,7 +70,7 @@ def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> N
         ("seeds: 1.0e+30", "seeds"),
         ("seeds: true", "seeds"),
         (f"examples: {'9' * 5000}", "digits"),
-        (f"about: {'[' * 5000}{']' * 5000}", "in one another"),
+        (f"about: {'[' * 5000}{']' * 5000}", "nested more than 64 deep"),
         ("title: .nan", "title"),
         ("encodings: {rope-bands: {scan: {frequencies: [1.0, true]}}}", "scan"),
         (

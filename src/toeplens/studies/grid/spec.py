@@ -24,7 +24,7 @@ from toeplens.training import RunSpec
 
 _BYTES = 2**20  # maximum size of a file
 _DEEPEST, _MOST = 64, 100_000  # maximum nesting depth; maximum number of values
-_TOO_DEEP = f"more than {_DEEPEST} lists and mappings are nested"
+_TOO_DEEP = f"its lists and mappings are nested more than {_DEEPEST} deep"
 _TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # YAML tags that JSON can represent
 _FIELDS = {  # without those that the grid sets
     "model": set(DecoderConfig.model_fields) - {"encoding", "encoding_options"},

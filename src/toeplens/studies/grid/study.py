@@ -241,8 +241,8 @@ def _pinned(spec: GridSpec, out: Path) -> GridSpec:
             same = isinstance(recorded, Language) and recorded.read_from == task.read_from
             if same and before["sha256"] != pinned["sha256"]:
                 raise InputError(
-                    f"text: it changed since this study began: the recorded sha256 is {before['sha256']}, it is now "
-                    f"{pinned['sha256']}. Restore the text or choose another directory."
+                    f"text: the text of {label} has changed since the study was started: its sha256 was "
+                    f"{before['sha256']} and is {pinned['sha256']}. Restore the text or choose another directory."
                 )
         parts[label] = {**part.model_dump(mode="json"), "options": {**part.options, **pinned}}
     return grid_spec({**spec.model_dump(mode="json"), "tasks": parts})

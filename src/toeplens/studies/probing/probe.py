@@ -167,9 +167,11 @@ def _ids(data: Any, vocabulary: int | None) -> Int[np.ndarray, "N"]:
         ids = np.empty(0)
     if ids.ndim not in (1, 2) or not np.issubdtype(ids.dtype, np.integer) or not ids.size:
         raise InputError("tokens must be whole numbers of shape [N] or [B, N].")
-    last = np.inf if vocabulary is None else vocabulary - 1
-    if not 0 <= ids.min() <= ids.max() <= last:
-        raise invalid("tokens: they", f"be from 0 to {last}", got=f"{ids.min()} to {ids.max()}")
+    least, most = ids.min(), ids.max()
+    if vocabulary is not None and not 0 <= least <= most < vocabulary:
+        raise invalid("tokens", f"be from 0 to {vocabulary - 1}, the model's vocabulary", got=f"{least} to {most}")
+    if least < 0:
+        raise invalid("tokens", "not be negative", got=f"{least} to {most}")
     return ids.astype(np.int64).ravel()
 
 

@@ -57,7 +57,7 @@ def test_its_buttons_links_and_legends_do_what_they_say(browser: Browser, report
     visit.page.locator("#figure-heads .view:not([hidden]) .nsewdrag").first.hover()
     told = visit.page.locator("#figure-heads .hoverlayer .hovertext").first
     told.wait_for(state="visible")
-    assert "points lost" in (told.text_content() or "")
+    assert "accuracy drop" in (told.text_content() or "")
     visit.page.evaluate("location.hash = '#claim-deposit-first-layer'")
     visit.until("() => document.querySelector('#claim-deposit-first-layer details').open")
     visit.end()

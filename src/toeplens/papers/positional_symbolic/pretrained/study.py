@@ -180,6 +180,7 @@ def _same(directory: Path, asked: dict[str, Any]) -> None:
     had = read_json(path)
     for name, value in asked.items():
         if isinstance(had, dict) and name in had and had[name] != value:
+            wanted = "the same" if name in ("texts", "weights") else f"{had[name]!r},"  # these are hashes
             raise InputError(
-                f"{name} must be {had[name]!r}, as in the study in {directory}. Choose another directory otherwise."
+                f"{name} must be {wanted} as in the study in {directory}. Choose another directory otherwise."
             )

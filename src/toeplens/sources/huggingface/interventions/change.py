@@ -181,7 +181,7 @@ class Change:
         if not self.bias and call.encoding is not None and call.unknown is not None:
             raise InputError(f"bias: the bias of {call.module} cannot be removed: {call.unknown}")
         if not self.bias and call.bias is None:
-            raise InputError(f"bias: {call.module} has no bias.")
+            raise InputError(f"bias: {call.module} adds no bias to its logits.")
         if self.attention is not None:
             try:
                 call.placed()
