@@ -175,7 +175,7 @@ def test_an_option_that_a_spec_contradicts_is_refused(toeplens: Toeplens, run: R
     for option, wrong in contradictions.items():
         message = toeplens("train", spec, f"--{option}", str(wrong), "--out", tmp_path / "new").refusal()
         assert f"got {wrong!r}" in message
-        assert "change it with --set" in message
+        assert ("its own sizes" if option == "scale" else "change it with --set") in message
         assert not (tmp_path / "new").exists()
     same = ["--encoding", run.spec.model.encoding, "--task", run.spec.task, "--seed", str(run.spec.seed)]
     assert toeplens("train", spec, *same, "--out", run.directory.parent, "--json").json()["status"] == "complete"

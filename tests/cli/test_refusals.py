@@ -97,7 +97,7 @@ def test_what_is_no_run_and_no_study_is_refused(toeplens: Toeplens, tmp_path: Pa
 def test_paths_that_cannot_be_name_their_option(toeplens: Toeplens, command: list[str], named: str):
     assert f"Invalid value for {named}: The path is empty" in toeplens(*command, "").refusal()
     for url in ("s3://bucket/x", "file:///tmp/x"):
-        assert f"Invalid value for {named}: {url} is a URL; a path" in toeplens(*command, url).refusal()
+        assert f"Invalid value for {named}: {url} is a URL. Give a local path" in toeplens(*command, url).refusal()
     for path in ("x" * 5000, "x" * 256, "x/" * 2500):
         refusal = toeplens(*command, path).refusal()
         assert f"Invalid value for {named}: The path of {len(path)} bytes, or a name in it, is longer" in refusal
@@ -131,7 +131,7 @@ def test_an_unfinished_run_is_not_ablated_and_its_damaged_checkpoint_is_one_line
     checkpoint = run.directory / store.CHECKPOINT
     checkpoint.write_bytes(b"PK not a checkpoint")
     before = files(run.directory)
-    assert re.search(f"{checkpoint} .*delete it to start this run over", toeplens(*command).refusal())
+    assert re.search(f"{checkpoint} .*Delete it to start this run over", toeplens(*command).refusal())
     assert files(run.directory) == before
     checkpoint.unlink()
     assert toeplens(*command).json()["status"] == "complete"

@@ -368,7 +368,7 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
         ([[0.5, 1.5]], {}, "must be whole numbers"),
         ([[3, 60]], {}, "^tokens must be from 0 to 59, the model's vocabulary, got 3 to 60"),
         ([[3, -1]], {}, "^tokens must be .*, got -1 to 3"),
-        ([[3] * 41], {}, "^max_tokens must be at most 40, by max_position_embeddings .*, got 41"),
+        ([[3] * 41], {}, "^max_tokens must be at most 40, the max_position_embeddings .*, got 41"),
         (TOKENS, {"first": 2}, "first must not be set with effects 'none'"),
         (TOKENS, {"effects": "bands", "first": 2}, "first must not be set with effects 'bands'"),
         (TOKENS, {"effects": "exact", "first": 99}, "first must be at most 8, the number of heads, got 99"),
@@ -401,7 +401,7 @@ def test_what_is_not_there_is_refused_before_anything_is_measured(
 def test_rotations_are_read_no_further_than_the_model_is_made_for() -> None:
     """Refused where it was asked for; where it was not, as far as the model goes."""
     model = model_of("Llama", max_position_embeddings=8)
-    with pytest.raises(InputError, match=r"^max_tokens must be at most 8, by max_posi"):
+    with pytest.raises(InputError, match=r"^max_tokens must be at most 8, the max_posi"):
         audit(model, TOKENS, effects="none")
     with pytest.raises(InputError, match=r"^max_tokens must be at most .*, got 16"):
         audit(model, max_tokens=16, effects="none")

@@ -26,7 +26,7 @@ from toeplens.sources.huggingface.interventions.change import NotThere
         (
             "LlamaForCausalLM",
             Change(layer=0, bias=False),
-            r"bias: model.* has no bias\.",
+            r"bias: model.* adds no bias to its logits\.",
         ),
         (
             "LlamaForCausalLM",
