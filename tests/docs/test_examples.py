@@ -37,7 +37,7 @@ SLOW = ("claims.md", "export.md", "scale.md", "training.md", "watch-training.md"
 )
 def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(EXAMPLES[name], name, "exec"), {"__name__": "example"})
+    exec(compile(EXAMPLES[name], name, "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.heavy
