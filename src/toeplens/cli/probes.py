@@ -37,10 +37,10 @@ def probe(
     depths: Annotated[
         str, option("Needle depths (default: 0,0.25,0.5,0.75,1).", panel=MEASURE, metavar="LIST")
     ] = "0,0.25,0.5,0.75,1",
-    repeats: Annotated[int, option("Needles per length and depth (default: 2).", panel=MEASURE, metavar="N")] = 2,
-    sequences: Annotated[int, option("Sequences for loss and copying (default: 8).", panel=MEASURE, metavar="N")] = 8,
+    repeats: Annotated[int, option("Needles per length, depth (default: 2).", panel=MEASURE, metavar="N")] = 2,
+    sequences: Annotated[int, option("Sequences and copies (default: 8).", panel=MEASURE, metavar="N")] = 8,
     lists: Annotated[int, option("Counting and order questions (default: 24).", panel=MEASURE, metavar="N")] = 24,
-    heads: Annotated[bool, option("Find retrieval heads (default: on).", "--heads/--no-heads", panel=MEASURE)] = True,
+    heads: Annotated[bool, option("Find retrieval heads.", "--heads/--no-heads", panel=MEASURE)] = True,
     dtype: ModelDtype = "auto",
     device: ModelDevice = "auto",
     pickled: Pickled = False,

@@ -104,7 +104,7 @@ def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
     for claim, row in zip(claims, rows, strict=True):
         made.add_row(claim.id, *row, *([escape(claim.statement)] if stated else []))
     out.print(made)
-    say("Rules and sources: toeplens claims DIR --full. Verdicts are indicative with fewer than 5 seeds.")
+    say("Rules and sources: toeplens claims DIR --full")
 
 
 def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
