@@ -96,6 +96,10 @@ def audit_tables(found: Audit) -> list[Table]:
     heads = table("Heads with the largest effect" if known else "Most positional heads", "head", *columns.values())
     for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
         heads.add_row(names.short(head), *(_short(getattr(head, name), name) for name in columns))
+    heads.caption = (
+        "Shares of the logits' variance: pos. positional, symb. symbolic, int. interaction; Toep.: Toeplitz share of "
+        "their energy. Mean attention: prev. previous token, first token, ind. induction."
+    )
     layers = table("Layers", "layers", "heads", "position", "window", "proof error")
     rows: dict[tuple[object, ...], list[LayerRecord]] = {}  # layers whose printed rows are equal
     for one in found.layers:
@@ -103,7 +107,7 @@ def audit_tables(found: Audit) -> list[Table]:
         rows.setdefault(key, []).append(one)
     for alike in rows.values():
         first, proof = alike[0], max(max(each.outputs, each.weights or 0.0) for each in alike)
-        count = str(first.heads) if first.heads == first.key_heads else f"{first.heads} on {first.key_heads}"
+        count = str(first.heads) if first.heads == first.key_heads else f"{first.heads} on {first.key_heads} KV"
         numbers = spans(each.layer + 1 for each in alike)
         layers.add_row(f"{names.place(first)}L{numbers}", count, _position(first), _window(first), f"{proof:.1e}")
     return [heads, layers, *([_deposits(found)] if known else []), *([_bands(found)] if found.bands else [])]

@@ -34,7 +34,7 @@ def audit(
     text: Annotated[
         list[Path] | None,
         option(
-            "Text file to read (UTF-8, .jsonl or .parquet). Repeatable; intervals are then over texts.",
+            "Text file to read (UTF-8, .jsonl or .parquet). Repeatable; intervals are then over files.",
             metavar="FILE",
             parser=path,
         ),
@@ -70,12 +70,12 @@ def audit(
     ] = None,
     first: Annotated[
         int | None,
-        option("Only find the N largest effects; faster.", panel=MEASURE, metavar="N"),
+        option("Find only the N largest effects (faster).", panel=MEASURE, metavar="N"),
     ] = None,
     needles: Annotated[
         int,
         option(
-            "Needle texts to measure retrieval (default: 0).",
+            "Needle texts for retrieval heads (default: 0).",
             panel=MEASURE,
             metavar="N",
         ),
@@ -98,9 +98,9 @@ def audit(
 ) -> None:
     """Audit a model: which heads are positional, which symbolic.
 
-    Proves on the audited tokens that attention is read exactly, then measures shares, patterns and effects. Without
-    --text or --tokens, it reads random tokens whose second half repeats the first. Layers and heads count from 1. Run
-    the same command to resume.
+    Checks that recomputed attention equals the model's own, then measures each head. Without --text or --tokens, it
+    reads random tokens whose second half repeats the first. Layers and heads count from 1. Run the same command to
+    resume.
     """
     from toeplens.cli import audit_output, console
     from toeplens.sources.huggingface.checkpoints import is_there

@@ -82,7 +82,7 @@ Follow = Annotated[
 ]
 Budget = Annotated[
     str | None,
-    option("Stop after 90s, 9m or 2h; resumable.", panel=MACHINE, metavar="TIME"),
+    option("Stop after e.g. 90s, 9m or 2h; resumable.", panel=MACHINE, metavar="TIME"),
 ]
 
 

@@ -32,14 +32,14 @@ def probe(
         ),
     ] = None,
     lengths: Annotated[
-        str, option("Text lengths (default: 256,512,1024).", panel=MEASURE, metavar="LIST")
+        str, option("Text lengths in tokens (default: 256,512,1024).", panel=MEASURE, metavar="LIST")
     ] = "256,512,1024",
     depths: Annotated[
         str, option("Needle depths (default: 0,0.25,0.5,0.75,1).", panel=MEASURE, metavar="LIST")
     ] = "0,0.25,0.5,0.75,1",
     repeats: Annotated[int, option("Needles per length, depth (default: 2).", panel=MEASURE, metavar="N")] = 2,
     sequences: Annotated[int, option("Sequences and copies (default: 8).", panel=MEASURE, metavar="N")] = 8,
-    lists: Annotated[int, option("Questions about lists (default: 24).", panel=MEASURE, metavar="N")] = 24,
+    lists: Annotated[int, option("Counting and order questions (default: 24).", panel=MEASURE, metavar="N")] = 24,
     heads: Annotated[bool, option("Find retrieval heads.", "--heads/--no-heads", panel=MEASURE)] = True,
     dtype: ModelDtype = "auto",
     device: ModelDevice = "auto",
@@ -123,7 +123,7 @@ def pretrained(
     time_budget: Budget = None,
     as_json: Json = False,
 ) -> None:
-    """Study a pretrained language model and judge claims.
+    """Study a pretrained language model and judge claims about it.
 
     Compares heads, frequencies and retrieval with random-weight baselines.
     """

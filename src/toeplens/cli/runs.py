@@ -25,7 +25,7 @@ from toeplens.ground.places import free
 
 
 def train_run(
-    out: Annotated[Path, option("Directory for runs (adds a folder).", metavar="PATH", parser=path)],
+    out: Annotated[Path, option("Parent directory; each run gets its own folder in it.", metavar="PATH", parser=path)],
     spec: Annotated[Path | None, typer.Argument(help="A run's spec as JSON (a run's spec.json).", parser=path)] = None,
     encoding: Annotated[
         str | None, option("Encoding or sum of several, e.g. rope+alibi (default: rope).", metavar="NAME")
@@ -136,7 +136,7 @@ def train_run(
 
 def ablate(
     run: RunDirectory,
-    examples: Annotated[int, option("Number of examples (default: 2048).", metavar="N")] = 2048,
+    examples: Annotated[int, option("Maximum number of examples (default: 2048).", metavar="N")] = 2048,
     split: Annotated[
         str, option("test, or train+test as in the released code (default: test).", metavar="NAME")
     ] = "test",
@@ -149,10 +149,11 @@ def ablate(
         ),
     ] = "zero",
     metric: Annotated[
-        str, option("accuracy, loss, or kl from the intact model's answers (default: accuracy).", metavar="NAME")
+        str, option("accuracy, loss, or kl (divergence from the intact model) (default: accuracy).", metavar="NAME")
     ] = "accuracy",
     method: Annotated[
-        str, option("exact, or attribution (first order; --metric loss only) (default: exact).", metavar="NAME")
+        str,
+        option("exact, or attribution (estimate; --metric loss only) (default: exact).", metavar="NAME"),
     ] = "exact",
     sets: Annotated[
         bool,
@@ -195,7 +196,7 @@ def ablate(
         console.print_json(content)
         return
     console.say(
-        f"intact: {ablation.metric} {ablation.baseline:.4f} on {ablation.examples} examples, "
+        f"intact model: {ablation.metric} {ablation.baseline:.4f} on {ablation.examples} examples, "
         f"chance accuracy {ablation.chance:.4f}"
     )
     for table in tables.ablation_tables(ablation):
@@ -206,8 +207,8 @@ def ablate(
         console.out.print(tables.sets_table(found))
         heads = ", ".join(f"L{layer + 1} H{head + 1}" for layer, head in found.sufficient) or "none"
         console.say(
-            f"{len(found.sufficient)} of {len(found.order)} heads suffice for {found.keep:.0%} of the skill "
-            f"(accuracy {found.kept:.4f} of {found.baseline:.4f}); each of them is needed: {heads}"
+            f"{len(found.sufficient)} of {len(found.order)} heads keep {100 * found.keep:.0f} % of the skill "
+            f"when all others are ablated (accuracy {found.kept:.4f}, intact {found.baseline:.4f}): {heads}"
         )
 
 
@@ -219,12 +220,15 @@ def decompose(
     ] = None,
     split: Annotated[
         str,
-        option("How to separate position: mean, ablate, or input (first layer only) (default: mean).", metavar="NAME"),
+        option(
+            "How to separate position: mean over sequences, ablate, or input (first layer only) (default: mean).",
+            metavar="NAME",
+        ),
     ] = "mean",
     layer: Annotated[
         list[int] | None, option("Layer to decompose, counted from 1; repeatable (default: all).", metavar="N")
     ] = None,
-    examples: Annotated[int, option("Number of test sequences (default: 256).", metavar="N")] = 256,
+    examples: Annotated[int, option("Maximum number of test sequences (default: 256).", metavar="N")] = 256,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -252,14 +256,16 @@ def decompose(
         console.out.print(tables.structure_table(structure))
         for why in dict.fromkeys(one.why for one in structure.layers if one.why):
             console.say(f"not decomposed: {why}")
-        console.out.print(tables.decay_table(structure))
+        for each in tables.decay_tables(structure):
+            console.out.print(each)
         if structure.origins is None:
             console.say(f"relevance not computed: {structure.no_origins}")
         else:
             console.out.print(tables.origins_table(structure.origins))
             share, error = tables.per_cent(structure.origins.share), structure.origins.error
             console.say(
-                f"position carries {share} % of the absolute relevance; the parts sum to the logits within {error:.0e}"
+                f"position: {share} % of the relevance in absolute values (the table averages signed values); "
+                f"the parts sum to the logits within {error:.0e}"
             )
     console.print_page(page, as_json=as_json, **structure.to_dict())
 
@@ -288,7 +294,8 @@ def extrapolate_run(
     if as_json:
         console.print_json(found.to_dict())
         return
-    console.out.print(tables.extrapolation_table(found))
+    for each in tables.extrapolation_tables(found):
+        console.out.print(each)
     for row in found.rows:
         if row.why:
             console.say(f"{row.length} tokens: {row.why}")

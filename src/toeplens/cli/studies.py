@@ -158,7 +158,7 @@ def theory(
     ] = "laptop",
     seeds: Annotated[
         int,
-        option("Seeds; verdicts need at least 5 (default: 5).", panel=MEASURE, metavar="N"),
+        option("Number of seeds. Verdicts need at least 5 (default: 5).", panel=MEASURE, metavar="N"),
     ] = 5,
     *,
     means: Means,
@@ -229,7 +229,7 @@ def page_in(directory: Path) -> Page:
 
 
 def report_page(directory: Recorded, as_json: Json = False) -> None:
-    """Rewrite a page from finished or recorded results."""
+    """Rebuild a page from saved results, without measuring again."""
     from toeplens.cli import console
     from toeplens.report.kit.page import write_report
 
@@ -261,7 +261,7 @@ def claims(
     if evidence:
         for entry in entries:
             place = "" if entry.protocol is None else f", {entry.protocol}"
-            console.say(f"{entry.claim.id}{place}: {entry.verdict}")
+            console.say(f"{entry.claim.id}{place}: {tables.shown_as(entry.verdict)}")
             console.say(f"  rule: {entry.claim.rule}")
             for line in entry.evidence:
                 console.say(f"  {line}")

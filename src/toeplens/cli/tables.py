@@ -27,7 +27,7 @@ from toeplens.studies.kit.study import State
 _EFFECTS = {  # metric: its effect, factor of the unit, decimals
     "accuracy": ("Accuracy drop (percentage points)", 100, 1),
     "loss": ("Loss increase (nats)", 1, 3),
-    "kl": ("KL divergence from the intact model's answers (nats)", 1, 3),
+    "kl": ("KL divergence from the intact model (nats)", 1, 3),
 }
 _WAYS = {
     "zero": "when the head is zero-ablated",
@@ -74,12 +74,19 @@ def print_study(
     print_page(page, as_json=as_json, **about, claims=[entry.to_dict() for entry in state.entries])
 
 
+def shown_as(verdict: str) -> str:
+    """A verdict as it is printed: a lean is called indicative, as on the pages."""
+    return {"leans to hold": "indicatively holds", "leans to fail": "indicatively fails"}.get(verdict, verdict)
+
+
 def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
     """Print the ledger: one line per claim, one column per protocol; ``full`` adds statement, rule and source."""
     protocols = list(dict.fromkeys(entry.protocol for entry in entries))
     heads = ["verdict" if protocol is None else f"{protocol} protocol" for protocol in protocols]
     claims = list(dict.fromkeys(entry.claim for entry in entries))
-    pills = {(each.claim.id, each.protocol): f"[{_COLOURS[each.verdict]}]{each.verdict}[/]" for each in entries}
+    pills = {
+        (each.claim.id, each.protocol): f"[{_COLOURS[each.verdict]}]{shown_as(each.verdict)}[/]" for each in entries
+    }
     rows = [[pills.get((claim.id, protocol), "–") for protocol in protocols] for claim in claims]
     if full:
         about = [
@@ -108,7 +115,7 @@ def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
         if place not in tables:
             heading = f"{row.task}, {row.protocol} protocol: test accuracy in % (chance {per_cent(row.chance)})"
             tables[place] = table(
-                heading, "encoding", "paper", "ours", "range over seeds", "largest head drop", "where"
+                heading, "encoding", "paper", "ours", "range over seeds", "largest head drop (points)", "head"
             )
         tables[place].add_row(
             row.title,
@@ -181,7 +188,7 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
     """Effect of each head with its interval and, for accuracy, each layer's deposit."""
     heads = ablation.drops.shape[1]
     effect, factor, digits = _EFFECTS[ablation.metric]
-    title, check = f"{effect} {_WAYS[ablation.intervention]}", ablation.check
+    title, check = f"{effect} {_WAYS[ablation.intervention]}, with 95 % interval", ablation.check
     if ablation.method == "attribution":
         title += ", first order" if check and check.holds else ": first-order estimates, not effects"
     lines = []
@@ -198,12 +205,12 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
         figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
         kinds.append([str(layer), row.kind, *map(fixed, figures)])
     columns = ("layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
-    return [*drops, table("Deposit", *columns, rows=kinds)]
+    return [*drops, table("Deposit: how the drops are spread over the heads of a layer", *columns, rows=kinds)]
 
 
 def sets_table(sets: HeadSets) -> Table:
     """Accuracy against the number of heads ablated in the whole model."""
-    columns = ("heads ablated", "greedy", "by single effect", "random, mean", "random, lowest")
+    columns = ("heads ablated", "greedy order", "by single effect", "random, mean", "random, lowest")
     made = table("Accuracy as more heads are ablated (%)", *columns)
     for size in np.flatnonzero(~np.isnan(sets.greedy)):
         row = (sets.greedy[size], sets.importance[size], sets.random[:, size].mean(), sets.random[:, size].min())
@@ -211,18 +218,18 @@ def sets_table(sets: HeadSets) -> Table:
     return made
 
 
-def extrapolation_table(found: Extrapolation) -> Table:
+def extrapolation_tables(found: Extrapolation) -> list[Table]:
     """Accuracy by sequence length, with the baselines' accuracy."""
-    columns = ("tokens", "times training", "accuracy", "interval", "chance", "length-only", "best simple rule")
-    made = table(f"Accuracy beyond the training length of {found.trained_length} tokens (%)", *columns)
+    columns = ("tokens", "times training", "accuracy", "95 % interval", "chance", "length-only", "best simple rule")
+    rows = []
     for row in found.rows:
         figures = ["–"] * 5
         if row.accuracy is not None and row.low is not None and row.high is not None:
             rule, best = max(row.baselines.items(), key=lambda item: item[1])
             guesses = (per_cent(row.chance or 0.0), per_cent(row.length_chance or 0.0), f"{per_cent(best)} ({rule})")
             figures = [per_cent(row.accuracy), f"{per_cent(row.low)} to {per_cent(row.high)}", *guesses]
-        made.add_row(str(row.length), f"{row.factor:g}", *figures)
-    return made
+        rows.append([str(row.length), f"{row.factor:g}", *figures])
+    return fitted(f"Accuracy beyond the training length of {found.trained_length} tokens (%)", columns, rows)
 
 
 def structure_table(structure: RunStructure) -> Table:
@@ -239,22 +246,23 @@ def structure_table(structure: RunStructure) -> Table:
     return made
 
 
-def decay_table(structure: RunStructure) -> Table:
+def decay_tables(structure: RunStructure) -> list[Table]:
     """Best-fitting decay of each head's mean logit with distance, and its kernel's spectrum if known."""
-    columns = ("head", "best form", "r2", "half distance", "parameters", "symbol", "eigenvalues")
-    made = table("Decay of each head's mean logit with distance, and the spectrum of its position kernel", *columns)
+    columns = ("head", "best form", "R²", "half distance (tokens)", "parameters", "symbol", "eigenvalues")
+    rows = []
     for layer in structure.layers:
         for head, decay in enumerate(layer.decays):
             told = ["–"] * 6
             if decay is not None:
                 figures = [f"{name} {significant(value)}" for name, value in decay.parameters.items()]
-                told[:4] = [decay.form, significant(decay.r2), significant(decay.half_distance), ", ".join(figures)]
+                told[:4] = [decay.form, fixed(decay.r2, 3), significant(decay.half_distance), ", ".join(figures)]
             if layer.ends:
                 ends = layer.ends[head]
                 told[4] = f"{significant(ends.symbol_low)} to {significant(ends.symbol_high)}"
                 told[5] = f"{significant(ends.lowest)} to {significant(ends.highest)}"
-            made.add_row(f"L{layer.layer + 1} H{head + 1}", *told)
-    return made
+            rows.append([f"L{layer.layer + 1} H{head + 1}", *told])
+    title = "Decay of each head's mean logit with distance; range of its position kernel's symbol and eigenvalues"
+    return fitted(title, columns, rows)
 
 
 def origins_table(found: Origins) -> Table:

@@ -72,7 +72,7 @@ def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
         card=card,
         formula=Markup(convert(card.formula, display="block")) if card.formula else "",
         about=about,
-        more=more[0] if more else "",
+        more=more[0].replace("``", "") if more else "",
         where=WHERE,
         back=back,
     )

@@ -184,6 +184,6 @@ def test_a_kind_is_of_any_number_of_heads_where_the_curve_is_not_monotone(curve:
     assert one([0.2, 0.1, 0.1, 0.0, 0.0, 0.0], curves=[curve]).kind == kind
     words = dict(rule.split(": ") for rule in THRESHOLDS.split("; "))
     assert "up to max(2, a quarter)" in words["few-head"]
-    assert "some number" in words["few-head"]
+    assert "the most important heads" in words["few-head"]
     assert words["distributed"] == "only a larger number does"
     assert words["redundant"] == "no number does"

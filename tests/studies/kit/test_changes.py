@@ -71,7 +71,7 @@ def test_bands_that_are_exchanged_are_those_of_the_model(llama: Loaded) -> None:
         ("layers=0 output=zero", "^change: layers must be .*, got '0'"),
         ("layers=1 still=1-3 silent=3,4", "^change: silent and still must have no pairs in common"),
         ("layers=1 still=1 output=zero", "^change: still and output must not both be set"),
-        ("layers=1 layers=2 output=zero", "change must have settings among"),
+        ("layers=1 layers=2 output=zero", "change must have settings of the form name=value"),
         ("layers=1 exchange=1,1:2,3", "^change: exchange must be two bands .*, got '1,1:2,3'"),
         ("layers=1 exchange=1-4:29-31", "^change: exchange must be two bands .*, got '1-4:29-31'"),
     ],

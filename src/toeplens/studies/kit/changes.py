@@ -135,8 +135,8 @@ def read_change(text: str) -> Wish:
         key, sign, value = word.partition("=")
         if not sign or not value or key not in _KEYS or key in given:
             raise InputError(
-                f"change must have settings among {', '.join(_KEYS)}, each once, as in {_EXAMPLE}, got {shown(word)} "
-                f"in {shown(text)}."
+                f"change must have settings of the form name=value, each name once, from {', '.join(_KEYS)}, "
+                f"as in {_EXAMPLE}, got {shown(word)}."
             )
         given[key] = value
     if "layers" not in given:
