@@ -186,4 +186,4 @@ def test_a_kind_is_of_any_number_of_heads_where_the_curve_is_not_monotone(curve:
     assert "up to max(2, a quarter)" in words["few-head"]
     assert "the most important heads" in words["few-head"]
     assert words["distributed"] == "more heads are needed for that"
-    assert words["redundant"] == "no number does"
+    assert words["redundant"] == "no number of heads removes that"
