@@ -31,6 +31,7 @@ from toeplens.studies.grid import language
 from toeplens.studies.grid.measured import kept
 from toeplens.studies.kit.contrasts import of_one
 from toeplens.studies.kit.results import ACCURACY, Figure, estimated
+from toeplens.studies.kit.verdicts import verdict_text
 from toeplens.training.presets import PROTOCOLS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,7 +78,6 @@ def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = F
 # ---- ledgers ---------------------------------------------------------------------------------------------------------
 
 
-VERDICTS = {"leans to hold": "indicatively holds", "leans to fail": "indicatively fails", "holds in part": "in part"}
 SHORTER = {  # patterns in the sources of claims, to keep the tables narrow
     r"arXiv (?=\d)": "",
     r"ICLR 2026 version \(summary\): ": "ICLR 2026, ",
@@ -103,7 +103,7 @@ def claims(*words: str, statement: bool = True) -> Iterator[str]:
             if not only or entry["id"] in only:
                 source = cited(entry["source"])
                 said.setdefault(entry["id"], f"{entry['statement']} ({source})" if statement else source)
-                verdict = VERDICTS.get(entry["verdict"], entry["verdict"])
+                verdict = verdict_text(entry["verdict"]).replace("holds in part", "in part")
                 verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = verdict
     columns = sorted(
         {at for each in verdicts.values() for at in each}, key=lambda at: (names.index(at[0]), at[1] or "")

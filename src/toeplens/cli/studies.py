@@ -248,6 +248,7 @@ def claims(
 ) -> None:
     """Judge the claims of a study and print the verdicts."""
     from toeplens.cli import console, tables
+    from toeplens.studies.kit.verdicts import verdict_text
 
     kind, _, rule = kind_of(directory)
     study = kind.gather(directory)
@@ -261,7 +262,7 @@ def claims(
     if evidence:
         for entry in entries:
             place = "" if entry.protocol is None else f", {entry.protocol}"
-            console.say(f"{entry.claim.id}{place}: {tables.shown_as(entry.verdict)}")
+            console.say(f"{entry.claim.id}{place}: {verdict_text(entry.verdict)}")
             console.say(f"  rule: {entry.claim.rule}")
             for line in entry.evidence:
                 console.say(f"  {line}")

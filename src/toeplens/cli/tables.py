@@ -23,6 +23,7 @@ from toeplens.studies.grid import Grid, language
 from toeplens.studies.grid import Row as MatrixRow
 from toeplens.studies.grid.language import LanguageRow
 from toeplens.studies.kit.study import State
+from toeplens.studies.kit.verdicts import verdict_text
 
 _EFFECTS = {  # metric: its effect, factor of the unit, decimals
     "accuracy": ("Accuracy drop (percentage points)", 100, 1),
@@ -74,18 +75,13 @@ def print_study(
     print_page(page, as_json=as_json, **about, claims=[entry.to_dict() for entry in state.entries])
 
 
-def shown_as(verdict: str) -> str:
-    """A verdict as it is printed: a lean is called indicative, as on the pages."""
-    return {"leans to hold": "indicatively holds", "leans to fail": "indicatively fails"}.get(verdict, verdict)
-
-
 def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
     """Print the ledger: one line per claim, one column per protocol; ``full`` adds statement, rule and source."""
     protocols = list(dict.fromkeys(entry.protocol for entry in entries))
     heads = ["verdict" if protocol is None else f"{protocol} protocol" for protocol in protocols]
     claims = list(dict.fromkeys(entry.claim for entry in entries))
     pills = {
-        (each.claim.id, each.protocol): f"[{_COLOURS[each.verdict]}]{shown_as(each.verdict)}[/]" for each in entries
+        (each.claim.id, each.protocol): f"[{_COLOURS[each.verdict]}]{verdict_text(each.verdict)}[/]" for each in entries
     }
     rows = [[pills.get((claim.id, protocol), "–") for protocol in protocols] for claim in claims]
     if full:

@@ -24,6 +24,7 @@ from toeplens.report.kit.colours import HEAT
 from toeplens.report.kit.packing import MADE_BY, PAKO, pack, packed_plotly, plotly
 from toeplens.report.kit.tables import Cell, Table, code, make_table
 from toeplens.studies import Entry
+from toeplens.studies.kit.verdicts import verdict_text
 
 PAGE = "report.html"  # the name of a study's page in its directory
 
@@ -97,12 +98,6 @@ def ledger_table(
 
     rows = [[each[0].claim.statement, each[0].claim.source, *map(verdict, each)] for each in claims]
     return make_table(f"{what}s ledger", [what, "Source", *(list(protocols) or ["Verdict"])], rows)
-
-
-def verdict_text(verdict: str) -> str:
-    """A verdict as pages show it."""
-    shown = {"leans to hold": "indicatively holds", "leans to fail": "indicatively fails"}
-    return shown.get(verdict, verdict)
 
 
 _SURROUNDINGS = {

@@ -28,9 +28,12 @@ RULE = (
     f"there are no effects and the noise is normal, the chance of any wrong verdict is at most 5% per look (the actual "
     f"rate is measured as well). The uncorrected verdict is also recorded."
 )
-
-
 NONE_COUNTS = "no finished run that counts"
+
+
+def verdict_text(verdict: str) -> str:
+    """A verdict as it is printed; records and Python keep ``leans to hold`` and ``leans to fail``."""
+    return {"leans to hold": "indicatively holds", "leans to fail": "indicatively fails"}.get(verdict, verdict)
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,10 @@ from toeplens.papers.deposit.page.seeds import strength_of
 from toeplens.papers.deposit.questions import PARTS
 from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block
-from toeplens.report.kit.page import Page, verdict_text
+from toeplens.report.kit.page import Page
 from toeplens.report.kit.tables import Table
 from toeplens.studies import RULE, Finding, Key
+from toeplens.studies.kit.verdicts import verdict_text
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
 Make = Callable[..., Reproduction]
