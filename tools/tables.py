@@ -103,7 +103,7 @@ def claims(*words: str, statement: bool = True) -> Iterator[str]:
             if not only or entry["id"] in only:
                 source = cited(entry["source"])
                 said.setdefault(entry["id"], f"{entry['statement']} ({source})" if statement else source)
-                verdict = verdict_text(entry["verdict"]).replace("holds in part", "in part")
+                verdict = verdict_text(entry["verdict"])
                 verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = verdict
     columns = sorted(
         {at for each in verdicts.values() for at in each}, key=lambda at: (names.index(at[0]), at[1] or "")
@@ -145,7 +145,7 @@ def errors() -> Iterator[str]:
         (
             shapes.get(row["shape"], row["shape"]),
             effects.get(row["effect"], row["effect"]),
-            *(f"{100 * row[key]:.1f} %" for key in keys),
+            *(f"{100 * row[key]:.1f}%" for key in keys),
         )
         for row in content["ledgers"]
     ]
@@ -373,7 +373,7 @@ def switches() -> Iterator[str]:
 COSTS = ("% of the skill", "nats")
 _ROPE = dict(zip(PROTOCOLS, ("rope", "rope-alone"), strict=True))
 MOMENTS = {
-    "able": "first above 90 % accuracy, if before the plateau",
+    "able": "first above 90% accuracy, if before the plateau",
     "plateau": "plateau",
     "twice": "2× its steps",
     "four times": "4×",

@@ -154,7 +154,7 @@ def test_a_recorded_pretrained_model_has_its_page_and_its_claims(toeplens: Toepl
         (tmp_path / file).write_bytes((RESULTS / name / file).read_bytes())
     page = toeplens("report", tmp_path, "--json").json()["page"]
     assert page == str(tmp_path / "report.html")
-    assert "The map of heads" in Path(page).read_text()
+    assert "Map of heads" in Path(page).read_text()
     recorded = read_json(tmp_path / "claims.json")["claims"]
     assert toeplens("claims", tmp_path, "--json").json() == recorded
     assert set(files(tmp_path)) == {"results.json.xz", "claims.json", "report.html"}
@@ -167,7 +167,7 @@ def test_a_record_of_runs_has_its_page_and_ledger_without_them(toeplens: Toeplen
     assert toeplens("report", tmp_path, "--json").json() == {"page": str(tmp_path / "report.html")}
     judged = {claim["id"]: claim["verdict"] for claim in toeplens("claims", tmp_path, "--json").json()}
     assert judged == {claim["id"]: claim["verdict"] for claim in read_json(tmp_path / "claims.json")["claims"]}
-    assert "contains files that do not belong to a study" in toeplens("theory", "--out", tmp_path).refusal()
+    assert "belongs to neither a study nor runs" in toeplens("theory", "--out", tmp_path).refusal()
     (tmp_path / "claims.json").unlink()
     assert "contains no study, audit, probe or record" in toeplens("report", tmp_path).refusal()
 

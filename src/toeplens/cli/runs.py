@@ -197,7 +197,7 @@ def ablate(
         return
     console.say(
         f"intact model: {ablation.metric} {ablation.baseline:.4f} on {ablation.examples} examples, "
-        f"chance accuracy {ablation.chance:.4f}"
+        f"length-only baseline {ablation.chance:.4f}"
     )
     for table in tables.ablation_tables(ablation):
         console.out.print(table)

@@ -223,7 +223,8 @@ def page_in(directory: Path) -> Page:
     if (directory / probing.RECORD).is_file():
         return probe_page(probing.open_probe(directory))
     if study_in(directory) is None:
-        raise InputError(f"directory: {directory} contains no study, audit, probe or record of one.")
+        what = "contains no study, audit, probe or record of one" if directory.exists() else "does not exist"
+        raise InputError(f"directory: {directory} {what}.")
     kind, page, _ = kind_of(directory)
     return page(kind.gather(directory))
 
@@ -263,7 +264,8 @@ def claims(
         for entry in entries:
             place = "" if entry.protocol is None else f", {entry.protocol}"
             console.say(f"{entry.claim.id}{place}: {verdict_text(entry.verdict)}")
-            console.say(f"  rule: {entry.claim.rule}")
+            if not full:
+                console.say(f"  rule: {entry.claim.rule}")
             for line in entry.evidence:
                 console.say(f"  {line}")
             for line in entry.wanting:

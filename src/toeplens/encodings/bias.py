@@ -160,7 +160,7 @@ class RelativeTable(OffsetBias):
         init_std  standard deviation of the initial table
     """
 
-    citation = "Gu et al. 2025, arXiv 2505.13027, released program"
+    citation = "Gu et al. 2025, arXiv 2505.13027, released code"
     formula = r"b_{ij} = w_{h,\,i - j}"
 
     def __init__(self, *, shared: bool = False, init_std: float = 0.02, **sizes: int) -> None:

@@ -81,7 +81,7 @@ class HeadWatch:
                   end of training, where the ablation of the finished model follows
 
     Ablation is the most expensive part, so it uses fewer examples: the standard error of a drop is at most
-    1 / sqrt(ablated). For the overhead see docs/how-to/training.md.
+    1 / sqrt(ablated). For the overhead see docs/how-to/watch-training.md.
 
     Arguments
         spec      the run

@@ -172,7 +172,8 @@ def in_processes(
     if failure is not None:
         raise EnvironmentFailure(
             f"A worker process ended unexpectedly ({type(failure).__name__}: {failure}). Finished work is saved; run "
-            "the same command to resume, with fewer --workers if memory is short."
+            "the same command to resume, with fewer --workers if memory is short. A script must start its study under "
+            "'if __name__ == \"__main__\":', as each worker imports the script."
         ) from failure
 
 

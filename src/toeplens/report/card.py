@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from latex2mathml.converter import convert
 from markupsafe import Markup
 
+from toeplens.encodings.conformance import CHECKS
 from toeplens.ground import InputError, write_text
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.places import free, write_page
@@ -70,6 +71,7 @@ def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
         plotly_file=plotly_file,
         command=COMMAND,
         card=card,
+        checks={name: (run.__doc__ or "").replace("`", "") for name, run in CHECKS.items()},
         formula=Markup(convert(card.formula, display="block")) if card.formula else "",
         about=about,
         more=more[0].replace("``", "") if more else "",

@@ -149,7 +149,7 @@ def test_bad_input_is_one_sentence(theory: Theory, tmp_path: Path) -> None:
         check_theory(tmp_path / "new", scale="smoke", seeds=1, limits=Limits(device="x", deadline=0.0))
     assert not (tmp_path / "new").exists()
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(InputError, match="contains files that do not belong to a study"):
+    with pytest.raises(InputError, match="belongs to neither a study nor runs"):
         check_theory(tmp_path, seeds=1)
     (theory.directory / "study.json").write_text('{"study": "theory"}')
     with pytest.raises(InputError, match="is damaged"):

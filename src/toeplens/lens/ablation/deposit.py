@@ -19,10 +19,10 @@ LOST = 0.5
 SKILL = 0.05
 # what the kinds of layers mean, in words
 THRESHOLDS = (
-    f"single-head: the largest drop is at least {PEAK:g} of the skill (accuracy above chance), the second largest at "
-    f"most {SECOND:g} of the largest; few-head: ablating the most important heads, up to max(2, a quarter) of them, "
-    f"removes at least {LOST:g} of the skill; distributed: more heads are needed for that; redundant: no number of "
-    f"heads removes that; no-skill: accuracy is less than {SKILL:g} above chance"
+    f"single-head: the largest drop is at least {PEAK:g} of the skill (accuracy above the baseline), the second "
+    f"largest at most {SECOND:g} of the largest; few-head: ablating the most important heads, up to max(2, a quarter) "
+    f"of them, removes at least {LOST:g} of the skill; distributed: more heads are needed for that; redundant: no "
+    f"number of heads removes that; no-skill: accuracy is less than {SKILL:g} above the baseline"
 )
 
 

@@ -14,7 +14,7 @@ from toeplens.engine import Job, Limits, Workers
 from toeplens.engine.language.texts import cut
 from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose
-from toeplens.ground.errors import first_line
+from toeplens.ground.errors import first_line, located
 from toeplens.model import decoder_config
 from toeplens.studies.grid.language import language_rows
 from toeplens.studies.grid.measured import Row, matrix
@@ -50,6 +50,9 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
     part = spec.tasks[label]
     try:
         task = tasks.build(part.task or label, **part.options)
+    except InputError as error:
+        raise InputError(located(("tasks", label), str(error))) from None
+    try:
         sizes: dict[str, Any] = {
             "vocab_size": task.vocab_size,
             "num_classes": task.labels[-1] + 1,

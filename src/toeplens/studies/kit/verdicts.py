@@ -21,8 +21,8 @@ LEVEL = 0.05
 RULE = (
     f"A comparison over at least {ENOUGH} seeds is decided by the 95% interval of its mean (Student's t; Welch's for "
     f"two encodings, whose models are not paired). It holds if the interval lies above the threshold, fails if it lies "
-    f"below, and is undecided otherwise. With fewer seeds, the verdict is only indicative: it leans to the side of the "
-    f"threshold on which the mean lies, and stays open. A claim has essential and supporting parts. It fails if an "
+    f"below, and is undecided otherwise. With fewer seeds it stays open: it indicatively holds or indicatively fails, "
+    f"by the side of the threshold on which the mean lies. A claim has essential and supporting parts. It fails if an "
     f"essential part fails, and holds if all essential parts hold (in part, if a supporting part fails, even if only "
     f"without correction). Otherwise it is open. Verdicts are corrected for all comparisons of the ledger (Holm): if "
     f"there are no effects and the noise is normal, the chance of any wrong verdict is at most 5% per look (the actual "
