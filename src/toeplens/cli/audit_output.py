@@ -141,7 +141,7 @@ def _deposits(found: Audit) -> Table:
             names.short_layer(layer),
             *(_short(layer.deposit.get(name), "effect") for name in ("helps", "harms")),
             "–" if top is None or share is None else f"H{top.head + 1}",
-            "–" if share is None else f"{fixed(100 * share, 0)} %",
+            "–" if share is None else f"{fixed(100 * share, 0)}%",
             "–" if share is None else fixed(layer.deposit.get("effective_heads") or 0, 1),
         )
     return made
@@ -150,7 +150,7 @@ def _deposits(found: Audit) -> Table:
 def probe_table(found: ProbeRecord) -> Table:
     """Loss and accuracy per behaviour; for a changed model also the increase in nats."""
     columns = ("nats per token", "accuracy", *(("changed", "increase") if found.changes else ()))
-    made = table("Loss and accuracy (95 % intervals)", "predicted", "count", *columns)
+    made = table("Loss and accuracy (95% intervals)", "predicted", "count", *columns)
     for behaviour in ABOUT:
         for each in found.summaries(behaviour):
             row = [title_of(behaviour).lower(), str(each.count)]
@@ -185,7 +185,7 @@ def audit_notes(found: Audit) -> Iterator[str]:
     elif found.check is not None:
         yield f"estimated effects: {found.check.words}"
     if found.effect is not None and "intervals" in found.about:
-        yield f"intervals are 95 %, {found.about['intervals']}"
+        yield f"intervals are 95%, {found.about['intervals']}"
     if "race" in found.about:
         yield found.about["race"]
     yield f"relative difference between the captured and the plain forward pass: {found.whole:.1e}"

@@ -207,7 +207,7 @@ def ablate(
         console.out.print(tables.sets_table(found))
         heads = ", ".join(f"L{layer + 1} H{head + 1}" for layer, head in found.sufficient) or "none"
         console.say(
-            f"{len(found.sufficient)} of {len(found.order)} heads keep {100 * found.keep:.0f} % of the skill "
+            f"{len(found.sufficient)} of {len(found.order)} heads keep {100 * found.keep:.0f}% of the skill "
             f"when all others are ablated (accuracy {found.kept:.4f}, intact {found.baseline:.4f}): {heads}"
         )
 
@@ -264,7 +264,7 @@ def decompose(
             console.out.print(tables.origins_table(structure.origins))
             share, error = tables.per_cent(structure.origins.share), structure.origins.error
             console.say(
-                f"position: {share} % of the relevance in absolute values (the table averages signed values); "
+                f"position: {share}% of the relevance in absolute values (the table averages signed values); "
                 f"the parts sum to the logits within {error:.0e}"
             )
     console.print_page(page, as_json=as_json, **structure.to_dict())

@@ -64,7 +64,7 @@ def print_study(
         about |= {"share": state.share, "table": [row.to_dict() for row in rows]}
         if isinstance(state, Grid) and (spoken := _language_rows(state)):
             about["language"] = [row.to_dict() for each in spoken.values() for row in each]
-        unit = f"cells finished ({100 * state.share:.3g} % of the maximum number of steps)"
+        unit = f"cells finished ({100 * state.share:.3g}% of the maximum number of steps)"
     if not as_json:
         for each in tables:
             out.print(each)
@@ -184,7 +184,7 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
     """Effect of each head with its interval and, for accuracy, each layer's deposit."""
     heads = ablation.drops.shape[1]
     effect, factor, digits = _EFFECTS[ablation.metric]
-    title, check = f"{effect} {_WAYS[ablation.intervention]}, with 95 % interval", ablation.check
+    title, check = f"{effect} {_WAYS[ablation.intervention]}, with 95% interval", ablation.check
     if ablation.method == "attribution":
         title += ", first order" if check and check.holds else ": first-order estimates, not effects"
     lines = []
@@ -216,7 +216,7 @@ def sets_table(sets: HeadSets) -> Table:
 
 def extrapolation_tables(found: Extrapolation) -> list[Table]:
     """Accuracy by sequence length, with the baselines' accuracy."""
-    columns = ("tokens", "times training", "accuracy", "95 % interval", "chance", "length-only", "best simple rule")
+    columns = ("tokens", "times training", "accuracy", "95% interval", "chance", "length-only", "best simple rule")
     rows = []
     for row in found.rows:
         figures = ["–"] * 5

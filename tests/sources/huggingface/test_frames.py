@@ -97,7 +97,7 @@ def test_the_rotation_of_states_leaves_logits_at_both_positions_and_no_shares() 
         assert call.unrotated is None
         assert call.bias is None
         with pytest.raises(
-            NoForm, match=r"rotation is applied to the hidden states, before their projection .* at most \d\d? % of"
+            NoForm, match=r"rotation is applied to the hidden states, before their projection .* at most \d\d?% of"
         ):
             call.placed()
 
@@ -120,7 +120,7 @@ def test_what_the_offset_explains_is_all_of_it_where_projections_and_rotation_ch
     random = torch.randn(1, 2, 12, 2, generator=generator)
     share = offset_share(random, random.flip(2))
     assert 0 < share < 0.9
-    assert f"at most {100 * share:.0f} % of" in turned_before((random, random.flip(2)))
+    assert f"at most {100 * share:.0f}% of" in turned_before((random, random.flip(2)))
     assert "%" not in turned_before(None)
 
 

@@ -122,7 +122,7 @@ def layer_effects(audit: Audit) -> Block:
     below = len(harmful(audit))
     caption = (
         f"One mark per head, above its layer, heads from left to right. An effect is the {unit(audit)}."
-        f"{f' Thin lines: 95 % intervals {over(audit)}.' if bars else ''}"
+        f"{f' Thin lines: 95% intervals {over(audit)}.' if bars else ''}"
         f"{f' Heads whose interval lies below zero: {below}.' if below else ''}"
     )
     views = [View("", groups)] if groups and audit.effect else []

@@ -53,8 +53,8 @@ COLUMNS: dict[str, str] = {
     "dead": "RoPE pairs that do not contribute to the head's logits because its queries or keys are 0 there",
     "offset": "How constant the angle between queries and keys is in the RoPE pairs, weighted by norms: 1 constant",
     "effect": "Effect of ablating the head, or of removing its position, on the loss or on the last hidden states",
-    "effect_low": "Lower end of the effect's 95 % interval",
-    "effect_high": "Upper end of the effect's 95 % interval",
+    "effect_low": "Lower end of the effect's 95% interval",
+    "effect_high": "Upper end of the effect's 95% interval",
 }
 
 # the source of a column's measure; the others are defined here (docs/how-to/audit.md)

@@ -157,13 +157,13 @@ def _rounding(audit: AuditRecord) -> str:
     said = (
         f"The largest attention logit is {size(largest.logit)} (layer {largest.layer + 1}); there, rounding explains "
         f"weight differences up to {power(largest.tolerance)}. All differences are at most "
-        f"{100 * max(layer.used or 0.0 for layer in measured):.0f} % of what rounding explains."
+        f"{100 * max(layer.used or 0.0 for layer in measured):.0f}% of what rounding explains."
     )
     if coarse:
         worst = max(coarse, key=lambda layer: layer.undecided or 0.0)
         said += (
             f" In {len(coarse)} layers, this precision cannot resolve some weights (layer {worst.layer + 1}: "
-            f"{100 * (worst.undecided or 0.0):.0f} % of the queries). Use --dtype float32 for them."
+            f"{100 * (worst.undecided or 0.0):.0f}% of the queries). Use --dtype float32 for them."
         )
     return said
 

@@ -24,7 +24,7 @@ RULE = (
     f"below, and is undecided otherwise. With fewer seeds it stays open: it indicatively holds or indicatively fails, "
     f"by the side of the threshold on which the mean lies. A claim has essential and supporting parts. It fails if an "
     f"essential part fails, and holds if all essential parts hold (in part, if a supporting part fails, even if only "
-    f"without correction). Otherwise it is open. Verdicts are corrected for all comparisons of the ledger (Holm): if "
+    f"without correction). Otherwise it is open. Verdicts are corrected over all claims of the ledger (Holm): if "
     f"there are no effects and the noise is normal, the chance of any wrong verdict is at most 5% per look (the actual "
     f"rate is measured as well). The uncorrected verdict is also recorded."
 )

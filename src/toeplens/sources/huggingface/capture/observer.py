@@ -225,7 +225,7 @@ def turned_before(equal: tuple[Float[Tensor, "1 H N d"], Float[Tensor, "1 G N d"
     if not share < _ALL:
         return f"{said}."
     return (
-        f"{said}: with the last token at every position, the offset explains at most {100 * share:.0f} % of the "
+        f"{said}: with the last token at every position, the offset explains at most {100 * share:.0f}% of the "
         "variance of a head's logits."
     )
 

@@ -151,7 +151,7 @@ def prove(
     if undecided > 0.5:
         raise InputError(
             f"model: {dtype} is too coarse for the attention of {name}. Its logits are up to {size}: rounding may "
-            f"halve the largest weight of {100 * undecided:.0f} % of its queries. Use --dtype float32 (or a model in "
+            f"halve the largest weight of {100 * undecided:.0f}% of its queries. Use --dtype float32 (or a model in "
             "float32)."
         )
     if not used <= 1:
