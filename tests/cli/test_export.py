@@ -82,9 +82,7 @@ def test_bad_input_is_one_sentence(toeplens: Toeplens, study: Path):
     refused = toeplens("figures", study, "--figure", "plan").refusal()
     assert "got 'plan'; did you mean 'plane'" in refused
     assert "--columns must be 1 or 2, got 3." in toeplens("figures", study, "--columns", "3").refusal()
-    assert (
-        "--format must be one of pdf, png, svg, got 'gif'." in toeplens("figures", study, "--format", "gif").refusal()
-    )
+    assert "--format must be one of pdf, png, svg" in toeplens("figures", study, "--format", "gif").refusal()
     assert "contains files that do not belong to the tables" in toeplens("tables", study, "--out", study).refusal()
     (study / "empty").mkdir()
     assert "contains no study, audit, probe" in toeplens("tables", study / "empty").refusal()

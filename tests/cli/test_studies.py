@@ -152,11 +152,9 @@ def test_a_recorded_pretrained_model_has_its_page_and_its_claims(toeplens: Toepl
     """From results.json.xz and claims.json, which are all that `results/` keeps of it."""
     for file in ("results.json.xz", "claims.json"):
         (tmp_path / file).write_bytes((RESULTS / name / file).read_bytes())
-    page = toeplens("report", tmp_path, "--json").json()["page"]
-    assert page == str(tmp_path / "report.html")
-    assert "Map of heads" in Path(page).read_text()
-    recorded = read_json(tmp_path / "claims.json")["claims"]
-    assert toeplens("claims", tmp_path, "--json").json() == recorded
+    assert toeplens("report", tmp_path, "--json").json() == {"page": str(tmp_path / "report.html")}
+    assert "Map of heads" in (tmp_path / "report.html").read_text()
+    assert toeplens("claims", tmp_path, "--json").json() == read_json(tmp_path / "claims.json")["claims"]
     assert set(files(tmp_path)) == {"results.json.xz", "claims.json", "report.html"}
 
 

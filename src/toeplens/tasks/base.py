@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int, UInt64
 
 from toeplens.ground import InputError, choose, invalid
 
-Split = Literal["train", "validation", "test"]
+Split = Literal["train", "validation", "test"]  # part of a task's data
 TEST_SHARE = 0.3  # share of all possible sequences that is reserved for the test
 PAD = 0  # padding token
 _BLOCK = 4096
