@@ -103,6 +103,8 @@ def test_padding_between_tokens_changes_nothing(family: str, name: str) -> None:
         alone = torch.cat([model(PROMPTS[row : row + 1, real.bool()]).logits[0] for row, real in enumerate(there)])
         for out in (torch.cat(turns, dim=1), model(PROMPTS, attention_mask=there).logits):
             assert torch.allclose(out[there.bool()], alone, atol=1e-9)
+        with pytest.raises(InputError, match=r"^attention_mask must have shape \[2, 10\]"):
+            model(PROMPTS[:, :1], attention_mask=there, past_key_values=cache)
 
 
 @pytest.mark.parametrize("name", ADDING)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests import builders
 from tests.builders import COUNTING, refusal
 from torch.nn import functional as F
-from transformers import get_cosine_schedule_with_warmup
+from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 
 from toeplens.ground import EnvironmentFailure
 from toeplens.model import Decoder
@@ -33,6 +33,7 @@ from toeplens.training import (
     session,
     train,
 )
+from toeplens.training.spec import constant_with_warmup
 
 CPU = torch.device("cpu")
 DISTANCE: dict[str, Any] = {}
@@ -96,10 +97,11 @@ def test_what_is_looked_at_again_are_the_first_training_examples_without_dropout
 def test_the_schedule_is_that_of_transformers(total: int, share: float):
     warmup = int(share * total)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    theirs = get_cosine_schedule_with_warmup(optimizer, warmup, total)
-    ours = cosine_with_warmup(warmup, total)
-    for step in range(total + 1):
-        assert ours(step) == pytest.approx(theirs.lr_lambdas[0](step), abs=1e-12)
+    cosine = cosine_with_warmup(warmup, total), get_cosine_schedule_with_warmup(optimizer, warmup, total)
+    constant = constant_with_warmup(warmup), get_constant_schedule_with_warmup(optimizer, warmup)
+    for ours, theirs in (cosine, constant):
+        for step in range(total + 1):
+            assert ours(step) == pytest.approx(theirs.lr_lambdas[0](step), abs=1e-12)
 
 
 def test_a_run_follows_the_schedule(tmp_path: Path):
