@@ -16,9 +16,9 @@ from tests.encodings.samples import SIZES, agree, draw, randomised
 
 from toeplens import encodings
 from toeplens.encodings import Composed, PositionalEncoding, attend, attention_logits, attention_weights, compose
+from toeplens.encodings.base import Seen
 from toeplens.encodings.conformance import check
 from toeplens.encodings.rotary import RoPE
-from toeplens.encodings.seen import Seen
 
 H, D, N = SIZES["num_heads"], SIZES["head_dim"], 9
 PLACES = torch.arange(N)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from tests.encodings.samples import build
+from tests.encodings.samples import build, turned_logits, vectors
 from torch import Tensor
 from x_transformers import x_transformers
 
@@ -17,14 +17,8 @@ H, D, N = 3, 8, 6
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
 
 
-def vectors(dtype: torch.dtype = torch.float64, length: int = N) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(2, H, length, D, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
-
-
 def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:
-    turned_q, turned_k = encoding.rotate(q, k, places, places)
-    return turned_q @ turned_k.mT
+    return turned_logits(encoding, q, k, places)
 
 
 def softplus(x: float) -> float:
@@ -54,7 +48,7 @@ def test_popes_logits_are_the_formulas() -> None:
 @pytest.mark.parametrize("uniform", [False, True])
 def test_pope_is_x_transformers(uniform: bool) -> None:
     places = torch.arange(128)
-    q, k = vectors(torch.float32, 128)
+    q, k = vectors(128, dtype=torch.float32)
     ours, theirs = build("pope", init="uniform" if uniform else "zero"), x_transformers.PolarEmbedding(D, H)
     with torch.no_grad():
         theirs.learned_bias.copy_(ours.delta.unsqueeze(1))
@@ -114,8 +108,9 @@ def test_complexformer_starts_as_rope(pairing: str) -> None:
 @pytest.mark.parametrize("size", [0.0, 1e-40, 1e-25, 1e-18])
 def test_complexformers_gradients_are_finite_where_a_query_is_nothing(size: float, dtype: torch.dtype) -> None:
     encoding = build("complexformer")
-    q, k = vectors(dtype)
+    q, k = vectors(dtype=dtype)
     q = (q * size).requires_grad_()
-    out = logits(encoding, q, k)
+    turned_q, turned_k = encoding.rotate(q, k, PLACES, PLACES)
+    out = turned_q @ turned_k.mT
     assert bool(out.isfinite().all())
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), (q, *encoding.parameters())))
