@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
 
 import pytest
 import torch
-from tests.encodings.samples import build, turned_logits, vectors
+from tests.encodings.samples import build, pairs_of, turned_logits, vectors
 from torch import Tensor
 from x_transformers import x_transformers
 
@@ -82,19 +83,15 @@ def test_complexformers_logits_are_the_formulas(pairing: str) -> None:
         for parameter in encoding.parameters():
             parameter.normal_()
     q, k = vectors()
-    ours = logits(encoding, q, k).detach()
+    ours = logits(encoding, q, k)
     factors, offsets = encoding.factor.tolist(), encoding.offset.tolist()
-    for h in range(H):
-        for row, i in enumerate(PLACES.tolist()):
-            for column, j in enumerate(PLACES.tolist()):
-                total = 0.0
-                for t in range(D // 2):
-                    a, b = (t, t + D // 2) if pairing == "half" else (2 * t, 2 * t + 1)
-                    x, y = complex(q[1, h, row, a], q[1, h, row, b]), complex(k[1, h, column, a], k[1, h, column, b])
-                    angle = factors[h][t] * (cmath.phase(x) - cmath.phase(y))
-                    angle += offsets[h][t] + (i - j) * 10000.0 ** (-2 * t / D)
-                    total += abs(x) * abs(y) * math.cos(angle)
-                assert abs(float(ours[1, h, row, column]) - total) < 1e-10
+    for b, h, row, column in itertools.product(range(2), range(H), range(N), range(N)):
+        pairs, total = zip(pairs_of(q[b, h, row], pairing), pairs_of(k[b, h, column], pairing), strict=True), 0.0
+        for t, (x, y) in enumerate(pairs):
+            angle = factors[h][t] * (cmath.phase(x) - cmath.phase(y)) + offsets[h][t]
+            offset = int(PLACES[row] - PLACES[column])
+            total += abs(x) * abs(y) * math.cos(angle + offset * 10000.0 ** (-2 * t / D))
+        assert abs(float(ours[b, h, row, column]) - total) < 1e-10
 
 
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])

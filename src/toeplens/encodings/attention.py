@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, NotRequired, TypedDict, Unpack
 
@@ -17,6 +17,7 @@ from toeplens.encodings.base import PositionalEncoding, Seen
 from toeplens.encodings.cpu_attention import attend_blocked, is_faster
 from toeplens.encodings.kit import (
     PRECISE,
+    Kind,
     is_mapped,
     product_dtype,
     require_number,
@@ -31,6 +32,7 @@ AT_ONCE = 1 << 22  # query-key pairs per chunk, over batch and heads, where logi
 KEPT = 4 * AT_ONCE  # maximum size of a bias that is cached for all layers that share it
 FACTORED = 512  # queries per chunk for low-rank biases, whose factors are relative to the chunk's first query
 LEAST = 128  # minimum queries per chunk with a window: smaller chunks do not pay
+_OF_SEEN = {field.name for field in fields(Seen)}
 SMALLEST_HEAD = 16  # smallest head dimension of flex attention's kernels
 
 
@@ -79,13 +81,14 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor | None, told: Told) -> None:
         if not fits or any(a not in (1, b) for a, b in zip(reversed(mask.shape), reversed(square), strict=False)):
             whole = f"[batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}]"
             raise invalid("mask", f"broadcast to {whole}, with all keys", got=f"shape {list(mask.shape)}")
-    for name, kind, shape in (
-        ("rows", "integer", (queries,) if rows is not None and rows.ndim == 1 else (batch, queries)),
-        ("notes", "real", (batch, "H", keys, "c")),
-        ("texts", "real", (batch, keys)),
-        ("padding", "bool", (batch, keys)),
-        ("sinks", "float", (heads,)),
-    ):
+    shapes: dict[str, tuple[Kind, Sequence[int | str]]] = {
+        "rows": ("integer", (queries,) if rows is not None and rows.ndim == 1 else (batch, queries)),
+        "notes": ("real", (batch, "H", keys, "c")),
+        "texts": ("real", (batch, keys)),
+        "padding": ("bool", (batch, keys)),
+        "sinks": ("float", (heads,)),
+    }
+    for name, (kind, shape) in shapes.items():
         if told.get(name) is not None:
             require_tensor(name, told.get(name), kind, shape)
     if window is not None and (window < 1 or not told.get("causal", True)):
@@ -147,7 +150,7 @@ def attend(
     check_inputs(q, k, v, told)
     encoding = told["encoding"]
     groups = fused and encoding.turns_alike and not encoding.looks_at_keys and q.device.type == "cpu"
-    whole = after_rotation(q, k, groups=groups, **told)
+    whole = after_rotation(q, k, told, groups=groups)
     in_order = told.get("rows") is None  # queries are then the last tokens of the keys
     fused = fused and encoding.fusable and whole.plain and not is_mapped()  # vmap would loop over models or fail
     whole = whole if fused else whole.ungrouped()
@@ -193,13 +196,13 @@ def attend(
 def attention_logits(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The logits before the softmax, formed explicitly; minus infinity where a key is masked."""
     check_inputs(q, k, None, told)
-    return after_rotation(q, k, **told).logits()
+    return after_rotation(q, k, told).logits()
 
 
 def attention_weights(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The attention weights, formed explicitly; 0 for queries without a visible key."""
     check_inputs(q, k, None, told)
-    return after_rotation(q, k, **told).weights()
+    return after_rotation(q, k, told).weights()
 
 
 @dataclass(frozen=True)
@@ -232,7 +235,7 @@ def attention_parts(q: Queries, k: Keys, **told: Unpack[Told]) -> AttentionParts
     Arguments are those of `toeplens.encodings.attend`.
     """
     encoding = told["encoding"]
-    rotated = after_rotation(q, k, groups=encoding.turns_alike, **told)
+    rotated = after_rotation(q, k, told, groups=encoding.turns_alike)
     whole = rotated.ungrouped()
     seen, visible = whole.seen, whole.seen.visible()
     visible = None if visible is None else _four(visible)
@@ -394,27 +397,16 @@ class _Queries:
         return self.encoding.hook(name, *arguments, self.q_positions, self.k_positions, seen=self.seen)
 
 
-def after_rotation(
-    q: Tensor,
-    k: Tensor,
-    *,
-    encoding: PositionalEncoding,
-    q_positions: Positions,
-    k_positions: Positions,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    groups: bool = False,
-    turned: bool = False,
-    **more: Any,
-) -> _Queries:
+def after_rotation(q: Tensor, k: Tensor, told: Told, *, groups: bool = False) -> _Queries:
     """All queries and their keys after `rotate`; keys are repeated for each head unless ``groups``."""
+    encoding, places = told["encoding"], (told["q_positions"], told["k_positions"])
     k = k if encoding.turns_alike else for_each_head(k, q.shape[1])
-    seen = Seen.of(q, k, scale=scale, **more)
-    if not turned:
-        q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
+    inputs: dict[str, Any] = {name: value for name, value in told.items() if name in _OF_SEEN}
+    seen = Seen.of(q, k, **inputs)
+    if not told.get("turned"):
+        q, k = encoding.hook("rotate", q, k, *places, seen=seen)
     seen = replace(seen, q=q, k=k if groups else for_each_head(k, q.shape[1]))
-    return _Queries(encoding, q_positions, k_positions, seen, softcap=softcap, sinks=sinks)
+    return _Queries(encoding, *places, seen, softcap=told.get("softcap"), sinks=told.get("sinks"))
 
 
 def for_each_head(x: Float[Tensor, "B G Nk d"], heads: int) -> Float[Tensor, "B H Nk d"]:

@@ -109,7 +109,7 @@ class Composed(PositionalEncoding):
     ) -> Float[Tensor, "*H_Nq_Nk"] | None:
         acting = self._acting["bias"]
         made = [self._ask(index, "bias", q_positions, k_positions, seen=seen) for index in acting]
-        biases = [bias for bias in made if bias is not None]
+        biases: list[Tensor] = [bias for bias in made if bias is not None]
         return sum(biases[1:], biases[0]) if biases else None
 
     def bias_product(
@@ -348,8 +348,8 @@ def _conflict(one: PositionalEncoding, other: PositionalEncoding) -> str:
             return f"cannot be combined: both use {hook}"
     if one.axes == other.axes > 1 and not _same(*(each.place(torch.arange(each.max_len)) for each in (one, other))):
         return "must use the same grid"
-    waves = isinstance(one, Sinusoidal) and isinstance(other, Sinusoidal) and one.layout == other.layout
-    if waves and _same(one.frequencies, other.frequencies):
+    waves = [(each.layout, each.frequencies) for each in (one, other) if isinstance(each, Sinusoidal)]
+    if len(waves) == 2 and waves[0][0] == waves[1][0] and _same(waves[0][1], waves[1][1]):
         return "both add the same waves at the input"
     for first, second in ((one, other), (other, one)):
         if _turns(first) and second.overrides("score"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -29,7 +29,7 @@ from toeplens.encodings.kit import (
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Stream, Turned
 from toeplens.ground import InputError, invalid
-from toeplens.ground.options import Count, NotNegative, Positive
+from toeplens.ground.options import Count, Limits, NotNegative, Positive
 
 
 class OnGrid:
@@ -316,15 +316,8 @@ class Swin(PlaneBias):
     citation = "Liu et al. 2021, arXiv 2103.14030"
     formula = r"b_{ij} = B_{h,\, i_1 - j_1,\, i_2 - j_2}"
 
-    def __init__(
-        self,
-        *,
-        window: Sequence[int] = (7, 7),
-        grid: Sequence[int] | None = None,
-        init_std: NotNegative = 0.02,
-        **sizes: int,
-    ) -> None:
-        super().__init__(window=window, grid=grid, **sizes)
+    def __init__(self, *, window: Sequence[int] = (7, 7), init_std: NotNegative = 0.02, **inherited: Any) -> None:
+        super().__init__(window=window, **inherited)
         start = partial(nn.init.trunc_normal_, std=init_std) if init_std else nn.init.zeros_
         self.weight = self.learned(((2 * self.window[0] - 1) * (2 * self.window[1] - 1), self.num_heads), start)
 
@@ -364,13 +357,12 @@ class SwinV2(PlaneBias):
         self,
         *,
         window: Sequence[int] = (8, 8),
-        grid: Sequence[int] | None = None,
         pretrained_window: Sequence[int] | None = None,
         hidden: Count = 512,
         cosine: bool = False,
-        **sizes: int,
+        **inherited: Any,
     ) -> None:
-        super().__init__(window=window, grid=grid, **sizes)
+        super().__init__(window=window, **inherited)
         self.divided_by = _sizes("pretrained_window", self.window if pretrained_window is None else pretrained_window)
         self.pair_width = 1 + 2 * hidden // self.num_heads
         self.inward, self.outward = nn.Linear(2, hidden), nn.Linear(hidden, self.num_heads, bias=False)
@@ -406,6 +398,7 @@ class SwinV2(PlaneBias):
 
 
 By = Literal["path", "depth"]
+_AtLeast2 = Annotated[int, Limits(at_least=2)]
 
 
 class TreePositions(PositionalEncoding):
@@ -418,17 +411,15 @@ class TreePositions(PositionalEncoding):
     bounded = True
     toeplitz = False
 
-    def __init__(self, *, branching: int, max_depth: int | None, **sizes: int) -> None:
+    def __init__(
+        self, *, branching: _AtLeast2 = 2, max_depth: _AtLeast2 | None = None, by: By = "path", **sizes: int
+    ) -> None:
         super().__init__(**sizes)
-        if branching < 2:
-            raise invalid("branching", "be at least 2", branching)
-        self.branching = branching
+        self.branching, self.by = branching, by
         if max_depth is None:
             max_depth = 2
             while self._nodes(max_depth) < self.max_len:
                 max_depth += 1
-        if max_depth < 2:
-            raise invalid("max_depth", "be at least 2", max_depth)
         self.max_depth = self.axes = max_depth
 
     def _nodes(self, depth: int) -> int:
@@ -510,12 +501,12 @@ class Syntactic(TreePositions):
     citation = "Shiv and Quirk 2019, Novel positional encodings to enable tree-based transformers (NeurIPS)"
     formula = r"x_i + \bigoplus_p \sqrt{(1 - p^2) D / 2} \, [p^0 e_{b_n}; p^1 e_{b_{n-1}}; \dots; p^{n-1} e_{b_1}]"
 
-    def __init__(self, *, branching: int = 2, max_depth: int | None = None, by: By = "path", **sizes: int) -> None:
-        super().__init__(branching=branching, max_depth=max_depth, **sizes)
-        self.by = by
+    def __init__(self, **inherited: Any) -> None:
+        super().__init__(**inherited)
         if self.by == "depth":
-            self.sinusoid = Sinusoidal(layout="interleaved", **sizes)
+            self.sinusoid = Sinusoidal(layout="interleaved", **self.sizes)
             return
+        branching = self.branching
         copies = self.d_model // (branching * self.max_depth)
         if copies < 1:
             raise invalid(
@@ -563,18 +554,8 @@ class SyntacticBias(TreePositions):
     citation = "Ying et al. 2021, arXiv 2106.05234"
     formula = r"q_i^\top k_j / \sqrt{d} + b_{\mathrm{dist}(i, j)}"
 
-    def __init__(
-        self,
-        *,
-        branching: int = 2,
-        max_depth: int | None = None,
-        max_distance: Count | None = None,
-        by: By = "path",
-        init_std: NotNegative = 0.02,
-        **sizes: int,
-    ) -> None:
-        super().__init__(branching=branching, max_depth=max_depth, **sizes)
-        self.by = by
+    def __init__(self, *, max_distance: Count | None = None, init_std: NotNegative = 0.02, **inherited: Any) -> None:
+        super().__init__(**inherited)
         if max_distance is None:
             max_distance = self.max_depth * (2 if self.by == "path" else 1)
         self.max_distance = max_distance

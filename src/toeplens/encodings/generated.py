@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -50,10 +50,6 @@ class _Generated(OnGrid, PositionalEncoding):
             raise invalid("extent", f"be {axes} positive numbers, one an axis", units.tolist())
         self.extent = self.register_exact("extent", units)
 
-    def lengths(self) -> list[int]:
-        """Positions per axis: the grid's sizes, or ``max_len``."""
-        return [self.max_len] * self.axes if self.grid is None else list(self.grid)
-
     def coordinates(self, positions: Positions) -> Float[Tensor, "*B N axes"]:
         """The coordinates in units of ``extent``, in float64, also for token indices."""
         return super().coordinates(positions) / self.extent
@@ -84,6 +80,29 @@ class _Generated(OnGrid, PositionalEncoding):
 class _Exponential(_Generated):
     """The matrix exponential of block-diagonal `generators`, computed in float64 for each token."""
 
+    def __init__(
+        self,
+        *,
+        axes: Count = 2,
+        grid: Sequence[int] | None = None,
+        extent: Sequence[float] | None = None,
+        **sizes: int,
+    ) -> None:
+        super().__init__(axes=axes, grid=grid, extent=extent, **sizes)
+        if extent is None:
+            lengths = [self.max_len] * axes if grid is None else list(grid)
+            self.extent.copy_(torch.tensor([self.usual_extent(length) for length in lengths]))
+
+    def usual_extent(self, length: int) -> int:
+        """The default divisor of an axis's coordinates, by the number of its positions."""
+        return length
+
+    def blocks(self, block: int) -> int:
+        """The number of blocks of this size in a head."""
+        if block < 2 or self.head_dim % block:
+            raise invalid("block", f"be at least 2 and divide head_dim, which is {self.head_dim}", block)
+        return self.head_dim // block
+
     def generators(self) -> Float[Tensor, "H axes m b b"]:
         """The skew-symmetric blocks of each axis, in float64."""
         raise NotImplementedError
@@ -100,12 +119,6 @@ class _Exponential(_Generated):
         return (blocks @ x.unflatten(-1, blocks.shape[-3:-1]).unsqueeze(-1)).flatten(-3)
 
 
-def _blocks(block: int, head_dim: int) -> int:
-    if not (isinstance(block, int) and block >= 2 and head_dim % block == 0):
-        raise invalid("block", f"be at least 2 and divide head_dim, which is {head_dim}", block)
-    return head_dim // block
-
-
 class LieRE(_Exponential):
     """LieRE: a dense rotation exp(sum_a p_a G_a), one generator per axis, head and layer (Ostmeier et al. 2024).
 
@@ -115,8 +128,8 @@ class LieRE(_Exponential):
     class tokens: give such tokens coordinates of 0. Computes a matrix exponential for each token, head and block.
 
     Arguments
-        axes    number of coordinates; published: 2 and 3
         block   size of the generators' diagonal blocks; None: the whole head. The released code takes any
+        axes    number of coordinates; published: 2 and 3
         grid    sizes of the axes, if positions are raster indices
         extent  divisor of the coordinates. By default, as in the released code, the last position of each axis is 1:
                 the grid's sizes minus 1, or ``max_len`` - 1 (our choice)
@@ -126,22 +139,15 @@ class LieRE(_Exponential):
     toeplitz = False
     formula = r"q_i^\top e^{(\sum_a p_{i,a} G_a)^\top} e^{\sum_a p_{j,a} G_a} k_j,\quad G_a^\top = -G_a"
 
-    def __init__(
-        self,
-        *,
-        axes: Count = 2,
-        block: int | None = None,
-        grid: Sequence[int] | None = None,
-        extent: Sequence[float] | None = None,
-        **sizes: int,
-    ) -> None:
-        super().__init__(axes=axes, grid=grid, extent=extent, **sizes)
-        if extent is None:
-            self.extent.copy_(torch.tensor([max(1, size - 1) for size in self.lengths()]))
+    def __init__(self, *, block: int | None = None, **inherited: Any) -> None:
+        super().__init__(**inherited)
         block = self.head_dim if block is None else block
-        self.toeplitz = axes == 1 or block == 2
-        shape = (self.num_heads, axes, _blocks(block, self.head_dim), block, block)
+        self.toeplitz = self.axes == 1 or block == 2
+        shape = (self.num_heads, self.axes, self.blocks(block), block, block)
         self.weight = self.learned(shape, partial(nn.init.uniform_, a=0.0, b=2 * math.pi))
+
+    def usual_extent(self, length: int) -> int:
+        return max(1, length - 1)
 
     def generators(self) -> Float[Tensor, "H axes m b b"]:
         upper = self.weight.to(torch.float64).triu(1)
@@ -160,8 +166,8 @@ class ComRoPE(_Exponential):
 
     Arguments
         variant  ``ld``, the better one in the paper, or ``ap``
-        axes     number of coordinates; published: 2 and 3
         block    size of the blocks (default: 8, or the next smaller power of two that fits)
+        axes     number of coordinates; published: 2 and 3
         grid     sizes of the axes, if positions are raster indices
         extent   divisor of the coordinates (default: the number of positions of each axis, as published: the grid's
                  sizes, or ``max_len``, our choice)
@@ -173,27 +179,16 @@ class ComRoPE(_Exponential):
         r"\; A_a = \mathrm{diag}_m\, \theta_{am} (P_m - P_m^\top)"
     )
 
-    def __init__(
-        self,
-        *,
-        variant: Literal["ld", "ap"] = "ld",
-        axes: Count = 2,
-        block: int | None = None,
-        grid: Sequence[int] | None = None,
-        extent: Sequence[float] | None = None,
-        **sizes: int,
-    ) -> None:
-        super().__init__(axes=axes, grid=grid, extent=extent, **sizes)
-        if extent is None:
-            self.extent.copy_(torch.tensor(self.lengths()))
+    def __init__(self, *, variant: Literal["ld", "ap"] = "ld", block: int | None = None, **inherited: Any) -> None:
+        super().__init__(**inherited)
+        axes = self.axes
         parts = axes if variant == "ap" else 1
         if block is None:
             block = next((size for size in (8, 4, 2) if self.head_dim % (size * parts) == 0), 2)
-        count = _blocks(block, self.head_dim)
+        count = self.blocks(block)
         if count % parts:
-            raise invalid(
-                "block", f"give a number of blocks divisible by {axes} axes", got=f"{block}, which gives {count}"
-            )
+            got = f"{block}, which gives {count}"
+            raise invalid("block", f"give a number of blocks divisible by {axes} axes", got=got)
         self.weight = self.learned((self.num_heads, count, block, block), normal(1.0))
         self.factors = None if variant == "ap" else self.learned((axes, count), normal(1.0))
         own = torch.arange(count) % axes == torch.arange(axes).unsqueeze(-1)

@@ -17,6 +17,7 @@ from toeplens.encodings.shapes import Positions
 from toeplens.ground import invalid
 from toeplens.ground.options import Count, Limits, must_be
 
+Kind = Literal["bool", "integer", "real", "float"]
 PRECISE = (torch.float32, torch.float64)  # dtypes in which a bias may be part of a product of queries and keys
 
 
@@ -168,9 +169,7 @@ def require_number(field: str, value: Any, **limits: float) -> float:
     return value
 
 
-def require_tensor(
-    field: str, x: Any, kind: Literal["bool", "integer", "real", "float"], shape: Sequence[int | str] | None = None
-) -> None:
+def require_tensor(field: str, x: Any, kind: Kind, shape: Sequence[int | str] | None = None) -> None:
     """Raise `InputError` unless ``x`` is a tensor of this kind and shape; a word in ``shape`` means any size."""
     whole = isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
     fits = (
