@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from toeplens.ground import read_json
-from toeplens.papers.mathematics.c4.estimators import CLAIMS, diagonal_means, estimators
+from toeplens.lens import position_subspace
+from toeplens.papers.mathematics.c4.estimators import CLAIMS, diagonal_means, estimators, linear_error
 from toeplens.studies.kit.verdicts import combine
 
 MEASURED = {
@@ -63,6 +66,20 @@ def test_the_papers_own_sizes_cannot_be_separated(record: dict[str, Any]) -> Non
     rows = [row for row in record["spans"] if row["vocabulary"] == 574 and row["width"] == 256]
     assert len(rows) == 3
     assert all(row["word_rank"] == 256 and row["linear_error"] > 0.3 and row["lookup"] == 1 for row in rows)
+
+
+@given(seed=st.integers(0, 99), count=st.integers(2, 5), words=st.integers(2, 7))
+def test_the_best_linear_map_is_that_of_all_pairs(seed: int, count: int, words: int) -> None:
+    """Ordinary least squares on every sum w_v + p_i; no error just where the spans share 0 alone."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    p, w = rng.normal(size=(count, 6)), rng.normal(size=(words, 6))
+    centred, others = p - p.mean(0), w - w.mean(0)
+    design = np.array([c + o for c in centred for o in others])
+    wanted = np.array([c for c in centred for _ in others])
+    rest = design @ np.linalg.pinv(design, rcond=1e-12) @ wanted - wanted
+    found = linear_error(p, w)
+    np.testing.assert_allclose(found, np.linalg.norm(rest) / np.linalg.norm(wanted), atol=1e-9)
+    assert (found < 1e-9) == position_subspace(p, w, energy=1).separable
 
 
 def test_diagonal_means_are_those_of_loops() -> None:

@@ -13,12 +13,12 @@ from toeplens.engine import examples_of
 from toeplens.lens import AttentionTrace, LayerTrace, toeplitz_profile
 from toeplens.lens.kit.position import position_parts
 from toeplens.lens.kit.terms import rotation_of
-from toeplens.lens.stream.subspace import position_subspace
-from toeplens.lens.toeplitz.contraction import contraction
-from toeplens.lens.toeplitz.single_phase import single_phase
+from toeplens.lens.stream import position_subspace
+from toeplens.lens.toeplitz.spectrum import contraction
 from toeplens.model import Decoder
 from toeplens.papers.mathematics.c4.manifold import curve
 from toeplens.papers.mathematics.records import UNIVERSAL, Records, universal
+from toeplens.papers.mathematics.single_phase import single_phase
 from toeplens.sources import DecoderSource
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import difference

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from toeplens.ground.places import write_page
 from toeplens.ground.words import listed, percent, power
-from toeplens.lens.logits.decompose import KINDS, PURE
+from toeplens.lens.logits import KINDS, PURE
 from toeplens.report.decomposition import figures
 from toeplens.report.decomposition.figures import (
     FILLS,

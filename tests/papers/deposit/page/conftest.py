@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from toeplens.lens import HeadAblation, PositionalDrift
-from toeplens.lens.ablation.head_sets import HeadSets
-from toeplens.lens.gradients.signal import LevelSignal, SeedStrength, Strength
-from toeplens.lens.stream.representation import Representation
+from toeplens.lens.ablation import HeadSets
+from toeplens.lens.gradients import LevelSignal, SeedStrength, Strength
+from toeplens.lens.stream import Representation
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, chosen_parts, claims_of
 from toeplens.papers.deposit.labels import Label

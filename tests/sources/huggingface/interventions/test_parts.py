@@ -10,7 +10,7 @@ from tests.sources.huggingface.interventions.ways import LLAMA, MIXED, brute_for
 from tests.sources.huggingface.models import BLOOM, NARROW, SIZES, TOKENS, calls_in, tiny
 from torch import Tensor
 
-from toeplens.lens.following.two_way import two_way
+from toeplens.lens.head_types.two_way import two_way
 from toeplens.lens.kit.movable import Given, movable_from
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.interventions.change import changed_outputs

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from toeplens.ground.words import points
 from toeplens.lens import LayerDeposit
-from toeplens.lens.ablation.deposit import PEAK
+from toeplens.lens.ablation import PEAK
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.factors import concentrated

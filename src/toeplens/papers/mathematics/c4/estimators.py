@@ -28,8 +28,8 @@ from scipy.linalg import cholesky, orthogonal_procrustes, solve_banded, toeplitz
 from toeplens.encodings import build
 from toeplens.ground import InputError
 from toeplens.lens.kit.position import position_means
-from toeplens.lens.stream.subspace import linear_error, position_subspace
-from toeplens.lens.toeplitz.levinson import frequencies, predictor
+from toeplens.lens.stream import position_subspace
+from toeplens.papers.mathematics.c4.levinson import frequencies, predictor
 from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, in_all, relative_error, universal
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.verdicts import Finding, opposite, supporting
@@ -52,6 +52,19 @@ def estimators(seed: int) -> dict[str, Any]:
     rng = np.random.Generator(np.random.Philox(seed))
     spans = [_spans(*case, seed, rng) for case in product(ENCODINGS, WIDTHS, VOCABULARIES)]
     return {"spans": spans, "levinson": _levinson(rng), "definite": _projections(rng), "pair": _pair(rng)}
+
+
+def linear_error(p: Float[np.ndarray, "N D"], words: Float[np.ndarray, "V D"]) -> float:
+    """Relative error of the best linear map M from sums w_v + p_i to p_i, over all pairs (v, i), both tables centred.
+
+    The minimum of sqrt(E|(w + p) M - p|^2 / E|p|^2): 0 up to rounding if the two spans share only 0, at most 1. As v
+    and i are independent, E|(w + p) M - p|^2 = E|w M|^2 + E|p M - p|^2. Nan if p has no variance.
+    """
+    position, word = ((x - x.mean(0)) / np.sqrt(len(x)) for x in (p, words))
+    design, wanted = np.concatenate((position, word)), np.concatenate((position, np.zeros_like(word)))
+    rest = design @ np.linalg.lstsq(design, wanted, rcond=None)[0] - wanted
+    with np.errstate(invalid="ignore"):
+        return float(np.linalg.norm(rest) / np.linalg.norm(position))
 
 
 def _spans(encoding: str, width: int, vocabulary: int, seed: int, rng: np.random.Generator) -> dict[str, Any]:

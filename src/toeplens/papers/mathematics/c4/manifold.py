@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 
 from toeplens.encodings import build
-from toeplens.lens.stream.subspace import curve_dimension, neighbour_error
+from toeplens.lens.stream import curve_dimension, neighbour_error
 from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, short, universal
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import difference
