@@ -81,10 +81,10 @@ def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
 
 
 def _panels(card: Card) -> list[Panel]:
-    near, far = card.profile.mean[:, 0].mean(), card.profile.mean[:, -1].mean()
+    near, far = card.profile[:, 0].mean(), card.profile[:, -1].mean()
     words = "Mean attention for similar contents, relative to uniform attention (1)."
     canvas = Canvas(250)
-    distances, mean = card.profile.distances + 1, card.profile.mean
+    distances, mean = np.arange(card.profile.shape[1]) + 1, card.profile
     steps = np.unique(np.geomspace(1, len(distances), 60).astype(int)) - 1
     edges = [*steps.tolist(), len(distances)]
     blocks = [slice(a, b) for a, b in itertools.pairwise(edges)]
@@ -156,7 +156,7 @@ def _bands(card: Card) -> go.Figure:
 
 def _little(card: Card) -> Markup:
     """Attention by distance as a sparkline."""
-    mean = card.profile.mean.mean(0)
+    mean = card.profile.mean(0)
     steps = np.unique(np.geomspace(1, len(mean), 40).astype(int)) - 1
     values = np.log2(np.clip(mean[steps], 0.05, 20))
     xs = np.log(steps + 1) / np.log(len(mean)) * 90 + 3

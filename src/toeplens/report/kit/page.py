@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib.resources import files
 from math import floor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -23,8 +23,10 @@ from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
 from toeplens.report.kit.packing import MADE_BY, PAKO, pack, packed_plotly, plotly
 from toeplens.report.kit.tables import Cell, Table, code, make_table
-from toeplens.studies import Entry
 from toeplens.studies.kit.verdicts import verdict_text
+
+if TYPE_CHECKING:
+    from toeplens.studies import Entry
 
 PAGE = "report.html"  # the name of a study's page in its directory
 

@@ -16,7 +16,7 @@ from toeplens.ground.machine import within
 from toeplens.ground.records import AtLeast1
 from toeplens.lens.kit.intervals import spearman
 from toeplens.studies.auditing.record import COLUMNS, AuditRecord
-from toeplens.studies.kit.questions import LONGEST, SEEDS
+from toeplens.studies.kit.options import LONGEST, SEEDS
 from toeplens.studies.kit.study import Begun, State
 from toeplens.studies.probing import Asked, ProbeRecord
 
