@@ -89,7 +89,7 @@ class Writer:
                 found += [self.needle(length, depth) for _ in range(asked.repeats)]
             found += [self.copying(length) for _ in range(asked.sequences)]
         if self.words:
-            found += [each for _ in range(asked.lists) for each in (self.counting(), self.order())]
+            found += [self.listed(each) for _ in range(asked.lists) for each in ("counting", "order")]
         return found
 
     def loss(self, length: int) -> Item:
@@ -131,43 +131,36 @@ class Writer:
         first = len(self.start) + half + 1
         return Item(behaviour="copying", tokens=tuple(tokens), places=tuple(range(first, len(tokens))), length=length)
 
-    def counting(self) -> Item:
-        """How often a word occurs in a list."""
-
-        def make() -> tuple[str, str, list[str]]:
-            count = int(self.random.integers(1, len(self._counts) + 1))
-            asked, *others = self.random.permutation(self._words)[: _LISTED - count + 1].tolist()
-            words = self.random.permutation([asked] * count + others).tolist()
-            question = f"List: {', '.join(words)}. How many times does {asked} occur? Answer:"
-            return question, self._counts[count - 1], words
-
-        return self._listed("counting", self._counts, make)
-
-    def order(self) -> Item:
-        """Which word follows another."""
-
-        def make() -> tuple[str, str, list[str]]:
-            words = self.random.permutation(self._words)[:_LISTED].tolist()
-            at = int(self.random.integers(0, _LISTED - 1))
-            return f"List: {', '.join(words)}. Which word comes after {words[at]}? Answer:", words[at + 1], words
-
-        return self._listed("order", None, make)
-
-    def _listed(self, behaviour: Behaviour, choices: Sequence[str] | None, make: Any) -> Item:
+    def listed(self, behaviour: Behaviour) -> Item:
+        """How often a word occurs in a list (``counting``), or which word follows another (``order``)."""
         tokens = [*self.start]
         for _ in range(_SHOTS):
-            question, answer, _ = make()
+            question, answer, _ = self._question(behaviour)
             tokens += [*self._ids(question), *self._within(answer), *self._within(".\n\n", "")]
-        question, answer, words = make()
+        question, answer, words = self._question(behaviour)
         blank, own = self._begun(answer)
         tokens += [*self._ids(question), *blank, own[0]]
+        choices = self._counts if behaviour == "counting" else words
         return Item(
             behaviour=behaviour,
             tokens=tuple(tokens),
             places=(len(tokens) - 1,),
             length=len(tokens),
-            choices=tuple(self._begun(word)[1][0] for word in choices or words),
+            choices=tuple(self._begun(word)[1][0] for word in choices),
         )
+
+    def _question(self, behaviour: Behaviour) -> tuple[str, str, list[str]]:
+        """A question, its answer, and the words of its list."""
+        if behaviour == "counting":
+            count = int(self.random.integers(1, len(self._counts) + 1))
+            asked, *others = self.random.permutation(self._words)[: _LISTED - count + 1].tolist()
+            words = self.random.permutation([asked] * count + others).tolist()
+            question, answer = f"How many times does {asked} occur?", self._counts[count - 1]
+        else:
+            words = self.random.permutation(self._words)[:_LISTED].tolist()
+            at = int(self.random.integers(0, _LISTED - 1))
+            question, answer = f"Which word comes after {words[at]}?", words[at + 1]
+        return f"List: {', '.join(words)}. {question} Answer:", answer, words
 
     @cached_property
     def _words(self) -> list[str]:
