@@ -14,6 +14,7 @@ from toeplens.papers.deposit import CLAIMS as ALL
 from toeplens.papers.deposit import PARTS, claims_of
 from toeplens.papers.deposit.looks import LOOKS
 from toeplens.studies import Claim, Entry, Finding, Results, Verdict, judge
+from toeplens.studies.kit.claims import findings
 
 CLAIMS = tuple(claim for claim in ALL if claim.part != "ladder")  # whose are tried in test_ladder.py
 BY_ID = {claim.id: claim for claim in CLAIMS}
@@ -70,7 +71,7 @@ def world(claim: Claim[Results] | str, expected: Verdict = "holds") -> World:
 
 
 def parts(claim: Claim[Results] | str, found: Results) -> list[Finding]:
-    return list((BY_ID[claim] if isinstance(claim, str) else claim).check(found))
+    return list(findings((BY_ID[claim] if isinstance(claim, str) else claim).check, found))
 
 
 # ---- each can hold, fail, and stay open ------------------------------------------------------------------------------

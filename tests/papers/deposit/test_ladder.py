@@ -10,7 +10,7 @@ import pytest
 
 from toeplens.lens import HeadAblation
 from toeplens.papers.deposit import SCALES, grid
-from toeplens.papers.deposit.claims.ladder import CLAIMS
+from toeplens.papers.deposit.claims.heads import SWEEP as CLAIMS
 from toeplens.papers.deposit.labels import BASES, RUNGS
 from toeplens.studies import CellResult, Key, Results, judge
 from toeplens.training.presets import DISTANCE, PROTOCOLS, task_sizes

@@ -9,7 +9,7 @@ from typing import Any
 
 from toeplens.engine import Cluster, Job, Limits, Workers, must_have, plan_workers, run_jobs, spread
 from toeplens.engine.many import OnEvent
-from toeplens.ground import InputError, choose, read_json, write_json
+from toeplens.ground import InputError, choose, read_json, records, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.papers.mathematics import (
@@ -27,9 +27,8 @@ from toeplens.papers.mathematics import (
 from toeplens.papers.mathematics.c4 import estimators, manifold
 from toeplens.papers.mathematics.records import Record, Records
 from toeplens.studies.kit.claims import Claim, judge_all
-from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import Seeds
-from toeplens.studies.kit.study import RUNS, Begun, Kind, State, of_study
+from toeplens.studies.kit.study import RUNS, Kept, State, of_study
 from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.training import Run, plan_execution, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
@@ -70,30 +69,8 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Theory(State):
-    """The state of the study.
-
-    records  by experiment, one per finished seed
-    """
-
-    scale: str
-    seeds: int
-    records: Records
-
-    def asked(self) -> dict[str, Any]:
-        """The models' scale and the number of seeds."""
-        return {"scale": self.scale, "seeds": self.seeds}
-
-    def found(self) -> dict[str, Any]:
-        """The records."""
-        return {"records": self.records}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked(Begun):
-    """study.json; ``seconds`` was added later."""
-
-    LATER = ("seconds",)
+class Asked(records.Record):
+    """The request in study.json."""
 
     scale: str
     seeds: Seeds
@@ -153,8 +130,30 @@ def _shape(content: Any) -> Any:
     return isinstance(content, str)
 
 
-KIND = Kind("theory", "theory", Asked, _plan, _read, _reread)
-gather, is_theory = KIND.gather, KIND.tells
+@dataclass(frozen=True, kw_only=True)
+class Theory(State):
+    """The state of the study.
+
+    records  by experiment, one per finished seed
+    """
+
+    NAME, COMMAND, REQUEST = "theory", "theory", Asked
+    planned, read, reread = staticmethod(_plan), staticmethod(_read), staticmethod(_reread)
+
+    scale: str
+    seeds: int
+    records: Records
+
+    def asked(self) -> dict[str, Any]:
+        """The models' scale and the number of seeds."""
+        return {"scale": self.scale, "seeds": self.seeds}
+
+    def found(self) -> dict[str, Any]:
+        """The records."""
+        return {"records": self.records}
+
+
+gather, is_theory = Theory.gather, Theory.tells
 
 
 def check_theory(
@@ -196,7 +195,7 @@ def check_theory(
         here = None if isinstance(workers, Cluster) else workers  # a record needs all runs of a seed
         _carry_out([(heads.NAME, seed) for seed in numbers], directory, scale, limits, here, on_record)
 
-    return KIND.carry_out(directory, {"scale": scale, "seeds": seeds}, work)
+    return Theory.carry_out(directory, {"scale": scale, "seeds": seeds}, work)
 
 
 def jobs(scale: str, seeds: int) -> list[Job]:

@@ -19,11 +19,9 @@ from toeplens.papers.deposit import SCALES, Reproduction, claims_of
 from toeplens.papers.deposit.factors import concentrated, factor_table
 from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.looks import look_at
-from toeplens.papers.deposit.page import render, reproduction_page, write_page
-from toeplens.papers.deposit.page.accuracy import convergence
+from toeplens.papers.deposit.page import answers, blocks, render, reproduction_page, write_page
+from toeplens.papers.deposit.page.accuracy import convergence, partial_rope, rotated_heads
 from toeplens.papers.deposit.page.look import TASKS, colour, glyph, interval, marker, name, ordered
-from toeplens.papers.deposit.page.page import answers, blocks
-from toeplens.papers.deposit.page.partial import partial_rope, rotated_heads
 from toeplens.papers.deposit.page.seeds import strength_of
 from toeplens.papers.deposit.questions import PARTS
 from toeplens.papers.deposit.tables import recorded

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import isfinite
 
 import plotly.graph_objects as go
@@ -17,6 +17,7 @@ from toeplens.papers.deposit import PARTS, SCALES, Plan, Reproduction, title
 from toeplens.papers.deposit.labels import PARTIAL, SWITCHES, Label
 from toeplens.report.kit.blocks import Group, Panel, Ramp, Sign, View
 from toeplens.report.kit.colours import FAMILIES, OTHER, layer_look
+from toeplens.report.kit.dots import Series
 from toeplens.studies import Cell, CellResult, Key, Results
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -134,12 +135,26 @@ def beside(state: Reproduction, draw: Callable[[Protocol], go.Figure | None], ti
     return View.of([Panel(name_, found) for name_, found in drawn if found is not None], title)
 
 
-def by_task(state: Reproduction, draw: Callable[[Protocol, str], go.Figure | None], what: str = "") -> list[View]:
-    """One view per task with one panel per protocol; ``what`` is part of the view's name."""
+def by_task(
+    state: Reproduction,
+    has: Callable[[CellResult], object],
+    draw: Callable[[Protocol, Models], go.Figure | None],
+    what: str = "",
+) -> list[View]:
+    """One view per task with one panel per protocol that has such `models`; ``what`` is part of the view's name."""
+
+    def drawn(protocol: Protocol, task: str) -> go.Figure | None:
+        found = models(state, protocol, task, has)
+        return draw(protocol, found) if found else None
+
     return [
-        beside(state, lambda protocol, task=task: draw(protocol, task), f"{name_}: {what}" if what else name_)
-        for task, name_ in TASKS.items()
+        beside(state, partial(drawn, task=task), f"{text}: {what}" if what else text) for task, text in TASKS.items()
     ]
+
+
+def one_series(labels: Iterable[str], values: Sequence[Mapping[int, float]]) -> list[Series]:
+    """A row of dots per model in its colour: values by seed."""
+    return [Series("", "", "circle", values, [colour(label) for label in labels])]
 
 
 def under_headings(state: Reproduction, panels: Callable[[Protocol], list[Panel]], title: str = "") -> View:

@@ -16,8 +16,8 @@ from plotly.colors import sample_colorscale
 from toeplens.ground.words import duration, fixed
 from toeplens.lens import Estimate
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
-from toeplens.papers.positional_symbolic.pretrained.making import by_speed
-from toeplens.papers.positional_symbolic.pretrained.state import BANDS, DRAWS, Heads, Pretrained, effects_of
+from toeplens.papers.positional_symbolic.pretrained.parts import BANDS, DRAWS, Heads, by_speed, effects_of
+from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
 from toeplens.report.auditing.maps import by_band
 from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, heat, plain
@@ -25,7 +25,6 @@ from toeplens.report.kit.colours import BLUE, DEPTHS, GREEN, GREY, ORANGE
 from toeplens.report.kit.page import Page, ledger, ledger_table, machine_rows, write_report
 from toeplens.report.kit.tables import Cell, Table, code, make_table
 from toeplens.report.probing.page import behaviours_table
-from toeplens.studies import RULE
 from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.studies.probing import Behaviour, ProbeRecord
 
@@ -56,7 +55,7 @@ def pretrained_page(study: Pretrained) -> Page:
             "model": "/".join(Path(study.plan.model).parts[-2:]),
             "claims": claims,
             "tally": Counter(entry.verdict for entry in study.entries),
-            "rule": RULE.replace("seed", study.plan.units.removesuffix("s")),
+            "rule": study.rule,
             "clustered": list(by_text(study)),
             "enough": ENOUGH,
             "first": first,
