@@ -15,14 +15,7 @@ from tests.studies.probing.models import TEXT, saved
 
 from toeplens.engine import Limits
 from toeplens.ground import InputError
-from toeplens.papers.positional_symbolic.pretrained import (
-    Plan,
-    Pretrained,
-    examine,
-    gather,
-    is_pretrained,
-    open_record,
-)
+from toeplens.papers.positional_symbolic.pretrained import Plan, Pretrained, examine, gather, is_pretrained, open_record
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
 from toeplens.papers.positional_symbolic.pretrained.parts import Making, changes_of, previous, retrieving

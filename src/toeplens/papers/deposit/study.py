@@ -129,11 +129,9 @@ class Reproduction(Gathered):
         return cls(**gathered, plan=plan, entries=entries, table=accuracy_table(results, plan.protocols))
 
     def asked(self) -> dict[str, Any]:
-        """The plan."""
         return asdict(self.plan)
 
     def tables(self) -> dict[str, Any]:
-        """The table of accuracies."""
         return {"table": [row.to_dict() for row in self.table]}
 
 

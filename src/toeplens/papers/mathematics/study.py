@@ -76,31 +76,6 @@ class Asked(records.Record):
     seeds: Seeds
 
 
-def _plan(asked: Asked) -> tuple[str, int]:
-    return choose("scale", asked.scale, PRESETS), asked.seeds
-
-
-def _read(directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -> Theory:
-    _, seeds = plan
-    records: dict[str, Sequence[Record]] = {}
-    for name in (*EXPERIMENTS, heads.NAME):
-        paths = [_path(directory, name, seed) for seed in range(_FIRST, _FIRST + seeds)]
-        records[name] = _alike(name, {path: read_json(path) for path in paths if path.exists()})
-    counted = {"finished": sum(map(len, records.values())), "total": seeds * (len(EXPERIMENTS) + 1)}
-    return _judged({"directory": directory, **counted, "environment": environment}, plan, records)
-
-
-def _reread(kept: Kept, plan: tuple[str, int]) -> Theory:
-    found = kept.content.get("records")
-    if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
-        raise InputError(f"study: {kept.path} is damaged: records must be lists by experiment.")
-    records: dict[str, Sequence[Record]] = {
-        name: _alike(name, {f"{kept.path}: {name}.{at}": each for at, each in enumerate(found.get(name, []))})
-        for name in (*EXPERIMENTS, heads.NAME)
-    }
-    return _judged(kept.head, plan, records)
-
-
 def _judged(head: dict[str, Any], plan: tuple[str, int], records: Records) -> Theory:
     try:
         entries = judge_all(CLAIMS, records)
@@ -138,11 +113,38 @@ class Theory(State):
     """
 
     NAME, COMMAND, REQUEST = "theory", "theory", Asked
-    planned, read, reread = staticmethod(_plan), staticmethod(_read), staticmethod(_reread)
 
     scale: str
     seeds: int
     records: Records
+
+    @classmethod
+    def planned(cls, request: Asked) -> tuple[str, int]:
+        """The scale and the number of seeds."""
+        return choose("scale", request.scale, PRESETS), request.seeds
+
+    @classmethod
+    def read(cls, directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -> Theory:
+        """The records in a directory."""
+        _, seeds = plan
+        records: dict[str, Sequence[Record]] = {}
+        for name in (*EXPERIMENTS, heads.NAME):
+            paths = [_path(directory, name, seed) for seed in range(_FIRST, _FIRST + seeds)]
+            records[name] = _alike(name, {path: read_json(path) for path in paths if path.exists()})
+        counted = {"finished": sum(map(len, records.values())), "total": seeds * (len(EXPERIMENTS) + 1)}
+        return _judged({"directory": directory, **counted, "environment": environment}, plan, records)
+
+    @classmethod
+    def reread(cls, kept: Kept, plan: tuple[str, int]) -> Theory:
+        """The records in a results.json."""
+        found = kept.content.get("records")
+        if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
+            raise InputError(f"study: {kept.path} is damaged: records must be lists by experiment.")
+        records: dict[str, Sequence[Record]] = {
+            name: _alike(name, {f"{kept.path}: {name}.{at}": each for at, each in enumerate(found.get(name, []))})
+            for name in (*EXPERIMENTS, heads.NAME)
+        }
+        return _judged(kept.head, plan, records)
 
     def asked(self) -> dict[str, Any]:
         """The models' scale and the number of seeds."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite, pi
 
 import numpy as np
@@ -21,7 +22,7 @@ from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.relations import FIGURES, Relation
 from toeplens.studies.grid.spec import Column
 from toeplens.studies.grid.study import Evidence
-from toeplens.studies.kit.claims import BETTER, MARGIN, STOPPED, WHY_MARGIN, Check, Claim, Test, left_out
+from toeplens.studies.kit.claims import BETTER, MARGIN, STOPPED, WHY_MARGIN, Claim, Test, left_out
 from toeplens.studies.kit.contrasts import contrast, difference
 from toeplens.studies.kit.results import ACCURACY, ONLY_SKILLED, SKILLED, CellResult, Figure
 from toeplens.studies.kit.verdicts import (
@@ -100,20 +101,16 @@ def _carried(task: str, share: str) -> Figure:
     return of_skilled(words, lambda cell: heads.carried(cell, share), _NO_HEAD, grain=0.02)
 
 
-def _pure(task: str, share: str) -> Check[Evidence]:
+def _pure(data: Evidence, task: str, share: str) -> list[Finding]:
     """Test of the task's kind: the mean over all unrestricted encodings, with equal weights."""
-
-    def check(data: Evidence) -> list[Finding]:
-        figure = _carried(task, share)
-        labels = [column.label for column in data.spec.columns() if _free(column)]
-        values = {label: row for label in labels if (row := figure.by_seed(data.results.of(task, label)))}
-        if not values:
-            return [unknown(f"{figure.words}mean over encodings", NONE_COUNTS)]
-        mean = contrast(*((1 / len(values), row) for row in values.values()), grain=figure.grain)
-        what = f"{figure.words}mean over encodings ({', '.join(data.title(label) for label in values)})"
-        return [above(what, mean, _PURE)]
-
-    return check
+    figure = _carried(task, share)
+    labels = [column.label for column in data.spec.columns() if _free(column)]
+    values = {label: row for label in labels if (row := figure.by_seed(data.results.of(task, label)))}
+    if not values:
+        return [unknown(f"{figure.words}mean over encodings", NONE_COUNTS)]
+    mean = contrast(*((1 / len(values), row) for row in values.values()), grain=figure.grain)
+    what = f"{figure.words}mean over encodings ({', '.join(data.title(label) for label in values)})"
+    return [above(what, mean, _PURE)]
 
 
 def _free(column: Column) -> bool:
@@ -122,22 +119,18 @@ def _free(column: Column) -> bool:
     return not column.scan and column.label not in (HIGH, LOW) and "input" not in (kind.coupling, *kind.also_couples)
 
 
-def _exceeds(task: str) -> Check[Evidence]:
+def _exceeds(data: Evidence, task: str) -> list[Finding]:
     """No encoding reaches a skill of 0.5; models that are still learning give a lower bound."""
-
-    def check(data: Evidence) -> list[Finding]:
-        labels = data.results.labels(task)
-        if not labels:
-            return [unknown(f"skill on {task}", NONE_COUNTS)]
-        findings = []
-        skill = replace(_skill(task), counts=lambda cell: cell.status == "complete")
-        for label in labels:
-            stopped = all(cell.settled for cell in data.results.of(task, label))
-            [finding] = Test(skill, label, below=_HALF, task=task)(data)
-            findings.append(one_sided(finding, holds=stopped, fails=True, why="models that are still learning"))
-        return findings
-
-    return check
+    labels = data.results.labels(task)
+    if not labels:
+        return [unknown(f"skill on {task}", NONE_COUNTS)]
+    findings = []
+    skill = replace(_skill(task), counts=lambda cell: cell.status == "complete")
+    for label in labels:
+        stopped = all(cell.settled for cell in data.results.of(task, label))
+        [finding] = Test(skill, label, below=_HALF, task=task)(data)
+        findings.append(one_sided(finding, holds=stopped, fails=True, why="models that are still learning"))
+    return findings
 
 
 # ---- how heads change during training --------------------------------------------------------------------------------
@@ -252,23 +245,19 @@ def _with_high_alone(data: Evidence) -> list[Finding]:
 # ---- models with one frequency ---------------------------------------------------------------------------------------
 
 
-def _scan(task: str, sign: int) -> Check[Evidence]:
+def _scan(data: Evidence, task: str, sign: int) -> list[Finding]:
     """Is an inner frequency better (sign 1) or worse (-1) than both ends of the scan?"""
-
-    def check(data: Evidence) -> list[Finding]:
-        columns = sorted((c for c in data.spec.columns() if c.scan == SCAN), key=lambda column: column.value or 0.0)
-        if len(columns) < 3:
-            why = "no scan with at least three frequencies"
-            return [unknown(f"accuracy on {task} by frequency", why, "a scan called turn")]
-        rows = {column.value or 0.0: ACCURACY.by_seed(data.results.of(task, column.label)) for column in columns}
-        whole = sorted(set.intersection(*(set(row) for row in rows.values())))
-        if not whole:
-            missing = left_out(data.results, ACCURACY, task, *(column.label for column in columns))
-            return [unknown(f"accuracy on {task} by frequency{missing}", "no seed has a complete scan", _WHOLE)]
-        low, *inner, high = ([(value, row[seed]) for seed in whole] for value, row in rows.items())
-        return [_gap(task, sign, _chosen(inner, sign), end) for end in (low, high)]
-
-    return check
+    columns = sorted((c for c in data.spec.columns() if c.scan == SCAN), key=lambda column: column.value or 0.0)
+    if len(columns) < 3:
+        why = "no scan with at least three frequencies"
+        return [unknown(f"accuracy on {task} by frequency", why, "a scan called turn")]
+    rows = {column.value or 0.0: ACCURACY.by_seed(data.results.of(task, column.label)) for column in columns}
+    whole = sorted(set.intersection(*(set(row) for row in rows.values())))
+    if not whole:
+        missing = left_out(data.results, ACCURACY, task, *(column.label for column in columns))
+        return [unknown(f"accuracy on {task} by frequency{missing}", "no seed has a complete scan", _WHOLE)]
+    low, *inner, high = ([(value, row[seed]) for seed in whole] for value, row in rows.items())
+    return [_gap(task, sign, _chosen(inner, sign), end) for end in (low, high)]
 
 
 def _gap(task: str, sign: int, inner: Row, end: Row) -> Finding:
@@ -299,7 +288,7 @@ def _scanned(name: str, task: str, kind: str, sign: int) -> Claim[Evidence]:
         f"The inner frequency that is {'best' if sign > 0 else 'worst'} on the other seeds is {shape} than either end "
         f"of the scan by more than {100 * MARGIN:g} percentage points of mean final test accuracy ({WHY_MARGIN}). "
         f"{STOPPED} A seed counts only if all models of its scan count, to avoid a bias against slow learners.",
-        _scan(task, sign),
+        partial(_scan, task=task, sign=sign),
     )
 
 
@@ -324,18 +313,14 @@ def _extrapolates(data: Evidence) -> list[Finding]:
     return findings
 
 
-def _falls(figure: str) -> Check[Evidence]:
+def _falls(data: Evidence, figure: str) -> list[Finding]:
     """Test: is a figure of the heads negatively correlated with the skill kept on longer sequences?"""
-
-    def check(data: Evidence) -> list[Finding]:
-        found = [each for each in data.relations if (each.figure, each.task) == (figure, None)]
-        found.sort(key=lambda each: each.factor != heads.LONGER)
-        if not found or found[0].factor != heads.LONGER:
-            return [unknown(f"{FIGURES[figure][0]}, against longer sequences", NONE_COUNTS)]
-        first, *rest = (opposite(_rises(each)) for each in found)
-        return [first, *(supporting(finding) for finding in rest)]
-
-    return check
+    found = [each for each in data.relations if (each.figure, each.task) == (figure, None)]
+    found.sort(key=lambda each: each.factor != heads.LONGER)
+    if not found or found[0].factor != heads.LONGER:
+        return [unknown(f"{FIGURES[figure][0]}, against longer sequences", NONE_COUNTS)]
+    first, *rest = (opposite(_rises(each)) for each in found)
+    return [first, *(supporting(finding) for finding in rest)]
 
 
 def _rises(relation: Relation) -> Finding:
@@ -387,7 +372,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         f"task: on index the positional share is above {_PURE:g}; on retrieval the symbolic share is above {_PURE:g} "
         f"({_WHY_PURE}). Encodings restricted to a frequency band are excluded. So are encodings that add position at "
         f"the input, where it moves together with the permuted keys. {_COUNTS} {ONLY_SKILLED}",
-        [_pure(INDEX, "positional"), _pure(RETRIEVAL, "symbolic")],
+        [partial(_pure, task=INDEX, share="positional"), partial(_pure, task=RETRIEVAL, share="symbolic")],
     ),
     Claim(
         "canonical-tasks",
@@ -408,7 +393,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "More intricate tasks, reversing a sequence or Dyck languages, exceed a Transformer's positional reasoning.",
         f"The skill of every trained encoding on {' and on '.join(_INTRICATE)} is below {_HALF:g}. Models that are "
         "still learning count only against the claim, as their skill can still grow.",
-        [*map(_exceeds, _INTRICATE)],
+        [partial(_exceeds, task=task) for task in _INTRICATE],
     ),
     _emerging("positional", INDEX),
     _emerging("symbolic", RETRIEVAL),
@@ -460,7 +445,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "The more positional the heads that carry a model's skill, the less it extrapolates.",
         "Rank correlation over models, within tasks, of the positional share of the heads that carry the skill with "
         f"the skill kept on longer sequences: {_FAMILIES}",
-        _falls("positional"),
+        partial(_falls, figure="positional"),
     ),
     Claim(
         "deposit-against-length",
@@ -468,7 +453,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "The more a model's skill is deposited in one head, the less it extrapolates (a hypothesis there).",
         "Rank correlation over models, within tasks, of the largest ablation effect of a head with the skill kept on "
         f"longer sequences: {_FAMILIES}",
-        _falls("deposit"),
+        partial(_falls, figure="deposit"),
     ),
     Claim(
         "coupling-against-length",
@@ -476,7 +461,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "The less position and content are coupled, the better a model extrapolates (a hypothesis there).",
         "Rank correlation over models, within tasks, of the interaction share of the heads that carry the skill with "
         f"the skill kept on longer sequences: {_FAMILIES}",
-        _falls("interaction"),
+        partial(_falls, figure="interaction"),
     ),
 )
 

@@ -162,7 +162,6 @@ class Grid(Gathered):
 
     @classmethod
     def planned(cls, request: Asked) -> GridSpec:
-        """The specification."""
         return spec_from_yaml(request.spec)
 
     @classmethod
@@ -178,7 +177,6 @@ class Grid(Gathered):
         return cls(**gathered, spec=plan, relations=related, entries=judged(Evidence(plan, results, related)))
 
     def matrix(self) -> list[Row]:
-        """Every encoding on every task."""
         return self._matrix
 
     @cached_property
@@ -186,16 +184,13 @@ class Grid(Gathered):
         return matrix(self.spec, self.results)
 
     def asked(self) -> dict[str, Any]:
-        """The specification."""
         return {"spec": self.spec.to_yaml()}
 
     def tables(self) -> dict[str, Any]:
-        """The tables of accuracies and of language models."""
         spoken = [row.to_dict() for row in language_rows(self.spec, self.results)]
         return {"table": [row.to_dict() for row in self.matrix()], **({"language": spoken} if spoken else {})}
 
     def found(self) -> dict[str, Any]:
-        """The tables, the relations and the cells."""
         return {**self.tables(), "relations": [each.to_dict() for each in self.relations]} | super().found()
 
 

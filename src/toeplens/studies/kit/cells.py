@@ -84,12 +84,10 @@ class Gathered(State):
 
     @property
     def begun(self) -> bool:
-        """Whether there are results."""
         return len(self.results.cells) > 0
 
     @property
     def progress(self) -> str:
-        """How much is finished."""
         done = f"{self.finished} of {self.total} cells finished"
         return f"{done} ({100 * self.share:.3g}% of the maximum number of steps)"
 

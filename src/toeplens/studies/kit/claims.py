@@ -50,7 +50,7 @@ class Test:
     """A test of a mean over trained models; called with a study's data, it gives its findings.
 
     figure        the value of a model
-    of            label of the models; several labels: one finding each
+    of            label of the models; several labels: one finding each; labels with weights: one on the weighted sum
     minus         label of the models whose mean is subtracted; several labels: one finding each
     above, below  thresholds between which the mean has to lie
     task          the models' task
@@ -60,7 +60,7 @@ class Test:
     """
 
     figure: Figure
-    of: str | Sequence[str]
+    of: str | Sequence[str] | Mapping[str, float]
     minus: str | Sequence[str] = ()
     above: float = -inf
     below: float = inf
@@ -74,6 +74,8 @@ class Test:
 
     def places(self) -> Iterable[tuple[str, ...]]:
         """The labels of each finding: of the models, and of those whose mean is subtracted."""
+        if isinstance(self.of, Mapping):
+            return [tuple(self.of)]
         first, second = ([each] if isinstance(each, str) else each for each in (self.of, self.minus))
         return product(first, second) if second else product(first)
 
@@ -86,11 +88,12 @@ class Test:
         figure = self.figure
         what = self.what or figure.words + " − ".join(map(title, labels))
         values = [figure.by_seed(results.of(self.task, label)) for label in labels]
-        seen = contrast(*zip((1.0, -1.0), values, strict=False), grain=figure.grain)
+        weights = self.of.values() if isinstance(self.of, Mapping) else (1.0, -1.0)
+        seen = contrast(*zip(weights, values, strict=False), grain=figure.grain)
         what += left_out(results, figure, self.task, *labels)
         found = within(what, seen, self.above, self.below, unit=self.unit)
         wanting = found.wanting
-        if wanting == NONE_COUNTS:  # no model counts: which runs are needed?
+        if wanting == NONE_COUNTS and not isinstance(self.of, Mapping):  # no model counts: which runs are needed?
             absent = [title(label) for label in dict.fromkeys(labels) if not results.of(self.task, label)]
             again = "; to add missing measures, run the same command again (needs the weights)"
             wanted = (

@@ -206,9 +206,9 @@ def agreed(first: Finding, second: Finding, beside: str) -> Finding:
     return replace(both, verdict=both.at(LEVEL), comparison=slower.comparison)
 
 
-def supporting(part: Part) -> Part:
+def supporting(finding: Part) -> Part:
     """The finding, or the test (`toeplens.studies.kit.claims.Test`), as a supporting part."""
-    return replace(part, essential=False)
+    return replace(finding, essential=False)
 
 
 def unknown(what: str, why: str, wanting: str = "") -> Finding:

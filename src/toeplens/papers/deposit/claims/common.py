@@ -38,7 +38,7 @@ def label_of(results: Results, name: str) -> str:
     It depends on the protocol only, so an unfinished study is not judged on the wrong model.
     """
     base, slash, variant = name.partition("/")
-    return _LABELS.get(base, (base, base))[is_released(results)] + slash + variant
+    return (_LABELS[base][is_released(results)] if base in _LABELS else base) + slash + variant
 
 
 def is_released(results: Results) -> bool:

@@ -14,8 +14,8 @@ from toeplens.ground.words import percent, points
 from toeplens.lens import THRESHOLDS
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
-from toeplens.papers.deposit.page import accuracy, factors, heads, look, seeds, tables
-from toeplens.papers.deposit.page.look import PROTOCOL_NAMES, TASKS, name, plain, protocol_title
+from toeplens.papers.deposit.page import accuracy, factors, heads, seeds, style, tables
+from toeplens.papers.deposit.page.style import PROTOCOL_NAMES, TASKS, name, plain, protocol_title
 from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings, write_report
@@ -68,7 +68,7 @@ _BESIDE = {"position", "sets", "sets-size", "representation"}
 
 def blocks(state: Reproduction) -> dict[str, Block]:
     """All non-empty figures by id, numbered in order."""
-    encodings, parts = look.plain(state), state.plan.parts
+    encodings, parts = style.plain(state), state.plan.parts
     asked = [(make, plain) for make, plain in _MAKERS if _PART.get(make, parts[0]) in parts]
     return numbered(make(encodings if plain else state) for make, plain in asked)
 
@@ -85,11 +85,11 @@ def render(state: Reproduction) -> str:
 
 def reproduction_page(state: Reproduction) -> Page:
     """The figures and tables of the study."""
-    found, encodings, scale = blocks(state), look.plain(state), SCALES[state.plan.scale]
-    general = bool(look.plain_keys(state.plan) or _BESIDE & found.keys())
-    claims, protocols = ledger(state.entries), {p: look.PROTOCOL_NAMES[p] for p in state.plan.protocols}
+    found, encodings, scale = blocks(state), style.plain(state), SCALES[state.plan.scale]
+    general = bool(style.plain_keys(state.plan) or _BESIDE & found.keys())
+    claims, protocols = ledger(state.entries), {p: style.PROTOCOL_NAMES[p] for p in state.plan.protocols}
     known = recorded() if state.plan.seeds < ENOUGH else {}
-    seeds = ", ".join(map(str, sorted({key.seed for key in look.planned(state.plan)})))
+    seeds = ", ".join(map(str, sorted({key.seed for key in style.planned(state.plan)})))
     deposits_shown = tables.deposit_tables(encodings) if general else []
     effects = factors.switch_tables(state) if "factors" in state.plan.parts else []
     variants = factors.variant_tables(state) if "mla" in state.plan.parts else []
@@ -98,7 +98,7 @@ def reproduction_page(state: Reproduction) -> Page:
         "results": results_table(state),
         "encodings": tables.encodings_table(state),
         "claims": ledger_table(claims, protocols=protocols, recorded=known),
-        **({f"accuracy-{task}": tables.accuracy_table(encodings, task) for task in look.TASKS} if general else {}),
+        **({f"accuracy-{task}": tables.accuracy_table(encodings, task) for task in style.TASKS} if general else {}),
         **{f"kinds-{i}": kinds for i, (_, kinds, _) in enumerate(deposits_shown)},
         **{f"deposits-{i}": each for i, (*_, each) in enumerate(deposits_shown)},
         **({"strongest": factors.strongest_table(state)} if effects else {}),
@@ -114,7 +114,7 @@ def reproduction_page(state: Reproduction) -> Page:
         found,
         {key: table for key, table in every.items() if table.body},
         {
-            "look": look,
+            "look": style,
             "state": state,
             "general": general,
             "scale": scale,
@@ -194,7 +194,6 @@ def answers(state: Reproduction) -> list[dict[str, Any]]:
 
 
 def central(state: Reproduction) -> list[list[Entry]]:
-    """The entries of the papers' central claims, one per protocol."""
     found = {entries[0].claim.id: entries for entries in ledger(state.entries)}
     return [found[each] for each in _CENTRAL if each in found]
 
@@ -228,7 +227,6 @@ def largest_drop(cells: Sequence[CellResult]) -> tuple[CellResult, float, int, i
 
 
 def diverged(state: Reproduction) -> list[str]:
-    """Names of the models that diverged."""
     gone = [cell.key for cell in state.results.cells if cell.status == "diverged"]
     return [
         f"{name(key.protocol, key.label)}, {TASKS[key.task]}, {PROTOCOL_NAMES[key.protocol]}, seed {key.seed}"
@@ -237,7 +235,6 @@ def diverged(state: Reproduction) -> list[str]:
 
 
 def results_table(state: Reproduction) -> Table:
-    """The main results: one row per question, one column per protocol."""
     encodings = plain(state)
     protocols = state.plan.protocols
     lines: list[list[str | Cell]] = [

@@ -16,22 +16,8 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction, Row, title
 from toeplens.papers.deposit.factors import concentrated
 from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.page import style
 from toeplens.papers.deposit.page.heads import SHARE, heat_panel
-from toeplens.papers.deposit.page.look import (
-    TASKS,
-    accuracy_top,
-    beside,
-    colour,
-    drop_limit,
-    drop_ramp,
-    legend,
-    marker,
-    name,
-    one_series,
-    ordered,
-    protocol_title,
-    under_headings,
-)
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, guess_levels, guesses_across, guesses_down
 from toeplens.report.kit.colours import GUESS, PINK, faded
@@ -43,10 +29,9 @@ Split = Literal["train", "test"]
 
 
 def accuracy(state: Reproduction) -> Block:
-    """Final accuracies, compared with the paper's Table 1."""
     groups = [
         Group(title, [panel for p in state.plan.protocols if (panel := accuracy_panel(state, p, task))])
-        for task, title in TASKS.items()
+        for task, title in style.TASKS.items()
     ]
     size = "" if state.plan.scale == "paper" else " (larger models)"
     caption = (
@@ -66,8 +51,8 @@ def accuracy_panel(
     rows = [row for row in rows if wanted is None or row.label in wanted]
     if not rows:
         return None
-    figure = accuracies(rows, state.results, accuracy_top(state, task))
-    return Panel(title or protocol_title(protocol), figure)
+    figure = accuracies(rows, state.results, style.accuracy_top(state, task))
+    return Panel(title or style.protocol_title(protocol), figure)
 
 
 def learning(state: Reproduction, task: str, paper: int) -> Block:
@@ -76,7 +61,7 @@ def learning(state: Reproduction, task: str, paper: int) -> Block:
     def draw(protocol: Protocol) -> list[Panel]:
         whole = [cell for cell in state.results.under(protocol).cells if Label.parse(cell.key.label).heads is None]
         cells = [cell for cell in whole if cell.key.task == task and cell.epochs]
-        top = accuracy_top(state, task)
+        top = style.accuracy_top(state, task)
         return [
             Panel(f"{split.capitalize()} accuracy", convergence(state.results, protocol, task, split, top))
             for split in get_args(Split)
@@ -84,14 +69,14 @@ def learning(state: Reproduction, task: str, paper: int) -> Block:
         ]
 
     labels = {cell.key.label for cell in state.results.cells if cell.key.task == task}
-    signs = legend(state, (label for label in labels if Label.parse(label).heads is None))
+    signs = style.legend(state, (label for label in labels if Label.parse(label).heads is None))
     caption = (
         f"Accuracy by epoch (the paper’s Fig. {paper}): mean over seeds, with the range as a band. A model that "
         "stopped early keeps its last value. Train accuracy is averaged during the epoch, so it lags. Click an "
         "encoding to hide or show its lines."
     )
-    title = f"How fast each encoding learns {TASKS[task]}"
-    return Block(f"convergence-{task}", title, caption, [under_headings(state, draw)], legend=signs)
+    title = f"How fast each encoding learns {style.TASKS[task]}"
+    return Block(f"convergence-{task}", title, caption, [style.under_headings(state, draw)], legend=signs)
 
 
 def convergence(results: Results, protocol: Protocol, task: str, split: Split, top: float = 1.0) -> go.Figure:
@@ -107,12 +92,12 @@ def convergence(results: Results, protocol: Protocol, task: str, split: Split, t
     under = results.under(protocol)
     canvas = Canvas(290)
     longest = 1
-    for label in ordered(under.labels(task)):
+    for label in style.ordered(under.labels(task)):
         if Label.parse(label).heads is not None:
             continue
         cells = under.of(task, label)
         whole = [cell for cell in cells if cell.status == "complete"]
-        text = name(protocol, label) if whole else f"{name(protocol, label)} (diverged)"
+        text = style.name(protocol, label) if whole else f"{style.name(protocol, label)} (diverged)"
         curves: list[list[float]] = [
             np.array([row.get(f"{split}_accuracy") for row in cell.epochs], dtype=float).tolist()
             for cell in whole or cells
@@ -135,19 +120,18 @@ def convergence(results: Results, protocol: Protocol, task: str, split: Split, t
 
 
 def _add_curve(canvas: Canvas, epochs: list[float], curves: list[list[float]], label: str, text: str) -> None:
-    """Add the mean curve over seeds, and their range."""
     length = len(epochs)
     columns = [[c[i] for c in curves if i < len(c) and isfinite(c[i])] for i in range(length)]
     if len(curves) > 1:
         low, high = ([end(column, default=None) for column in columns] for end in (min, max))
-        canvas.band(epochs, low, high, colour(label), 0.1, label)
+        canvas.band(epochs, low, high, style.colour(label), 0.1, label)
     canvas.lines(
         epochs,
         [sum(column) / len(column) if column else None for column in columns],
-        colour(label),
+        style.colour(label),
         f"<b>{text}</b><br>epoch %{{x}}: %{{y:.1%}}<br>%{{customdata}}<extra></extra>",
         mode="lines+markers" if length <= 30 else "lines",
-        marker={"symbol": marker(label), "size": 7},
+        marker={"symbol": style.marker(label), "size": 7},
         meta=label,
         customdata=[
             f"{percent(min(c))} to {percent(max(c))}, {len(c)} seeds" if len(c) > 1 else "one seed" for c in columns
@@ -159,7 +143,7 @@ def _add_curve(canvas: Canvas, epochs: list[float], curves: list[list[float]], l
 def accuracies(rows: Sequence[Row], results: Results, top: float = 1.0) -> go.Figure:
     """Final test accuracies of one protocol and task, best on top: large markers are means, small ones seeds."""
     canvas = Canvas(66 + 28 * max(1, len(rows)), right=60, top=32, bottom=26, left=20)
-    names = [name(row.protocol, row.label) for row in rows]
+    names = [style.name(row.protocol, row.label) for row in rows]
     for row, text in zip(rows, names, strict=True):
         _add_accuracy(canvas, row, text, results)
     told = [(row.paper / 100, text) for row, text in zip(rows, names, strict=True) if row.paper is not None]
@@ -194,14 +178,14 @@ def _add_accuracy(canvas: Canvas, row: Row, text: str, results: Results) -> None
         canvas.marks(
             [cell.accuracy for cell in cells],
             [text] * len(cells),
-            {"symbol": "circle-open", "size": 6, "color": colour(row.label)},
+            {"symbol": "circle-open", "size": 6, "color": style.colour(row.label)},
             f"<b>{text}</b><br>seed %{{customdata}}: %{{x:.1%}}<extra></extra>",
             customdata=[cell.key.seed for cell in cells],
         )
     canvas.marks(
         [row.accuracy],
         [text],
-        {"symbol": marker(row.label), "size": 11, "color": colour(row.label)},
+        {"symbol": style.marker(row.label), "size": 11, "color": style.colour(row.label)},
         f"<b>{text}</b><br>%{{x:.1%}}, {seeds}<extra></extra>",
         cliponaxis=False,
     )
@@ -234,18 +218,17 @@ def rotated_heads(
 
 
 def partial_accuracy(state: Reproduction) -> Block:
-    """Accuracy by number of rotated heads (Fig. 5)."""
     heads = SCALES[state.plan.scale].model["num_heads"]
     panels, drawn_too = [], False
-    for task, what in TASKS.items():
+    for task, what in style.TASKS.items():
         for protocol in state.plan.protocols:
             found = rotated_heads(state.results, protocol, task, heads)
             if not any(Label.parse(label).heads is not None for _, label in found):
                 continue
             drawn = rotated_heads(state.results, protocol, task, heads, drawn=True)
             drawn_too |= bool(drawn)
-            figure = partial_rope(state.results, protocol, task, heads, accuracy_top(state, task))
-            panels.append(Panel(f"{what}, {protocol_title(protocol).lower()}", figure))
+            figure = partial_rope(state.results, protocol, task, heads, style.accuracy_top(state, task))
+            panels.append(Panel(f"{what}, {style.protocol_title(protocol).lower()}", figure))
     caption = (
         "Test accuracy with RoPE on some heads of every layer (the paper’s Fig. 5). Zero heads is NoPE; all heads is "
         "RoPE. The released protocol has no sinusoid here, as in the released code for this experiment. Each point is "
@@ -255,7 +238,7 @@ def partial_accuracy(state: Reproduction) -> Block:
     if drawn_too:
         caption += " Crosses: the same number of heads per layer, chosen at random."
         signs = [
-            Sign("first", "the first heads", colour("rope"), "○"),
+            Sign("first", "the first heads", style.colour("rope"), "○"),
             Sign("random", "random heads", _DRAWN, "✕"),
         ]
     return Block("partial", "RoPE on some of the heads", caption, [View.of(panels)], legend=signs)
@@ -292,10 +275,9 @@ def _add(
     places: Sequence[tuple[int, str]],
     variant: str,
 ) -> None:
-    """Add a line through the means, and a point per seed."""
     values = [(n, label, [float(v) for v in under.accuracy(task, label) if isfinite(v)]) for n, label in places]
     values = [(count, label, accuracies) for count, label, accuracies in values if accuracies]
-    key, tint = variant or "first", _DRAWN if variant else colour("rope")
+    key, tint = variant or "first", _DRAWN if variant else style.colour("rope")
     canvas.lines(
         [count for count, _, _ in values],
         [sum(accuracies) / len(accuracies) for _, _, accuracies in values],
@@ -307,44 +289,40 @@ def _add(
     for count, label, accuracies in values:
         if variant and Label.parse(label).variant != variant:
             continue
-        look = {"symbol": marker(label), "size": 9, "color": colour(label)}
+        look = {"symbol": style.marker(label), "size": 9, "color": style.colour(label)}
         if variant:
             look = {"symbol": "x-thin-open", "size": 8, "color": _DRAWN, "line": {"width": 2}}
-        hover = f"<b>{name(protocol, label)}</b><br>{count} of {heads} heads: %{{y:.1%}}<extra></extra>"
+        hover = f"<b>{style.name(protocol, label)}</b><br>{count} of {heads} heads: %{{y:.1%}}<extra></extra>"
         canvas.marks([count] * len(accuracies), accuracies, look, hover, meta=key)
 
 
 def _in_layers(state: Reproduction, protocol: Protocol) -> list[tuple[str, list[CellResult]]]:
     """NoPE, RoPE in one layer only, RoPE in all layers."""
     under = state.results.under(protocol)
-    alone = [label for label in ordered(under.labels(DISTANCE)) if Label.parse(label).layer]
+    alone = [label for label in style.ordered(under.labels(DISTANCE)) if Label.parse(label).layer]
     found = [(label, under.of(DISTANCE, label)) for label in ("nope", *alone, _whole_rope(protocol))]
     return [(label, cells) for label, cells in found if cells]
 
 
 def layers(state: Reproduction) -> Block:
-    """Accuracy with RoPE in one layer only."""
-
     def draw(protocol: Protocol) -> go.Figure | None:
         lines = _in_layers(state, protocol)
         if not any(Label.parse(label).layer for label, _ in lines):
             return None
         values = [{c.key.seed: c.accuracy for c in cells if c.status == "complete"} for _, cells in lines]
-        series = one_series((label for label, _ in lines), values)
+        series = style.one_series((label for label, _ in lines), values)
         texts = [title(label) for label, _ in lines]
-        span = (0, 104 * accuracy_top(state, DISTANCE))
+        span = (0, 104 * style.accuracy_top(state, DISTANCE))
         return dots(texts, series, "test accuracy, per cent", scale=100, span=span)
 
     caption = (
         "Test accuracy on Task 1 with RoPE in one layer and no encoding in the others, compared with NoPE and RoPE "
         "in every layer (without a sinusoid). Rings are seeds; the error bar is the 95% interval of the mean."
     )
-    return Block("partial-layers", "RoPE in one layer only", caption, [beside(state, draw)])
+    return Block("partial-layers", "RoPE in one layer only", caption, [style.beside(state, draw)])
 
 
 def peaks(state: Reproduction) -> Block:
-    """Location of the deposit by number of rotated heads."""
-
     def draw(protocol: Protocol) -> go.Figure | None:
         rows = [(text, cells) for text, cells in _rotating(state, protocol) if any(map(concentrated, cells))]
         return peak_map(rows) if len(rows) > 2 else None
@@ -355,7 +333,7 @@ def peaks(state: Reproduction) -> Block:
         "without skill are excluded."
     )
     what = "Does the deposit move with the rotation?"
-    return Block("partial-peaks", what, caption, [beside(state, draw)], ramp=SHARE)
+    return Block("partial-peaks", what, caption, [style.beside(state, draw)], ramp=SHARE)
 
 
 def _rotating(state: Reproduction, protocol: Protocol) -> Rows:
@@ -413,8 +391,7 @@ _COMPARED: dict[Protocol, tuple[str, ...]] = {
 
 
 def sinusoid(state: Reproduction) -> Block:
-    """RoPE with an absolute encoding (Fig. 6)."""
-    limit = drop_limit(state)
+    limit = style.drop_limit(state)
 
     def draw(protocol: Protocol) -> list[Panel]:
         pair = ("rope-alone", "rope") if protocol == "released" else ("rope", "rope-absolute")
@@ -429,7 +406,7 @@ def sinusoid(state: Reproduction) -> Block:
         "ablation effects of the heads for the first seed, in the colours of the other heat maps."
     )
     title = "RoPE with an absolute encoding"
-    return Block("sinusoid", title, caption, [under_headings(state, draw)], "medium", ramp=drop_ramp(limit))
+    return Block("sinusoid", title, caption, [style.under_headings(state, draw)], "medium", ramp=style.drop_ramp(limit))
 
 
 @dataclass(frozen=True)
@@ -448,9 +425,8 @@ class Line:
 
 
 def representation(state: Reproduction) -> Block:
-    """Position in the residual stream by layer: RoPE + sinusoid compared with the sinusoid only."""
     views, labels = [], set[str]()
-    for task in TASKS:
+    for task in style.TASKS:
         for quantity, (what, axis) in _SHOWN.items():
 
             def draw(
@@ -462,7 +438,7 @@ def representation(state: Reproduction) -> Block:
                 labels.update(line.label for line in found)
                 return by_layer(found, protocol, axis)
 
-            views.append(beside(state, draw, f"{TASKS[task]}: {what}"))
+            views.append(style.beside(state, draw, f"{style.TASKS[task]}: {what}"))
     caption = (
         "The positional part of the residual stream before each layer (mean over test sequences, by position): its "
         "size, its overlap with the sinusoid added at the input, and how well a linear probe decodes position. Lines "
@@ -470,7 +446,7 @@ def representation(state: Reproduction) -> Block:
         "sinusoid was added."
     )
     title = "Does the sinusoid persist when RoPE is used too?"
-    return Block("representation", title, caption, views, legend=legend(state, labels))
+    return Block("representation", title, caption, views, legend=style.legend(state, labels))
 
 
 def lines(state: Reproduction, protocol: Protocol, task: str, quantity: str) -> list[Line]:
@@ -490,7 +466,7 @@ def by_layer(found: Sequence[Line], protocol: Protocol, axis: str) -> go.Figure:
     low = min(0.0, min(float(np.nanmin(line.values)) for line in found))
     high = max(1.0, max(float(np.nanmax(line.values)) for line in found))
     for index, line in enumerate(found):
-        tint, text = colour(line.label), name(protocol, line.label)
+        tint, text = style.colour(line.label), style.name(protocol, line.label)
         moved = 0.05 * (index - (len(found) - 1) / 2)  # so that points of two encodings do not hide each other
         kept = [
             (layer + 1 + moved, round(float(value), 4), seed)
@@ -507,7 +483,7 @@ def by_layer(found: Sequence[Line], protocol: Protocol, axis: str) -> go.Figure:
         )
         told = [f"<b>{text}</b>, before layer {i}: {fixed(mean)}" for i, mean in enumerate(line.means, start=1)]
         places = [layer + 1 + moved for layer in range(len(told))]
-        look = {"symbol": marker(line.label), "size": 8}
+        look = {"symbol": style.marker(line.label), "size": 8}
         canvas.lines(places, line.means, tint, told, marker=look, meta=line.label)
     canvas.x("before layer", dtick=1)
     canvas.y(axis, range=[low - 0.05 * (high - low), high + 0.05 * (high - low)])

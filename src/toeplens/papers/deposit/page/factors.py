@@ -30,17 +30,7 @@ from toeplens.papers.deposit.factors import (
     strongest,
 )
 from toeplens.papers.deposit.labels import SWITCH_TITLES, SWITCHES, Label
-from toeplens.papers.deposit.page.look import (
-    PROTOCOL_NAMES,
-    TASKS,
-    accuracy_top,
-    beside,
-    colour,
-    glyph,
-    interval,
-    one_series,
-    sign_of,
-)
+from toeplens.papers.deposit.page import style
 from toeplens.papers.deposit.page.tables import kinds_cell
 from toeplens.report.kit.blocks import Block, Panel, Sign, View
 from toeplens.report.kit.colours import GREY
@@ -66,7 +56,6 @@ _AS_IT_IS: dict[Protocol, str] = {"released": "released protocol, unchanged", "p
 
 
 def switches(state: Reproduction) -> Block:
-    """Each switch's effect with its interval, starting from either protocol."""
     rows = _found(state)
     views = []
     for task in BASES:
@@ -78,7 +67,7 @@ def switches(state: Reproduction) -> Block:
                 mine = [row for row in here if row.base == base]
                 if any(row.values[measure] for row in mine):
                     panels.append(_panel(mine, measure, span))
-            views.append(View.of(panels, f"{TASKS[task]}: {MEASURED[measure]}"))
+            views.append(View.of(panels, f"{style.TASKS[task]}: {MEASURED[measure]}"))
     shown: list[Protocol] = [end for end in ENDS[DISTANCE] if any(row.end == end for row in rows)]
     signs = [Sign(end, _MARKS[end][2], GREY, _MARKS[end][1]) for end in shown]
     caption = (
@@ -105,10 +94,10 @@ def _panel(rows: Sequence[FactorRow], measure: FactorMeasure, span: float) -> Pa
     for end in ends:
         values = [next(r.values[measure] for r in rows if (r.switch, r.end) == (switch, end)) for switch in switches]
         what = f"{_MARKS[end][2]}<br>" if len(ends) > 1 else ""
-        series.append(Series(end, what, _MARKS[end][0], values, [colour(base)] * len(switches)))
+        series.append(Series(end, what, _MARKS[end][0], values, [style.colour(base)] * len(switches)))
     lines = [SWITCH_TITLES[switch][0] for switch in switches]
     drawn = dots(lines, series, "change, points", scale=100, span=(-span, span), marks=(0,))
-    return Panel(title(base), drawn, tint=colour(base), glyph=glyph(base))
+    return Panel(title(base), drawn, tint=style.colour(base), glyph=style.glyph(base))
 
 
 def switch_tables(state: Reproduction) -> list[Table]:
@@ -140,7 +129,7 @@ def _table(rows: Sequence[FactorRow], wholes: Sequence[FactorWhole], measure: Fa
     for place, (end_protocol, text) in enumerate(_AS_IT_IS.items()):
         values = [estimated(of[b].ends[end_protocol][measure]) if end_protocol in of[b].ends else None for b in bases]
         first = Cell(text, row_css="guess" if place else "guess first")
-        lines.append([first, *(interval(value, sign=False) for value in values)])
+        lines.append([first, *(style.interval(value, sign=False) for value in values)])
     changes = {
         "all switches together": [of[base].difference(measure) for base in bases],
         "sum of the single effects": [total for total, _ in sums],
@@ -153,8 +142,8 @@ def _table(rows: Sequence[FactorRow], wholes: Sequence[FactorWhole], measure: Fa
         "models with a single-head layer before and after."
     )
     return make_table(
-        f"Effects, {TASKS[task]}, {MEASURED[measure]}, {_MARKS[end][2]}",
-        ["The paper’s setting", *(Cell(title(base), sign=sign_of(base)) for base in bases)],
+        f"Effects, {style.TASKS[task]}, {MEASURED[measure]}, {_MARKS[end][2]}",
+        ["The paper’s setting", *(Cell(title(base), sign=style.sign_of(base)) for base in bases)],
         lines,
         note=note,
         css="numbers effects",
@@ -163,7 +152,7 @@ def _table(rows: Sequence[FactorRow], wholes: Sequence[FactorWhole], measure: Fa
 
 def _effect(effect: Estimate | None) -> Cell:
     """An effect in percentage points, bold if its interval excludes 0."""
-    text = interval(effect)
+    text = style.interval(effect)
     return Cell(text, html=Markup("<b>{}</b>").format(text) if effect and decided(effect) else None)
 
 
@@ -197,7 +186,11 @@ def strongest_table(state: Reproduction) -> Table:
             if row is not None and effect is not None:
                 to, instead = SWITCH_TITLES[row.switch]
                 known = sum(bool(each.values["accuracy"]) or bool(each.absent) for each in here)
-                first = [Cell(title(base), sign=sign_of(base)), TASKS[task], f"in the {PROTOCOL_NAMES[end]}"]
+                first = [
+                    Cell(title(base), sign=style.sign_of(base)),
+                    style.TASKS[task],
+                    f"in the {style.PROTOCOL_NAMES[end]}",
+                ]
                 lines.append([*first, Cell(to, (f"instead of {instead}",)), _effect(effect), f"{known} of {len(here)}"])
     names = ["Encoding", "Task", "All other switches", "Strongest switch", "Effect", "Switches finished"]
     note = "Effect on the test accuracy, percentage points with 95% interval."
@@ -258,21 +251,20 @@ _SHOWN = (
 
 
 def variants(state: Reproduction) -> Block:
-    """How concentrated each variant's skill is."""
-
     def draw(protocol: Protocol, shown: _Shown) -> go.Figure | None:
         found = _models(state, protocol)
         if not found:
             return None
         values = [_values(cells, shown) for _, _, cells in found]
         texts = [text for _, text, _ in found]
-        series = one_series((label for label, _, _ in found), values)
+        series = style.one_series((label for label, _, _ in found), values)
         biggest = max((shown.scale * v for one in values for v in one.values()), default=1.0)
-        end = 100 * accuracy_top(state, DISTANCE) if shown.title == "test accuracy" else biggest
+        end = 100 * style.accuracy_top(state, DISTANCE) if shown.title == "test accuracy" else biggest
         return dots(texts, series, shown.axis, scale=shown.scale, span=(0, 1.05 * end))
 
     views = [
-        beside(state, lambda protocol, shown=shown: draw(protocol, shown), shown.title.capitalize()) for shown in _SHOWN
+        style.beside(state, lambda protocol, shown=shown: draw(protocol, shown), shown.title.capitalize())
+        for shown in _SHOWN
     ]
     caption = (
         "Task 1. MLA, MLA without parts of its released code, and RoPE in MLA’s code. Rings are seeds; the error bar "
@@ -283,8 +275,7 @@ def variants(state: Reproduction) -> Block:
 
 
 def variant_tables(state: Reproduction) -> list[Table]:
-    """Accuracy and deposit of each variant, one table per protocol."""
-    found = [(PROTOCOL_NAMES[protocol], _models(state, protocol)) for protocol in state.plan.protocols]
+    found = [(style.PROTOCOL_NAMES[protocol], _models(state, protocol)) for protocol in state.plan.protocols]
     return [
         make_table(
             f"Variants of MLA, {called}",
@@ -306,8 +297,12 @@ def variant_tables(state: Reproduction) -> list[Table]:
 
 def _row(label: str, text: str, cells: list[CellResult]) -> list[str | Cell]:
     peak, heads, accuracy = (estimated(_values(cells, shown)) for shown in _SHOWN)
-    shown = (interval(accuracy, sign=False), interval(peak, sign=False), fixed(heads.value if heads else None, 1))
-    return [Cell(text, sign=sign_of(label)), *shown, kinds_cell(kinds(cells))]
+    shown = (
+        style.interval(accuracy, sign=False),
+        style.interval(peak, sign=False),
+        fixed(heads.value if heads else None, 1),
+    )
+    return [Cell(text, sign=style.sign_of(label)), *shown, kinds_cell(kinds(cells))]
 
 
 def _models(state: Reproduction, protocol: Protocol) -> list[tuple[str, str, list[CellResult]]]:
@@ -345,9 +340,12 @@ def steps_table(state: Reproduction) -> Table:
             if change is not None and None not in levels:
                 lines.append(
                     [
-                        Cell(text, (PROTOCOL_NAMES[protocol],)),
+                        Cell(text, (style.PROTOCOL_NAMES[protocol],)),
                         *(percent(level.value if level else None) for level in levels),
-                        Cell(interval(change), ("interval excludes 0" if decided(change) else "interval includes 0",)),
+                        Cell(
+                            style.interval(change),
+                            ("interval excludes 0" if decided(change) else "interval includes 0",),
+                        ),
                     ]
                 )
     names = ["Change", "Before", "After", "Difference, percentage points"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -72,8 +72,8 @@ class Plan(Record):
     dtype: str = "float32"
     weights: str = ""
 
-    def verify(self) -> None:
-        """Raise `InputError` for sizes that are too small or too large."""
+    def checked(self) -> Self:
+        """The plan; raises `InputError` for sizes that are too small or too large."""
         within("sequences", self.sequences, 1, 1000)
         within("tokens", self.tokens, 16, LONGEST)
         within("effect_tokens", self.effect_tokens, 16, self.tokens)
@@ -81,6 +81,7 @@ class Plan(Record):
         within("seed", self.seed, 0, SEEDS)
         if not self.texts:
             raise InputError("text must be set at least once.")
+        return self
 
     @property
     def places(self) -> list[tuple[str, int]]:
@@ -118,7 +119,6 @@ class Plan(Record):
             yield "bands", AUDITED
 
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of each text."""
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
 
@@ -135,7 +135,6 @@ class Examined(State):
 
     @property
     def rule(self) -> str:
-        """How its verdicts are made."""
         return RULE.replace("seed", self.plan.units.removesuffix("s"))
 
     def asked(self) -> dict[str, Any]:
@@ -143,7 +142,6 @@ class Examined(State):
         return asdict(self.plan)
 
     def found(self) -> dict[str, Any]:
-        """The finished parts."""
         return {
             "audits": {name: each.to_dict() for name, each in self.audits.items()},
             "probes": {name: each.to_dict() for name, each in self.probes.items()},
@@ -211,7 +209,6 @@ class Heads:
 
     @property
     def texts(self) -> int:
-        """The number of texts."""
         return len(self.columns["positional"])
 
     @property
@@ -226,7 +223,6 @@ class Heads:
         return np.array([place in places for place in zip(self.layer.tolist(), self.head.tolist(), strict=True)])
 
     def mean(self, name: str) -> Float[np.ndarray, "n"]:
-        """Mean of a column over the texts."""
         return self.columns[name].mean(0)
 
     def correlations(self, first: str, second: str, which: Bool[np.ndarray, "n"]) -> list[float]:
@@ -252,7 +248,6 @@ Report = Callable[[str, int, int], None]
 
 
 def path_of(directory: Path, name: str) -> Path:
-    """The path of a part's record."""
     return directory / PIECES / f"{name}.json"
 
 
@@ -276,13 +271,11 @@ class Making:
             assert self.probing.items
 
     def make(self, name: str, kind: str) -> None:
-        """Run a part and write its record."""
         record = self._audit(name) if kind == AUDITED else self._probe(name)
         write_json(path_of(self.directory, name), record.to_dict())
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The model's."""
         return self.loaded.tokenizer()
 
     @cached_property
@@ -354,7 +347,6 @@ class Making:
 
 
 def read(directory: Path, name: str, kind: Any) -> Any:
-    """Read a finished part's record."""
     path = path_of(directory, name)
     return kind.from_dict(read_json(path), path)
 

@@ -49,21 +49,23 @@ class Pretrained(Examined):
     NAME, COMMAND, REQUEST = "pretrained", "pretrained", Plan
 
     @classmethod
+    def planned(cls, request: Plan) -> Plan:
+        return request.checked()
+
+    @classmethod
     def read(cls, directory: Path, plan: Plan, environment: dict[str, Any]) -> Self:
-        """The finished parts in a directory."""
         kinds: dict[str, Any] = {AUDITED: AuditRecord, PROBED: ProbeRecord}
         found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
         for name, kind in plan.pieces():
             if path_of(directory, name).exists():
                 found[kind][name] = read(directory, name, kinds[kind])
         audits, probes = found.values()
-        counted = {"finished": len(audits) + len(probes), "total": len(list(plan.pieces()))}
+        counted: dict[str, Any] = {"finished": len(audits) + len(probes), "total": len(list(plan.pieces()))}
         told = {"directory": directory, "environment": environment, "plan": plan, "audits": audits, "probes": probes}
         return cls(**told, **counted).judged()
 
     @classmethod
     def reread(cls, kept: Kept, plan: Plan) -> Self:
-        """The parts in a record."""
         found = _Pieces.from_dict(kept.content, kept.path)
         return cls(**kept.head, plan=plan, audits=found.audits, probes=found.probes).judged()
 
@@ -107,8 +109,7 @@ def examine(
     sizes.
     """
     limits, directory = limits or Limits(), Path(out)
-    plan = Plan(model=model, texts=dict(sorted(texts.items())), **sizes)
-    plan.verify()
+    plan = Plan(model=model, texts=dict(sorted(texts.items())), **sizes).checked()
     loaded = load_model(model, dtype=dtype, device=device)
     check_decoder(loaded, "the study of a pretrained model")
     check_length(loaded, "tokens", plan.tokens)

@@ -64,17 +64,14 @@ def plain(state: Reproduction) -> Reproduction:
 
 
 def colour(label: str) -> str:
-    """The colour of the encoding, or of a variant's encoding."""
     return _look(label)[0]
 
 
 def marker(label: str) -> str:
-    """The encoding's plotly marker."""
     return _look(label)[1]
 
 
 def glyph(label: str) -> str:
-    """The encoding's marker, as a character."""
     return _look(label)[2]
 
 
@@ -163,7 +160,6 @@ def under_headings(state: Reproduction, panels: Callable[[Protocol], list[Panel]
 
 
 def layer_signs(depth: int, what: str = "layer", *, dots: bool = False) -> list[Sign]:
-    """A legend of layers: lines, or dots."""
     looks = enumerate(map(layer_look, range(depth)), start=1)
     return [Sign(f"layer-{i}", f"{what} {i}", tint, *(("●",) if dots else ("", dash))) for i, (tint, dash) in looks]
 
@@ -175,7 +171,6 @@ def model_panel(cell: CellResult, figure: go.Figure) -> Panel:
 
 
 def drop_ramp(limit: float) -> Ramp:
-    """The legend of heat maps of accuracy drops."""
     end = points(limit).removesuffix(".0")
     return Ramp(f"accuracy +{end}", f"accuracy −{end} percentage points")
 
@@ -186,7 +181,6 @@ def sign_of(label: str) -> Sign:
 
 
 def legend(state: Reproduction, labels: Iterable[str]) -> list[Sign]:
-    """A legend of encodings."""
     signs = map(sign_of, ordered(labels))
     if "released" in state.plan.protocols:
         return [replace(s, title="RoPE (released: with sinusoid)") if s.key == "rope" else s for s in signs]
@@ -194,7 +188,6 @@ def legend(state: Reproduction, labels: Iterable[str]) -> list[Sign]:
 
 
 def protocol_title(protocol: Protocol) -> str:
-    """A protocol's name, as a heading."""
     return PROTOCOL_NAMES[protocol].capitalize()
 
 
