@@ -88,4 +88,4 @@ def test_bad_input_is_one_sentence(toeplens: Toeplens, study: Path):
     assert "contains files that do not belong to the tables" in toeplens("tables", study, "--out", study).refusal()
     (study / "empty").mkdir()
     assert "contains no study, audit, probe" in toeplens("tables", study / "empty").refusal()
-    assert "contains no study, audit, probe" in toeplens("figures", study / "x").refusal()
+    assert "does not exist" in toeplens("figures", study / "x").refusal()

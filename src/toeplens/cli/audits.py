@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toeplens.cli.means import Hands, with_options
-from toeplens.cli.options import MEASURE, Json, ModelDevice, ModelDtype, Pickled, option, path
+from toeplens.cli.options import MEASURE, Device, Json, ModelDtype, Pickled, option, path, with_options
 from toeplens.ground import InputError, invalid
+from toeplens.ground.execution import ClusterOptions
 from toeplens.ground.places import entered
 
 if TYPE_CHECKING:
     from toeplens.studies.auditing.many import Request
 
 
-@with_options
+@with_options()
 def audit(
     model: Annotated[
         list[str],
@@ -89,11 +89,11 @@ def audit(
         ),
     ] = None,
     dtype: ModelDtype = "auto",
-    device: ModelDevice = "auto",
+    device: Device = "auto",
     pickled: Pickled = False,
     seed: Annotated[int, option("Seed of tokens and needles (default: 0).", panel=MEASURE, metavar="N")] = 0,
     *,
-    hands: Hands,
+    cluster: ClusterOptions,
     as_json: Json = False,
 ) -> None:
     """Audit a model: which heads are positional, which symbolic.
@@ -126,9 +126,10 @@ def audit(
         pickled=pickled,
         seed=seed,
     )
-    workers = hands.chosen()
     if len(model) == 1:
-        hands.must_be_of_many("model")
+        for name, value in (("workers", cluster.workers), ("engine", cluster.engine if cluster.on_ray else None)):
+            if value is not None:
+                raise invalid(name, "not be set for a single model", value)
     for each in model:
         if auditing.is_run(each):
             replace(request, texts={} if text else None).check_run(each)
@@ -140,7 +141,7 @@ def audit(
             raise InputError("text must not name two files with the same file name.")
         request = replace(request, texts=texts)
     if len(model) > 1:
-        audit_output.audit_all(model, out, request, workers, as_json=as_json)
+        audit_output.audit_all(model, out, request, cluster, as_json=as_json)
     else:
         _audit_one(model[0], out, request, as_json=as_json)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.options import MEASURE, Budget, Json, ModelDevice, ModelDtype, Pickled, StudyOut, option, path
+from toeplens.cli.options import MEASURE, Device, Json, ModelDtype, Pickled, StudyOut, option, path, with_options
 from toeplens.ground import InputError, invalid
+from toeplens.ground.execution import ExecutionOptions
 from toeplens.ground.places import entered, must_be_of
 
 
@@ -42,7 +42,7 @@ def probe(
     lists: Annotated[int, option("Counting and order questions (default: 24).", panel=MEASURE, metavar="N")] = 24,
     heads: Annotated[bool, option("Find retrieval heads.", "--heads/--no-heads", panel=MEASURE)] = True,
     dtype: ModelDtype = "auto",
-    device: ModelDevice = "auto",
+    device: Device = "auto",
     pickled: Pickled = False,
     seed: Annotated[int, option("Random seed (default: 0).", panel=MEASURE, metavar="N")] = 0,
     as_json: Json = False,
@@ -103,6 +103,7 @@ def _numbers(field: str, text: str, *, whole: bool = False) -> list[float]:
         raise invalid(field, f"be {kind} with commas between them", text) from None
 
 
+@with_options("time_budget")
 def pretrained(
     model: Annotated[str, typer.Argument(help="Hugging Face model or GGUF file.")],
     text: Annotated[
@@ -115,12 +116,13 @@ def pretrained(
     effect_tokens: Annotated[int, option("Tokens for ablation (default: 256).", panel=MEASURE, metavar="N")] = 256,
     probe_tokens: Annotated[int, option("Tokens per needle text (default: 512).", panel=MEASURE, metavar="N")] = 512,
     dtype: ModelDtype = "auto",
-    device: ModelDevice = "auto",
+    device: Device = "auto",
     seed: Annotated[
         int,
         option("Random seed (default: 42).", panel=MEASURE, metavar="N"),
     ] = 42,
-    time_budget: Budget = None,
+    *,
+    execution: ExecutionOptions,
     as_json: Json = False,
 ) -> None:
     """Study a pretrained language model and judge claims about it.
@@ -129,7 +131,7 @@ def pretrained(
     """
     from toeplens.cli import tables
     from toeplens.cli.audit_output import PieceProgress
-    from toeplens.cli.progress import carry_out, limits_of
+    from toeplens.cli.progress import interruptible
     from toeplens.papers.positional_symbolic import pretrained as study
     from toeplens.papers.positional_symbolic.pretrained.page import write_pretrained
     from toeplens.studies import auditing
@@ -137,12 +139,11 @@ def pretrained(
     texts = {each.stem: auditing.read_text(each) for each in text}
     if len(texts) < len(text):
         raise InputError("text must not name two files with the same file name.")
-    limits, progress = limits_of(time_budget, "auto", "auto"), PieceProgress()
+    progress = PieceProgress()
     sizes = {"sequences": sequences, "tokens": tokens, "effect_tokens": effect_tokens, "probe_tokens": probe_tokens}
     options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, **sizes}
     told = {"on_piece": progress.finished, "on_progress": progress}
-
-    def show(state: study.Pretrained) -> None:
+    with interruptible(execution) as limits:
+        with progress:
+            state = study.examine(model, texts, out, **options, **told, limits=limits)
         tables.print_study(state, write_pretrained(state), as_json=as_json)
-
-    carry_out(partial(study.examine, model, texts, out, **options, **told), progress, limits, show)

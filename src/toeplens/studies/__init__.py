@@ -7,7 +7,6 @@ from toeplens.studies.auditing import Audit, audit
 from toeplens.studies.kit.cells import Cell
 from toeplens.studies.kit.claims import Claim, Entry, judge, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
-from toeplens.studies.kit.study import limits_for
 from toeplens.studies.kit.verdicts import (
     ENOUGH,
     RULE,
@@ -41,7 +40,6 @@ __all__ = [
     "interval_above",
     "judge",
     "judge_all",
-    "limits_for",
     "opposite",
     "supporting",
     "within",

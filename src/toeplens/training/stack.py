@@ -55,7 +55,7 @@ def must_stack(specs: Sequence[RunSpec]) -> None:
         )
     with torch.random.fork_rng(devices=[]):
         models = [initial_model(spec) for spec in {spec.model.model_dump_json(): spec for spec in specs}.values()]
-        if any(not _alike(models[0], model) for model in models[1:]):
+        if any(_structure(model) != _structure(models[0]) for model in models[1:]):
             raise InputError(
                 f"stack: encoding {first.model.encoding!r} must be the same in all models, except for its tensors."
             )
@@ -80,25 +80,19 @@ def pays_alone(spec: RunSpec, device: torch.device) -> bool:
     return True
 
 
-def _alike(a: Decoder, b: Decoder) -> bool:
-    """Whether two models differ only in the values of parameters and buffers."""
-    ours, theirs = dict(a.named_modules()), dict(b.named_modules())
-    if ours.keys() != theirs.keys():
-        return False
-    return all(_told_apart(ours[name]) == _told_apart(theirs[name]) for name in ours)
-
-
-def _told_apart(module: nn.Module) -> tuple[Any, ...]:
-    own = {
-        name: value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
-        for name, value in vars(module).items()
-        if name not in _ANY_MODULES and name != "config"
-    }
-    tensors = [
-        (name, tensor.shape, tensor.dtype, tensor.requires_grad)
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-    ]
-    return type(module), tensors, repr(sorted(own.items()))
+def _structure(model: Decoder) -> list[Any]:
+    """All that two models must share: everything but the values of parameters and buffers."""
+    found = []
+    for name, module in model.named_modules():
+        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        shapes = [(own, tensor.shape, tensor.dtype, tensor.requires_grad) for own, tensor in tensors]
+        others = {
+            key: value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
+            for key, value in vars(module).items()
+            if key not in _ANY_MODULES and key != "config"
+        }
+        found.append((name, type(module), shapes, repr(sorted(others.items()))))
+    return found
 
 
 def _try_out(spec: RunSpec, model: Decoder) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from toeplens.engine import Job, Limits, carry_out
+from toeplens.engine import Job, Limits, run_job
 from toeplens.ground import InputError
 from toeplens.papers.mathematics import (
     CLAIMS,
@@ -68,7 +68,7 @@ def quick() -> Iterator[None]:
 
     def here(jobs: Sequence[Job], out: Path, limits: Limits, **_: Any) -> None:
         for job in jobs:
-            carry_out(job, out, limits)
+            run_job(job, out, limits)
 
     made = study._job
     patch.setattr(study, "_job", small)

@@ -21,7 +21,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from toeplens.engine import Cluster, Limits, Workers, plan_workers, spread
+from toeplens.engine import Limits, Workers, cluster_of, must_serve, plan_workers, spread
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, choose, write_json
 from toeplens.ground.locks import LOCK
 from toeplens.ground.machine import memory, out_of_memory
@@ -360,8 +360,8 @@ def audit_many(
     Arguments
         models       directories, GGUF files, names on the hub, or runs' directories
         workers      number of models to audit in parallel on this machine (default: as many as cores and memory allow;
-                     1 on a GPU and for models on the hub, whose size is unknown); or a `toeplens.engine.Cluster`, whose
-                     machines must see ``out`` and the models on disk
+                     1 on a GPU and for models on the hub, whose size is unknown); or
+                     `toeplens.engine.ClusterOptions`, whose machines must see ``out`` and the models on disk
         write        function that writes each audit's page; must be importable
         on_progress  called with a model's name, a description of the current work, the finished amount and the total
         on_done      called with the outcome for each model, and whether it is new
@@ -384,12 +384,13 @@ def audit_many(
         at = os.path.abspath(model) if there else model
         directory = place.absolute() / name
         pieces.append(Piece(name, model, at, there, directory, request, request.digest(at), write))
-    if isinstance(workers, Cluster):
-        workers.must_serve(request.device)
+    cluster = cluster_of(workers)
+    if cluster.on_ray:
+        must_serve(cluster, request.device)
     else:
         place_of(request.device)
-        count, _ = plan_workers(len(pieces), request.device, workers)
-        workers = count if workers is not None else min(count, _room(pieces))
+        count, _ = plan_workers(len(pieces), request.device, cluster.workers)
+        workers = count if cluster.workers is not None else min(count, _room(pieces))
     with entered(place, "audits", (RESULT,)):
         return _go_on(pieces, place, request, workers, on_progress, on_done)
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from toeplens.engine import examples_of
-from toeplens.engine.examples import replayed_at_once
+from toeplens.engine.measures import replayed_at_once
 from toeplens.ground import InputError
 from toeplens.ground.words import or_none
 from toeplens.lens import (
