@@ -211,18 +211,13 @@ measure("position", lens.HeadAblation)(lambda subject: _position(subject, None))
 measure("position-loss", lens.HeadAblation)(lambda subject: _position(subject, _TRACED, metric="loss"))
 
 
-@measure("sets", lens.HeadSets)
-def _sets(subject: Subject) -> lens.HeadSets:
-    """A set of heads that suffices when all other heads are ablated."""
-    return lens.head_sets(subject.source, subject.batches(_SETS), chance=subject.run.spec.guess)
+def _sets(subject: Subject, **choices: Any) -> lens.HeadSets:
+    """A set of heads that suffices when all other heads, or their position alone, are ablated."""
+    return lens.head_sets(subject.source, subject.batches(_SETS), chance=subject.run.spec.guess, **choices)
 
 
-@measure("position-sets", lens.HeadSets)
-def _position_sets(subject: Subject) -> lens.HeadSets:
-    """A set of heads that suffices when position is removed from all other heads, which keep their content."""
-    return lens.head_sets(
-        subject.source, subject.batches(_SETS), chance=subject.run.spec.guess, intervention="position"
-    )
+measure("sets", lens.HeadSets)(_sets)
+measure("position-sets", lens.HeadSets)(lambda subject: _sets(subject, intervention="position"))
 
 
 @measure("bias", BiasSpread)

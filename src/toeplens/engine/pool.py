@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from typing import Any
@@ -106,6 +106,8 @@ def spread(
                             left.clear()
                         done.add(index)
                         on_done(index, result)
+                    except CancelledError:  # it was not begun
+                        left.clear()
                     except Exception as error:
                         failure = failure or error
         except KeyboardInterrupt:
@@ -172,7 +174,7 @@ class ProcessPool:
         return wait(handles, timeout=_LOOK, return_when=FIRST_COMPLETED).done
 
     def result(self, handle: Any) -> Any:
-        """The result of a finished piece, None if it was stopped; or raises its error."""
+        """The result of a finished piece, None if it was stopped; raises its error, or that it was not begun."""
         return handle.result()
 
     def reports(self) -> Iterable[tuple[int, Any]]:
@@ -336,7 +338,7 @@ class RayPool:
         try:
             return self.ray.get(handle)
         except self.ray.exceptions.TaskCancelledError:  # also raised in the worker, as a RayTaskError
-            return None
+            raise CancelledError from None
         except self.ray.exceptions.RayTaskError as error:  # an error raised in a task
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
 

@@ -153,10 +153,8 @@ class Stack:
         for name, parameter in named.items():
             self.places[name] = slice(width, width + parameter.numel())
             width += -(-parameter.numel() // _ALIGNED) * _ALIGNED
-        dtypes = {parameter.dtype for parameter in named.values()}
-        assert len(dtypes) == 1
-        many = len(sessions)
-        self.flat = torch.zeros(many, width, dtype=dtypes.pop(), device=self.device)
+        many, dtype = len(sessions), next(iter(named.values())).dtype
+        self.flat = torch.zeros(many, width, dtype=dtype, device=self.device)
         self.grads, self.mean, self.square = (torch.zeros_like(self.flat) for _ in range(3))
         self.averages = torch.zeros_like(self.flat) if first.average is not None else None
         self.sums = torch.stack([session.sums for session in sessions])
@@ -165,7 +163,10 @@ class Stack:
             self._take_in(row, session)
         self.params = {name: self._whole(self.flat, place, named[name]) for name, place in self.places.items()}
         self.own_grads = [self._whole(self.grads, place, named[name]).detach() for name, place in self.places.items()]
-        self.shared, self.buffers = self._buffers()
+        each = [dict(session.model.named_buffers()) for session in sessions]
+        same = {name for name, own in each[0].items() if all(torch.equal(own, other[name]) for other in each[1:])}
+        self.shared = {name: each[0][name] for name in same}
+        self.buffers = {name: torch.stack([other[name] for other in each]) for name in each[0].keys() - same}
         self.optimizer = self._optimizer()
         self.size = texts_at_once(first.spec, first.train.tokens.shape[1], self.device)
         self.tokens = torch.stack([session.train.tokens for session in sessions])
@@ -207,15 +208,6 @@ class Stack:
 
     def _whole(self, flat: Tensor, place: slice, parameter: Tensor) -> nn.Parameter:
         return nn.Parameter(flat[:, place].view(len(flat), *parameter.shape), requires_grad=parameter.requires_grad)
-
-    def _buffers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The models' buffers: those that are equal in all models, and the others stacked."""
-        each = [dict(session.model.named_buffers()) for session in self.sessions]
-        same = {name for name, own in each[0].items() if all(torch.equal(own, other[name]) for other in each[1:])}
-        return (
-            {name: each[0][name] for name in same},
-            {name: torch.stack([other[name] for other in each]) for name in each[0].keys() - same},
-        )
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """AdamW on the rows, with one parameter group per setting."""
