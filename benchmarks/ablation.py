@@ -26,7 +26,7 @@ from transformers import GPTNeoXConfig, GPTNeoXModel
 
 from toeplens.lens import ablate_heads
 from toeplens.model import Decoder, DecoderConfig, decoder_config
-from toeplens.sources import DecoderSource
+from toeplens.backends import DecoderSource
 
 Run = Callable[[Tensor], Tensor]
 

@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from toeplens.ground import write_json
 from toeplens.lens import PatternSums
 from toeplens.model import Decoder, DecoderConfig
-from toeplens.sources.huggingface import compared
+from toeplens.backends.hf import compared
 from toeplens.studies import audit
 from toeplens.training import RunSpec, environment, plan_execution, run_spec
 from toeplens.training.environment import Execution

@@ -27,7 +27,7 @@ FLOORS = [
     "tasks",
     "training",
     "lens",
-    "sources",
+    "backends",
     "hosts",
     "engine",
     "studies",
@@ -36,7 +36,7 @@ FLOORS = [
     "cli",
 ]
 TOP = {"__main__"}  # stands above all of them
-ROOMS = {"lens", "sources", "studies", "report", "papers"}  # floors of rooms: kit, and what two others share is in it
+ROOMS = {"lens", "backends", "studies", "report", "papers"}  # floors of rooms: kit, and what two others share is in it
 _NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler
 
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -110,7 +110,7 @@ def test_the_rule_tells_up_from_down():
     assert allowed("toeplens.__main__", "toeplens.cli.main")
     assert allowed("toeplens.ground.files", "torch.nn")
     assert not allowed("toeplens.encodings.bias", "toeplens.model.Decoder")
-    assert not allowed("toeplens.lens.ablation.ablate", "toeplens.sources")
+    assert not allowed("toeplens.lens.ablation.ablate", "toeplens.backends")
     assert not allowed("toeplens.report", "toeplens.cli")
     assert not allowed("toeplens.studies.grid.study", "toeplens.papers.deposit")
     assert allowed("toeplens", "toeplens.model.Decoder")

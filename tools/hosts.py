@@ -21,7 +21,7 @@ def rows() -> list[str]:
     """One line a family."""
     from tests.hosts.families import FAMILIES, TABLES
     from tests.hosts.test_families import apart, inputs_of, logits, own_again, stopped
-    from tests.sources.huggingface.models import tiny
+    from tests.backends.hf.models import tiny
 
     from toeplens import hosts
 

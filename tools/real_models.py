@@ -163,7 +163,7 @@ def join(pieces: list[Path], path: Path, digest: str) -> None:
 
 
 def _save(path: Path, target: Path) -> None:
-    from toeplens.sources.huggingface import load_model, load_tokenizer
+    from toeplens.backends.hf import load_model, load_tokenizer
 
     model = load_model(str(path), dtype="float32", device="cpu").model
     del model.config.quantization_config  # the weights are written out

@@ -15,7 +15,7 @@ FLOORS = {
     "studies": "grids, audits, probes, verdicts",
     "engine": "many runs, their records",
     "hosts": "encodings in Hugging Face models",
-    "sources": "attention of a model",
+    "backends": "attention of a model",
     "lens": "measures, by question",
     "training": "one run",
     "tasks": "synthetic tasks, language",

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toeplens import encodings, engine, ground, hosts, lens, model, nn, report, sources, studies, tasks, training
+    from toeplens import backends, encodings, engine, ground, hosts, lens, model, nn, report, studies, tasks, training
     from toeplens.encodings import PositionalEncoding
     from toeplens.engine import ablate_run, extrapolate
     from toeplens.ground import EnvironmentFailure, InputError
@@ -34,6 +34,7 @@ __all__ = [
     "ablate_heads",
     "ablate_run",
     "audit",
+    "backends",
     "behaviour",
     "decoder_config",
     "decompose",
@@ -47,7 +48,6 @@ __all__ = [
     "nn",
     "report",
     "run_spec",
-    "sources",
     "studies",
     "tasks",
     "train",
@@ -63,7 +63,7 @@ _HOLDERS = {
     "model": ("Decoder", "DecoderConfig", "decoder_config"),
     "nn": (),
     "report": (),
-    "sources": (),
+    "backends": (),
     "studies": ("Audit", "audit"),
     "tasks": (),
     "training": ("Run", "RunSpec", "run_spec", "train"),

@@ -10,11 +10,11 @@ from tests.architectures.models import FIRST_WORD, NotText, given_beside, small_
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from toeplens.backends.hf import AttentionCall, captured
+from toeplens.backends.hf.model import attention_modules
+from toeplens.backends.hf.patching import asking_for, patched
+from toeplens.backends.hf.trace import Followed, Products, at_each_token
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.sources.huggingface.model import attention_modules
-from toeplens.sources.huggingface.patching import asking_for, patched
-from toeplens.sources.huggingface.trace import Followed, Products, at_each_token
 from toeplens.studies.auditing.inputs import repeated
 from toeplens.studies.auditing.record import LayerRecord
 from toeplens.studies.auditing.study import audit

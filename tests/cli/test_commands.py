@@ -15,10 +15,10 @@ from tests.builders import files, tiny
 from tests.cli.command import TINY, Toeplens, changes, in_a_process
 
 from toeplens import cli, encodings, tasks
+from toeplens.backends import DecoderSource
 from toeplens.cli.options import seconds as read_seconds
 from toeplens.engine import Asked, examples_of, read_ablation
 from toeplens.lens import ablate_heads
-from toeplens.sources import DecoderSource
 from toeplens.training import Run, train
 
 # ---- what there is --------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import torch
 from tests.builders import tiny
 from torch.nn import functional as F
 
+from toeplens.backends import DecoderSource
 from toeplens.engine.circuit import KEYS, PLACES, Circuit, circuit
 from toeplens.engine.examples import batches_of, examples_of, trace_of
 from toeplens.engine.measures import as_record, measure_run
 from toeplens.lens import ablate_bands, ablate_heads
-from toeplens.sources import DecoderSource
 from toeplens.training import Run, train
 
 COUNT = 20

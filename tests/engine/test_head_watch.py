@@ -13,12 +13,12 @@ from tests.builders import COUNTING, refusal
 from torch import Tensor
 from torch.nn import functional as F
 
+from toeplens.backends import DecoderSource
 from toeplens.engine import Asked, HeadWatch, Job, Limits, Watched, carry_out, examples_of, read_ablation
 from toeplens.engine import examples as looked_at
 from toeplens.lens import AttentionTrace, behaviour
 from toeplens.lens.kit.interventions import Metric
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
 from toeplens.training import RunSpec, Watcher
 
 pytestmark = pytest.mark.usefixtures("no_disk")

@@ -15,11 +15,11 @@ import torch
 from tests import builders
 from tests.builders import COUNTING, After, held, refusal
 
+from toeplens.backends import DecoderSource
 from toeplens.engine import Asked, Job, Limits, ablate_run, carry_out, jobs, measure_run, pool, read_ablation
 from toeplens.engine import examples as looked_at
 from toeplens.ground import InputError, read_json, write_json
 from toeplens.lens import HeadAblation, ablate_heads
-from toeplens.sources import DecoderSource
 from toeplens.tasks import Examples
 from toeplens.training import Batches, Run, RunSpec, train
 

@@ -14,6 +14,7 @@ import torch
 from tests import builders
 from tests.builders import COUNTING, refusal
 
+from toeplens.backends import DecoderGradients, DecoderSource
 from toeplens.engine import (
     MEASURES,
     Asked,
@@ -38,7 +39,6 @@ from toeplens.lens import (
 )
 from toeplens.lens.kit.terms import written_out_profile
 from toeplens.model import Decoder
-from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.training import Batches, Run, RunSpec, initial_model, train
 
 CPU = torch.device("cpu")

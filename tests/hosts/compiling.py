@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import torch
+from tests.backends.hf.models import INPUTS, tiny
 from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import INPUTS, tiny
 
 from toeplens import hosts
 

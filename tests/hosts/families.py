@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.sources.huggingface.models import BLOOM, GPT, GROUPED, LATENT, SIZES, T5
+from tests.backends.hf.models import BLOOM, GPT, GROUPED, LATENT, SIZES, T5
 
 _NARROW = GROUPED | {"head_dim": 8, "sliding_window": 6}
 _BART = {"vocab_size": 31, "d_model": 32, "max_position_embeddings": 64} | {

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.backends.hf.models import calls_in, tiny
 from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import calls_in, tiny
 from torch import Tensor
 
 from toeplens import hosts
+from toeplens.backends.hf import Change, captured, intervened, load_model
+from toeplens.backends.hf.installed import AttentionPatch
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, captured, intervened, load_model
-from toeplens.sources.huggingface.installed import AttentionPatch
 from toeplens.studies import audit
 
 TOKENS = torch.randint(4, 31, (9, 10), generator=torch.Generator().manual_seed(3))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.backends.hf.models import GPT, INPUTS, calls_in, padded_inputs, tiny
 from tests.hosts.families import FAMILIES, ROTATING, TABLES
-from tests.sources.huggingface.models import GPT, INPUTS, calls_in, padded_inputs, tiny
 from torch import Tensor
 
 from toeplens import hosts
+from toeplens.backends.hf import Change, installed, intervened
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, installed, intervened
 
 TOLERANCE = 2e-6  # of the largest logit, in float32
 
@@ -142,7 +142,7 @@ def test_a_model_that_does_not_ask_the_interface_is_refused_and_left_as_it_was(
 
 def test_a_model_whose_position_cannot_be_taken_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPT-2 whose table goes by another name than those known: it still tells positions apart."""
-    monkeypatch.setattr("toeplens.sources.huggingface.install._TABLES", ())
+    monkeypatch.setattr("toeplens.backends.hf.install._TABLES", ())
     model = tiny("GPT2LMHeadModel", **GPT)
     plain = logits(model, INPUTS)
     with pytest.raises(InputError, match="GPT2LMHeadModel still depends on positions without its own encoding"):
@@ -154,7 +154,7 @@ def test_attention_that_does_more_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     model = tiny(FAMILIES["Llama"][0], **FAMILIES["Llama"][1])
     plain = installed.plain_attention
     monkeypatch.setattr(
-        "toeplens.sources.huggingface.install.plain_attention", lambda *a, **k: (1.01 * plain(*a, **k)[0], None)
+        "toeplens.backends.hf.install.plain_attention", lambda *a, **k: (1.01 * plain(*a, **k)[0], None)
     )
     with pytest.raises(InputError, match="does more than queries, keys and mask say"):
         hosts.install(model, "alibi")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.backends.hf.models import tiny
 from tests.builders import REPRESENTATIVES
 from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import tiny
 from torch import Tensor
 
 from toeplens import hosts

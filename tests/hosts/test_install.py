@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.backends.hf.models import GROUPED, INPUTS, state, tiny
 from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import GROUPED, INPUTS, state, tiny
 from torch import Tensor
 
 from toeplens import hosts
+from toeplens.backends.hf import Change, intervened
+from toeplens.backends.hf.installed import AttentionPatch
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, intervened
-from toeplens.sources.huggingface.installed import AttentionPatch
 
 IDS = INPUTS["input_ids"]
 

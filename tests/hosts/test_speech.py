@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import tiny
-from tests.sources.huggingface.test_frames import conformer
+from tests.backends.hf.models import tiny
+from tests.backends.hf.test_frames import conformer
 from torch import Tensor
 
 from toeplens import hosts

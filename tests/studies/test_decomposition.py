@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from toeplens.backends import DecoderSource, relevance
 from toeplens.engine import examples_of
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, decompose, toeplitz_profile
-from toeplens.sources import DecoderSource, relevance
 from toeplens.studies.decomposition import ORIGINS, SHOWN, _symbol, decompose_run
 from toeplens.studies.kit.kernels import decays_of, kernel_ends
 from toeplens.training import Run, run_spec, train

@@ -102,8 +102,8 @@ def audit(
     reads random tokens whose second half repeats the first. Layers and heads count from 1. Run the same command to
     resume.
     """
+    from toeplens.backends.hf.checkpoints import is_there
     from toeplens.cli import audit_output, console
-    from toeplens.sources.huggingface.checkpoints import is_there
     from toeplens.studies import auditing, probing
     from toeplens.studies.auditing.many import Request
 

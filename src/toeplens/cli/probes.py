@@ -51,9 +51,9 @@ def probe(
 
     Also reports loss by position. Give --change to compare with interventions.
     """
+    from toeplens.backends.hf.load import called_of, open_model
     from toeplens.cli import audit_output, console
     from toeplens.report import write_probe
-    from toeplens.sources.huggingface.load import called_of, open_model
     from toeplens.studies import auditing, probing
 
     asked = probing.Asked(

@@ -12,13 +12,13 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
+from toeplens.backends import DecoderSource
+from toeplens.backends.paths import each_path, paths_from
 from toeplens.ground.reading import Count, Number, Text
 from toeplens.ground.records import AtLeast1, Dims, Record
 from toeplens.lens import Batch, ablate_bands, ablate_heads, bootstrap_means
 from toeplens.lens.kit.interventions import examples_answers
 from toeplens.lens.kit.terms import written_out_profile
-from toeplens.sources import DecoderSource
-from toeplens.sources.decoder.paths import each_path, paths_from
 from toeplens.tasks import Task
 
 PLACES = ("first trigger", "second trigger", "last token")  # positions of queries and keys that are distinguished

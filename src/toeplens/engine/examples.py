@@ -6,10 +6,10 @@ from typing import Literal, get_args
 
 import torch
 
+from toeplens.backends import DecoderSource
 from toeplens.ground import choose
 from toeplens.lens import AttentionTrace, Batch
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
 from toeplens.tasks import TEST_SHARE, Examples
 from toeplens.training import Batches, RunSpec
 from toeplens.training.session import ANSWERS_AT_ONCE

@@ -9,6 +9,8 @@ from typing import Annotated, Any, get_args
 import numpy as np
 from jaxtyping import Float
 
+from toeplens.backends import DecoderSource
+from toeplens.backends.gradients import DecoderGradients
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.reading import Count, Number, Positive, Share
@@ -18,8 +20,6 @@ from toeplens.lens.ablation.ablate import ablate_by, ablate_heads
 from toeplens.lens.gradients.signal import seed_strength
 from toeplens.lens.kit.interventions import Metric
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
-from toeplens.sources.decoder.gradients import DecoderGradients
 from toeplens.training import Batches, RunSpec
 from toeplens.training.spec import Plateau
 from toeplens.training.watcher import moments

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from toeplens.backends import DecoderGradients, DecoderSource
 from toeplens.encodings.registry import package_of
 from toeplens.engine.circuit import Circuit, circuit
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
@@ -60,7 +61,6 @@ from toeplens.lens.kit.terms import written_out_profile
 from toeplens.lens.kit.toeplitz import ToeplitzShares
 from toeplens.lens.toeplitz.contraction import BiasSpread, bias_spread, contraction
 from toeplens.model import Decoder
-from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.tasks import Examples
 from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, Run, initial_model, plan_execution

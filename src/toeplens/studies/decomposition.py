@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from toeplens.backends import DecoderSource, relevance
 from toeplens.engine import examples_of
 from toeplens.ground import InputError, invalid
 from toeplens.ground.records import MaybeNaN, Record
 from toeplens.lens import AttentionTrace, LayerTrace, NoForm, Split, ToeplitzProfile, decompose, symbol
 from toeplens.lens.kit.terms import written_out_profile
-from toeplens.sources import DecoderSource, relevance
 from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
 from toeplens.training import Batches, Run, plan_execution
 
@@ -87,7 +87,7 @@ class LayerStructure(Record):
 
 @dataclass(frozen=True)
 class Origins(Record):
-    """Attribution of the logits of the predicted classes (`toeplens.sources.relevance`), means over sequences.
+    """Attribution of the logits of the predicted classes (`toeplens.backends.relevance`), means over sequences.
 
     sequences  number of sequences
     logit      the logit itself

@@ -14,10 +14,10 @@ import torch
 from tests.lens.models import logits_without, loud_decoder, split
 from torch import Tensor
 
+from toeplens.backends import DecoderSource
 from toeplens.ground import InputError
 from toeplens.lens import Batch, HeadAblation, ablate_heads, bootstrap_means, deposit
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
 
 LAYERS, HEADS, LENGTH, CLASSES = 3, 4, 9, 5
 COUNT = 60

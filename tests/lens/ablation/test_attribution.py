@@ -13,10 +13,10 @@ from tests.builders import wrong_types
 from tests.lens.models import decoder, examples
 from torch.nn import functional as F
 
+from toeplens.backends import DecoderSource
 from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import HeadAblation, ablate_heads, rank_correlation
 from toeplens.lens.kit.interventions import Batch, Intervention, replacements
-from toeplens.sources import DecoderSource
 
 LAYERS, HEADS, LENGTH, CLASSES, COUNT = 3, 4, 7, 5, 12
 SIZES = {

@@ -9,10 +9,10 @@ from tests.lens.models import logits_without
 from torch import Tensor
 from torch.nn import functional as F
 
+from toeplens.backends import DecoderSource
 from toeplens.lens import ablate_heads
 from toeplens.lens.kit.interventions import counts, losses, outcomes
 from toeplens.model import Decoder, decoder_config
-from toeplens.sources import DecoderSource
 
 
 @pytest.fixture(scope="module")

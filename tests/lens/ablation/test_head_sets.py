@@ -14,13 +14,13 @@ from tests.builders import wrong_types
 from tests.lens.models import decoder, logits_without, split
 from torch.nn import functional as F
 
+from toeplens.backends import DecoderSource
 from toeplens.ground import InputError
 from toeplens.lens.ablation import head_sets as sets
 from toeplens.lens.ablation.ablate import ablate_heads
 from toeplens.lens.ablation.head_sets import cumulative_ablation, head_sets, sufficient_set
 from toeplens.lens.kit.interventions import Batch
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
 
 LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 5, 4, 30
 EVERY = list(itertools.product(range(LAYERS), range(HEADS)))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.lens.models import decoder
 from torch import Tensor
 
+from toeplens.backends import DecoderSource
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.following import two_way
@@ -25,7 +26,6 @@ from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, movable_from
 from toeplens.lens.kit.position import position_parts
 from toeplens.lens.kit.trace import Counted
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
 
 FREQUENCIES = (0.0, math.pi, 2 * math.pi, -math.pi, 1e-9, 1e-4, 0.01, 0.3, 1.0, 1.0, 2.5, -0.7)
 SIZES = {"vocab_size": 20, "d_model": 24, "d_ff": 16, "num_layers": 2, "num_heads": 3, "max_len": 16}

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from toeplens.backends import DecoderSource
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace
 from toeplens.lens.following.behaviour import PermutationScores, _scores, permutation_scores
 from toeplens.model import Decoder, decoder_config
-from toeplens.sources import DecoderSource
 
 THETA = torch.tensor([1.3, 0.4], dtype=torch.float64)
 

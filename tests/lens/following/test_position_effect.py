@@ -14,12 +14,12 @@ from tests.lens.models import decoder
 from torch import Tensor
 
 from toeplens import encodings
+from toeplens.backends import DecoderSource
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.following.position_effect import position_effect
 from toeplens.lens.kit import position as module
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
 
 HEADS, LENGTH, COUNT = 2, 6, 7
 SIZES = {"vocab_size": 9, "d_model": 16, "d_ff": 12, "num_layers": 2, "num_heads": HEADS, "max_len": 8}

@@ -17,6 +17,7 @@ from tests.lens.models import decoder
 from torch import Tensor
 
 from toeplens import encodings
+from toeplens.backends import DecoderSource
 from toeplens.encodings import BandControl, Rotary, controlled, swapped
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
@@ -25,7 +26,6 @@ from toeplens.lens.frequency.use import ablate_bands, frequency_use, layer_use
 from toeplens.lens.kit.terms import NoForm
 from toeplens.lens.kit.trace import Counted
 from toeplens.model import Attention, Decoder
-from toeplens.sources import DecoderSource
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16, "dropout": 0.0}
 LENGTHS = torch.tensor([7, 4, 1, 7, 5])

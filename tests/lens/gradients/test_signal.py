@@ -14,6 +14,8 @@ from tests.builders import wrong_types
 from tests.lens.models import decoder, split
 from torch.nn import functional as F
 
+from toeplens.backends import DecoderSource
+from toeplens.backends.gradients import DecoderGradients
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace
 from toeplens.lens.ablation.ablate import Batch
@@ -29,8 +31,6 @@ from toeplens.lens.gradients.signal import (
     seed_strength,
 )
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
-from toeplens.sources.decoder.gradients import DecoderGradients
 
 LAYERS, HEADS, LENGTH, COUNT, CLASSES = 2, 2, 6, 24, 5
 SIZES = {

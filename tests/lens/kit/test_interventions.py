@@ -15,13 +15,13 @@ from tests.lens import models
 from tests.lens.models import loud_decoder, split
 from torch import Tensor
 
+from toeplens.backends import DecoderSource
 from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import ablate_heads
 from toeplens.lens.kit.interventions import Batch, Intervention, donors, mean_outputs, replacements
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
 
-replaying = importlib.import_module("toeplens.sources.decoder.source")
+replaying = importlib.import_module("toeplens.backends.decoder")
 
 LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 6, 5, 9
 SIZES = {

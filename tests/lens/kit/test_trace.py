@@ -11,10 +11,10 @@ from tests.builders import REPRESENTATIVES
 from tests.lens.models import decoder
 from torch import Tensor
 
+from toeplens.backends import DecoderSource
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 3, "num_heads": 4, "max_len": 16}
 LENGTHS = torch.tensor([12, 7, 1, 12])

@@ -15,12 +15,12 @@ from tests.lens.models import decoder
 from torch import Tensor
 
 from toeplens import encodings
+from toeplens.backends import DecoderSource
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, decompose
 from toeplens.lens.kit.terms import shares_of, written_out_profile
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16}
 LENGTHS = torch.tensor([12, 7, 1, 12, 9])

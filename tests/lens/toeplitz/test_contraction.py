@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.lens.models import decoder
 
+from toeplens.backends import DecoderSource
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.toeplitz import contraction as module
 from toeplens.lens.toeplitz.contraction import contraction
-from toeplens.sources import DecoderSource
 
 LENGTHS = torch.tensor([10, 6, 10])
 

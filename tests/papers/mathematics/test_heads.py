@@ -10,11 +10,11 @@ import pytest
 import torch
 from tests.builders import tiny
 
+from toeplens.backends import DecoderSource
 from toeplens.engine import examples_of
 from toeplens.lens import AttentionTrace, single_phase
 from toeplens.model import Decoder
 from toeplens.papers.mathematics.heads import fresh, heads
-from toeplens.sources import DecoderSource
 from toeplens.training import RunSpec, train
 
 FIRST = 4  # sequences whose phases are looked at

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.studies.probing.models import TEXT, saved
 
+from toeplens.backends.hf import load_model
 from toeplens.engine import Limits
 from toeplens.ground import InputError
 from toeplens.papers.positional_symbolic.pretrained import (
@@ -27,7 +28,6 @@ from toeplens.papers.positional_symbolic.pretrained import (
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.papers.positional_symbolic.pretrained.making import Making, changes_of, previous, retrieving
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
-from toeplens.sources.huggingface import load_model
 from toeplens.studies.auditing.record import AuditRecord, HeadRecord
 
 TEXTS = {"one": TEXT, "other": TEXT[::-1]}

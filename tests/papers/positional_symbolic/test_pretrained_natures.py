@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tests.studies.probing.models import TEXT, tokenizer
 
+from toeplens.backends.hf import load_model
 from toeplens.papers.positional_symbolic.pretrained import Pretrained, examine, gather
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
 from toeplens.papers.positional_symbolic.pretrained.state import TOGETHER
-from toeplens.sources.huggingface import load_model
 from toeplens.studies.auditing import audit
 
 transformers = pytest.importorskip("transformers")

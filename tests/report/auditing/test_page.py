@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from playwright.sync_api import Browser, Page, expect
+from tests.backends.hf.models import GROUPED, tiny
 from tests.report.browsing import Visit
 from tests.report.reading import figures, stands_alone, without_plotly
-from tests.sources.huggingface.models import GROUPED, tiny
 
 from toeplens.ground import InputError
 from toeplens.report.auditing.comparison import render_comparison, write_comparison

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GROUPED, SIZES, tiny
+from tests.backends.hf.models import GROUPED, SIZES, tiny
 
+from toeplens.backends.hf import Change
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change
 from toeplens.studies.auditing import Audit, audit
 from toeplens.studies.auditing.audit import csv_of
 from toeplens.studies.auditing.words import audited

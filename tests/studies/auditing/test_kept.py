@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import tiny
+from tests.backends.hf.models import tiny
 
+from toeplens.backends.hf.replay import Passes
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.replay import Passes
 from toeplens.studies import auditing
 from toeplens.studies.auditing import Audit, audit, measuring
 from toeplens.studies.auditing.kept import PARTS

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sources.huggingface.models import GPT, GROUPED, tiny
+from tests.backends.hf.models import GPT, GROUPED, tiny
 from tests.studies.auditing.writing import full, odd, stamped
 
 from toeplens import report

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.sources.huggingface.models import GPT, GROUPED, SIZES, T5, calls_in, tiny
+from tests.backends.hf.models import GPT, GROUPED, SIZES, T5, calls_in, tiny
 from tests.studies.probing.models import tokenizer
 from torch import Tensor
 

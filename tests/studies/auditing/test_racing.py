@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from toeplens.backends.hf import HeadEffects, head_effects
+from toeplens.backends.hf.effects import head_estimates
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import HeadEffects, head_effects
-from toeplens.sources.huggingface.effects import head_estimates
 from toeplens.studies import audit
 from toeplens.studies.auditing import effects as silencing
 from toeplens.studies.auditing.kept import Kept

@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import spearmanr
 from torch import Tensor, tensor
 
+from toeplens.backends.hf import load_model, load_tokenizer
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import load_model, load_tokenizer
 from toeplens.studies import audit
 
 pytestmark = pytest.mark.heavy

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GROUPED, SIZES, T5, tiny
+from tests.backends.hf.models import GROUPED, SIZES, T5, tiny
 from tests.studies.probing.models import TEXT, saved, tokenizer
 
+from toeplens.backends.hf.load import load_model
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.load import load_model
 from toeplens.studies.auditing import Audit, audit, study
 from toeplens.studies.kit.questions import Writer
 from toeplens.studies.kit.retrieving import retrieval_of

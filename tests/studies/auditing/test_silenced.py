@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from toeplens.sources.huggingface import head_effects
+from toeplens.backends.hf import head_effects
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, audit, words
 from toeplens.studies.auditing.effects import concentration
 

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
-from tests.sources.huggingface.models import GPT, GROUPED, T5, calls_in, tiny
+from tests.backends.hf.models import GPT, GROUPED, T5, calls_in, tiny
 from torch import Tensor
 
+from toeplens.backends import DecoderSource
+from toeplens.backends.hf import Change, head_effects
+from toeplens.backends.hf import attention as masks_module
+from toeplens.backends.hf import calls as calls_module
+from toeplens.backends.hf import calls as proof_module
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.lens import AttentionTrace, behaviour, fit_decay
-from toeplens.sources import DecoderSource
-from toeplens.sources.huggingface import Change, head_effects
-from toeplens.sources.huggingface import attention as masks_module
-from toeplens.sources.huggingface import calls as calls_module
-from toeplens.sources.huggingface import calls as proof_module
 from toeplens.studies import auditing
 from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, measuring, study, words
 from toeplens.training import Batches, Run, run_spec, train

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from tests.sources.huggingface.models import GROUPED, tiny
+from tests.backends.hf.models import GROUPED, tiny
 from tests.studies.probing.models import WORDS, tokenizer
 
 from toeplens.cli.audit_output import audit_notes

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, T5, tiny
+from tests.backends.hf.models import GPT, GROUPED, INPUTS, T5, tiny
 
+from toeplens.backends.hf import Change, intervened
+from toeplens.backends.hf.load import Loaded
 from toeplens.encodings import BandControl
 from toeplens.encodings.rotary import swapped
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, intervened
-from toeplens.sources.huggingface.load import Loaded
 from toeplens.studies.kit.changes import changes_of, read_change, told
 
 

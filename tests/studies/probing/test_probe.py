@@ -13,9 +13,9 @@ import torch
 from scipy.stats import binomtest
 from tests.studies.probing.models import TEXT, saved, tokenizer
 
+from toeplens.backends.hf import AttentionCall, Change, captured, intervened, load_model
 from toeplens.ground import InputError
 from toeplens.report import render_probe
-from toeplens.sources.huggingface import AttentionCall, Change, captured, intervened, load_model
 from toeplens.studies.kit.questions import Writer
 from toeplens.studies.probing import ABOUT, Asked, ProbeRecord, open_probe, probe, save_probe
 from toeplens.studies.probing.record import ItemRecord

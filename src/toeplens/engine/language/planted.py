@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from toeplens.backends import DecoderSource
 from toeplens.engine.language.bits import TEST, Interval
 from toeplens.engine.language.texts import cut, read
 from toeplens.ground import InputError, invalid
@@ -19,7 +20,6 @@ from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
 from toeplens.lens import AttentionTrace
 from toeplens.lens.kit.intervals import over_clusters, wilson
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
 from toeplens.tasks.language import Corpus, LanguageTask
 
 LENGTHS = (0.5, 1, 2, 4, 8)  # lengths of needle texts, in training lengths

@@ -105,7 +105,7 @@ def ablate_heads(
     heads, which are replayed together as one batch.
 
     Arguments
-        source        a model that can replay from a layer (`toeplens.sources`)
+        source        a model that can replay from a layer (`toeplens.backends`)
         batches       (tokens [b, N], labels [b] or, where the model answers at every token, [b, N], lengths [b] or
                       None); negative labels are ignored, and an example with several labels counts as their mean
         chance        chance accuracy, kept for `deposit` (default: 0)

@@ -484,7 +484,7 @@ def ablate_bands(
     with one head changed at a time: as much work as n head ablations.
 
     Arguments
-        source     a model with a rotation in at least one layer (`toeplens.sources`)
+        source     a model with a rotation in at least one layer (`toeplens.backends`)
         batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels are ignored
         off        how the band is removed, see `BandAblation`
         metric     ``loss`` (cross-entropy in nats), ``accuracy`` or ``kl``

@@ -78,7 +78,7 @@ Measure = Callable[[Sequence[LayerView]], Tensor]
 
 @runtime_checkable
 class Differentiable(Protocol):
-    """What gradient measures need from a source (`toeplens.sources.decoder.gradients`)."""
+    """What gradient measures need from a source (`toeplens.backends.gradients`)."""
 
     num_layers: int
     num_heads: int
@@ -142,7 +142,7 @@ def positional_drift(source: Differentiable, batch: Batch, *, probe: Batch | Non
     contains what earlier layers wrote there, so P can change under every encoding.
 
     Arguments
-        source  a differentiable model (`toeplens.sources.decoder.gradients`)
+        source  a differentiable model (`toeplens.backends.gradients`)
         batch   examples whose mean loss is minimized; negative labels are ignored
         probe   examples on which P is measured, at least 3, all processed at once; labels are not used (default: the
                 first 256 of ``batch``)

@@ -211,7 +211,7 @@ def seed_strength(
     ``levels=("logits",), bootstrap=0`` is cheap enough to be called during training.
 
     Arguments
-        source     a differentiable model (`toeplens.sources.decoder.gradients`)
+        source     a differentiable model (`toeplens.backends.gradients`)
         batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels are ignored
         levels     ``logits`` and ``parameters``, or one of them; the direction of the latter is computed from the first
                    256 examples, in float64

@@ -209,7 +209,7 @@ class AttentionTrace:
     Iterating over the layers in order takes one forward pass; accessing an earlier layer starts another.
 
     Arguments
-        source     a model that can be traced (`toeplens.sources`)
+        source     a model that can be traced (`toeplens.backends`)
         tokens     token ids [B, N]
         lengths    number of tokens of each sequence before its padding
         layers     which layers, from 0 (default: all)

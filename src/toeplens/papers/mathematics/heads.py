@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toeplens.backends import DecoderSource
 from toeplens.engine import examples_of
 from toeplens.lens import AttentionTrace, LayerTrace, toeplitz_profile
 from toeplens.lens.kit.position import position_parts
@@ -19,7 +20,6 @@ from toeplens.lens.toeplitz.single_phase import single_phase
 from toeplens.model import Decoder
 from toeplens.papers.mathematics.c4.manifold import curve
 from toeplens.papers.mathematics.records import UNIVERSAL, Records, universal
-from toeplens.sources import DecoderSource
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import difference
 from toeplens.studies.kit.verdicts import RULE, Finding, above, below, supporting

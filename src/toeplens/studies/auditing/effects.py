@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
 
+from toeplens.backends.hf import BandEffects, HeadEffects, NoGradient, band_effects, head_effects
+from toeplens.backends.hf.effects import Taken, head_estimates
+from toeplens.backends.hf.outcome import ENOUGH
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import or_none
 from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
-from toeplens.sources.huggingface import BandEffects, HeadEffects, NoGradient, band_effects, head_effects
-from toeplens.sources.huggingface.effects import Taken, head_estimates
-from toeplens.sources.huggingface.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.racing import race
 from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, LayerRecord, Measured, Method, Number
@@ -263,7 +263,7 @@ def interval_of(parts: Float[np.ndarray, "B K H"], seed: int) -> Columns:
     The interval is a bootstrap over sequences and their blocks, or Student's t interval for fewer than 8 parts.
 
     Arguments
-        parts  values per sequence, block of tokens, and head (`toeplens.sources.huggingface.HeadEffects`)
+        parts  values per sequence, block of tokens, and head (`toeplens.backends.hf.HeadEffects`)
         seed   seed of the bootstrap
     """
     rows = parts.reshape(-1, parts.shape[-1])

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from toeplens.backends.hf.load import Loaded
+from toeplens.backends.hf.model import token_ids
 from toeplens.ground import EnvironmentFailure, InputError, invalid, shown
 from toeplens.ground.words import listed
-from toeplens.sources.huggingface.load import Loaded
-from toeplens.sources.huggingface.model import token_ids
 from toeplens.tasks.language.documents import documents_in
 
 SEQUENCES, TOKENS = 16, 256  # defaults

@@ -21,6 +21,9 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from toeplens.backends.hf.checkpoints import GGUF, is_there
+from toeplens.backends.hf.load import Dtype, called_of, open_model, place_of
+from toeplens.backends.hf.model import library, words
 from toeplens.engine import Cluster, Limits, Workers, plan_workers, spread
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, choose, write_json
 from toeplens.ground.locks import LOCK
@@ -29,9 +32,6 @@ from toeplens.ground.places import entered, must_be_of
 from toeplens.ground.reading import Count, Text
 from toeplens.ground.records import Record
 from toeplens.ground.signals import ignored_by_children
-from toeplens.sources.huggingface.checkpoints import GGUF, is_there
-from toeplens.sources.huggingface.load import Dtype, called_of, open_model, place_of
-from toeplens.sources.huggingface.model import library, words
 from toeplens.studies.auditing.audit import RECORD, Audit, open_audit, parquet_of, save
 from toeplens.studies.auditing.inputs import read_tokens
 from toeplens.studies.auditing.kept import PARTS, files_of

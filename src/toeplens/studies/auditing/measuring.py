@@ -12,6 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from toeplens.backends.hf import AttentionCall, Change, compared, compared_changed
+from toeplens.backends.hf.interventions import with_changed_logits
+from toeplens.backends.hf.load import Loaded
 from toeplens.ground.words import or_none
 from toeplens.lens import (
     Behaviour,
@@ -25,9 +28,6 @@ from toeplens.lens import (
     rotary_offsets,
     toeplitz_profile,
 )
-from toeplens.sources.huggingface import AttentionCall, Change, compared, compared_changed
-from toeplens.sources.huggingface.interventions import with_changed_logits
-from toeplens.sources.huggingface.load import Loaded
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer
 from toeplens.studies.kit.kernels import ROWS, KernelEnds, decays_of, kernel_ends

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from toeplens.backends import DecoderSource
 from toeplens.engine import examples_of
 from toeplens.engine.examples import replayed_at_once
 from toeplens.ground import InputError
@@ -29,7 +30,6 @@ from toeplens.lens import (
     behaviour,
     frequency_use,
 )
-from toeplens.sources import DecoderSource
 from toeplens.studies.auditing.audit import Audit, finished
 from toeplens.studies.auditing.effects import not_silenced, silenced
 from toeplens.studies.auditing.kept import Kept, files_of

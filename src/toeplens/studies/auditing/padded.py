@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from toeplens.backends.hf import AttentionCall, Change, compared
+from toeplens.backends.hf.calls import Place
+from toeplens.backends.hf.load import Loaded
+from toeplens.backends.hf.model import precision, tolerance
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
-from toeplens.sources.huggingface import AttentionCall, Change, compared
-from toeplens.sources.huggingface.calls import Place
-from toeplens.sources.huggingface.load import Loaded
-from toeplens.sources.huggingface.model import precision, tolerance
 from toeplens.studies.auditing import measuring
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import Measured

@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import stdtrit
 from torch import Tensor
 
-from toeplens.sources.huggingface import HeadEffects
-from toeplens.sources.huggingface.outcome import Effect
+from toeplens.backends.hf import HeadEffects
+from toeplens.backends.hf.outcome import Effect
 from toeplens.studies.auditing.kept import Kept
 
 _ROUNDS = 8  # maximum number of rounds

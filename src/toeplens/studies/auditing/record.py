@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from toeplens.backends.hf.calls import Kind, Side
+from toeplens.backends.hf.outcome import Effect
 from toeplens.ground import InputError, reading
 from toeplens.ground.errors import sentence
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
-from toeplens.sources.huggingface.calls import Kind, Side
-from toeplens.sources.huggingface.outcome import Effect
 from toeplens.studies.kit.kernels import Decay, KernelEnds
 
 Method = Literal["exact", "position", "bands", "attribution"]

@@ -12,13 +12,13 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from toeplens.backends.hf import Change, NoGradient, NoPosition, as_tokens
+from toeplens.backends.hf.interventions import calls_of
+from toeplens.backends.hf.load import Dtype, Loaded, open_model
+from toeplens.backends.hf.model import library, of_libraries, words
 from toeplens.ground import EnvironmentFailure, InputError, choose, invalid
 from toeplens.ground.machine import out_of_memory, within
 from toeplens.ground.words import listed
-from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
-from toeplens.sources.huggingface.interventions import calls_of
-from toeplens.sources.huggingface.load import Dtype, Loaded, open_model
-from toeplens.sources.huggingface.model import library, of_libraries, words
 from toeplens.studies.auditing.audit import RECORD, Audit, finished, open_audit
 from toeplens.studies.auditing.effects import not_silenced, silence
 from toeplens.studies.auditing.inputs import (
@@ -94,14 +94,14 @@ def audit(
         effects      intervention whose effect is measured: ``exact`` ablates each head; ``attribution`` estimates this
                      from gradients, for language models; ``position`` removes the position of each head (rotation and
                      bias); ``bands`` freezes each frequency band of each layer; or ``none``
-        dtype, device, pickled  for loading, as in `toeplens.sources.huggingface.load.load_model`
+        dtype, device, pickled  for loading, as in `toeplens.backends.hf.load.load_model`
         seed         seed of random tokens, masked tokens and intervals
         first        for ``exact`` and ``position``: only find this many heads with the largest effect; the rest are
                      dropped early (default: measure all)
         heads        for ``exact`` and ``position``: heads of each layer to measure (default: all)
         needles      number of needle texts for measuring retrieval, as long as the sequences. Needs a causal language
                      model and a text
-        changes      interventions on the model (`toeplens.sources.huggingface.Change`). Every head is measured on the
+        changes      interventions on the model (`toeplens.backends.hf.Change`). Every head is measured on the
                      output of the changed heads before it. Not possible together with effects
         keep         directory of the audit. Finished layers and effects are saved there until
                      `toeplens.studies.auditing.save` writes the audit, so that an interrupted audit can be resumed

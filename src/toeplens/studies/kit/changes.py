@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
+from toeplens.backends.hf import AttentionCall, Change, captured
+from toeplens.backends.hf.calls import Place
+from toeplens.backends.hf.interventions import NotThere, pairs_of
+from toeplens.backends.hf.load import Loaded
 from toeplens.encodings import BandControl
 from toeplens.encodings.rotary import swapped
 from toeplens.ground import InputError, invalid, shown
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import listed, spans
-from toeplens.sources.huggingface import AttentionCall, Change, captured
-from toeplens.sources.huggingface.calls import Place
-from toeplens.sources.huggingface.interventions import NotThere, pairs_of
-from toeplens.sources.huggingface.load import Loaded
 
 _EXAMPLE = "'layers=3-5 heads=1,4 output=zero' or 'layers=all still=1-8'"
 _MOST = 10_000
@@ -128,7 +128,7 @@ def read_change(text: str) -> Wish:
 
     layers, heads, groups, still and silent are numbers and ranges from 1 (layers may be ``all``); exchange is two of
     them separated by a colon, ``1-4:29-32``; speed is a number, bias ``off``; attention, output, kind, side and seed
-    are as in `toeplens.sources.huggingface.Change`.
+    are as in `toeplens.backends.hf.Change`.
     """
     given: dict[str, str] = {}
     for word in text.split():

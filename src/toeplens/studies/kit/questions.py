@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int
 
+from toeplens.backends.hf.model import token_ids
 from toeplens.ground import InputError, invalid, shown
 from toeplens.ground.machine import within
-from toeplens.sources.huggingface.model import token_ids
 
 Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # behaviours that a probe measures
 # descriptions of the behaviours

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from toeplens.backends.hf import Change
+from toeplens.backends.hf.interventions import calls_of, check_predicts
+from toeplens.backends.hf.load import Dtype, Loaded, open_model
+from toeplens.backends.hf.model import library, of_libraries, words
+from toeplens.backends.hf.prediction import Predictions, predictions
 from toeplens.ground import EnvironmentFailure, InputError, invalid, read_json, write_json
 from toeplens.ground.machine import out_of_memory, within
-from toeplens.sources.huggingface import Change
-from toeplens.sources.huggingface.interventions import calls_of, check_predicts
-from toeplens.sources.huggingface.load import Dtype, Loaded, open_model
-from toeplens.sources.huggingface.model import library, of_libraries, words
-from toeplens.sources.huggingface.prediction import Predictions, predictions
 from toeplens.studies.kit.changes import told
 from toeplens.studies.kit.questions import SEEDS, Asked, Item, Writer, batches
 from toeplens.studies.kit.retrieving import HeadRetrieval, retrieval_of
@@ -142,11 +142,11 @@ def probe(
         model      a `transformers.PreTrainedModel`, its directory, a GGUF file or a name on the hub
         text       source text, at least as long as the longest of ``asked.lengths``; or token ids [N] or [B, N] (rows
                    are concatenated), which only allow loss by position and copying
-        changes    interventions on the attention (`toeplens.sources.huggingface.Change`)
+        changes    interventions on the attention (`toeplens.backends.hf.Change`)
         asked      number and size of the items
         tokenizer  tokenizer of the text (default: the model's own)
         heads      whether to measure retrieval scores of the intact model's heads
-        dtype, device, pickled  as in `toeplens.sources.huggingface.load_model`
+        dtype, device, pickled  as in `toeplens.backends.hf.load_model`
         seed       seed of the items
 
     Raises `InputError` for a model that does not predict the next token or cannot be decomposed, for lengths beyond the

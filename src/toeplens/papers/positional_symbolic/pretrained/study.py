@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from toeplens.backends.hf import captured
+from toeplens.backends.hf.load import Dtype, Loaded, load_model
 from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.ground.files import make_directory
@@ -18,8 +20,6 @@ from toeplens.ground.records import Record
 from toeplens.papers.positional_symbolic.pretrained.claims import CLAIMS
 from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
 from toeplens.papers.positional_symbolic.pretrained.state import AUDITED, TOGETHER, Asking, Plan, Pretrained
-from toeplens.sources.huggingface import captured
-from toeplens.sources.huggingface.load import Dtype, Loaded, load_model
 from toeplens.studies.auditing.kept import files_of
 from toeplens.studies.auditing.record import AuditRecord
 from toeplens.studies.kit.claims import judge_all
@@ -91,7 +91,7 @@ def examine(
     Arguments
         model        a model's directory or its name on the hub, or a GGUF file
         texts        texts by name, from which sequences, needles and questions are taken
-        dtype, device  as in `toeplens.sources.huggingface.load_model`
+        dtype, device  as in `toeplens.backends.hf.load_model`
         limits       deadline and stop signal
         on_piece     called after every part with its name, the number of finished parts and the total
         on_progress  called with the progress within a part

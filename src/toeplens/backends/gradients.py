@@ -1,0 +1,270 @@
+"""Gradients of the toeplens decoder for every layer, head and example, from one forward and one backward pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from toeplens.backends.decoder import position_vectors, traced
+from toeplens.encodings import PositionalEncoding, attend
+from toeplens.ground import InputError
+from toeplens.lens.gradients.descent import LayerGradient, LayerView, Measure, ProjectionInputs
+from toeplens.lens.kit.interventions import Batch, counts
+from toeplens.lens.kit.interventions import losses as example_losses
+from toeplens.model import Context, Decoder, LatentAttention
+from toeplens.model.attention import frozen
+
+_WHOLE = 2**62  # pairs at once: no splitting, as the logits are needed in one piece
+_AT_ONCE = 256  # sequences per pass when parameter gradients are summed
+
+
+class DecoderGradients:
+    """A `Decoder` with gradients; the model is not changed, dropout is off.
+
+    Every layer computes its logits explicitly. As in the model itself, the last layer has a query only at the position
+    that is read out.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        self.num_layers, self.num_heads = model.config.num_layers, model.config.num_heads
+
+    def gradients(
+        self,
+        tokens: Int[Tensor, "b N"],
+        labels: Int[Tensor, "b *N"],
+        lengths: Int[Tensor, "b"] | None,
+        *,
+        projections: bool = True,
+    ) -> tuple[Float[Tensor, "b"], list[LayerGradient]]:
+        """Each example's cross-entropy loss, and its gradients in every layer.
+
+        The losses are summed before the single backward pass, so row b of a gradient belongs to example b. Loss and
+        gradients are 0 for examples with a negative label.
+
+        Arguments
+            tokens, labels, lengths  a batch; lengths are None without padding
+            projections              also return the gradients at q and k, and the inputs of their projections
+        """
+        model = self.model
+        with torch.enable_grad(), _evaluating(model):
+            x, context = _begin(model, tokens, lengths)
+            steps = []
+            for layer in range(self.num_layers):
+                steps.append(_step(model, layer, x, context))
+                x = model.block(layer).finish(steps[-1].residual, steps[-1].heads)
+            losses = example_losses(model.end(x, context), labels)
+            wanted = [step.tap.logits for step in steps]
+            if projections:
+                wanted += [step.q for step in steps] + [step.k for step in steps]
+            found = torch.autograd.grad(losses.sum(), wanted)
+        present = torch.ones_like(tokens, dtype=torch.bool)
+        if context.lengths is not None and model.config.pad_mask:
+            present = torch.arange(tokens.shape[1], device=tokens.device) < context.lengths.unsqueeze(1)
+        layers = []
+        for layer, step in enumerate(steps):
+            at_logits = found[layer]
+            at_q = at_k = made = None
+            if projections:
+                at_q, at_k = found[self.num_layers + layer], found[2 * self.num_layers + layer]
+                with torch.no_grad():
+                    kept = replace(step, queries=step.queries.detach(), keys=step.keys.detach())
+                    made = _inputs(model, layer, kept, None)
+            layers.append(LayerGradient(layer, step.rows, present, model.config.causal, at_logits, at_q, at_k, made))
+        return losses.detach(), layers
+
+    def layers(self, tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None) -> list[LayerView]:
+        """Every layer's attention, as functions of the model's parameters if gradients are recorded."""
+        with _evaluating(self.model):
+            return _views(self.model, tokens, lengths)
+
+    def descend(self, measure: Measure, batch: Batch, probe: Batch) -> tuple[Tensor, Tensor, float, float]:
+        """See `toeplens.lens.gradients.descent.Differentiable`.
+
+        The derivative is computed by forward-mode differentiation in float64, without a step size.
+        Raises `InputError` if no example of ``batch`` counts.
+        """
+        model = copy.deepcopy(self.model).double().eval().requires_grad_()
+        parameters = dict(model.named_parameters())
+        direction = {name: -gradient for name, gradient in _mean_gradient(model, parameters, batch).items()}
+        measured = _Measured(model, measure)
+        tokens, _, lengths = probe
+
+        def value(given: dict[str, Tensor]) -> Tensor:
+            named = {f"model.{name}": tensor for name, tensor in given.items()}
+            return torch.func.functional_call(measured, named, (tokens, lengths))
+
+        with torch.no_grad():
+            primals = {name: parameter.detach() for name, parameter in parameters.items()}
+            found = torch.func.jvp(value, (primals,), (direction,))
+        return found[0].detach(), found[1].detach(), _norm(direction), _norm(primals)
+
+
+class _Tap(PositionalEncoding):
+    """An encoding that stores its logits, before the mask."""
+
+    logits: Tensor
+
+    def __init__(self, inner: PositionalEncoding) -> None:
+        super().__init__(
+            d_model=inner.d_model, num_heads=inner.num_heads, head_dim=inner.head_dim, max_len=inner.max_len
+        )
+        self.inner = inner
+        self.axes = inner.axes
+
+    def hook(self, name: str, *arguments: Any, seen: Any) -> Any:
+        made = self.inner.hook(name, *arguments, seen=seen)
+        if name == "transform_logits":
+            self.logits = made
+        return made
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One layer of a pass, up to its head outputs.
+
+    inputs, keys  the input of the norm, and the input of the keys
+    queries       the normed input at the queries that are computed
+    at            the index of those queries for `Tensor.__getitem__`; None if all are computed
+    """
+
+    inputs: Float[Tensor, "b N D"]
+    keys: Float[Tensor, "b N D"]
+    queries: Float[Tensor, "b Q D"]
+    at: Any
+    rows: Int[Tensor, "b Q"]
+    residual: Float[Tensor, "b Q D"]
+    heads: Float[Tensor, "b Q H d"]
+    q: Float[Tensor, "b H Q d"]
+    k: Float[Tensor, "b H N d"]
+    tap: _Tap
+    notes: Tensor | None
+
+
+class _Measured(nn.Module):
+    def __init__(self, model: Decoder, measure: Measure) -> None:
+        super().__init__()
+        self.model, self.measure = model, measure
+
+    def forward(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
+        return self.measure(_views(self.model, tokens, lengths))
+
+
+@contextmanager
+def _evaluating(model: Decoder) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _begin(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Context]:
+    """Start a pass whose gradient flows back to the embeddings and no further, even if parameters are frozen."""
+    x, context = model.begin(tokens, lengths)
+    x = x.detach().requires_grad_()
+    return x, context if context.embeddings is None else replace(context, embeddings=x)
+
+
+def _step(model: Decoder, layer: int, x: Tensor, context: Context) -> _Step:
+    block = model.block(layer)
+    attention, positions = block.attention, context.positions
+    read = model.read_position(layer, x.shape[:2], context)
+    queries = block.norm_attention(x)
+    keys = queries if context.embeddings is None else context.embeddings
+    at, q_positions, residual = None, positions, x
+    rows = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+    if read is not None:
+        at, rows = (torch.arange(len(x), device=x.device)[:, None], read[:, None]), read[:, None]
+        queries, residual = queries[at], x[at]
+        q_positions = positions[at] if context.by_sequence else positions[rows]
+    q, k, v = attention.project(queries, keys)
+    tap, notes = _Tap(attention.encoding), attention.encoding.note(keys)
+    z = attend(
+        q,
+        k,
+        v,
+        encoding=tap,
+        q_positions=q_positions,
+        k_positions=positions,
+        scale=attention.scale,
+        rows=None if at is None else rows,
+        notes=notes,
+        mask=context.key_mask,
+        causal=attention.causal,
+        fused=False,
+        at_once=_WHOLE,
+    )
+    return _Step(x, keys, queries, at, rows, residual, z.transpose(1, 2), q, k, tap, notes)
+
+
+def _inputs(model: Decoder, layer: int, step: _Step, vectors: Tensor | None) -> ProjectionInputs:
+    """The inputs of the layer's W_Q and W_K; ``vectors`` are those added at the input, if keys contain only these."""
+    block = model.block(layer)
+    attention, part = block.attention, None
+    if vectors is not None:
+        part = vectors.to(step.inputs.dtype).expand_as(step.inputs)
+        if model.config.key_value_source == "layer":
+            part = frozen(block.norm_attention, part, step.inputs)
+    if not isinstance(attention, LatentAttention):
+        return ProjectionInputs(step.queries, step.keys, part, None)
+    queries = attention.norm_q(attention.down_q(step.queries))
+    latent = attention.down_kv(step.keys)
+    keys = torch.cat((attention.norm_kv(latent), step.keys), dim=-1)
+    if part is not None:
+        part = torch.cat((frozen(attention.norm_kv, attention.down_kv(part), latent), part), dim=-1)
+    return ProjectionInputs(queries, keys, part, _latent_weights(attention, keys.device))
+
+
+def _latent_weights(attention: LatentAttention, device: torch.device) -> Bool[Tensor, "d F"]:
+    """Content dimensions come from the latent vector, rotary ones from the layer's input."""
+    content, latent = attention.head_dim, attention.down_kv.out_features
+    own = torch.zeros(content + attention.rotary_dim, latent + attention.down_kv.in_features, dtype=torch.bool)
+    own[:content, :latent] = True
+    own[content:, latent:] = True
+    return own.to(device)
+
+
+def _views(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> list[LayerView]:
+    x, context = model.begin(tokens, lengths)
+    added = position_vectors(model, x, context)
+    views = []
+    for layer in range(model.config.num_layers):
+        step = _step(model, layer, x, context)
+        known = layer == 0 or context.embeddings is not None
+        projections = _inputs(model, layer, step, added if known else None)
+        trace = traced(model, layer, x, context, added)
+        views.append(LayerView(trace, None if step.at is None else step.rows, projections))
+        x = model.block(layer).finish(step.residual, step.heads)
+    return views
+
+
+def _mean_gradient(model: Decoder, parameters: dict[str, nn.Parameter], batch: Batch) -> dict[str, Tensor]:
+    tokens, labels, lengths = batch
+    count = int(counts(labels).sum())
+    if count == 0:
+        raise InputError("batch must have at least one example that counts, got none.")
+    total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    with torch.enable_grad():
+        for start in range(0, len(tokens), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            logits = model(tokens[part], None if lengths is None else lengths[part])
+            loss = example_losses(logits, labels[part]).sum() / count
+            found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            for name, gradient in zip(parameters, found, strict=True):
+                if gradient is not None:
+                    total[name] += gradient
+    return total
+
+
+def _norm(tensors: dict[str, Tensor]) -> float:
+    return float(torch.stack([tensor.norm() for tensor in tensors.values()]).norm())

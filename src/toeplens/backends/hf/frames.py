@@ -1,0 +1,133 @@
+"""Inputs other than tokens (waveforms, features, vectors), numbered so that code for tokens can use them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from toeplens.backends.hf.calls import AttentionCall
+from toeplens.backends.hf.capture import captured
+from toeplens.backends.hf.load import Loaded, open_model
+from toeplens.backends.hf.model import of_libraries, words
+from toeplens.ground import InputError, invalid
+from toeplens.ground.machine import out_of_memory
+
+_MASKS = "attention_mask"
+_FIRST = 6  # bytes of the first frame number
+
+
+class Numbered(Loaded):
+    """A model that reads frame numbers; it has no vocabulary."""
+
+    @cached_property
+    def vocabulary(self) -> int | None:
+        """None: any number may be a frame's."""
+        return None
+
+
+def as_tokens(model: Any, inputs: Mapping[str, Any]) -> tuple[Numbered, Int[Tensor, "B N"]]:
+    """Wrap a model whose main input is not ``input_ids``, and its inputs, as a model and tokens for an audit.
+
+    A token is a frame here: one of the N query positions of the first attention in a pass, such as those that a model
+    forms from a waveform's samples. Each frame has its own number, so no frame is another's copy (there is no
+    induction). The first number depends on the inputs, so different inputs get different numbers. The effects of heads
+    are measured by how far the last states move. The returned model has the same modules, names and weights, but takes
+    ``input_ids``: some of these sequences, complete.
+
+    Arguments
+        model   as for `toeplens.backends.hf.load.open_model`
+        inputs  arguments of its ``forward`` by name, sequences along the first dimension: ``input_values``
+                [B, samples], ``input_features``, ``inputs_embeds``, ...
+
+    Raises `InputError` for inputs without a tensor, for different numbers of sequences, for a mask with masked
+    positions, for an encoder-decoder model, for one that does not run on the inputs, and as `captured` does.
+    """
+    loaded = open_model(model)
+    given = _checked(loaded.model, inputs)
+    count = len(next(iter(given.values())))
+    frames = _frames(loaded.model, given)
+    first = _first_number(given)
+    numbers = first + torch.arange(count * frames).view(count, frames)
+    said = {each.name: getattr(loaded, each.name) for each in fields(loaded)}
+    return Numbered(**said | {"model": _reading(loaded.model, given, first, frames)}), numbers
+
+
+def _checked(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    kind = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise InputError(f"model: {kind} has an encoder and a decoder. Give only its encoder.")
+    if not isinstance(inputs, Mapping) or not inputs:
+        raise InputError("inputs must be the tensors that the model's forward takes, by name.")
+    given = {str(name): x for name, x in inputs.items() if x is not None}
+    for name, x in given.items():
+        if not isinstance(x, Tensor) or x.ndim < 2 or not x.numel():
+            what = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise invalid("inputs", f"have a tensor with the sequences first as {name}", got=str(what))
+        if name not in inspect.signature(model.forward).parameters:
+            raise InputError(f"inputs: {kind} does not take {name}. Its main input is {model.main_input_name}.")
+    sizes = {name: len(x) for name, x in given.items()}
+    if len(set(sizes.values())) > 1:
+        said = ", ".join(f"{size} of {name}" for name, size in sizes.items())
+        raise invalid("inputs", "have the same number of sequences", got=said)
+    if any(name.endswith(_MASKS) and not bool(x.bool().all()) for name, x in given.items()):
+        raise InputError("inputs must be of one length, without masked parts.")
+    return given
+
+
+def _frames(model: Any, given: Mapping[str, Tensor]) -> int:
+    """The number of queries of the first attention, from a pass over the first sequence."""
+    found: list[int] = []
+
+    def look(call: AttentionCall) -> None:
+        found.append(call.q.shape[2])
+
+    try:
+        captured(model, {name: x[:1].to(model.device) for name, x in given.items()}, look)
+    except InputError:
+        raise
+    except Exception as error:
+        if out_of_memory(error) or not of_libraries(error):
+            raise
+        raise InputError(f"model: {type(model).__name__} does not run on this input: {words(error)}.") from error
+    if found[0] < 2:
+        raise InputError("inputs must give at least 2 frames, got 1.")
+    return found[0]
+
+
+def _first_number(given: Mapping[str, Tensor]) -> int:
+    digest = hashlib.sha256()
+    for name, x in sorted(given.items()):
+        digest.update(f"{name} {list(x.shape)} {x.dtype}".encode())
+        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest()[:_FIRST], "big")
+
+
+def _reading(model: Any, given: Mapping[str, Tensor], first: int, frames: int) -> Any:
+    """A copy of the model that shares its modules, with a ``forward`` that takes frame numbers."""
+    kind: Any = type(model)
+
+    def forward(self: Any, input_ids: Int[Tensor, "B N"]) -> Any:
+        """A pass over the sequences of these frames."""
+        rows, places = (input_ids - first) // frames, torch.arange(frames, device=input_ids.device)
+        whole = input_ids.shape[-1] == frames and bool((input_ids == first + rows[:, :1] * frames + places).all())
+        if not whole or not 0 <= int(rows.min()) <= int(rows.max()) < len(next(iter(given.values()))):
+            raise InputError(f"tokens must be whole sequences of {frames} frames. Give shorter inputs for fewer.")
+        return kind.forward(self, **{name: x[rows[:, 0].to(x.device)].to(rows.device) for name, x in given.items()})
+
+    def none(self: Any) -> nn.Module | None:
+        """None: frame numbers are not embedded."""
+        return None
+
+    methods = {"forward": forward, "get_input_embeddings": none, "get_output_embeddings": none}
+    found = copy.copy(model)
+    found.__class__ = type(kind.__name__, (kind,), methods | {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    return found

@@ -1,0 +1,221 @@
+"""Relevance propagation through the toeplens decoder: one forward and one backward pass, in float64, on a copy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from toeplens.backends.decoder import DecoderSource, position_vectors
+from toeplens.encodings import PositionalEncoding
+from toeplens.ground import InputError, invalid
+from toeplens.lens.logits.relevance import (
+    Relevance,
+    by_offset,
+    by_place,
+    held_factor,
+    held_norm,
+    kept,
+    offsets_of,
+    parted_logits,
+    product,
+    taylor_softmax,
+)
+from toeplens.model import Attention, Block, Context, Decoder
+
+_AT_ONCE = 1 << 21  # query-key pairs of a layer processed at once, over batch and heads
+_TOLERANCE = 1e-9  # relative to the summed absolute values of the parts
+_ALLOWED = (
+    "vectors added at the input, biases that depend only on positions, or linear maps of queries and keys by position, "
+    "such as rotations"
+)
+
+
+def relevance(
+    source: Decoder | DecoderSource,
+    tokens: Int[Tensor, "B N"],
+    lengths: Int[Tensor, "B"] | None = None,
+    classes: Int[Tensor, "B"] | None = None,
+) -> Relevance:
+    """The relevance of content, position, biases and softmax for each example's class logit.
+
+    Uses the rules of `toeplens.lens.logits.relevance`. Every call checks that the parts add up to the model's own
+    logit. The model is not changed; dropout is off.
+
+    Arguments
+        source   a `Decoder`, or a source of one
+        tokens   [B, N] token ids
+        lengths  [B] number of tokens of each sequence before its padding; None without padding. Padding has relevance 0
+                 unless the model attends to it or reads it
+        classes  [B] the class whose logit is explained (default: the predicted class)
+
+    Raises `InputError` for no examples, for unknown classes, for unsupported encodings (named in the message), and if
+    the parts do not add up to the logit.
+    """
+    model = copy.deepcopy(source if isinstance(source, Decoder) else source.model).double().eval()
+    model.requires_grad_(False)
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise invalid("tokens", "have shape [B, N] with no dimension 0", got=f"shape {list(tokens.shape)}")
+    count, length = tokens.shape
+    if model.config.readout == "each":
+        raise InputError("readout: relevance needs a model with one answer per sequence.")
+    known = model.config.num_classes
+    if classes is not None and (classes.shape != (count,) or int(classes.min()) < 0 or int(classes.max()) >= known):
+        raise invalid("classes", f"be {count} numbers from 0 to {known - 1}", classes.flatten().tolist()[:8])
+    _require_linear(model, length)
+    size = max(1, _AT_ONCE // (model.config.num_heads * length**2))
+    found = []
+    for start in range(0, count, size):
+        part = slice(start, start + size)
+        taken = [None if x is None else x[part] for x in (lengths, classes)]
+        found.append(_propagate(model, tokens[part], *taken))
+
+    def joined(name: str) -> Any:
+        return np.concatenate([getattr(each, name) for each in found])
+
+    attention = np.stack([len(each.target) * each.by_offset for each in found]).sum(0) / count
+    names = ("content", "position_input", "position_attention", "biases", "softmax", "target", "classes")
+    return Relevance(
+        **{name: joined(name) for name in names},
+        by_layer=attention.sum(-1),
+        by_offset=attention,
+        offsets=found[0].offsets,
+    )
+
+
+def _propagate(model: Decoder, tokens: Tensor, lengths: Tensor | None, classes: Tensor | None) -> Relevance:
+    with torch.no_grad():
+        logits = model(tokens, lengths, fused=False)
+        chosen = logits.argmax(-1) if classes is None else classes
+        target = logits.gather(1, chosen.unsqueeze(1)).squeeze(1)
+        x, context = model.begin(tokens, lengths)
+        vectors = position_vectors(model, x, context)
+    x.requires_grad_()
+    if context.embeddings is not None:
+        context = replace(context, embeddings=x)
+    biases, softmax = (torch.ones_like(target, requires_grad=True) for _ in range(2))
+    with torch.enable_grad(), _by_the_rules(model, biases):
+        made, positions = _surrogate(model, x, context, biases, softmax)
+        total = made.gather(1, chosen.unsqueeze(1)).sum()
+        at_x, at_biases, at_softmax, *at_positions = torch.autograd.grad(total, [x, biases, softmax, *positions])
+    pairs = [position.detach() * gradient for position, gradient in zip(positions, at_positions, strict=True)]
+    attention = torch.stack([by_offset(each, model.config.causal) for each in pairs]) / len(tokens)
+    made = {
+        "content": (model.embedding(tokens) * at_x).sum(-1),
+        "position_input": (vectors * at_x).sum(-1),
+        "position_attention": torch.stack([by_place(each) for each in pairs]).sum(0),
+        "biases": at_biases,
+        "softmax": at_softmax,
+        "target": target,
+        "classes": chosen,
+        "by_layer": attention.sum(-1),
+        "by_offset": attention,
+        "offsets": offsets_of(tokens.shape[1], model.config.causal),
+    }
+    found = Relevance(**{name: x.detach().cpu().numpy() for name, x in made.items()})
+    if not (found.errors <= _TOLERANCE).all():
+        worst = int(np.nan_to_num(found.errors, nan=np.inf).argmax())
+        raise InputError(
+            f"encoding: relevance is not exact with {type(model.encoding).__name__}: a logit of "
+            f"{found.target[worst]:.6g} has parts that add up to {found.total[worst]:.6g}. Encodings must be "
+            f"{_ALLOWED}."
+        )
+    return found
+
+
+def _surrogate(
+    model: Decoder, x: Tensor, context: Context, biases: Tensor, softmax: Tensor
+) -> tuple[Float[Tensor, "b *N C"], list[Float[Tensor, "b H N N"]]]:
+    """The class logits, and position's part of each layer's attention logits."""
+    length = x.shape[1]
+    visible = context.key_mask
+    if model.config.causal:
+        past = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()[None, None]
+        visible = past if visible is None else past & visible
+    positions = []
+    last = model.config.num_layers - 1
+    read = model.read_position(last, x.shape[:2], context)
+    for layer in range(model.config.num_layers):
+        x, position = _layer(model.block(layer), x, context, visible, biases, softmax)
+        positions.append(position)
+    if read is not None:
+        x = x[torch.arange(len(x), device=x.device), read].unsqueeze(1)
+    return model.end(x, context), positions
+
+
+def _layer(
+    block: Block, x: Tensor, context: Context, visible: Bool[Tensor, "..."] | None, biases: Tensor, softmax: Tensor
+) -> tuple[Float[Tensor, "b N D"], Float[Tensor, "b H N N"]]:
+    attention, places = block.attention, context.positions
+    normed = block.norm_attention(x)
+    q, k, v = attention.project(normed, normed if context.embeddings is None else context.embeddings)
+    if isinstance(attention, Attention):
+        own = attention.qkv.bias.unflatten(0, (3, attention.num_heads, 1, -1))
+        q, k, v = (kept(each, bias, biases) for each, bias in zip((q, k, v), own, strict=True))
+    encoding, still, turned = attention.encoding, (q, k), None
+    if encoding.overrides("rotate"):
+        nowhere = torch.zeros_like(places)
+        still, turned = encoding.rotate(q, k, nowhere, nowhere), encoding.rotate(q, k, places, places)
+    bias = encoding.bias(places, places)
+    logits, position = parted_logits(still, turned, None if bias is None else bias.double(), attention.scale)
+    z = product(taylor_softmax(logits, visible, softmax), v)
+    return block.finish(x, z.transpose(1, 2)), position
+
+
+@contextmanager
+def _by_the_rules(model: Decoder, biases: Tensor) -> Iterator[None]:
+    """Make the model's norms, activations and linear maps follow the rules.
+
+    An encoding's own modules depend only on position and are not changed. Some protocols do not call the projection to
+    queries, keys and values as a module, so its biases are handled at its output.
+    """
+
+    def norm(module: nn.Module, given: tuple[Tensor], made: Tensor) -> Tensor:
+        return held_norm(module, given[0], biases)
+
+    def linear(module: nn.Linear, given: tuple[Tensor], made: Tensor) -> Tensor:
+        return made if module.bias is None else kept(made, module.bias, biases)
+
+    def activation(module: nn.Module, given: tuple[Tensor], made: Tensor) -> Tensor:
+        return held_factor(given[0], made)
+
+    rules = {nn.LayerNorm: norm, nn.RMSNorm: norm, nn.Linear: linear, nn.ReLU: activation, nn.GELU: activation}
+    modules = list(model.modules())
+    apart = {id(own) for each in modules if isinstance(each, PositionalEncoding) for own in each.modules()}
+    apart |= {id(each.qkv) for each in modules if isinstance(each, Attention)}
+    handles = [
+        each.register_forward_hook(rules[type(each)])
+        for each in modules
+        if type(each) in rules and id(each) not in apart
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _require_linear(model: Decoder, length: int) -> None:
+    device = model.readout.weight.device
+    for encoding in {id(x): x for x in model.modules() if isinstance(x, PositionalEncoding)}.values():
+        plain = encoding.fusable and not encoding.data_dependent
+        plain = plain and (encoding.fixed_bias or not encoding.overrides("bias"))
+        if not plain or (encoding.overrides("rotate") and not _turns_linearly(encoding, length, device)):
+            raise invalid("encoding", f"be {_ALLOWED} for relevance", got=type(encoding).__name__)
+
+
+def _turns_linearly(encoding: PositionalEncoding, length: int, device: torch.device) -> bool:
+    """Whether the rotation of a sum is the sum of the rotations, for random queries and keys."""
+    draw = torch.Generator().manual_seed(0)
+    shape = (2, 2, 1, encoding.num_heads, length, encoding.query_dim)
+    one, other = torch.randn(shape, generator=draw, dtype=torch.float64).to(device)
+    places = encoding.place(torch.arange(length, device=device))
+    turned = [encoding.rotate(q, k, places, places) for q, k in (one, other, one + other)]
+    return all(torch.allclose(a + b, both, rtol=0, atol=1e-9) for a, b, both in zip(*turned, strict=True))

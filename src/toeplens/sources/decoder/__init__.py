@@ -1,1 +1,0 @@
-"""The toeplens decoder as a source: traces, replays from a layer, gradients."""

@@ -1,0 +1,101 @@
+"""Predictions in blocks with a cache of keys are those of one pass, and under changes those of the changed pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.backends.hf.models import GROUPED, NARROW, tiny
+from tests.hosts.families import FAMILIES
+from torch import Tensor
+
+from toeplens.backends.hf import Change, intervened, prediction
+from toeplens.ground import InputError
+
+LONG = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {name: FAMILIES[name] for name in ("Llama", "GPT-2", "Gemma 3", "OPT")}
+MODELS |= {
+    "Mistral": ("MistralForCausalLM", NARROW),
+    "BLOOM": FAMILIES["BLOOM"],
+    "Mamba": ("MambaForCausalLM", {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2}),
+    # whose frequencies depend on the number of tokens, and whose cache holds a recurrence's state as well
+    "Phi-3": (
+        "Phi3ForCausalLM",
+        GROUPED
+        | {"original_max_position_embeddings": 20, "rope_parameters": LONG | {"original_max_position_embeddings": 20}},
+    ),
+    "Jamba": (
+        "JambaForCausalLM",
+        GROUPED
+        | {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
+        | {"mamba_dt_rank": 4, "num_experts": 2},
+    ),
+}
+PLACES = (1, 2, 5, 9, 16, 23, 39)
+
+
+def made(name: str) -> Any:
+    kind, sizes = MODELS[name]
+    return tiny(kind, **sizes)
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(3, 31, (2, 40), generator=torch.Generator().manual_seed(1))
+
+
+def by_hand(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    nats, right = torch.zeros(2, len(tokens), len(PLACES))
+    for b in range(len(tokens)):
+        for n, place in enumerate(PLACES):
+            row, answer = logits[b, place - 1], tokens[b, place]
+            nats[b, n] = -(row.exp() / row.exp().sum())[answer].log()
+            right[b, n] = row[answer] == row.max()
+    return nats, right.bool()
+
+
+@pytest.mark.parametrize("block", [1, 7, 1024])
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_are_one_pass(name: str, block: int, tokens: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(name)
+    monkeypatch.setattr(prediction, "_SHORTEST", block)
+    monkeypatch.setattr(prediction, "_LONGEST", block)
+    found = prediction.predictions(model, tokens, PLACES)
+    with torch.no_grad():
+        nats, right = by_hand(model(tokens).logits, tokens)
+    torch.testing.assert_close(found.nats.float(), nats, atol=2e-5, rtol=1e-5)
+    assert bool((found.right == right).all())
+
+
+def test_choices_are_all_that_can_be(tokens: Tensor) -> None:
+    model = made("Llama")
+    choices = torch.stack((tokens[:, 9], (tokens[:, 9] + 1) % 31, (tokens[:, 9] + 2) % 31), 1)
+    found = prediction.predictions(model, tokens, [9], choices=choices)
+    with torch.no_grad():
+        among = model(tokens).logits[:, 8].gather(-1, choices)
+    torch.testing.assert_close(found.nats[:, 0].float(), -among.log_softmax(-1)[:, 0], atol=1e-6, rtol=1e-5)
+    assert found.right[:, 0].tolist() == (among.argmax(-1) == 0).tolist()
+    with pytest.raises(InputError, match="choices must contain the token"):
+        prediction.predictions(model, tokens, [10], choices=torch.full((2, 1), 30))
+
+
+def test_changes_are_those_of_the_changed_pass(tokens: Tensor) -> None:
+    model, changes = made("Llama"), [Change(layer=0, speed=0.0), Change(layer=1, heads=(2,), output="zero")]
+    found = prediction.predictions(model, tokens, PLACES, changes=changes)
+    with torch.no_grad(), intervened(model, changes):
+        nats, right = by_hand(model(tokens).logits, tokens)
+    torch.testing.assert_close(found.nats.float(), nats, atol=2e-5, rtol=1e-5)
+    assert bool((found.right == right).all())
+
+
+@pytest.mark.parametrize("places", [[], [0], [40], [3, 2], [3, 3]])
+def test_places_that_are_not_there(places: list[int], tokens: Tensor) -> None:
+    with pytest.raises(InputError, match=r"places must be of 1 to 39 and ascend"):
+        prediction.predictions(made("Llama"), tokens, places)
+
+
+def test_a_model_without_logits(tokens: Tensor) -> None:
+    model = tiny("LlamaModel", **GROUPED)
+    with pytest.raises(InputError, match="model: LlamaModel returns no logits"):
+        prediction.predictions(model, tokens, [3])

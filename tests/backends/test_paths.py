@@ -1,0 +1,138 @@
+"""Cut paths against the plain pass, against a silent head, and against hooks that take the head off by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.backends import DecoderSource
+from toeplens.backends.paths import Path, cut_paths, each_path, paths_from
+from toeplens.model import Decoder, DecoderConfig
+
+SIZES: dict[str, Any] = {"vocab_size": 17, "d_model": 24, "d_ff": 32, "num_layers": 4, "num_heads": 3, "max_len": 11}
+KINDS: list[dict[str, Any]] = [
+    {"encoding": "rope"},
+    {"encoding": "alibi"},
+    {"encoding": "t5", "readout": "mean"},
+    {"encoding": "mla", "num_heads": 4},
+    {"encoding": "sinusoidal", "final_norm": False},
+    {"encoding": "rope", "protocol": "released"},
+]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())))
+
+
+def made(kind: dict[str, Any]) -> Decoder:
+    """A model whose weights are large enough that every part of it matters."""
+    torch.manual_seed(5)
+    model = Decoder(DecoderConfig(**SIZES | kind)).double().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def texts(model: Decoder) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, 17, (5, 11), generator=generator)
+    return tokens, torch.tensor([11, 11, 8, 5, 10]) if model.config.pad_mask else torch.full((5,), 11)
+
+
+@every_kind
+def test_without_a_cut_it_is_the_plain_pass(kind: dict[str, Any]) -> None:
+    model = made(kind)
+    tokens, lengths = texts(model)
+    with torch.no_grad():
+        plain = model(tokens, lengths)
+    for head in ((0, 1), (2, 0), (3, 2)):
+        torch.testing.assert_close(cut_paths(model, tokens, lengths, head, []), plain, rtol=1e-9, atol=1e-9)
+
+
+@every_kind
+@pytest.mark.parametrize("head", [(0, 0), (1, 2), (3, 1)])
+def test_with_every_path_cut_the_head_is_silent(kind: dict[str, Any], head: tuple[int, int]) -> None:
+    model = made(kind)
+    tokens, lengths = texts(model)
+    gains = torch.ones(1, model.config.num_heads, dtype=torch.float64)
+    gains[0, head[1]] = 0
+    source = DecoderSource(model)
+    (state,) = (state for state in source.states(tokens, lengths) if state.layer == head[0])
+    silent = source.replay(state, gains)[0]
+    found = cut_paths(model, tokens, lengths, head, paths_from(model, head[0]))
+    torch.testing.assert_close(found, silent, rtol=1e-7, atol=1e-8)
+
+
+def by_hooks(model: Decoder, tokens: Tensor, lengths: Tensor, head: tuple[int, int], path: Path) -> Tensor:
+    """One path cut by hooks on the modules: what the reader is given has the head's part taken off."""
+    own: list[Tensor] = []
+    handles = []
+
+    def hook(module: nn.Module, run: Callable[..., Any]) -> None:
+        handles.append(module.register_forward_hook(run))
+
+    layer, index = head
+    size = model.config.d_model // model.config.num_heads
+
+    def keep(module: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+        part = torch.zeros_like(given[0])
+        part[..., index * size : (index + 1) * size] = given[0][..., index * size : (index + 1) * size]
+        own.append(F.linear(part, module.weight))  # type: ignore[arg-type]
+
+    hook(model.block(layer).attention.out, keep)
+
+    def without(module: nn.LayerNorm) -> Callable[..., Tensor]:
+        def run(_: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
+            return F.layer_norm(given[0] - own[0], module.normalized_shape, module.weight, module.bias, module.eps)
+
+        return run
+
+    if path.reader == "ffn":
+        norm = model.block(path.layer).norm_ffn
+        hook(norm, without(norm))
+    elif path.reader == "readout":
+        assert isinstance(model.final_norm, nn.LayerNorm)
+        hook(model.final_norm, without(model.final_norm))
+    else:
+        block = model.block(path.layer)
+        place = ("queries", "keys", "values").index(path.reader)
+        changed: list[Tensor] = []
+        hook(block.norm_attention, lambda module, given, out: changed.append(without(module)(module, given, out)))
+
+        def splice(module: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
+            other = F.linear(changed[-1], module.weight, module.bias)  # type: ignore[arg-type]
+            parts, others = list(out.chunk(3, dim=-1)), other.chunk(3, dim=-1)
+            parts[place] = others[place]
+            return torch.cat(parts, dim=-1)
+
+        hook(block.attention.qkv, splice)
+    try:
+        with torch.no_grad():
+            return model(tokens, lengths, fused=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("kind", [{"encoding": "rope", "readout": "mean"}, {"encoding": "alibi", "readout": "mean"}])
+def test_one_path_is_what_hooks_on_the_modules_take_off(kind: dict[str, Any]) -> None:
+    model = made(kind)  # the mean is read, so that every layer computes all positions
+    tokens, lengths = texts(model)
+    head = (1, 2)
+    plain = model(tokens, lengths)
+    for path in paths_from(model, 1):
+        found = cut_paths(model, tokens, lengths, head, [path])
+        torch.testing.assert_close(found, by_hooks(model, tokens, lengths, head, path), rtol=1e-7, atol=1e-8)
+        assert not torch.allclose(found, plain, rtol=1e-4, atol=1e-5), f"{path} matters"
+
+
+def test_the_paths_are_those_that_are_there() -> None:
+    model = made({"encoding": "rope"})
+    assert paths_from(model, 3) == [Path(3, "ffn"), Path(4, "readout")]
+    assert len(paths_from(model, 1)) == 2 + 2 * 4
+    released = made({"encoding": "rope", "protocol": "released"})
+    assert {path.reader for path in paths_from(released, 0)} == {"queries", "ffn", "readout"}
+    tokens, lengths = texts(model)
+    assert len(list(each_path(model, tokens, lengths, (1, 0)))) == 2 + len(paths_from(model, 1))
