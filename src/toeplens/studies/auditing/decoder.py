@@ -35,7 +35,6 @@ from toeplens.studies.auditing.kept import Kept, files_of
 from toeplens.studies.auditing.measuring import head_records
 from toeplens.studies.auditing.record import LayerRecord, Measured, NotThere
 from toeplens.studies.auditing.result import Audit, finished
-from toeplens.studies.kit.models import VERSIONS
 from toeplens.studies.kit.options import AuditOptions
 from toeplens.training import Batches, Run, plan_execution
 
@@ -86,7 +85,6 @@ def audit_run(model: Run | str | Path, options: AuditOptions, directory: Path | 
         "text": "examples of the run's test set",
         "sequences": len(data),
         "tokens": data.tokens.shape[1],
-        **VERSIONS,
     }
     whole = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
     return finished(effects, about, seed=options.seed, started=started, whole=whole)

@@ -19,6 +19,7 @@ from toeplens.studies.auditing.kept import PARTS
 from toeplens.studies.auditing.record import AuditRecord
 from toeplens.studies.auditing.sheets import Scale, Values, digits_of, scales_of, title, values_of
 from toeplens.studies.auditing.words import Names, Place, audited, model, place_title, power, proved, told, worst
+from toeplens.studies.kit.models import VERSIONS
 
 RECORD = "audit.json"  # file name of the record
 PARQUET, CSV = "heads.parquet", "heads.csv"
@@ -34,14 +35,14 @@ class Audit(AuditRecord):
 
 
 def finished(effects: Effects, about: dict[str, Any], *, seed: int, started: float, **more: Any) -> Audit:
-    """The finished audit, with seed, effects and seconds added to its ``about``.
+    """The finished audit, with seed, effects, versions and seconds added to its ``about``.
 
     ``started`` is the start time, from `time.monotonic`.
     """
     fields = dict(vars(effects))
     said = {name: fields.pop(name) for name in ("no_effects", "intervals", "race")}
     known = {name: value for name, value in said.items() if value is not None}
-    about = {**about, "seed": seed, **known, "seconds": round(time.monotonic() - started, 1)}
+    about = {**about, "seed": seed, **known, **VERSIONS, "seconds": round(time.monotonic() - started, 1)}
     return Audit(about=about, **fields, **more)
 
 

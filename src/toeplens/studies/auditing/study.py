@@ -21,6 +21,7 @@ from toeplens.ground.places import entered, must_be_of
 from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
 from toeplens.sources.huggingface.beforehand import calls_of
 from toeplens.sources.huggingface.loading import Loaded, called_of, open_model
+from toeplens.sources.huggingface.model import library
 from toeplens.studies.auditing.effects import Effects, effects_of, without_effects
 from toeplens.studies.auditing.inputs import Progress, Sequences, Work, inputs_of, read_tokens, sequences_of, texts_of
 from toeplens.studies.auditing.kept import PARTS, Kept, identity
@@ -28,7 +29,7 @@ from toeplens.studies.auditing.measuring import measure
 from toeplens.studies.auditing.record import Measured, NotThere
 from toeplens.studies.auditing.result import RECORD, Audit, finished, open_audit, parquet_of, save
 from toeplens.studies.kit.changes import changes_of, told
-from toeplens.studies.kit.models import described, failures_of
+from toeplens.studies.kit.models import failures_of
 from toeplens.studies.kit.options import AuditOptions, taking
 from toeplens.studies.kit.questions import Item, Writer, retrieval_of
 
@@ -241,12 +242,17 @@ def _about(loaded: Loaded, read: Sequences, options: AuditOptions, changes: Sequ
     digest = hashlib.sha256(f"{list(read.tokens.shape)} {list(read.lengths)}".encode() + read.tokens.numpy().tobytes())
     more = {"needles": options.needles, "changes": told(changes), "texts": list(read.texts)}
     more |= {"lengths": list(read.lengths), "unused_bos": read.unused_bos}
-    return described(loaded) | {
+    return {
+        "model": loaded.called,
+        "class": type(model).__name__,
         "model_type": model.config.model_type,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "random_weights": list(loaded.missing),
         "unused_weights": list(loaded.left_over),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": None if loaded.quantised is None else str(loaded.quantised),
         "device": str(model.device),
+        "transformers": library().__version__,
         "text": read.origin,
         "sequences": count,
         "tokens": length,

@@ -1,32 +1,19 @@
-"""What audits and probes of transformers models share: the description of the model, and how failures are reported."""
+"""What audits and probes of models share: the versions that they record, and how failures are reported."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.loading import Loaded
-from toeplens.sources.huggingface.model import library, of_libraries, words
+from toeplens.sources.huggingface.model import of_libraries, words
 
 VERSIONS = {"torch": torch.__version__, "python": platform.python_version()}
-
-
-def described(loaded: Loaded) -> dict[str, Any]:
-    """The fields of a record that say which model and which versions of the libraries it is of."""
-    return {
-        "model": loaded.called,
-        "class": type(loaded.model).__name__,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
-        "weights": None if loaded.quantised is None else str(loaded.quantised),
-        "transformers": library().__version__,
-        **VERSIONS,
-    }
 
 
 @contextmanager

@@ -19,9 +19,10 @@ from toeplens.ground.machine import within
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.beforehand import calls_of, check_decoder, check_length, check_predicts
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
+from toeplens.sources.huggingface.model import library
 from toeplens.sources.huggingface.prediction import Predictions, predictions
 from toeplens.studies.kit.changes import told
-from toeplens.studies.kit.models import described, failures_of
+from toeplens.studies.kit.models import VERSIONS, failures_of
 from toeplens.studies.kit.options import SEEDS, Asked
 from toeplens.studies.kit.questions import HeadRetrieval, Item, Writer, batches, retrieval_of
 from toeplens.studies.probing.record import ItemRecord, ProbeRecord
@@ -61,7 +62,17 @@ class Probing:
         check_length(loaded, "lengths", max(asked.lengths))
         items = writer.items(asked)
         asked_for = {name: list(x) if isinstance(x, tuple) else x for name, x in vars(asked).items()}
-        about = {**described(loaded), **source, **asked_for, "seed": seed}
+        about = {
+            "model": loaded.called,
+            "class": type(loaded.model).__name__,
+            "dtype": str(loaded.model.dtype).removeprefix("torch."),
+            "weights": None if loaded.quantised is None else str(loaded.quantised),
+            **source,
+            **asked_for,
+            "seed": seed,
+            "transformers": library().__version__,
+            **VERSIONS,
+        }
         return cls(loaded, tuple(items), about, report)
 
     @cached_property
