@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from toeplens.encodings.kit import is_readable, require_between, require_count, require_whole, without_autocast
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.ground import InputError, invalid
-from toeplens.ground.options import check, parameters
+from toeplens.ground.options import checked, parameters
 
 
 @dataclass(frozen=True)
@@ -219,14 +219,11 @@ class PositionalEncoding(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = checked(cls.__init__)
         if {"bias", "kernel"} & vars(cls).keys() and "bias_product" not in vars(cls):
             cls.factorable = False  # an inherited product belongs to another bias
         cls._seeing = frozenset(hook for hook in HOOKS if "seen" in inspect.signature(getattr(cls, hook)).parameters)
-
-    def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Check the given options against their annotations (see `toeplens.ground.options.must_be`)."""
-        check(cls.options(), given)
-        return super().__new__(cls)
 
     def __init__(self, *, d_model: int, num_heads: int, head_dim: int, max_len: int) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ from toeplens.encodings.kit import require_even, require_number, require_whole, 
 from toeplens.encodings.rotary import Pairing, RoPE, Rotary
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
 from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.options import Count, Limits, NotNegative, Positive, Share, must_be, parameters
+from toeplens.ground.options import Count, Limits, NotNegative, Positive, Share, check, parameters
 
 _Length = Annotated[float, Limits(at_least=1)]
 # keywords of all types: default and annotation
@@ -277,6 +277,7 @@ class ScaledRoPE(Rotary):
         if self.only not in (None, chosen):
             raise invalid("rope_type", f"be {self.only!r} for this encoding", chosen)
         choose("rope_type", chosen, RULES)
+        check(self.options(), given)
         require_even("head_dim", given["head_dim"])
         start = Start(
             given["head_dim"],
@@ -630,10 +631,6 @@ class ConfiguredRoPE(ScaledRoPE):
             if kind not in by_type:
                 raise InputError(f"layer_types: layer {layer} has type {kind!r}, which has no parameters.")
         turned = {kind: dict(own) for kind in dict.fromkeys(layer_types) if (own := by_type[kind]) is not None}
-        known = self.options()
-        for kind, own in turned.items():
-            for name in filter(known.__contains__, own):
-                must_be(f"{kind}.{name}", own[name], known[name].annotation)
         if not turned:
             raise InputError("layer_types: no layer type has parameters. Use encoding 'nope'.")
         first = next(iter(turned))

@@ -7,7 +7,7 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -57,6 +57,17 @@ def check(known: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> N
     """Raise an `InputError` for a given value that does not match its parameter's annotation (see `must_be`)."""
     for option in filter(known.__contains__, given):
         must_be(option, given[option], known[option].annotation)
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which first checks its keyword arguments against their annotations."""
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        check(parameters(function), given)
+        return function(*args, **given)
+
+    return call
 
 
 def must_be(field: str, value: Any, annotation: Any) -> None:
