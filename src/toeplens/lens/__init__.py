@@ -47,8 +47,7 @@ from toeplens.lens.kit.position import PositionEffect, Split, position_effect, p
 from toeplens.lens.kit.terms import NoForm, Shares
 from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_profile
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace, Traceable
-from toeplens.lens.logits import KINDS, LogitParts, decompose
-from toeplens.lens.relevance import Relevance
+from toeplens.lens.logits import KINDS, LogitParts, Relevance, decompose
 from toeplens.lens.stream import (
     CurveDimension,
     PositionSubspace,

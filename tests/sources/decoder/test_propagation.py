@@ -17,7 +17,7 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.ground import InputError
-from toeplens.lens.relevance import Relevance, by_offset, by_place, taylor_softmax
+from toeplens.lens.logits import Relevance, by_offset, by_place, taylor_softmax
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import relevance
 from toeplens.sources.decoder import propagation as module
