@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import itertools
 from functools import cache
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy
+from tests.builders import wrong_types
 from tests.lens import models
 from tests.lens.models import logits_without, loud_decoder, split
 from torch import Tensor
@@ -450,15 +450,15 @@ def test_a_memory_that_knows_everything_needs_no_model():
 # ---- records and refusals -------------------------------------------------------------------------------------------
 
 
+@wrong_types
 @pytest.mark.parametrize(
     ("field", "value", "near"),
     [("metric", "acuracy", "accuracy"), ("intervention", "zeros", "zero"), ("method", "exat", "exact")],
 )
 def test_an_unknown_choice_is_refused_with_the_nearest_named(field: str, value: str, near: str):
     model, batch = standing()
-    bare = inspect.unwrap(ablate_heads)  # the tests' type checker would refuse it first
     with pytest.raises(InputError, match=f"^{field} must be .*, got '{value}'; did you mean '{near}'"):
-        bare(DecoderSource(model), [batch], **{field: value})
+        ablate_heads(DecoderSource(model), [batch], **{field: value})
 
 
 def test_no_examples_are_refused():
