@@ -16,7 +16,6 @@ from toeplens.ground import InputError, read_json, write_json
 from toeplens.papers.deposit import accuracy_table
 from toeplens.papers.deposit import grid as places
 from toeplens.papers.mathematics import EXPERIMENTS
-from toeplens.papers.mathematics.heads import NAME
 from toeplens.papers.mathematics.study import KIND as THEORY
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.studies import grid
@@ -189,7 +188,7 @@ def test_texts_in_place_of_sequences(name: str) -> None:
 def test_every_experiment_is_there_under_every_seed() -> None:
     content = read_json(RESULTS / "theory" / "results.json")
     assert content["finished"] == content["total"] == content["seeds"] * (len(EXPERIMENTS) + 1)
-    assert set(content["records"]) == {*EXPERIMENTS, NAME}
+    assert set(content["records"]) == {*EXPERIMENTS, "heads"}
     assert content["seeds"] >= 5
 
 
@@ -198,7 +197,7 @@ def test_every_experiment_is_there_under_every_seed() -> None:
     [
         ("phases", {"ranges": {}}),  # unlike the record of the first seed
         ("filling", {"tallies": 3}),
-        (NAME, {"rope trained": {"width": "wide"}}),
+        ("heads", {"rope trained": {"width": "wide"}}),
         ("small_norm", {"models": None}),
     ],
 )

@@ -3,127 +3,94 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from toeplens.engine import Job, Limits, carry_out
-from toeplens.ground import InputError
-from toeplens.papers.mathematics import (
-    CLAIMS,
-    Theory,
-    check_theory,
-    contraction,
-    expressiveness,
-    filling,
-    gather,
-    heads,
-    is_theory,
-    latent,
-    normalising,
-    phases,
-    related,
-    small_norm,
-    study,
-    universal,
-)
-from toeplens.papers.mathematics.c4 import estimators, manifold
+from toeplens.ground import InputError, read_json
+from toeplens.papers.mathematics import CLAIMS, EXPERIMENTS, Theory, check_theory, gather, is_theory, study, universal
 from toeplens.papers.mathematics.page import render_theory
-from toeplens.studies import judge_all
+from toeplens.papers.mathematics.statements import DATA, Records, tally
+from toeplens.studies import Claim, combine, judge_all
 
-pytestmark = pytest.mark.heavy  # every experiment, and two small models
-
-SMALL: dict[Any, dict[str, Any]] = {
-    contraction: {"SEARCHED": (2, 3, 4), "LENGTHS": (16, 32)},
-    phases: {"SIZES": (2, 3, 4), "FEJER": (2, 3), "ROWS": (8, 32)},
-    expressiveness: {"FIXED": (100,), "DRAWS": 1000},
-    estimators: {"WIDTHS": (64,), "VOCABULARIES": (8, 64), "DRAWS": 2, "TEXTS": 8},
-    filling: {"SIZES": (32, 64)},
-    manifold: {"WIDTHS": (16,), "LENGTHS": (24,)},
-    related: {"DEPTHS": (1,)},
+RECORDED = Path(__file__).parents[3] / "results" / "theory"
+SMALL: dict[str, dict[str, Any]] = {
+    "distance": {"tries": 20},
+    "normalising": {"tries": 20},
+    "filling": {"sizes": (32, 64)},
+    "latent": {"tries": 20},
+    "contraction": {"tries": 20, "searched": (2, 3, 4), "lengths": (16, 32)},
+    "phases": {"tries": 20, "sizes": (2, 3, 4), "fejer": (2, 3), "rows": (8, 32)},
+    "expressiveness": {"instances": 1, "restarts": 1, "steps": 5, "fixed": (100,), "draws": 1000},
+    "estimators": {"widths": (64,), "vocabularies": (8, 64), "draws": 2, "texts": 8},
+    "manifold": {"widths": (16,), "lengths": (24,)},
+    "related": {"tries": 20, "depths": (1,)},
+    "small_norm": {"steps": 3},
 }
+SEARCHES = ["distance", "normalising", "filling", "latent", "contraction", "phases", "related"]
 
 
-@pytest.fixture(scope="module")
-def quick() -> Iterator[None]:
-    """Few tries, few sizes, small models, all in this process."""
-    patch = pytest.MonkeyPatch()
-    for module, sizes in SMALL.items():
-        for name, value in sizes.items():
-            patch.setattr(module, name, value)
-    for module in (normalising, latent, contraction, phases, related):
-        name = module.__name__.rsplit(".", 1)[-1]
-        patch.setitem(study.EXPERIMENTS, name, partial(getattr(module, name), tries=20))
-    patch.setitem(study.EXPERIMENTS, "small_norm", partial(small_norm.small_norm, steps=3))
-    options = {"instances": 1, "restarts": 1, "steps": 5}
-    patch.setitem(study.EXPERIMENTS, "expressiveness", partial(expressiveness.expressiveness, **options))
-
-    def small(scale: str, label: str, seed: int) -> Job:
-        job = made(scale, label, seed)
-        content = job.spec.model_copy(update={"epochs": 1, "train_examples": 64, "test_examples": 64})
-        return Job(content, job.label)
-
-    def here(jobs: Sequence[Job], out: Path, limits: Limits, **_: Any) -> None:
-        for job in jobs:
-            carry_out(job, out, limits)
-
-    made = study._job
-    patch.setattr(study, "_job", small)
-    patch.setattr(study, "run_jobs", here)
-    yield
-    patch.undo()
+def claims_on(name: str) -> list[Claim[Records]]:
+    ids = [claim["id"] for claim in DATA["experiments"][name]["claims"]]
+    return [claim for claim in CLAIMS if claim.id in ids]
 
 
-@pytest.fixture(scope="module")
-def theory(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Theory:
-    out = tmp_path_factory.mktemp("theory") / "out"
-    return check_theory(out, scale="smoke", seeds=1, workers=1, limits=Limits(device="cpu", compile="off"))
+def made(name: str) -> dict[str, Any]:
+    """A search's record with few tries, at all sizes: its verdicts are those of many."""
+    return EXPERIMENTS[name](0, tries=20)
 
 
-def test_everything_is_carried_out_and_written_down(theory: Theory) -> None:
-    assert theory.complete
-    assert {path.name for path in theory.directory.iterdir()} == {
-        ".lock", "study.json", "results.json", "claims.json", "records", "runs",
-    }  # fmt: skip
-    assert [entry.claim.id for entry in theory.entries] == [claim.id for claim in CLAIMS]
-    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
-    assert all(entry.evidence for entry in theory.entries)
+recorded = cache(made)
+every_search = pytest.mark.parametrize("name", SEARCHES)
 
 
-def test_verdicts_follow_from_the_records(theory: Theory) -> None:
-    assert is_theory(theory.directory)
-    assert [e.to_dict() for e in gather(theory.directory).entries] == [e.to_dict() for e in theory.entries]
-    nothing = judge_all(CLAIMS, {name: [] for name in theory.records})
-    assert {entry.verdict for entry in nothing} == {"undecided"}
+# ---- searches for counterexamples -----------------------------------------------------------------------------------
 
 
-def doctored(theory: Theory, change: dict[str, float]) -> dict[str, str]:
-    """Verdicts on the heads' claims with some of their tables set to a number, in five seeds that differ a little."""
-    records = []
-    for nudge in (0.0, 1e-4, 2e-4, 3e-4, 4e-4):
-        record: dict[str, Any] = copy.deepcopy(dict(theory.records["heads"][0]))
-        for model, tables in record.items():
-            for path, value in change.items():
-                where, name = path.split("/")
-                if model.startswith(where):
-                    if name == "overlap":
-                        tables["spans"]["overlap"] = (value + nudge) * tables["spans"]["chance"]
-                    elif name in tables:
-                        tables[name] = [[value + nudge] * len(row) for row in tables[name]]
-        records.append(record)
-    return {entry.claim.id: entry.verdict for entry in judge_all(heads.CLAIMS, {"heads": records})}
+@every_search
+@pytest.mark.heavy
+def test_the_record_is_repeatable(name: str) -> None:
+    assert recorded(name) == made(name)
 
 
-def test_the_heads_claims_can_be_decided_either_way(theory: Theory) -> None:
-    yes = {"rope/width": 0.5, "rope/gram": 0.5, "alibi/width": 2.0, "rope/bound": 0.9, "rope/phase_error": 0.01}
-    yes |= {"absolute/position_toeplitz": 0.995, "absolute/overlap": 0.9, "learned/overlap": 0.9}
-    no = {"rope/width": 1.5, "rope/gram": 1.5, "alibi/width": 0.5, "rope/bound": 1.1, "rope/phase_error": 0.5}
-    no |= {"absolute/position_toeplitz": 0.5, "absolute/overlap": 0.1, "learned/overlap": 0.9}
-    assert set(doctored(theory, yes).values()) == {"holds"}
-    assert set(doctored(theory, no).values()) == {"fails"}
+@every_search
+def test_the_record_is_plain(name: str) -> None:
+    assert json.loads(json.dumps(recorded(name), allow_nan=False)) == recorded(name)
+    with pytest.raises(InputError, match="tries must be at least 20, got 19"):
+        EXPERIMENTS[name](0, tries=19)
+
+
+@every_search
+def test_verdicts_are_those_of_the_record(name: str) -> None:
+    ledger = {each["id"]: each["verdict"] for each in read_json(RECORDED / "claims.json")["claims"]}
+    for claim in claims_on(name):
+        assert combine(claim.check({name: [recorded(name)]})) == ledger[claim.id]
+        assert combine(claim.check({name: []})) == "undecided"
+
+
+@every_search
+def test_every_verdict_follows_its_record(name: str) -> None:
+    """With every tally turned round, what held fails and what failed holds, part by part; one bad seed is enough."""
+    doctored = copy.deepcopy(recorded(name))
+    for each in doctored["tallies"].values():
+        each["violations"] = 0 if each["violations"] else 1
+    swap = {"holds": "fails", "fails": "holds"}
+    for claim in claims_on(name):
+        before, after = (claim.check({name: [each]}) for each in (recorded(name), doctored))
+        assert [part.verdict for part in after] == [swap[part.verdict] for part in before], claim.id
+        for part in claim.check({name: [recorded(name), doctored]}):
+            assert part.verdict == ("holds" if part.evidence.startswith("not: ") else "fails"), claim.id
+
+
+def test_a_margin_that_is_no_number_counts_against_the_statement() -> None:
+    assert tally([0.0, float("nan")])["violations"] == 1
+    assert tally([-1e-12], -1e-9)["violations"] == 1
+    assert tally([-1e-3, 1e-12]) == {"tried": 2, "violations": 0, "worst": 1e-12}
 
 
 def test_a_statement_about_all_instances() -> None:
@@ -134,7 +101,54 @@ def test_a_statement_about_all_instances() -> None:
     assert finding.evidence == "it: contradicted by 1 of 9 instances; by 3"
 
 
-def test_the_page_shows_every_statement_and_plot(theory: Theory) -> None:
+def test_every_threshold_is_in_its_rule() -> None:
+    """The evidence names the threshold that the code compares with; the rule was written by a person."""
+    for each in read_json(RECORDED / "claims.json")["claims"]:
+        rule = next(claim.rule for claim in CLAIMS if claim.id == each["id"])
+        for evidence in each["evidence"]:
+            if ", threshold " in evidence:
+                assert f" {evidence.rsplit(', threshold ', 1)[1]}" in rule.replace("%", " "), each["id"]
+
+
+# ---- the study ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def theory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theory]:
+    """Few tries, few sizes, small models, all in this process."""
+
+    def small(scale: str, label: str, seed: int) -> Job:
+        job = whole(scale, label, seed)
+        content = job.spec.model_copy(update={"epochs": 1, "train_examples": 64, "test_examples": 64})
+        return Job(content, job.label)
+
+    def here(jobs: Sequence[Job], out: Path, limits: Limits, **_: Any) -> None:
+        for job in jobs:
+            carry_out(job, out, limits)
+
+    whole = study._job
+    with pytest.MonkeyPatch.context() as patch:
+        for name, sizes in SMALL.items():
+            patch.setitem(EXPERIMENTS, name, partial(EXPERIMENTS[name], **sizes))
+        patch.setattr(study, "_job", small)
+        patch.setattr(study, "run_jobs", here)
+        out = tmp_path_factory.mktemp("theory") / "out"
+        yield check_theory(out, scale="smoke", seeds=1, workers=1, limits=Limits(device="cpu", compile="off"))
+
+
+@pytest.mark.heavy
+def test_everything_is_carried_out_written_down_and_shown(theory: Theory) -> None:
+    assert theory.complete
+    assert {path.name for path in theory.directory.iterdir()} == {
+        ".lock", "study.json", "results.json", "claims.json", "records", "runs",
+    }  # fmt: skip
+    assert [entry.claim.id for entry in theory.entries] == [claim.id for claim in CLAIMS]
+    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
+    assert all(entry.evidence for entry in theory.entries)
+    assert is_theory(theory.directory)
+    assert [e.to_dict() for e in gather(theory.directory).entries] == [e.to_dict() for e in theory.entries]
+    nothing = judge_all(CLAIMS, {name: [] for name in theory.records})
+    assert {entry.verdict for entry in nothing} == {"undecided"}
     page = render_theory(theory)
     assert page == render_theory(theory)
     assert all(f'id="claim-{claim.id}"' in page for claim in CLAIMS)
@@ -142,6 +156,31 @@ def test_the_page_shows_every_statement_and_plot(theory: Theory) -> None:
     assert page.count('class="plot"') >= 12
 
 
+@pytest.mark.heavy
+def test_the_heads_claims_can_be_decided_either_way(theory: Theory) -> None:
+    yes = {"rope/width": 0.5, "rope/gram": 0.5, "alibi/width": 2.0, "rope/bound": 0.9, "rope/phase_error": 0.01}
+    yes |= {"absolute/position_toeplitz": 0.995, "absolute/overlap": 0.9, "learned/overlap": 0.9}
+    no = {"rope/width": 1.5, "rope/gram": 1.5, "alibi/width": 0.5, "rope/bound": 1.1, "rope/phase_error": 0.5}
+    no |= {"absolute/position_toeplitz": 0.5, "absolute/overlap": 0.1, "learned/overlap": 0.9}
+    for change, verdict in ((yes, "holds"), (no, "fails")):
+        records = [doctored(theory.records["heads"][0], change, nudge) for nudge in (0.0, 1e-4, 2e-4, 3e-4, 4e-4)]
+        assert {entry.verdict for entry in judge_all(claims_on("heads"), {"heads": records})} == {verdict}
+
+
+def doctored(heads: Any, change: dict[str, float], nudge: float) -> dict[str, Any]:
+    """The heads' record with some of its tables set to a number."""
+    record = copy.deepcopy(dict(heads))
+    for model, tables in record.items():
+        for path, value in change.items():
+            where, name = path.split("/")
+            if model.startswith(where) and name == "overlap":
+                tables["spans"]["overlap"] = (value + nudge) * tables["spans"]["chance"]
+            elif model.startswith(where) and name in tables:
+                tables[name] = [[value + nudge] * len(row) for row in tables[name]]
+    return record
+
+
+@pytest.mark.heavy
 def test_bad_input_is_one_sentence(theory: Theory, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"scale must be .*, got 'tiny'"):
         check_theory(tmp_path / "new", scale="tiny")

@@ -1,6 +1,6 @@
 """The papers' mathematics as numerical experiments: each statement as published, and corrected."""
 
-from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, universal
+from toeplens.papers.mathematics.statements import UNIVERSAL, Record, Records, universal
 from toeplens.papers.mathematics.study import CLAIMS, EXPERIMENTS, Theory, check_theory, gather, is_theory, jobs
 
 __all__ = [

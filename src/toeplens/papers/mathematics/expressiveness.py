@@ -1,41 +1,216 @@
-"""Is RoPE's logit form more expressive than the additive one? Proposition B.2, tested by feasibility.
+"""Is RoPE's logit form more expressive than the additive one? (arXiv 2505.13027, Proposition B.2; theory section 6)
 
 In the proposition, wanted and unwanted contents have the same offset, so the same beta_delta and the same rotation.
 Then beta_delta cancels, and the free vectors absorb the rotation, an orthogonal map: both forms are equivalent. If the
 signs also depend on the offset, they differ, and neither contains the other. Over all 2^M tables of signs on M places,
 the solution sets of a form partition its parameter space (except for ties), so their mean volume is 2^-M for every
-form. Only the number of tables with any solution can differ; it is counted here.
+form. Only the number of tables with any solution can differ; it is counted here, by feasibility.
 
-The additive form is that of the proposition, without the cross terms of content and absolute position of equation 8.
+An instance is a table Y of signs, Y[a, b, delta] in {+1, -1, 0}: the logit of query content a and key content b at
+offset delta = i - j must be high, must be low, or is free. C1 > C2 of the paper are a threshold c and a margin: a form
+of the logit satisfies an instance if Y (L + c) > 0 wherever Y is not 0, for some parameters of the form. The additive
+form is that of the proposition, without the cross terms of content and absolute position of equation 8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Bool
+import torch
+from jaxtyping import Float, Int
+from numpy.random import Generator, Philox
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
 
-from toeplens.ground import invalid
+from toeplens.encodings.rotary import rotary_frequencies
 from toeplens.lens import bootstrap_means
-from toeplens.papers.mathematics.feasibility import (
-    Form,
-    Signs,
-    additive,
-    additive_possible,
-    additive_signs,
-    one_angle,
-    random_signs,
-    rotary,
-    rotary_possible,
-    search,
-    separable,
-    wanted_signs,
-)
-from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, universal
-from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.verdicts import Finding, above, below, supporting
+from toeplens.papers.mathematics.statements import Experiment, Record, Records, Sizes, universal
+from toeplens.studies.kit.verdicts import Finding, above, below
+
+BASE = 10000.0
+ZERO = 1e-7  # the solver's own tolerance: a margin up to this share of the largest coefficient is taken to be none
+RATE = 0.05
+
+Signs = Int[np.ndarray, "I V V D"]  # instances, query contents, key contents, offsets 0 to D - 1
+
+
+def random_signs(rng: Generator, count: int, places: int, *, vocabulary: int, offsets: int) -> Signs:
+    """``count`` instances with random signs on ``places`` random places of the table."""
+    shape = (count, vocabulary, vocabulary, offsets)
+    order = rng.permuted(np.tile(np.arange(vocabulary**2 * offsets), (count, 1)), axis=1).reshape(shape)
+    return np.where(order < places, rng.choice([-1, 1], shape), 0)
+
+
+def wanted_signs(rng: Generator, count: int, pairs: int, *, vocabulary: int, offsets: int) -> Signs:
+    """``pairs`` random pairs of contents are wanted, each at one random offset, and nothing else in the whole table.
+
+    One pair is Task 1 for one head and one distance.
+    """
+    signs = np.full((count, vocabulary**2, offsets), -1)
+    for table in signs:
+        table[rng.choice(len(table), pairs, replace=False), rng.integers(0, offsets, pairs)] = 1
+    return signs.reshape(count, vocabulary, vocabulary, offsets)
+
+
+def additive_signs(
+    rng: Generator, count: int, kind: Literal["offset", "sum", "decay"], *, vocabulary: int, offsets: int
+) -> Signs:
+    """The signs of an additive form, on the whole table.
+
+    ``offset`` is beta_delta alone, ``sum`` C_ab + beta_delta, all standard normal. ``decay`` has a beta_delta that
+    falls evenly from 2 to -2, as in ALiBi: each pair of contents is wanted up to a distance of its own.
+    """
+    contents = rng.normal(size=(count, vocabulary, vocabulary, 1)) * (kind != "offset")
+    steep = np.linspace(2, -2, offsets).reshape(1, 1, 1, -1)
+    beta = steep if kind == "decay" else rng.normal(size=(count, 1, 1, offsets))
+    return np.where(contents + beta > 0, 1, -1)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of the logit: L[a, b, delta] = Re sum over t of u_at conj(v_bt) e^(i delta theta_t), + beta_delta.
+
+    frequencies  theta_t, one a pair of dimensions (the width is twice their number); 0 for a pair that does not turn
+    bias         whether there is a free beta_delta; all frequencies 0 and a bias is the additive form
+    """
+
+    frequencies: tuple[float, ...]
+    bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """Dimensions of a content vector."""
+        return 2 * len(self.frequencies)
+
+
+def additive(width: int) -> Form:
+    """<u_a, v_b> + beta_delta: the paper's relative position encoding (equation 8 with only the bias)."""
+    return Form((0.0,) * (width // 2), bias=True)
+
+
+def rotary(width: int) -> Form:
+    """RoPE of this width, base 10000, without a bias (the paper's equation 9)."""
+    return Form(tuple(rotary_frequencies(width, BASE).tolist()))
+
+
+def one_angle(width: int) -> Form:
+    """RoPE in which only the pair of the highest frequency (1 radian per token) rotates; the others are frozen."""
+    return Form((1.0,) + (0.0,) * (width // 2 - 1))
+
+
+def logits(
+    form: Form, u: Float[Tensor, "*B V d"], v: Float[Tensor, "*B V d"], offsets: int
+) -> Float[Tensor, "*B V V D"]:
+    """The table L of content vectors ``u`` (queries) and ``v`` (keys), at offsets 0 to ``offsets`` - 1, without bias.
+
+    The first half of a vector's d dimensions holds the real parts of its n pairs, the second the imaginary parts.
+    """
+    cos, sin = _turns(form.frequencies, offsets, u.dtype)
+    a, b = (half.unsqueeze(-2) for half in u.chunk(2, dim=-1))
+    turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)  # [*B, V, D, d]
+    table = turned.flatten(-3, -2) @ v.transpose(-1, -2)
+    return table.unflatten(-2, (-1, offsets)).transpose(-1, -2)
+
+
+@lru_cache
+def _turns(frequencies: tuple[float, ...], offsets: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [D, n] of all angles."""
+    angles = torch.outer(torch.arange(offsets, dtype=torch.float64), torch.tensor(frequencies, dtype=torch.float64))
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def margins(form: Form, signs: Signs, *, restarts: int, steps: int, seed: int) -> Float[np.ndarray, "I"]:
+    """Search for parameters that satisfy each instance: Adam on the squared hinge loss, several random starts at once.
+
+    The content vectors are free, and so are the threshold and, in a form with a bias, beta_delta. Returns, of the best
+    start, the least Y (L + c) over the root mean square of L + c, both over the instance's signs, in float64: a
+    witness, so a number above 0 is certain; 0 says that no parameters were found.
+
+    Arguments
+        signs     [I, V, V, D] instances
+        restarts  starts an instance
+        steps     of the optimiser
+        seed      of the starts
+    """
+    generator = torch.Generator().manual_seed(seed)
+    wanted = torch.from_numpy(signs).unsqueeze(1)
+    y, counted = wanted.float(), wanted != 0
+    count, size, _, offsets = signs.shape
+    shape = (count, restarts, size, form.width)
+    u, v = (torch.randn(shape, generator=generator).div_(form.width**0.25).requires_grad_() for _ in range(2))
+    threshold = torch.zeros(count, restarts, 1, 1, 1, requires_grad=True)
+    beta = torch.zeros(count, restarts, 1, 1, offsets, requires_grad=form.bias)
+    optimiser = torch.optim.Adam([u, v, threshold, *([beta] if form.bias else [])], lr=RATE)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        short = torch.relu(1 - y * (logits(form, u, v, offsets) + beta + threshold)) * counted
+        short.square().sum().backward()
+        optimiser.step()
+    with torch.no_grad():
+        table = logits(form, u.double(), v.double(), offsets) + beta.double() + threshold.double()
+        least = torch.where(counted, wanted * table, torch.inf).flatten(2).amin(-1)
+        energy = (table.square() * counted).flatten(2).sum(-1) / counted.flatten(2).sum(-1)
+        best = (least / energy.sqrt()).amax(1).numpy()
+    return np.where(best > ZERO, best, 0.0)
+
+
+def additive_possible(signs: Int[np.ndarray, "V V D"]) -> bool:
+    """Whether any additive form of any width satisfies the instance. Exact.
+
+    With a content table C of full rank, C_ab + c > -beta_delta where the sign is +, and < where it is -: an order
+    between the pairs (a, b) and the offsets. Numbers that keep it exist if and only if it has no cycle.
+    """
+    flat = signs.reshape(-1, signs.shape[-1])
+    pair, offset = np.nonzero(flat)
+    up = flat[pair, offset] > 0
+    nodes = sum(flat.shape)
+    source, target = np.where(up, len(flat) + offset, pair), np.where(up, pair, len(flat) + offset)
+    graph = coo_array((np.ones(len(pair)), (source, target)), shape=(nodes, nodes))
+    return connected_components(graph, directed=True, connection="strong", return_labels=False) == nodes
+
+
+def rotary_possible(form: Form, signs: Int[np.ndarray, "V V D"]) -> bool:
+    """Whether a form without bias could satisfy the instance if each pair (a, b) had its own free coefficients z_t.
+
+    Re sum of z_t e^(i delta theta_t) in place of z_t = u_at conj(v_bt): the ranks are dropped, so that False is a proof
+    (up to `ZERO`) that the form cannot meet the instance. True says nothing; it is also the answer where the waves are
+    so nearly dependent that double precision loses their span.
+    """
+    flat = signs.reshape(-1, signs.shape[-1])
+    angles = np.outer(np.arange(flat.shape[1]), form.frequencies)
+    waves = np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
+    if np.linalg.cond(waves) * np.finfo(float).eps > ZERO:
+        return True
+    waves = np.linalg.qr(waves)[0]
+    pair, offset = np.nonzero(flat)
+    rows = np.zeros((len(pair), len(flat), waves.shape[1]))
+    rows[np.arange(len(pair)), pair] = waves[offset]
+    rows = np.concatenate((rows.reshape(len(pair), -1), np.ones((len(pair), 1))), axis=1)
+    return separable(rows * flat[pair, offset][:, None])
+
+
+def separable(rows: Float[np.ndarray, "m p"]) -> bool:
+    """Whether some w has rows @ w > 0 in all rows: the best margin of scaled rows, |w_k| <= 1, is over `ZERO`."""
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    count, size = rows.shape
+    answer = linprog(
+        np.append(np.zeros(size), -1.0),
+        A_ub=np.concatenate((-rows, np.ones((count, 1))), axis=1),
+        b_ub=np.zeros(count),
+        bounds=[(-1, 1)] * size + [(0, 1)],
+    )
+    if not answer.success:
+        raise ArithmeticError(f"The linear program was not solved: {answer.message}")
+    return bool(answer.x[-1] > ZERO)
+
+
+# ---- the experiment -------------------------------------------------------------------------------------------------
 
 COUPLED = {"vocabulary": 5, "offsets": 6}  # instances that need content and offset together
 RANDOM = (10, 20, 30, 45, 60, 90, 120)  # places with a sign, of 150
@@ -44,73 +219,62 @@ PLANTED = {"vocabulary": 4, "offsets": 16}  # instances made from an additive fo
 STATED = {"vocabulary": 6, "offsets": 1}  # free contents at one offset, which is one of 1 to TURNS
 STATED_WIDTH, FREE_WIDTH, TURNS = 4, 2, 5
 FIXED, FREE, DRAWN = (100, 200, 400, 800), (24, 28, 32, 36), (1, 3, 7)
-DRAWS = 20000
-MUCH = 0.1  # of the instances: the minimum for "much larger", and the margin for what the search misses
-NEED_BOTH = {"random": "random signs", "wanted": "wanted pairs at separate offsets"}
 
 
-def expressiveness(
-    seed: int, *, instances: int = 12, widths: Sequence[int] = (2, 4, 8, 16), restarts: int = 3, steps: int = 300
-) -> dict[str, Any]:
-    """Which instances each form of the logit can satisfy (Proposition B.2; theory section 6).
-
-    Arguments
-        seed       of the instances and of the starts
-        instances  of each size of each family
-        widths     dimensions of the content vectors; 2 is RoPE with one pair
-        restarts   starts of the search for each instance
-        steps      of each search
+def _run(
+    seed: int,
+    *,
+    instances: int = 12,
+    widths: Sizes = (2, 4, 8, 16),
+    restarts: int = 3,
+    steps: int = 300,
+    fixed: Sizes = FIXED,
+    draws: int = 20000,
+) -> Record:
+    """Which instances each form of the logit can satisfy: ``instances`` of each size of each family.
 
     Returns the arguments and
         stated  rows of the same-offset form: ``test`` (``fixed``: given token vectors and any bilinear form, by linear
                 programming; ``free``: free content vectors; ``draws``: share of random vectors at which the wanted
                 pair is above all others), ``size`` (the number of other pairs, or of signs), and the share of instances
                 met by ``relative`` and by ``rotary``
-        rows    one for each family, size and width: ``constraints`` (mean number of signs) and ``means``, by name
-                [mean over the instances, low, high] (95% paired bootstrap): ``bound`` (1 where some additive form of
-                any width meets the instance, exact), ``additive``, ``rotary``, ``one_angle`` (1 where the search found
-                parameters; all angles but one stopped in the last), their ``_margin`` (0 where none were found),
-                ``possible`` (0 where RoPE is proved unable), ``gain`` (rotary - bound); and counts: ``additive_met``,
-                of these ``impossible`` (RoPE of the same width is proved unable) and ``open`` (neither found nor
-                proved impossible)
+        rows    one for each family, size and width: `_rows`
     """
-    for field, value in (("instances", instances), ("restarts", restarts), ("steps", steps)):
-        if value < 1:
-            raise invalid(field, "be at least 1", value)
-    rng = np.random.Generator(np.random.Philox(seed))
+    rng = Generator(Philox(seed))
     options = {"restarts": restarts, "steps": steps, "seed": seed}
-    stated = [*_fixed(rng, instances), *_free(rng, instances, options), *_draws(rng)]
+    stated = _same_offset(rng, instances, options, fixed, draws)
     coupled = [("random", size, random_signs(rng, instances, size, **COUPLED)) for size in RANDOM]
     coupled += [("wanted", size, wanted_signs(rng, instances, size, **COUPLED)) for size in WANTED]
     kinds: tuple[Literal["offset", "sum", "decay"], ...] = ("offset", "sum", "decay")
     planted = [(kind, PLANTED["offsets"], additive_signs(rng, instances, kind, **PLANTED)) for kind in kinds]
-    rows = [
-        row
-        for width in widths
-        for groups, forms in (
-            (coupled, {"additive": additive, "rotary": rotary, "one_angle": one_angle}),
-            (planted, {"additive": additive, "rotary": rotary}),
-        )
-        for row in _rows(groups, {name: form(width) for name, form in forms.items()}, options)
-    ]
+    rows = []
+    for width in widths:
+        forms = {"additive": additive(width), "rotary": rotary(width)}
+        rows += _rows(coupled, {**forms, "one_angle": one_angle(width)}, options) + _rows(planted, forms, options)
     return {"instances": instances, **options, "widths": list(widths), "stated": stated, "rows": rows}
 
 
 def _rows(
     groups: Sequence[tuple[str, int, Signs]], forms: dict[str, Form], options: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """Search all instances of the groups, which have one shape, as one batch, and split the results by group."""
+    """Search all instances of the groups, which have one shape, as one batch, and split the results by group.
+
+    ``constraints`` is the mean number of signs. ``means``, by name [mean over the instances, low, high] (95% paired
+    bootstrap): ``bound`` (1 where some additive form of any width meets the instance, exact), ``additive``, ``rotary``,
+    ``one_angle`` (1 where the search found parameters), their ``_margin``, ``possible`` (0 where RoPE cannot, proved),
+    ``gain`` (rotary - bound). Counts: ``additive_met``, of these ``impossible`` (RoPE of the same width is proved
+    unable) and ``open`` (neither found nor proved impossible).
+    """
     signs = np.concatenate([group for _, _, group in groups])
-    found = {name: search(form, signs, **options) for name, form in forms.items()}
+    found = {name: margins(form, signs, **options) for name, form in forms.items()}
+    met = {name: margin > 0 for name, margin in found.items()}
     bound = np.array([additive_possible(table) for table in signs])
-    possible = found["rotary"].met.copy()
+    possible = met["rotary"].copy()
     for index in np.flatnonzero(~possible):
         possible[index] = rotary_possible(forms["rotary"], signs[index])
-    met = found["additive"].met
-    lost = met & ~found["rotary"].met
-    columns = {"bound": bound, "possible": possible} | {name: each.met.astype(float) for name, each in found.items()}
-    columns |= {f"{name}_margin": each.margin for name, each in found.items()}
-    columns["gain"] = columns["rotary"] - bound
+    lost = met["additive"] & ~met["rotary"]
+    columns = {"bound": bound, "possible": possible, **met, **{f"{name}_margin": each for name, each in found.items()}}
+    columns["gain"] = met["rotary"].astype(float) - bound
     values = np.stack([column.astype(float) for column in columns.values()], axis=1)
     rows, start = [], 0
     for family, size, group in groups:
@@ -124,7 +288,7 @@ def _rows(
                 "width": forms["rotary"].width,
                 "constraints": float(np.abs(group).sum((1, 2, 3)).mean()),
                 "means": dict(zip(columns, triples, strict=True)),
-                "additive_met": int(met[part].sum()),
+                "additive_met": int(met["additive"][part].sum()),
                 "impossible": int((lost & ~possible)[part].sum()),
                 "open": int((lost & possible)[part].sum()),
             }
@@ -132,16 +296,11 @@ def _rows(
     return rows
 
 
-def _stated(test: str, size: int, relative: Bool[np.ndarray, "I"], turned: Bool[np.ndarray, "I"]) -> dict[str, Any]:
-    return {"test": test, "size": size, "relative": float(relative.mean()), "rotary": float(turned.mean())}
-
-
-def _fixed(rng: np.random.Generator, count: int) -> list[dict[str, Any]]:
-    """Given token vectors x, y: is there a matrix A with x_0^T A R y_0 above x_m^T A R y_m for all m, R the rotation
-    of the instance's offset or, for the relative form, none?"""
-    rows = []
+def _same_offset(rng: Generator, count: int, options: dict[str, int], sizes: Sizes, draws: int) -> list[dict[str, Any]]:
+    """The rows of the same-offset form; R is the rotation of the instance's offset or, for the relative form, none."""
     angles = np.array(rotary(STATED_WIDTH).frequencies)
-    for others in FIXED:
+    rows: list[tuple[str, int, Any]] = []
+    for others in sizes:  # is there a matrix A with x_0^T A R y_0 above x_m^T A R y_m for all m?
         met = np.zeros((2, count), dtype=bool)
         for index in range(count):
             x, y = rng.normal(size=(2, others + 1, STATED_WIDTH))
@@ -149,146 +308,96 @@ def _fixed(rng: np.random.Generator, count: int) -> list[dict[str, Any]]:
             for form, keys in enumerate((y, np.concatenate((turned.real, turned.imag), axis=1))):
                 products = (x[:, :, None] * keys[:, None, :]).reshape(others + 1, -1)
                 met[form, index] = separable(products[0] - products[1:])
-        rows.append(_stated("fixed", others, *met))
-    return rows
-
-
-def _free(rng: np.random.Generator, count: int, options: dict[str, int]) -> list[dict[str, Any]]:
-    """Free content vectors, random signs at one offset, the same in both forms."""
+        rows.append(("fixed", others, met))
     flat = np.concatenate([random_signs(rng, count, places, **STATED) for places in FREE])
     signs = np.zeros((*flat.shape[:-1], TURNS + 1), dtype=int)
     np.put_along_axis(signs, rng.integers(1, TURNS + 1, (len(flat), 1, 1, 1)), flat, axis=-1)
-    found = [search(form(FREE_WIDTH), signs, **options).met.reshape(len(FREE), count) for form in (additive, rotary)]
-    return [_stated("free", places, *met) for places, *met in zip(FREE, *found, strict=True)]
-
-
-def _draws(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Normal content vectors, the same for both forms: how often is the wanted pair above all others at its offset?"""
-    rows = []
-    angles = np.array(rotary(STATED_WIDTH).frequencies)
-    for others in DRAWN:
-        parts = rng.normal(size=(2, 2, DRAWS, others + 1, STATED_WIDTH // 2))
+    met = np.stack([margins(form(FREE_WIDTH), signs, **options) > 0 for form in (additive, rotary)])
+    rows += [("free", places, met) for places, met in zip(FREE, np.split(met, len(FREE), axis=1), strict=True)]
+    for others in DRAWN:  # normal content vectors: how often is the wanted pair above all others?
+        parts = rng.normal(size=(2, 2, draws, others + 1, STATED_WIDTH // 2))
         products = (parts[0, 0] + 1j * parts[0, 1]) * (parts[1, 0] - 1j * parts[1, 1])
-        turns = np.exp(1j * rng.integers(1, TURNS + 1, (DRAWS, 1, 1)) * angles)
-        tables = (products.sum(-1).real, (products * turns).sum(-1).real)
-        rows.append(_stated("draws", others, *(table.argmax(1) == 0 for table in tables)))
-    return rows
-
-
-def _stated_findings(records: Records) -> list[Finding]:
-    what = {
-        "fixed": "given token vectors, any bilinear form",
-        "free": "free content vectors",
-        "draws": "share of random vectors that are a solution",
-    }
+        turns = np.exp(1j * rng.integers(1, TURNS + 1, (draws, 1, 1)) * angles)
+        tables = np.stack((products.sum(-1).real, (products * turns).sum(-1).real))
+        rows.append(("draws", others, tables.argmax(2) == 0))
     return [
-        above(
-            f"{text}: RoPE − relative",
-            [_difference(record, test) for record in records.get("expressiveness", ())],
-            MUCH,
-        )
-        for test, text in what.items()
+        {"test": test, "size": size, "relative": float(met[0].mean()), "rotary": float(met[1].mean())}
+        for test, size, met in rows
     ]
 
 
-def _difference(record: Record, test: str) -> float:
-    return float(np.mean([row["rotary"] - row["relative"] for row in record["stated"] if row["test"] == test]))
+# ---- its claims -----------------------------------------------------------------------------------------------------
+
+MUCH = 0.1  # of the instances: the minimum for "much larger", and the margin for what the search misses
+NEED_BOTH = {"random": "random signs", "wanted": "wanted pairs at separate offsets"}
+TESTS = {
+    "fixed": "given token vectors, any bilinear form",
+    "free": "free content vectors",
+    "draws": "share of random vectors that are a solution",
+}
 
 
-def _by_width(records: Records, value: Callable[[Record], float], *, narrowest: int) -> list[tuple[str, list[float]]]:
-    """For each family that needs both and each width: a description, and the mean over sizes per seed."""
-    data = records.get("expressiveness", ())
-    widths = sorted(set.intersection(*(set(record["widths"]) for record in data))) if data else []
+def _stated(records: Records) -> list[Finding]:
+    def difference(record: Record, test: str) -> float:
+        return float(np.mean([row["rotary"] - row["relative"] for row in record["stated"] if row["test"] == test]))
+
+    data = records["expressiveness"]
     return [
-        (
-            f"{text}, width {width}",
-            [
-                float(np.mean([value(r) for r in record["rows"] if (r["family"], r["width"]) == (family, width)]))
-                for record in data
-            ],
-        )
-        for family, text in NEED_BOTH.items()
-        for width in widths
+        above(f"{text}: RoPE − relative", [difference(record, test) for record in data], MUCH)
+        for test, text in TESTS.items()
+    ]
+
+
+def _by_width(
+    records: Records, family: str, narrowest: int, text: str, test: Callable[..., Finding], bar: float, *means: str
+) -> list[Finding]:
+    """For each width: is one mean (less another) over the sizes of a family, per seed, on the right side of a bar?"""
+
+    def value(record: Record, width: int) -> float:
+        rows = [row["means"] for row in record["rows"] if (row["family"], row["width"]) == (family, width)]
+        return float(np.mean([each[means[0]][0] - (each[means[1]][0] if means[1:] else 0.0) for each in rows]))
+
+    data = records["expressiveness"]
+    return [
+        test(f"{text}: {NEED_BOTH[family]}, width {width}", [value(record, width) for record in data], bar)
+        for width in (data[0]["widths"] if data else ())
         if width >= narrowest
     ]
 
 
-def _mean(row: Record, name: str) -> float:
-    return row["means"][name][0]
+def _gain(records: Records) -> list[Finding]:
+    text = "RoPE (found) − additive (bound)"
+    return [each for family in NEED_BOTH for each in _by_width(records, family, 4, text, above, 0.0, "gain")]
 
 
-def _task_findings(records: Records) -> list[Finding]:
-    return [
-        above(f"RoPE (found) − additive (bound): {text}", values, 0.0)
-        for text, values in _by_width(records, lambda row: _mean(row, "gain"), narrowest=4)
-    ]
-
-
-def _superset_findings(records: Records) -> list[Finding]:
-    data = records.get("expressiveness", ())
-    rows = [row for record in data for row in record["rows"]]
+def _superset(records: Records) -> list[Finding]:
+    rows = [row for record in records["expressiveness"] for row in record["rows"]]
     tried, lost, left = (sum(row[name] for row in rows) for name in ("additive_met", "impossible", "open"))
     widths = sorted({row["width"] for row in rows if row["impossible"]})
     what = "RoPE satisfies every instance that the additive form of its width satisfies"
-    worst = (
-        f"proved impossible at widths {', '.join(map(str, widths)) or 'none'}; {left} more neither found nor excluded"
-    )
     if left and not lost:
         return [Finding("undecided", f"{what}: {left} of {tried} instances neither found nor excluded")]
+    places = ", ".join(map(str, widths)) or "none"
+    worst = f"proved impossible at widths {places}; {left} more neither found nor excluded"
     return [universal(what, tried=tried, violations=lost, worst=worst)]
 
 
-def _angle_findings(records: Records) -> list[Finding]:
-    more = _by_width(records, lambda row: _mean(row, "one_angle") - _mean(row, "bound"), narrowest=2)
-    less = _by_width(records, lambda row: _mean(row, "rotary") - _mean(row, "one_angle"), narrowest=4)
-    found = [
-        *((text, above(f"one angle (found) − additive (bound): {text}", values, 0.0)) for text, values in more),
-        *((text, below(f"all angles − one angle: {text}", values, MUCH)) for text, values in less),
-    ]
-    task = NEED_BOTH["wanted"]  # the paper's conditions are Task 1's
+def _angle(family: str, records: Records) -> list[Finding]:
+    more, less = "one angle (found) − additive (bound)", "all angles − one angle"
     return [
-        *(finding for text, finding in found if text.startswith(task)),
-        *(supporting(finding) for text, finding in found if not text.startswith(task)),
+        *_by_width(records, family, 2, more, above, 0.0, "one_angle", "bound"),
+        *_by_width(records, family, 4, less, below, MUCH, "rotary", "one_angle"),
     ]
 
 
-_SOURCE = "arXiv 2505.13027 v1, Proposition B.2"
-
-CLAIMS: tuple[Claim[Records], ...] = (
-    Claim(
-        "expressiveness-as-stated",
-        _SOURCE,
-        "With wanted and unwanted pairs at the same offset, the solution space of RoPE is much larger than that of "
-        "relative position encoding.",
-        f"RoPE's share of satisfied instances, or of random vectors that are a solution, exceeds the relative form's "
-        f"by more than {MUCH:g}, mean over the sizes.",
-        _stated_findings,
-    ),
-    Claim(
-        "expressiveness-task",
-        _SOURCE,
-        "If the wanted signs depend on content and offset together, as in Task 1, RoPE satisfies more instances than "
-        "the additive form.",
-        "The share of instances for which a RoPE solution was found, minus the share that an additive form of any "
-        "width can satisfy, mean over the sizes, is above 0 for each family and each width from 4 (width 2 has one "
-        "pair and is another claim).",
-        _task_findings,
-    ),
-    Claim(
-        "expressiveness-superset",
-        _SOURCE,
-        "RoPE can satisfy every instance that the additive form of the same width can satisfy.",
-        UNIVERSAL + " A counterexample is an instance with a solution of the additive form and a proof that RoPE has "
-        "none. Without a counterexample, an instance that is neither found nor excluded leaves the claim undecided.",
-        _superset_findings,
-    ),
-    Claim(
-        "expressiveness-one-angle",
-        _SOURCE,
-        "RoPE only needs one significant angle to meet the conditions.",
-        f"With all frequencies but the highest frozen, the share of instances with a solution is above that of any "
-        f"additive form, and at most {MUCH:g} below that of all frequencies, for each width (width 2 has only one "
-        f"frequency), for wanted pairs as in Task 1. Supporting: the same for random signs.",
-        _angle_findings,
-    ),
+expressiveness = Experiment(
+    "expressiveness",
+    _run,
+    {
+        "stated": _stated,
+        "gain": _gain,
+        "superset": _superset,
+        "angle-wanted": partial(_angle, "wanted"),  # the paper's conditions are those of Task 1
+        "angle-random": partial(_angle, "random"),
+    },
 )

@@ -12,21 +12,13 @@ from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
-from toeplens.papers.mathematics import (
-    contraction,
-    distance,
-    expressiveness,
-    filling,
-    heads,
-    latent,
-    normalising,
-    phases,
-    related,
-    small_norm,
-)
-from toeplens.papers.mathematics.c4 import estimators, manifold
-from toeplens.papers.mathematics.records import Record, Records
-from toeplens.studies.kit.claims import Claim, judge_all
+from toeplens.papers.mathematics.expressiveness import expressiveness
+from toeplens.papers.mathematics.logits import distance, latent, normalising, related
+from toeplens.papers.mathematics.position import estimators, manifold
+from toeplens.papers.mathematics.spectra import contraction, filling, phases
+from toeplens.papers.mathematics.statements import Records, claims_on
+from toeplens.papers.mathematics.trained import LABELS, heads, measure_heads, small_norm
+from toeplens.studies.kit.claims import judge_all
 from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import Seeds
 from toeplens.studies.kit.study import RUNS, Begun, Kind, State, of_study
@@ -35,38 +27,15 @@ from toeplens.training import Run, plan_execution, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
 RECORDS = "records"
-# experiments by name; each takes a seed
-EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "contraction": contraction.contraction,
-    "phases": phases.phases,
-    "expressiveness": expressiveness.expressiveness,
-    "estimators": estimators.estimators,
-    "manifold": manifold.manifold,
-    "normalising": normalising.normalising,
-    "filling": filling.filling,
-    "distance": distance.distance,
-    "latent": latent.latent,
-    "related": related.related,
-    small_norm.NAME: small_norm.small_norm,
-}
-# the statements, as published and corrected
-CLAIMS: tuple[Claim[Records], ...] = (
-    *distance.CLAIMS,
-    *normalising.CLAIMS,
-    *filling.CLAIMS,
-    *latent.CLAIMS,
-    *contraction.CLAIMS,
-    *phases.CLAIMS,
-    *heads.CLAIMS,
-    *expressiveness.CLAIMS,
-    *estimators.CLAIMS,
-    *manifold.CLAIMS,
-    *related.CLAIMS,
-    *small_norm.CLAIMS,
+_BY_SEED = (
+    *(contraction, phases, expressiveness, estimators, manifold, normalising),
+    *(filling, distance, latent, related, small_norm),
 )
+EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {each.name: each.run for each in _BY_SEED}
+CLAIMS = claims_on((*_BY_SEED, heads))
 _FIRST = 42  # as in the papers
 
-Place = tuple[str, int]
+Place = tuple[str, int]  # experiment and seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,44 +73,41 @@ def _plan(asked: Asked) -> tuple[str, int]:
 
 
 def _read(directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -> Theory:
-    _, seeds = plan
-    records: dict[str, Sequence[Record]] = {}
-    for name in (*EXPERIMENTS, heads.NAME):
-        paths = [_path(directory, name, seed) for seed in range(_FIRST, _FIRST + seeds)]
-        records[name] = _alike(name, {path: read_json(path) for path in paths if path.exists()})
-    counted = {"finished": sum(map(len, records.values())), "total": seeds * (len(EXPERIMENTS) + 1)}
-    return _judged({"directory": directory, **counted, "environment": environment}, plan, records)
+    found: dict[str, dict[Path | str, Any]] = {}
+    for name in (*EXPERIMENTS, heads.name):
+        paths = [_path(directory, name, seed) for seed in _numbers(plan[1])]
+        found[name] = {path: read_json(path) for path in paths if path.exists()}
+    counted = {"finished": sum(map(len, found.values())), "total": plan[1] * len(found)}
+    return _judged({"directory": directory, **counted, "environment": environment}, plan, found)
 
 
 def _reread(kept: Kept, plan: tuple[str, int]) -> Theory:
     found = kept.content.get("records")
     if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
         raise InputError(f"study: {kept.path} is damaged: records must be lists by experiment.")
-    records: dict[str, Sequence[Record]] = {
-        name: _alike(name, {f"{kept.path}: {name}.{at}": each for at, each in enumerate(found.get(name, []))})
-        for name in (*EXPERIMENTS, heads.NAME)
+    places: dict[str, dict[Path | str, Any]] = {
+        name: {f"{kept.path}: {name}.{at}": each for at, each in enumerate(found.get(name, []))}
+        for name in (*EXPERIMENTS, heads.name)
     }
-    return _judged(kept.head, plan, records)
+    return _judged(kept.head, plan, places)
 
 
-def _judged(head: dict[str, Any], plan: tuple[str, int], records: Records) -> Theory:
+def _judged(head: dict[str, Any], plan: tuple[str, int], found: Mapping[str, Mapping[Path | str, Any]]) -> Theory:
+    """The state, from each experiment's records by location.
+
+    Raises `InputError` if their fields or sizes differ from the first; only heads of diverged models may be missing.
+    """
+    for name, records in found.items():
+        shapes = {place: _shape(record) for place, record in records.items()}
+        for place, shape in shapes.items():
+            if not isinstance(shape, dict) or (name != heads.name and shape != next(iter(shapes.values()))):
+                raise InputError(f"{place} is damaged: its fields and sizes differ from {next(iter(shapes))}.")
+    records = {name: list(each.values()) for name, each in found.items()}
     try:
         entries = judge_all(CLAIMS, records)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise InputError(f"study: a record in {head['directory']} is damaged ({error!r}).") from None
     return Theory(**head, entries=entries, scale=plan[0], seeds=plan[1], records=records)
-
-
-def _alike(name: str, found: Mapping[Path | str, Any]) -> list[Record]:
-    """An experiment's records by location. Raises `InputError` if their fields or sizes differ from the first.
-
-    Heads of diverged models are missing.
-    """
-    shapes = {place: _shape(record) for place, record in found.items()}
-    for place, shape in shapes.items():
-        if not isinstance(shape, dict) or (name != heads.NAME and shape != next(iter(shapes.values()))):
-            raise InputError(f"{place} is damaged: its fields and sizes differ from {next(iter(shapes))}.")
-    return list(found.values())
 
 
 def _shape(content: Any) -> Any:
@@ -179,22 +145,20 @@ def check_theory(
     """
     choose("scale", scale, PRESETS)
     within("seeds", seeds, 1, MOST_SEEDS)
-    limits = of_study(limits, Path(out))
+    directory = Path(out)
+    limits = of_study(limits, directory)
     if limits.machines is None:  # each machine of a cluster checks its own devices
         plan_execution(limits.device, limits.compile, "auto")
-    directory = Path(out)
     must_have(workers, 1, limits)
 
     def work() -> None:
         make_directory(directory / RECORDS)
-        numbers = range(_FIRST, _FIRST + seeds)
-        _carry_out(
-            [(name, seed) for seed in numbers for name in EXPERIMENTS], directory, scale, limits, workers, on_record
-        )
+        places = [(name, seed) for seed in _numbers(seeds) for name in EXPERIMENTS]
+        _make_records(places, directory, scale, limits, workers, on_record)
         if not limits.over():
             run_jobs(jobs(scale, seeds), directory / RUNS, limits, workers=workers, on_event=on_event)
         here = None if isinstance(workers, Cluster) else workers  # a record needs all runs of a seed
-        _carry_out([(heads.NAME, seed) for seed in numbers], directory, scale, limits, here, on_record)
+        _make_records([(heads.name, seed) for seed in _numbers(seeds)], directory, scale, limits, here, on_record)
 
     return KIND.carry_out(directory, {"scale": scale, "seeds": seeds}, work)
 
@@ -202,14 +166,23 @@ def check_theory(
 def jobs(scale: str, seeds: int) -> list[Job]:
     """The models whose heads are measured: paper protocol, distance task."""
     within("seeds", seeds, 1, MOST_SEEDS)
-    return [_job(scale, label, seed) for seed in range(_FIRST, _FIRST + seeds) for label in heads.LABELS]
+    return [_job(scale, label, seed) for seed in _numbers(seeds) for label in LABELS]
+
+
+def _job(scale: str, label: str, seed: int) -> Job:
+    start = starting_spec(scale, "paper", DISTANCE, LABELS[label], seed)
+    return Job(run_spec(**start), f"{label} · seed {seed}")
+
+
+def _numbers(seeds: int) -> range:
+    return range(_FIRST, _FIRST + seeds)
 
 
 def _path(directory: Path, name: str, seed: int) -> Path:
     return directory / RECORDS / f"{name}-{seed}.json"
 
 
-def _carry_out(
+def _make_records(
     places: Sequence[Place],
     directory: Path,
     scale: str,
@@ -240,26 +213,13 @@ def _make(piece: tuple[Place, Path, str], limits: Limits, tell: Callable[[Any], 
     (name, seed), directory, scale = piece
     if limits.late():
         return None
-    if name == heads.NAME:
-        return _measure_heads(directory, scale, seed)
-    return EXPERIMENTS[name](seed)
-
-
-def _job(scale: str, label: str, seed: int) -> Job:
-    start = starting_spec(scale, "paper", DISTANCE, heads.LABELS[label], seed)
-    return Job(run_spec(**start), f"{label} · seed {seed}")
-
-
-def _measure_heads(directory: Path, scale: str, seed: int) -> Any:
-    """The record of heads if all of a seed's models are finished; diverged models are excluded."""
+    if name != heads.name:
+        return EXPERIMENTS[name](seed)
     runs: dict[str, Run] = {}
-    for label in heads.LABELS:
+    for label in LABELS:
         path = directory / RUNS / _job(scale, label, seed).spec.name
-        if not (path / "spec.json").exists():
+        if not (path / "spec.json").exists() or (run := Run.open(path)).status == "stopped":
             return False
-        run = Run.open(path)
-        if run.status == "stopped":
-            return False
-        if run.status == "complete":
+        if run.status == "complete":  # diverged models are excluded
             runs[label] = run
-    return heads.heads(runs)
+    return measure_heads(runs)

@@ -1,8 +1,10 @@
-"""RollPE, URPE and MLA's logits (eq. 12), in loops; what each reading cannot reach, against other ways of asking."""
+"""Remarks 3.1, 3.2, section 3.2, eq. 12, RollPE and URPE: what is Toeplitz, and what each reading cannot reach."""
 
 from __future__ import annotations
 
 import cmath
+import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,26 +12,116 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toeplens.papers.mathematics.latent import (
+from toeplens.papers.mathematics.logits import (
+    BIASES,
+    ROTATIONS,
+    beyond,
     beyond_mixture,
     beyond_scalar,
     beyond_toeplitz,
-    grams,
-    ours,
-    paired,
-    waves,
-)
-from toeplens.papers.mathematics.related import (
-    BIASES,
-    ROTATIONS,
+    causal,
+    commuting,
     equal_tokens,
     fourier_basis,
+    functions_of_distance,
+    grams,
+    mla_logits,
     no_rotation,
+    paired,
     rolled_logits,
     rope_logits,
+    sinusoid,
     spread,
+    toeplitz_gap,
     urpe_outputs,
+    waves,
+    without_coupling,
 )
+
+
+def inside(g: np.ndarray, space: np.ndarray) -> float:
+    """How much of a g lies outside a space, as a share of its norm."""
+    return beyond((g / np.linalg.norm(g))[..., None], space)
+
+
+def test_a_sinusoid_entry_by_entry() -> None:
+    table = sinusoid(4, 32)
+    for i in (0, 1, 31):
+        wanted = [math.sin(i), math.cos(i), math.sin(i / 100), math.cos(i / 100)]
+        np.testing.assert_allclose(table[i], wanted, atol=1e-12)
+
+
+@given(seed=st.integers(0, 999), pairs=st.integers(1, 4))
+def test_what_commutes_commutes_with_every_rotation_of_the_pairs(seed: int, pairs: int) -> None:
+    rng = np.random.default_rng(seed)
+    head, rotation = commuting(rng, 2 * pairs), np.zeros((2 * pairs, 2 * pairs))
+    for pair, angle in enumerate(rng.uniform(0, 6, size=pairs)):
+        cos, sin = math.cos(angle), math.sin(angle)
+        rotation[2 * pair : 2 * pair + 2, 2 * pair : 2 * pair + 2] = [[cos, -sin], [sin, cos]]
+    np.testing.assert_allclose(head @ rotation, rotation @ head, atol=1e-12)
+
+
+@pytest.mark.parametrize("entry", [(0, 0), (0, 1), (0, 2), (3, 1)])
+def test_one_entry_more_is_no_longer_a_function_of_the_distance(entry: tuple[int, int]) -> None:
+    table, head = sinusoid(4, 32), commuting(np.random.default_rng(1), 4)
+    assert toeplitz_gap(table @ head @ table.T) < 1e-12
+    head[entry] += 0.1
+    assert toeplitz_gap(table @ head @ table.T) > 1e-3
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("contents", "length"), [(2, 3), (2, 5), (3, 4)])
+def test_the_spaces_have_the_dimensions_counted_by_hand(contents: int, length: int, causal: bool) -> None:
+    """m: C²; t: one an offset, less the constant that m has; a slope for each content, less the one that t has."""
+    offsets = length if causal else 2 * length - 1
+    exact = functions_of_distance(contents, length, causal=causal, rows=False)
+    softened = functions_of_distance(contents, length, causal=causal, rows=True)
+    assert exact.shape[:3] == softened.shape[:3] == (contents, contents, offsets)
+    assert exact.shape[3] == contents**2 + offsets - 1
+    assert softened.shape[3] == contents**2 + offsets - 1 + contents - 1
+
+
+@given(seed=st.integers(0, 999), causal=st.booleans())
+def test_logits_made_by_hand_are_found_and_others_are_not(seed: int, causal: bool) -> None:
+    rng, contents, length = np.random.default_rng(seed), 2, 4
+    least = 0 if causal else 1 - length
+    offsets = range(least, length)
+    m, t, slope = rng.normal(size=(2, 2)), rng.normal(size=len(offsets)), rng.normal(size=2)
+    plain, sloped, keyed = np.zeros((3, contents, contents, len(offsets)))
+    for c, d, (at, delta) in itertools.product(range(2), range(2), enumerate(offsets)):
+        plain[c, d, at] = m[c, d] + t[at]
+        sloped[c, d, at] = plain[c, d, at] + (1 + abs(slope[c]) * c) * delta
+        keyed[c, d, at] = plain[c, d, at] + (1 + d) * delta
+    exact = functions_of_distance(contents, length, causal=causal, rows=False)
+    softened = functions_of_distance(contents, length, causal=causal, rows=True)
+    assert inside(plain, exact) < 1e-9
+    assert inside(sloped, softened) < 1e-9
+    for space in (exact, softened):
+        assert inside(keyed, space) > 1e-3
+    if abs(slope[1]) > 0.1:
+        assert inside(sloped, exact) > 1e-3
+
+
+def test_without_coupling_two_contents_differ_by_one_number() -> None:
+    space = without_coupling(2, 5)
+    for g in np.moveaxis(space, -1, 0):
+        apart = g[1, 0] - g[0, 1]
+        np.testing.assert_allclose(apart, apart[0], atol=1e-12)
+
+
+@given(seed=st.integers(0, 999), rows=st.integers(1, 6), columns=st.integers(1, 6))
+def test_the_gap_is_the_spread_along_diagonals(seed: int, rows: int, columns: int) -> None:
+    x = np.random.default_rng(seed).normal(size=(rows, columns))
+    diagonals = [np.diagonal(x, offset) for offset in range(1 - rows, columns)]
+    rest = sum(float(np.var(each)) * len(each) for each in diagonals)
+    assert toeplitz_gap(x) == pytest.approx(math.sqrt(rest / (x**2).sum()), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_the_mask_entry_by_entry(window: int | None) -> None:
+    found = causal(np.ones((5, 5)), window)
+    for i, j in np.ndindex(5, 5):
+        assert found[i, j] == (1 if j <= i and (window is None or i - j < window) else -np.inf)
 
 
 def test_rolled_products_in_a_loop() -> None:
@@ -84,37 +176,23 @@ def test_factors_give_any_outputs(causal: bool) -> None:
     np.testing.assert_allclose(urpe_outputs(target, causal), target, atol=1e-12)
 
 
-ANGLES = {2: [1.0], 4: [1.0, 0.01]}  # base 10000
-
-
-def vectors(seed: int, size: int, width: int) -> list[np.ndarray]:
-    return list(np.random.default_rng(seed).normal(size=(4, size, width)))
-
-
-@pytest.mark.parametrize("width", ANGLES)
-def test_our_mla_is_a_plain_branch_and_a_turned_one(width: int) -> None:
-    q_content, k_content, q, k = vectors(0, 5, width)
-    found = ours(np.concatenate((q_content, q), 1), np.concatenate((k_content, k), 1), width)
-    for i in range(5):
-        for j in range(5):
-            plain = sum(a * b for a, b in zip(q_content[i], k_content[j], strict=True))
-            turned = sum(
-                complex(q[i, 2 * t], q[i, 2 * t + 1])
-                * complex(k[j, 2 * t], -k[j, 2 * t + 1])
-                * cmath.exp(1j * (i - j) * angle)
-                for t, angle in enumerate(ANGLES[width])
-            )
-            assert found[i, j] == pytest.approx(plain + turned.real, abs=1e-12)
+@pytest.mark.parametrize(("width", "angles"), [(2, [1.0]), (4, [1.0, 0.01])])
+def test_our_mla_is_a_plain_branch_and_a_turned_one(width: int, angles: list[float]) -> None:
+    """At base 10000."""
+    q_content, k_content, q, k = np.random.default_rng(0).normal(size=(4, 5, width))
+    found = mla_logits(np.concatenate((q_content, q), 1), np.concatenate((k_content, k), 1), width)
+    turned = (grams(paired(q), paired(k)) * waves(np.array(angles), 5)).sum(0)
+    np.testing.assert_allclose(found, q_content @ k_content.T + turned.real, atol=1e-12)
 
 
 def test_gram_matrices_and_waves_entry_by_entry() -> None:
-    q, k = (paired(x) for x in vectors(1, 4, 6)[:2])
+    x = np.random.default_rng(1).normal(size=(2, 4, 6))
+    q, k = paired(x)
+    assert q[2, 1] == complex(x[0, 2, 2], x[0, 2, 3])
     wave = waves(np.array([0.3, 2.0, 0.0]), 4)
     for t, i, j in np.ndindex(3, 4, 4):
         assert grams(q, k)[t, i, j] == pytest.approx(q[i, t] * k[j, t].conjugate(), abs=1e-14)
         assert wave[t, i, j] == pytest.approx(cmath.exp(1j * (i - j) * (0.3, 2.0, 0.0)[t]), abs=1e-14)
-    x = vectors(1, 4, 6)[0]
-    assert paired(x)[2, 1] == complex(x[2, 2], x[2, 3])
 
 
 def complex_matrix(seed: int, size: int) -> np.ndarray:

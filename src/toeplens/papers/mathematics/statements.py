@@ -1,0 +1,128 @@
+"""Experiments on the papers' mathematics, how statements about all instances are judged, and the claims on them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+import yaml
+from jaxtyping import Float
+from numpy.random import Generator, Philox
+
+from toeplens.ground import invalid
+from toeplens.studies.kit.claims import Claim
+from toeplens.studies.kit.verdicts import RULE, Finding, opposite, supporting
+
+Record = dict[str, Any]  # one experiment with one seed, JSON-serialisable
+Records = Mapping[str, Sequence[Record]]  # by experiment name, one record per seed
+Sizes = Sequence[int]
+Part = Callable[[Records], list[Finding]]  # judges one part of a claim
+Margins = defaultdict[str, list[float]]  # by statement: how much each instance contradicts it, negative where it agrees
+
+ROUNDING = 1e-9  # relative tolerance
+# how a statement about all instances is decided
+UNIVERSAL = (
+    "A statement about all instances fails with one counterexample beyond rounding, known or found by a seeded search. "
+    "It holds if the search found none. A search is not a proof; the rule says if there is a proof."
+)
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is there
+DATA = yaml.load(Path(__file__).with_name("statements.yaml").read_text(encoding="utf-8"), _LOADER)
+
+
+def universal(what: str, *, tried: int, violations: int, worst: str) -> Finding:
+    """A statement about all instances, by `UNIVERSAL`: how many were tested, how many contradict it, and the words
+    for the strongest counterexample or the nearest instance."""
+    if tried == 0:
+        return Finding("undecided", f"{what}: no instance was tested")
+    if violations:
+        return Finding("fails", f"{what}: contradicted by {violations} of {tried} instances; {worst}")
+    return Finding("holds", f"{what}: no counterexample among {tried} instances; {worst}")
+
+
+def short(values: Any) -> Any:
+    """Values rounded to six digits, as plain lists and numbers."""
+    return [short(value) for value in values] if np.ndim(values) else float(f"{values:.6g}") + 0.0
+
+
+def relative_error(rest: Float[np.ndarray, "..."], whole: Float[np.ndarray, "..."]) -> float:
+    """The norm of the remainder, relative to the norm of the whole."""
+    return float(np.linalg.norm(rest) / np.linalg.norm(whole))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment: ``run`` makes a record from a seed and, by name, numbers of instances and sizes.
+
+    ``parts`` judge its records; statements.yaml combines them to claims.
+    """
+
+    name: str
+    run: Callable[..., Record]
+    parts: Mapping[str, Part]
+
+
+def statements_on(experiment: str) -> dict[str, dict[str, Any]]:
+    """The statements of statements.yaml on an experiment's records, by name."""
+    return DATA["experiments"][experiment]["statements"]
+
+
+def search(measure: Callable[..., Record | None]) -> Experiment:
+    """An experiment that looks for counterexamples to the statements of its name in statements.yaml, its parts.
+
+    Its records hold ``tallies`` by statement and what ``measure`` returns. It gets a random generator, margins that it
+    adds to, and by name the number of ``tries`` (random instances of each kind, 20 or more) and sizes.
+    """
+    name = measure.__name__
+    statements = statements_on(name)
+
+    def run(seed: int, **sizes: Any) -> Record:
+        if sizes.get("tries", 20) < 20:
+            raise invalid("tries", "be at least 20", sizes["tries"])
+        margins: Margins = defaultdict(list)
+        more = measure(Generator(Philox(seed)), margins, **sizes) or {}
+        tallies = {one: tally(margins[one], each.get("at_most", ROUNDING)) for one, each in statements.items()}
+        return {"seed": seed, "tallies": tallies, **more}
+
+    def judged(one: str, records: Records) -> list[Finding]:
+        tallies = [record["tallies"][one] for record in records[name]]
+        worst = max((each["worst"] for each in tallies), default=float("nan"))
+        tried, violations = (sum(each[key] for each in tallies) for key in ("tried", "violations"))
+        words = f"{statements[one]['worst']} {worst:.3g}"
+        return [universal(statements[one]["says"], tried=tried, violations=violations, worst=words)]
+
+    return Experiment(name, run, {one: partial(judged, one) for one in statements})
+
+
+def tally(margins: Sequence[float] | Float[np.ndarray, "..."], at_most: float = ROUNDING) -> Record:
+    """Instances ``tried``, ``violations`` (a margin above ``at_most``, or NaN) and the ``worst`` margin."""
+    found = np.asarray(margins, dtype=float).ravel()
+    return {"tried": len(found), "violations": int((~(found <= at_most)).sum()), "worst": short(found.max())}
+
+
+def claims_on(experiments: Sequence[Experiment]) -> tuple[Claim[Records], ...]:
+    """The claims of statements.yaml, in its order: a part whose name starts with "not" has to fail."""
+    words = {"universal": UNIVERSAL, "verdict": RULE, **DATA["words"]}
+    known = {experiment.name: experiment.parts for experiment in experiments}
+
+    def findings(parts: Mapping[str, Part], names: Sequence[str], records: Records) -> Iterator[Finding]:
+        for name in names:
+            for finding in parts[name.removeprefix("not ")](records):
+                negated = replace(opposite(finding), evidence=f"not: {finding.evidence}")
+                yield negated if name.startswith("not ") else finding
+
+    def check(claim: Mapping[str, Any], parts: Mapping[str, Part], records: Records) -> list[Finding]:
+        supports = map(supporting, findings(parts, claim.get("supporting", ()), records))
+        return [*findings(parts, claim["parts"], records), *supports]
+
+    def made(claim: Mapping[str, Any], parts: Mapping[str, Part]) -> Claim[Records]:
+        source, rule = (Template(claim[field]).substitute(words) for field in ("source", "rule"))
+        return Claim(claim["id"], source, claim["statement"], rule, partial(check, claim, parts))
+
+    return tuple(made(claim, known[name]) for name, each in DATA["experiments"].items() for claim in each["claims"])

@@ -1,0 +1,168 @@
+"""Appendix C.4: the numbers on planted models and drawn tables, and verdicts that follow their records."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toeplens.ground import read_json
+from toeplens.papers.mathematics import CLAIMS
+from toeplens.papers.mathematics.position import ENCODINGS, curve, diagonal_means, estimators, manifold
+from toeplens.studies.kit.verdicts import combine
+
+MEASURED = {
+    "c4-not-orthogonal": "holds",
+    "c4-no-subspace": "fails",
+    "c4-no-subspace-corrected": "holds",
+    "c4-levinson": "holds",
+    "c4-levinson-corrected": "holds",
+    "c4-not-unique": "holds in part",
+    "c4-not-unique-corrected": "holds",
+}
+
+
+RECORD = Path(__file__).parents[3] / "results" / "theory" / "results.json"
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    """Of the first recorded seed."""
+    return read_json(RECORD)["records"]["estimators"][0]
+
+
+def verdicts(*runs: dict[str, Any]) -> dict[str, str]:
+    return {claim.id: combine(claim.check({"estimators": runs})) for claim in CLAIMS if claim.id in MEASURED}
+
+
+@pytest.mark.heavy
+def test_the_verdicts() -> None:
+    found = estimators.run(0)
+    assert verdicts(found) == MEASURED
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_diagonal_means_are_those_of_loops() -> None:
+    logits = np.random.Generator(np.random.Philox(0)).normal(size=(7, 7))
+    wanted = [sum(logits[i, i - d] for i in range(d, 7)) / (7 - d) for d in range(7)]
+    np.testing.assert_allclose(diagonal_means(logits), wanted, atol=1e-14)
+
+
+def put(content: Any, value: Any, key: Any, *path: str) -> None:
+    """Set the number at a path of a record; * is every row."""
+    key = int(key) if key.isdigit() else key
+    if not path:
+        content[key] = value
+    for inner in (content if key == "*" else [content[key]]) if path else ():
+        put(inner, value, *path)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "changed"),
+    [
+        ("spans.0.overlap", 0.0, {"c4-not-orthogonal": "fails"}),
+        ("spans.*.overlap", 1e-6, {"c4-not-orthogonal": "fails"}),
+        ("spans.*.least_angle", 90.0, {"c4-no-subspace": "undecided"}),
+        ("spans.*.oblique_error", 0.5, {"c4-no-subspace": "holds"}),
+        ("spans.*.oblique_error", None, {"c4-no-subspace": "holds"}),
+        ("spans.*.linear_error", 0.5, {"c4-no-subspace-corrected": "fails"}),
+        ("spans.*.separable", False, {"c4-no-subspace-corrected": "fails"}),
+        ("spans.3.lookup", 0.98, {"c4-no-subspace-corrected": "fails"}),
+        ("levinson.own.predictor.0", 0.01, {"c4-levinson": "fails"}),
+        ("levinson.shared.frequencies.0", None, {"c4-levinson": "fails"}),
+        ("levinson.recovered.2", math.nan, {"c4-levinson": "fails"}),
+        ("levinson.own.predictor.2", 0.2, {"c4-levinson-corrected": "fails"}),
+        ("levinson.shared.predictor.2", 0.01, {"c4-levinson-corrected": "fails"}),
+        ("definite", 0.9, {"c4-levinson-corrected": "fails"}),
+        ("pair.single_gap", 0.2, {"c4-not-unique": "fails", "c4-not-unique-corrected": "fails"}),
+        ("pair.means_gap", 0.2, {"c4-not-unique-corrected": "fails"}),
+        ("pair.content.stay", 0.9, {"c4-not-unique-corrected": "fails"}),
+        ("pair.content.position_share", 0.9, {"c4-not-unique-corrected": "fails"}),
+    ],
+)
+def test_other_numbers_give_other_verdicts(
+    record: dict[str, Any], path: str, value: Any, changed: dict[str, str]
+) -> None:
+    doctored = copy.deepcopy(record)
+    put(doctored, value, *path.split("."))
+    assert verdicts(doctored) == MEASURED | changed
+
+
+def test_what_cannot_be_told_apart_makes_the_papers_statement_hold(record: dict[str, Any]) -> None:
+    doctored = copy.deepcopy(record)
+    doctored["pair"]["content"] = doctored["pair"]["positional"]
+    assert verdicts(doctored)["c4-not-unique"] == "holds"
+    doctored["pair"].update(single_gap=1.0, means_gap=1.0, extraction_gap=0.0)
+    doctored["pair"]["content"] = record["pair"]["content"]
+    assert verdicts(doctored)["c4-not-unique"] == "fails"
+
+
+# ---- the curve ------------------------------------------------------------------------------------------------------
+
+WIDTHS, LENGTHS = (16, 64), (24, 128)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict[str, Any]:
+    """Of smaller tables than the record's."""
+    return manifold.run(0, widths=WIDTHS, lengths=LENGTHS)
+
+
+def models(trained: float, untrained: float = 1.25, local: float = 3.0) -> list[dict[str, Any]]:
+    """The heads' records of five seeds that differ a little."""
+
+    def state(error: float) -> dict[str, Any]:
+        return {"curve": {"neighbour_error": error, "local_rank": local, "rank": 18}}
+
+    nudges = np.linspace(-0.01, 0.01, 5)
+    return [{"learned trained": state(trained + d), "learned untrained": state(untrained - d)} for d in nudges]
+
+
+def judged(tables: dict[str, Any] | None, heads: list[dict[str, Any]]) -> list[str]:
+    records = {"manifold": [] if tables is None else [tables], "heads": heads}
+    return [combine(claim.check(records)) for claim in CLAIMS if claim.id.startswith("c4-manifold")]
+
+
+def doctored(record: dict[str, Any], encoding: str, **numbers: float) -> dict[str, Any]:
+    return {"tables": [row | numbers if row["encoding"] == encoding else row for row in record["tables"]]}
+
+
+def test_every_table_is_asked(drawn: dict[str, Any]) -> None:
+    rows = drawn["tables"]
+    assert len(rows) == len(ENCODINGS) * len(WIDTHS) * len(LENGTHS)
+    assert manifold.run(1, widths=WIDTHS, lengths=LENGTHS) != drawn
+    for row in rows:
+        assert row["local_rank"] <= min(7, row["rank"])
+        is_curve = row["encoding"] == "sinusoidal"
+        assert (row["neighbour_error"] < 0.5) == (row["local_rank"] <= 3.5) == is_curve
+
+
+def test_a_line_is_told_by_neighbours_and_is_its_own_subspace() -> None:
+    found = curve(np.arange(20.0)[:, None] * np.array([1.0, -2.0, 0.5]))
+    assert found == {"neighbour_error": pytest.approx(0, abs=1e-14), "local_rank": 1.0, "rank": 1}
+
+
+def test_verdicts_follow_what_was_learned(drawn: dict[str, Any]) -> None:
+    """Random vectors are no curve, which a supporting part says: so it holds in part at best."""
+    assert judged(drawn, models(0.3)) == ["holds in part", "holds"]
+    assert judged(drawn, models(0.7)) == ["fails", "holds"]
+    assert judged(drawn, models(1.1)) == ["fails", "fails"]
+    assert judged(drawn, models(0.5)) == ["undecided", "holds"]
+    assert judged(drawn, models(0.3, untrained=0.2)) == ["holds in part", "fails"]
+    assert judged(drawn, models(0.7)[:3]) == ["leans to fail", "leans to hold"]
+    assert judged(drawn, []) == judged(None, []) == ["undecided", "undecided"]
+
+
+def test_verdicts_follow_the_tables(drawn: dict[str, Any]) -> None:
+    curves = doctored(drawn, "random-fixed", neighbour_error=0.3)
+    assert judged(curves, models(0.3)) == ["holds", "fails"]
+    assert judged(doctored(drawn, "sinusoidal", neighbour_error=0.6), models(0.3)) == ["fails", "fails"]
+    assert judged(doctored(drawn, "sinusoidal", local_rank=4.0), models(0.3)) == ["fails", "fails"]
+    flat = doctored(drawn, "sinusoidal", local_rank=3.0, rank=3)
+    assert judged(flat, models(0.3)) == ["fails", "fails"]
+    assert judged(doctored(drawn, "learned", neighbour_error=0.9), models(0.7)) == ["fails", "fails"]
