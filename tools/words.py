@@ -54,7 +54,7 @@ ALLOWED = {  # path: what may stand there, as a regular expression
     "src/toeplens/encodings/configured.py": "beside",  # a parameter's name
     "src/toeplens/studies/kit/verdicts.py": "beside",
     "src/toeplens/engine/head_watch.py": "at moments",  # recorded with runs
-    "src/toeplens/tasks/addition.py": "carry out",  # of a sum
+    "src/toeplens/tasks/sequences.py": "carry out",  # of a sum
 }
 NAMES = re.compile(r"`[^`]*`|\{[^{}]*\}|\"[\w.-]*\"|'[\w.-]*'")  # code, not prose
 PATTERN = re.compile("|".join(rf"(?P<w{n}>\b(?:{each})\b)" for n, each in enumerate(INSTEAD)), re.IGNORECASE)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from toeplens.tasks import PAD, Examples, Task
+import numpy as np
+from scipy import stats
+
+from toeplens.tasks import PAD, Examples, Language, Split, Task, build
+from toeplens.tasks.corpus import Corpus
 
 SAFE = 1e-4  # every draw here is seeded, so a statistic passes always or never
 
@@ -17,6 +24,23 @@ def texts(examples: Examples) -> list[tuple[list[int], int]]:
     """Each text without its padding, and its label."""
     found = zip(examples.tokens.tolist(), examples.lengths.tolist(), examples.labels.tolist(), strict=True)
     return [(row[:length], label) for row, length, label in found]
+
+
+def assert_reads(
+    task: Task, read: Callable[[list[int]], int], *, more: int = 5, count: int = 60, seed: int = 0
+) -> None:
+    """A reader finds each label in its text, at the task's length and at one that has ``more`` tokens, if any."""
+    for each in (task, task.at_length(task.length + more)) if more else (task,):
+        examples = draw(each, count, seed)
+        assert_well_formed(each, examples)
+        for text, label in texts(examples):
+            assert read(text) == label
+
+
+def assert_even(counts: dict[Any, int], support: Iterable[Any]) -> None:
+    """All of ``support`` occurs, nothing else, and as often by a chi-square test."""
+    assert counts.keys() == set(support)
+    assert stats.chisquare(list(counts.values())).pvalue > SAFE
 
 
 def rows(tokens: np.ndarray) -> set[tuple[int, ...]]:
@@ -44,3 +68,23 @@ def assert_well_formed(task: Task, examples: Examples) -> None:
         assert (examples.tokens[inside] > PAD).all()
     assert (examples.tokens < task.vocab_size).all()
     assert np.isin(examples.labels, list(task.labels)).all()
+
+
+def language(*text: Path, **options: Any) -> Language:
+    task = build("language", text=[str(path) for path in text], **options)
+    assert isinstance(task, Language)
+    return task
+
+
+def written(folder: Path, texts: list[bytes]) -> Path:
+    """A folder with a file for each text."""
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number:04}.txt").write_bytes(text)
+    return folder
+
+
+def documents_of(corpus: Corpus, split: Split) -> list[np.ndarray]:
+    """The tokens of each document, without its separator."""
+    stream, starts = corpus.stream(split), corpus.starts(split)
+    return [np.asarray(stream[a : b - 1]) for a, b in pairwise(starts)]

@@ -1,17 +1,21 @@
-"""Rules that need no model, against rules written out text by text, and on texts that give the answer away."""
+"""Rules that need no model, against rules written out text by text; n-gram models, against dictionaries."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.tasks.reading import texts
 
 from toeplens.ground import InputError
 from toeplens.tasks import Examples, Task, build, trivial_baselines
+from toeplens.tasks.baselines import MOST, _segments, ngram_bits
+from toeplens.tasks.language import Language
 
 FACTS: dict[str, Callable[[list[int]], int]] = {
     "constant": lambda text: 0,
@@ -100,3 +104,95 @@ def test_an_empty_set_is_refused(field: str):
     sets[field] = sets[field][:0]
     with pytest.raises(InputError, match=f"^{field} must have at least one example, got none"):
         trivial_baselines(**sets)
+
+
+# ---- n-gram models ---------------------------------------------------------------------------------------------------
+
+WORDS = 5
+streams = st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=60).map(np.array)
+windows = st.integers(2, 7).flatmap(
+    lambda length: st.lists(
+        st.lists(st.integers(0, WORDS - 1), min_size=length, max_size=length), min_size=1, max_size=4
+    ).map(np.array)
+)
+
+
+class Dictionaries:
+    """The rule, a token at a time."""
+
+    def __init__(self, train: list[int]) -> None:
+        self.follows: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        for order in range(4):
+            for at in range(order, len(train)):
+                self.follows[tuple(train[at - order : at])][train[at]] += 1
+
+    def share(self, word: int, before: tuple[int, ...]) -> float:
+        shorter = self.share(word, before[1:]) if before else 1 / WORDS
+        seen = self.follows[before]
+        return (seen[word] + len(seen) * shorter) / (seen.total() + len(seen)) if seen else shorter
+
+    def bits(self, texts: list[list[int]], order: int) -> float:
+        found = [
+            -math.log2(self.share(text[at], tuple(text[max(0, at - order) : at])))
+            for text in texts
+            for at in range(1, len(text))
+        ]
+        return sum(found) / len(found)
+
+
+@given(streams, windows)
+def test_bits_are_those_of_dictionaries(train: np.ndarray, texts: np.ndarray):
+    found, slow = ngram_bits(train, texts, WORDS), Dictionaries(train.tolist())
+    assert list(found) == [0, 1, 2, 3]
+    for order, bits in found.items():
+        assert bits == pytest.approx(slow.bits(texts.tolist(), order), rel=1e-12)
+
+
+@given(streams, st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=5), st.integers(0, 3))
+def test_shares_of_what_may_follow_add_up_to_one(train: np.ndarray, before: list[int], order: int):
+    def chance(text: list[int]) -> float:
+        bits = ngram_bits(train, np.array([text]), WORDS)[order]
+        return 2 ** (-bits * (len(text) - 1))
+
+    total = sum(chance([*before, word]) for word in range(WORDS))
+    assert total == pytest.approx(chance(before) if len(before) > 1 else 1, rel=1e-9)
+
+
+def test_a_large_vocabulary_has_no_number_too_large():
+    rng, many = np.random.Generator(np.random.Philox(1)), 2**31 - 1
+    train = np.tile(rng.integers(0, many, 50), 40).astype(np.int32)
+    found = ngram_bits(train, train[None, :400].astype(np.int64), many)
+    assert found[3] < found[2] < found[1] < 1 < found[0] < 6
+
+
+def test_of_a_long_text_stretches_from_all_over_are_counted():
+    train = np.arange(100_000)
+    assert len(_segments(train, MOST)) == 100_000
+    some = _segments(train, 6_400)
+    assert len(some) == len(np.unique(some)) == 6_400
+    assert (some[0], some[-1]) == (0, 99_999)
+    assert np.count_nonzero(np.diff(some) != 1) == 63
+    assert len(_segments(train, 7)) == 7
+    assert ngram_bits(train % 2, np.array([[0, 1, 0, 1]]), 2, most=6_400)[1] < 0.01
+
+
+def test_more_context_costs_fewer_bits_of_code_and_never_more_than_a_byte():
+    task = build("language", length=64)
+    assert isinstance(task, Language)
+    corpus, examples = task.corpus(), task.dataset("test", 50, seed=0)
+    texts = np.concatenate((examples.tokens[:, :1], examples.labels), axis=1)
+    found = ngram_bits(corpus.stream("train"), texts, corpus.vocab_size, most=2**18)
+    assert 1 < found[3] < found[2] < found[1] < found[0] < 8
+
+
+@pytest.mark.parametrize(
+    ("train", "texts", "message"),
+    [
+        ([], [[1, 2]], "train must have at least one token"),
+        ([1], [[1]], "texts must be at least 1 text of at least 2 tokens, got (1, 1)."),
+    ],
+)
+def test_nothing_to_count_or_to_predict_is_refused(train: object, texts: object, message: str):
+    with pytest.raises(InputError) as caught:
+        ngram_bits(np.array(train), np.array(texts), WORDS)
+    assert str(caught.value).startswith(message)

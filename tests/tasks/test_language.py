@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import cache
 from typing import Any
 
@@ -13,8 +12,8 @@ from tests.tasks.reading import assert_well_formed, rows, same
 from toeplens import tasks
 from toeplens.ground import InputError
 from toeplens.tasks import Split, build
-from toeplens.tasks.language import Corpus, LanguageTask
-from toeplens.tasks.language.corpus import SPLITS
+from toeplens.tasks.corpus import SPLITS
+from toeplens.tasks.language import LanguageTask
 
 # Small, with every option away from its default somewhere; `language` is read from files that `text` writes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -55,12 +54,6 @@ def case(which: str) -> LanguageTask:
     return task
 
 
-def documents(corpus: Corpus, split: Split) -> list[bytes]:
-    """Each document of a split, without its separator, as bytes of 32-bit numbers."""
-    stream, starts = corpus.stream(split), corpus.starts(split)
-    return [np.asarray(stream[a : b - 1]).astype("<i4").tobytes() for a, b in itertools.pairwise(starts)]
-
-
 def test_every_language_has_a_case():
     assert {name for name, _ in CASES.values()} == {name for name in tasks.names() if tasks.get(name).each}
 
@@ -94,22 +87,6 @@ def test_a_stream_is_documents_with_a_separator_after_each(which: str, split: Sp
     assert np.count_nonzero(stream == corpus.separator) == len(sizes)
     assert int(stream.max()) < corpus.vocab_size == case(which).vocab_size
     assert stream.dtype == (np.uint8 if corpus.vocab_size <= 256 else np.uint16)
-
-
-@each_case
-def test_splits_share_no_document_and_none_is_there_twice(which: str):
-    corpus = case(which).corpus()
-    found = [document for split in SPLITS for document in documents(corpus, split)]
-    assert len(set(found)) == len(found)
-
-
-@each_case
-def test_a_tenth_is_for_the_test_and_a_twentieth_for_validation(which: str):
-    corpus = case(which).corpus()
-    sizes = {split: corpus.bytes_of(split) for split in SPLITS}
-    total = sum(int(each.sum()) for each in sizes.values())
-    for split, share in (("test", 0.1), ("validation", 0.05)):
-        assert share * total <= sizes[split].sum() < share * total + max(int(each.max()) for each in sizes.values())
 
 
 @each_case
@@ -189,22 +166,23 @@ def test_simple_rules_are_those_of_tokens(which: str):
     task = case(which)
     train, test = task.dataset("train", 40, seed=0), task.dataset("test", 20, seed=0)
     found = tasks.trivial_baselines(train, test)
-    assert found.keys() == {"constant", "last", "last but one"}
-    follows: dict[int, list[int]] = {}
-    for token, label in zip(train.tokens.flat, train.labels.flat, strict=True):
-        follows.setdefault(int(token), []).append(int(label))
-    usual = int(np.bincount(train.labels.ravel()).argmax())
-    best = {token: int(np.bincount(labels).argmax()) for token, labels in follows.items()}
-    hits = [best.get(int(t), usual) == label for t, label in zip(test.tokens.flat, test.labels.flat, strict=True)]
-    assert found["last"] == pytest.approx(np.mean(hits), abs=1e-12)
-    before = {}
-    for row, labels in zip(train.tokens.tolist(), train.labels.tolist(), strict=True):
-        for token, label in zip([None, *row[:-1]], labels, strict=True):
-            before.setdefault(token, []).append(label)
-    best = {token: int(np.bincount(labels).argmax()) for token, labels in before.items()}
-    told = [best.get(token, usual) for row in test.tokens.tolist() for token in [None, *row[:-1]]]
-    assert found["last but one"] == pytest.approx((test.labels.ravel() == told).mean(), abs=1e-12)
-    assert found["constant"] == pytest.approx((test.labels == usual).mean(), abs=1e-12)
+
+    def facts(examples: tasks.Examples) -> dict[str, list[Any]]:
+        rows = examples.tokens.tolist()
+        before = [token for row in rows for token in (None, *row[:-1])]
+        return {"constant": [0] * len(before), "last": [token for row in rows for token in row], "last but one": before}
+
+    labels, asked = train.labels.ravel().tolist(), test.labels.ravel().tolist()
+    usual = int(np.bincount(labels).argmax())
+    learned, seen = facts(train), facts(test)
+    assert found.keys() == learned.keys()
+    for rule, score in found.items():
+        follows: dict[Any, list[int]] = {}
+        for fact, label in zip(learned[rule], labels, strict=True):
+            follows.setdefault(fact, []).append(label)
+        best = {fact: int(np.bincount(each).argmax()) for fact, each in follows.items()}
+        hits = [best.get(fact, usual) == label for fact, label in zip(seen[rule], asked, strict=True)]
+        assert score == pytest.approx(np.mean(hits), abs=1e-12), rule
 
 
 def test_the_library_of_this_python_is_the_text_unless_another_is_given():

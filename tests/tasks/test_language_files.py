@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.tasks.reading import documents_of, language, written
 
 from toeplens.ground import InputError
 from toeplens.tasks import build
-from toeplens.tasks.language import Corpus, Language, documents
-from toeplens.tasks.language.corpus import FEWEST, SPLITS, assign, piece_size, pieces
+from toeplens.tasks import text as source
+from toeplens.tasks.corpus import FEWEST, SPLITS, Corpus, assign
+from toeplens.tasks.text import Source, pieces
 
 TEXTS = [f"document {number}\nähnlich wie {number % 7}\n" * (1 + number % 5) for number in range(100)]
 
@@ -27,27 +27,13 @@ def corpus(*text: Path, **options: Any) -> Corpus:
     return language(*text, **options).corpus()
 
 
-def language(*text: Path, **options: Any) -> Language:
-    task = build("language", text=[str(path) for path in text], **options)
-    assert isinstance(task, Language)
-    return task
+def of(corpus: Corpus, split: Any) -> list[bytes]:
+    return [document.tobytes() for document in documents_of(corpus, split)]
 
 
 def found(corpus: Corpus) -> list[bytes]:
     """All documents, split by split."""
     return [document for split in SPLITS for document in of(corpus, split)]
-
-
-def of(corpus: Corpus, split: Any) -> list[bytes]:
-    stream, starts = corpus.stream(split), corpus.starts(split)
-    return [np.asarray(stream[a : b - 1]).tobytes() for a, b in itertools.pairwise(starts)]
-
-
-def written(folder: Path, texts: list[bytes]) -> Path:
-    folder.mkdir()
-    for number, text in enumerate(texts):
-        (folder / f"{number:04}.txt").write_bytes(text)
-    return folder
 
 
 @pytest.fixture
@@ -79,10 +65,10 @@ def test_a_folder_is_read_by_name_without_what_is_hidden(tmp_path: Path):
     for name in ("b/2.txt", "b/1.md", "a.txt", ".hidden", "b/.git/x", "c/d/3", "empty"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("" if name == "empty" else f"{name}\n", encoding="utf-8")
-    source = documents.Source.of([str(tmp_path)], "text")
+    source = Source((str(tmp_path),), "text")
     assert list(source.documents()) == [b"a.txt\n", b"b/1.md\n", b"b/2.txt\n", b"c/d/3\n"]
     assert len(source.files()) == 5
-    alone = documents.Source.of([str(tmp_path / ".hidden"), str(tmp_path / "b")], "text")
+    alone = Source((str(tmp_path / ".hidden"), str(tmp_path / "b")), "text")
     assert list(alone.documents()) == [b".hidden\n", b"b/1.md\n", b"b/2.txt\n"]
 
 
@@ -126,16 +112,6 @@ def test_parts_make_up_the_document_and_end_where_lines_do(document: bytes, most
     assert list(pieces(document, None)) == [document] * bool(document)
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=200))
-def test_long_documents_are_cut_where_few_or_one_hold_most(sizes: list[int]):
-    most = piece_size(sizes)
-    if len(sizes) >= 64 and all(10 * size <= sum(sizes) for size in sizes):
-        assert most is None
-    else:
-        assert most == max(1, sum(sizes) // 64)
-        assert sum(-(-size // most) for size in sizes) >= min(64, sum(sizes))
-
-
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=120), st.integers(0, 99))
 @example([1] * 10, 0)  # one of ten is a tenth
 def test_documents_are_assigned_by_the_order_of_their_hashes(sizes: list[int], salt: int):
@@ -173,12 +149,12 @@ def test_splits_that_are_empty_or_shorter_than_a_window_are_named(tmp_path: Path
 
 
 def test_text_that_changes_while_it_is_read_is_refused(plain: Path, monkeypatch: pytest.MonkeyPatch):
-    read, times = documents.documents_in, iter(range(10**6))
+    read, times = source.documents_in, iter(range(10**6))
 
     def changing(file: Path, column: str) -> Any:
         return (text + (b"!" if next(times) >= len(TEXTS) else b"") for text in read(file, column))
 
-    monkeypatch.setattr(documents, "documents_in", changing)
+    monkeypatch.setattr(source, "documents_in", changing)
     (plain / "0000.txt").write_text("another corpus than that of other tests", encoding="utf-8")
     with pytest.raises(InputError, match=r"^text: .*plain changed during reading"):
         corpus(plain)
@@ -213,14 +189,16 @@ def test_files_that_hold_no_text_are_refused_in_one_sentence(name: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
-def test_columns_that_a_table_has_not_or_that_hold_no_text_are_refused(tmp_path: Path):
+def test_a_table_without_the_column_or_with_numbers_in_it_is_refused(tmp_path: Path):
     file = tmp_path / "t.parquet"
     pq.write_table(pa.table({"a": [1], "b": ["x"]}), file)
-    with pytest.raises(InputError) as caught:
-        corpus(file)
-    assert str(caught.value) == f"column: {file} has no 'text'; it has a, b."
-    with pytest.raises(InputError, match="must have text in 'a', got 1"):
-        corpus(file, column="a")
+    for column, message in (
+        ("text", f"column: {file} has no 'text'; it has a, b."),
+        ("a", "must have text in 'a', got 1"),
+    ):
+        with pytest.raises(InputError) as caught:
+            corpus(file, column=column)
+        assert message in str(caught.value)
     assert found(corpus(file, column="b")) == [b"x"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -11,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import constants
+from tests.tasks.reading import documents_of, language, written
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from toeplens.ground import InputError
 from toeplens.tasks import build
-from toeplens.tasks.language import Language, tokens
-from toeplens.tasks.language.corpus import SPLITS
-from toeplens.tasks.language.tokens import tokens_of
+from toeplens.tasks import text as texts
+from toeplens.tasks.corpus import SPLITS
+from toeplens.tasks.language import Language
+from toeplens.tasks.text import tokenizer_of
 
 DOCUMENTS = [f"the {number}th document, <eos> and all, über {'very ' * (number % 6)}much\n" for number in range(90)]
 
@@ -50,31 +51,16 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    place = tmp_path / "text"
-    place.mkdir()
-    for number, document in enumerate(DOCUMENTS):
-        (place / f"{number:02}.txt").write_text(document, encoding="utf-8")
-    return place
-
-
-def language(text: Path, tokenizer: Path | str, **options: Any) -> Language:
-    task = build("language", text=[str(text)], tokenizer=str(tokenizer), length=12, **options)
-    assert isinstance(task, Language)
-    return task
+    return written(tmp_path / "text", [document.encode() for document in DOCUMENTS])
 
 
 def of(task: Language) -> list[list[int]]:
     """The tokens of all documents."""
-    corpus = task.corpus()
-    return [
-        np.asarray(corpus.stream(split)[a : b - 1]).tolist()
-        for split in SPLITS
-        for a, b in itertools.pairwise(corpus.starts(split))
-    ]
+    return [document.tolist() for split in SPLITS for document in documents_of(task.corpus(), split)]
 
 
 def test_documents_are_what_the_tokenizer_makes_of_them(folder: Path, text: Path):
-    task, reader = language(text, folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    task, reader = language(text, tokenizer=str(folder)), Tokenizer.from_file(str(folder / "tokenizer.json"))
     corpus = task.corpus()
     assert task.vocab_size == corpus.vocab_size == reader.get_vocab_size() == 300
     assert corpus.separator == reader.token_to_id("<eos>") == 1
@@ -93,7 +79,7 @@ def test_documents_are_what_the_tokenizer_makes_of_them(folder: Path, text: Path
 
 
 def test_a_token_that_a_text_spells_out_is_text(folder: Path):
-    (ids,) = tokens_of(str(folder)).encode([b"<eos>"])
+    (ids,) = tokenizer_of(str(folder)).encode([b"<eos>"])
     assert 1 not in ids
     assert len(ids) > 1
 
@@ -104,27 +90,27 @@ def test_settings_of_length_in_the_file_do_not_count(folder: Path):
     reader.enable_truncation(4)
     reader.enable_padding(length=99)
     reader.save(str(folder / "tokenizer.json"))
-    (ids,) = tokens_of(str(folder)).encode([b"the very document" * 9])
+    (ids,) = tokenizer_of(str(folder)).encode([b"the very document" * 9])
     assert ids.tolist() == plain
 
 
 def test_a_long_document_is_tokenised_in_parts_that_end_where_lines_do(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    words, document = tokens_of(str(folder)), "".join(DOCUMENTS).encode()
+    words, document = tokenizer_of(str(folder)), "".join(DOCUMENTS).encode()
     (whole,) = words.encode([document])
-    monkeypatch.setattr(tokens, "AT_ONCE", 100)
+    monkeypatch.setattr(texts, "AT_ONCE", 100)
     (parts,), two = words.encode([document]), words.encode([b"the one", document])
     assert parts.tolist() == two[1].tolist() == whole.tolist()  # none of its tokens holds an end of a line and more
     assert len(two[0])
 
 
 def test_another_tokenizer_makes_another_corpus_and_is_refused_where_it_is_pinned(folder: Path, text: Path):
-    pinned = language(text, folder).pinned()
-    assert language(text, folder, sha256=pinned["sha256"]).corpus().sha256 == pinned["sha256"]
+    pinned = language(text, tokenizer=str(folder)).pinned()
+    assert language(text, tokenizer=str(folder), sha256=pinned["sha256"]).corpus().sha256 == pinned["sha256"]
     trained(["<s>", "<eos>"], size=310).save(str(folder / "tokenizer.json"))
-    changed = language(text, folder)
+    changed = language(text, tokenizer=str(folder))
     assert changed.vocab_size == 310
     with pytest.raises(InputError) as caught:
-        language(text, folder, sha256=pinned["sha256"]).corpus()
+        language(text, tokenizer=str(folder), sha256=pinned["sha256"]).corpus()
     assert str(caught.value) == (
         f"text: {text} or its tokenizer has changed: the recorded sha256 is {pinned['sha256']}, it is now "
         f"{changed.corpus().sha256}."
@@ -145,7 +131,7 @@ def test_documents_are_separated_by_the_end_else_the_beginning_else_the_separato
     special, settings, expected = SEPARATORS[which]
     place = saved(tmp_path / "t", special, **settings)
     reader = Tokenizer.from_file(str(place / "tokenizer.json"))
-    assert tokens_of(str(place)).separator == reader.token_to_id(expected)
+    assert tokenizer_of(str(place)).separator == reader.token_to_id(expected)
 
 
 def test_a_tokenizer_by_its_name_is_one_that_was_downloaded(
@@ -156,9 +142,10 @@ def test_a_tokenizer_by_its_name_is_one_that_was_downloaded(
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("abc", encoding="utf-8")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert language(text, "somebody/words").corpus().sha256 == language(text, folder).corpus().sha256
+    named, here = (language(text, tokenizer=name).corpus() for name in ("somebody/words", str(folder)))
+    assert named.sha256 == here.sha256
     with pytest.raises(InputError, match=r"tokenizer must be .*, got 'somebody/else'"):
-        language(text, "somebody/else").corpus()
+        language(text, tokenizer="somebody/else").corpus()
 
 
 @pytest.mark.parametrize("name", ["no/such", "", "a\0b"])
@@ -170,18 +157,11 @@ def test_a_tokenizer_that_is_not_there_is_refused_with_how_to_get_it(name: str):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path):
-    file = tmp_path / "tokenizer.json"
-    for content in (b"{", b"\xff", b'{"model": {"type": "BPE"}}'):
-        file.write_bytes(content)
-        tokens._words.cache_clear()
-        with pytest.raises(InputError) as caught:
-            tokens_of(str(tmp_path))
-        assert str(caught.value).startswith(f"tokenizer: {file} is not a valid tokenizer (")
-
-
-def test_a_tokenizer_without_a_token_to_separate_by_is_refused(tmp_path: Path):
+def test_a_file_that_is_no_tokenizer_or_has_no_token_to_separate_by_is_refused(tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_bytes(b"{")
+    with pytest.raises(InputError, match=r"^tokenizer: .*tokenizer.json is not a valid tokenizer \("):
+        tokenizer_of(str(tmp_path))
     place = saved(tmp_path / "t", ["<unk>"])
     with pytest.raises(InputError) as caught:
-        tokens_of(str(place))
+        tokenizer_of(str(place))
     assert str(caught.value) == (f"tokenizer must have an end, beginning or separator token, got {str(place)!r}.")

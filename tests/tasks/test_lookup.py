@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
-from tests.tasks.reading import SAFE, draw, texts
+from tests.tasks.reading import assert_even, assert_reads, draw, texts
 
 from toeplens.tasks import build
 
@@ -63,19 +62,14 @@ def test_index_reads_as_labelled(data: st.DataObject):
     positions, from_end = data.draw(st.integers(1, shortest - 1)), data.draw(st.booleans())
     options: dict[str, Any] = {"min_length": shortest, "words": words, "positions": positions, "from_end": from_end}
     task = build("index", length=length, **options)
-    for each in (task, task.at_length(length + 5)):
-        for text, label in texts(draw(each, 60)):
-            assert len(text) >= shortest
-            assert read_index(text, words, positions, from_end) == label
+    assert_reads(task, lambda text: read_index(text, words, positions, from_end))
 
 
 def test_index_asks_for_each_of_its_places_as_often_at_any_length():
     task = build("index", length=9, words=4)
     for each in (task, task.at_length(30)):
         examples = draw(each, 4000)
-        stated = Counter(examples.tokens[np.arange(4000), examples.lengths - 1].tolist())
-        assert sorted(stated) == list(range(5, 13))
-        assert stats.chisquare(list(stated.values())).pvalue > SAFE
+        assert_even(Counter(examples.tokens[np.arange(4000), examples.lengths - 1].tolist()), range(5, 13))
 
 
 @given(data=st.data())
@@ -87,19 +81,18 @@ def test_retrieval_reads_as_labelled(data: st.DataObject):
     if distractors:
         sizes["min_length"] = shortest
     task = build("retrieval", keys=keys, values=values, pairs=pairs, distractors=distractors, **sizes)
-    for each in (task, task.at_length(task.length + 5)) if distractors else (task,):
-        for text, label in texts(draw(each, 60)):
-            assert len(text) >= shortest if distractors else len(text) == pairs + 1
-            assert read_retrieval(text, keys, values, pairs, distractors) == label
+
+    def read(text: list[int]) -> int:
+        assert len(text) >= shortest if distractors else len(text) == pairs + 1
+        return read_retrieval(text, keys, values, pairs, distractors)
+
+    assert_reads(task, read, more=5 if distractors else 0)
 
 
 def test_every_pair_of_a_text_is_asked_for_as_often():
     task = build("retrieval", length=5, keys=4, values=3, pairs=4, distractors=0)
-    asked: Counter[int] = Counter()
-    for text, _ in texts(draw(task, 4000)):
-        asked[[(word - 1) // 3 for word in text[:-1]].index(text[-1] - 13)] += 1
-    assert sorted(asked) == [0, 1, 2, 3]
-    assert stats.chisquare(list(asked.values())).pvalue > SAFE
+    asked = (([(word - 1) // 3 for word in text[:-1]], text[-1] - 13) for text, _ in texts(draw(task, 4000)))
+    assert_even(Counter(keys.index(query) for keys, query in asked), range(4))
 
 
 @given(data=st.data())
@@ -113,24 +106,16 @@ def test_mix_reads_as_labelled(data: st.DataObject):
     length = shortest + data.draw(st.integers(0, 3))
     options = {"words": words, "keys": keys, "placed": placed, "min_offset": low, "max_offset": high}
     task = build("mix", length=length, min_length=shortest, **options)
-    for each in (task, task.at_length(length + 5)):
-        for text, label in texts(draw(each, 60)):
-            assert len(text) >= shortest
-            assert read_mix(text, words, keys, placed, offsets) == label
+    assert_reads(task, lambda text: read_mix(text, words, keys, placed, offsets))
 
 
 def test_mix_asks_for_every_key_offset_and_place_as_often():
     task = build("mix", length=7, words=3, keys=3, placed=2, min_offset=-1, max_offset=1)
-    keys, offsets, at = Counter(), Counter(), Counter()
-    for text, _ in texts(draw(task, 6000)):
-        *body, key, offset = text
-        keys[key] += 1
-        offsets[offset] += 1
-        at[offset, body.index(key)] += 1
-    assert (sorted(keys), sorted(offsets)) == ([4, 5, 6], [7, 8])
-    assert sorted(at) == [(7, 1), (7, 2), (7, 3), (7, 4), (8, 0), (8, 1), (8, 2), (8, 3)]
-    for counts in (keys, offsets, at):
-        assert stats.chisquare(list(counts.values())).pvalue > SAFE
+    found = [text for text, _ in texts(draw(task, 6000))]
+    assert_even(Counter(text[-2] for text in found), (4, 5, 6))
+    assert_even(Counter(text[-1] for text in found), (7, 8))
+    places = [*((7, at) for at in (1, 2, 3, 4)), *((8, at) for at in (0, 1, 2, 3))]
+    assert_even(Counter((text[-1], text.index(text[-2])) for text in found), places)
 
 
 def read_recall(text: list[int], keys: int, values: int) -> tuple[dict[int, int], list[int], int, int]:
@@ -162,17 +147,18 @@ def read_recall(text: list[int], keys: int, values: int) -> tuple[dict[int, int]
 def test_recall_reads_as_labelled(data: st.DataObject):
     keys, values = data.draw(st.integers(1, 6)), data.draw(st.integers(2, 5))
     pairs, distractors = data.draw(st.integers(1, keys)), data.draw(st.integers(0, 3))
-    queries = data.draw(st.integers(1, pairs))
-    length = 2 * pairs + 2 * queries - 1 + data.draw(st.integers(0, 4))
+    queries, spare = data.draw(st.integers(1, pairs)), data.draw(st.integers(0, 4))
+    length = 2 * pairs + 2 * queries - 1 + spare
     options = {"keys": keys, "values": values, "pairs": pairs, "queries": queries, "distractors": distractors}
-    task = build("recall", length=length, **options)
-    for each in (task, task.at_length(length + 6)) if distractors else (task,):
-        for text, label in texts(draw(each, 60)):
-            book, asked, told, answer = read_recall(text, keys, values)
-            assert len(book) == pairs
-            assert 1 <= len(asked) == len(set(asked)) <= queries
-            assert told == (each.length - 2 * queries + 1 if distractors else 2 * pairs)
-            assert answer == label
+
+    def read(text: list[int]) -> int:
+        book, asked, told, answer = read_recall(text, keys, values)
+        assert len(book) == pairs
+        assert 1 <= len(asked) == len(set(asked)) <= queries
+        assert told in ((2 * pairs + spare, 2 * pairs + spare + 6) if distractors else (2 * pairs,))
+        return answer
+
+    assert_reads(build("recall", length=length, **options), read, more=6 if distractors else 0)
 
 
 def test_every_number_of_queries_every_pair_and_every_place_is_as_likely():
@@ -183,8 +169,7 @@ def test_every_number_of_queries_every_pair_and_every_place_is_as_likely():
         many[len(asked)] += 1
         which[list(book).index(asked[-1])] += 1
         places[tuple(text.index(key) for key in book)] += 1
-    assert sorted(many) == [1, 2]
-    assert sorted(which) == [0, 1, 2]
+    assert_even(many, (1, 2))
+    assert_even(which, range(3))
     assert len(places) == 20  # 3 pairs among 3 distractors
-    for counts in (many, which, places):
-        assert stats.chisquare(list(counts.values())).pvalue > SAFE
+    assert_even(places, places)

@@ -1,17 +1,16 @@
-"""Copy, reverse and sort against programs that write the whole answer down."""
+"""Copy, reverse, sort and addition against programs that write the whole answer down; shares against all cases."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
-from tests.tasks.reading import SAFE, draw, texts
+from tests.tasks.reading import draw, texts
 
 from toeplens.tasks import build
 
@@ -57,19 +56,6 @@ def test_the_answer_goes_on_as_labelled(name: str, data: st.DataObject):
             assert answer[len(given_)] == label
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_number_of_items_and_every_step_is_as_likely(name: str):
-    sizes, steps = Counter(), Counter()
-    for text, _ in texts(draw(build(name, length=10, min_items=3, words=4), 6000)):
-        items, given_ = divided(text, 4)
-        sizes[len(items)] += 1
-        steps[len(items), len(given_)] += 1
-    assert sorted(sizes) == [3, 4, 5]
-    assert stats.chisquare(list(sizes.values())).pvalue > SAFE
-    for size in sizes:
-        assert stats.chisquare([steps[size, step] for step in range(size)]).pvalue > SAFE
-
-
 @pytest.mark.parametrize("repeats", [True, False])
 def test_the_shares_of_sorting_are_counted_over_all_texts(repeats: bool):
     words, least, most = 4, 2, 4
@@ -96,3 +82,75 @@ def test_the_shares_of_sorting_are_finite_at_any_size():
         assert shares is not None
         assert shares.sum() == pytest.approx(1, abs=1e-9)
         assert task.chance() == pytest.approx(1 / options["words"], rel=1e-6)
+
+
+# ---- addition --------------------------------------------------------------------------------------------------------
+
+
+def spelt(number: int, base: int, order: str, width: int) -> list[int]:
+    """The tokens of a number, with zeros up to ``width`` digits."""
+    digits = []
+    while number or not digits:
+        digits.append(number % base)
+        number //= base
+    digits += [0] * (width - len(digits))
+    return [digit + 1 for digit in (digits if order == "least-first" else digits[::-1])]
+
+
+def value(tokens: list[int], base: int, order: str) -> int:
+    assert tokens
+    assert all(1 <= token <= base for token in tokens)
+    number = 0
+    for token in tokens[::-1] if order == "least-first" else tokens:
+        number = number * base + token - 1
+    return number
+
+
+@given(data=st.data())
+def test_the_sum_goes_on_as_labelled(data: st.DataObject):
+    base, order, padded = (
+        data.draw(st.integers(2, 11)),
+        data.draw(st.sampled_from(["most-first", "least-first"])),
+        data.draw(st.booleans()),
+    )
+    length = data.draw(st.integers(6, 22))
+    digits = (length - 2) // 3 if padded else (length - 3) // 3
+    least = data.draw(st.integers(1, digits))
+    task = build("addition", length=length, base=base, order=order, padded=padded, min_digits=least)
+    for each, few, many in ((task, least, digits), (task.at_length(length + 30), digits + 10, digits + 10)):
+        for text, label in texts(draw(each, 60)):
+            plus, equals = text.index(base + 2), text.index(base + 3)
+            parts = text[:plus], text[plus + 1 : equals]
+            numbers = [value(part, base, order) for part in parts]
+            for part, number in zip(parts, numbers, strict=True):
+                assert part == spelt(number, base, order, many if padded else 1)  # so there are no leading zeros
+                assert few == 1 or base ** (few - 1) <= number < base**many
+            answer = spelt(sum(numbers), base, order, many + 1) if padded else spelt(sum(numbers), base, order, 1)
+            if not padded:
+                answer.append(base + 1)
+            given_ = text[equals + 1 :]
+            assert given_ == answer[: len(given_)]
+            assert answer[len(given_)] == label
+
+
+@pytest.mark.parametrize("order", ["most-first", "least-first"])
+@pytest.mark.parametrize(("padded", "least", "base"), [(False, 1, 3), (False, 2, 4), (True, 1, 3), (True, 2, 2)])
+def test_the_shares_are_counted_over_all_sums(order: str, padded: bool, least: int, base: int):
+    digits = 3 if base == 2 else 2
+    length = 3 * digits + (2 if padded else 3)
+    task = build("addition", length=length, base=base, order=order, padded=padded, min_digits=least)
+    numbers = []  # with their chance
+    for size in range(least, digits + 1):
+        every = range(base ** (size - 1) if size > 1 else 0, base**size)
+        numbers += [(number, size, Fraction(1, len(every) * (digits - least + 1))) for number in every]
+    counted: defaultdict[tuple[int, int], Fraction] = defaultdict(Fraction)
+    for (one, first, chance), (other, second, also) in itertools.product(numbers, repeat=2):
+        answer = spelt(one + other, base, order, digits + 1 if padded else 1) + ([] if padded else [base + 1])
+        start = 2 + (2 * digits if padded else first + second)
+        for step, label in enumerate(answer):
+            counted[start + step, label] += chance * also / len(answer)
+    shares = task.shares()
+    assert shares is not None
+    assert shares.shape == (length + 1, len(task.labels))
+    for (size, label), share in np.ndenumerate(shares):
+        assert share == pytest.approx(float(counted[size, label + 1]), abs=1e-13)

@@ -15,9 +15,8 @@ from tests.tasks.reading import SAFE
 
 from toeplens.ground import InputError
 from toeplens.tasks import build
-from toeplens.tasks.language import MarkovLanguage, NestedLanguage
-from toeplens.tasks.language.corpus import SPLITS
-from toeplens.tasks.language.synthetic import SyntheticLanguage
+from toeplens.tasks.corpus import SPLITS
+from toeplens.tasks.synthetic import MarkovLanguage, NestedLanguage, SyntheticLanguage
 
 Text = tuple[int, ...]
 Told = tuple[Any, ...]  # what only the writer knows: where copies begin and of what

@@ -12,26 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from tests.tasks.reading import SAFE, assert_well_formed, draw
+from tests.tasks.reading import SAFE, assert_reads, assert_well_formed, draw
 
 from toeplens.ground import InputError
 from toeplens.tasks import PAD, Task, build, fingerprint, in_test
-
-SMALL: dict[str, tuple[str, dict[str, Any]]] = {
-    "distance-paper": ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}),
-    "distance-released": (
-        "trigger-distance",
-        {"form": "released", "length": 20, "vocab_size": 40, "max_between": 6, "max_side": 4, "cut": 15},
-    ),
-    "count-paper": ("trigger-count", {"length": 9, "vocab_size": 20, "num_triggers": 5}),
-    "count-released": ("trigger-count", {"form": "released", "length": 12, "words": 9, "vocab_size": 50}),
-}
-each_small = pytest.mark.parametrize("which", SMALL)
-
-
-def small(which: str) -> Task:
-    name, options = SMALL[which]
-    return build(name, **options)
 
 
 def uniform(values: np.ndarray, support: range) -> bool:
@@ -88,20 +72,9 @@ def released_readings(row: list[int], length: int, pair: tuple[int, int], task: 
     return found
 
 
-# ---- the same for the same seed -----------------------------------------------------------------------------------
-
-
-# ---- train and test -----------------------------------------------------------------------------------------------
-
-
 def test_the_split_of_random_sequences_is_seventy_to_thirty():
     tokens = np.random.default_rng(0).integers(0, 574, size=(100_000, 32))
     assert stats.binomtest(int(in_test(fingerprint(tokens)).sum()), 100_000, 0.3).pvalue > SAFE
-
-
-def test_every_sequence_of_a_small_space_has_a_fingerprint_of_its_own():
-    tokens = np.array(list(itertools.product(range(7), repeat=6)))
-    assert len(np.unique(fingerprint(tokens))) == 7**6
 
 
 def test_the_split_of_a_known_sequence_never_changes():
@@ -123,14 +96,6 @@ def test_asking_for_more_examples_than_there_are_is_refused():
             task.dataset(split, count + 1, seed=0)
 
 
-def test_an_empty_data_set_is_refused():
-    with pytest.raises(InputError, match=r"^test_examples must be at least 1, got 0"):
-        small("distance-paper").dataset("test", 0, seed=0)
-
-
-# ---- shapes and ids -----------------------------------------------------------------------------------------------
-
-
 @given(data=st.data())
 def test_paper_distance_reads_as_labelled_at_any_size(data: st.DataObject):
     length = data.draw(st.integers(2, 12))
@@ -147,15 +112,14 @@ def test_paper_distance_reads_as_labelled_at_any_size(data: st.DataObject):
     words = distance_words(seed, **options)
     assert len(words) == num_triggers
     assert task.labels == range(1, (options["max_distance"] or length - 1) + 1)
-    for each in (task, task.at_length(length + 5)):
-        examples = draw(each, 60, seed)
-        assert_well_formed(each, examples)
-        assert (examples.lengths == each.length).all()
-        for row, label in zip(examples.tokens.tolist(), examples.labels.tolist(), strict=True):
-            at = [place for place, word in enumerate(row) if word in words]
-            assert len(at) == 2
-            assert row[at[0]] != row[at[1]]
-            assert at[1] - at[0] == label
+
+    def read(text: list[int]) -> int:
+        assert len(text) in (length, length + 5)
+        one, other = (place for place, word in enumerate(text) if word in words)
+        assert text[one] != text[other]
+        return other - one
+
+    assert_reads(task, read, seed=seed)
 
 
 @given(data=st.data())
@@ -178,12 +142,12 @@ def test_count_reads_as_labelled_at_any_size(data: st.DataObject):
     triggers = count_words(task, seed)
     assert len(triggers) == num_triggers
     assert task.labels == range((max_count or words or length) + 1)
-    for each, longer in ((task, 0), (task.at_length(length + 5), 5)):
-        examples = draw(each, 60, seed)
-        assert_well_formed(each, examples)
-        assert (examples.lengths == (words or length) + longer).all()
-        for row, label in zip(examples.tokens.tolist(), examples.labels.tolist(), strict=True):
-            assert sum(row.count(word) for word in triggers) == label
+
+    def read(text: list[int]) -> int:
+        assert len(text) - (words or length) in (0, 5)
+        return sum(text.count(word) for word in triggers)
+
+    assert_reads(task, read, seed=seed)
 
 
 @given(data=st.data())
@@ -214,12 +178,6 @@ def test_released_distance_reads_as_labelled_at_any_size(data: st.DataObject):
 # ---- the papers' facts --------------------------------------------------------------------------------------------
 
 
-def test_the_papers_distance_is_uniform_on_all_distances_of_128_tokens():
-    task = build("trigger-distance")
-    assert (task.length, task.vocab_size, task.labels) == (128, 574, range(1, 128))
-    assert uniform(task.dataset("train", 20_000, seed=0).labels, task.labels)
-
-
 def test_given_the_distance_every_place_for_the_first_trigger_is_as_likely():
     examples = draw(build("trigger-distance", length=8, vocab_size=30), 20_000)
     words = distance_words(0, vocab_size=30)
@@ -246,37 +204,18 @@ def test_either_order_of_the_triggers_is_as_likely_unless_ordered(num_triggers: 
     assert not set(ordered) & {(b, a) for a, b in ordered}
 
 
-def test_the_released_distance_is_as_the_program_draws_it():
+def test_the_released_distance_has_the_codes_sizes():
     """Sides of 1-25 words, 1-70 between, cut at 120, padded to 128 with 0; label = between + 1, 2..71."""
     task: Any = build("trigger-distance", form="released")
     assert (task.length, task.cut, task.vocab_size, task.labels) == (128, 120, 574, range(2, 72))
     examples = draw(task, 12_000)
     assert_well_formed(task, examples)
-    pair = released_pair(task, 0)
     assert uniform(examples.labels, range(2, 72))
-    assert examples.lengths.min() >= 1 + 1 + 1 + 1 + 1
-    assert examples.lengths.max() == 120
-    padded = np.pad(examples.tokens, ((0, 0), (0, 80)))[
-        np.arange(12_000)[:, None], np.arange(26) + examples.labels[:, None]
-    ]
-    starts = (examples.tokens[:, :26] == pair[0]) & (padded == pair[1])
-    assert starts[:, 1:].any(axis=1).all()
-    sure = starts.sum(axis=1) == 1  # by chance, fillers may form the pair too
-    assert sure.mean() > 0.99
-    left = starts.argmax(axis=1)
-    assert uniform(left[sure], range(1, 26))
-    right = examples.lengths - left - examples.labels - 1
-    whole = sure & (left + examples.labels < 95)  # of these none reaches the cut
-    assert uniform(right[whole], range(1, 26))
-    for row in np.flatnonzero(sure)[:1000]:
-        second = left[row] + examples.labels[row]
-        tokens = examples.tokens[row].tolist()
-        for segment in (
-            tokens[: left[row]],
-            tokens[left[row] + 1 : second],
-            tokens[second + 1 : examples.lengths[row]],
-        ):
-            assert len(set(segment)) == len(segment)
+    assert (examples.lengths.min(), examples.lengths.max()) == (5, 120)
+    first, _ = released_pair(task, 0)
+    left = (examples.tokens == first).argmax(axis=1)
+    alone = (examples.tokens == first).sum(axis=1) == 1  # fillers may be triggers too
+    assert uniform(left[alone], range(1, 26))
 
 
 def test_the_released_fillers_come_from_the_whole_vocabulary_triggers_included():
@@ -329,8 +268,3 @@ def test_length_chance_is_the_count_over_all_cases(max_between: int, max_side: i
     assert task.length_chance() == pytest.approx(float(best_guess_from_length(**sizes)), rel=1e-12)
     if max_between > 1:
         assert task.length_chance(2) == pytest.approx(float(best_guess_from_length(**sizes, ignored=2)), rel=1e-12)
-
-
-def test_what_the_answer_depends_on_is_said():
-    assert build("trigger-distance").answer == "both"
-    assert build("trigger-count").answer == "content"

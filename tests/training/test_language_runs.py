@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.tasks.language.task import _unchanged
+from toeplens.tasks.language import _unchanged
 from toeplens.training import Run, RunSpec, run_spec, train, train_as_one
 
 TASK: dict[str, Any] = {"words": 20, "documents": 60, "document": 64, "length": 16}

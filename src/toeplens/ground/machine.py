@@ -65,7 +65,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _FULL.search(str(error)) is not None
 
 
-def within(field: str, given: int | Sequence[int] | None, low: int, high: int) -> None:
+def within(field: str, given: float | Sequence[float] | None, low: float, high: float) -> None:
     """Raise an `InputError` unless each number is from ``low`` to ``high``; None is ignored."""
     for value in given if isinstance(given, Sequence) else () if given is None else (given,):
         if not low <= value <= high:

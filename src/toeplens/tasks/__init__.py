@@ -10,14 +10,13 @@ from typing import Any
 
 from toeplens.ground import InputError, choose, shown
 from toeplens.ground.options import must_be, parameters
-from toeplens.tasks.addition import Addition
 from toeplens.tasks.base import PAD, TEST_SHARE, Examples, Split, Task, fingerprint, in_test
 from toeplens.tasks.baselines import trivial_baselines
-from toeplens.tasks.brackets import Dyck
-from toeplens.tasks.counting import ContextualCount, Parity
-from toeplens.tasks.language import Language, MarkovLanguage, NestedLanguage
+from toeplens.tasks.counting import ContextualCount, Dyck, Parity
+from toeplens.tasks.language import Language
 from toeplens.tasks.lookup import Index, Mix, Recall, Retrieval
-from toeplens.tasks.sequences import Copy, Reverse, Sort
+from toeplens.tasks.sequences import Addition, Copy, Reverse, Sort
+from toeplens.tasks.synthetic import MarkovLanguage, NestedLanguage
 from toeplens.tasks.triggers import TriggerCount, TriggerDistance
 
 _KINDS = (

@@ -1,6 +1,6 @@
 """The task interface: examples generated from a seed in blocks, with train and test disjoint by construction.
 
-Also helpers for tasks: sequences of different lengths, random positions, checks of options.
+Also helpers for tasks: sequences of different lengths, random positions, limits of options.
 """
 
 from __future__ import annotations
@@ -73,12 +73,20 @@ class Task(ABC):
     each: ClassVar[bool] = False
     watched: ClassVar[Split] = "test"
     length: int
-    vocab_size: int
+
+    @abstractmethod
+    def sizes(self) -> tuple[int, range]:
+        """The number of token ids, and the labels that occur."""
 
     @property
-    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.sizes()[0]
+
+    @property
     def labels(self) -> range:
         """The labels that occur."""
+        return self.sizes()[1]
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
@@ -92,9 +100,9 @@ class Task(ABC):
         """Options that identify external data, so that a rebuilt task has the same data or fails; or none."""
         return {}
 
-    @abstractmethod
     def options_at(self, length: int) -> dict[str, Any]:
-        """The options with which `at_length` builds the task."""
+        """The options, except ``length``, that `at_length` changes."""
+        return {}
 
     def at_length(self, length: int) -> Task:
         """The same task with sequences of ``length`` tokens, including padding, to test length extrapolation.
@@ -106,7 +114,7 @@ class Task(ABC):
         if not isinstance(length, int) or isinstance(length, bool) or length < 1:
             raise invalid("length", "be a whole number of at least 1", length)
         try:
-            return type(self)(**self.options_at(length))
+            return type(self)(**{**vars(self), "length": length, **self.options_at(length)})
         except InputError as error:
             raise InputError(f"length: {self.name} cannot be built with length {length}: {error}") from None
 
@@ -120,20 +128,21 @@ class Task(ABC):
 
     def chance(self, ignore_label: int | None = None) -> float:
         """Accuracy of the best constant prediction, over the labels that count."""
-        counted = [label != ignore_label for label in self.labels]
-        shares = self.shares()
-        if shares is None:
-            return 1 / sum(counted)
+        shares, counted = self._joint(ignore_label)
         each = shares.sum(axis=0)[counted]
         return float(each.max() / each.sum())
 
     def length_chance(self, ignore_label: int | None = None) -> float:
         """Accuracy of the length-only baseline, over the labels that count."""
+        shares, counted = self._joint(ignore_label)
+        each = shares[:, counted]
+        return float(each.max(axis=1).sum() / each.sum())
+
+    def _joint(self, ignore_label: int | None) -> tuple[Shares, list[bool]]:
+        """The joint probabilities, up to a factor, and which labels count."""
         shares = self.shares()
-        if shares is None:
-            return self.chance(ignore_label)
-        counted = shares[:, [label != ignore_label for label in self.labels]]
-        return float(counted.max(axis=1).sum() / counted.sum())
+        counted = [label != ignore_label for label in self.labels]
+        return np.ones((1, len(counted))) if shares is None else shares, counted
 
     def split_key(self, examples: Examples) -> Texts:
         """The tokens whose hash decides between train and test (default: all).
@@ -177,13 +186,13 @@ class Task(ABC):
         """
         if trained.length == self.length:
             return self.dataset("test", size, seed)
-        parts = (part[self._new_to(trained, part)] for part in self.stream("test", seed))
-        return self._first(parts, "test", size)
 
-    def _new_to(self, trained: Task, examples: Examples) -> Bool[np.ndarray, "n"]:
-        short, more = examples.tokens[:, : trained.length], max(0, trained.length - self.length)
-        there = replace(examples, tokens=np.pad(short, ((0, 0), (0, more)), constant_values=PAD))
-        return (examples.lengths > trained.length) | in_test(fingerprint(trained.split_key(there)))
+        def new(part: Examples) -> Bool[np.ndarray, "n"]:
+            short, more = part.tokens[:, : trained.length], max(0, trained.length - self.length)
+            there = replace(part, tokens=np.pad(short, ((0, 0), (0, more)), constant_values=PAD))
+            return (part.lengths > trained.length) | in_test(fingerprint(trained.split_key(there)))
+
+        return self._first((part[new(part)] for part in self.stream("test", seed)), "test", size)
 
     def _first(self, blocks: Iterator[Examples], split: Split, size: int) -> Examples:
         if size < 1:
@@ -213,15 +222,14 @@ class SizedTask(Task):
         return self.length if self.min_length is None else self.min_length
 
     def options_at(self, length: int) -> dict[str, Any]:
-        return {**vars(self), "length": length, "min_length": None}
+        return {"min_length": None}
 
     def check_lengths(self, low: int) -> None:
         """Raise `InputError` unless every sequence has at least ``low`` tokens."""
         at_least(low, length=self.length)
         if self.min_length is not None:
             at_least(low, min_length=self.min_length)
-            if self.min_length > self.length:
-                raise invalid("min_length", f"be at most length ({self.length})", self.min_length)
+            at_most(self.length, "length ({})", min_length=self.min_length)
 
     def draw_lengths(self, rng: np.random.Generator, count: int) -> Each:
         """Number of tokens of each sequence."""
@@ -243,26 +251,18 @@ def in_test(marks: UInt64[np.ndarray, "n"]) -> np.ndarray:
     return marks < np.uint64(TEST_SHARE * 2.0**64)
 
 
-def at_least(low: int, **values: Any) -> None:
-    """Raise `InputError` for the first field that is not an integer of at least ``low``."""
+def at_least(low: int, **values: int) -> None:
+    """Raise `InputError` for the first field that is less than ``low``."""
     for field, value in values.items():
-        whole(**{field: value})
         if value < low:
             raise invalid(field, f"be a whole number of at least {low}", value)
 
 
-def whole(**values: Any) -> None:
-    """Raise `InputError` for the first field that is not an integer."""
+def at_most(high: int, words: str, **values: int) -> None:
+    """Raise `InputError` for the first field that is more than ``high``; ``words`` names the limit, as {}."""
     for field, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise invalid(field, "be a whole number", value)
-
-
-def yes_or_no(**values: Any) -> None:
-    """Raise `InputError` for the first field that is neither true nor false."""
-    for field, value in values.items():
-        if not isinstance(value, bool):
-            raise invalid(field, "be true or false", value)
+        if value > high:
+            raise invalid(field, f"be at most {words.format(high)}", value)
 
 
 def places(
@@ -282,3 +282,10 @@ def places(
 def finish(tokens: Texts, labels: Each, lengths: Each) -> Examples:
     """The examples, padded after each sequence's length."""
     return Examples(np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, PAD), labels, lengths)
+
+
+def insert(tokens: Texts, starts: Each, values: Texts, sizes: Each) -> None:
+    """Write the first ``sizes`` columns of each row of ``values`` into ``tokens``, from column ``starts`` on."""
+    step = np.arange(tokens.shape[1]) - starts[:, None]
+    inside = (step >= 0) & (step < sizes[:, None])
+    tokens[inside] = values[np.nonzero(inside)[0], step[inside]]

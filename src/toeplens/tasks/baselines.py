@@ -1,11 +1,11 @@
-"""Baselines without a model: predictions from the length, from one token, or from the bag of tokens."""
+"""Baselines without a neural network: predictions from the length, one token, the bag of tokens, or n-grams."""
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, invalid
 from toeplens.tasks.base import PAD, Each, Examples, Texts
 
 _CHUNK = 4096
@@ -95,3 +95,66 @@ def _counts(tokens: Texts, vocab_size: int) -> Int[np.ndarray, "n vocab_size"]:
     counts = np.bincount(found.ravel(), minlength=len(tokens) * vocab_size).reshape(len(tokens), vocab_size)
     counts[:, PAD] = 0
     return counts
+
+
+# ---- n-gram models ---------------------------------------------------------------------------------------------------
+
+ORDERS = (0, 1, 2, 3)
+MOST = 2**23  # maximum number of training tokens
+_SEGMENTS = 64
+
+
+def ngram_bits(
+    train: Shaped[np.ndarray, "T"], texts: Int[np.ndarray, "K n1"], vocab_size: int, *, most: int = MOST
+) -> dict[int, float]:
+    """Bits per token of interpolated n-gram models, by order (the number of previous tokens used).
+
+    With Witten and Bell's smoothing (1991): let c(h) be how often the context h was followed by anything in training,
+    and t(h) by how many different tokens. Then w has the probability (c(hw) + t(h) p(w | h')) / (c(h) + t(h)), with h'
+    one token shorter. The order without context is interpolated with the uniform distribution. Unseen contexts use the
+    shorter one.
+
+    Arguments
+        train       [T] a training split's stream; if it is longer than ``most``, segments from all over it are used
+        texts       [K, n + 1] windows whose n last tokens are predicted, each from the earlier ones in its window
+        vocab_size  all ids are below it
+        most        maximum number of training tokens
+
+    Raises `InputError` if there is nothing to count or to predict.
+    """
+    if not len(train):
+        raise InputError("train must have at least one token, got none.")
+    if texts.ndim != 2 or texts.shape[0] < 1 or texts.shape[1] < 2:
+        raise invalid("texts", "be at least 1 text of at least 2 tokens", texts.shape)
+    train = _segments(train, most).astype(np.int64)
+    shares = np.full(texts.shape, 1 / vocab_size)
+    before, contexts = np.zeros_like(train), 1  # the context of each training token, and their number
+    context, known = np.zeros_like(texts), np.ones(texts.shape, dtype=bool)
+    found = {}
+    for order in ORDERS:
+        if len(before):  # training has so many tokens
+            pairs, place, counts = np.unique(
+                before * vocab_size + train[order:], return_inverse=True, return_counts=True
+            )
+            followed = np.bincount(pairs // vocab_size, counts, contexts)[context]
+            different = np.bincount(pairs // vocab_size, minlength=contexts)[context]
+            wanted = context * vocab_size + texts
+            at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+            there = known & (pairs[at] == wanted)
+            mixed = (np.where(there, counts[at], 0) + different * shares) / np.maximum(followed + different, 1)
+            shares = np.where(known & (followed > 0), mixed, shares)
+            before, contexts = place.reshape(-1)[:-1], len(pairs)
+            context, known = np.zeros_like(at), np.zeros_like(there)  # a window's first token has no context
+            context[:, 1:], known[:, 1:] = np.where(there, at, 0)[:, :-1], there[:, :-1]
+        found[order] = float(-np.log2(shares[:, 1:]).sum() / (len(texts) * (texts.shape[1] - 1)))
+    return found
+
+
+def _segments(train: Shaped[np.ndarray, "T"], most: int) -> Shaped[np.ndarray, "t"]:
+    """At most ``most`` of the tokens, in equal segments from all over."""
+    if len(train) <= most:
+        return np.asarray(train)
+    size = max(1, most // _SEGMENTS)
+    many = most // size
+    starts = [(len(train) - size) * part // max(1, many - 1) for part in range(many)]
+    return np.concatenate([np.asarray(train[start : start + size]) for start in starts])

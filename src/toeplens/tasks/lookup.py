@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from toeplens.ground import InputError, invalid
-from toeplens.tasks.base import PAD, Examples, SizedTask, Task, Texts, at_least, finish, places, whole, yes_or_no
+from toeplens.ground import InputError
+from toeplens.tasks.base import PAD, Examples, SizedTask, Task, Texts, at_least, at_most, finish, places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,29 +40,18 @@ class Index(SizedTask):
         self.check_lengths(2)
         at_least(2, words=self.words)
         at_least(1, positions=self.asked)
-        yes_or_no(from_end=self.from_end)
-        if self.asked >= self.shortest:
-            raise invalid(
-                "positions",
-                f"be at most {self.shortest - 1}, the words of the shortest sequences",
-                self.asked,
-            )
+        at_most(self.shortest - 1, "{}, the words of the shortest sequences", positions=self.asked)
 
     @property
     def asked(self) -> int:
         """Number of possible index tokens."""
         return self.shortest - 1 if self.positions is None else self.positions
 
-    @property
-    def vocab_size(self) -> int:
-        return 1 + self.words + self.asked
-
-    @property
-    def labels(self) -> range:
-        return range(1, self.words + 1)
+    def sizes(self) -> tuple[int, range]:
+        return 1 + self.words + self.asked, range(1, self.words + 1)
 
     def options_at(self, length: int) -> dict[str, Any]:
-        return {**super().options_at(length), "positions": self.asked}
+        return {"min_length": None, "positions": self.asked}
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         rows = np.arange(count)
@@ -104,8 +93,7 @@ class Retrieval(SizedTask):
         at_least(0, distractors=self.distractors)
         at_least(1, keys=self.keys, pairs=self.pairs)
         at_least(2, values=self.values)
-        if self.pairs > self.keys:
-            raise invalid("pairs", f"be at most {self.keys}, the number of different keys", self.pairs)
+        at_most(self.keys, "{}, the number of different keys", pairs=self.pairs)
         self.check_lengths(self.pairs + 1)
         if self.min_length is not None and not self.distractors:
             raise InputError(
@@ -113,17 +101,11 @@ class Retrieval(SizedTask):
                 f"{self.min_length}."
             )
 
-    @property
-    def vocab_size(self) -> int:
-        return 1 + self.keys * self.values + self.keys + self.distractors
-
-    @property
-    def labels(self) -> range:
-        return range(self.values)
+    def sizes(self) -> tuple[int, range]:
+        return 1 + self.keys * self.values + self.keys + self.distractors, range(self.values)
 
     def options_at(self, length: int) -> dict[str, Any]:
-        pairs = self.pairs if self.distractors else length - 1
-        return {**super().options_at(length), "pairs": pairs}
+        return {"min_length": None, "pairs": self.pairs if self.distractors else length - 1}
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         query = 1 + self.keys * self.values
@@ -170,13 +152,10 @@ class Mix(SizedTask):
     max_offset: int = 4
 
     def __post_init__(self) -> None:
-        whole(min_offset=self.min_offset, max_offset=self.max_offset)
         at_least(2, words=self.words)
         at_least(1, keys=self.keys, placed=self.placed)
-        if self.placed > self.keys:
-            raise invalid("placed", f"be at most {self.keys}, the number of different keys", self.placed)
-        if self.min_offset > self.max_offset:
-            raise invalid("min_offset", f"be at most max_offset ({self.max_offset})", self.min_offset)
+        at_most(self.keys, "{}, the number of different keys", placed=self.placed)
+        at_most(self.max_offset, "max_offset ({})", min_offset=self.min_offset)
         self.check_lengths(max(self.placed, abs(self.min_offset), abs(self.max_offset)) + 1)  # before all are listed
         if not len(self.offsets):
             raise InputError("max_offset must not be 0 if min_offset is 0.")
@@ -193,13 +172,9 @@ class Mix(SizedTask):
         """Tokens of the query: the key, and the offset unless there is only one."""
         return 1 + (len(self.offsets) > 1)
 
-    @property
-    def vocab_size(self) -> int:
-        return 1 + self.words + self.keys + (len(self.offsets) if self.asking > 1 else 0)
-
-    @property
-    def labels(self) -> range:
-        return range(1, self.words + 1)
+    def sizes(self) -> tuple[int, range]:
+        stated = len(self.offsets) if self.asking > 1 else 0
+        return 1 + self.words + self.keys + stated, range(1, self.words + 1)
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         rows = np.arange(count)
@@ -252,10 +227,8 @@ class Recall(Task):
         at_least(0, distractors=self.distractors)
         at_least(2, values=self.values)
         at_least(1, keys=self.keys, pairs=self.pairs, queries=self.queries)
-        if self.pairs > self.keys:
-            raise invalid("pairs", f"be at most {self.keys}, the number of different keys", self.pairs)
-        if self.queries > self.pairs:
-            raise invalid("queries", f"be at most {self.pairs}, the number of pairs", self.queries)
+        at_most(self.keys, "{}, the number of different keys", pairs=self.pairs)
+        at_most(self.pairs, "{}, the number of pairs", queries=self.queries)
         at_least(2 * self.pairs + self._asking, length=self.length)
 
     @property
@@ -268,17 +241,12 @@ class Recall(Task):
         """Number of tokens before the first query."""
         return self.length - self._asking if self.distractors else 2 * self.pairs
 
-    @property
-    def vocab_size(self) -> int:
-        return 1 + self.keys + self.values + self.distractors
-
-    @property
-    def labels(self) -> range:
-        return range(1 + self.keys, 1 + self.keys + self.values)
+    def sizes(self) -> tuple[int, range]:
+        first = 1 + self.keys
+        return first + self.values + self.distractors, range(first, first + self.values)
 
     def options_at(self, length: int) -> dict[str, Any]:
-        pairs = self.pairs if self.distractors else max(1, (length - self._asking) // 2)
-        return {**vars(self), "length": length, "pairs": pairs}
+        return {} if self.distractors else {"pairs": max(1, (length - self._asking) // 2)}
 
     def split_key(self, examples: Examples) -> Texts:
         return np.where(np.arange(self.length) < self.told, examples.tokens, PAD)

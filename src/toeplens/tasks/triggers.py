@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from toeplens.ground import InputError, choose, invalid
-from toeplens.tasks.base import PAD, Each, Examples, Task, at_least
+from toeplens.tasks.base import PAD, Each, Examples, Task, at_least, finish, insert
 
 Form = Literal["paper", "released"]
 
 
 def _words(vocab_size: int, num_triggers: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The data set's trigger words and other words; id 0 is the padding."""
-    shuffled = (
-        np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 2**32 - 1)))).permutation(vocab_size - 1) + 1
-    )
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 2**32 - 1))))
+    shuffled = 1 + rng.permutation(vocab_size - 1)
     return shuffled[:num_triggers], np.sort(shuffled[num_triggers:])
 
 
+@dataclass(frozen=True, kw_only=True)
 class TriggerDistance(Task):
     """Task 1: how far apart are the two trigger words? (arXiv 2505.13027, section 4.1)
 
@@ -46,84 +47,78 @@ class TriggerDistance(Task):
     name = "trigger-distance"
     answer = "both"
 
-    def __init__(
-        self,
-        *,
-        form: Form = "paper",
-        length: int = 128,
-        vocab_size: int = 574,
-        num_triggers: int = 2,
-        max_distance: int | None = None,
-        ordered: bool = False,
-        max_between: int = 70,
-        max_side: int = 25,
-        cut: int = 120,
-    ) -> None:
-        self.form = choose("form", form, ("paper", "released"))
-        at_least(2, length=length, num_triggers=num_triggers)
-        at_least(1, max_between=max_between, max_side=max_side, cut=cut)
-        at_least(num_triggers + 2, vocab_size=vocab_size)
-        self.length, self.vocab_size, self.num_triggers, self.ordered = length, vocab_size, num_triggers, ordered
-        self.max_between, self.max_side, self.cut = max_between, max_side, min(cut, length)
+    form: Form = "paper"
+    length: int = 128
+    vocab_size: int = 574
+    num_triggers: int = 2
+    max_distance: int | None = None
+    ordered: bool = False
+    max_between: int = 70
+    max_side: int = 25
+    cut: int = 120
+
+    def __post_init__(self) -> None:
+        choose("form", self.form, ("paper", "released"))
+        at_least(2, length=self.length, num_triggers=self.num_triggers)
+        at_least(1, max_between=self.max_between, max_side=self.max_side, cut=self.cut)
+        at_least(self.num_triggers + 2, vocab_size=self.vocab_size)
+        object.__setattr__(self, "cut", min(self.cut, self.length))
+        object.__setattr__(self, "max_distance", self.farthest)
         if self.form == "paper":
-            self.max_distance = length - 1 if max_distance is None else max_distance
-            at_least(1, max_distance=self.max_distance)
-            if self.max_distance >= length:
-                raise invalid("max_distance", f"be from 1 to {length - 1} in {length} tokens", max_distance)
-        else:
-            self.max_distance = max_between + 1
-            if num_triggers != 2:
-                raise invalid("num_triggers", "be 2 in the released form", num_triggers)
-            if max(max_between, max_side) > vocab_size - 1:
-                raise invalid(
-                    "vocab_size",
-                    f"be at least {max(max_between, max_side) + 1} for segments without repeats",
-                    vocab_size,
-                )
-            if max_side + 1 + max_between + 1 > self.cut:
-                raise InputError(
-                    f"length: the triggers do not fit. The second one ends after {max_side + max_between + 2} tokens, "
-                    f"but sequences have {self.cut}."
-                )
+            at_least(1, max_distance=self.farthest)
+            if self.farthest >= self.length:
+                raise invalid("max_distance", f"be from 1 to {self.length - 1} in {self.length} tokens", self.farthest)
+            return
+        if self.num_triggers != 2:
+            raise invalid("num_triggers", "be 2 in the released form", self.num_triggers)
+        widest = max(self.max_between, self.max_side)
+        if widest > self.vocab_size - 1:
+            raise invalid("vocab_size", f"be at least {widest + 1} for segments without repeats", self.vocab_size)
+        end = self.max_side + self.max_between + 2
+        if end > self.cut:
+            raise InputError(
+                f"length: the triggers do not fit. The second one ends after {end} tokens, but sequences have "
+                f"{self.cut}."
+            )
 
     @property
-    def labels(self) -> range:
-        return range(1 if self.form == "paper" else 2, self.max_distance + 1)
+    def farthest(self) -> int:
+        """The maximum distance."""
+        if self.form == "released":
+            return self.max_between + 1
+        return self.length - 1 if self.max_distance is None else self.max_distance
+
+    def sizes(self) -> tuple[int, range]:
+        return self.vocab_size, range(1 if self.form == "paper" else 2, self.farthest + 1)
 
     def options_at(self, length: int) -> dict[str, Any]:
-        kept = {name: getattr(self, name) for name in ("form", "vocab_size", "num_triggers", "ordered", "max_between")}
-        longer = length - self.length
         if self.form == "paper":
-            return {**kept, "length": length, "max_distance": self.max_distance}
-        return {**kept, "length": length, "max_side": self.max_side + longer // 2, "cut": self.cut + longer}
+            return {"max_distance": self.farthest}
+        longer = length - self.length
+        return {"max_side": self.max_side + longer // 2, "cut": self.cut + longer}
 
     def length_chance(self, ignore_label: int | None = None) -> float:
         if self.form == "paper":
             return self.chance(ignore_label)
         side = np.full(self.max_side, 1 / self.max_side)
-        sides = np.convolve(side, side)
-        best: dict[int, float] = {}
+        both = np.convolve(side, side)  # by the sum of both sides, from 2 on
         counted = [between for between in range(1, self.max_between + 1) if between + 1 != ignore_label]
+        best = np.zeros(self.cut + 1)
         for between in counted:
-            mass: dict[int, float] = {}
-            for extra, share in enumerate(sides, start=2):
-                total = min(between + 2 + extra, self.cut)
-                mass[total] = mass.get(total, 0.0) + share / len(counted)
-            for total, share in mass.items():
-                best[total] = max(best.get(total, 0.0), share)
-        return float(sum(best.values()))
+            totals = np.minimum(between + 4 + np.arange(len(both)), self.cut)
+            best = np.maximum(best, np.bincount(totals, both / len(counted), minlength=self.cut + 1))
+        return float(sum(best.tolist()))
 
     def marked_words(self, seed: int) -> Each:
         return _words(self.vocab_size, self.num_triggers, seed)[0]
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
-        return self._draw_paper(rng, count, seed) if self.form == "paper" else self._draw_released(rng, count, seed)
-
-    def _draw_paper(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         triggers, others = _words(self.vocab_size, self.num_triggers, seed)
+        if self.form == "released":
+            return self._released(rng, count, triggers)
         rows = np.arange(count)
         tokens = rng.choice(others, size=(count, self.length))
-        distance = rng.integers(1, self.max_distance + 1, size=count)
+        distance = rng.integers(1, self.farthest + 1, size=count)
         first = rng.integers(0, self.length - distance)
         pair = rng.permuted(np.tile(np.arange(self.num_triggers), (count, 1)), axis=1)[:, :2]
         if self.ordered:
@@ -132,34 +127,26 @@ class TriggerDistance(Task):
         tokens[rows, first + distance] = triggers[pair[:, 1]]
         return Examples(tokens, distance, np.full(count, self.length))
 
-    def _draw_released(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
-        triggers, _ = _words(self.vocab_size, 2, seed)
+    def _released(self, rng: np.random.Generator, count: int, triggers: Each) -> Examples:
+        rows = np.arange(count)
         between = rng.integers(1, self.max_between + 1, size=count)
         left = rng.integers(1, self.max_side + 1, size=count)
         right = rng.integers(1, self.max_side + 1, size=count)
-        column = np.arange(2 * self.max_side + self.max_between + 2)
         second = left + 1 + between
-        total = second + 1 + right
+        tokens = np.full((count, max(self.length, 2 * self.max_side + self.max_between + 2)), PAD)
         segments = (
-            (np.zeros(count, int), left, self.max_side),
+            (np.zeros_like(left), left, self.max_side),
             (left + 1, between, self.max_between),
             (second + 1, right, self.max_side),
         )
-        tokens = np.full((count, len(column)), PAD)
-        for start, width, most in segments:
+        for start, size, most in segments:
             words = rng.permuted(np.tile(np.arange(1, self.vocab_size), (count, 1)), axis=1)[:, :most]
-            inside = (column >= start[:, None]) & (column < (start + width)[:, None])
-            tokens[inside] = words[np.arange(most) < width[:, None]]
-        rows = np.arange(count)
+            insert(tokens, start, words, size)
         tokens[rows, left], tokens[rows, second] = triggers
-        lengths = np.minimum(total, self.cut)
-        tokens = np.where(column < lengths[:, None], tokens, PAD)
-        padded = np.full((count, self.length), PAD)
-        width = min(self.length, len(column))
-        padded[:, :width] = tokens[:, :width]
-        return Examples(padded, between + 1, lengths)
+        return finish(tokens[:, : self.length], between + 1, np.minimum(second + 1 + right, self.cut))
 
 
+@dataclass(frozen=True, kw_only=True)
 class TriggerCount(Task):
     """Task 2: how many trigger words are there? (arXiv 2505.13027, section 4.1)
 
@@ -180,45 +167,55 @@ class TriggerCount(Task):
     name = "trigger-count"
     answer = "content"
 
-    def __init__(
-        self,
-        *,
-        form: Form = "paper",
-        length: int = 128,
-        words: int | None = None,
-        vocab_size: int = 574,
-        num_triggers: int | None = None,
-        max_count: int | None = None,
-    ) -> None:
-        self.form = choose("form", form, ("paper", "released"))
-        released = self.form == "released"
-        self.num_triggers = (30 if released else 20) if num_triggers is None else num_triggers
-        at_least(1, length=length, num_triggers=self.num_triggers)
-        at_least(self.num_triggers + 2, vocab_size=vocab_size)
-        self.length, self.vocab_size = length, vocab_size
-        self.words = (min(120, length) if released else length) if words is None else words
-        at_least(1, words=self.words)
-        if self.words > length:
-            raise invalid("words", f"be from 1 to length ({length})", self.words)
-        self.max_count = min(100, self.words) if max_count is None else max_count
-        at_least(1, max_count=self.max_count)
-        if self.max_count > self.words:
-            raise invalid("max_count", f"be small enough to fit in {self.words} words", self.max_count)
+    form: Form = "paper"
+    length: int = 128
+    words: int | None = None
+    vocab_size: int = 574
+    num_triggers: int | None = None
+    max_count: int | None = None
+
+    def __post_init__(self) -> None:
+        choose("form", self.form, ("paper", "released"))
+        at_least(1, length=self.length, num_triggers=self.triggers)
+        at_least(self.triggers + 2, vocab_size=self.vocab_size)
+        at_least(1, words=self.used)
+        if self.used > self.length:
+            raise invalid("words", f"be from 1 to length ({self.length})", self.used)
+        at_least(1, max_count=self.most)
+        if self.most > self.used:
+            raise invalid("max_count", f"be small enough to fit in {self.used} words", self.most)
+        for name, value in (("num_triggers", self.triggers), ("words", self.used), ("max_count", self.most)):
+            object.__setattr__(self, name, value)
 
     @property
-    def labels(self) -> range:
-        return range(self.max_count + 1)
+    def triggers(self) -> int:
+        """Number of trigger words."""
+        return {"paper": 20, "released": 30}[self.form] if self.num_triggers is None else self.num_triggers
+
+    @property
+    def used(self) -> int:
+        """Number of tokens before the padding."""
+        if self.words is None:
+            return self.length if self.form == "paper" else min(120, self.length)
+        return self.words
+
+    @property
+    def most(self) -> int:
+        """The maximum count."""
+        return min(100, self.used) if self.max_count is None else self.max_count
+
+    def sizes(self) -> tuple[int, range]:
+        return self.vocab_size, range(self.most + 1)
 
     def options_at(self, length: int) -> dict[str, Any]:
-        kept = {name: getattr(self, name) for name in ("form", "vocab_size", "num_triggers", "max_count")}
-        return {**kept, "length": length, "words": self.words + length - self.length}
+        return {"words": self.used + length - self.length, "max_count": self.most}
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
-        triggers, others = _words(self.vocab_size, self.num_triggers, seed)
-        labels = rng.integers(0, self.max_count + 1, size=count)
-        is_trigger = rng.permuted(np.arange(self.words) < labels[:, None], axis=1)
+        triggers, others = _words(self.vocab_size, self.triggers, seed)
+        labels = rng.integers(0, self.most + 1, size=count)
+        is_trigger = rng.permuted(np.arange(self.used) < labels[:, None], axis=1)
         tokens = np.full((count, self.length), PAD)
-        tokens[:, : self.words] = np.where(
+        tokens[:, : self.used] = np.where(
             is_trigger, rng.choice(triggers, size=is_trigger.shape), rng.choice(others, size=is_trigger.shape)
         )
-        return Examples(tokens, labels, np.full(count, self.words))
+        return Examples(tokens, labels, np.full(count, self.used))

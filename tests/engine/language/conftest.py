@@ -11,8 +11,9 @@ import torch
 
 from toeplens.model import Decoder, decoder_config
 from toeplens.tasks import Split
-from toeplens.tasks.language import Corpus, LanguageTask, MarkovLanguage
-from toeplens.tasks.language.corpus import Part
+from toeplens.tasks.corpus import Corpus, Part
+from toeplens.tasks.language import LanguageTask
+from toeplens.tasks.synthetic import MarkovLanguage
 
 LENGTH = 32
 UNEVEN = 12  # training length of the language of unequal documents
@@ -37,9 +38,8 @@ class Uneven(LanguageTask):
     name = "uneven"
     length: int = UNEVEN
 
-    @property
-    def vocab_size(self) -> int:
-        return 40
+    def sizes(self) -> tuple[int, range]:
+        return 40, range(40)
 
     def corpus(self) -> Corpus:
         return _uneven(self.vocab_size)

@@ -10,7 +10,8 @@ from tests.engine.language.conftest import LENGTH, model_of
 
 from toeplens.engine.language import Copying, Needles, copying, needles, planted
 from toeplens.engine.language.planted import DEPTHS, GIVEN, KEY, SPAN, VALUE
-from toeplens.tasks.language import LanguageTask, MarkovLanguage
+from toeplens.tasks.language import LanguageTask
+from toeplens.tasks.synthetic import MarkovLanguage
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from toeplens.papers.language.claims import CLAIMS
 from toeplens.studies import grid
 from toeplens.studies.grid import language
 from toeplens.studies.grid.language import language_rows
-from toeplens.tasks.language.task import _unchanged
+from toeplens.tasks.language import _unchanged
 
 
 def content(folder: Path, **changes: Any) -> dict[str, Any]:

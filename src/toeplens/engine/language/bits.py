@@ -14,8 +14,9 @@ from toeplens.ground.reading import Count, Number, Positive, Share
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.intervals import Estimate, over_clusters
 from toeplens.model import Decoder
-from toeplens.tasks.language import Corpus, LanguageTask
-from toeplens.tasks.language.ngrams import bits_of
+from toeplens.tasks import baselines
+from toeplens.tasks.corpus import Corpus
+from toeplens.tasks.language import LanguageTask
 
 FACTORS = (1, 2, 4, 8, 16)  # times the training length
 TEST = "test"
@@ -130,7 +131,7 @@ def ngram_bits(corpus: Corpus, texts: Texts) -> dict[int, float]:
     a_byte = float(bits_a_byte(corpus, TEST, texts.documents).mean() * np.log(2))
     return {
         order: float(value) * a_byte
-        for order, value in bits_of(corpus.stream("train"), texts.tokens, corpus.vocab_size).items()
+        for order, value in baselines.ngram_bits(corpus.stream("train"), texts.tokens, corpus.vocab_size).items()
     }
 
 

@@ -20,7 +20,8 @@ from toeplens.lens import AttentionTrace
 from toeplens.lens.kit.intervals import over_clusters, wilson
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
-from toeplens.tasks.language import Corpus, LanguageTask
+from toeplens.tasks.corpus import Corpus
+from toeplens.tasks.language import LanguageTask
 
 LENGTHS = (0.5, 1, 2, 4, 8)  # lengths of needle texts, in training lengths
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from toeplens.ground import invalid
 from toeplens.model import Decoder
 from toeplens.tasks import Split
-from toeplens.tasks.language import Corpus
+from toeplens.tasks.corpus import Corpus
 from toeplens.training.batches import precise
 
 _TOKENS = {"cpu": 2**13, "cuda": 2**18}  # per batch

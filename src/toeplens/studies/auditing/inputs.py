@@ -20,7 +20,7 @@ from toeplens.ground.words import listed
 from toeplens.sources.huggingface.beforehand import check_length, longest
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.sources.huggingface.model import token_ids
-from toeplens.tasks.language.documents import documents_in
+from toeplens.tasks.text import documents_in
 
 SEQUENCES, TOKENS = 16, 256  # defaults
 _LARGEST = int(np.iinfo(np.int64).max)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 
@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from toeplens.ground import invalid
-from toeplens.ground.machine import must_fit
-from toeplens.tasks.base import Split, Texts, at_least, whole
-from toeplens.tasks.language.corpus import SPLITS, Corpus, Part, assign, dtype_of
-from toeplens.tasks.language.task import LanguageTask
+from toeplens.ground.machine import must_fit, within
+from toeplens.tasks.base import Split, Texts, at_least, at_most
+from toeplens.tasks.corpus import SPLITS, Corpus, Part, amounts, assign, dtype_of
+from toeplens.tasks.language import LanguageTask
 
 SEPARATOR = 0
 _AT_ONCE, _TOKENS = 2**10, 2**24  # documents and tokens per generated batch
@@ -75,21 +75,6 @@ def drawn(shares: Float[np.ndarray, "n"], chances: Float[np.ndarray, "..."]) -> 
     return np.minimum(np.searchsorted(np.cumsum(shares), chances, side="right"), len(shares) - 1)
 
 
-def rates(most: float = 1.0, **values: float) -> None:
-    """Raise `InputError` for the first field that is not between 0 and ``most``."""
-    for field, value in values.items():
-        if isinstance(value, bool) or not 0 <= value <= most:
-            raise invalid(field, f"be from 0 to {most:g}", value)
-
-
-def words_within(**values: int) -> None:
-    """Raise `InputError` for the first field that is not a valid vocabulary size."""
-    for field, value in values.items():
-        whole(**{field: value})
-        if not 2 <= value <= _MOST_WORDS:
-            raise invalid(field, f"be from 2 to {_MOST_WORDS}", value)
-
-
 @lru_cache(maxsize=4)
 def _made(task: SyntheticLanguage) -> Corpus:
     kept = dtype_of(task.vocab_size)
@@ -102,25 +87,17 @@ def _made(task: SyntheticLanguage) -> Corpus:
     digests = sorted(first, key=first.__getitem__)
     rows = rows[[first[digest] for digest in digests]]
     splits = assign(digests, [task.document] * len(digests))
-    parts: dict[Split, Part] = {split: _part(rows[splits == place]) for place, split in enumerate(SPLITS)}
+    parts: dict[Split, Part] = {}
+    for place, split in enumerate(SPLITS):
+        many, size = rows[splits == place].shape
+        parts[split] = Part(rows[splits == place].ravel(), size * np.arange(many + 1), np.full(many, size - 1))
     mark = sha256(task.name.encode())
     for digest in digests:
         mark.update(digest)
-    options = {each.name: getattr(task, each.name) for each in fields(task) if each.name != "length"}
-    about = {
-        "source": task.name,
-        "options": options,
-        "documents": {split: len(part.bytes) for split, part in parts.items()},
-        "bytes": {split: int(part.bytes.sum()) for split, part in parts.items()},
-        "tokens": {split: len(part.tokens) for split, part in parts.items()},
-    }
+    options = {name: value for name, value in asdict(task).items() if name != "length"}
+    about = {"source": task.name, "options": options, **amounts(parts)}
     counts = np.bincount(parts["train"].tokens, minlength=task.vocab_size)
     return Corpus(mark.hexdigest(), task.vocab_size, SEPARATOR, False, about, parts, counts)
-
-
-def _part(rows: Int[np.ndarray, "D n1"]) -> Part:
-    many, size = rows.shape
-    return Part(rows.ravel(), size * np.arange(many + 1), np.full(many, size - 1))
 
 
 _TABLE = 2**26  # maximum number of pairs of a context and a next word
@@ -157,19 +134,16 @@ class MarkovLanguage(SyntheticLanguage):
     span: int = 24
 
     def __post_init__(self) -> None:
-        words_within(words=self.words)
+        within("words", self.words, 2, _MOST_WORDS)
         at_least(1, order=self.order, branches=self.branches, span=self.span)
-        rates(copy_rate=self.copy_rate)
-        if self.branches > self.words:
-            raise invalid("branches", f"be at most words ({self.words})", self.branches)
+        within("copy_rate", self.copy_rate, 0, 1)
+        at_most(self.words, "words ({})", branches=self.branches)
         highest = math.floor(math.log(_TABLE, self.words) + 1e-9) - 1
-        if self.order > highest:
-            raise invalid("order", f"be at most {highest} with {self.words} words", self.order)
+        at_most(highest, f"{{}} with {self.words} words", order=self.order)
         self.check_documents(max(self.order, self.span if self.copy_rate else 0) + 1)
 
-    @property
-    def vocab_size(self) -> int:
-        return 1 + self.words
+    def sizes(self) -> tuple[int, range]:
+        return 1 + self.words, range(1 + self.words)
 
     def write(self) -> Callable[[np.random.Generator, int], Texts]:
         table, shares, contexts = self._followers(), zipf(self.branches), self.words**self.order
@@ -214,30 +188,31 @@ class MarkovLanguage(SyntheticLanguage):
 
         With copies the entropy is higher, by at most `copies`.
         """
-        said = sum(share * (1 - self._rate(step)) for step, share in enumerate(self._undecided()))
+        said = sum(share * (1 - rate) for share, rate, _ in self._undecided())
         return (self.order * math.log(self.words) + said * entropy_of(zipf(self.branches))) / self.document
 
     def copies(self) -> float:
         """Nats per token in the start and source of copies."""
-        total = 0.0
-        for step, share in enumerate(self._undecided()):
-            rate = self._rate(step)
-            if rate:
-                total += share * (entropy_of(np.array([rate, 1 - rate])) + rate * math.log(step - self.span + 1))
-        return total / self.document
+        return (
+            sum(
+                share * (entropy_of(np.array([rate, 1 - rate])) + rate * math.log(sources))
+                for share, rate, sources in self._undecided()
+                if rate
+            )
+            / self.document
+        )
 
-    def _rate(self, step: int) -> float:
-        return self.copy_rate if step >= self._first_copy else 0.0
-
-    def _undecided(self) -> list[float]:
-        """Probability that each position is neither in a copy that began earlier nor one of the first words."""
+    def _undecided(self) -> list[tuple[float, float, int]]:
+        """For each position: the probabilities that it is in no earlier copy and none of the first words, and of a copy
+        there, and the number of its possible sources.
+        """
         found = [0.0] * (self.document + self.span)
         found[self.order] = 1.0
+        rates = [self.copy_rate if step >= self._first_copy else 0.0 for step in range(self.document)]
         for step in range(self.order, self.document):
-            rate = self._rate(step)
-            found[step + 1] += found[step] * (1 - rate)
-            found[step + self.span] += found[step] * rate
-        return found[: self.document]
+            found[step + 1] += found[step] * (1 - rates[step])
+            found[step + self.span] += found[step] * rates[step]
+        return [(found[step], rate, step - self.span + 1) for step, rate in enumerate(rates)]
 
 
 _KINDS = 2**10
@@ -272,19 +247,18 @@ class NestedLanguage(SyntheticLanguage):
 
     def __post_init__(self) -> None:
         at_least(1, kinds=self.kinds, max_depth=self.max_depth)
-        words_within(words=self.words)
-        rates(opens=self.opens, closes=self.closes)
+        within("words", self.words, 2, _MOST_WORDS)
+        within("opens", self.opens, 0, 1)
+        within("closes", self.closes, 0, 1)
         if self.opens + self.closes > 1:
-            raise invalid(
-                "closes", f"be at most {1 - self.opens:g}, as opens and closes add up to 1 at most", self.closes
-            )
-        if self.kinds > _KINDS:
-            raise invalid("kinds", f"be from 1 to {_KINDS}", self.kinds)
+            must = f"be at most {1 - self.opens:g}, as opens and closes add up to 1 at most"
+            raise invalid("closes", must, self.closes)
+        within("kinds", self.kinds, 1, _KINDS)
         self.check_documents(1)
 
-    @property
-    def vocab_size(self) -> int:
-        return 1 + 2 * self.kinds + self.words
+    def sizes(self) -> tuple[int, range]:
+        vocab_size = 1 + 2 * self.kinds + self.words
+        return vocab_size, range(vocab_size)
 
     def write(self) -> Callable[[np.random.Generator, int], Texts]:
         fixed, shares, deepest = self.rng(0), zipf(self.words), min(self.max_depth, self.document)
@@ -314,19 +288,15 @@ class NestedLanguage(SyntheticLanguage):
         deepest = min(self.max_depth, self.document)
         up, down = np.full(deepest + 1, self.opens), np.full(deepest + 1, self.closes)
         up[self.max_depth :], down[0] = 0.0, 0.0
-        each = np.array([self._entropy(a, b) for a, b in zip(up, down, strict=True)])
+        word = 1 - up - down
+        kinds = np.array([entropy_of(np.array(each)) for each in zip(up, down, word, strict=True)])
+        each = kinds + up * math.log(self.kinds) + word * entropy_of(zipf(self.words))
         at: Float[np.ndarray, "depths"] = np.zeros(deepest + 1)
         at[0], total = 1.0, 0.0
         for _ in range(self.document):
             total += float(at @ each)
-            moved = at * (1 - up - down)
+            moved = at * word
             moved[1:] += (at * up)[:-1]
             moved[:-1] += (at * down)[1:]
             at = moved
         return total / self.document
-
-    def _entropy(self, up: float, down: float) -> float:
-        """Nats of the next token if brackets open and close with these probabilities."""
-        word = 1 - up - down
-        split = entropy_of(np.array([up, down, word]))
-        return split + up * math.log(self.kinds) + word * entropy_of(zipf(self.words))

@@ -15,10 +15,8 @@ from jaxtyping import Int
 
 from toeplens.ground import InputError, invalid
 from toeplens.tasks.base import Each, Examples, Shares, Split, Task, at_least
-from toeplens.tasks.language.corpus import SPLITS, Corpus
-from toeplens.tasks.language.documents import Source
-from toeplens.tasks.language.store import corpus_of
-from toeplens.tasks.language.tokens import BYTES, tokens_of
+from toeplens.tasks.corpus import SPLITS, Corpus, corpus_of
+from toeplens.tasks.text import BYTES, Source, tokenizer_of
 
 _BLOCK = 4096
 
@@ -46,30 +44,21 @@ class LanguageTask(Task):
     def corpus(self) -> Corpus:
         """The tokenised and split documents."""
 
-    @property
-    def labels(self) -> range:
-        return range(self.vocab_size)
-
     def shares(self) -> Shares:
         """Token frequencies of the training split; all windows have one length."""
         counts = self.corpus().counts
         return (counts / counts.sum())[None]
 
-    def options_at(self, length: int) -> dict[str, Any]:
-        return {**vars(self), "length": length}
-
     def windows(self, split: Split) -> int:
         """Number of windows of a split."""
-        return self._count(self.corpus(), split)
+        return max(0, len(self.corpus().stream(split)) - 1) // self.length
 
     def must_have(self, split: Split, size: int) -> None:
         """Raise `InputError` unless a split has this many windows."""
         field = "test_examples" if split == self.watched else f"{split}_examples"  # the name in a run's spec
         if size < 1:
             raise invalid(field, "be at least 1", size)
-        have = self.windows(split)
-        if not have:
-            self._order(self.corpus(), split, 0)  # raises the more specific error
+        have = self.windows(split) or len(self._order(self.corpus(), split, 0))  # which raises if there are none
         if size > have:
             raise invalid(field, f"be at most {have}, the windows of {self.length} tokens in the {split} split", size)
 
@@ -90,17 +79,13 @@ class LanguageTask(Task):
         corpus = self.corpus()
         return self._cut(corpus, "train", rng.choice(self._order(corpus, "train", seed), size=count))
 
-    def _count(self, corpus: Corpus, split: Split) -> int:
-        return max(0, len(corpus.stream(split)) - 1) // self.length
-
     def _order(self, corpus: Corpus, split: Split, seed: int) -> Each:
         """The indices of all windows of a split in the order of the seed; raises `InputError` if there are none."""
-        if not (have := self._count(corpus, split)):
-            raise invalid(
-                "length", f"be less than the {len(corpus.stream(split))} tokens of the {split} split", self.length
-            )
+        size = len(corpus.stream(split))
+        if size <= self.length:
+            raise invalid("length", f"be less than the {size} tokens of the {split} split", self.length)
         mixed = np.random.SeedSequence((seed, SPLITS.index(split)))
-        return np.random.Generator(np.random.Philox(mixed)).permutation(have)
+        return np.random.Generator(np.random.Philox(mixed)).permutation((size - 1) // self.length)
 
     def _cut(self, corpus: Corpus, split: Split, which: Int[np.ndarray, "n"]) -> Examples:
         places = self.length * which[:, None] + np.arange(self.length + 1)
@@ -129,7 +114,7 @@ class Language(LanguageTask):
         sha256     hash of documents and tokenizer; other text raises an error. A run's spec sets it automatically
 
     Longer sequences are longer windows of the same documents. Text is read on first use, and its tokens are
-    cached (`toeplens.tasks.language.store`). With ``sha256`` it is checked once per process.
+    cached (`toeplens.tasks.corpus`). With ``sha256`` it is checked once per process.
     """
 
     name = "language"
@@ -147,15 +132,15 @@ class Language(LanguageTask):
         if self.sha256 is not None and re.fullmatch("[0-9a-f]{64}", self.sha256) is None:
             raise invalid("sha256", "be 64 digits of 0-9 and a-f", self.sha256)
 
-    @property
-    def vocab_size(self) -> int:
-        return tokens_of(self.tokenizer).vocab_size
+    def sizes(self) -> tuple[int, range]:
+        vocab_size = tokenizer_of(self.tokenizer).vocab_size
+        return vocab_size, range(vocab_size)
 
     def corpus(self) -> Corpus:
-        source = Source.of(self.text, self.column)
+        source = Source(tuple(map(os.path.abspath, self.text)), self.column)
         if self.sha256 is None:
             return corpus_of(source, self.tokenizer)
-        return _unchanged(source, self.tokenizer, tokens_of(self.tokenizer).identity, self.sha256)
+        return _unchanged(source, self.tokenizer, tokenizer_of(self.tokenizer).identity, self.sha256)
 
     def pinned(self) -> dict[str, Any]:
         """The hash of the text, so that other text is rejected, and its absolute location."""
