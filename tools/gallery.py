@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from toeplens.report.card import PLOTLY
-from toeplens.report.kit.packing import plotly
+from toeplens.report.kit.page import plotly
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "docs" / "gallery"

@@ -3,7 +3,7 @@
     python tools/page_programs.py
 
 These are plotly's smallest bundle with heat maps, in the version of plotly.py, compressed, and pako's inflate, which
-unpacks it in the browser. `tests/report/kit/test_packing.py` checks the versions.
+unpacks it in the browser. `tests/report/kit/test_dots.py` checks the versions.
 """
 
 from __future__ import annotations

@@ -51,13 +51,6 @@ def test_programs_take_their_turn_and_the_first_rounds_do_not_count(run: ModuleT
     assert len(run.race({"a": lambda: None}, CPU, 9, 0.0)["a"]) == 3
 
 
-def test_a_gpu_is_waited_for_before_and_after_each_program(run: ModuleType, monkeypatch: pytest.MonkeyPatch):
-    order: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("wait"))
-    run.timed(lambda: order.append("run"), torch.device("cuda"))
-    assert order == ["wait", "run", "wait"]
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("scale", ["laptop", "language"])
 def test_models_are_of_equal_size_and_their_products_are_counted(run: ModuleType, scale: str):

@@ -71,7 +71,6 @@ def test_all_is_measured_and_recorded(scaling: ModuleType, tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("--seconds", "nan", "seconds must be .*, got nan"),
         ("--minutes", "-1", "minutes must be .*, got -1"),
         ("--cells", "1", "cells must be from 2 to 1000, got 1"),
     ],
@@ -79,8 +78,3 @@ def test_all_is_measured_and_recorded(scaling: ModuleType, tmp_path: Path, monke
 def test_what_cannot_be_measured_is_named(scaling: ModuleType, option: str, value: str, says: str):
     with pytest.raises(InputError, match=says):
         scaling.main([option, value])
-
-
-def test_it_is_part_of_make_bench():
-    target = (ROOT / "Makefile").read_text(encoding="utf-8").split("\nbench:")[1].split("\n\n")[0]
-    assert "benchmarks/scaling.py" in target

@@ -27,7 +27,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             path.write_bytes(b"")
             names.append(path.name)
 
-    monkeypatch.setattr("toeplens.report.exporting.figures.draw", draw)
+    monkeypatch.setattr("toeplens.report.exporting.draw", draw)
     return names
 
 

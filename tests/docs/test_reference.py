@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -56,13 +55,9 @@ def test_the_navigation_has_every_page_once() -> None:
     assert [next(iter(part)) for part in content] == ["Get started", "How-to", "Findings", "Reference"]
 
 
-@pytest.fixture(scope="module")
-def docstrings() -> ModuleType:
+def test_tables_of_names_become_lists() -> None:
     pytest.importorskip("griffe")
-    return script(ROOT / "tools" / "docstrings.py")
-
-
-def test_tables_of_names_become_lists(docstrings: ModuleType) -> None:
+    docstrings = script(ROOT / "tools" / "docstrings.py")
     told = "    q, k     [B, N] vectors of `x[0]`,\n             a < b\n    **more   what else"
     text = f"A head.\n\nArguments\n{told}\n\nAnd [so]."
     assert [line for line in docstrings.as_markdown(text).splitlines() if line] == [
@@ -74,15 +69,6 @@ def test_tables_of_names_become_lists(docstrings: ModuleType) -> None:
     ]
 
 
-def test_a_constant_is_explained_by_its_comment(docstrings: ModuleType, tmp_path: Path) -> None:
-    griffe = pytest.importorskip("griffe")
-    code = "# how many,\n# at most\nMOST = (\n    1,  # one\n)\nLEAST = 0  # how few\nBARE = 2\n"
-    (tmp_path / "house.py").write_text(code, "utf-8")
-    module = griffe.load("house", search_paths=[tmp_path])
-    said = {name: docstrings.comment_of(module[name]) for name in ("MOST", "LEAST", "BARE")}
-    assert said == {"MOST": "How many, at most.", "LEAST": "How few.", "BARE": ""}
-
-
 def test_formulas_become_mathml() -> None:
     hook = script(ROOT / "tools" / "formulas.py")
     made = hook.on_page_content(r'<p>a <span class="arithmatex">\(\lambda \le 1\)</span> b</p>')
@@ -91,18 +77,6 @@ def test_formulas_become_mathml() -> None:
     assert hook.on_page_content("<p>nothing</p>") == "<p>nothing</p>"
     with pytest.raises(ValueError, match="does not know all of the formula"):
         hook.on_page_content(r'<span class="arithmatex">\(\nosuchcommand{x}\)</span>')
-
-
-def test_every_correction_names_its_checks() -> None:
-    """These are claims of the record; the table of verdicts below has them."""
-    text = (DOCS / "findings" / "theory.md").read_text("utf-8")
-    corrections, _, table = text.partition("## Verdicts")
-    corrections = corrections.partition("## The corrections\n")[2]
-    known = set(re.findall(r"^\| `([a-z0-9-]+)`", table, re.MULTILINE))
-    named = set(re.findall(r"`((?:[a-z0-9]+-)+[a-z0-9]+|normalising|contraction)`", corrections))
-    assert named - known - {"-corrected"} == set()
-    for part in corrections.split("\n### ")[1:]:
-        assert set(re.findall(r"`([a-z0-9-]+)`", part)) & known, part[:60]
 
 
 @pytest.mark.heavy

@@ -1,8 +1,9 @@
-"""The tables of docs/ and what the package knows of the records are what `python tools/tables.py` writes."""
+"""The tables of docs/, what the package knows of the records, and the drawing of its imports are up to date."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,10 @@ def test_every_folder_of_results_is_described() -> None:
     text = (ROOT / "results" / "README.md").read_text("utf-8")
     rows = set(re.findall(r"^\| `([\w-]+)/` \|", text, re.MULTILINE))
     assert rows == {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
+
+
+def test_the_drawing_follows_the_imports() -> None:
+    """If not: python docs/images/architecture.py"""
+    images = ROOT / "docs" / "images"
+    made = runpy.run_path(str(images / "architecture.py"))["drawing"]()
+    assert (images / "architecture.svg").read_text(encoding="utf-8") == made

@@ -61,11 +61,20 @@ def toy(block: str) -> str:
     return yaml.safe_dump(content, sort_keys=False)
 
 
-def carried_out(toeplens: Toeplens, folder: Path) -> dict[str, Any]:
+def test_its_study_can_be_read(own: Path) -> None:
+    (block,) = (block for kind, block in BLOCKS if kind == "yaml")
+    cells = grid.cells(grid.grid_spec(yaml.safe_load(block)))
+    assert [cell.key.label for cell in cells] == ["rope", "nope", "mine"] * 2
+    assert own.exists()
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("no_disk")
+def test_the_tutorial_runs(toeplens: Toeplens, own: Path) -> None:
     names: dict[str, Any] = {"__name__": "tutorial"}
     for kind, block in BLOCKS:
         if kind == "yaml":
-            (folder / "mine.yaml").write_text(toy(block), "utf-8")
+            (own / "mine.yaml").write_text(toy(block), "utf-8")
         elif any(slow in block for slow in SLOW):
             continue
         elif kind == "py":
@@ -73,23 +82,8 @@ def carried_out(toeplens: Toeplens, folder: Path) -> dict[str, Any]:
         else:
             for words in commands(block):
                 extra = ["--workers", "1"] if words[0] == "study" else []
-                seeds = ["2" if word == "5" else word for word in words]
-                answer = toeplens(*seeds, *extra)
+                answer = toeplens(*("2" if word == "5" else word for word in words), *extra)
                 assert answer.code == 0, answer.err
-    return names
-
-
-def test_its_study_can_be_asked(own: Path) -> None:
-    (block,) = (block for kind, block in BLOCKS if kind == "yaml")
-    asked = grid.cells(grid.grid_spec(yaml.safe_load(block)))
-    assert [cell.key.label for cell in asked] == ["rope", "nope", "mine"] * 2
-    assert own.exists()
-
-
-@pytest.mark.heavy
-@pytest.mark.usefixtures("no_disk")
-def test_the_tutorial_runs(toeplens: Toeplens, own: Path) -> None:
-    names = carried_out(toeplens, own)
     found = names["found"]
     assert {cell.key.label for cell in found.results.cells} == {"rope", "nope", "mine"}
     assert len(found.results.cells) == 12  # two tasks, three encodings, two seeds
@@ -104,11 +98,7 @@ def test_its_slow_parts_run_too(own: Path) -> None:
     cards = [words for kind, block in BLOCKS if kind == "sh" for words in commands(block) if words[0] == "card"]
     assert (len(parts), len(cards)) == (1, 1)
     calls = [["-c", parts[0]], ["-m", "toeplens", *cards[0]]]
+    environment = {**os.environ, "PYTHONPATH": str(own / "site")}
     for call in calls:
-        subprocess.run([sys.executable, *call], check=True, cwd=own, env=environment(own))
+        subprocess.run([sys.executable, *call], check=True, cwd=own, env=environment)
     assert (own / "card.html").exists()
-
-
-def environment(own: Path) -> dict[str, str]:
-    """Of a process that sees the package."""
-    return {**os.environ, "PYTHONPATH": str(own / "site")}

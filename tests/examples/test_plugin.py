@@ -52,13 +52,6 @@ def test_it_is_known_and_conforms(installed: dict[str, str], monkeypatch: pytest
 
 
 @pytest.mark.heavy
-def test_the_commands_know_it(installed: dict[str, str]) -> None:
-    rows = {row["name"]: row for row in json.loads(toeplens(installed, "encodings", "--json"))}
-    assert rows["gaussian-window"]["coupling"] == "bias"
-    assert rows["gaussian-window"]["options"] == {"widest": 32.0}
-
-
-@pytest.mark.heavy
 def test_it_trains(installed: dict[str, str], tmp_path: Path) -> None:
     common = ["--scale", "smoke", "--out", str(tmp_path), "--json"]
     changes = ["epochs=1", "train_examples=64", "test_examples=32", "model.encoding_options.widest=8"]

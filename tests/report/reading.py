@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from html.parser import HTMLParser
 from typing import Any
 
-from toeplens.report.kit.packing import PAKO, packed_plotly, unpack
-from toeplens.report.kit.page import asset
+from toeplens.report.kit.page import PAKO, asset, packed_plotly
 
 
 class Text(HTMLParser):
@@ -51,6 +52,13 @@ class Text(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
+def rows_of(page: str | Text, label: str) -> dict[str, list[str]]:
+    """The cells of a table by the row's name, without the sign before it, each with single spaces."""
+    found = page if isinstance(page, Text) else Text(without_plotly(page))
+    rows = [[" ".join(cell.split()) for cell in row] for row in found.tables[label]]
+    return {re.sub(r"^\W+ (?=\w)", "", row[0]): row[1:] for row in rows if row}
+
+
 def without_plotly(page: str) -> str:
     """The page without the library that draws, which is in it once, and the one that unpacks it."""
     assert page.count(packed_plotly()) == 1, "plotly.js is there, once"
@@ -60,7 +68,7 @@ def without_plotly(page: str) -> str:
 def figures(page: str) -> dict[str, Any]:
     """The page's plots by their places."""
     (found,) = re.findall(r'<script type="text/plain" id="figures">(.*?)</script>', page)
-    return json.loads(unpack(found))
+    return json.loads(gzip.decompress(base64.b64decode(found, validate=True)))
 
 
 def traces(page: str, place: str) -> dict[str, dict[str, Any]]:

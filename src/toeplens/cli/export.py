@@ -35,7 +35,7 @@ def figures(
     One file per panel, on white, with a legend.
     """
     from toeplens.cli import console
-    from toeplens.report.exporting.figures import FORMATS, INCHES, draw, printed_caption, printed_panels, programs
+    from toeplens.report.exporting import FORMATS, INCHES, draw, printed_caption, printed_panels, programs
 
     kind = choose("format", form, FORMATS)
     if columns is not None and columns not in INCHES:
@@ -75,7 +75,7 @@ def tables(
 
     LaTeX tables use booktabs and have a caption and a label.
     """
-    from toeplens.report.exporting.tables import csv_of, latex_of, told_apart
+    from toeplens.report.exporting import csv_of, latex_of, told_apart
 
     writers: dict[str, tuple[str, Callable[[Any], str]]] = {"csv": ("csv", csv_of), "latex": ("tex", latex_of)}
     kinds = {**{kind: [kind] for kind in writers}, "both": list(writers)}

@@ -6,7 +6,7 @@ Each page has a folder named after its study, which only renders and never compu
 from toeplens.report.auditing.comparison import render_comparison, write_comparison
 from toeplens.report.auditing.page import render_audit, write_audit
 from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
-from toeplens.report.decomposition.page import render_structure, write_structure
+from toeplens.report.decomposition import render_structure, write_structure
 from toeplens.report.grid.page import render_grid, write_grid
 from toeplens.report.kit.page import PAGE
 from toeplens.report.probing.page import render_probe, write_probe

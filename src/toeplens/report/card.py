@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import plotly.graph_objects as go
 from latex2mathml.converter import convert
 from markupsafe import Markup
 
@@ -18,8 +17,7 @@ from toeplens.ground.places import free, write_page
 from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, by_sign, plain
 from toeplens.report.kit.colours import BLUE, spectrum
-from toeplens.report.kit.packing import plotly
-from toeplens.report.kit.page import render_page
+from toeplens.report.kit.page import plotly, render_page
 from toeplens.studies.card import Card, flat
 
 COMMAND = "card"
@@ -81,13 +79,41 @@ def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
 
 
 def _panels(card: Card) -> list[Panel]:
-    near, far = card.profile.mean[:, 0].mean(), card.profile.mean[:, -1].mean()
-    words = "Mean attention for similar contents, relative to uniform attention (1)."
+    attention = _attention(card)
+    if card.kernel is None:
+        return [attention]
+    rotation, window = card.kernel.ndim == 3, np.abs(card.offsets) <= min(128, card.sizes["max_len"] - 1)
     canvas = Canvas(250)
-    distances, mean = card.profile.distances + 1, card.profile.mean
+    for row, tint, name in _each_head(flat(card.kernel)):
+        xs = card.offsets[window].tolist()
+        canvas.lines(xs, plain(row[window]), tint, "%{x}: %{y:.4g}", width=1.4, name=name)
+    canvas.x("distance i − j")
+    canvas.y("")
+    canvas.line_at(0, vertical=True, dash="dot")
+    kind = "real part" if rotation else "one curve per head" if len(card.kernel) > 1 else "one curve for all heads"
+    title = "Kernel by distance, mean over frequencies" if rotation else "Kernel by distance"
+    first = [Panel(title, canvas.figure(), f"At initialisation; {kind}.")]
+    if rotation:
+        first.append(_bands(card, card.kernel[0]))
+    if card.symbol is None or not card.symbol.any():  # the kernel is infinite at some distances, or is odd
+        return [*first, attention]
+    assert card.angles is not None
+    words = f"Fourier series of the kernel, smoothed over {card.sizes['max_len']} positions; dotted where negative."
+    canvas, half = Canvas(250), card.angles > 0
+    floor = 1e-6 * max(float(np.abs(card.symbol).max()), 1e-300)
+    for row, tint, name in _each_head(card.symbol):
+        for dash, sign, values in by_sign(row[half], floor):
+            hover = f"%{{x:.3f}}: {sign}%{{y:.4g}}"
+            canvas.lines(plain(card.angles[half]), values, tint, hover, width=1.2, dash=dash, name=name)
+    canvas.x("φ (rad per token)", type="log")
+    canvas.y("", type="log", exponentformat="power", dtick=1)
+    return [*first, attention, Panel("Symbol", canvas.figure(), words)]
+
+
+def _attention(card: Card) -> Panel:
+    canvas, distances, mean = Canvas(250), card.profile.distances + 1, card.profile.mean
     steps = np.unique(np.geomspace(1, len(distances), 60).astype(int)) - 1
-    edges = [*steps.tolist(), len(distances)]
-    blocks = [slice(a, b) for a, b in itertools.pairwise(edges)]
+    blocks = [slice(a, b) for a, b in itertools.pairwise([*steps.tolist(), len(distances)])]
     smooth = np.stack([mean[:, block].mean(1) for block in blocks], axis=1)
     xs = [float(distances[block].mean()) for block in blocks]
     canvas.band(xs, plain(smooth.min(0)), plain(smooth.max(0)), BLUE, 0.15, "")
@@ -95,40 +121,12 @@ def _panels(card: Card) -> list[Panel]:
     canvas.x("distance + 1", type="log")
     canvas.y("", rangemode="tozero")
     canvas.line_at(1)
-    attention = Panel(
-        "Attention by distance",
-        canvas.figure(),
-        f"{words} {near:.2f} at distance 0, {far:.2f} at the largest distance.",
+    near, far = mean[:, 0].mean(), mean[:, -1].mean()
+    words = (
+        f"Mean attention for similar contents, relative to uniform attention (1). {near:.2f} at distance 0, {far:.2f} "
+        "at the largest distance."
     )
-    if card.kernel is None:
-        return [attention]
-    rotation = card.kernel.ndim == 3
-    title = "Kernel by distance, mean over frequencies" if rotation else "Kernel by distance"
-    canvas, offsets = Canvas(250), card.offsets
-    window = np.abs(offsets) <= min(128, card.sizes["max_len"] - 1)
-    for row, tint, name in _each_head(flat(card.kernel)):
-        canvas.lines(offsets[window].tolist(), plain(row[window]), tint, "%{x}: %{y:.4g}", width=1.4, name=name)
-    canvas.x("distance i − j")
-    canvas.y("")
-    canvas.line_at(0, vertical=True, dash="dot")
-    kind = "real part" if rotation else "one curve per head" if len(card.kernel) > 1 else "one curve for all heads"
-    first = [Panel(title, canvas.figure(), f"At initialisation; {kind}.")]
-    if rotation:
-        bands = Panel("Kernel by frequency, real part", _bands(card), "Rows are frequencies, from high to low.")
-        first.append(bands)
-    if card.symbol is None or not card.symbol.any():  # the kernel is infinite at some distances, or is odd
-        return [*first, attention]
-    assert card.angles is not None
-    words = f"Fourier series of the kernel, smoothed over {card.sizes['max_len']} positions; dotted where negative."
-    canvas, half, angles = Canvas(250), card.angles > 0, card.angles
-    floor = 1e-6 * max(float(np.abs(card.symbol).max()), 1e-300)
-    for row, tint, name in _each_head(card.symbol):
-        for dash, sign, values in by_sign(row[half], floor):
-            hover = f"%{{x:.3f}}: {sign}%{{y:.4g}}"
-            canvas.lines(plain(angles[half]), values, tint, hover, width=1.2, dash=dash, name=name)
-    canvas.x("φ (rad per token)", type="log")
-    canvas.y("", type="log", exponentformat="power", dtick=1)
-    return [*first, attention, Panel("Symbol", canvas.figure(), words)]
+    return Panel("Attention by distance", canvas.figure(), words)
 
 
 def _each_head(rows: np.ndarray) -> Iterator[tuple[np.ndarray, str, str]]:
@@ -137,11 +135,9 @@ def _each_head(rows: np.ndarray) -> Iterator[tuple[np.ndarray, str, str]]:
     return zip(rows, spectrum(len(rows)), names, strict=True)
 
 
-def _bands(card: Card) -> go.Figure:
-    assert card.kernel is not None
-    canvas = Canvas(250)
-    near = (card.offsets >= 0) & (card.offsets <= 128)
-    shown = np.real(card.kernel[0][:, near])
+def _bands(card: Card, kernel: np.ndarray) -> Panel:
+    canvas, near = Canvas(250), (card.offsets >= 0) & (card.offsets <= 128)
+    shown = np.real(kernel[:, near])
     canvas.heat(
         [plain(row) for row in shown],
         card.offsets[near].tolist(),
@@ -151,7 +147,7 @@ def _bands(card: Card) -> go.Figure:
     )
     canvas.x("distance i − j")
     canvas.y("frequency", autorange="reversed")
-    return canvas.figure()
+    return Panel("Kernel by frequency, real part", canvas.figure(), "Rows are frequencies, from high to low.")
 
 
 def _little(card: Card) -> Markup:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, expect
-from tests.report.browsing import Visit
-from tests.report.reading import figures, stands_alone, without_plotly
+from tests.report.reading import figures, rows_of, stands_alone, without_plotly
 
 from toeplens.lens import KINDS
-from toeplens.report.decomposition.figures import diagonals_only, pair, span, symbol
-from toeplens.report.decomposition.page import render_structure, write_structure
+from toeplens.report.decomposition import diagonals_only, pair, render_structure, symbol
 from toeplens.studies.decomposition import ORIGINS, LayerStructure, Origins, Parts, RunStructure
 
 HEADS, LENGTH, FREQUENCIES = 16, 12, 4
@@ -68,23 +63,20 @@ def _layer(rng: np.random.Generator, layer: int, *, parts: bool, causal: bool = 
     )
 
 
-@pytest.fixture(scope="module")
-def planted() -> RunStructure:
+def made_up() -> RunStructure:
     rng = np.random.default_rng(np.random.Philox(7))
     layers = [_layer(rng, 0, parts=True), _layer(rng, 1, parts=True, causal=False), _layer(rng, 2, parts=False)]
     return RunStructure(NASTY, NASTY, "paper", NASTY, "mean", 1234, 0.5, layers)
 
 
 @pytest.fixture(scope="module")
+def planted() -> RunStructure:
+    return made_up()
+
+
+@pytest.fixture(scope="module")
 def page(planted: RunStructure) -> str:
     return render_structure(planted)
-
-
-def _rows(page: str) -> dict[str, list[str]]:
-    """The cells of the table of all heads, without their marks, by head."""
-    found = re.findall(r'<th scope="row">(L\d+ H\d+)</th>(.*?)</tr>', page, re.DOTALL)
-    cells = {head: re.findall(r"<td[^>]*>(.*?)</td>", rest, re.DOTALL) for head, rest in found}
-    return {head: [re.sub(r"<[^>]+>", "", cell) for cell in row] for head, row in cells.items()}
 
 
 @pytest.mark.parametrize(("view", "look"), [(0, "softmax"), (1, "logits")])
@@ -108,13 +100,6 @@ def test_the_bars_are_the_shares(planted: RunStructure, page: str, view: int, lo
         assert min(sum(min(x, 0) for x in bar) for bar in heights) > low
         assert max(sum(max(x, 0) for x in bar) for bar in heights) < high
     assert "kinds-0-0-2" not in plots, "the third layer has no parts"
-
-
-def test_an_axis_reaches_below_zero_only_where_shares_do() -> None:
-    low, high = span([np.array([[0.4, 0.6], [1.2, -0.2]])])
-    assert low < -0.2 < 1.2 < high
-    assert span([np.array([[0.4, 0.6]])])[0] == 0
-    assert span([np.full((1, 2), np.nan)]) == (0, 1.025)
 
 
 def test_curves_have_a_point_an_offset_and_none_where_no_pair_is(planted: RunStructure, page: str) -> None:
@@ -158,8 +143,8 @@ def test_a_diagonal_is_replaced_by_the_mean_of_what_is_seen() -> None:
 
 
 def test_the_table_has_every_head_counted_from_1(planted: RunStructure, page: str) -> None:
-    rows = _rows(page)
-    assert list(rows) == [f"L{layer} H{head}" for layer in (1, 2, 3) for head in range(1, HEADS + 1)]
+    rows = rows_of(page, "All heads")
+    assert list(rows)[2:] == [f"L{layer} H{head}" for layer in (1, 2, 3) for head in range(1, HEADS + 1)]
     parts = planted.layers[1].parts
 
     def told(value: float) -> str:
@@ -181,7 +166,7 @@ def test_without_parts_it_says_why_and_shows_what_it_can(planted: RunStructure) 
     assert "Reason: the position part of &lt;script&gt;" in page
     assert "no test accuracy recorded" in page
     assert "Distance explains most in layer 3, head 16: 80.0% of the variance." in page
-    assert _rows(page)["L3 H4"] == ["20.0%", "–"]
+    assert rows_of(page, "All heads")["L3 H4"] == ["20.0%", "–"]
     assert "Strongest" not in page
 
 
@@ -204,24 +189,3 @@ def test_names_are_escaped_and_nothing_is_loaded(page: str) -> None:
     assert "<script>alert" not in own
     assert own.count("&lt;script&gt;alert") >= 4, "the run, the encoding, the task and the reason"
     assert stands_alone(page)
-
-
-@pytest.mark.heavy
-def test_it_draws_every_plot_without_a_word_and_fits_any_window(
-    browser: Browser, planted: RunStructure, tmp_path: Path
-) -> None:
-    path = write_structure(replace(planted, layers=planted.layers[::2]), tmp_path / "page.html")
-    visit = Visit(browser, path)
-    page = visit.page
-    for menu in page.locator("select[data-views]").all():
-        menu.select_option("1")
-    visit.read_to_the_end()
-    expect(page.locator(".plot:visible")).to_have_count(12)
-    bars = page.locator("#kinds-1-0-0 .barlayer .trace")
-    expect(bars).to_have_count(4)
-    page.locator("#figure-kinds .legend button").nth(1).click()
-    expect(bars).to_have_count(3)
-    assert all(across > 100 and down > 100 for _, across, down in visit.sizes())
-    assert visit.fits_any_window()
-    assert visit.barriers() == []
-    visit.end()

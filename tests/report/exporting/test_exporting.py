@@ -14,19 +14,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.report.auditing.test_page import made_up
-from tests.report.grid.state import NASTY, made_up_grid
+from tests.report.grid.state import made_up_grid
 
 from toeplens.ground import EnvironmentFailure
 from toeplens.report.auditing.page import audit_page
-from toeplens.report.exporting.figures import INCHES, PIXELS, draw, printed_caption, printed_panels
-from toeplens.report.exporting.tables import csv_of, escaped, latex_of, told_apart
+from toeplens.report.exporting import (
+    INCHES,
+    PIXELS,
+    csv_of,
+    draw,
+    escaped,
+    latex_of,
+    printed_caption,
+    printed_panels,
+    told_apart,
+)
 from toeplens.report.grid.page import grid_page
 from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View
 from toeplens.report.kit.colours import HEAT
 from toeplens.report.kit.page import Page
 from toeplens.report.kit.tables import Cell, Table, make_table, slug
 from toeplens.studies.grid import Grid
-from toeplens.studies.grid.measured import matrix
 
 GROUPED = make_table(
     "What it 'costs'",
@@ -106,16 +114,6 @@ def test_every_kind_of_sign_is_an_entry():
     assert "var" not in mark["marker"]["color"]
 
 
-def test_the_map_of_an_audit_is_a_figure_a_column():
-    audit = made_up()
-    maps = {block.id: block for block in audit_page(audit).drawn}
-    ((_, panel),) = maps["map-positional"].places
-    flat = [value for row in panel.figure.to_plotly_json()["data"][0]["z"] for value in row]
-    assert len(flat) == len(audit.heads)
-    largest = max(range(len(flat)), key=lambda at: audit.heads[at].positional or 0)
-    assert flat[largest] == max(flat)
-
-
 def test_without_kaleido_or_a_browser_one_sentence_says_how_to_get_it(
     page: Page, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -174,15 +172,6 @@ def test_a_table_has_its_groups_and_small_print():
         "rows",
         "what-it-costs-2",
     ]
-
-
-def test_the_tables_of_a_study_are_what_it_found(state: Grid, page: Page):
-    heads, *rows = rows_of(page.tables["matrix"])
-    at = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
-    wanted = next(row for row in matrix(state.spec, state.results) if (row.task, row.label) == ("index", "rope"))
-    assert at["index"]["Encoding: RoPE"].split()[0] == f"{100 * wanted.accuracy:.1f}"
-    assert any(NASTY in row[0] for row in rows_of(page.tables["claims"])[1:])
-    assert len(page.tables["models"].body) == state.total
 
 
 def test_an_audits_heads_are_a_table_though_its_script_makes_it():

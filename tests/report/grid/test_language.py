@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.report.grid.language_state import BITS, FINDS, GUESS, KEEPS, LOST, NO_ROOM, SECONDS, TOO_LONG, language_grid
-from tests.report.reading import Text, figures, stands_alone, traces, without_plotly
+from tests.report.reading import Text, figures, rows_of, stands_alone, traces, without_plotly
 
 from toeplens.report.grid.page import render_grid, write_grid
 from toeplens.studies import CellResult
@@ -31,12 +31,6 @@ def text(page: str) -> Text:
     return Text(without_plotly(page))
 
 
-def _rows(text: Text, label: str) -> dict[str, list[str]]:
-    """The cells of a table by the row's name, each with single spaces."""
-    rows = [[" ".join(cell.split()) for cell in row] for row in text.tables[label]]
-    return {re.sub(r"^\W+ (?=\w)", "", row[0]): row[1:] for row in rows if row}
-
-
 def _of(state: Grid, label: str) -> list[CellResult]:
     return state.results.of("language", label)
 
@@ -55,7 +49,7 @@ def _titles(page: str, block: str) -> list[str]:
 
 
 def test_the_table_is_the_figures_best_first(text: Text) -> None:
-    rows = _rows(text, "Benefits and costs of encodings")
+    rows = rows_of(text, "Benefits and costs of encodings")
     assert list(rows)[2:8] == ["RoPE", "p-RoPE", "T5", "ALiBi", "Sinusoid", "NoPE"]
     assert rows["ALiBi"] == [
         "2.080 2.076 to 2.084",
@@ -90,15 +84,6 @@ def test_bits_by_length_are_means_over_seeds(state: Grid, page: str) -> None:
     assert "24 texts from 12 documents" in page
 
 
-def test_loss_by_position_is_drawn_at_the_bins(state: Grid, page: str) -> None:
-    trace = traces(page, "positions-0-0-0")["t5"]
-    assert trace["x"] == [1, 2, 3.5, 6.5, 12.5, 24.5, 48.5, 96.5, 192.5, 384.5]
-    assert trace["y"][4] == pytest.approx(BITS["t5"] + 3 / 5, abs=6e-6)
-    assert [trace["customdata"][at][1] for at in (0, 2, 9)] == ["position 1", "positions 3–4", "positions 257–512"]
-    later = traces(page, "positions-0-0-1")["t5"]
-    assert later["x"] == trace["x"][4:]
-
-
 def test_needle_maps_are_coloured_from_a_guess_on(page: str) -> None:
     assert _titles(page, "needles") == ["RoPE", "p-RoPE", "Sinusoid", "T5", "ALiBi", "NoPE"]
     (trace,) = figures(page)["needles-0-0-0"]["data"]
@@ -113,36 +98,6 @@ def test_needle_maps_are_coloured_from_a_guess_on(page: str) -> None:
     )
     (bits,) = figures(page)["needles-1-0-0"]["data"]
     assert bits["z"][0][0] == pytest.approx(np.log2(26) - (4.7 - 4 * 0.75), abs=1e-4)
-
-
-def test_copies_are_drawn_where_they_could_be_asked(page: str) -> None:
-    trace = traces(page, "copies-0-0-0")["t5"]
-    assert trace["x"] == [0.5, 0.9, 2, 4]
-    assert trace["y"] == pytest.approx([1.8, 1.8, 1.44, 1.44])
-    assert traces(page, "copies-0-0-1")["t5"]["y"] == pytest.approx([0.6, 0.6, 0.48, 0.48])
-    levels = [
-        shape["y0"] for shape in figures(page)["copies-0-0-0"]["layout"]["shapes"] if shape.get("xref") == "paper"
-    ]
-    assert levels == [0]
-
-
-def test_every_head_is_among_the_kinds(state: Grid, page: str) -> None:
-    for view, (weight, share) in enumerate((("previous", "positional"), ("induction", "symbolic"))):
-        drawn = traces(page, f"kinds-{view}-0-0")
-        assert list(drawn) == ["layer-0", "layer-1", "layer-2"]
-        for layer in range(3):
-            wanted = {
-                (
-                    round(cell.measures["patterns"][weight][layer][head], 4),
-                    round(cell.measures["behaviour"][share][layer][head], 4),
-                )
-                for cell in _of(state, "rope")
-                for head in range(4)
-            }
-            trace = drawn[f"layer-{layer}"]
-            assert set(zip(trace["x"], trace["y"], strict=True)) == wanted
-    sizes = [size for trace in traces(page, "kinds-0-0-0").values() for size in trace["marker"]["size"]]
-    assert sorted(sizes)[-10:] == [6] + [11] * 9, "three of each seed are large"
 
 
 def test_deposits_are_shares_with_each_seeds_heads_in_order(state: Grid, page: str) -> None:
@@ -165,7 +120,7 @@ def test_deposits_are_shares_with_each_seeds_heads_in_order(state: Grid, page: s
 
 
 def test_extensions_stand_side_by_side_with_their_gains(text: Text, page: str) -> None:
-    rows = _rows(text, "Context extension, RoPE")
+    rows = rows_of(text, "Context extension, RoPE")
     assert rows["Change"] == ["Without tuning", "After 7 tuning steps"]
     assert rows["Unchanged"][:4] == ["2.050", "2.050", "2.050", "2.050 0.000"]
     assert rows["Position interpolation"][2] == "2.000 −0.050 helps"
@@ -200,7 +155,7 @@ def test_a_study_of_language_alone_leaves_out_what_makes_no_sense_there(text: Te
     links = [str(value) for _, name, value in text.attributes if name == "href"]
     assert {link[1:] for link in links} <= ids
     assert "Lowest bits per byte 2.050 RoPE 4-gram model: 2.600" in text.text
-    assert _rows(text, "Models")["ALiBi"][:6] == ["Language", "302", "complete", "2.084", "−0.020", "55.0"]
+    assert rows_of(text, "Models")["ALiBi"][:6] == ["Language", "302", "complete", "2.084", "−0.020", "55.0"]
     assert stands_alone(page)
 
 

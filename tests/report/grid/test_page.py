@@ -20,12 +20,11 @@ from tests.report.grid.state import (
     made_up_grid,
     made_up_spec,
 )
-from tests.report.reading import figures, stands_alone, traces, without_plotly
+from tests.report.reading import figures, rows_of, stands_alone, traces, without_plotly
 
-from toeplens.report.grid.frequencies import worth
+from toeplens.report.grid.heads import followed
 from toeplens.report.grid.look import encoding_looks
 from toeplens.report.grid.page import render_grid, write_grid
-from toeplens.report.grid.training import followed
 from toeplens.studies import CellResult, Results
 from toeplens.studies.grid import Grid
 
@@ -38,19 +37,6 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Grid:
 @pytest.fixture(scope="module")
 def page(state: Grid) -> str:
     return render_grid(state)
-
-
-def _table(page: str, label: str) -> dict[str, list[str]]:
-    """The cells of a table by its region's name, without their marks, by the row's name."""
-    found = re.search(rf'aria-label="{label}"[^>]*><table.*?</table>', page, re.DOTALL)
-    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', found[0], re.DOTALL)
-    return {
-        re.sub(r"<span class=\"glyph\".*?</span>", "", name).strip(): [
-            " ".join(re.sub(r"<[^>]+>", " ", cell).split())
-            for cell in re.findall(r"<td[^>]*>(.*?)</td>", rest, re.DOTALL)
-        ]
-        for name, rest in rows
-    }
 
 
 def _of(state: Grid, task: str, label: str) -> list[CellResult]:
@@ -66,11 +52,11 @@ def _lost(cell: CellResult) -> np.ndarray:
 
 
 def test_the_matrix_is_the_accuracies(state: Grid, page: str) -> None:
-    table = _table(page, "Test accuracy by task and encoding")
+    table = rows_of(page, "Test accuracy by task and encoding")
     order = ["rope", "t5", "alibi", "nope", "mine"]
     assert list(encoding_looks(state.spec)) == order, "those of the other pages in their order, then the others"
-    assert list(table) == ["index", "find"]
-    for task, row in zip(("index", "retrieval"), table.values(), strict=True):
+    assert list(table)[2:] == ["index", "find"], "below two rows of heads"
+    for task, row in (("index", table["index"]), ("retrieval", table["find"])):
         for label, told in zip(order, row, strict=False):
             if (task, label) in (LOST, HALF_DIVERGED, ("retrieval", "mine")):
                 continue
@@ -143,40 +129,6 @@ def test_what_the_skill_rests_on_is_weighed_by_what_is_lost(state: Grid, page: s
     assert mark["customdata"][0][1] == f"{np.mean(each):.2f} ({low:.2f} to {high:.2f})"
 
 
-def test_a_scan_is_drawn_by_its_values(state: Grid, page: str) -> None:
-    figure = figures(page)["scan-0-0-0"]
-    assert figure["layout"]["xaxis"]["type"] == "log"
-    trace = traces(page, "scan-0-0-0")["index"]
-    assert trace["x"] == [0.001, 3]
-    means = [np.mean([cell.accuracy for cell in _of(state, "index", label)]) for label in ("turn/0.001", "turn/3")]
-    assert trace["y"] == pytest.approx(means, abs=6e-6)
-
-
-def test_centres_are_against_positional_shares(state: Grid, page: str) -> None:
-    for panel, labels in enumerate((("rope", "mine"), ("turn/0.001", "turn/3"))):
-        wanted = {
-            (round(cell.measures["frequency"]["centre"][layer][head], 3), round(share, 4))
-            for label in labels
-            for cell in _of(state, "index", label)
-            for layer in range(LAYERS)
-            for head in range(HEADS)
-            if (share := cell.measures["behaviour"]["positional"][layer][head]) is not None
-        }
-        trace = traces(page, f"centre-0-0-{panel}")["index"]
-        assert set(zip(trace["x"], trace["y"], strict=True)) == wanted
-
-
-def test_what_a_frequency_is_worth_is_summed_over_heads(state: Grid, page: str) -> None:
-    found = _of(state, "index", "rope")
-    for cell in found:
-        drops = np.array(cell.measures["bands"]["drops"])
-        assert worth(cell) == pytest.approx({1.0: drops[..., 0].sum(), 0.1: drops[..., 1].sum()})
-    assert worth(_of(state, "index", "nope")[0]) == {}
-    trace = traces(page, "bands-0-0-0")["index"]
-    assert trace["x"] == [0.1, 1], "without those that never turn"
-    assert trace["y"] == pytest.approx([np.mean([worth(cell)[at] for cell in found]) for at in (0.1, 1.0)], abs=1e-5)
-
-
 def test_skill_by_length_and_why_there_is_none(state: Grid, page: str) -> None:
     trace = traces(page, "lengths-0-0-0")["rope"]
     assert trace["x"] == list(FACTORS[:-1])
@@ -192,7 +144,7 @@ def test_skill_by_length_and_why_there_is_none(state: Grid, page: str) -> None:
 def test_correlations_are_those_of_the_state(state: Grid) -> None:
     state = replace(state, relations=[replace(one, low=-0.25, high=0.75) for one in state.relations])
     page = render_grid(state)
-    table = _table(page, "Correlations with the skill remaining on longer sequences, all tasks")
+    table = rows_of(page, "Correlations with the skill remaining on longer sequences, all tasks")
     names = {
         "largest accuracy drop by one head, relative to skill": "deposit",
         "symbolic share, weighted by ablation effect": "symbolic",
@@ -225,17 +177,6 @@ def test_the_head_that_matters_in_the_end_is_followed(state: Grid, page: str) ->
     assert followed(none_counts, "symbolic") == [], "a tie decides nothing"
 
 
-def test_costs_compare_models_of_one_task(state: Grid, page: str) -> None:
-    table = _table(page, "Cost by encoding")
-    assert list(table) == ["RoPE", "t5", "ALiBi", "nope", "mine"]
-    mine, other = (
-        np.mean([cell.result["seconds"] for cell in _of(state, "index", label)]) for label in ("mine", "rope")
-    )
-    share = np.mean([np.mean(cell.measures["toeplitz"]["share"]) for cell in _of(state, "index", "mine")])
-    assert table["mine"] == ["2", "1,004", f"{mine:.1f}", f"{mine / other:.2f}", f"{100 * share:.1f}%"]
-    assert table["RoPE"][3] == "1.00"
-
-
 def test_a_part_of_a_study_and_none_of_it(state: Grid, tmp_path: Path) -> None:
     path = write_grid(made_up_grid(tmp_path, finished=3))
     partial = render_grid(made_up_grid(tmp_path, finished=3))
@@ -247,7 +188,7 @@ def test_a_part_of_a_study_and_none_of_it(state: Grid, tmp_path: Path) -> None:
     assert figures(empty) == {}
     assert "0 of 26 models" in empty
     assert "this figure needs tasks with `watch: true`" in empty
-    assert set(_table(empty, "Test accuracy by task and encoding")["index"]) == {"–"}
+    assert set(rows_of(empty, "Test accuracy by task and encoding")["index"]) == {"–"}
     bare = Results(replace(cell, measures={}, watched=[]) for cell in state.results.cells)
     unmeasured = render_grid(replace(state, results=bare, relations=[]))
     assert {place.split("-")[0] for place in figures(unmeasured)} == {"scan"}

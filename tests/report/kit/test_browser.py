@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 from tests.report.browsing import ALL_DRAWN, Visit
+from tests.report.decomposition.test_page import made_up
 from tests.report.grid.language_state import language_grid, language_spec
 from tests.report.grid.state import made_up_grid
 
+from toeplens.report.decomposition import write_structure
 from toeplens.report.grid.page import render_grid, write_grid
-from toeplens.report.kit.packing import pack, packed_plotly
+from toeplens.report.kit.page import pack, packed_plotly
 
 pytestmark = pytest.mark.heavy
 _INK = """() => [...document.querySelectorAll(".ytick text")].filter((text) => text.getClientRects().length)
@@ -74,12 +76,14 @@ def test_a_program_that_is_not_the_pages_own_is_not_run_and_figures_are_words(
     visit.page.close()
 
 
-@pytest.mark.parametrize("kind", ["grid", "language"])
+@pytest.mark.parametrize("kind", ["grid", "language", "decomposition"])
 def test_a_page_draws_every_plot_without_a_word_and_fits_any_window(
     browser: Browser, path: Path, tmp_path: Path, kind: str
 ) -> None:
     if kind == "language":
         path = write_grid(language_grid(tmp_path, language_spec(("rope", "alibi"), seeds=1)))
+    elif kind == "decomposition":
+        path = write_structure(made_up(), tmp_path / "page.html")
     visit = Visit(browser, path, 390)
     visit.read_to_the_end()
     if kind == "grid":
@@ -88,7 +92,7 @@ def test_a_page_draws_every_plot_without_a_word_and_fits_any_window(
         visit.page.locator("#figure-lengths .legend button").first.click()
         expect(lines).to_have_count(4)
         visit.unfold()
-    else:
+    elif kind == "language":
         lengths = visit.page.locator("#needles-0-0-0 .xtick").all_text_contents()
         assert lengths == ["½", "1", "2", "4"], "no label is taken for a place"
     sizes = visit.sizes()

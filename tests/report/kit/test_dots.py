@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import re
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs_version
 
 from toeplens.report.kit.dots import Series, dots
-from toeplens.report.kit.packing import pack, packed_plotly, plotly, unpack
+from toeplens.report.kit.page import pack, packed_plotly, plotly
 
 
 def drawn(*values: dict[int, float], **options: Any) -> Any:
@@ -51,20 +50,11 @@ def test_ends_that_are_given_and_numbers_of_one_value_are_left_alone() -> None:
 
 # ---- what pages hold compressed --------------------------------------------------------------------------------------
 
-FOREIGN = [base64.b64encode(content).decode() for content in (b"no gzip", gzip.compress(b"\xff", mtime=0))]
-
 
 @given(st.text())
-def test_packing_gives_back_what_was_packed(text: str) -> None:
-    assert unpack(pack(text)) == text
+def test_packing_keeps_what_was_packed(text: str) -> None:
+    assert gzip.decompress(base64.b64decode(pack(text), validate=True)).decode() == text
     assert pack(text) == pack(text)
-    assert re.fullmatch(r"[A-Za-z0-9+/=]*", pack(text))
-
-
-@pytest.mark.parametrize("packed", ["{", "a", "äöü", *FOREIGN])
-def test_what_was_not_packed_is_refused(packed: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011
-        unpack(packed)
 
 
 def test_the_program_is_of_the_version_that_plotly_comes_with() -> None:

@@ -8,8 +8,8 @@ from math import log10
 import numpy as np
 
 from toeplens.report.grid.look import encoding_looks, finished, line, spreads, task_looks
-from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
-from toeplens.report.kit.canvas import Canvas, Look, untagged
+from toeplens.report.kit.blocks import Block, Group, Panel, View
+from toeplens.report.kit.canvas import Canvas, Look, legend, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Column, Grid
 from toeplens.studies.grid import measured as heads
@@ -26,25 +26,18 @@ def scans(state: Grid) -> Block:
         if column.scan:
             by_scan.setdefault(column.scan, []).append(column)
     looks = task_looks(state.spec)
-    groups, shown = [], set()
+    groups = []
     for label, columns in by_scan.items():
-        tasks = [looks[task] for task in columns[0].tasks if any(finished(state, task, c.label) for c in columns)]
-        if not tasks:
-            continue
-        shown |= {one.key for one in tasks}
-        part = state.spec.encodings[label]
-        panels = [
-            _scan(state, columns, tasks, "Test accuracy", _RIGHT),
-            _scan(state, columns, tasks, "Shares of the heads, weighted by ablation effect", _RESTS),
-        ]
+        tasks, part = [looks[task] for task in columns[0].tasks], state.spec.encodings[label]
+        panels = [_scan(state, columns, tasks, title, lines) for title, lines in _SCANS.items()]
         groups.append(Group(f"{part.title or label}, by {next(iter(part.scan))}", [p for p in panels if p]))
     caption = (
         "Models that differ only in one option; one line per task, mean over seeds, bands show the range. Left: test "
         "accuracy. Right: positional (solid) and symbolic share (dashed) of the heads, weighted by ablation effect, of "
         f"models with at least {SKILLED:.0%} skill. Click a task to hide or show it."
     )
-    signs = [one.sign for one in looks.values() if one.key in shown]
-    return Block("scan", "Scans of one option", caption, [View("", groups)], legend=signs)
+    views = [View("", [group for group in groups if group.panels])]
+    return Block("scan", "Scans of one option", caption, views, legend=legend(looks.values(), views))
 
 
 def _rests(share: str) -> Callable[[CellResult], float]:
@@ -52,8 +45,13 @@ def _rests(share: str) -> Callable[[CellResult], float]:
 
 
 Line = tuple[Callable[[CellResult], float], str, str]  # a value of a model, the dash of the line, its name
-_RIGHT: list[Line] = [(lambda cell: cell.accuracy, "solid", "")]
-_RESTS: list[Line] = [(_rests("positional"), "solid", "positional "), (_rests("symbolic"), "dash", "symbolic ")]
+_SCANS: dict[str, list[Line]] = {
+    "Test accuracy": [(lambda cell: cell.accuracy, "solid", "")],
+    "Shares of the heads, weighted by ablation effect": [
+        (_rests("positional"), "solid", "positional "),
+        (_rests("symbolic"), "dash", "symbolic "),
+    ],
+}
 
 
 def _scan(
@@ -84,7 +82,7 @@ def centres(state: Grid) -> Block:
     looks = task_looks(state.spec)
     scanned = {column.label for column in state.spec.columns() if column.scan}
     sides = (("Encodings with several frequencies", False), ("Scans, one value per model", True))
-    panels, shown = [], set()
+    panels = []
     for title, scan in sides:
         canvas = Canvas(320, left=50)
         for one in looks.values():
@@ -96,7 +94,6 @@ def centres(state: Grid) -> Block:
             points = [point for cell in models for point in _centred(state, cell)]
             if not points:
                 continue
-            shown.add(one.key)
             x, y, lost, where = zip(*points, strict=True)
             one.add(
                 canvas,
@@ -116,8 +113,9 @@ def centres(state: Grid) -> Block:
         "in each frequency, against the positional share. 0 octaves are 1 rad per position, −1 octave is half of that. "
         "Larger marks have a larger accuracy drop when ablated. Click a task to hide or show it."
     )
-    signs = [one.sign for one in looks.values() if one.key in shown]
-    return Block("centre", "Frequency use and positional share", caption, [View("", [Group("", panels)])], legend=signs)
+    views = [View.of(panels)]
+    signs = legend(looks.values(), views)
+    return Block("centre", "Frequency use and positional share", caption, views, legend=signs)
 
 
 def _centred(state: Grid, cell: CellResult) -> list[tuple[float, float, float, str]]:
@@ -140,14 +138,13 @@ def _centred(state: Grid, cell: CellResult) -> list[tuple[float, float, float, s
 
 def bands(state: Grid) -> Block:
     """The effect of freezing each frequency, a panel per encoding."""
-    tasks, panels, shown = task_looks(state.spec), [], set()
+    tasks, panels = task_looks(state.spec), []
     for label, encoding in encoding_looks(state.spec).items():
         canvas = Canvas(230, left=62, bottom=40)
         for one in tasks.values():
             skilled = [cell for cell in finished(state, one.key, label) if cell.skilled]
             if found := spreads(pair for cell in skilled for pair in worth(cell).items()):
                 line(canvas, one, found)
-                shown.add(one.key)
         if canvas.traces:
             canvas.x("rad per position", type="log", dtick=1)
             canvas.y("nats", rangemode="tozero")
@@ -157,10 +154,8 @@ def bands(state: Grid) -> Block:
         "line per task, mean over models with skill, bands show the range over seeds. Frequencies of 0 are not shown. "
         "Each panel has its own scale. Click a task to hide or show it; the axis adapts to the others."
     )
-    signs: list[Sign] = [one.sign for one in tasks.values() if one.key in shown]
-    return Block(
-        "bands", "Effect of freezing each frequency", caption, [View("", [Group("", panels)])], "medium", signs
-    )
+    views = [View.of(panels)]
+    return Block("bands", "Effect of freezing each frequency", caption, views, "medium", legend(tasks.values(), views))
 
 
 def worth(cell: CellResult) -> dict[float, float]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from toeplens.engine import LengthResult
 from toeplens.ground.words import listed, signed
-from toeplens.report.grid.look import encoding_looks, finished, spreads
-from toeplens.report.kit.blocks import Block, Group, Panel, View
+from toeplens.report.grid.look import encoding_looks, finished, signs, spreads
+from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, untagged
 from toeplens.report.kit.tables import DASH, Cell, Table, make_table
 from toeplens.studies import CellResult
@@ -15,7 +15,7 @@ from toeplens.studies.grid import measured as heads
 
 def lengths(state: Grid) -> Block:
     """Skill against the length of the test sequences, a panel per task."""
-    looks, panels, shown = encoding_looks(state.spec), [], set()
+    looks, panels = encoding_looks(state.spec), []
     ends = [skill for cell in state.results.cells for _, skill in _by_length(cell)]
     low = min([0.0, *ends])
     for task in state.spec.tasks:
@@ -25,7 +25,6 @@ def lengths(state: Grid) -> Block:
             found = spreads(pair for cell in finished(state, task, label) for pair in _by_length(cell))
             if not found:
                 continue
-            shown.add(label)
             canvas.lines(
                 [factor for factor, _ in found],
                 [round(spread.mean, 4) for _, spread in found],
@@ -47,10 +46,9 @@ def lengths(state: Grid) -> Block:
         "baseline. Lengths that a task or a model does not support are listed below. Click an encoding to hide or "
         "show it."
     )
-    signs = [one.sign for label, one in looks.items() if label in shown]
     missing = [f"{state.spec.title_of(task)}: {why}" for task in state.spec.tasks if (why := _cannot(state, task))]
-    group = Group("", panels, " ".join(missing))
-    return Block("lengths", "Skill by sequence length", caption, [View("", [group])], "medium", signs)
+    views = [View.of(panels, note=" ".join(missing))]
+    return Block("lengths", "Skill by sequence length", caption, views, "medium", signs(state, views))
 
 
 def _rows(cell: CellResult) -> tuple[LengthResult, ...]:
@@ -116,11 +114,9 @@ def _relation(found: Relation | None) -> Cell:
 
 def relations(state: Grid) -> Block:
     """Each model: a property of its heads against its remaining skill; a view per property, a panel per length."""
-    looks = encoding_looks(state.spec)
     every = [relation for relation in state.relations if relation.task is None]
-    shown = {point.label for relation in every for point in relation.points}
     views = [
-        View(title, [Group("", [_scatter(state, relation, title) for relation in every if relation.figure == figure])])
+        View.of([_scatter(state, relation, title) for relation in every if relation.figure == figure], title)
         for figure, (title, _) in FIGURES.items()
         if any(relation.figure == figure for relation in every)
     ]
@@ -128,8 +124,7 @@ def relations(state: Grid) -> Block:
         "One mark per model with skill: a property of its heads against its skill on longer sequences, relative to "
         "the training length. Dotted: 100% and 0%. Click an encoding to hide or show it."
     )
-    signs = [one.sign for label, one in looks.items() if label in shown]
-    return Block("relations", "Correlates of length extrapolation", caption, views, legend=signs)
+    return Block("relations", "Correlates of length extrapolation", caption, views, legend=signs(state, views))
 
 
 def _scatter(state: Grid, relation: Relation, title: str) -> Panel:

@@ -1,4 +1,4 @@
-"""Colours and markers of encodings and tasks on a grid study's page, and aggregation over seeds."""
+"""What the figures of a grid study share: looks of encodings and tasks, models of a cell, aggregation over seeds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from math import isfinite
 
 import numpy as np
 
+from toeplens import tasks
 from toeplens.ground.words import fixed
-from toeplens.report.kit.canvas import Canvas, Look, untagged
+from toeplens.report.kit.blocks import Sign, View
+from toeplens.report.kit.canvas import Canvas, Look, legend, untagged
 from toeplens.report.kit.colours import FAMILIES, PALETTE
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, GridSpec
+from toeplens.studies.grid.language import is_language
+from toeplens.tasks.language import LanguageTask
 
 # the look on the other pages, by the label of an encoding in the study or by its name
 _FAMILIES = {
@@ -49,6 +53,11 @@ def encoding_looks(spec: GridSpec) -> dict[str, Look]:
     known |= {label: spare[i % len(spare)] for i, label in enumerate(others)}
     titles = {column.label: column.title for column in columns}
     return {label: Look(label, titles[label], *one) for label, one in known.items()}
+
+
+def signs(state: Grid, views: Iterable[View]) -> list[Sign]:
+    """The legend of the encodings that are drawn."""
+    return legend(encoding_looks(state.spec).values(), views)
 
 
 def task_looks(spec: GridSpec) -> dict[str, Look]:
@@ -131,3 +140,51 @@ def line(
         name=untagged(one.title),
         meta=one.key,
     )
+
+
+# ---- language models -------------------------------------------------------------------------------------------------
+
+Cells = dict[Look, list[CellResult]]  # by encoding
+
+
+def language_tasks(spec: GridSpec) -> list[str]:
+    """The labels of language tasks (real or synthetic text), if the study measures ``bits``."""
+    if "bits" not in spec.measures:
+        return []
+    return [label for label, part in spec.tasks.items() if issubclass(tasks.get(part.task or label), LanguageTask)]
+
+
+def only_language(spec: GridSpec) -> bool:
+    """Whether all tasks of the study are language tasks."""
+    return language_tasks(spec) == list(spec.tasks)
+
+
+def every(state: Grid, *measures: str) -> list[tuple[str, Cells]]:
+    """The evaluated language models of each task, with the task's title if there are several.
+
+    By encoding in the page's order, without scans; with ``measures`` only the models that have all of them.
+    """
+    names, made = language_tasks(state.spec), []
+    for task in names:
+        found = {
+            one: [
+                cell
+                for cell in finished(state, task, label)
+                if is_language(cell) and all(cell.measure(name) is not None for name in measures)
+            ]
+            for label, one in encoding_looks(state.spec).items()
+        }
+        if any(found.values()):
+            title = state.spec.title_of(task) if len(names) > 1 else ""
+            made.append((title, {one: cells for one, cells in found.items() if cells}))
+    return made
+
+
+def times(factor: float) -> str:
+    """A multiple of the training length as an axis label."""
+    return {0.25: "¼", 0.5: "½"}.get(factor, f"{factor:g}")
+
+
+def viewed(title: str, view: str) -> str:
+    """The title of a view of a task."""
+    return f"{title}: {view}" if title and view else title or view

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
 from toeplens.ground.words import or_none, whole
-from toeplens.report.kit.blocks import Sign
+from toeplens.report.kit.blocks import Sign, View
 from toeplens.report.kit.colours import GUESS, faded
 from toeplens.studies import Results
 
@@ -279,6 +279,13 @@ class Look:
     def sign(self) -> Sign:
         """Its legend entry."""
         return Sign(self.key, self.title, self.tint, self.glyph)
+
+
+def legend(looks: Iterable[Look], views: Iterable[View]) -> list[Sign]:
+    """The legend entries of the looks that have a trace."""
+    panels = [panel for view in views for group in view.groups for panel in group.panels]
+    drawn = {trace.meta for panel in panels for trace in cast("tuple[Any, ...]", panel.figure.data)}
+    return [look.sign for look in looks if look.key in drawn]
 
 
 # ---- maps of numbers by row and column -------------------------------------------------------------------------------

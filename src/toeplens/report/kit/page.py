@@ -1,8 +1,13 @@
-"""Rendering of a page as one self-contained HTML file."""
+"""Rendering of a page as one self-contained HTML file.
+
+The plotly script and the figures are base64-encoded gzip. The browser unpacks them first, synchronously, so a loaded
+page is complete (docs/decisions/04-studies-and-pages.md).
+"""
 
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +26,16 @@ from toeplens.ground import InputError, write_text
 from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
-from toeplens.report.kit.packing import MADE_BY, PAKO, pack, packed_plotly, plotly
 from toeplens.report.kit.tables import Cell, Table, code, make_table
 from toeplens.studies import Entry
 from toeplens.studies.kit.verdicts import verdict_text
+from toeplens.version import __version__
 
 PAGE = "report.html"  # the name of a study's page in its directory
+FORMAT = 1  # page format; increased if pages are read or built differently
+MADE_BY = f"format {FORMAT}, toeplens {__version__}"  # in the head of every page
+_VENDORED = "report/kit/vendored"
+PLOTLY, PAKO = f"{_VENDORED}/plotly-cartesian.min.js.gz", f"{_VENDORED}/pako_inflate.min.js"  # tools/page_programs.py
 
 
 @dataclass(frozen=True)
@@ -178,6 +187,22 @@ def _hash(script: str) -> str:
 def inline(script: str) -> str:
     """A script escaped for embedding in a script element."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def pack(text: str) -> str:
+    """``text`` compressed, as base64. Deterministic."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+@cache
+def packed_plotly() -> str:
+    """The plotly script, packed."""
+    return base64.b64encode((files("toeplens") / PLOTLY).read_bytes()).decode()
+
+
+def plotly() -> str:
+    """The plotly script, as a separate file for several pages."""
+    return gzip.decompress((files("toeplens") / PLOTLY).read_bytes()).decode()
 
 
 def plots_json(figures: dict[str, go.Figure]) -> str:

@@ -17,7 +17,7 @@ from toeplens.papers.deposit.page import render
 from toeplens.papers.deposit.page.accuracy import accuracies, convergence
 from toeplens.papers.deposit.page.deposits import peaks_by_layer, violins
 from toeplens.papers.deposit.page.heads import heatmap, silencing_curves
-from toeplens.report.grid.matrix import matrix
+from toeplens.report.grid.tables import matrix
 from toeplens.report.kit.blocks import Block
 from toeplens.studies import Key, Results, judge
 from toeplens.studies.grid import Grid

@@ -1,4 +1,4 @@
-"""Scatter plots of positional and symbolic shares: every head of a grid study's models, and every model."""
+"""A grid study's figures of heads: positional and symbolic shares of all heads and models, and during training."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from toeplens.report.grid.look import Spread, encoding_looks, finished
+from toeplens.report.grid.look import Spread, encoding_looks, finished, line, signs, spreads
 from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, Look, triangle, untagged
+from toeplens.report.kit.colours import GREY, PALETTE
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.kit.results import SKILLED
 
-_SHARES = ("positional", "symbolic")
-_HALF = 0.5
+Models = dict[tuple[str, Look], list[CellResult]]  # by task and encoding
 
 
 def without_shares(state: Grid) -> list[tuple[str, str]]:
@@ -44,22 +44,21 @@ def without_shares(state: Grid) -> list[tuple[str, str]]:
 def plane(state: Grid) -> Block:
     """All heads of models with skill, and means weighted by ablation effect; a view for all tasks and for each."""
     looks = encoding_looks(state.spec)
-    models = {
-        (task, label): [cell for cell in finished(state, task, label) if cell.skilled]
+    models: Models = {
+        (task, one): [cell for cell in finished(state, task, label) if cell.skilled]
         for task in state.spec.tasks
-        for label in looks
+        for label, one in looks.items()
     }
-    shown = [task for task in state.spec.tasks if any(models[task, label] for label in looks)]
+    shown = [task for task in state.spec.tasks if any(models[task, one] for one in looks.values())]
     views = []
     for some in ([shown] if len(shown) > 1 else []) + [[task] for task in shown]:
         mine = {pair: found for pair, found in models.items() if pair[0] in some}
         drawn = {
-            "Each head": _heads(state, looks, mine),
-            "Mean over heads, weighted by ablation effect": _models(state, looks, mine),
+            "Each head": _heads(state, looks.values(), mine),
+            "Mean over heads, weighted by ablation effect": _models(state, looks.values(), mine),
         }
         panels = [Panel(title, canvas.figure()) for title, canvas in drawn.items() if len(canvas.traces) > 1]
         views.append(View.of(panels, "all tasks" if len(some) > 1 else state.spec.title_of(some[0])))
-    used = {label for (_, label), found in models.items() if any(_points(cell, "") for cell in found)}
     caption = (
         "Shares of the variance of a head’s logits that are explained by the position of keys (positional), by their "
         "content (symbolic), and only by both together (interaction). The three add up to 1; the distance from the "
@@ -69,17 +68,16 @@ def plane(state: Grid) -> Block:
         f"without an ablation effect often look symbolic. Models with less than {SKILLED:.0%} skill and scans are not "
         "shown. Click an encoding to hide or show it."
     )
-    signs = [one.sign for label, one in looks.items() if label in used]
-    return Block("plane", "Positional and symbolic shares", caption, views, legend=signs)
+    return Block("plane", "Positional and symbolic shares", caption, views, legend=signs(state, views))
 
 
-def _heads(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]) -> Canvas:
+def _heads(state: Grid, looks: Iterable[Look], models: Models) -> Canvas:
     canvas = triangle()
-    for label, one in looks.items():
+    for one in looks:
         points = [
             point
             for (task, of), found in models.items()
-            if of == label
+            if of == one
             for cell in found
             for point in _points(cell, untagged(state.spec.title_of(task)))
         ]
@@ -119,14 +117,14 @@ def _points(cell: CellResult, task: str) -> list[Point]:
     ]
 
 
-def _models(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]) -> Canvas:
+def _models(state: Grid, looks: Iterable[Look], models: Models) -> Canvas:
     canvas = triangle()
     one_task = len({task for task, _ in models}) == 1
-    for label, one in looks.items():
+    for one in looks:
         rows = []
         for (task, of), found in models.items():
-            if of == label:
-                each = [tuple(heads.carried(cell, share) for share in _SHARES) for cell in found]
+            if of == one:
+                each = [tuple(heads.carried(cell, share) for share in ("positional", "symbolic")) for cell in found]
                 if each := [pair for pair in each if np.isfinite(pair).all()]:
                     rows.append((state.spec.title_of(task), each))
         if not rows:
@@ -134,13 +132,8 @@ def _models(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], l
         means = [np.mean(each, axis=0) for _, each in rows]
         if one_task and len(rows[0][1]) > 1:
             x, y = zip(*rows[0][1], strict=True)
-            canvas.marks(
-                _rounded(x),
-                _rounded(y),
-                {"color": one.tint, "symbol": "circle-open", "size": 6},
-                hoverinfo="skip",
-                meta=one.key,
-            )
+            ring = {"color": one.tint, "symbol": "circle-open", "size": 6}
+            canvas.marks(_rounded(x), _rounded(y), ring, hoverinfo="skip", meta=one.key)
         one.add(
             canvas,
             _rounded(mean[0] for mean in means),
@@ -157,3 +150,55 @@ def _models(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], l
 
 def _rounded(values: Iterable[float]) -> list[float]:
     return [round(float(value), 4) for value in values]
+
+
+# ---- during training -------------------------------------------------------------------------------------------------
+
+_LINES = {  # lines of the figure, by their key in a row of training probes
+    "accuracy": Look("accuracy", "accuracy", GREY, "circle", "●"),
+    "positional": Look("positional", "positional share", *PALETTE[0]),
+    "symbolic": Look("symbolic", "symbolic share", *PALETTE[1]),
+    "interaction": Look("interaction", "interaction share", *PALETTE[2]),
+}
+
+
+def training(state: Grid) -> Block:
+    """The finally most important head at each checkpoint; a view per encoding, a panel per task."""
+    views = []
+    for label, encoding in encoding_looks(state.spec).items():
+        panels = []
+        for task in state.spec.tasks:
+            cells = [cell for cell in finished(state, task, label) if followed(cell, "accuracy")]
+            if not cells:
+                continue
+            canvas = Canvas(220, left=46, bottom=38)
+            canvas.line_at(0, dash="dot")
+            for name, one in _LINES.items():
+                if drawn := spreads(pair for cell in cells for pair in followed(cell, name)):
+                    line(canvas, one, drawn, name=f"{one.title} ")
+            canvas.steps()
+            canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
+            panels.append(Panel(state.spec.title_of(task), canvas.figure()))
+        views.append(View.of(panels, encoding.title))
+    caption = (
+        "Shares of the head whose ablation increases the loss most after training, at every checkpoint, together with "
+        "the accuracy of the model (on the few examples used for probing during training). Mean over seeds, each with "
+        "its own head; bands show the range. For models without skill only the accuracy is shown."
+    )
+    legend = [one.sign for one in _LINES.values()]
+    return Block("training", "The most important head during training", caption, views, "medium", legend)
+
+
+def followed(cell: CellResult, name: str) -> list[tuple[int, float]]:
+    """Step and value of the accuracy, or of a share of the head with the largest ablation effect after training.
+
+    Shares are empty for a model without skill or without significant heads, and if the encoding has no such shares.
+    """
+    rows = [row for row in cell.watched if row.get("accuracy") is not None]
+    if name == "accuracy":
+        return [(int(row["step"]), float(row["accuracy"])) for row in rows]
+    lost = heads.costs(cell)
+    if lost is None or not cell.skilled or not lost.any():
+        return []
+    at = np.unravel_index(int(lost.argmax()), lost.shape)
+    return [(int(row["step"]), float(heads.array(row[name])[at])) for row in rows if row.get(name) is not None]

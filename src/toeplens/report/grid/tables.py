@@ -1,4 +1,4 @@
-"""Tables of language models: benefits and costs of encodings, context extension, and missing measures."""
+"""A grid study's tables: accuracies, costs, and models; of language models benefits, extension, and what is missing."""
 
 from __future__ import annotations
 
@@ -8,17 +8,140 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toeplens.engine.language import Bits, Copying, Extended, Extension, Needles
+from toeplens.engine.language import Extended, Extension
 from toeplens.ground.words import fixed, listed, percent, signed
-from toeplens.report.grid.language.cells import every, language_tasks, looks_of, record, times, viewed
-from toeplens.report.grid.look import Spread, encoding_looks, finished
+from toeplens.report.grid.look import Spread, encoding_looks, every, finished, language_tasks, times, viewed
 from toeplens.report.kit.canvas import Look
 from toeplens.report.kit.colours import OTHER
-from toeplens.report.kit.tables import Cell, Table, make_table
+from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table
 from toeplens.studies import CellResult
-from toeplens.studies.grid import Grid
-from toeplens.studies.grid import language as figures
-from toeplens.studies.grid.language import LanguageRow
+from toeplens.studies.grid import Grid, Row, cells, language
+from toeplens.studies.grid import measured as heads
+from toeplens.studies.kit.results import skill
+
+_DEEPEST = 55  # strongest tint of a cell in per cent, so that text stays readable
+
+
+def matrix(state: Grid) -> Table:
+    """Mean test accuracy of each task and encoding, with baselines; scans are left out."""
+    looks = encoding_looks(state.spec)
+    tasks = {column.label: column.tasks for column in state.spec.columns()}
+    found = {(row.task, row.label): row for row in state.matrix()}
+    rows = []
+    for task in state.spec.tasks:
+        mine = [row for (of, _), row in found.items() if of == task]
+        most = max(mine, key=lambda row: row.seeds - row.diverged, default=None)
+        guesses = [percent(each, sign=False) for each in ((most.chance, most.length_chance) if most else (None, None))]
+        rule = Cell(small=(DASH,), right=True)  # the best one, from the encoding with the most finished models
+        if most and most.rule is not None and most.rule_accuracy is not None:
+            rule = _tinted(most.rule_accuracy, skill(most.rule_accuracy, most.length_chance), most.rule)
+        each = [
+            _entry(found.get((task, label)), state.spec.seeds) if task in tasks[label] else Cell() for label in looks
+        ]
+        rows.append([state.spec.title_of(task), *each, Cell(guesses[0], right=True, css="edge"), guesses[1], rule])
+    names = [
+        Cell(one.title, right=True, sign=one, css="edge" if i == 0 else "") for i, one in enumerate(looks.values())
+    ]
+    rules = [Cell("Constant guess", right=True, css="edge"), Cell("Length only", right=True)]
+    groups = [Cell("Encoding", across=len(looks), css="group")] if looks else []
+    return make_table(
+        "Test accuracy by task and encoding",
+        [*names, *rules, Cell("Simple rule", right=True)],
+        rows,
+        groups=[Cell("Task", down=2), *groups, Cell("Baselines", across=3, css="group")],
+        right=range(1, len(looks) + 4),
+        note="Percent, mean over seeds. Small print: lowest and highest seed.",
+        css="numbers matrix",
+    )
+
+
+def _entry(row: Row | None, planned: int) -> Cell:
+    if row is None:
+        return Cell(small=(DASH,), right=True)
+    count = row.seeds - row.diverged
+    if not count:
+        return Cell(small=("diverged" if row.seeds == 1 else f"all {row.seeds} diverged",), right=True)
+    notes = [f"{row.diverged} diverged"] if row.diverged else []
+    if row.learning:
+        notes.append(f"{row.learning}/{count} still learning")
+    if row.seeds < planned:
+        notes.append(f"{row.seeds}/{planned} seeds")
+    ends = (percent(end, sign=False).replace("100.0", "100") for end in (row.lowest, row.highest))  # columns are narrow
+    return _tinted(row.accuracy, row.skill, "–".join(ends) if count > 1 else "", ", ".join(notes))
+
+
+def _tinted(accuracy: float | None, skill: float | None, *small: str) -> Cell:
+    """An accuracy, coloured by skill."""
+    css = "" if skill is None else f"tint {'less' if skill < 0 else 'more'}"
+    depth = 0 if skill is None else _DEEPEST * min(1.0, abs(skill))
+    return Cell(percent(accuracy, sign=False), small, right=True, css=css, style=f"--size:{depth:.0f}%")
+
+
+def costs(state: Grid) -> Table:
+    """Cost and Toeplitz share of each encoding, means over tasks; scans are left out."""
+    looks, found = encoding_looks(state.spec), state.matrix()
+    first = {row.task: row.train_seconds for row in found if row.label == next(iter(looks), None)}
+    lines = []
+    for label, one in looks.items():
+        rows = [row for row in found if row.label == label and row.seeds > row.diverged]
+        if not rows:
+            continue
+        sizes = [row.parameters for row in rows]
+        logs = [np.log(row.train_seconds / o) for row in rows if row.train_seconds and (o := first.get(row.task))]
+        lines.append(
+            [
+                Cell(one.title, sign=one),
+                str(sum(row.seeds - row.diverged for row in rows)),
+                f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,}–{max(sizes):,}",
+                Spread.of(row.train_seconds for row in rows).told(1),
+                f"{np.exp(np.mean(logs)):.2f}" if logs else DASH,
+                Spread.of(row.toeplitz for row in rows).told(1, percent=True),
+            ]
+        )
+    over = f"Time relative to {next(iter(looks.values())).title}" if looks else "Time"
+    return make_table(
+        "Cost by encoding",
+        ["Encoding", "Models", "Parameters", "Training time (s)", over, "Toeplitz share"],
+        lines,
+        right=range(1, 6),
+        note="Mean over tasks; lowest and highest task in brackets.",
+    )
+
+
+def models(state: Grid, *, bits: bool) -> Table:
+    """Every model of the grid, including scans; ``bits`` adds bits per byte."""
+    done = {cell.key: cell for cell in state.results.cells}
+    titles = {column.label: column.title for column in state.spec.columns()}
+    lines = []
+    for place in cells(state.spec):
+        found, measured = done.get(place.key), []
+        carried: list[float | None] = [None, None]
+        if found is not None and found.skilled:
+            carried = [heads.carried(found, share) for share in ("positional", "symbolic")]
+        if bits:
+            known = found if found is not None and language.is_language(found) else None
+            measured = [fixed(known and of(known), 3) for of in (language.bits, language.lost)]
+        shares = [found.accuracy, found.skill, *carried] if found is not None else [None] * 4
+        lines.append(
+            [
+                titles[place.key.label],
+                state.spec.title_of(place.key.task),
+                str(place.key.seed),
+                found.status if found else "not finished",
+                *measured,
+                *(percent(share, sign=False) for share in shares),
+                code(f"runs/{place.job.spec.name}"),
+            ]
+        )
+    shown = ["Bits\nper byte", f"Loss at\n{language.LONG:g}×", "Next-token\naccuracy, %"] if bits else ["Test, %"]
+    shown += ["Skill, %", "Positional\nshare, %", "Symbolic\nshare, %"]
+    right = {2, *range(4, 4 + len(shown))}
+    return make_table(
+        "Models", ["Encoding", "Task", "Seed", "Status", *shown, "Run"], lines, right=right, css="numbers small"
+    )
+
+
+# ---- language models: benefits and costs -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -32,29 +155,29 @@ class Prices:
 
     title: str
     table: Table
-    best: LanguageRow
+    best: language.LanguageRow
     seeds: int
     ngrams: list[tuple[str, str]]
 
 
 def prices(state: Grid) -> list[Prices]:
     """One table per task with evaluated language models."""
-    tasks, rows = language_tasks(state.spec), figures.language_rows(state.spec, state.results)
+    tasks, rows = language_tasks(state.spec), language.language_rows(state.spec, state.results)
     found = [(task, [row for row in rows if row.task == task]) for task in tasks]
     return [
         _prices(state, task, state.spec.title_of(task) if len(tasks) > 1 else "", mine) for task, mine in found if mine
     ]
 
 
-def _prices(state: Grid, task: str, title: str, rows: list[LanguageRow]) -> Prices:
-    looks, far = encoding_looks(state.spec), f"{figures.LONG:g}×"
-    cells = {row.label: [c for c in finished(state, task, row.label) if figures.is_language(c)] for row in rows}
+def _prices(state: Grid, task: str, title: str, rows: list[language.LanguageRow]) -> Prices:
+    looks, far = encoding_looks(state.spec), f"{language.LONG:g}×"
+    cells = {row.label: [c for c in finished(state, task, row.label) if language.is_language(c)] for row in rows}
     fastest = min((row.seconds for row in rows if row.seconds), default=None)
     lines: list[list[str | Cell]] = [
         [
             Cell(row.title, sign=looks.get(row.label) or Look(row.label, row.title, *OTHER)),
-            Cell(fixed(row.bits, 3), (_range(cells[row.label], figures.bits),), right=True),
-            Cell(signed(row.lost, 3), (_range(cells[row.label], figures.lost),), right=True),
+            Cell(fixed(row.bits, 3), (_range(cells[row.label], language.bits),), right=True),
+            Cell(signed(row.lost, 3), (_range(cells[row.label], language.lost),), right=True),
             Cell(percent(row.needle), right=True, css="edge"),
             percent(row.needle_long),
             Cell(fixed(row.copied, 2), right=True, css="edge"),
@@ -64,7 +187,7 @@ def _prices(state: Grid, task: str, title: str, rows: list[LanguageRow]) -> Pric
         ]
         for row in rows
     ]
-    measured = [record(cell, "bits", Bits) for each in cells.values() for cell in each]
+    measured = [cell.measure("bits") for each in cells.values() for cell in each]
     counted = [found.ngrams for found in measured if found and found.ngrams]
     orders = sorted({order for table in counted for order in table}, key=int)
     ngrams = [(n, fixed(float(np.mean([table[n] for table in counted if n in table])), 3)) for n in orders]
@@ -138,11 +261,11 @@ class Ways:
 def extensions(state: Grid) -> list[Ways]:
     """One table per encoding with context extension; the table of missing measures lists the others."""
     found = []
-    for task, cells in every(state):
-        for one in looks_of(state, cells):
-            halves = [[r for cell in cells[one.key] if (r := record(cell, name, Extension))] for name in _KINDS]
+    for task, by_encoding in every(state):
+        for one, models in by_encoding.items():
+            halves = [[r for cell in models if (r := cell.measure(name))] for name in _KINDS]
             if any(halves):
-                found.append(_ways(one, viewed(task, one.title), cells[one.key], [half for half in halves if half]))
+                found.append(_ways(one, viewed(task, one.title), models, [half for half in halves if half]))
     return found
 
 
@@ -194,14 +317,12 @@ def _way(rows: Sequence[Extended], edge: str) -> Cell:
 
 def _settings(cells: Sequence[CellResult]) -> list[tuple[str, str]]:
     """Searched settings of each model; LongRoPE's factors go from the fastest pair to the slowest."""
-    found: dict[tuple[str, str], list[int]] = {}
+    found: dict[tuple[str, str], set[int]] = {}
     for cell in cells:
-        made = record(cell, "extension", Extension)
+        made = cell.measure("extension")
         for row in made.rows if made else ():
             if row.set:
-                found.setdefault((_METHODS.get(row.method, row.method), row.set), [])
-                if cell.key.seed not in (seeds := found[_METHODS.get(row.method, row.method), row.set]):
-                    seeds.append(cell.key.seed)
+                found.setdefault((_METHODS.get(row.method) or row.method, row.set), set()).add(cell.key.seed)
     return [(f"{method}, seed {', '.join(map(str, sorted(seeds)))}", told) for (method, told), seeds in found.items()]
 
 
@@ -222,17 +343,17 @@ _GIVEN = re.compile(r"'[^']*' was given; |, got '[^']*'")  # the encoding's name
 def missing(state: Grid) -> Table:
     """Missing measures of the evaluated language models, their encodings, and the reasons."""
     lines = []
-    for task, cells in every(state):
+    for task, by_encoding in every(state):
         found: dict[tuple[str, str], tuple[list[float], list[str]]] = {}
-        for one in looks_of(state, cells):
-            for cell in cells[one.key]:
+        for one, models in by_encoding.items():
+            for cell in models:
                 for name, factor, why in _reasons(cell):
                     factors, titles = found.setdefault((name, _GIVEN.sub("", why)), ([], []))
                     factors += [factor] if factor is not None and factor not in factors else []
                     titles += [one.title] if one.title not in titles else []
         for (name, why), (factors, titles) in found.items():
             at = f" at {listed(map(times, sorted(factors)))} × the training length" if factors else ""
-            whose = "all encodings" if len(titles) == len(cells) > 1 else listed(titles)
+            whose = "all encodings" if len(titles) == len(by_encoding) > 1 else listed(titles)
             lines.append([f"{name}{at}", f"{task}, {whose}" if task else whose, why])
     return make_table("Missing measures", ["Measure", "Encodings", "Reason"], lines, css="reasons")
 
@@ -242,18 +363,13 @@ def _reasons(cell: CellResult) -> Iterator[tuple[str, float | None, str]]:
     for name, content in cell.measures.items():
         if set(content) == {"why"}:
             yield _NAMES.get(name, f"the measure {name}"), None, content["why"]
-    bits, needles, copying = (
-        record(cell, "bits", Bits),
-        record(cell, "needles", Needles),
-        record(cell, "copying", Copying),
-    )
-    tables = {"bits": bits and bits.lengths, "needles": needles and needles.rows, "copying": copying and copying.rows}
-    for name, rows in tables.items():
-        for row in rows or ():
+    for name, field in (
+        ("bits", "lengths"),
+        ("needles", "rows"),
+        ("copying", "rows"),
+        *((kind, "rows") for kind in _KINDS),
+    ):
+        found = cell.measure(name)
+        for row in getattr(found, field) if found else ():
             if row.why:
-                yield _NAMES[name], row.factor, row.why
-    for name in _KINDS:
-        made = record(cell, name, Extension)
-        for row in made.rows if made else ():
-            if row.why:
-                yield f"{_NAMES[name]}, {row.method}", row.factor, row.why
+                yield _NAMES[name] + (f", {row.method}" if name in _KINDS else ""), row.factor, row.why

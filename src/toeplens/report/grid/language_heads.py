@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.engine.language import HeadPatterns
 from toeplens.ground.words import fixed, listed, percent, whole
-from toeplens.lens import Behaviour
-from toeplens.report.grid.language.cells import every, looks_of, record, viewed
+from toeplens.report.grid.look import every, viewed
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
 from toeplens.report.kit.canvas import Canvas, Look, heat, untagged
 from toeplens.report.kit.colours import PALETTE
@@ -20,21 +17,9 @@ from toeplens.studies.grid import Grid
 from toeplens.studies.grid.language import TOP, position_shares
 
 _SMALL, _LARGE = 6, 11  # diameter in pixels: of any head, and of the `TOP` heads of a model
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A head type: the field of its attention weight, titles, and the share it is plotted against."""
-
-    weight: str
-    title: str
-    axis: str
-    share: str
-
-
-_KINDS = (
-    _Kind("previous", "attention on the previous token", "attention on the previous token", "positional"),
-    _Kind("induction", "attention after an earlier copy (induction)", "attention after an earlier copy", "symbolic"),
+_KINDS = (  # the attention of a head type, titles, and the share it is plotted against
+    ("previous", "attention on the previous token", "attention on the previous token", "positional"),
+    ("induction", "attention after an earlier copy (induction)", "attention after an earlier copy", "symbolic"),
 )
 
 
@@ -42,18 +27,11 @@ def kinds(state: Grid) -> Block:
     """Each head's attention of a type against its share; a view per type, a panel per encoding."""
     views: list[View] = []
     layers = 0
-    for task, cells in every(state):
-        found = {
-            label: [
-                cell for cell in each if record(cell, "patterns", HeadPatterns) and record(cell, "behaviour", Behaviour)
-            ]
-            for label, each in cells.items()
-        }
-        found = {label: each for label, each in found.items() if each}
-        layers = max([layers, *(len(_patterns(cell).previous) for each in found.values() for cell in each)])
-        for kind in _KINDS:
-            panels = [_panel(one, found[one.key], kind) for one in looks_of(state, found)]
-            views.append(View.of([panel for panel in panels if panel], viewed(task, kind.title)))
+    for task, cells in every(state, "patterns", "behaviour"):
+        layers = max([layers, *(len(cell.measure("patterns").previous) for each in cells.values() for cell in each)])
+        for weight, title, axis, share in _KINDS:
+            panels = [_kind_panel(one, found, weight, axis, share) for one, found in cells.items()]
+            views.append(View.of([panel for panel in panels if panel], viewed(task, title)))
     caption = (
         "One mark per head and seed. x: attention on the previous token (on test texts), or on the token after an "
         "earlier copy of the query token (on random tokens repeated once). y: share of the variance of the head’s "
@@ -63,58 +41,40 @@ def kinds(state: Grid) -> Block:
         "only at the input, the positional share comes from position in the token vectors. Click a layer to hide or "
         "show it."
     )
-    return Block("kinds", "Head types", caption, views, "medium", legend=[one.sign for one in layer_looks(layers)])
+    signs = [_layer_look(layer).sign for layer in range(layers)]
+    return Block("kinds", "Head types", caption, views, "medium", legend=signs)
 
 
-def layer_looks(count: int) -> list[Look]:
-    """The looks of the layers of a model."""
-    return [Look(f"layer-{layer}", f"Layer {layer + 1}", *PALETTE[layer % len(PALETTE)]) for layer in range(count)]
+def _layer_look(layer: int) -> Look:
+    return Look(f"layer-{layer}", f"Layer {layer + 1}", *PALETTE[layer % len(PALETTE)])
 
 
-def _patterns(cell: CellResult) -> HeadPatterns:
-    found = record(cell, "patterns", HeadPatterns)
-    assert found is not None
-    return found
-
-
-_Point = tuple[float, float, int, str]  # weight, share, size, where
-
-
-def _points(cells: Sequence[CellResult], kind: _Kind) -> dict[int, list[_Point]]:
-    """The heads of models whose logits vary, by layer."""
-    made: dict[int, list[_Point]] = {}
+def _kind_panel(one: Look, cells: Sequence[CellResult], weight: str, axis: str, share: str) -> Panel | None:
+    points: dict[int, list[tuple[float, float, int, str]]] = {}  # by layer: weight, share, size, where
     for cell in cells:
-        follows = record(cell, "behaviour", Behaviour)
-        weights, shares = getattr(_patterns(cell), kind.weight), getattr(follows, kind.share)
+        weights, shares = getattr(cell.measure("patterns"), weight), getattr(cell.measure("behaviour"), share)
         top = set(np.argsort(-weights, axis=None, kind="stable")[:TOP].tolist())
         for place, at in enumerate(np.ndindex(weights.shape)):
             if np.isfinite(shares[at]):
                 where = f"seed {cell.key.seed}, layer {at[0] + 1}, head {at[1] + 1}"
                 size = _LARGE if place in top else _SMALL
-                made.setdefault(at[0], []).append(
-                    (round(float(weights[at]), 4), round(float(shares[at]), 4), size, where)
-                )
-    return made
-
-
-def _panel(one: Look, cells: Sequence[CellResult], kind: _Kind) -> Panel | None:
-    points = _points(cells, kind)
+                point = round(float(weights[at]), 4), round(float(shares[at]), 4), size, where
+                points.setdefault(at[0], []).append(point)
     if not points:
         return None
     canvas = Canvas(250, left=48, bottom=40)
-    looks = layer_looks(max(points) + 1)
     for layer, heads in sorted(points.items()):
         x, y, sizes, where = zip(*heads, strict=True)
-        looks[layer].add(
+        _layer_look(layer).add(
             canvas,
             x,
             y,
-            f"%{{customdata}}<br>{kind.axis} %{{x:.2f}}<br>{kind.share} share %{{y:.2f}}",
+            f"%{{customdata}}<br>{axis} %{{x:.2f}}<br>{share} share %{{y:.2f}}",
             marker={"size": list(sizes), "opacity": 0.65, "line": {"width": 0}},
             customdata=list(where),
         )
-    canvas.x(kind.axis, range=[-0.04, 1.06], tickvals=[0, 0.25, 0.5, 0.75, 1])
-    canvas.y(f"{kind.share} share", range=[-0.06, 1.08], tickvals=[0, 0.25, 0.5, 0.75, 1])
+    canvas.x(axis, range=[-0.04, 1.06], tickvals=[0, 0.25, 0.5, 0.75, 1])
+    canvas.y(f"{share} share", range=[-0.06, 1.08], tickvals=[0, 0.25, 0.5, 0.75, 1])
     return Panel(one.title, canvas.figure(), tint=one.tint, glyph=one.glyph)
 
 
@@ -176,16 +136,15 @@ def _views(
     """The mean over seeds if there are several, and each seed separately."""
     views: list[View] = []
     for task, cells in every(state):
-        looks = looks_of(state, cells)
-        seeds = sorted({cell.key.seed for each in cells.values() for cell in each})
-        tables = {one.key: [(cell.key.seed, table(cell)) for cell in cells[one.key]] for one in looks}
-        names = [one.title for one in looks if all(found is None for _, found in tables[one.key])]
+        tables = {one: {cell.key.seed: table(cell) for cell in found} for one, found in cells.items()}
+        seeds = sorted({seed for each in tables.values() for seed in each})
+        names = [one.title for one, each in tables.items() if all(found is None for found in each.values())]
         missing = f"Not shown, without any effect: {listed(names)}." if names else ""
         for seed in ([None] if len(seeds) > 1 else []) + seeds:
             panels = [
                 _map(one, found, top, told, short, ordered=seed is None)
-                for one in looks
-                if (found := [x for of, x in tables[one.key] if seed in (None, of) and x is not None])
+                for one, each in tables.items()
+                if (found := [x for of, x in each.items() if seed in (None, of) and x is not None])
             ]
             name = "mean over seeds" if seed is None else f"seed {seed}" if len(seeds) > 1 else ""
             views.append(View.of(panels, viewed(task, name), missing))

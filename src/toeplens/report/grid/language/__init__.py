@@ -1,1 +1,0 @@
-"""What a grid study's page says of language models."""
