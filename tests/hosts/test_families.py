@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, intervened
+from toeplens.sources.huggingface import Change, installed, intervened
 
 TOLERANCE = 2e-6  # of the largest logit, in float32
 
@@ -142,7 +142,7 @@ def test_a_model_that_does_not_ask_the_interface_is_refused_and_left_as_it_was(
 
 def test_a_model_whose_position_cannot_be_taken_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPT-2 whose table goes by another name than those known: it still tells positions apart."""
-    monkeypatch.setattr("toeplens.sources.huggingface.hosts.anatomy._TABLES", ())
+    monkeypatch.setattr("toeplens.sources.huggingface.install._TABLES", ())
     model = tiny("GPT2LMHeadModel", **GPT)
     plain = logits(model, INPUTS)
     with pytest.raises(InputError, match="GPT2LMHeadModel still depends on positions without its own encoding"):
@@ -152,9 +152,9 @@ def test_a_model_whose_position_cannot_be_taken_out_is_refused(monkeypatch: pyte
 
 def test_attention_that_does_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(FAMILIES["Llama"][0], **FAMILIES["Llama"][1])
-    scale = "toeplens.sources.huggingface.hosts.host.plain"
-    from toeplens.sources.huggingface.hosts import seat
-
-    monkeypatch.setattr(scale, lambda *a, **k: (1.01 * seat.plain(*a, **k)[0], None))
+    plain = installed.plain_attention
+    monkeypatch.setattr(
+        "toeplens.sources.huggingface.install.plain_attention", lambda *a, **k: (1.01 * plain(*a, **k)[0], None)
+    )
     with pytest.raises(InputError, match="does more than queries, keys and mask say"):
         hosts.install(model, "alibi")

@@ -19,7 +19,7 @@ from torch import Tensor
 from toeplens import hosts
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened
-from toeplens.sources.huggingface.hosts.seat import Seat
+from toeplens.sources.huggingface.installed import AttentionPatch
 
 IDS = INPUTS["input_ids"]
 
@@ -163,8 +163,10 @@ def test_several_act_together_with_the_model_s_own_pairing(tmp_path: Path) -> No
 def test_a_rotation_of_ours_is_turned_by_the_model_s_own_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then its keys are cached turned, and its attention is torch's; what the model cannot do is done by ours."""
     asked: list[int] = []
-    attend = Seat.attend
-    monkeypatch.setattr(Seat, "attend", lambda self, *a, **k: (asked.append(self.layer), attend(self, *a, **k))[1])
+    attend = AttentionPatch.attend
+    monkeypatch.setattr(
+        AttentionPatch, "attend", lambda self, *a, **k: (asked.append(self.layer), attend(self, *a, **k))[1]
+    )
     tried: list[tuple[str, dict[str, Any], bool]] = [
         ("rope", {}, True),
         ("hope", {}, True),

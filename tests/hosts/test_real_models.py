@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.interventions.test_real_models import opened
+from tests.sources.huggingface.test_real_models import opened
 from torch import Tensor
 
 from toeplens import hosts

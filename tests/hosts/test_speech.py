@@ -6,38 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sources.huggingface.models import tiny
+from tests.sources.huggingface.test_frames import conformer
 from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
 
-transformers = pytest.importorskip("transformers")
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "conv_dim": (16, 16),
-    "conv_stride": (5, 4),
-    "conv_kernel": (10, 8),
-    "num_feat_extract_layers": 2,
-    "conv_depthwise_kernel_size": 5,
-    "num_conv_pos_embedding_groups": 2,
-    "num_conv_pos_embeddings": 8,
-    "vocab_size": 12,
-    "max_source_positions": 400,
-}
-
 
 def speech(kind: str) -> Any:
-    torch.manual_seed(0)
-    config = transformers.Wav2Vec2ConformerConfig(position_embeddings_type=kind, layerdrop=0.0, **SIZES)
-    model = transformers.Wav2Vec2ConformerForCTC(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.mul_(4.0 if weight.shape[0] <= 64 else 1.0)
-    return model
+    return conformer(kind, "Wav2Vec2ConformerForCTC")
 
 
 def waves() -> Tensor:
@@ -83,7 +61,6 @@ def test_without_position_it_is_the_model_with_its_own_stopped(kind: str, monkey
 
 
 def test_other_models_without_tokens_are_refused() -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    model = transformers.ViTModel(transformers.ViTConfig(image_size=32, **sizes))
+    model = tiny("ViTModel", image_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     with pytest.raises(InputError, match=r"^model: ViTModel takes pixel_values .* only Wav2Vec2-Conformer"):
         hosts.install(model, "rope")

@@ -53,8 +53,7 @@ def probe(
     """
     from toeplens.cli import audit_output, console
     from toeplens.report import write_probe
-    from toeplens.sources.huggingface.beforehand import check_decoder
-    from toeplens.sources.huggingface.loading import called_of, open_model
+    from toeplens.sources.huggingface.load import called_of, open_model
     from toeplens.studies import auditing, probing
 
     asked = probing.Asked(
@@ -76,7 +75,7 @@ def probe(
     with entered(out, "probe", (probing.RECORD,)), audit_output.AuditProgress() as progress:
         must_be_of(out / probing.RECORD, called_of(model), "probe")
         loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
-        check_decoder(loaded, "a probe")
+        loaded.check_decoder("a probe")
         found = probing.probe(
             loaded,
             data,

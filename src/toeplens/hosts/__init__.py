@@ -1,6 +1,6 @@
 """Use any encoding in a transformers model: install, train, save, load and uninstall it."""
 
-from toeplens.sources.huggingface.hosts.host import Host, install, uninstall
-from toeplens.sources.huggingface.loading import load
+from toeplens.sources.huggingface.install import Host, install, uninstall
+from toeplens.sources.huggingface.load import load
 
 __all__ = ["Host", "install", "load", "uninstall"]

@@ -86,7 +86,11 @@ def _counted(
     if padding is None and (cache is None or not cache.ragged):
         start = 0 if cache is None else len(cache)
         return torch.arange(start, start + tokens, device=device)
-    real = torch.ones(batch, tokens, dtype=torch.long, device=device) if padding is None else (~padding).long()
-    before = None if cache is None else cache.next_places
-    counted = real.cumsum(1) - 1 if before is None else real.cumsum(1) - 1 + before[:, None]
-    return counted.clamp(min=0)
+    padding = torch.zeros(batch, tokens, dtype=torch.bool, device=device) if padding is None else padding
+    return count_unpadded(padding, None if cache is None else cache.next_places)
+
+
+def count_unpadded(padding: Bool[Tensor, "B N"], start: Int[Tensor, "B"] | None = None) -> Int[Tensor, "B N"]:
+    """Positions of tokens without padding, from ``start`` on (default: 0); padding has that of the token before it."""
+    counted = (~padding).long().cumsum(1) - 1
+    return (counted if start is None else counted + start[:, None]).clamp(min=0)

@@ -59,9 +59,6 @@ def gradients(model: Decoder, batch: Batch) -> tuple[Tensor, list[LayerGradient]
     return DecoderGradients(model).gradients(*batch)
 
 
-# ---- the same model -------------------------------------------------------------------------------------------------
-
-
 @cases
 def test_the_losses_are_those_of_the_fused_path(encoding: str, protocol: str) -> None:
     """float64, 1e-10; an example that does not count has a loss of 0."""
@@ -151,9 +148,6 @@ def test_the_last_layer_has_the_queries_that_it_computes(readout: str, padded: b
         assert layer.logits[~unseen].any()
 
 
-# ---- what q and k are made from -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("encoding", ["rope", "sinusoidal", "t5", "mla"])
 @both_protocols
 def test_parameter_gradients_of_every_example_follow(encoding: str, protocol: str) -> None:
@@ -188,9 +182,6 @@ def test_parameter_gradients_of_every_example_follow(encoding: str, protocol: st
             torch.testing.assert_close(by_k, to_k, rtol=0, atol=1e-10)
 
 
-# ---- nothing stays ---------------------------------------------------------------------------------------------------
-
-
 def test_the_model_is_left_as_it_is() -> None:
     model = copy.deepcopy(model_of("t5")).train()
     model.block(1).eval()
@@ -207,9 +198,6 @@ def test_the_model_is_left_as_it_is() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     torch.testing.assert_close(first, gradients(model_of("t5"), examples())[0])  # dropout was off
     assert isinstance(source, Differentiable)
-
-
-# ---- along the mean gradient -----------------------------------------------------------------------------------------
 
 
 def total(layers: list[LayerView]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from functools import cache
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.ground import InputError
-from toeplens.lens.logits.relevance import Relevance, by_offset, by_place, taylor_softmax
+from toeplens.lens.logits.relevance import Relevance
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import relevance
 from toeplens.sources.decoder import propagation as module
@@ -73,9 +72,6 @@ def require_conserved(found: Relevance, logits: Tensor) -> None:
     np.testing.assert_allclose(found.target, target, rtol=1e-9, atol=1e-12)
     size = np.abs(found.content).sum(1) + np.abs(found.position).sum(1) + np.abs(found.biases) + np.abs(found.softmax)
     assert (np.abs(found.total - target) <= 1e-9 * np.maximum(np.abs(target), 1e-3 * size)).all()
-
-
-# ---- conservation ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,52 +149,6 @@ def test_a_wrong_rule_is_found(rule: str, wrong: Any, monkeypatch: pytest.Monkey
         InputError, match=r"^encoding: relevance is not exact with RoPEAbsolute: a logit of .* add up to"
     ):
         relevance(model, batch()[0])
-
-
-# ---- the rules, written out -----------------------------------------------------------------------------------------
-
-
-def test_rule_of_the_softmax_is_taylors() -> None:
-    """Against R_j = L_j (R(A_j) - A_j sum_k R(A_k)), in loops; float64, 1e-12."""
-    draw = torch.Generator().manual_seed(2)
-    logits, gradient = torch.randn(2, 2, 2, 3, 4, generator=draw, dtype=torch.float64)
-    visible = torch.ones(3, 4, dtype=torch.bool).tril(1)
-    logits.requires_grad_()
-    unit = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    weights = taylor_softmax(logits, visible, unit)
-    (weights * gradient).sum().backward()
-    values, found = logits.detach(), weights.detach()
-    assert logits.grad is not None
-    assert unit.grad is not None
-    for b in range(2):
-        left = 0.0
-        for h in range(2):
-            for i in range(3):
-                keys = [j for j in range(4) if visible[i, j]]
-                whole = sum(math.exp(values[b, h, i, j]) for j in keys)
-                weight = {j: math.exp(values[b, h, i, j]) / whole for j in keys}
-                received = {j: weight[j] * float(gradient[b, h, i, j]) for j in keys}
-                for j in range(4):
-                    relevance_of = float(values[b, h, i, j] * logits.grad[b, h, i, j])
-                    expected = 0.0
-                    if j in keys:
-                        expected = float(values[b, h, i, j]) * (received[j] - weight[j] * sum(received.values()))
-                        assert float(found[b, h, i, j]) == pytest.approx(weight[j], abs=1e-12)
-                    assert relevance_of == pytest.approx(expected, abs=1e-12)
-                    left += received.get(j, 0.0) - expected
-        assert float(unit.grad[b]) == pytest.approx(left, abs=1e-12)
-
-
-def test_rule_of_places_and_offsets() -> None:
-    pairs = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    places, offsets = torch.zeros(2, 4, dtype=torch.float64), torch.zeros(3, 7, dtype=torch.float64)
-    for b, h, i, j in itertools.product(range(2), range(3), range(4), range(4)):
-        places[b, i] += pairs[b, h, i, j] / 2
-        places[b, j] += pairs[b, h, i, j] / 2
-        offsets[h, i - j + 3] += pairs[b, h, i, j]
-    torch.testing.assert_close(by_place(pairs), places)
-    torch.testing.assert_close(by_offset(pairs, False), offsets)
-    torch.testing.assert_close(by_offset(pairs, True), offsets[:, 3:])
 
 
 def through(matrix: np.ndarray, bias: np.ndarray, x: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, float]:
@@ -311,9 +261,6 @@ def test_one_layer_against_relevance_passed_on_by_hand() -> None:
     np.testing.assert_allclose(found.softmax, [r_weights.sum() - r_logits.sum()], **close)
 
 
-# ---- invariances ----------------------------------------------------------------------------------------------------
-
-
 def test_batches_in_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("rope-absolute")
     whole = relevance(model, *batch())
@@ -352,9 +299,6 @@ def test_the_model_is_left_as_it_is() -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     logits = model.eval()(*batch())
     torch.testing.assert_close(torch.from_numpy(found.target), logits.max(-1).values.double(), rtol=0, atol=1e-4)
-
-
-# ---- the record and what is refused ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("classes", [[0, 1], [0, 1, 2, CLASSES], [-1, 0, 0, 0]])

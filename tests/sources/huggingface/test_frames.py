@@ -14,7 +14,7 @@ from toeplens import audit
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import NoPosition, as_tokens, captured, compared
-from toeplens.sources.huggingface.capture.observer import offset_share, turned_before
+from toeplens.sources.huggingface.capture import offset_share, turned_before
 
 WIDTH, HEADS, RATE, SAMPLES, FRAMES = 32, 4, 16000, 640, 30
 CONFORMER = {name: SIZES[name] for name in SIZES if name != "max_position_embeddings"} | {

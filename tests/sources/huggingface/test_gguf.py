@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.sources.huggingface.test_loading import LLAMA, TOKENS, built, saved
+from tests.sources.huggingface.test_load import LLAMA, TOKENS, built, saved
 
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.report import render_audit

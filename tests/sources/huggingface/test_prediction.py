@@ -6,53 +6,38 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GPT, GROUPED, NARROW, SIZES
+from tests.hosts.families import FAMILIES
+from tests.sources.huggingface.models import GROUPED, NARROW, tiny
 from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened, prediction
 
-transformers = pytest.importorskip("transformers")
-
-MODELS = {
-    "Llama": GROUPED,
-    "GPT2": GPT,
-    "Gemma3": NARROW,
-    "Mistral": NARROW,
-    "Bloom": {"vocab_size": 31, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-    "Mamba": {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2},
-    "OPT": SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32},
+LONG = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {name: FAMILIES[name] for name in ("Llama", "GPT-2", "Gemma 3", "OPT")}
+MODELS |= {
+    "Mistral": ("MistralForCausalLM", NARROW),
+    "BLOOM": FAMILIES["BLOOM"],
+    "Mamba": ("MambaForCausalLM", {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2}),
     # whose frequencies depend on the number of tokens, and whose cache holds a recurrence's state as well
-    "Phi3": GROUPED
-    | {
-        "max_position_embeddings": 64,
-        "original_max_position_embeddings": 20,
-        "pad_token_id": 0,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 100.0,
-            "short_factor": [1.0] * 4,
-            "long_factor": [4.0] * 4,
-            "original_max_position_embeddings": 20,
-        },
-    },
-    "Jamba": GROUPED
-    | {
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "use_mamba_kernels": False,
-        "mamba_dt_rank": 4,
-        "num_experts": 2,
-    },
+    "Phi-3": (
+        "Phi3ForCausalLM",
+        GROUPED
+        | {"original_max_position_embeddings": 20, "rope_parameters": LONG | {"original_max_position_embeddings": 20}},
+    ),
+    "Jamba": (
+        "JambaForCausalLM",
+        GROUPED
+        | {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
+        | {"mamba_dt_rank": 4, "num_experts": 2},
+    ),
 }
 PLACES = (1, 2, 5, 9, 16, 23, 39)
 
 
 def made(name: str) -> Any:
-    config = getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")(**MODELS[name])
-    torch.manual_seed(0)
-    suffix = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
-    return getattr(transformers, f"{name}{suffix}")(config).eval()
+    kind, sizes = MODELS[name]
+    return tiny(kind, **sizes)
 
 
 @pytest.fixture
@@ -111,6 +96,6 @@ def test_places_that_are_not_there(places: list[int], tokens: Tensor) -> None:
 
 
 def test_a_model_without_logits(tokens: Tensor) -> None:
-    model = transformers.LlamaModel(transformers.LlamaConfig(**GROUPED)).eval()
+    model = tiny("LlamaModel", **GROUPED)
     with pytest.raises(InputError, match="model: LlamaModel returns no logits"):
         prediction.predictions(model, tokens, [3])

@@ -11,12 +11,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tests.hosts.test_audited import built as host
-from tests.sources.huggingface.test_loading import LLAMA, TOKENS, built, changed, saved
+from tests.sources.huggingface.test_load import LLAMA, TOKENS, built, changed, saved
 
 from toeplens import hosts
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.checkpoints import Checkpoint
-from toeplens.sources.huggingface.loading import load_model
+from toeplens.sources.huggingface.load import load_model
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ENTRY = "toeplens_encodings"
@@ -108,7 +108,7 @@ def test_a_stray_file_does_not_give_an_encoding_s_weights(size: str, tmp_path: P
     ("entry", "said"),
     [
         ([], "is damaged"),
-        ({"encoding": "fire", "layers": "x"}, "is damaged"),
+        ({"encoding": "fire", "layers": "x"}, "does not match the model"),
         ({"encoding": "fire", "layers": [10**9]}, "does not match the model .*different indices from 0 to 1"),
         ({"encoding": "fire", "width": "x"}, "does not match the model"),
         ({"encoding": "fox"}, "its weights do not match the encoding 'fox'"),

@@ -12,7 +12,7 @@ import torch
 from tests.sources.huggingface.models import tiny
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.effects.replays import Passes
+from toeplens.sources.huggingface.replay import Passes
 from toeplens.studies import auditing
 from toeplens.studies.auditing import Audit, audit, measuring
 from toeplens.studies.auditing.kept import PARTS

@@ -15,7 +15,7 @@ from scipy import stats
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import HeadEffects, head_effects
-from toeplens.sources.huggingface.effects.head_effects import head_estimates
+from toeplens.sources.huggingface.effects import head_estimates
 from toeplens.studies import audit
 from toeplens.studies.auditing import effects as silencing
 from toeplens.studies.auditing.kept import Kept

@@ -11,7 +11,7 @@ from tests.sources.huggingface.models import GROUPED, SIZES, T5, tiny
 from tests.studies.probing.models import TEXT, saved, tokenizer
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.loading import load_model
+from toeplens.sources.huggingface.load import load_model
 from toeplens.studies.auditing import Audit, audit, study
 from toeplens.studies.kit.questions import Writer
 from toeplens.studies.kit.retrieving import retrieval_of

@@ -21,9 +21,9 @@ from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.lens import AttentionTrace, behaviour, fit_decay
 from toeplens.sources import DecoderSource
 from toeplens.sources.huggingface import Change, head_effects
-from toeplens.sources.huggingface.capture import attention as masks_module
-from toeplens.sources.huggingface.capture import calls as calls_module
-from toeplens.sources.huggingface.capture import proof as proof_module
+from toeplens.sources.huggingface import attention as masks_module
+from toeplens.sources.huggingface import calls as calls_module
+from toeplens.sources.huggingface import calls as proof_module
 from toeplens.studies import auditing
 from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, measuring, study, words
 from toeplens.training import Batches, Run, run_spec, train

@@ -10,7 +10,7 @@ from toeplens.encodings import BandControl
 from toeplens.encodings.rotary import swapped
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened
-from toeplens.sources.huggingface.loading import Loaded
+from toeplens.sources.huggingface.load import Loaded
 from toeplens.studies.kit.changes import changes_of, read_change, told
 
 

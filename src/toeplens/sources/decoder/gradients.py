@@ -149,8 +149,6 @@ class _Step:
 
 
 class _Measured(nn.Module):
-    """A measure of a model's layers as a function of the model's parameters."""
-
     def __init__(self, model: Decoder, measure: Measure) -> None:
         super().__init__()
         self.model, self.measure = model, measure
@@ -161,7 +159,6 @@ class _Measured(nn.Module):
 
 @contextmanager
 def _evaluating(model: Decoder) -> Iterator[None]:
-    """Switch dropout off; restore each module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -252,7 +249,6 @@ def _views(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> list[Layer
 
 
 def _mean_gradient(model: Decoder, parameters: dict[str, nn.Parameter], batch: Batch) -> dict[str, Tensor]:
-    """The gradient of the mean loss over the counted examples."""
     tokens, labels, lengths = batch
     count = int(counts(labels).sum())
     if count == 0:

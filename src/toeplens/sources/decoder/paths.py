@@ -74,7 +74,10 @@ def cut_paths(
         x = _fed(block, x, own, Path(layer, "ffn") in cuts)
     if Path(model.config.num_layers, "readout") in cuts:
         x = x - own
-    return model.end(_read(model, x, context), context)
+    read = model.read_position(model.config.num_layers - 1, x.shape[:2], context)
+    if read is not None:  # the part of the last layer's output that the readout sees
+        x = x[torch.arange(len(x), device=x.device), read].unsqueeze(1)
+    return model.end(x, context)
 
 
 def each_path(
@@ -93,18 +96,11 @@ def _fed(block: Block, x: Tensor, own: Tensor, cut: bool) -> Float[Tensor, "b N 
 def _attended(block: Block, x: Tensor, context: Context, missed: dict[str, Tensor | None]) -> Tensor:
     """Head outputs at all positions, [b, N, H, head_dim], each projection of the stream that it may read."""
     attention = block.attention
-
-    def normed(reader: str) -> Tensor:
-        away = missed[reader]
-        return block.norm_attention(x if away is None else x - away)
-
-    def asked(reader: str) -> Tensor:
-        return normed(reader) if context.embeddings is None else context.embeddings
-
-    queries, keys = normed("queries"), asked("keys")
-    q, k, v = attention.project(queries, keys)
+    normed = {reader: block.norm_attention(x if away is None else x - away) for reader, away in missed.items()}
+    keys, values = (normed[name] if context.embeddings is None else context.embeddings for name in ("keys", "values"))
+    q, k, v = attention.project(normed["queries"], keys)
     if missed["keys"] is not missed["values"]:
-        v = attention.project(queries, asked("values"))[2]
+        v = attention.project(normed["queries"], values)[2]
     z = attend(
         q,
         k,
@@ -119,9 +115,3 @@ def _attended(block: Block, x: Tensor, context: Context, missed: dict[str, Tenso
         added=context.added if block.shares_bias else None,
     )
     return z.transpose(1, 2)
-
-
-def _read(model: Decoder, x: Tensor, context: Context) -> Tensor:
-    """The part of the last layer's output that the readout sees."""
-    read = model.read_position(model.config.num_layers - 1, x.shape[:2], context)
-    return x if read is None else x[torch.arange(len(x), device=x.device), read].unsqueeze(1)

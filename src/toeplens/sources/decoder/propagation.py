@@ -203,7 +203,6 @@ def _by_the_rules(model: Decoder, biases: Tensor) -> Iterator[None]:
 
 
 def _require_linear(model: Decoder, length: int) -> None:
-    """Refuse encodings that the rules do not support."""
     device = model.readout.weight.device
     for encoding in {id(x): x for x in model.modules() if isinstance(x, PositionalEncoding)}.values():
         plain = encoding.fusable and not encoding.data_dependent

@@ -436,7 +436,6 @@ def _own_modules(module: Module) -> Module:
 
 
 def _without_position(model: Decoder) -> Decoder:
-    """The same weight tensors without any encoding."""
     config = model.config
     bare = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     nothing = encodings.build(

@@ -1,10 +1,8 @@
 """Attention of Hugging Face models: every attention call of a pass, decomposed and verified on its own input."""
 
-from toeplens.sources.huggingface.capture.calls import AttentionCall
-from toeplens.sources.huggingface.capture.passes import captured, compared
-from toeplens.sources.huggingface.capture.proof import Proof
-from toeplens.sources.huggingface.capture.rotation import Rotation
-from toeplens.sources.huggingface.effects.head_effects import (
+from toeplens.sources.huggingface.calls import AttentionCall, Proof
+from toeplens.sources.huggingface.capture import captured, compared
+from toeplens.sources.huggingface.effects import (
     BandEffects,
     HeadEffects,
     NoGradient,
@@ -13,9 +11,10 @@ from toeplens.sources.huggingface.effects.head_effects import (
     head_effects,
 )
 from toeplens.sources.huggingface.frames import as_tokens
-from toeplens.sources.huggingface.interventions.change import Change, compared_changed, intervened
-from toeplens.sources.huggingface.loading import load_model, load_tokenizer
+from toeplens.sources.huggingface.interventions import Change, compared_changed, intervened
+from toeplens.sources.huggingface.load import load_model, load_tokenizer
 from toeplens.sources.huggingface.prediction import Predictions, predictions
+from toeplens.sources.huggingface.rotation import Rotation
 
 __all__ = [
     "AttentionCall",

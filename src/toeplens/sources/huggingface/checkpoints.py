@@ -155,12 +155,7 @@ class Checkpoint:
                 f"model must be the directory of a run or a transformers model, but {self.name} has no {CONFIG} and "
                 f"no {GGUF} file."
             )
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"model: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"model: {path} is damaged: it is not JSON ({words(error)}).") from None
+        content = _json(path)
         if not isinstance(content, dict):
             raise InputError(f"model: {path} is damaged: it is not a configuration.")
         return content
@@ -217,12 +212,18 @@ class Checkpoint:
         return None if found is None else Path(found)
 
 
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"model: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"model: {path} is damaged: it is not JSON ({words(error)}).") from None
+
+
 def _pieces(index: Path) -> list[str]:
     """The files that an index of weights names. Raises `InputError` if it is not JSON."""
-    try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"model: {index} is damaged: it is not JSON ({words(error)}).") from None
+    content = _json(index)
     named = content.get("weight_map") if isinstance(content, dict) else None
     return sorted({str(each) for each in named.values()}) if isinstance(named, dict) else []
 
@@ -235,9 +236,16 @@ def checkpoint_of(name: str) -> Checkpoint:
     """
     if not is_there(name):
         return Checkpoint(name, name, _hub_options(name))
-    path = _gguf_in(Path(name))
-    if path is None:
-        return Checkpoint(name, name)
+    path = Path(name)
+    if path.is_file() and path.suffix != GGUF:
+        raise invalid("model", f"be a model's directory, a {GGUF} file or a name on the hub", path)
+    if path.is_dir():
+        found = [] if (path / CONFIG).exists() else sorted(path.glob(f"*{GGUF}"))
+        if len(found) > 1:
+            raise InputError(f"model: {path} contains {len(found)} {GGUF} files. Name one of them, such as {found[0]}.")
+        if not found:
+            return Checkpoint(name, name)
+        path = found[0]
     return Checkpoint(name, str(path.parent), {"gguf_file": path.name}, read_gguf(path))
 
 
@@ -252,20 +260,6 @@ def is_there(name: str) -> bool:
         raise InputError(f"model: {told} could not be loaded: {(error.strerror or str(error)).lower()}.") from None
 
 
-def _gguf_in(path: Path) -> Path | None:
-    """The GGUF file itself, or the one in a directory without a configuration; None if there is none."""
-    if path.is_file():
-        if path.suffix == GGUF:
-            return path
-        raise invalid("model", f"be a model's directory, a {GGUF} file or a name on the hub", path)
-    if (path / CONFIG).exists():
-        return None
-    found = sorted(path.glob(f"*{GGUF}"))
-    if len(found) > 1:
-        raise InputError(f"model: {path} contains {len(found)} {GGUF} files. Name one of them, such as {found[0]}.")
-    return found[0] if found else None
-
-
 def _hub_options(name: str) -> dict[str, Any]:
     """Loading options for a model on the hub: empty if the hub knows the name; otherwise cache only."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
@@ -274,14 +268,13 @@ def _hub_options(name: str) -> dict[str, Any]:
     try:
         get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=LIMIT)
         return {}
-    except HFValidationError:
-        why = "and it is not a valid name on the hub"
-    except HfHubHTTPError as error:
-        if isinstance(try_to_load_from_cache(name, CONFIG), str):
+    except Exception as error:  # whatever a network can do
+        if isinstance(error, HFValidationError):
+            why = "and it is not a valid name on the hub"
+        elif isinstance(try_to_load_from_cache(name, CONFIG), str):
             return {"local_files_only": True}
-        why = f"and the hub does not have it ({words(error)})"
-    except Exception:  # whatever a network can do
-        if isinstance(try_to_load_from_cache(name, CONFIG), str):
-            return {"local_files_only": True}
-        why = f"the hub did not answer within {LIMIT} seconds, and the cache does not contain it"
+        elif isinstance(error, HfHubHTTPError):
+            why = f"and the hub does not have it ({words(error)})"
+        else:
+            why = f"the hub did not answer within {LIMIT} seconds, and the cache does not contain it"
     raise InputError(f"model: {name} could not be loaded: file or directory does not exist, {why}.") from None

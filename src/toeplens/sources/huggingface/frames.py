@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from toeplens.ground import InputError, invalid
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.capture.calls import AttentionCall
-from toeplens.sources.huggingface.capture.passes import captured
-from toeplens.sources.huggingface.loading import Loaded, open_model
+from toeplens.sources.huggingface.calls import AttentionCall
+from toeplens.sources.huggingface.capture import captured
+from toeplens.sources.huggingface.load import Loaded, open_model
 from toeplens.sources.huggingface.model import of_libraries, words
 
 _MASKS = "attention_mask"
@@ -44,7 +44,7 @@ def as_tokens(model: Any, inputs: Mapping[str, Any]) -> tuple[Numbered, Int[Tens
     ``input_ids``: some of these sequences, complete.
 
     Arguments
-        model   as for `toeplens.sources.huggingface.loading.open_model`
+        model   as for `toeplens.sources.huggingface.load.open_model`
         inputs  arguments of its ``forward`` by name, sequences along the first dimension: ``input_values``
                 [B, samples], ``input_features``, ``inputs_embeds``, ...
 
@@ -62,7 +62,6 @@ def as_tokens(model: Any, inputs: Mapping[str, Any]) -> tuple[Numbered, Int[Tens
 
 
 def _checked(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors among the inputs."""
     kind = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
         raise InputError(f"model: {kind} has an encoder and a decoder. Give only its encoder.")
@@ -105,7 +104,6 @@ def _frames(model: Any, given: Mapping[str, Tensor]) -> int:
 
 
 def _first_number(given: Mapping[str, Tensor]) -> int:
-    """A number derived from all inputs."""
     digest = hashlib.sha256()
     for name, x in sorted(given.items()):
         digest.update(f"{name} {list(x.shape)} {x.dtype}".encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import traceback
+from collections.abc import Mapping
 from types import FunctionType
 from typing import Any, Literal
 
@@ -58,15 +59,16 @@ def of_libraries(error: BaseException) -> bool:
     return bool(frames) and str(frames[-1][0].f_globals.get("__name__", "")).split(".")[0] in _LIBRARIES
 
 
-SEAT = "toeplens_seat"  # attribute of an attention module with its installed encoding
+INSTALLED = "toeplens_seat"  # attribute of an attention module: its installed encoding (`AttentionPatch`)
 NAME = "toeplens"  # name of the attention implementation of a model with an installed encoding
 _ATTENTION = re.compile("Attention|Attn|MLA(?![a-z])")
-# rounding tolerances: for a call's parts, for the states of a repeated pass, for a whole pass's outputs
-_TOLERANCES = {
-    torch.float64: {"call": 1e-4, "states": 1e-6, "pass": 1e-6},
-    torch.float32: {"call": 1e-4, "states": 1e-4, "pass": 1e-3},
-    torch.float16: {"call": 1e-2, "states": 2e-2, "pass": 5e-2},
-    torch.bfloat16: {"call": 5e-2, "states": 1e-1, "pass": 2e-1},
+Rounded = Literal["call", "states", "pass", "installed"]
+# rounding tolerances: of a call's parts, of states when repeated, of a pass's outputs, and with an encoding installed
+_TOLERANCES: dict[torch.dtype, dict[Rounded, float]] = {
+    torch.float64: {"call": 1e-4, "states": 1e-6, "pass": 1e-6, "installed": 1e-6},
+    torch.float32: {"call": 1e-4, "states": 1e-4, "pass": 1e-3, "installed": 1e-4},
+    torch.float16: {"call": 1e-2, "states": 2e-2, "pass": 5e-2, "installed": 2e-2},
+    torch.bfloat16: {"call": 5e-2, "states": 1e-1, "pass": 2e-1, "installed": 5e-2},
 }
 
 
@@ -114,14 +116,14 @@ def namespaces_of(model: nn.Module) -> list[dict[str, Any]]:
 def asks_interface(*modules: nn.Module) -> bool:
     """Whether any of these modules itself uses transformers' attention interface, or an encoding in it does."""
     return any(
-        SEAT in vars(module) or any("get_interface" in each.__code__.co_names for each in functions_of(module))
+        INSTALLED in vars(module) or any("get_interface" in each.__code__.co_names for each in functions_of(module))
         for module in modules
     )
 
 
 def is_host(model: nn.Module) -> bool:
     """Whether an encoding is installed in any of its modules."""
-    return any(SEAT in vars(module) for module in model.modules())
+    return any(INSTALLED in vars(module) for module in model.modules())
 
 
 def configs_of(model: nn.Module) -> list[Any]:
@@ -134,6 +136,13 @@ def configs_of(model: nn.Module) -> list[Any]:
             found[id(config)] = config
             waiting += [getattr(config, key, None) for key in config.sub_configs]
     return list(found.values())
+
+
+def rotations_of(config: Any) -> list[Mapping[str, Any]]:
+    """The rotation settings of a configuration, followed by those of each type of layer."""
+    settings = getattr(config, "rope_parameters", None)
+    settings = settings if isinstance(settings, Mapping) else {}
+    return [settings, *(each for each in settings.values() if isinstance(each, Mapping))]
 
 
 def input_embedding(model: Any) -> Any:
@@ -152,6 +161,6 @@ def precision(model: nn.Module) -> torch.dtype:
     return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
-def tolerance(dtype: torch.dtype, of: Literal["call", "states", "pass"] = "call") -> float:
+def tolerance(dtype: torch.dtype, of: Rounded = "call") -> float:
     """Largest relative difference that rounding explains; models round to float32 inside whatever their dtype is."""
     return _TOLERANCES.get(dtype, _TOLERANCES[torch.float32])[of]

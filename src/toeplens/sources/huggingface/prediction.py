@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.ground import InputError, invalid
-from toeplens.sources.huggingface.interface import patched
-from toeplens.sources.huggingface.interventions.change import Change, intervened
-from toeplens.sources.huggingface.model import SEAT, checked_model, configs_of
+from toeplens.sources.huggingface.interventions import Change, intervened
+from toeplens.sources.huggingface.model import INSTALLED, checked_model, configs_of, rotations_of
+from toeplens.sources.huggingface.patching import patched
 
 _AT_ONCE = 1 << 27  # maximum logits of a block of tokens, over its sequences
 _SHORTEST, _LONGEST = 64, 1024  # tokens per block
@@ -103,12 +103,10 @@ def _passes(
 
 def _by_length(model: Any) -> bool:
     """Whether the frequencies of a rotation, or an installed encoding, depend on the number of tokens."""
-    seats = [vars(module)[SEAT] for module in model.modules() if SEAT in vars(module)]
-    if any(seat.encoding.length_dependent for seat in seats):
+    patches = [vars(module)[INSTALLED] for module in model.modules() if INSTALLED in vars(module)]
+    if any(patch.encoding.length_dependent for patch in patches):
         return True
-    told = [getattr(config, "rope_parameters", None) or {} for config in configs_of(model)]
-    nested = [each for one in told for each in (one, *one.values()) if isinstance(each, Mapping)]
-    return any(each.get("rope_type") in _BY_LENGTH for each in nested)
+    return any(each.get("rope_type") in _BY_LENGTH for config in configs_of(model) for each in rotations_of(config))
 
 
 def _given(

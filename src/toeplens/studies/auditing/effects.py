@@ -15,8 +15,8 @@ from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import or_none
 from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
 from toeplens.sources.huggingface import BandEffects, HeadEffects, NoGradient, band_effects, head_effects
-from toeplens.sources.huggingface.effects.head_effects import Taken, head_estimates
-from toeplens.sources.huggingface.effects.outcome import ENOUGH
+from toeplens.sources.huggingface.effects import Taken, head_estimates
+from toeplens.sources.huggingface.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.racing import race
 from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, LayerRecord, Measured, Method, Number

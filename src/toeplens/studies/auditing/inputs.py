@@ -17,8 +17,7 @@ from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError, invalid, shown
 from toeplens.ground.words import listed
-from toeplens.sources.huggingface.beforehand import check_length, longest
-from toeplens.sources.huggingface.loading import Loaded
+from toeplens.sources.huggingface.load import Loaded
 from toeplens.sources.huggingface.model import token_ids
 from toeplens.tasks.text import documents_in
 
@@ -56,13 +55,13 @@ def sequences_of(
     loaded: Loaded, data: Any, tokenizer: Any, sequences: int, max_tokens: int | None, seed: int
 ) -> tuple[Sequences, Any]:
     """The sequences that the model reads, and the tokenizer, if there is one."""
-    limit, length = longest(loaded), max_tokens or TOKENS
+    limit, length = loaded.longest, max_tokens or TOKENS
     length = length if limit is None or max_tokens is not None else min(length, limit)
     if data is None:
         words = loaded.vocabulary
         if words is None:
             raise InputError("tokens must be set: the vocabulary of this model is unknown.")
-        check_length(loaded, "max_tokens", length)
+        loaded.check_length("max_tokens", length)
         named = (each for key, each in vars(loaded.model.config).items() if key.endswith("token_id"))
         special = [each for each in named if isinstance(each, int) and 0 <= each < words]
         return repeated(words, special, sequences, length, seed), tokenizer
@@ -119,7 +118,7 @@ def check_fit(loaded: Loaded, read: Sequences) -> None:
     least, most = int(read.tokens.min()), int(read.tokens.max())
     if words is not None and not 0 <= least <= most < words:
         raise invalid("tokens", f"be from 0 to {words - 1}, the model's vocabulary", got=f"{least} to {most}")
-    check_length(loaded, "max_tokens", read.tokens.shape[1])
+    loaded.check_length("max_tokens", read.tokens.shape[1])
 
 
 def mask_token_of(tokenizer: Any) -> int | None:

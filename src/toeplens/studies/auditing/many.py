@@ -30,7 +30,7 @@ from toeplens.ground.reading import Count, Text
 from toeplens.ground.records import Record
 from toeplens.ground.signals import ignored_by_children
 from toeplens.sources.huggingface.checkpoints import GGUF, is_there
-from toeplens.sources.huggingface.loading import Dtype, called_of, open_model, place_of
+from toeplens.sources.huggingface.load import Dtype, called_of, open_model, place_of
 from toeplens.sources.huggingface.model import library, words
 from toeplens.studies.auditing.audit import RECORD, Audit, open_audit, parquet_of, save
 from toeplens.studies.auditing.inputs import read_tokens

@@ -26,8 +26,8 @@ from toeplens.lens import (
     toeplitz_profile,
 )
 from toeplens.sources.huggingface import AttentionCall, Change, compared, compared_changed
-from toeplens.sources.huggingface.interventions.change import with_changed_logits
-from toeplens.sources.huggingface.loading import Loaded
+from toeplens.sources.huggingface.interventions import with_changed_logits
+from toeplens.sources.huggingface.load import Loaded
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer
 from toeplens.studies.kit.kernels import ROWS, KernelEnds, decays_of, kernel_ends

@@ -12,8 +12,8 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import AttentionCall, Change, compared
-from toeplens.sources.huggingface.capture.calls import Place
-from toeplens.sources.huggingface.loading import Loaded
+from toeplens.sources.huggingface.calls import Place
+from toeplens.sources.huggingface.load import Loaded
 from toeplens.sources.huggingface.model import precision, tolerance
 from toeplens.studies.auditing import measuring
 from toeplens.studies.auditing.kept import Kept

@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from toeplens.sources.huggingface import HeadEffects
-from toeplens.sources.huggingface.effects.outcome import Effect
+from toeplens.sources.huggingface.outcome import Effect
 from toeplens.studies.auditing.kept import Kept
 
 _ROUNDS = 8  # maximum number of rounds

@@ -13,8 +13,8 @@ from toeplens.ground import InputError, reading
 from toeplens.ground.errors import sentence
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
-from toeplens.sources.huggingface.capture.calls import Kind, Side
-from toeplens.sources.huggingface.effects.outcome import Effect
+from toeplens.sources.huggingface.calls import Kind, Side
+from toeplens.sources.huggingface.outcome import Effect
 from toeplens.studies.kit.kernels import Decay, KernelEnds
 
 Method = Literal["exact", "position", "bands", "attribution"]

@@ -16,8 +16,8 @@ from toeplens.ground import EnvironmentFailure, InputError, choose, invalid
 from toeplens.ground.machine import out_of_memory, within
 from toeplens.ground.words import listed
 from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
-from toeplens.sources.huggingface.beforehand import calls_of
-from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
+from toeplens.sources.huggingface.interventions import calls_of
+from toeplens.sources.huggingface.load import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library, of_libraries, words
 from toeplens.studies.auditing.audit import RECORD, Audit, finished, open_audit
 from toeplens.studies.auditing.effects import not_silenced, silence
@@ -94,7 +94,7 @@ def audit(
         effects      intervention whose effect is measured: ``exact`` ablates each head; ``attribution`` estimates this
                      from gradients, for language models; ``position`` removes the position of each head (rotation and
                      bias); ``bands`` freezes each frequency band of each layer; or ``none``
-        dtype, device, pickled  for loading, as in `toeplens.sources.huggingface.loading.load_model`
+        dtype, device, pickled  for loading, as in `toeplens.sources.huggingface.load.load_model`
         seed         seed of random tokens, masked tokens and intervals
         first        for ``exact`` and ``position``: only find this many heads with the largest effect; the rest are
                      dropped early (default: measure all)

@@ -16,9 +16,9 @@ from toeplens.ground import InputError, invalid, shown
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import listed, spans
 from toeplens.sources.huggingface import AttentionCall, Change, captured
-from toeplens.sources.huggingface.capture.calls import Place
-from toeplens.sources.huggingface.interventions.change import NotThere, pairs_of
-from toeplens.sources.huggingface.loading import Loaded
+from toeplens.sources.huggingface.calls import Place
+from toeplens.sources.huggingface.interventions import NotThere, pairs_of
+from toeplens.sources.huggingface.load import Loaded
 
 _EXAMPLE = "'layers=3-5 heads=1,4 output=zero' or 'layers=all still=1-8'"
 _MOST = 10_000

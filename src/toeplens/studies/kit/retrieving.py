@@ -13,7 +13,7 @@ from toeplens.ground import InputError, reading
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import retrieval
 from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.sources.huggingface.loading import Loaded
+from toeplens.sources.huggingface.load import Loaded
 from toeplens.studies.kit.questions import Item, batches
 
 RETRIEVES = 0.1  # minimum score of a retrieval head (Wu et al. 2024, section 2)

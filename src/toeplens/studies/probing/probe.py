@@ -18,8 +18,8 @@ from jaxtyping import Int
 from toeplens.ground import EnvironmentFailure, InputError, invalid, read_json, write_json
 from toeplens.ground.machine import out_of_memory, within
 from toeplens.sources.huggingface import Change
-from toeplens.sources.huggingface.beforehand import calls_of, check_decoder, check_length, check_predicts
-from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
+from toeplens.sources.huggingface.interventions import calls_of, check_predicts
+from toeplens.sources.huggingface.load import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library, of_libraries, words
 from toeplens.sources.huggingface.prediction import Predictions, predictions
 from toeplens.studies.kit.changes import told
@@ -53,7 +53,7 @@ class Probing:
         cls, loaded: Loaded, text: Any, asked: Asked, *, tokenizer: Any = None, seed: int = 0, report: Progress
     ) -> Probing:
         """Items from a text or token ids. Raises `InputError` as `probe` does."""
-        check_decoder(loaded, NEEDING)
+        loaded.check_decoder(NEEDING)
         loaded.check_numbers()
         loaded.check_all()
         within("seed", seed, 0, SEEDS)
@@ -64,7 +64,7 @@ class Probing:
             ids = _ids(text, loaded.vocabulary)
             writer = Writer(None, ids, seed)
             source = {"token_ids": len(ids), "tokens_sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
-        check_length(loaded, "lengths", max(asked.lengths))
+        loaded.check_length("lengths", max(asked.lengths))
         items = writer.items(asked)
         about = {
             "model": loaded.called,

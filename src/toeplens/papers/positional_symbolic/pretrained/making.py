@@ -17,8 +17,8 @@ from toeplens.encodings import BandControl
 from toeplens.ground import invalid, read_json, write_json
 from toeplens.papers.positional_symbolic.pretrained.state import AUDITED, BANDS, Plan
 from toeplens.sources.huggingface import Change
-from toeplens.sources.huggingface.hosts.host import install_same
-from toeplens.sources.huggingface.loading import Loaded
+from toeplens.sources.huggingface.install import install_same
+from toeplens.sources.huggingface.load import Loaded
 from toeplens.studies.auditing import audit
 from toeplens.studies.auditing.record import AuditRecord, LayerRecord, Method
 from toeplens.studies.kit.questions import Writer

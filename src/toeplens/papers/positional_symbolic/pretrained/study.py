@@ -19,8 +19,7 @@ from toeplens.papers.positional_symbolic.pretrained.claims import CLAIMS
 from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
 from toeplens.papers.positional_symbolic.pretrained.state import AUDITED, TOGETHER, Asking, Plan, Pretrained
 from toeplens.sources.huggingface import captured
-from toeplens.sources.huggingface.beforehand import check_decoder, check_length
-from toeplens.sources.huggingface.loading import Dtype, Loaded, load_model
+from toeplens.sources.huggingface.load import Dtype, Loaded, load_model
 from toeplens.studies.auditing.kept import files_of
 from toeplens.studies.auditing.record import AuditRecord
 from toeplens.studies.kit.claims import judge_all
@@ -105,12 +104,12 @@ def examine(
     limits, directory = limits or Limits(), Path(out)
     plan = Plan(model=model, texts=dict(sorted(texts.items())), **sizes)
     loaded = load_model(model, dtype=dtype, device=device)
-    check_decoder(loaded, "the study of a pretrained model")
-    check_length(loaded, "tokens", plan.tokens)
+    loaded.check_decoder("the study of a pretrained model")
+    loaded.check_length("tokens", plan.tokens)
     loaded.check_all()
     plan = replace(plan, **_nature(loaded))
     if plan.predicts:
-        check_length(loaded, "probe_tokens", plan.probe_tokens)
+        loaded.check_length("probe_tokens", plan.probe_tokens)
     asked = asdict(replace(plan, texts=plan.digests()))
     _same(directory, asked)
     pieces = list(plan.pieces())

@@ -1,1 +1,0 @@
-"""Capture of attention: a pass whose attention calls are decomposed one by one and verified."""

@@ -1,1 +1,0 @@
-"""Ablation effects of the heads of a Hugging Face model."""

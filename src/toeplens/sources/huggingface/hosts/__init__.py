@@ -1,1 +1,0 @@
-"""Toeplens encodings installed in Hugging Face models; the public interface is `toeplens.hosts`."""

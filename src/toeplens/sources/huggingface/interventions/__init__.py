@@ -1,1 +1,0 @@
-"""Interventions on the attention of Hugging Face models: rotations, frequencies, biases, weights, outputs."""

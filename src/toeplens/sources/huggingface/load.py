@@ -1,0 +1,526 @@
+"""Load a Hugging Face model and its tokenizer by name, directory or GGUF file, without running their code."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import logging
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from toeplens.ground import EnvironmentFailure, InputError, choose, invalid, shown
+from toeplens.ground.machine import free_memory, memory, out_of_memory, size
+from toeplens.sources.huggingface.checkpoints import Checkpoint, Quantised, checkpoint_of
+from toeplens.sources.huggingface.install import HOST, MODULES, reinstall
+from toeplens.sources.huggingface.model import (
+    attention_modules,
+    checked_model,
+    input_embedding,
+    library,
+    rotations_of,
+    words,
+)
+
+Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+_TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
+_LAYERS = re.compile("^(?!max_).*(layers?|blocks)$")  # fields with a number of layers
+_COUNTS = {"num_hidden_layers", "n_layer", "num_attention_heads", "num_key_value_heads", "n_head"}  # must be positive
+_MOST_LAYERS = 1000  # as for the toeplens decoder
+_IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
+_WHOLE = re.compile(r"[IU]\d|BOOL")  # dtypes of safetensors
+_TOLD = 3  # maximum weight names in a message
+_ATTENTION = re.compile("(Attention|Attn|MLA)$")  # an attention class, not a layer around it
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model on its device, in evaluation mode, and facts about it.
+
+    model     a `transformers.PreTrainedModel`
+    name      as requested; None for a model passed as an object
+    missing   weights of the model that the checkpoint lacks, so that they are random
+    left_over tensors of the checkpoint that the model does not use
+    quantised how the weights of a GGUF file were stored; None for others
+    """
+
+    model: Any
+    name: str | None = None
+    missing: tuple[str, ...] = ()
+    left_over: tuple[str, ...] = ()
+    quantised: Quantised | None = None
+
+    @property
+    def called(self) -> str:
+        """The name used in records (`called_of`); the model's class if it has no name."""
+        return called_of(self._source or type(self.model).__name__)
+
+    @property
+    def _source(self) -> str:
+        return self.name or getattr(self.model.config, "name_or_path", "")
+
+    @cached_property
+    def attention(self) -> tuple[str, ...]:
+        """The names of the modules whose class is an attention."""
+        return tuple(attention_modules(self.model).values())
+
+    @cached_property
+    def vocabulary(self) -> int | None:
+        """How many tokens the model has embeddings for; None if not known."""
+        weight = getattr(input_embedding(self.model), "weight", None)
+        found = getattr(self.model.config, "vocab_size", None) if weight is None else weight.shape[0]
+        return found if isinstance(found, int) else None
+
+    @cached_property
+    def vectors(self) -> int | None:
+        """How many tokens the model has position vectors for; None if it has no table of positions.
+
+        For models with several towers only tables next to a token embedding count, not those of images or sounds.
+        """
+        tables, words = dict[nn.Embedding, bool](), input_embedding(self.model)
+        for name, module in self.model.named_modules():
+            parent, _, last = name.rpartition(".")
+            if isinstance(module, nn.Embedding) and _TABLE.search(last):
+                tables[module] = _embeds(self.model.get_submodule(parent), module, words)
+        if not isinstance(words, nn.Embedding) and not any(tables.values()):  # only images or sounds
+            tables = dict.fromkeys(tables, True)
+        found = []
+        for table in (table for table, counts in tables.items() if counts):
+            skipped = 0 if table.padding_idx is None else table.padding_idx + 1
+            found.append(table.num_embeddings - max(skipped, int(getattr(table, "offset", 0))))
+        return min(found, default=None)
+
+    @cached_property
+    def _limits(self) -> list[tuple[int, str]]:
+        stated = _stated(self.model.config)
+        limits = ((self.vectors, "the positions"), (stated, "the max_position_embeddings"))
+        return sorted((limit, f"{what} of the model") for limit, what in limits if limit is not None)
+
+    @property
+    def longest(self) -> int | None:
+        """How many tokens the model supports; None if neither a table nor its configuration says so.
+
+        This is the length of a table of position vectors, or ``max_position_embeddings`` of the configuration. That
+        limit also holds for models with rotations, whose angles beyond it are untrained. Scaled rotations extend it by
+        their factor. Models with ALiBi have no limit.
+        """
+        return self._limits[0][0] if self._limits else None
+
+    def check_length(self, field: str, tokens: int) -> None:
+        """Refuse sequences of more tokens than the model supports; ``field`` is the name of the argument."""
+        for limit, said in self._limits:
+            if tokens > limit:
+                raise invalid(field, f"be at most {limit}, {said}", tokens)
+
+    def check_decoder(self, what: str) -> None:
+        """Refuse a model with an encoder if ``what`` needs one that predicts the next token."""
+        if self.model.config.is_encoder_decoder:
+            raise InputError(
+                f"model: {what} needs a decoder-only model, but {type(self.model).__name__} has an encoder."
+            )
+
+    def tokenizer(self) -> Any:
+        """The model's tokenizer. Raises `InputError` if there is none, or if the model has no name."""
+        if not self._source:
+            raise InputError("tokenizer must be set for a text, as the model has no name to load it by.")
+        return load_tokenizer(self._source)
+
+    def check_numbers(self) -> None:
+        """Refuse weights and rotation frequencies that are not finite.
+
+        Offloaded weights are not checked.
+        """
+        for name, module in self.model.named_modules():
+            weights, others = dict(module.named_parameters(recurse=False)), dict(module.named_buffers(recurse=False))
+            lost = [each for each, x in {**weights, **others}.items() if x.is_meta]
+            where = f"{name}." if name else ""
+            if lost and not hasattr(module, "_hf_hook"):
+                raise InputError(f"model: {where}{lost[0]} is on the device meta. Move the model to another device.")
+            speeds = {each: x for each, x in others.items() if each.endswith("inv_freq")}
+            for each, x in {**weights, **speeds}.items():
+                if not x.is_meta and not _finite(x):
+                    raise InputError(f"model: {where}{each} must be finite.")
+
+    def check_all(self) -> None:
+        """Refuse a model if its checkpoint lacks any weights, as these would be random."""
+        if self.missing:
+            raise InputError(
+                f"model: weights are missing from the checkpoint and would be random: {_listed(self.missing)}."
+            )
+
+    def check_attention(self, module: str) -> None:
+        """Refuse missing or unused weights in this attention, which was run, or in an attention around it.
+
+        Weights of all layers count, including unused ones of a layer that the model does not have.
+
+        Arguments
+            module  its name, optionally followed by its class
+        """
+        inner = module.split(" (")[0]
+        named = dict(self.model.named_modules())
+        wrapped = [name for name in self.attention if name and _ATTENTION.search(type(named[name]).__name__)]
+        starts = [f"{name}." for name in (inner, *(name for name in wrapped if inner.startswith(f"{name}.")))]
+        lost = [key for key in self.missing if key.startswith(tuple(starts))]
+        if lost:
+            raise InputError(
+                f"model: weights of the attention are missing from the checkpoint and would be random: {_listed(lost)}."
+            )
+        alike = tuple(self._alike(start) for start in starts)
+        extra = [key for key in self.left_over if self._alike(key).startswith(alike)]
+        if extra:
+            raise InputError(
+                "model: weights of the attention in the checkpoint do not belong to its configuration: "
+                f"{_listed(extra)}."
+            )
+
+    def _alike(self, name: str) -> str:
+        return re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name.removeprefix(_prefix(self.model)))
+
+
+def _prefix(model: Any) -> str:
+    return f"{getattr(model, 'base_model_prefix', '') or '?'}."
+
+
+def _embeds(module: nn.Module, table: nn.Embedding, words: Any) -> bool:
+    """Whether a module embeds tokens in addition to looking up positions in a table: by the model's input embedding, by
+    one with as many tokens, or, if the model does not say which that is, by any."""
+    others = [each for each in module.modules() if isinstance(each, nn.Embedding) and each is not table]
+    if not isinstance(words, nn.Embedding):
+        return bool(others)
+    return any(each.weight is words.weight or each.num_embeddings == words.num_embeddings for each in others)
+
+
+def _stated(config: Any) -> int | None:
+    """``max_position_embeddings`` of the configuration of a model or its decoder, or what scaling of its rotations
+    extends it to; None if not given."""
+    try:
+        text = config.get_text_config()
+    except ValueError:  # several parts
+        text = config.get_text_config(decoder=True)
+    limit = getattr(text, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1 or getattr(text, "alibi", False):
+        return None
+    reached = [limit]
+    for rope in rotations_of(text):
+        # dynamic scaling starts beyond the configuration's limit
+        first = limit if rope.get("rope_type") == "dynamic" else rope.get("original_max_position_embeddings")
+        factor = rope.get("factor")
+        if isinstance(first, int) and isinstance(factor, int | float):
+            reached.append(int(first * factor))
+    return max(reached)
+
+
+def called_of(name: str) -> str:
+    """The model's name in records: a name on the hub as is, for a directory or a file the last two parts."""
+    return "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
+
+
+def load(path: str | Path, *, dtype: Dtype | None = None, device: str = "cpu") -> Any:
+    """Load a model with an installed encoding from a directory written by its ``save_pretrained``.
+
+    `load_model` also takes such a directory. No code in the directory is run, and weights are read only from
+    safetensors.
+
+    Arguments
+        dtype   of the weights (default: as saved). ``auto``: float32 on a CPU
+        device  ``cpu``, ``cuda``, ``cuda:N`` or ``auto``
+
+    Raises `InputError` for a directory of another kind and for a damaged one.
+    """
+    if not isinstance(path, str | Path) or not Path(path).is_dir():
+        given = path if isinstance(path, str | Path) else shown(path)
+        raise invalid("path", "be a directory that save_pretrained wrote", given)
+    if dtype is not None:
+        choose("dtype", dtype, get_args(Dtype))
+    model = _load(str(path), dtype, device, False).model
+    if HOST not in vars(model):
+        raise InputError(f"path: the model in {path} has no toeplens encoding. Open it with from_pretrained.")
+    return model
+
+
+def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
+    """Load a transformers model from a directory, or from the hub or its cache.
+
+    The class is the one named in the configuration, so a language model keeps its head. Code in the repository is never
+    run.
+
+    Arguments
+        name     a directory with a config.json or a GGUF file, a GGUF file, or a name on the hub
+        dtype    ``auto``: float32 on a CPU, otherwise the checkpoint's own
+        device   ``auto``: CUDA if there is a GPU, spread over GPUs and memory if accelerate is installed; ``cpu``,
+                 ``cuda`` or ``cuda:N``
+        pickled  allow pickle checkpoints; loading a pickle can execute code
+
+    Missing or unused attention weights are only detected when the attention runs (`Loaded.check_attention`).
+
+    Raises `InputError` for a model that does not exist, is not a text model of transformers, has more than 1000 layers,
+    has a configuration or weights that cannot be read or do not match, or has only pickled weights that are not
+    allowed; `EnvironmentFailure` if transformers is missing or memory is insufficient.
+    """
+    choose("dtype", dtype, get_args(Dtype))
+    return _load(name, dtype, device, pickled)
+
+
+def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
+    """Load a model by its name or directory (`load_model`); model objects and `Loaded` ones are passed through.
+
+    Raises `InputError` as `load_model` does, for other objects, and for a model without the encoding that its
+    configuration says is installed.
+    """
+    if isinstance(model, Loaded):
+        return model
+    if isinstance(model, str | Path):
+        return load_model(str(model), dtype=dtype, device=device, pickled=pickled)
+    described = getattr(checked_model(model).config, MODULES, None)
+    if described is not None and HOST not in vars(model):
+        raise InputError(
+            f"model: the encoding {shown(described)} of its configuration is not installed. Open its directory with "
+            "toeplens.hosts.load."
+        )
+    return Loaded(model)
+
+
+def _load(name: str, dtype: Dtype | None, device: str, pickled: bool) -> Loaded:
+    """A model from its files; None as dtype: as saved."""
+    transformers, place = library(), place_of(device)
+    with _quiet(transformers):
+        files = checkpoint_of(name)
+        config = _config(transformers, files)
+        cls = _class(transformers, config, name)
+        named, installed = getattr(config, "transformers_weights", None), getattr(config, MODULES, None)
+        files.check_weights(named, pickled)
+        chosen: Any = torch.float32 if dtype == "auto" and place == "cpu" else "auto"
+        if dtype not in (None, "auto"):
+            chosen = getattr(torch, dtype)
+        options = {"dtype": chosen, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
+        if place == "auto":
+            options["device_map"] = "auto"
+        full = EnvironmentFailure(
+            f"model: {name} does not fit in the memory of {place}. Use a smaller dtype or another device."
+        )
+        if place == "cpu":
+            least = _least(cls, config, chosen, files.quantised)
+            if least > memory():
+                raise full
+            if least > (free := free_memory()):
+                raise EnvironmentFailure(
+                    f"model: weights of {name} need {size(least)} of memory, but only {size(free)} are free. Use a "
+                    "smaller dtype (bfloat16 halves it) or another device."
+                )
+        safetensors = files.safetensors(named)
+        try:
+            _check_dtypes(config, safetensors, name)
+            model, info = cls.from_pretrained(
+                files.place, config=config, output_loading_info=True, **files.options, **options
+            )
+            model = model if place == "auto" else model.to(place)
+        except InputError:
+            raise
+        except Exception as error:  # transformers may raise anything for a bad file
+            if out_of_memory(error):
+                raise full from None
+            raise InputError(f"model: {name} could not be loaded: {_why(error, files, config, pickled)}") from None
+        unlike = sorted(info["mismatched_keys"])
+        if unlike:
+            key, there, wanted = unlike[0]
+            more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""
+            raise InputError(
+                f"model: {name} could not be loaded: {key}{more} has shape {list(there)} in its weights but "
+                f"{list(wanted)} in its configuration."
+            )
+        own = {key for key, _ in model.named_buffers()}  # old checkpoints kept masks with the weights
+        left_over = tuple(sorted(key for key in info["unexpected_keys"] if key not in own))
+        _check_dtypes(config, safetensors, name, model)
+        if installed is not None:
+            reinstall(model, installed, safetensors, name)
+            left_over = tuple(key for key in left_over if not key.startswith(f"{MODULES}."))
+        return Loaded(model.eval(), name, tuple(sorted(info["missing_keys"])), left_over, files.quantised)
+
+
+def _check_dtypes(config: Any, files: Sequence[Path], name: str, model: nn.Module | None = None) -> None:
+    """Refuse complex tensors and, for a model's weights, integer ones, unless the configuration describes a
+    quantisation."""
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    wanted = {key for key, x in model.named_parameters() if x.is_floating_point()} if model is not None else set()
+    prefix = _prefix(model)
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118
+                dtype = str(opened.get_slice(key).get_dtype())
+                is_weight = {key, f"{prefix}{key}", key.removeprefix(prefix)} & wanted
+                if dtype.startswith("C") or (_WHOLE.match(dtype) and is_weight):
+                    raise InputError(
+                        f"model: {name} could not be loaded: {key} must have a floating-point dtype, got {dtype}."
+                    )
+
+
+def _least(cls: Any, config: Any, dtype: torch.dtype, quantised: Quantised | None) -> int:
+    """Bytes of a configuration's weights, from a model on the meta device; 0 if that fails."""
+    if getattr(config, "quantization_config", None) is not None and quantised is None:
+        return 0
+    try:
+        with torch.device("meta"):
+            return sum(weight.numel() for weight in cls(copy.deepcopy(config)).parameters()) * dtype.itemsize
+    except Exception as error:  # reported when the model is loaded
+        return memory() + 1 if out_of_memory(error) else 0
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a model. Raises `InputError` if there is none."""
+    try:
+        with _quiet(library()):
+            files = checkpoint_of(name)
+            found = library().AutoTokenizer.from_pretrained(files.place, trust_remote_code=False, **files.options)
+            # without any files transformers creates a tokenizer with only special tokens and a mark for blanks
+            empty = len(set(found.get_vocab().values()) - set(found.all_special_ids)) < 2
+        why = "it has no vocabulary"
+    except Exception as error:  # its files may be invalid in any way
+        found, empty, why = None, True, words(error)
+    if empty:
+        raise InputError(f"model: {name} has no readable tokenizer ({why}), which text needs. Give tokens.")
+    return found
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without the progress bars and warnings of transformers and the hub; errors are still raised."""
+    gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")  # it has its own progress bar
+    logs = transformers.utils.logging
+    hub, level, bars = logging.getLogger("huggingface_hub"), logs.get_verbosity(), logs.is_progress_bar_enabled()
+    before = hub.level
+    logs.set_verbosity(logs.CRITICAL)
+    logs.disable_progress_bar()
+    bar, gguf.tqdm = gguf.tqdm, lambda each, **_: each
+    hub.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        gguf.tqdm = bar
+        logs.set_verbosity(level)
+        hub.setLevel(before)
+        if bars:
+            logs.enable_progress_bar()
+
+
+def place_of(device: str) -> str:
+    """``auto`` to spread the model, otherwise a torch device; `EnvironmentFailure` for one that is not available."""
+    if device == "auto":
+        if not torch.cuda.is_available():
+            return "cpu"
+        return "cuda" if importlib.util.find_spec("accelerate") is None else "auto"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise invalid("device", "be auto, cpu, cuda or cuda:N", device)
+    if device != "cpu" and not torch.cuda.is_available():
+        raise EnvironmentFailure(f"device: this machine has no CUDA GPU, got {device!r}.")
+    return device
+
+
+def _config(transformers: Any, files: Checkpoint) -> Any:
+    content = files.content()
+    if content is not None:
+        _check_fields(files.name, content)
+    try:
+        config = transformers.AutoConfig.from_pretrained(files.place, trust_remote_code=False, **files.options)
+    except Exception as error:  # its values may fail in any way in the model's class
+        own_code = "trust_remote_code" in str(error)
+        why = "it needs its own code, which is never run" if own_code else words(error)
+        raise InputError(f"model: {files.name} could not be loaded: {why}.") from None
+    _check_fields(files.name, config.to_dict())
+    _only_torch(config)
+    return config
+
+
+def _only_torch(config: Any) -> None:
+    """Remove implementations of attention and experts from a configuration unless they are torch's own: kernels would
+    be downloaded and run."""
+    for field in ("_attn_implementation_internal", "_experts_implementation_internal"):
+        if vars(config).get(field) not in _IMPLEMENTATIONS:
+            vars(config)[field] = None
+    for name in config.sub_configs:
+        if (inner := getattr(config, name, None)) is not None and not isinstance(inner, dict):
+            _only_torch(inner)
+
+
+def _check_fields(name: str, content: dict[str, Any]) -> None:
+    """Refuse impossible numbers of layers, which would be built one by one, and rotation bases that are not numbers."""
+    for field, value in _fields(content):
+        number = isinstance(value, int | float)
+        if number and _LAYERS.match(field) and value > _MOST_LAYERS:
+            must = f"at most {_MOST_LAYERS}"
+        elif number and field in _COUNTS and value < 1:
+            must = "at least 1"
+        elif field == "rope_theta" and value is not None and not (number and value > 0):
+            must = "a number above 0"
+        else:
+            continue
+        raise InputError(f"model: {field} in the configuration of {name} must be {must}, got {shown(value)}.")
+
+
+def _fields(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields of a configuration and of those nested in it, except nested configurations themselves."""
+    left = [content]
+    while left:
+        for field, value in left.pop().items():
+            if isinstance(value, dict):
+                left.append(value)
+            else:
+                yield str(field), value
+
+
+def _class(transformers: Any, config: Any, name: str) -> Any:
+    """The class that the configuration names, or that of its type in transformers."""
+    named = getattr(config, "architectures", None) or []
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+        raise InputError(f"model: architectures in the configuration of {name} must be a list of names, got {named!r}.")
+    for wanted in named:
+        cls, base = getattr(transformers, wanted, None), transformers.PreTrainedModel
+        if isinstance(cls, type) and issubclass(cls, base) and cls is not base:
+            if cls.config_class is not None and not isinstance(config, cls.config_class):
+                raise InputError(f"model: {name} has the architecture {wanted} but the type {config.model_type}.")
+            return cls
+    if named:
+        raise InputError(
+            f"model: {name} has the architecture {named[0]}, which transformers {transformers.__version__} does not "
+            "have."
+        )
+    kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
+    for kind in kinds:
+        if type(config) in kind._model_mapping:
+            return kind._model_mapping[type(config)]
+    raise InputError(f"model: {name} has the type {config.model_type}, which transformers does not know.")
+
+
+def _why(error: Exception, files: Checkpoint, config: Any, pickled: bool) -> str:
+    missing = files.missing()
+    if missing:
+        return f"its file {missing[0]} is missing{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}."
+    if isinstance(error, SafetensorError):
+        return f"its weights are damaged ({words(error)})."
+    if not pickled and "safetensors" in str(error) and isinstance(error, OSError):
+        return "it has no safetensors weights. Set --pickled to allow pickle checkpoints."
+    if isinstance(error, KeyError):  # of a table of what transformers has by that name
+        named = [field for field, value in _fields(config.to_dict()) if isinstance(value, str) and value in error.args]
+        if named:
+            return f"its {named[0]} is {error.args[0]!r}, which transformers does not know."
+    return f"{words(error)}."
+
+
+def _finite(x: Tensor) -> bool:
+    """Whether all values are finite, by their extremes, without another tensor of their size."""
+    known = type(x) in (Tensor, nn.Parameter) and x.dtype in _FLOATS and x.numel() > 0
+    return not known or all(map(math.isfinite, torch.stack(x.detach().aminmax()).tolist()))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")

@@ -1,0 +1,263 @@
+"""Captured attention is the model's own: formed again from its parts, by a plain program, and by our own encodings."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tests.sources.huggingface.models import (
+    BLOOM,
+    GPT,
+    GROUPED,
+    LATENT,
+    NARROW,
+    PADDED,
+    SIZES,
+    T5,
+    TOKENS,
+    calls_in,
+    padded_inputs,
+    state,
+    tiny,
+)
+from torch import Tensor, nn
+
+from toeplens.lens import NoForm
+from toeplens.sources.huggingface import AttentionCall, captured
+
+FALCON = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("LlamaForCausalLM", GROUPED),
+    "Llama-yarn": ("LlamaForCausalLM", GROUPED | {"rope_parameters": YARN}),
+    "Mistral": ("MistralForCausalLM", GROUPED | {"sliding_window": 4}),
+    "Llama4": (
+        "Llama4ForCausalLM",
+        NARROW | {"attention_chunk_size": 5, "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 2},
+    ),
+    "ModernBert": ("ModernBertForMaskedLM", SIZES | {"local_attention": 6, "global_attn_every_n_layers": 2}),
+    "Gemma2": ("Gemma2ForCausalLM", NARROW | {"attn_logit_softcapping": 0.5}),
+    "Gemma3Text": ("Gemma3ForCausalLM", NARROW),
+    "Qwen3": ("Qwen3ForCausalLM", GROUPED | {"head_dim": 8}),
+    "GPTNeoX": (
+        "GPTNeoXForCausalLM",
+        SIZES | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 10000.0}},
+    ),
+    "GPTJ": ("GPTJForCausalLM", GPT | {"rotary_dim": 4}),
+    "Falcon": ("FalconForCausalLM", FALCON),
+    "Falcon-alibi": ("FalconForCausalLM", FALCON | {"alibi": True}),
+    "Cohere": ("CohereForCausalLM", GROUPED),
+    "Bloom": ("BloomForCausalLM", BLOOM),
+    "Mpt": ("MptForCausalLM", {"vocab_size": 31, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}),
+    "T5": ("T5ForConditionalGeneration", T5),
+    "GPT2": ("GPT2LMHeadModel", GPT),
+    "Bert": ("BertModel", SIZES),
+    "OPT": ("OPTForCausalLM", SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "GptOss": (
+        "GptOssForCausalLM",
+        NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": YARN},
+    ),
+    "DeepseekV2": ("DeepseekV2ForCausalLM", LATENT),
+    "DeepseekV3": ("DeepseekV3ForCausalLM", LATENT),
+    "NanoChat": ("NanoChatForCausalLM", GROUPED),
+    "DebertaV2": (
+        "DebertaV2Model",
+        SIZES | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16},
+    ),
+}
+UNPLACED = {
+    "DebertaV2": "not a function of the offset",
+    "T5": "different sequences",
+}  # why a layer has no such form
+
+
+@cache
+def model_of(name: str) -> Any:
+    kind, sizes = MODELS[name]
+    return tiny(kind, **sizes)
+
+
+def inputs_of(model: nn.Module) -> dict[str, Tensor]:
+    inputs = padded_inputs()
+    return inputs | ({"decoder_input_ids": inputs["input_ids"][:, :7]} if model.config.is_encoder_decoder else {})
+
+
+@cache
+def pass_of(name: str) -> tuple[list[AttentionCall], Tensor]:
+    calls: list[AttentionCall] = []
+    out = captured(model_of(name), inputs_of(model_of(name)), calls.append)
+    return calls, out[0]
+
+
+def calls_of(name: str) -> list[AttentionCall]:
+    return pass_of(name)[0]
+
+
+def eager_attentions(model: Any) -> Any:
+    """What the model returns under ``output_attentions``."""
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    before = [config._attn_implementation for config in configs]
+    for config in configs:
+        config._attn_implementation = "eager"
+    with torch.no_grad():
+        out = model(**inputs_of(model), output_attentions=True)
+    for config, implementation in zip(configs, before, strict=True):
+        config._attn_implementation = implementation
+    return out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_calls_are_the_models_own(name: str) -> None:
+    """The pass is the model's own in its own setting; weights are those it returns, and the softmax of the logits."""
+    model = model_of(name)
+    calls, out = pass_of(name)
+    assert len(calls) == (6 if name == "T5" else 2)
+    with torch.no_grad():
+        plain = model(**inputs_of(model))[0]
+    if name == "Llama4":  # in a chunk of padding alone no key is seen
+        plain, out = (x[inputs_of(model)["attention_mask"].bool()] for x in (plain, out))
+    torch.testing.assert_close(out, plain, atol=1e-4, rtol=1e-4)
+    returned = None if name.startswith("Falcon") else eager_attentions(model)  # Falcon's are not of its fused attention
+    lists = {"se": "encoder_attentions", "sd": "decoder_attentions", "cd": "cross_attentions"}
+    for call in calls:
+        logits = call.logits()
+        seen = logits.isfinite().any(-1, keepdim=True)
+        if call.sinks is not None:
+            logits = torch.cat((logits, call.sinks.double().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)), -1)
+        weights = logits.exp() / logits.exp().sum(-1, keepdim=True)
+        weights = torch.where(seen, weights[..., : call.k.shape[2]], 0)
+        if returned is None:
+            assert call.weights is None
+            assert call.proof.weights is None
+        else:
+            own = returned[lists[call.kind[0] + call.side[0]] if name == "T5" else "attentions"][call.layer]
+            assert call.weights is not None
+            assert torch.equal(call.weights, own)
+            torch.testing.assert_close(weights, own.double() * seen, atol=1e-5, rtol=0)
+            assert call.proof.weights is not None
+            assert call.proof.weights < 1e-5
+        values = call.v.repeat_interleave(weights.shape[1] // call.v.shape[1], 1).double()
+        heads = call.heads.double() * seen.transpose(1, 2)
+        torch.testing.assert_close(heads, (weights @ values).transpose(1, 2), atol=1e-4, rtol=1e-4)
+        assert call.proof.outputs < 1e-5
+        assert call.proof.queries == call.q.shape[2]
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2", "Bloom", "T5", "GptOss", "DebertaV2"])
+def test_logits_as_large_as_those_of_trained_models_are_proved(name: str) -> None:
+    """Thousands in float32 and hundreds in bfloat16 (fewer behind a norm or a cap): rounding is within its bound."""
+    kind, sizes = MODELS[name]
+    for gain, dtype in ((6.0, torch.float32), (1.5, torch.bfloat16)):
+        model = tiny(kind, gain=gain, **sizes).to(dtype)
+        for call in calls_in(model, inputs_of(model)):
+            assert call.proof.used < 0.8
+
+
+def remade(q: Tensor, k: Tensor, rotation: Tensor | None, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Logits of queries and keys that are rotated pair by pair as e^(iota (i - j) theta), by their definition."""
+    count, width = 0 if rotation is None else len(rotation), q.shape[2]
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    offsets = torch.arange(width)[:, None] - torch.arange(width)
+    made = q[..., 2 * count :].double() @ k[..., 2 * count :].double().transpose(-1, -2)
+    for pair in range(count):
+        x, y = (torch.complex(*z[..., 2 * pair : 2 * pair + 2].double().unbind(-1)) for z in (q, k))
+        assert rotation is not None
+        made += (x[..., :, None] * y[..., None, :].conj() * torch.exp(1j * rotation[pair] * offsets)).real
+    made = scale * made
+    if bias is not None:
+        made = made + bias[:, (offsets.clamp(min=0) if causal else offsets + width - 1)]
+    return made
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_placed_layers_have_the_models_logits(name: str) -> None:
+    """Where a layer has the form that `behaviour` takes, the parts give its logits, up to one number a query."""
+    placed = 0
+    for call in calls_of(name):
+        if call.kind == "cross" or name == "DebertaV2":
+            with pytest.raises(NoForm, match=UNPLACED[name]):
+                call.placed()
+            continue
+        parts = call.placed()
+        placed += 1
+        lengths, window, chunk = (parts.pop(name) for name in ("lengths", "window", "chunk"))
+        assert (parts.pop("pairing"), parts.pop("layout")) == ("interleaved", "bhnd")
+        padded = name != "T5" or call.side == "encoder"
+        assert (lengths is not None) == padded
+        assert lengths is None or lengths.tolist() == [TOKENS, PADDED]
+        ours, own = remade(**parts), call.logits()
+        if call.softcap is not None:
+            ours = call.softcap * (ours / call.softcap).tanh()
+        for sequence in range(2):
+            end = own.shape[-1] if lengths is None else int(lengths[sequence])
+            a, b = (x[sequence, :, :end, :end] for x in (ours, own))
+            a, b = (x - x.diagonal(dim1=1, dim2=2).unsqueeze(-1) for x in (a, b))
+            seen, there = b.isfinite(), torch.ones_like(b, dtype=torch.bool)
+            there = there.tril() if parts["causal"] else there
+            there = there if window is None else there.triu(1 - window).tril(window - 1)
+            places = torch.arange(end)
+            there = there if chunk is None else there & (places[:, None] // chunk == places // chunk)
+            assert torch.equal(seen, there)
+            torch.testing.assert_close(a[seen], b[seen], atol=2e-5 * float(own[own.isfinite()].abs().max()), rtol=0)
+    assert placed == {"DebertaV2": 0, "T5": 4}.get(name, 2)
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPTJ", "T5"])
+def test_model_and_tables_stay_as_they_were(name: str) -> None:
+    model = model_of(name)
+    model.train()
+    first = next(module for module in model.modules() if isinstance(module, nn.Dropout | nn.Linear))
+    first.eval()  # not all modules need be in the same mode
+    before = state(model)
+    out = captured(model, inputs_of(model), lambda call: None)
+    assert state(model) == before
+    with pytest.raises(ZeroDivisionError):
+        captured(model, inputs_of(model), lambda call: call.layer / 0)  # type: ignore[arg-type, return-value]
+    assert state(model) == before
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(out.logits, model(**inputs_of(model)).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_one_layer_is_held_at_a_time() -> None:
+    for name in ("Llama", "Bloom", "Bert"):
+        held: list[weakref.ref[Tensor]] = []
+
+        def look(call: AttentionCall, held: list[weakref.ref[Tensor]] = held) -> None:
+            assert all(ref() is None for ref in held)
+            held.extend(weakref.ref(x) for x in (call.weights, call.q, call.heads))
+
+        captured(model_of(name), inputs_of(model_of(name)), look)
+        assert len(held) == 6
+
+
+def test_other_passes_are_not_observed() -> None:
+    """A pass of the same model in another thread, or in ``on_layer``, and what ``on_layer`` computes."""
+    for name in ("Llama", "Bert", "Bloom"):
+        model, calls, others = model_of(name), [], []
+        inputs = inputs_of(model)
+        with torch.no_grad():
+            own = model(**inputs)[0]
+
+        def run(others: list[Tensor] = others, model: Any = model, inputs: Any = inputs) -> None:
+            with torch.no_grad():
+                others.append(model(**inputs)[0])
+
+        def look(call: AttentionCall, calls: list[AttentionCall] = calls, run: Callable[[], None] = run) -> None:
+            calls.append(call)
+            (call.q @ call.q.transpose(-1, -2)).softmax(-1) @ call.q
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            run()
+
+        captured(model, inputs, look)
+        assert len(calls) == 2
+        assert len(others) == 4
+        for other in others:
+            torch.testing.assert_close(other, own, atol=1e-4, rtol=1e-4)

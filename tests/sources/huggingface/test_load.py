@@ -1,0 +1,324 @@
+"""Loaded models: missing, damaged and unused weights, lengths, classes; what libraries raise is one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, SIZES, T5, tiny, transformers
+
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.sources.huggingface import checkpoints, load
+from toeplens.sources.huggingface.interventions import calls_of, check_predicts
+from toeplens.sources.huggingface.load import Loaded
+from toeplens.studies import audit
+
+SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+LLAMA = SMALL | {"num_key_value_heads": 1, "max_position_embeddings": 32}
+TOKENS = torch.randint(3, 40, (2, 8), generator=torch.Generator().manual_seed(0))
+
+
+def built(kind: str, **sizes: Any) -> Any:
+    cls = getattr(transformers, kind)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return cls(cls.config_class(**sizes)).eval()
+
+
+def saved(model: Any, place: Path, without: str = "?") -> Path:
+    """A checkpoint, without the weights whose names have this in them."""
+    model.save_pretrained(place, state_dict={name: x for name, x in model.state_dict().items() if without not in name})
+    return place
+
+
+def changed(place: Path, **changes: Any) -> Path:
+    content = json.loads((place / "config.json").read_text()) | changes
+    (place / "config.json").write_text(json.dumps(content))
+    return place
+
+
+def audited(place: Path, data: Any = TOKENS, **options: Any) -> Any:
+    return audit(place, data, effects="none", **options)
+
+
+HYBRIDS = {
+    "RecurrentGemmaForCausalLM": (
+        SMALL | {"lru_width": 16, "attention_window_size": 8, "num_key_value_heads": 1, "head_dim": 8},
+        {"block_types": ["recurrent", "attention"]},
+        "temporal_block.q_proj",
+    ),
+    "NemotronHForCausalLM": (
+        SMALL | {"num_key_value_heads": 1, "head_dim": 8, "mamba_num_heads": 2, "mamba_head_dim": 8, "n_groups": 1},
+        {"layers_block_type": ["mamba", "attention"], "ssm_state_size": 4, "max_position_embeddings": 32},
+        "mixer.q_proj",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(HYBRIDS))
+def test_missing_weights_of_attention_are_refused_whatever_their_name(kind: str, tmp_path: Path) -> None:
+    sizes, more, lost = HYBRIDS[kind]
+    model = built(kind, **sizes, **more)
+    assert audited(saved(model, tmp_path / "whole")).about["random_weights"] == []
+    with pytest.raises(InputError, match=rf"weights of the attention are missing .*\.1\.{lost}"):
+        audited(saved(model, tmp_path / "holed", without=lost))
+
+
+def test_missing_weights_elsewhere_are_listed(tmp_path: Path) -> None:
+    found = audited(saved(built("LlamaForCausalLM", **LLAMA), tmp_path, without="mlp.up_proj"))
+    assert found.about["random_weights"] == [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)]
+    assert found.about["unused_weights"] == []
+
+
+def test_left_over_weights_of_attention_are_refused_and_others_listed(tmp_path: Path) -> None:
+    qwen = saved(built("Qwen3ForCausalLM", **LLAMA, head_dim=8), tmp_path / "qwen")
+    with pytest.raises(InputError, match=r"weights of the attention in the checkpoint .*layers\.0\.self_attn\.k_norm"):
+        audited(changed(qwen, architectures=["LlamaForCausalLM"], model_type="llama"))
+    model = built("LlamaForCausalLM", **LLAMA)
+    with pytest.raises(InputError, match=r"weights of the attention in the checkpoint .*layers\.1\.self_attn"):
+        audited(changed(saved(model, tmp_path / "cut"), num_hidden_layers=1))
+    masked = built("BertForMaskedLM", **SMALL, max_position_embeddings=32)
+    base = audited(changed(saved(masked, tmp_path / "base"), architectures=["BertModel"]))
+    assert "cls.predictions.bias" in base.about["unused_weights"]
+    assert base.about["random_weights"] == [f"pooler.dense.{name}" for name in ("bias", "weight")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_attention_heads": 3}, "The hidden size (16) is not a multiple of the number of attention heads (3)"),
+        ({"num_hidden_layers": 0}, "must be at least 1, got 0"),
+        ({"num_attention_heads": "four"}, "Field 'num_attention_heads' expected int, got str (value: 'four')"),
+        (
+            {"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}},
+            "its rope_type is 'odd', which transformers does not know",
+        ),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "must be a number above 0, got 0"),
+        ({"architectures": ["BertForMaskedLM"]}, "has the architecture BertForMaskedLM but the type llama"),
+        ({"hidden_size": 24}, "has shape [40, 16] in its weights but [40, 24] in its configuration"),
+    ],
+)
+def test_odd_configurations_are_one_sentence(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    place = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path), **changes)
+    with pytest.raises(InputError) as refused:
+        audited(place)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 10**30}, {"text_config": {"decoder_layers": 1001}}])
+def test_more_layers_than_a_model_has_are_refused_before_anything_is_made_of_them(
+    tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path), **changes)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("it was taken"))
+    with pytest.raises(InputError, match=r"^model: \w+ in the configuration of .* must be at most 1000, got 1\S+\.$"):
+        audited(place)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("name", ["layers.1.self_attn.k_proj.weight", "norm.weight"])
+def test_weights_that_are_not_finite_are_told_by_their_name(name: str, value: float) -> None:
+    loaded = built("LlamaForCausalLM", **LLAMA)
+    with torch.no_grad():
+        loaded.model.get_parameter(name).view(-1)[3] = value
+    said = rf"^model: model\.{re.escape(name)} must be finite\.$"
+    with pytest.raises(InputError, match=said):
+        audit(loaded, TOKENS)
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "head_dim"])
+def test_sizes_beyond_the_memory_are_refused_before_anything_is_filled(
+    tmp_path: Path, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that a system promises and does not have would end the process."""
+    whole = saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
+    assert load.load_model(str(whole), device="cpu").missing == ()
+    place = changed(whole, **{field: 10**4})
+    monkeypatch.setattr(load, "memory", lambda: 10**6)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("it was built"))
+    with pytest.raises(EnvironmentFailure, match="does not fit in the memory of cpu"):
+        audited(place)
+
+
+@pytest.mark.parametrize("content", ["null", "{", "[" * 100_000])
+def test_damaged_configurations_are_one_sentence(tmp_path: Path, content: str) -> None:
+    saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=r"config\.json is damaged: it is not"):
+        audited(tmp_path)
+
+
+def test_damaged_weights_and_words_are_one_sentence(tmp_path: Path) -> None:
+    place = saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "index")
+    (place / "model.safetensors").rename(place / "model-00001-of-00001.safetensors")
+    (place / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(InputError, match="could not be loaded: 'metadata' is missing"):
+        audited(place)
+    place = saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "binary")
+    (place / "model.safetensors").unlink()
+    for content, said in ((b"", "a file ends too early"), (b"junk" * 99, "could not be loaded")):
+        (place / "pytorch_model.bin").write_bytes(content)
+        with pytest.raises(InputError, match=said):
+            audited(place, pickled=True)
+    place = saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "words")
+    (place / "vocab.json").write_text("[1, 2]")
+    (place / "merges.txt").write_text("#")
+    (place / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    with pytest.raises(InputError, match="has no readable tokenizer"):
+        audited(place, "a text")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "said"),
+    [
+        (
+            "CodeGenForCausalLM",
+            {"n_positions": 6, "rotary_dim": 4},
+            "must be at most 6, the max_position_embeddings of the model, got 8",
+        ),
+        (
+            "MptForCausalLM",
+            {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 6},
+            "does not run on this input: .* has 8 tokens, .* says max_seq_len = 6",
+        ),
+    ],
+)
+def test_sequences_beyond_the_tables_of_a_model_are_one_sentence(kind: str, sizes: dict[str, Any], said: str) -> None:
+    model = built(kind, **{"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2} | sizes)
+    with pytest.raises(InputError, match=said):
+        audit(model, TOKENS)
+
+
+def test_models_that_cannot_run_are_one_sentence() -> None:
+    afar, mixed = built("LlamaForCausalLM", **LLAMA), built("LlamaForCausalLM", **LLAMA)
+    afar.model.layers[1].to("meta")
+    mixed.model.layers[1].mlp.half()
+    with pytest.raises(InputError, match=r"model\.layers\.1\.\S+ is on the device meta"):
+        audit(afar, TOKENS)
+    with pytest.raises(InputError, match=r"does not run on this input: .*dtype"):
+        audit(mixed, TOKENS)
+
+
+def test_the_hub_is_asked_once_with_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def silent(url: str, **options: Any) -> None:
+        asked.append({"url": url} | options)
+        raise TimeoutError
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", silent)
+    with pytest.raises(InputError, match="did not answer within 5 seconds"):
+        load.load_model("nobody/nothing")
+    assert [each["timeout"] for each in asked] == [checkpoints.LIMIT]
+    with pytest.raises(InputError, match="not a valid name on the hub"):
+        load.load_model("no/such/model")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "config.json")
+    assert checkpoints.checkpoint_of("nobody/nothing").options == {"local_files_only": True}
+    assert checkpoints.checkpoint_of(str(tmp_path)).options == {}
+
+
+ROPE = {"rope_theta": 10000.0}
+
+
+def rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": ROPE | {"rope_type": kind} | more}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "limit"),
+    [
+        ("LlamaForCausalLM", GROUPED, 64),
+        ("LlamaForCausalLM", GROUPED | rope("linear", factor=4.0), 64),  # which says how long it is with them
+        ("LlamaForCausalLM", GROUPED | rope("dynamic", factor=4.0), 256),
+        ("LlamaForCausalLM", GROUPED | rope("yarn", factor=4.0, original_max_position_embeddings=64), 256),
+        ("LlamaForCausalLM", GROUPED | rope("yarn", factor=4.0, original_max_position_embeddings=8), 64),
+        ("GPT2LMHeadModel", GPT, 64),
+        ("RobertaModel", SIZES | {"pad_token_id": 1}, 62),  # the places up to the padding's are no token's
+        ("FalconForCausalLM", SIZES | {"alibi": True}, None),
+        ("T5ForConditionalGeneration", T5, None),
+    ],
+)
+def test_how_long_a_model_is_made_for(kind: str, sizes: dict[str, Any], limit: int | None) -> None:
+    loaded = Loaded(tiny(kind, **sizes))
+    assert loaded.longest == limit
+    loaded.check_length("tokens", limit or 10_000)
+    if limit is not None:
+        with pytest.raises(InputError, match=rf"^tokens must be at most {limit}, .*, got {limit + 1}"):
+            loaded.check_length("tokens", limit + 1)
+
+
+_EYE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+_EYE |= {"image_size": 28, "patch_size": 14}  # tables of 4 or 5 patches
+_EAR = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 8}
+_WORDS = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "pad_token_id": 0}
+_WORDS |= {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+_TOWERS = {"vision_config": _EYE | {"model_type": "clip_vision_model"}}, {"vision_config": _EYE}
+_EARS = {"audio_config": _EAR | {"max_source_positions": 8}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "config"),
+    [
+        ("Gemma3", _WORDS | {"head_dim": 8}, _TOWERS[1] | {"mm_tokens_per_image": 4}),
+        ("Llava", _WORDS | {"model_type": "llama"}, _TOWERS[0]),
+        ("Qwen2Audio", _WORDS | {"model_type": "qwen2"}, _EARS),
+    ],
+)
+def test_tables_of_images_and_sounds_are_none_of_the_tokens(
+    kind: str, words: dict[str, Any], config: dict[str, Any]
+) -> None:
+    config = config | {"text_config": words}
+    cls = getattr(transformers, f"{kind}ForConditionalGeneration")
+    loaded = Loaded(cls(getattr(transformers, f"{kind}Config")(**config)).eval())
+    assert (loaded.vectors, loaded.longest) == (None, 64)
+    made = audit(loaded.model, torch.randint(3, 30, (2, 14)), effects="none")
+    assert len(made.layers) == words["num_hidden_layers"]
+
+
+def test_layers_of_each_kind_of_attention_keep_their_own_scaling() -> None:
+    ropes = {"sliding_attention": ROPE | {"rope_type": "default"}} | {
+        "full_attention": ROPE | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    }
+    assert Loaded(tiny("Gemma3ForCausalLM", **GROUPED | {"head_dim": 8, "rope_parameters": ropes})).longest == 512
+
+
+def test_models_that_do_not_predict_the_next_token_are_refused() -> None:
+    t5, bert, llama = (
+        Loaded(tiny(kind, **sizes))
+        for kind, sizes in (("T5ForConditionalGeneration", T5), ("BertModel", SIZES), ("LlamaForCausalLM", GROUPED))
+    )
+    with pytest.raises(InputError, match=r"^model: a probe needs a decoder-only model, but T5ForConditionalGeneration"):
+        t5.check_decoder("a probe")
+    for loaded in (bert, llama):
+        loaded.check_decoder("a probe")
+    with pytest.raises(InputError, match=r"^model: a probe needs causal attention, but BertModel"):
+        check_predicts(bert, calls_of(bert.model, INPUTS), "a probe")
+    check_predicts(llama, calls_of(llama.model, INPUTS), "a probe")
+
+
+def test_calls_are_those_of_a_pass() -> None:
+    t5 = tiny("T5ForConditionalGeneration", **T5)
+    found = calls_of(t5, INPUTS | {"decoder_input_ids": INPUTS["input_ids"]})
+    assert [(call.side, call.kind, call.layer) for call in found] == [
+        ("encoder", "self", 0),
+        ("encoder", "self", 1),
+        ("decoder", "self", 0),
+        ("decoder", "cross", 0),
+        ("decoder", "self", 1),
+        ("decoder", "cross", 1),
+    ]
+    assert {call.heads for call in found} == {4}
+    assert calls_of(t5, INPUTS) == ()  # a pass that breaks off tells nothing

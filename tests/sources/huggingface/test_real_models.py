@@ -1,0 +1,96 @@
+"""The same on trained models, whose weights are not small and even: switched-off pairs, sinks, norms of hundreds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.sources.huggingface.models import calls_in
+from tests.sources.huggingface.ways import (
+    angles,
+    brute_force,
+    logits,
+    near,
+    of_pairs,
+    silenced,
+    stopped,
+)
+from torch import Tensor
+
+from toeplens.encodings import BandControl
+from toeplens.sources.huggingface import Change, intervened, load_model
+from toeplens.sources.huggingface.interventions import changed_outputs
+
+MODELS = Path(__file__).parents[3] / "models"
+PLACE = "model.layers.{}.self_attn.o_proj"
+TOKENS = 48
+
+pytestmark = pytest.mark.heavy
+
+
+def opened(name: str) -> Any:
+    path = MODELS / name
+    if not path.exists():
+        pytest.skip(f"{path} is not there: make real-models fetches it")
+    return load_model(str(path), device="cpu").model
+
+
+def tokens(rows: int, count: int = TOKENS) -> Tensor:
+    return torch.randint(100, 40_000, (rows, count), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return opened(request.param)
+
+
+@pytest.fixture(scope="module")
+def inputs() -> dict[str, Tensor]:
+    return {"input_ids": tokens(2)}
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    return logits(model, inputs)
+
+
+@pytest.mark.parametrize("layer", [0, 5])
+def test_stopped_rotations_are_angles_of_0(model: Any, inputs: dict[str, Tensor], plain: Tensor, layer: int) -> None:
+    with angles(model, layer, stopped):
+        wanted = logits(model, inputs)
+    with intervened(model, Change(layer=layer, speed=0.0)):
+        found = logits(model, inputs)
+    assert near(found, wanted)
+    assert not near(found, plain, 1e-3)
+
+
+@pytest.mark.parametrize("part", ["positional", "symbolic"])
+def test_parts_of_the_logits_are_the_means_of_each_query_s_table(
+    model: Any, inputs: dict[str, Tensor], plain: Tensor, part: Any
+) -> None:
+    """What one head puts out for some queries; in a pass it changes what the model says."""
+    call, queries = calls_in(model, inputs)[1], [0, 1, 7, 20, TOKENS - 1]
+    found = changed_outputs(call, Change(layer=1, heads=(1,), attention=part))[:, queries, 1]
+    assert near(found.double(), brute_force(call, 1, part, queries))
+    with intervened(model, Change(layer=1, attention=part)):
+        assert not near(logits(model, inputs), plain, 1e-3)
+
+
+def test_a_text_longer_than_the_window() -> None:
+    """Gemma 3's sliding layers see 512 tokens: the last of 600 do not see the first."""
+    gemma = opened("gemma3")
+    given: dict[str, Any] = {"input_ids": tokens(1, 600), "logits_to_keep": 16}
+    assert gemma.config.layer_types[3] == "sliding_attention"
+    assert calls_in(gemma, given)[3].window == 512
+    plain = logits(gemma, given)
+    for change, edited in (
+        (Change(layer=3, speed=0.0), stopped),
+        (Change(layer=3, bands=BandControl(silent=(4,))), of_pairs([4], silenced)),
+    ):
+        with angles(gemma, 3, edited):
+            wanted = logits(gemma, given)
+        assert not near(wanted, plain, 1e-4)
+        with intervened(gemma, change):
+            assert near(logits(gemma, given), wanted)

@@ -1,0 +1,315 @@
+"""Rotations are found from queries and keys before and after them, whatever they are and whatever is 0, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.sources.huggingface.models import GROUPED, TOKENS, Hand, SoftAttention, calls_in, tiny
+from torch import Tensor, nn
+
+from toeplens.lens import NoForm, behaviour
+from toeplens.sources.huggingface import AttentionCall
+from toeplens.sources.huggingface.rotation import find_rotation, tables_of
+
+ANGLES = torch.arange(TOKENS)[:, None] * torch.tensor([1.0, 0.1])
+
+
+def apply_rotary(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Llama's, of heads of 4 dimensions."""
+    made = []
+    for x in (q, k):
+        a, b = x.chunk(2, -1)
+        cos, sin = ANGLES.cos(), ANGLES.sin()
+        made.append(torch.cat((a * cos - b * sin, a * sin + b * cos), -1))
+    return made[0], made[1]
+
+
+class TurnedAttention(SoftAttention):
+    """Queries and keys are rotated, and then changed."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(*self.changed(*apply_rotary(q, k)), v)
+
+    def changed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q, k
+
+
+class NormedAttention(TurnedAttention):
+    def changed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        places = torch.arange(TOKENS).unsqueeze(-1)
+        return nn.functional.rms_norm(q, (4,)) * (1 + places).log(), nn.functional.normalize(k, dim=-1)
+
+
+class WeightedAttention(TurnedAttention):
+    def changed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q * (1 + 1e-4 * torch.arange(4)), k
+
+
+class OwnAttention(SoftAttention):
+    """A method rotates, as RoFormer's does."""
+
+    @staticmethod
+    def apply_rotary_position(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = q * ANGLES.cos().repeat(1, 2), k * ANGLES.cos().repeat(1, 2)
+        turns = ANGLES.sin().repeat(1, 2)
+        signs = torch.tensor([-1.0, -1.0, 1.0, 1.0])
+        return a + q.roll(2, -1) * signs * turns, b + k.roll(2, -1) * signs * turns
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(*self.apply_rotary_position(q, k), v)
+
+
+class HiddenAttention(SoftAttention):
+    """A rotation that is named, and is no function that is observed."""
+
+    def rotate_by_hand(self, x: Tensor) -> Tensor:
+        return torch.cat((x[..., 2:], -x[..., :2]), -1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(self.rotate_by_hand(q), k, v)
+
+
+def turned(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """The rotation again, under a name that says nothing."""
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * c - b * s, a * s + b * c), -1)
+
+
+class TwiceAttention(TurnedAttention):
+    """A rotation that is seen, of what was turned before."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(turned(q, ANGLES.cos(), ANGLES.sin()), turned(k, ANGLES.cos(), ANGLES.sin()), v)
+
+
+class AddedAttention(SoftAttention):
+    """Keys with vectors of their places."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(q, k + 0.01 * torch.arange(TOKENS).unsqueeze(-1), v)
+
+
+class StillAttention(SoftAttention):
+    """Latent attention without a rotation: only a width is named after it."""
+
+    qk_rope_head_dim = 2
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = q[..., : self.qk_rope_head_dim], q[..., self.qk_rope_head_dim :]
+        return super().attend(torch.cat(parts, -1), k, v)
+
+
+def call_of(part: nn.Module) -> AttentionCall:
+    model, before = Hand(part), dict(vars(part))
+    (call,) = calls_in(model)
+    assert vars(part) == before
+    return call
+
+
+def of_offsets(parts: dict[str, Any]) -> Tensor:
+    """Logits of pairs that are rotated as e^(iota (i - j) theta), by their definition."""
+    q, k, turns = parts["q"].double(), parts["k"].double(), parts["rotation"]
+    offsets = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
+    made = torch.zeros(*q.shape[:3], TOKENS, dtype=torch.float64)
+    for pair, turn in enumerate(turns):
+        x, y = (torch.complex(z[..., 2 * pair], z[..., 2 * pair + 1]) for z in (q, k))
+        made += (x[..., :, None] * y[..., None, :].conj() * torch.exp(1j * turn * offsets)).real
+    return parts["scale"] * made
+
+
+@pytest.mark.parametrize("part", [NormedAttention, OwnAttention])
+def test_what_commutes_with_a_rotation_may_follow_it(part: type[nn.Module]) -> None:
+    """Norms without weights, factors of tokens, repeated heads: the logits come again from what was not rotated."""
+    call = call_of(part())
+    assert call.unknown is None
+    assert call.rotation is not None
+    torch.testing.assert_close(
+        call.rotation.frequencies, torch.tensor([1.0, 0.1], dtype=torch.float64), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(call.rotation.magnitudes, torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
+    own = call.logits()
+    torch.testing.assert_close(of_offsets(call.placed()), own, atol=2e-6 * float(own.abs().max()), rtol=0)
+
+
+def test_what_does_not_commute_is_refused() -> None:
+    """A weight for each dimension, however near to 1."""
+    call = call_of(WeightedAttention())
+    assert call.rotation is None
+    with pytest.raises(NoForm, match="are changed before their product"):
+        call.placed()
+
+
+def test_rotations_that_are_not_seen_are_not_taken_for_none() -> None:
+    """Its call is proved, and its parts are not known; where only a width is named, there is none."""
+    call = call_of(HiddenAttention())
+    assert call.rotation is None
+    with pytest.raises(NoForm, match="a rotation that was not observed"):
+        call.placed()
+    assert call_of(StillAttention()).unknown is None
+
+
+@pytest.mark.parametrize("part", [TwiceAttention, AddedAttention])
+def test_whatever_makes_keys_depend_on_the_position_is_noticed(part: type[nn.Module]) -> None:
+    """Under any name, beside a rotation that is understood, and as vectors that are added."""
+    call = call_of(part())
+    assert call.rotation is None
+    assert call.proof.outputs < 1e-6
+    with pytest.raises(NoForm, match="depend on position in an unknown way"):
+        call.placed()
+
+
+@settings(max_examples=10)
+@given(
+    pairing=st.sampled_from(("half", "interleaved")),
+    frequencies=st.lists(st.floats(1e-4, 3.0), min_size=1, max_size=4),
+    still=st.integers(0, 3),
+    magnitude=st.floats(0.5, 2.0),
+    start=st.integers(0, 50),
+)
+def test_any_rotation_is_found(
+    pairing: str, frequencies: list[float], still: int, magnitude: float, start: int
+) -> None:
+    generator = torch.Generator().manual_seed(still)
+    turns, width = torch.tensor(frequencies, dtype=torch.float64), 2 * len(frequencies)
+    order = torch.arange(width).view(2, -1).T if pairing == "half" else torch.arange(width).view(-1, 2)
+    positions = torch.arange(start, start + 20)
+
+    def turned(x: Tensor) -> Tensor:
+        out, angles = x.clone(), positions[:, None] * turns
+        a, b = x[..., order[:, 0]], x[..., order[:, 1]]
+        out[..., order[:, 0]] = magnitude * (a * angles.cos() - b * angles.sin())
+        out[..., order[:, 1]] = magnitude * (a * angles.sin() + b * angles.cos())
+        return out
+
+    q, k = (torch.randn(2, h, 20, width + still, generator=generator, dtype=torch.float64) for h in (4, 2))
+    found = find_rotation((q, turned(q)), (k, turned(k)), torch.arange(20).unsqueeze(0))
+    assert found.pairing == pairing or len(frequencies) == 1
+    assert torch.equal(found.pairs[: len(frequencies)], order)
+    torch.testing.assert_close(found.frequencies[: len(frequencies)], turns, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        found.magnitudes[: len(frequencies)], torch.full_like(turns, magnitude), atol=1e-6, rtol=0
+    )
+
+
+def test_other_rotations_are_refused() -> None:
+    q, k = torch.randn(2, 2, 3, 20, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    places = torch.arange(20).unsqueeze(0)
+    bent = places[0].double().square() * 0.05  # an angle that is not linear in the position
+    after = [(x, torch.cat((_plane(x, bent), x[..., 2:]), -1)) for x in (q, k)]
+    with pytest.raises(NoForm, match="not one angle per position"):
+        find_rotation(*after, places)
+    grown = [(x, x * 0.9 ** places[0].unsqueeze(-1)) for x in (q, k)]  # a magnitude that is not the same everywhere
+    with pytest.raises(NoForm, match="not one angle per position"):
+        find_rotation(*grown, places)
+    mixed = [(x, x @ torch.linalg.qr(q[0, 0, :8]).Q) for x in (q, k)]
+    with pytest.raises(NoForm, match="rotates neither"):
+        find_rotation(*mixed, places)
+    with pytest.raises(NoForm, match="got 1"):
+        find_rotation(*((x[:, :, :1], x[:, :, :1]) for x in (q, k)), places[:, :1])
+
+
+def _plane(x: Tensor, angles: Tensor) -> Tensor:
+    z = torch.complex(x[..., 0], x[..., 1]) * torch.exp(1j * angles)
+    return torch.stack((z.real, z.imag), -1)
+
+
+LENGTH, PAIRS = 20, 4
+TURNS = torch.tensor([1.0, 0.3, 0.1, 0.01], dtype=torch.float64)
+TABLE = torch.arange(LENGTH)[:, None] * TURNS
+PLACES = torch.arange(LENGTH).unsqueeze(0)
+CASES = [[0], [3], [1, 2], [0, 1, 2]]
+ONE = GROUPED | {"num_hidden_layers": 1}
+TEXT = {"input_ids": torch.randint(4, 31, (2, LENGTH), generator=torch.Generator().manual_seed(3))}
+
+
+def dimensions(pairing: str, start: int) -> tuple[Tensor, Tensor]:
+    """Of each pair, before and after; ``sorted`` is next to each other before, and half apart after."""
+    half = start + torch.arange(2 * PAIRS).view(2, PAIRS).T
+    beside = start + torch.arange(2 * PAIRS).view(PAIRS, 2)
+    return half if pairing == "half" else beside, beside if pairing == "interleaved" else half
+
+
+def turned_pairs(x: Tensor, pairing: str, start: int) -> Tensor:
+    (pairs, out), made = dimensions(pairing, start), x.clone()
+    a, b = x[..., pairs[:, 0]], x[..., pairs[:, 1]]
+    made[..., out[:, 0]] = a * TABLE.cos() - b * TABLE.sin()
+    made[..., out[:, 1]] = a * TABLE.sin() + b * TABLE.cos()
+    return made
+
+
+def queries_and_keys(dead: list[int], pairing: str, start: int, still: int) -> list[tuple[Tensor, Tensor]]:
+    """Before and after; the rotated part begins at ``start``, and ``still`` dimensions follow it."""
+    generator = torch.Generator().manual_seed(still)
+    found = []
+    for heads in (4, 2):
+        x = torch.randn(2, heads, LENGTH, start + 2 * PAIRS + still, generator=generator, dtype=torch.float64)
+        x[..., dimensions(pairing, start)[0][dead].flatten()] = 0
+        found.append((x, turned_pairs(x, pairing, start)))
+    return found
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved", "sorted"])
+@pytest.mark.parametrize(("start", "still"), [(0, 0), (0, 3), (4, 0)])
+def test_dead_pairs_are_told_apart(pairing: str, start: int, still: int) -> None:
+    """First, last and middle ones, with rotations of all dimensions, of the first, and of the last."""
+    pairs, out = dimensions(pairing, start)
+    for dead in CASES:
+        q, k = queries_and_keys(dead, pairing, start, still)
+        alive = [pair for pair in range(PAIRS) if pair not in dead]
+        found = find_rotation(q, k, PLACES)
+        assert found.error < 1e-12
+        assert torch.equal(found.pairs, pairs[alive])
+        assert torch.equal(found.after, out[alive])
+        torch.testing.assert_close(found.frequencies, TURNS[alive], atol=1e-9, rtol=0)
+        assert not found.dead.any()
+        assert not found.tabled.any()
+
+        tables = tables_of([TABLE.cos().float(), TABLE.sin().float()], LENGTH)
+        found = find_rotation(q, k, PLACES, tables=tables)
+        assert torch.equal(found.pairs, pairs)
+        assert found.pairing == ("half" if pairing == "half" else "interleaved")
+        torch.testing.assert_close(found.frequencies, TURNS, atol=1e-6, rtol=0)
+        torch.testing.assert_close(found.magnitudes, torch.ones_like(TURNS), atol=1e-6, rtol=0)
+        assert found.dead.nonzero().flatten().tolist() == dead
+        assert found.tabled.nonzero().flatten().tolist() == dead
+
+
+def only_call(model: Any) -> AttentionCall:
+    (call,) = calls_in(model, TEXT)
+    return call
+
+
+def test_norms_that_switch_pairs_off() -> None:
+    """Gemma 3 norms queries and keys by 1 + w, then turns them: w = -1 in both halves of pairs 0, 2 and 3."""
+    sizes = ONE | {"head_dim": 12, "query_pre_attn_scalar": 12, "sliding_window": 64}
+    model = tiny("Gemma3ForCausalLM", gain=0.3, **sizes)
+    norms = model.model.layers[0].self_attn.q_norm, model.model.layers[0].self_attn.k_norm
+    before = only_call(model)
+    assert before.rotation is not None
+    with torch.no_grad():
+        for norm in norms:
+            norm.weight[[0, 2, 3, 6, 8, 9]] = -1
+    call = only_call(model)
+    assert call.unknown is None
+    assert call.rotation is not None
+    assert call.rotation.dead.tolist() == [True, False, True, True, False, False]
+    assert call.rotation.tabled.tolist() == call.rotation.dead.tolist()
+    torch.testing.assert_close(call.rotation.frequencies, before.rotation.frequencies, atol=1e-6, rtol=0)
+    shares = behaviour(**call.placed())
+    assert not shares.flat.any()
+    assert float(shares.interaction.min()) > 0
+
+
+def test_pairs_too_slow_for_a_low_precision_are_the_tables() -> None:
+    """In bfloat16 a turn of 0.001 a position does not move what it turns: it is not read as none."""
+    model = tiny("LlamaForCausalLM", gain=0.3, **ONE).to(torch.bfloat16)
+    call = only_call(model)
+    assert call.rotation is not None
+    assert not call.rotation.dead.any()
+    assert bool(call.rotation.tabled[-1]) == bool(call.rotation.tabled.any())
+    wanted = torch.tensor([1, 0.1, 0.01, 0.001], dtype=torch.float64)
+    torch.testing.assert_close(call.rotation.frequencies, wanted, atol=1e-3, rtol=0)
