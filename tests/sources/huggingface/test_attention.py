@@ -18,11 +18,9 @@ from tests.sources.huggingface.models import (
 )
 from torch import Tensor
 
-from toeplens.ground import InputError
 from toeplens.sources.huggingface import attention as masks
 from toeplens.sources.huggingface import calls as calls_module
-from toeplens.sources.huggingface.attention import Attention, bias_and_mask, hides_from, low
-from toeplens.sources.huggingface.calls import prove
+from toeplens.sources.huggingface.attention import bias_and_mask, hides_from, low
 
 PLACES = torch.arange(TOKENS)
 CAUSAL = PLACES[:, None] >= PLACES
@@ -178,17 +176,3 @@ def test_blocks_of_a_call_are_its_logits_and_weights(kind: str, monkeypatch: pyt
             assert torch.equal(call.seen(rows, keys).expand_as(some), some.isfinite())
         torch.testing.assert_close(made.double(), own.logits(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(weights, own.weights, atol=1e-6, rtol=0)
-
-
-def test_queries_that_are_proved_are_proved_in_their_own_places() -> None:
-    """Weights of the triangle that begins at the first proved query are not the model's."""
-    q, k, v = torch.randn(3, 1, 2, TOKENS, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    weights = (q @ k.transpose(-1, -2)).masked_fill(~CAUSAL, -torch.inf).softmax(-1)
-    parts = Attention(q=q, k=k, v=v, scale=1.0, causal=True)
-    rows, heads = torch.tensor([5, 9]), (weights @ v).transpose(1, 2)
-    found = prove("x", parts, rows, weights[:, :, rows], heads)
-    assert found.queries == 2
-    assert found.weights == pytest.approx(0, abs=1e-12)
-    shifted = (q[:, :, rows] @ k.transpose(-1, -2)).masked_fill(torch.arange(2)[:, None] < PLACES, -torch.inf)
-    with pytest.raises(InputError, match="the attention of x was not understood"):
-        prove("x", parts, rows, shifted.softmax(-1), heads)

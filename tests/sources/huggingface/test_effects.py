@@ -206,14 +206,6 @@ def test_exact_effects_are_those_of_plain_passes(name: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Bert"])
-def test_exact_effects_in_float64(name: str) -> None:
-    found = effects_of(name, torch.float64)
-    assert found.replayed == MODELS[name][3]
-    for ours, theirs in zip(found.effects, plain_effects(name, torch.float64), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("name", ["Llama", "Bloom", "T5"])
 def test_heads_one_by_one_and_positions_in_pieces_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, whole = model_of(name), effects_of(name)

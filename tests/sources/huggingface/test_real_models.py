@@ -19,6 +19,7 @@ from tests.sources.huggingface.ways import (
 )
 from torch import Tensor
 
+from toeplens import hosts
 from toeplens.encodings import BandControl
 from toeplens.sources.huggingface import Change, intervened, load_model
 from toeplens.sources.huggingface.interventions import changed_outputs
@@ -94,3 +95,40 @@ def test_a_text_longer_than_the_window() -> None:
         assert not near(wanted, plain, 1e-4)
         with intervened(gemma, change):
             assert near(logits(gemma, given), wanted)
+
+
+IDS = torch.randint(1000, 20_000, (2, 40), generator=torch.Generator().manual_seed(0))
+MASK = torch.ones_like(IDS)
+MASK[0, :7] = 0
+
+
+def unpadded(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(IDS, attention_mask=MASK).logits[MASK.bool()]
+
+
+def test_its_own_rotation_out_and_in_again(model: Any) -> None:
+    """Float32, 5e-5 of the largest logit: our angles are formed in float64, the model's in float32."""
+    plain, options = unpadded(model), dict(model.config.rope_parameters)
+    size = float(plain.abs().max())
+    with intervened(model, [Change(layer=layer, speed=0.0) for layer in range(model.config.num_hidden_layers)]):
+        stopped = unpadded(model)
+    hosts.install(model, "nope")
+    assert float((unpadded(model) - stopped).abs().max()) <= 5e-5 * size
+    hosts.uninstall(model)
+    if any(isinstance(value, dict) for value in options.values()):
+        options["layer_types"] = model.config.layer_types
+    hosts.install(model, "scaled-rope", **options)
+    assert float((unpadded(model) - plain).abs().max()) <= 5e-5 * size
+    hosts.uninstall(model)
+    assert unpadded(model).equal(plain)
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "path", "fox", "rope+fox"])
+def test_generation_with_a_cache_is_generation_without(model: Any, name: str) -> None:
+    hosts.install(model, name)
+    how = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False}
+    try:
+        assert model.generate(IDS, **how).equal(model.generate(IDS, use_cache=False, **how))
+    finally:
+        hosts.uninstall(model)
