@@ -253,10 +253,6 @@ class _Angles:
         known = (factors != 0).sum((0, 1)).clamp_min(1)
         return cls(frequencies, starts, (factors * back).real.sum((0, 1)) / known)
 
-    def where(self, chosen: Bool[Tensor, "n"], other: _Angles) -> _Angles:
-        """These values for the chosen pairs, ``other``'s for the rest."""
-        return _Angles(*(torch.where(chosen, a, vars(other)[name]) for name, a in vars(self).items()))
-
 
 class _Reading:
     """What queries and keys before and after show for a layout: their angles, and which pairs changed."""
@@ -291,7 +287,8 @@ class _Reading:
         parts = [(as_complex(x.to(dtype), self.pairs), as_complex(y.to(dtype), self.out)) for x, y in both]
         nothing = torch.stack([((x == 0) & (y == 0)).flatten(0, -2).all(0) for x, y in parts])
         unseen = torch.zeros_like(self.moved) if table is None else ~self.moved
-        found = self.angles if table is None else table.where(unseen, self.angles)
+        own = vars(self.angles) if table is None else vars(table)
+        found = _Angles(*(torch.where(unseen, own[name], x) for name, x in vars(self.angles).items()))
         turns = found.magnitudes * turn(positions.unsqueeze(-1) * found.frequencies + found.starts.unsqueeze(1))
         turns = turns.to(dtype.to_complex()).unsqueeze(1)
         wrong = max(float((turns * x - y).abs().max()) for x, y in parts)

@@ -263,11 +263,10 @@ def _next(
         if kwargs:
             return None
         if factor is None:
-            return (
-                replace(made, hidden=(*made.hidden, (others[0] == 0, x.ndim)))
-                if name in _TIMES and _is_mask(others)
-                else None
-            )
+            mask = others[0] if name in _TIMES and len(others) == 1 and isinstance(others[0], Tensor) else None
+            if mask is None or not bool(((mask == 0) | (mask == 1)).all()):
+                return None
+            return replace(made, hidden=(*made.hidden, (mask == 0, x.ndim)))
         factor = 1 / factor if name in _OVER else factor
         terms = tuple((term * factor, ndim) for term, ndim in made.terms)
         return replace(made, scale=made.scale * factor, terms=terms)
@@ -290,10 +289,6 @@ def _number(others: list[Any], most: float | None = None) -> float | None:
         return None
     value = float(others[0])
     return value if most is None or value <= most else None
-
-
-def _is_mask(others: list[Any]) -> bool:
-    return len(others) == 1 and isinstance(others[0], Tensor) and bool(((others[0] == 0) | (others[0] == 1)).all())
 
 
 def at_each_token(made: Followed) -> bool:
