@@ -294,10 +294,10 @@ def test_of_long_sequences_it_is_asked_of_their_first_tokens_what_replays_give(m
     handle = model.model.layers[2].register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
     found = head_effects(model, inputs, calls, chosen=chosen)
     handle.remove()
-    # the intact pass; of the first tokens another, and for each other layer one that ends before it and two from it on;
+    # the intact pass; of the first tokens another, and for each other layer two that end before it and one from it on;
     # one with nothing silenced from layer 0 on, the first of all; one for each head from its layer on; one that ends
     # before the next layer
-    assert counts == [1 + (1 + 1) + 2 + 1, 1 + (1 + 2 + 1) + 2 + 1 + 1, 1 + (1 + 2 + 2) + 2 + 1 + 1]
+    assert counts == [1 + (1 + 2) + 2 + 1, 1 + (1 + 2 + 1) + 2 + 1 + 1, 1 + (1 + 2) + 2 + 1 + 1]
     assert sorted(set(lengths)) == [5, 12]
     assert found.replayed == 2
     for ours, theirs, (head,) in zip(found.effects, whole.effects, chosen, strict=True):

@@ -324,8 +324,7 @@ class Passes:
         self.kind = type(model).__name__
         self.readout: Readout | None = None
         self.same = tolerance(precision(model), "states")
-        self._held: dict[str, Any] = {}  # the outputs of the layers before a layer call, and which, in how many copies
-        self._reached, self._copies = 0, 1
+        self._starts: dict[int, tuple[int, dict[str, Any]]] = {}  # by copies, a layer call and the outputs before it
         intact = self.run()
         self.states, self.order, self.baseline, self.vocabulary = intact.states, intact.order, None, 0
         if outcome.labels is not None:
@@ -362,13 +361,13 @@ class Passes:
 
         The output of the layers before it is computed once, from where the last such pass ended.
         """
-        if copies != self._copies:
-            self._held, self._reached, self._copies = {}, 0, copies
-        if self._reached < item:
-            found = Replay(self, copies, start=self._reached, held=self._held, until=item)
+        reached, held = self._starts.get(copies, (0, {}))
+        if reached < item:
+            found = Replay(self, copies, start=reached, held=held, until=item)
             found.run()
-            self._held, self._reached = found.kept, item
-        return {"start": item, "held": self._held}
+            held = found.kept
+            self._starts[copies] = item, held
+        return {"start": item, "held": held}
 
     def plan(
         self, items: Sequence[int], counts: Sequence[int], intact: Sequence[int], alike: bool = False
@@ -543,6 +542,7 @@ def intact_from(passes: Passes, places: Sequence[Address]) -> frozenset[int]:
     """The calls from whose layer on a replay of two unchanged copies gives the intact states."""
     late = sorted((index for index, place in enumerate(places) if place.item), key=lambda index: places[index].item)
     for index in late:
-        for _ in range(2):  # the first may find what the layers before it left elsewhere
-            passes.require_same(passes.run(2, **passes.start(places[index].item, 2)))
+        parts = passes.start(places[index].item, 2)
+        passes.start(places[index].item, 1)  # so that what these layers leave elsewhere is not of two copies
+        passes.require_same(passes.run(2, **parts))
     return frozenset(late)
