@@ -14,7 +14,7 @@ import yaml
 from toeplens.ground import read_json
 from toeplens.studies import CellResult, Results
 from toeplens.studies.grid import GridSpec, grid_spec
-from toeplens.studies.kit.recorded import read_record
+from toeplens.studies.kit.study import read_record
 from toeplens.training import PRESETS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

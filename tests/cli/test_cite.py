@@ -11,8 +11,8 @@ from tests.builders import tiny
 from tests.cli.command import Toeplens
 
 from toeplens.cli.cite import AUTHORS, LICENSE, TITLE
-from toeplens.papers.deposit.citation import PAPER as DEPOSIT
-from toeplens.papers.positional_symbolic.citation import PAPER as SYMBOLIC
+from toeplens.papers.deposit import PAPER as DEPOSIT
+from toeplens.papers.positional_symbolic import PAPER as SYMBOLIC
 from toeplens.training import train
 from toeplens.version import __version__
 

@@ -14,7 +14,6 @@ from tests.report.grid.state import recorded_grid
 
 from toeplens.report import PAGE
 from toeplens.studies.auditing import save
-from toeplens.studies.grid.study import KIND
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def study(tmp_path: Path) -> Path:
     """The record of a study."""
     state = recorded_grid(tmp_path)
-    KIND.write_down(state)
+    state.write_down()
     return tmp_path
 
 

@@ -15,13 +15,12 @@ from toeplens.engine.language import Bits
 from toeplens.ground import InputError, read_json, write_json
 from toeplens.papers.deposit import accuracy_table
 from toeplens.papers.deposit import grid as places
-from toeplens.papers.mathematics import EXPERIMENTS
-from toeplens.papers.mathematics.study import KIND as THEORY
+from toeplens.papers.mathematics import EXPERIMENTS, Theory
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.studies import grid
 from toeplens.studies.grid import language
 from toeplens.studies.grid.measured import matrix
-from toeplens.studies.kit.recorded import read_record
+from toeplens.studies.kit.study import read_record
 from toeplens.studies.kit.verdicts import ENOUGH, OPEN
 from toeplens.training.presets import PROTOCOLS
 from toeplens.training.watcher import moments
@@ -206,4 +205,4 @@ def test_a_damaged_record_is_refused(name: str, change: dict[str, Any], tmp_path
     content["records"][name][1] |= change
     write_json(tmp_path / "results.json", content)
     with pytest.raises(InputError, match="damaged"):
-        THEORY.open_record(tmp_path / "results.json")
+        Theory.open_record(tmp_path / "results.json")

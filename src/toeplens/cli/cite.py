@@ -27,8 +27,8 @@ def cite(
     from toeplens import encodings
     from toeplens.cli import console
     from toeplens.ground.citations import Citation, citations_of
-    from toeplens.papers.deposit.citation import PAPER as DEPOSIT
-    from toeplens.papers.positional_symbolic.citation import PAPER as SYMBOLIC
+    from toeplens.papers.deposit import PAPER as DEPOSIT
+    from toeplens.papers.positional_symbolic import PAPER as SYMBOLIC
 
     program = Citation(TITLE, (f"{{{AUTHORS}}}",), f"{TITLE}: {ABOUT}", version=__version__, license=LICENSE)
     works = {"program": [program], "papers": [DEPOSIT, SYMBOLIC]}

@@ -84,8 +84,7 @@ def reproduce(
     plan = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}
 
     def show(state: study.Reproduction) -> None:
-        shown = tables.accuracy_tables(state.table)
-        tables.print_study(state, write_page(state), shown, rows=state.table, as_json=as_json)
+        tables.print_study(state, write_page(state), tables.accuracy_tables(state.table), as_json=as_json)
 
     carry_out(partial(study.reproduce, out, **plan, workers=hands.chosen(), on_event=progress), progress, limits, show)
 
@@ -142,8 +141,7 @@ def study(
     progress = StudyProgress(jobs, f"{len(jobs)} models ({wanted.title})", limits)
 
     def show(state: grid.Grid) -> None:
-        page, shown = report.write_grid(state), tables.matrix_tables(state)
-        tables.print_study(state, page, shown, rows=state.matrix(), as_json=as_json)
+        tables.print_study(state, report.write_grid(state), tables.matrix_tables(state), as_json=as_json)
 
     place = Path("demo") / spec.stem if out is None else out
     carry_out(partial(grid.study, wanted, place, workers=hands.chosen(), on_event=progress), progress, limits, show)
@@ -191,23 +189,21 @@ def theory(
     carry_out(partial(mathematics.check_theory, out, **plan, on_record=done), progress, limits, show)
 
 
-def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Page], Callable[[Any], str]]:
-    """For a directory's study: the module that reads it, the function that makes its page, the rule of its verdicts."""
-    from toeplens.papers import deposit, mathematics
+def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
+    """For a directory's study: its kind, and the function that makes its page."""
+    from toeplens.papers.deposit import Reproduction
     from toeplens.papers.deposit.page import reproduction_page
+    from toeplens.papers.mathematics import Theory
     from toeplens.papers.mathematics.page import theory_page
-    from toeplens.papers.positional_symbolic import pretrained
+    from toeplens.papers.positional_symbolic.pretrained import Pretrained
     from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
     from toeplens.report.grid.page import grid_page
-    from toeplens.studies import RULE, grid
+    from toeplens.studies.grid import Grid
     from toeplens.studies.kit.study import study_in
 
-    kinds = {
-        "pretrained": (pretrained, pretrained_page, lambda study: RULE.replace("seed", study.plan.units[:-1])),
-        "theory": (mathematics, theory_page, lambda study: RULE),
-        "grid": (grid, grid_page, lambda study: RULE),
-    }
-    return kinds.get(study_in(directory) or "", (deposit, reproduction_page, lambda study: RULE))
+    pages = {Pretrained: pretrained_page, Theory: theory_page, Grid: grid_page, Reproduction: reproduction_page}
+    named = {kind.NAME: (kind, page) for kind, page in pages.items()}
+    return named.get(study_in(directory) or "", (Reproduction, reproduction_page))
 
 
 def page_in(directory: Path) -> Page:
@@ -225,7 +221,7 @@ def page_in(directory: Path) -> Page:
     if study_in(directory) is None:
         what = "contains no study, audit, probe or record of one" if directory.exists() else "does not exist"
         raise InputError(f"directory: {directory} {what}.")
-    kind, page, _ = kind_of(directory)
+    kind, page = kind_of(directory)
     return page(kind.gather(directory))
 
 
@@ -251,8 +247,7 @@ def claims(
     from toeplens.cli import console, tables
     from toeplens.studies.kit.verdicts import verdict_text
 
-    kind, _, rule = kind_of(directory)
-    study = kind.gather(directory)
+    study = kind_of(directory)[0].gather(directory)
     entries = study.entries
     if as_json:
         console.print_json([entry.to_dict() for entry in entries])
@@ -270,4 +265,4 @@ def claims(
                 console.say(f"  {line}")
             for line in entry.wanting:
                 console.say(f"  missing: {line}")
-    console.say(rule(study))
+    console.say(study.rule)

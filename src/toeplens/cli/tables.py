@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.markup import escape
@@ -16,11 +15,10 @@ from toeplens.engine import Extrapolation
 from toeplens.ground.words import fixed, percent, signed, significant
 from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.lens.ablation.attribution import UNCHECKED
-from toeplens.papers.deposit import Reproduction, Row
+from toeplens.papers.deposit import Row
 from toeplens.studies import Entry
 from toeplens.studies.decomposition import Origins, RunStructure
 from toeplens.studies.grid import Grid, language
-from toeplens.studies.grid import Row as MatrixRow
 from toeplens.studies.grid.language import LanguageRow
 from toeplens.studies.kit.study import State
 from toeplens.studies.kit.verdicts import verdict_text
@@ -49,29 +47,16 @@ _COLOURS = {
 per_cent = partial(percent, sign=False)
 
 
-def print_study(
-    state: State,
-    page: Path,
-    tables: Sequence[Table] = (),
-    *,
-    rows: Sequence[Row | MatrixRow] = (),
-    as_json: bool,
-) -> None:
-    """Print a study's tables, claims, progress and page; or the same as JSON, with the tables' rows."""
-    about: dict[str, Any] = {"finished": state.finished, "total": state.total}
-    unit = "records finished"
-    if isinstance(state, Reproduction | Grid):
-        about |= {"share": state.share, "table": [row.to_dict() for row in rows]}
-        if isinstance(state, Grid) and (spoken := _language_rows(state)):
-            about["language"] = [row.to_dict() for each in spoken.values() for row in each]
-        unit = f"cells finished ({100 * state.share:.3g}% of the maximum number of steps)"
+def print_study(state: State, page: Path, tables: Sequence[Table] = (), *, as_json: bool) -> None:
+    """Print a study's tables, claims, progress and page; or the same as JSON."""
     if not as_json:
         for each in tables:
             out.print(each)
         if state.entries:
             print_claims(state.entries)
-        if state.finished < state.total:
-            say(f"{state.finished} of {state.total} {unit}. Run the same command to resume.")
+        if not state.complete:
+            say(f"{state.progress}. Run the same command to resume.")
+    about = {"finished": state.finished, "total": state.total, **state.summary()}
     print_page(page, as_json=as_json, **about, claims=[entry.to_dict() for entry in state.entries])
 
 

@@ -5,7 +5,7 @@ Each study has its own folder, which computes and never renders. Shared code is 
 
 from toeplens.studies.auditing import Audit, audit
 from toeplens.studies.kit.cells import Cell
-from toeplens.studies.kit.claims import Claim, Entry, judge, judge_all
+from toeplens.studies.kit.claims import Claim, Entry, Test, judge, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
 from toeplens.studies.kit.study import limits_for
 from toeplens.studies.kit.verdicts import (
@@ -33,6 +33,7 @@ __all__ = [
     "Finding",
     "Key",
     "Results",
+    "Test",
     "Verdict",
     "above",
     "audit",

@@ -58,41 +58,7 @@ def test_the_best_encoding_is_no_variant() -> None:
     assert verdict("mla-near-best", results(TOLD | better | distance(mla=0.85))) == "holds"
 
 
-# ---- which RoPE ------------------------------------------------------------------------------------------------------
-
-
-def test_in_the_released_protocol_rope_has_a_sinusoid_and_rope_alone_has_not() -> None:
-    told = without(TOLD, (DISTANCE, "rope-absolute")) | distance(rope=TOLD[DISTANCE, "rope-absolute"], rope_alone=ROPE)
-    found = results(told, protocol="released")
-    alone = (
-        "deposit-first-layer",
-        "deposit-shallow",
-        "mla-average-deposit",
-        "two-heads-do-it",
-        "one-or-two-heads-suffice",
-    )
-    for name in ("rope-absolute-moves-deposit", "additive-directions-displaced", *alone[:1], *alone[2:]):
-        assert verdict(name, found, "released") == "holds", name
-    swapped = told | distance(rope=ROPE, rope_alone=TOLD[DISTANCE, "rope-absolute"])
-    found = results(swapped, protocol="released")
-    for name in ("rope-absolute-moves-deposit", "deposit-first-layer"):
-        assert verdict(name, found, "released") == "fails", name
-
-
-@pytest.mark.parametrize(
-    ("protocol", "name"),
-    [
-        ("paper", "rope-absolute-moves-deposit"),
-        ("paper", "additive-directions-displaced"),
-        ("released", "deposit-first-layer"),
-        ("released", "one-or-two-heads-suffice"),
-        ("released", "two-heads-do-it"),
-    ],
-)
-def test_while_one_rope_is_not_finished_the_other_is_not_judged_in_its_place(protocol: Any, name: str) -> None:
-    """Else a study that is still being carried out would say of one what it saw of the other."""
-    told = without(TOLD, (DISTANCE, "rope-absolute"))
-    assert verdict(name, results(told, protocol=protocol), protocol) == "undecided"
+# ---- which models are rungs and which are deposits -------------------------------------------------------------------
 
 
 def test_rope_on_heads_drawn_at_random_is_no_rung_of_partial_rope() -> None:
@@ -207,19 +173,6 @@ def test_among_heads_of_one_signal_none_leads() -> None:
     assert verdict("early-leader-deposits", results(TOLD)) == "holds"
     alike = rope(first=(1.0,) * LAYERS)
     assert verdict("early-leader-deposits", results(TOLD | alike, spread=0.0)) == "undecided"
-
-
-def test_the_mask_is_switched_on_in_one_protocol_and_off_in_the_other() -> None:
-    for protocol, with_it, without in (("paper", "nope", "nope__mask"), ("released", "nope__mask", "nope")):
-        found = results(distance(**{with_it: 0.6, without: 0.2}), protocol=protocol)
-        assert verdict("nope-position-through-mask", found, protocol) == "holds"
-
-
-def test_in_the_released_protocol_there_is_something_to_remove_if_rope_alone_has_it() -> None:
-    single, spread = Model(0.93).single(0), Model(0.93)
-    for alone, expected in ((single, "holds"), (spread, "holds in part")):
-        world = distance(mla=0.88, rope=spread if alone is single else single, rope_alone=alone)
-        assert verdict("mla-removes-deposit", results(world, protocol="released"), "released") == expected
 
 
 def test_where_heads_cost_next_to_nothing_together_nobody_asks_how_it_is_spread() -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from tests.papers.deposit.worlds import Layers, Model, changed, distance, results
 
-from toeplens.lens import HeadAblation
-from toeplens.papers.deposit import SCALES, grid
-from toeplens.papers.deposit.claims.ladder import CLAIMS
+from toeplens.papers.deposit import grid
+from toeplens.papers.deposit.claims.heads import SWEEP
 from toeplens.papers.deposit.labels import BASES, RUNGS
-from toeplens.studies import CellResult, Key, Results, judge
-from toeplens.training.presets import DISTANCE, PROTOCOLS, task_sizes
+from toeplens.studies import Entry, Results, judge
+from toeplens.training.presets import PROTOCOLS
 
-DESK = SCALES["desk"]
 CHANGED = {
     "tokens": {"model.max_len", "task_options.length", "task_options.max_between"},
     "heads": {"model.num_heads"},
@@ -60,109 +58,29 @@ def test_the_warm_up_of_longer_training_has_as_many_steps() -> None:
     assert steps["rope"] == steps["rope/longer"] == steps["rope/rate-paper"] > 0
 
 
-def test_texts_of_another_length_keep_the_room_at_their_sides() -> None:
-    sizes = task_sizes(DESK.tasks, 64)[DISTANCE]
-    before = DESK.tasks[DISTANCE]
-    assert sizes.paper == {"length": 64}
-    assert sizes.released["max_side"] == before.released["max_side"]
-    room = [size.released["length"] - size.released["max_between"] for size in (sizes, before)]
-    assert room[0] == room[1]
-    assert (sizes.train_examples, sizes.epochs) == (before.train_examples, before.epochs)
+# ---- the claim about unfinished learning; tests/papers/test_records.py has the evidence of the others ----------------
+
+ONE, FEW = Model(0.9).single(0).drops, Model(0.9).drops
 
 
-# ---- claims ----------------------------------------------------------------------------------------------------------
+def unfinished(found: Results) -> Entry:
+    return next(each for each in judge(SWEEP, found, ["paper"]) if each.claim.id == "ladder-unfinished")
 
 
-def ablation(costs: list[float], unit: float) -> HeadAblation:
-    """One layer of heads with these costs, of a model that is right in 9 of 10; the costs are sure."""
-    drops = np.array([costs]) * unit
-    return HeadAblation(drops, drops * 0.9, drops * 1.1, 0.9, np.full((1, len(costs) + 1), np.nan), 100, 0.1)
-
-
-def cell(label: str, seed: int, *costs: float, early: tuple[float, ...] = (), plateau: int = 6) -> CellResult:
-    """Costs at the end as shares of the skill, and earlier (step 5), when it has just learned."""
-    by_loss = replace(ablation([4 * cost for cost in costs], 1.0), metric="loss", baseline=0.3)
-    row: dict[str, Any] = {
-        "step": 5,
-        "seconds": 1.0,
-        "accuracy": 0.9,
-        "loss": 0.3,
-        **{name: [[0.0] * len(costs)] for name in ("drops", "signal", "exponent")},
-        "events": ["able"],
-    }
-    if early:
-        row["ablation"] = ablation(list(early), 0.8).to_dict()
-    return CellResult(
-        key=Key("paper", DISTANCE, label, seed),
-        run=f"{label}-{seed}",
-        status="complete",
-        chance=0.1,
-        length_chance=0.1,
-        parameters=1,
-        epochs=[{"epoch": 1, "step": 9, "train_accuracy": 0.9, "test_accuracy": 0.9}],
-        result={"test_accuracy": 0.9, "seconds": 1.0},
-        ablation=ablation(list(costs), 0.8),
-        by_loss=by_loss,
-        watched=[
-            row,
-            row | {"step": plateau, "events": ["plateau"], "ablation": None},
-            row | {"step": 48, "events": ["eight times"], "ablation": None},
-        ]
-        if early
-        else [],
-    )
-
-
-def ledger(**costs: tuple[float, ...]) -> dict[str, str]:
-    """Verdicts where RoPE's heads cost this on these rungs, in five seeds; "_" stands for "-"."""
-    cells = []
-    for name, values in costs.items():
-        label = "/".join(["rope", *([] if name == "plain" else [name.replace("_", "-")])])
-        for seed in range(5):
-            cells.append(cell(label, seed, *(value + 0.001 * seed for value in values)))
-    return {entry.claim.id: entry.verdict for entry in judge(CLAIMS, Results(cells), ["paper"])}
-
-
-@pytest.mark.parametrize(
-    ("claim", "rungs"),
-    [
-        ("ladder-length", ("tokens_96", "tokens_24")),
-        ("ladder-heads", ("heads_4", "plain")),
-        ("ladder-layers", ("layers_2", "plain")),
-        ("ladder-rate", ("rate_paper", "plain")),
-    ],
-)
-def test_a_claim_about_the_largest_cost_reads_its_two_rungs(claim: str, rungs: tuple[str, str]) -> None:
-    more, less = rungs
-    assert ledger(**{more: (0.6, 0.1), less: (0.2, 0.1)})[claim] == "holds"
-    assert ledger(**{more: (0.2, 0.1), less: (0.6, 0.1)})[claim] == "fails"
-    assert ledger(**{more: (0.25, 0.1), less: (0.2, 0.1)})[claim] == "fails", "less than a tenth more"
-    assert ledger(**{more: (0.6, 0.1)})[claim] == "undecided"
-
-
-def test_claims_about_spreading_read_the_effective_heads() -> None:
-    one, four = (0.5, 0.01, 0.01, 0.01), (0.2, 0.2, 0.2, 0.2)
-    assert ledger(drop=four, plain=one)["ladder-dropout-spreads"] == "holds"
-    assert ledger(drop=one, plain=four)["ladder-dropout-spreads"] == "fails"
-    assert ledger(decay=one, plain=four)["ladder-decay-gathers"] == "holds"
-    assert ledger(decay=four, plain=one)["ladder-decay-gathers"] == "fails"
-
-
-@pytest.mark.parametrize(("early", "late", "expected"), [(0.7, 0.1, "holds"), (0.1, 0.1, "fails")])
-def test_unfinished_learning_is_the_first_look_against_the_last(early: float, late: float, expected: str) -> None:
-    cells = [cell("rope/longer", seed, late + 0.001 * seed, early=(early + 0.002 * seed,)) for seed in range(5)]
-    entries = {entry.claim.id: entry for entry in judge(CLAIMS, Results(cells), ["paper"])}
-    assert entries["ladder-unfinished"].verdict == expected
-    for seed in range(5, 8):
-        ended = cell("rope/longer", seed, late, early=(early,))  # before eight times its plateau
-        cells.append(replace(ended, watched=ended.watched[:1]))
-    (entry,) = (each for each in judge(CLAIMS, Results(cells), ["paper"]) if each.claim.id == "ladder-unfinished")
-    assert entry.verdict == expected
-    assert "(3 of 8 models " in entry.evidence[0]
+@pytest.mark.parametrize(("early", "expected"), [(ONE, "holds"), (FEW, "fails")])
+def test_unfinished_learning_is_the_first_look_against_the_last(early: Layers, expected: str) -> None:
+    model = Model(0.9, looks=(("able", early), ("plateau", early), ("eight times", FEW)))
+    found = results(distance(rope__longer=model))
+    assert unfinished(found).verdict == expected
+    ended = results(distance(rope__longer=replace(model, looks=model.looks[:1])), seeds=3)  # before eight times
+    more = changed(ended, lambda cell: replace(cell, key=replace(cell.key, seed=cell.key.seed + 5)))
+    seen = unfinished(Results([*found.cells, *more.cells]))
+    assert seen.verdict == expected
+    assert "(3 of 8 models " in seen.evidence[0]
 
 
 def test_a_model_that_is_right_only_after_its_plateau_says_nothing_of_unfinished_learning() -> None:
-    late = [cell("rope/longer", seed, 0.1, early=(0.7,), plateau=5 - seed % 2) for seed in range(5)]
-    (entry,) = (each for each in judge(CLAIMS, Results(late), ["paper"]) if each.claim.id == "ladder-unfinished")
-    assert entry.verdict == "undecided"
-    assert "90% accuracy only after the plateau" in entry.evidence[0]
+    late = Model(0.9, looks=(("plateau", ONE), ("able", ONE), ("eight times", FEW)))
+    seen = unfinished(results(distance(rope__longer=late)))
+    assert seen.verdict == "undecided"
+    assert "90% accuracy only after the plateau" in seen.evidence[0]

@@ -14,7 +14,7 @@ from tests.papers.deposit.worlds import LAYERS, NATS, SINGLE, SPREAD, Model, mad
 
 from toeplens.engine.head_watch import MOMENTS
 from toeplens.lens import HeadAblation
-from toeplens.papers.deposit.looks import END, LOOKS, Look, look_at
+from toeplens.papers.deposit.looks import END, Look, look_at
 from toeplens.studies import Key
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -38,11 +38,6 @@ def test_costs_are_shares_of_the_skill_or_nats() -> None:
     assert look(ROPE).costs == pytest.approx(np.array([SPREAD, SINGLE, SPREAD, SPREAD]) / 0.8)
     assert look(ROPE, END, "loss").costs == pytest.approx(NATS * np.array(ROPE.drops))
     assert look(replace(ROPE, accuracy=0.5)).largest() == pytest.approx(0.6 / 0.4), "more of a smaller skill"
-
-
-def test_every_moment_is_looked_at_by_both_measures() -> None:
-    assert LOOKS[0] == (END, "accuracy")
-    assert set(LOOKS) == {(moment, measure) for moment in (END, *MOMENTS) for measure in ("accuracy", "loss")}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -62,14 +62,6 @@ def test_the_data_switch_changes_the_texts_alone() -> None:
         assert differing <= {"task_options", "ignore_label"}
 
 
-def test_rope_in_mlas_program_differs_from_mla_in_the_encoding_alone() -> None:
-    rope, mla = model("released", "rope/mla-program"), model("released", "mla")
-    differing = {name for name in rope if rope[name] != mla[name]}
-    assert differing <= {"encoding", "encoding_options", "dropout_on"}
-    bare = model("released", "rope/mla-program-bare")
-    assert bare["input_encoding"] is None
-
-
 @pytest.mark.parametrize("scale", SCALES)
 @both
 def test_parts_name_every_cell_once(scale: str, protocol: Protocol) -> None:

@@ -15,18 +15,10 @@ from tests.studies.probing.models import TEXT, saved
 
 from toeplens.engine import Limits
 from toeplens.ground import InputError
-from toeplens.papers.positional_symbolic.pretrained import (
-    Plan,
-    Pretrained,
-    examine,
-    gather,
-    is_pretrained,
-    judged,
-    open_record,
-)
+from toeplens.papers.positional_symbolic.pretrained import Plan, Pretrained, examine, gather, is_pretrained, open_record
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
-from toeplens.papers.positional_symbolic.pretrained.making import Making, changes_of, previous, retrieving
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
+from toeplens.papers.positional_symbolic.pretrained.parts import Making, changes_of, previous, retrieving
 from toeplens.sources.huggingface import load_model
 from toeplens.studies.auditing.record import AuditRecord, HeadRecord
 
@@ -121,7 +113,7 @@ def test_a_page_is_made_whichever_pieces_are_missing(study: Pretrained) -> None:
             field: {name: each for name, each in getattr(study, field).items() if name not in gone}
             for field in ("audits", "probes")
         }
-        assert "</html>" in render_pretrained(judged(replace(study, **left)))
+        assert "</html>" in render_pretrained(replace(study, **left).judged())
 
 
 @pytest.mark.parametrize(
@@ -157,7 +149,7 @@ def planted(study: Pretrained, change: Callable[[HeadRecord, int], dict[str, Any
 
 
 def verdicts(study: Pretrained) -> dict[str, str]:
-    return {entry.claim.id: entry.plain for entry in judged(study).entries}
+    return {entry.claim.id: entry.plain for entry in study.judged().entries}
 
 
 def number(head: HeadRecord) -> int:
@@ -196,12 +188,12 @@ def test_texts_that_differ_leave_open_what_their_sequences_decide(study: Pretrai
     def pure(head: HeadRecord, text: int) -> dict[str, Any]:
         return {"positional": 0.95 * (text < 3 or number(head) < 2), "symbolic": 0.95}
 
-    found = [each for each in by_text(judged(planted(study, pure))) if each.entry.claim.id == "pure-heads"]
+    found = [each for each in by_text(planted(study, pure).judged()) if each.entry.claim.id == "pure-heads"]
     seen = [(each.part.essential, each.part.verdict, each.verdict) for each in found]
     assert seen == [(kind, "holds", verdict) for kind in (True, False) for verdict in ("undecided", "holds")]
     assert [each.value for each in found[:2]] == [5.0, 8.0]
     one = replace(study, plan=replace(study.plan, sequences=1, texts=dict.fromkeys("abcdef", "")))
-    assert list(by_text(judged(one))) == [], "of one sequence a text there is nothing to be drawn together"
+    assert list(by_text(one.judged())) == [], "of one sequence a text there is nothing to be drawn together"
 
 
 def test_what_is_not_known_is_neither_pure_nor_impure(study: Pretrained) -> None:
@@ -211,7 +203,7 @@ def test_what_is_not_known_is_neither_pure_nor_impure(study: Pretrained) -> None
     shares = without("positional", "symbolic", "interaction")
     for claim in ("pure-heads", "positional-frequency", "correspondence-learned", "position-worth"):
         assert verdicts(shares)[claim] == "undecided", claim
-    (pure,) = (entry for entry in judged(shares).entries if entry.claim.id == "pure-heads")
+    (pure,) = (entry for entry in shares.judged().entries if entry.claim.id == "pure-heads")
     names, unknown = ("positional", "symbolic"), "the shares of all heads are undefined"
     assert pure.evidence == [
         *(f"heads with a {name} share of at least 0.9: {unknown}" for name in names),

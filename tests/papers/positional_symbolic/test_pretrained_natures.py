@@ -12,7 +12,7 @@ from tests.studies.probing.models import TEXT, tokenizer
 
 from toeplens.papers.positional_symbolic.pretrained import Pretrained, examine, gather
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
-from toeplens.papers.positional_symbolic.pretrained.state import TOGETHER
+from toeplens.papers.positional_symbolic.pretrained.parts import TOGETHER
 from toeplens.sources.huggingface import load_model
 from toeplens.studies.auditing import audit
 

@@ -265,19 +265,6 @@ def test_every_cell_is_measured_and_written_down(finished: Path, tmp_path: Path)
         assert (first["factor"], first["examples"]) == (1.0, 12)
 
 
-def test_the_rows_of_the_table_are_those_of_the_cells(finished: Path, tmp_path: Path):
-    state = grid.gather(shutil.copytree(finished, tmp_path / "copy"))
-    rows = {(row.task, row.label): row for row in state.matrix()}
-    assert set(rows) == {(cell.key.task, cell.key.label) for cell in state.results.cells}
-    for cell in state.results.cells:
-        row = rows[cell.key.task, cell.key.label]
-        assert (row.accuracy, row.lowest, row.highest, row.seeds) == (cell.accuracy, cell.accuracy, cell.accuracy, 1)
-        assert row.skill == pytest.approx(cell.skill)
-        assert row.rule_accuracy == max(cell.measures["extrapolation"]["rows"][0]["baselines"].values())
-        assert row.parameters == cell.parameters
-        assert row.train_seconds == cell.result["seconds"] == pytest.approx(cell.epochs[-1]["seconds"], abs=0.5)
-
-
 def test_a_study_grows_and_what_is_done_is_not_done_again(finished: Path, tmp_path: Path, here: Here):
     out = shutil.copytree(finished, tmp_path / "copy")
     weights = {path: path.read_bytes() for path in out.glob("runs/*/model.safetensors")}

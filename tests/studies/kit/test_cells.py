@@ -40,7 +40,7 @@ def test_the_guess_from_the_length_is_of_the_labels_that_count(
     job = Job(tiny(task_options=RELEASED, epochs=1, ignore_label=ignored), "a cell", 20)
     run = carry_out(job, tmp_path / RUNS, Limits(device="cpu"))
     cell = Cell(Key("released", "trigger-distance", "rope", 42), job)
-    (found,) = gather_cells(tmp_path, [cell], {}).results.cells
+    (found,) = gather_cells(tmp_path, [cell], {})["results"].cells
     assert (found.chance, found.length_chance) == (pytest.approx(chance), pytest.approx(by_length))
     assert found.skill == pytest.approx((run.result["test_accuracy"] - by_length) / (1 - by_length))
 

@@ -103,18 +103,5 @@ def test_so_many_seeds_decide_and_one_less_does_not(values: list[float], bar: fl
     assert seen.seeds_to_decide(bar, level) == next((count for count in more if decides(count)), None)
 
 
-@given(st.lists(value, min_size=5, max_size=5), st.lists(value, min_size=5, max_size=5), value)
-def test_of_two_encodings_both_get_the_seeds(first: list[float], second: list[float], bar: float) -> None:
-    seen = difference(first, second, 0.01)
-    spreads = [max(float(np.var(each, ddof=1)), 0.01**2) for each in (first, second)]
-
-    def decides(count: int) -> bool:
-        parts = np.array(spreads) / count
-        freedom = parts.sum() ** 2 / (parts**2 / (count - 1)).sum()
-        return float(stats.t.ppf(0.975, freedom)) * math.sqrt(parts.sum()) < abs(seen.value - bar)
-
-    assert seen.seeds_to_decide(bar, 0.05) == next((n for n in range(6, MOST_TIMES * 5 + 1) if decides(n)), None)
-
-
 def test_at_the_bar_no_number_of_seeds_decides() -> None:
     assert of_one([0.1, 0.3]).seeds_to_decide(0.2, 0.05) is None

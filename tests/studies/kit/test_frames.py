@@ -15,11 +15,12 @@ from toeplens.ground import InputError
 from toeplens.papers import mathematics
 from toeplens.papers.positional_symbolic import pretrained
 from toeplens.studies.grid import Grid
-from toeplens.studies.kit.frames import CellRow, ClaimRow, EpochRow, HeadRow, LengthRow, schema
+from toeplens.studies.kit.frames import CELLS, CLAIMS, EPOCHS, LENGTHS
+from toeplens.studies.kit.frames import HEADS as OF_HEADS
 
 RESULTS = Path(__file__).parents[3] / "results"
 PLACE = ["protocol", "task", "encoding", "seed"]
-KINDS = {"cells": CellRow, "heads": HeadRow, "epochs": EpochRow, "lengths": LengthRow, "claims": ClaimRow}
+KINDS = {"cells": CELLS, "heads": OF_HEADS, "epochs": EPOCHS, "lengths": LENGTHS, "claims": CLAIMS}
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +31,9 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Grid:
 @pytest.mark.parametrize("rows", KINDS)
 def test_columns_are_those_that_are_documented_whatever_was_measured(state: Grid, rows: str):
     text = (RESULTS.parent / "docs" / "how-to" / "export.md").read_text("utf-8")
-    assert state.frame(rows).schema == schema(KINDS[rows])
-    assert [name for name in schema(KINDS[rows]).names if f"`{name}`" not in text] == []
-    assert rows == "claims" or schema(KINDS[rows]).names[:4] == PLACE
+    assert state.frame(rows).schema == KINDS[rows]
+    assert [name for name in KINDS[rows].names if f"`{name}`" not in text] == []
+    assert rows == "claims" or KINDS[rows].names[:4] == PLACE
 
 
 def test_cells_have_the_numbers_of_the_record(state: Grid):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toeplens.studies import Claim, Finding, Verdict, above, judge_all, supporting
-from toeplens.studies.kit.claims import as_support, every, settle
+from toeplens.studies.kit.claims import findings, settle
 from toeplens.studies.kit.verdicts import LEVEL, OPEN, chance, combine, holm, unknown
 
 NEAR = [0.2, 0.201, 0.199, 0.2, 0.2]
@@ -102,12 +102,17 @@ def test_a_ledger_corrects_for_all_its_claims() -> None:
     assert judged(claim(weak), claim(part([0.2]))) == [("holds", "holds"), ("leans to hold", "leans to hold")]
 
 
-def test_every_joins_checks_and_support_does_not_carry() -> None:
-    good, bad = (lambda data: [part(NEAR)]), (lambda data: [part(NEAR, 0.5)])
-    assert [found.essential for found in every(good, as_support(bad))(None)] == [True, False]
-    (entry,) = judge_all([Claim("it", "", "", "", every(good, as_support(bad)))], None)
+def test_a_claim_may_have_several_tests_and_support_does_not_carry() -> None:
+    good, bad = (lambda data: [part(NEAR)]), (lambda data: [supporting(part(NEAR, 0.5))])
+    assert [found.essential for found in findings([good, bad], None)] == [True, False]
+    (entry,) = judge_all([Claim("it", "", "", "", [good, bad])], None)
     assert entry.verdict == "holds in part"
     assert entry.evidence[1] == f"supporting: {entry.findings[1].evidence}"
+    nothing = unknown("it", "nobody looked")
+    assert findings([lambda data: [nothing], lambda data: [nothing, supporting(nothing)]], None) == (
+        nothing,
+        supporting(nothing),
+    ), "a reason is given once"
 
 
 def test_other_ways_of_asking_are_told_beside_the_verdict_and_never_change_it() -> None:

@@ -12,11 +12,10 @@ from tests.papers.deposit.numbers import reproduced
 from tests.report.grid.language_state import language_grid
 
 from toeplens.ground import InputError
-from toeplens.papers.deposit.study import KIND as REPRODUCTION
-from toeplens.papers.mathematics.study import KIND as MATHEMATICS
+from toeplens.papers.deposit import Reproduction
+from toeplens.papers.mathematics import Theory
 from toeplens.studies import CellResult, grid
 from toeplens.studies.grid.spec import spec_from_yaml
-from toeplens.studies.grid.study import KIND as GRID
 from toeplens.studies.kit.study import read_study
 
 ABOUT = {"torch": "2.13", "cores": 2, "gpu": None}
@@ -44,8 +43,8 @@ def refused(call: Any, *names: str) -> None:
 @pytest.mark.parametrize("kind", STUDIES)
 def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> None:
     good = {"study": kind, "environment": ABOUT} | STUDIES[kind]
-    read = {"reproduce": REPRODUCTION, "grid": GRID, "theory": MATHEMATICS}[kind].plan_of
-    assert read_study(written(tmp_path, good)) == good
+    read = {"reproduce": Reproduction, "grid": grid.Grid, "theory": Theory}[kind].plan_of
+    assert read_study(written(tmp_path, good)) == {"seconds": 0.0} | good
     read(tmp_path)
     wrong: dict[str, tuple[Any, ...]] = {
         "environment": ([], {"torch": [2]}),
@@ -59,7 +58,7 @@ def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> N
     for field, values in wrong.items():
         for value in values if field in good else ():
             refused(lambda v=value, f=field: read(written(tmp_path, good | {f: v})), "study.json", field)
-    for field in (STUDIES[kind].keys() | {"environment"}) - {"parts"}:
+    for field in (STUDIES[kind].keys() | {"environment"}) - {"parts", "seconds"}:
         without = {name: value for name, value in good.items() if name != field}
         refused(lambda c=without: read(written(tmp_path, c)), "study.json", field)
 
@@ -116,10 +115,10 @@ def test_a_cell_is_of_plain_fields() -> None:
 
 def test_a_grid_study_is_what_its_record_tells(tmp_path: Path) -> None:
     state = language_grid(tmp_path)
-    GRID.write_down(state)
+    state.write_down()
     again = grid.gather(tmp_path)
     assert grid.is_grid(tmp_path)
-    assert not GRID.holds(tmp_path)
+    assert not grid.Grid.holds(tmp_path)
     assert again.spec == state.spec
     assert [entry.to_dict() for entry in again.entries] == [entry.to_dict() for entry in state.entries]
     assert (again.finished, again.total, again.environment) == (state.finished, state.total, state.environment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -68,25 +67,12 @@ def test_half_is_learned_of_what_was_measured_after_the_epoch_where_it_was() -> 
     assert partly.half_learned == pytest.approx(math.log2(1.5)), "where no example counted, the running one"
 
 
-def test_epochs_need_not_be_whole() -> None:
-    cell = curve((0.4, 0.5), (0.8, 0.6))
-    rows = [row | {"epoch": row["epoch"] / 4} for row in cell.epochs]
-    assert replace(cell, epochs=rows).half_learned == pytest.approx(math.log2(1.5 / 4))
-
-
 @pytest.mark.parametrize(
     ("test", "expected"),
     [([0.5], 0.0), ([0.3, 0.5, 0.9], 0.0), ([0.5, 0.4, 0.6, 0.3], 0.4), ([0.9, 0.8, 0.79], 0.1), ([0.5, 0.5], 0.0)],
 )
 def test_setbacks_are_all_falls_that_can_be_seen_together(test: list[float], expected: float) -> None:
     assert curve(*((0.5, each) for each in test)).setbacks == pytest.approx(expected)
-
-
-@given(st.lists(st.integers(0, 76).map(lambda n: n * 0.013), min_size=1, max_size=6))
-def test_falls_are_what_rises_do_not_explain(test: list[float]) -> None:
-    rises = sum(max(0.0, after - before) for before, after in itertools.pairwise(test))
-    small = sum(before - after for before, after in itertools.pairwise(test) if 0 < before - after < 0.02)
-    assert curve(*((0.5, each) for each in test)).setbacks == pytest.approx(rises - (test[-1] - test[0]) - small)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The papers' central experiment: encodings x tasks x protocols, head ablation, and the claims about them."""
 
+from toeplens.ground.citations import Citation
 from toeplens.papers.deposit.claims import CLAIMS, claims_of
 from toeplens.papers.deposit.labels import title
 from toeplens.papers.deposit.questions import PARTS, SCALES, Scale, chosen_parts
@@ -8,6 +9,7 @@ from toeplens.papers.deposit.tables import PAPER_TABLE_1, Row, accuracy_table
 
 __all__ = [
     "CLAIMS",
+    "PAPER",
     "PAPER_TABLE_1",
     "PARTS",
     "SCALES",
@@ -24,3 +26,13 @@ __all__ = [
     "reproduce",
     "title",
 ]
+
+# the first version, with the title of the later one as a note
+PAPER = Citation(
+    key="gu2025positional",
+    authors=("Gu, Zihan", "Zhang, Han", "Chen, Ruoyu", "Hu, Yue", "Zhang, Hua"),
+    title="Unpacking Positional Encoding in Transformers: A Spectral Analysis of Content-Position Coupling",
+    year=2025,
+    arxiv="2505.13027",
+    note="Later version, ICLR 2026: Deconstructing Positional Information: From Attention Logits to Training Biases",
+)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 
@@ -13,15 +13,15 @@ from toeplens.engine import Job, Limits, Workers
 from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose
 from toeplens.ground.machine import MOST_SEEDS, within
+from toeplens.ground.records import Record
 from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit.claims import claims_of
 from toeplens.papers.deposit.labels import RUNGS, TITLES, Label, model_fields, other_protocol, title
 from toeplens.papers.deposit.questions import CORE, SCALES, Scale, chosen_parts, measures_of, places_of
 from toeplens.papers.deposit.tables import Row, accuracy_table
-from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of, reread_cells
+from toeplens.studies.kit.cells import Cell, Gathered, jobs_of
 from toeplens.studies.kit.claims import judge
 from toeplens.studies.kit.results import Key, Seeds
-from toeplens.studies.kit.study import Begun, Kind
 from toeplens.training import RunSpec, run_spec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 
@@ -82,12 +82,14 @@ def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int, parts: Sequ
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The options of a study."""
+class Plan(Record):
+    """The options of a study, as in study.json; earlier versions had no parts."""
+
+    LATER = ("parts",)
 
     scale: str
-    protocols: tuple[Protocol, ...]
-    seeds: int
+    protocols: Annotated[tuple[Protocol, ...], Field(min_length=1)]
+    seeds: Seeds
     parts: tuple[str, ...] = (CORE,)
 
     def cells(self) -> list[Cell]:
@@ -103,50 +105,37 @@ class Plan:
 class Reproduction(Gathered):
     """The state of a reproduction."""
 
+    NAME, COMMAND, REQUEST = "reproduce", "reproduce", Plan
+
     plan: Plan
     table: list[Row]
 
+    @classmethod
+    def planned(cls, request: Plan) -> Plan:
+        """The plan, with its parts in order."""
+        choose("scale", request.scale, SCALES)
+        return replace(request, parts=chosen_parts(request.parts))
+
+    @classmethod
+    def cells(cls, plan: Plan) -> list[Cell]:
+        """The grid."""
+        return plan.cells()
+
+    @classmethod
+    def judged(cls, plan: Plan, **gathered: Any) -> Self:
+        """The state with its table and claims."""
+        results = gathered["results"]
+        entries = judge(claims_of(plan.parts), results, plan.protocols)
+        return cls(**gathered, plan=plan, entries=entries, table=accuracy_table(results, plan.protocols))
+
     def asked(self) -> dict[str, Any]:
-        """The plan."""
         return asdict(self.plan)
 
-    def found(self) -> dict[str, Any]:
-        """The table and the cells."""
-        return {"table": [row.to_dict() for row in self.table], **super().found()}
+    def tables(self) -> dict[str, Any]:
+        return {"table": [row.to_dict() for row in self.table]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked(Begun):
-    """study.json; earlier versions had no parts."""
-
-    LATER = ("study", "parts")
-
-    scale: str
-    protocols: Annotated[tuple[Protocol, ...], Field(min_length=1)]
-    seeds: Seeds
-    parts: tuple[str, ...] = (CORE,)
-
-
-def _plan(asked: Asked) -> Plan:
-    return Plan(choose("scale", asked.scale, SCALES), asked.protocols, asked.seeds, chosen_parts(asked.parts))
-
-
-def _judged(gathered: Gathered, plan: Plan) -> Reproduction:
-    entries = judge(claims_of(plan.parts), gathered.results, plan.protocols)
-    table = accuracy_table(gathered.results, plan.protocols)
-    judged: dict[str, Any] = vars(gathered) | {"entries": entries}
-    return Reproduction(**judged, plan=plan, table=table)
-
-
-KIND = Kind(
-    "reproduce",
-    "reproduce",
-    Asked,
-    _plan,
-    lambda directory, plan, environment: _judged(gather_cells(directory, plan.cells(), environment), plan),
-    lambda kept, plan: _judged(reread_cells(kept), plan),
-)
-gather = KIND.gather
+gather = Reproduction.gather
 
 
 def reproduce(
@@ -175,7 +164,7 @@ def reproduce(
     """
     choose("scale", scale, SCALES)
     plan = planned(out, scale, protocols, seeds, parts)
-    return KIND.carry_out_runs(out, asdict(plan), plan.jobs(), limits, workers, on_event)
+    return Reproduction.carry_out_runs(out, asdict(plan), plan.jobs(), limits, workers, on_event)
 
 
 def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: int, parts: Sequence[str]) -> Plan:
@@ -184,11 +173,12 @@ def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: i
     Raises `InputError` if there is nothing to train.
     """
     within("seeds", seeds, 1, MOST_SEEDS)
-    plan = Plan(scale, tuple(protocols), seeds, chosen_parts(parts))
-    if KIND.holds(out):
-        had = KIND.plan_of(Path(out))[0]
-        both: tuple[Protocol, ...] = tuple(each for each in PROTOCOLS if each in (*had.protocols, *protocols))
-        plan = Plan(scale, both, max(seeds, had.seeds), chosen_parts((*had.parts, *plan.parts)))
+    plan = Plan(scale=scale, protocols=tuple(protocols), seeds=seeds, parts=chosen_parts(parts))
+    if Reproduction.holds(out):
+        had = Reproduction.plan_of(out)[0]
+        both = tuple(each for each in PROTOCOLS if each in (*had.protocols, *protocols))
+        more = chosen_parts((*had.parts, *plan.parts))
+        plan = replace(plan, protocols=both, seeds=max(seeds, had.seeds), parts=more)
     if not any(any(places_of(SCALES[scale], each, plan.parts).values()) for each in plan.protocols):
         raise InputError(
             f"part: {' and '.join(plan.parts)} has no models at scale {scale} under the "

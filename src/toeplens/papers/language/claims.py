@@ -19,15 +19,13 @@ from math import isfinite
 
 from toeplens.studies.grid import language
 from toeplens.studies.grid.study import Evidence
-from toeplens.studies.kit.asking import Test, ask, ask_difference, over, under
-from toeplens.studies.kit.claims import Claim, as_support, every
+from toeplens.studies.kit.claims import Claim, Test
 from toeplens.studies.kit.contrasts import difference
 from toeplens.studies.kit.results import CellResult, Figure
-from toeplens.studies.kit.verdicts import Finding, above, below, unknown
+from toeplens.studies.kit.verdicts import Finding, above, below, supporting, unknown
 
 TASK = "language"
 NOPE, SINUSOID, T5, ALIBI, ROPE = "nope", "sinusoidal", "t5", "alibi", "rope"
-_UNIT = " bits per byte"
 _GRAIN = 0.003  # bits per byte: closer agreement of models of one encoding is by chance
 _LITTLE, _MUCH = 0.01, 0.05
 _WHY_LITTLE = (
@@ -40,7 +38,7 @@ _HALF, _LEAD = 0.5, 0.1  # of a share: the majority; more than chance
 _KNOWN = 0.2
 _FAR = f"{language.LONG:g} times the training length"
 _BY_FREQUENCY = "rank correlation of positional share with frequency, "
-Check = Callable[[Evidence], list[Finding]]
+_test, _bits = partial(Test, task=TASK), partial(Test, task=TASK, unit=" bits per byte")
 
 
 def _figure(words: str, of: Callable[[CellResult], float], grain: float = _GRAIN) -> Figure:
@@ -51,23 +49,7 @@ _BITS = _figure("bits per byte at the training length, ", language.bits)
 _LOST = _figure(f"increase of bits per byte at the end of texts of {_FAR}, ", language.lost)
 
 
-def _title(data: Evidence, label: str) -> str:
-    return next((column.title for column in data.spec.columns() if column.label == label), label)
-
-
-def _one(label: str, figure: Figure, test: Test) -> Check:
-    return lambda data: [ask(data.results, TASK, label, figure, test, partial(_title, data))]
-
-
-def _two(first: str, second: str, figure: Figure, test: Test) -> Check:
-    def check(data: Evidence) -> list[Finding]:
-        title = partial(_title, data)
-        return [ask_difference(data.results, TASK, first, second, title, figure=figure, test=test)]
-
-    return check
-
-
-def _method(method: str, *, tuned: bool) -> Check:
+def _method(method: str, *, tuned: bool) -> Test:
     """Gain of a context extension of RoPE at `language.LONG` times the length, in the same models."""
 
     def gain(cell: CellResult) -> float:
@@ -75,11 +57,10 @@ def _method(method: str, *, tuned: bool) -> Check:
         return without - language.extended(cell, method, tuned=tuned)
 
     after = " after tuning both" if tuned else ""
-    words = f"decrease of bits per byte by {method} at {_FAR}{after}, "
-    return _one(ROPE, _figure(words, gain), over(_LITTLE, _UNIT))
+    return _bits(_figure(f"decrease of bits per byte by {method} at {_FAR}{after}, ", gain), ROPE, above=_LITTLE)
 
 
-def _longer(method: str, *, tuned: bool) -> Check:
+def _longer(method: str, *, tuned: bool) -> Test:
     """Loss of an extended model at `language.LONG` times the length, compared with one training length."""
 
     def loss(cell: CellResult) -> float:
@@ -87,28 +68,30 @@ def _longer(method: str, *, tuned: bool) -> Check:
 
     after = " after tuning" if tuned else ""
     words = f"increase of bits per byte with {method} at {_FAR}{after} compared with one training length, "
-    return _one(ROPE, _figure(words, loss), under(_LITTLE, _UNIT))
+    return _bits(_figure(words, loss), ROPE, below=_LITTLE)
 
 
-def _kinds(kind: str, share: str) -> Check:
-    """Test of the positional or symbolic share of a kind of heads, in RoPE's models with such heads."""
+def _kinds(kind: str, share: str) -> list[Test]:
+    """Tests of the positional or symbolic share of a kind of heads, in RoPE's models with such heads."""
     words = f"{share} share of up to {language.TOP} heads with the most {kind} weight, "
+    own = _figure(words, lambda cell: language.kind_share(cell, kind, share), 0.02)
     lead = _figure("that − the other heads' share, ", lambda cell: language.kind_lead(cell, kind, share), 0.02)
-    return every(
-        _one(ROPE, _figure(words, lambda cell: language.kind_share(cell, kind, share), 0.02), over(_HALF)),
-        as_support(_one(ROPE, lead, over(_LEAD))),
-    )
+    return [_test(own, ROPE, above=_HALF), supporting(_test(lead, ROPE, above=_LEAD))]
 
 
-def _deposit(layer: int | None) -> Check:
+def _deposit(layer: int | None) -> Test:
     head = "one head" if layer is None else "one head of the first layer"
     words = f"share of {head} in the summed effects of removing position from single heads, "
-    return _one(ROPE, _figure(words, lambda cell: language.deposit(cell, layer), 0.02), over(_HALF))
+    return _test(_figure(words, lambda cell: language.deposit(cell, layer), 0.02), ROPE, above=_HALF)
 
 
 def _taught(cell: CellResult) -> float:
     """Correlation of positional share and frequency over a model's heads, minus that before training."""
     return language.positional_by_frequency(cell) - language.positional_by_frequency(cell, untrained=True)
+
+
+_TAUGHT = _figure(f"{_BY_FREQUENCY}trained − untrained, ", _taught, 0.05)
+_ORDER = _figure(_BY_FREQUENCY, language.positional_by_frequency, 0.05)
 
 
 def _retrieves(data: Evidence) -> list[Finding]:
@@ -133,14 +116,14 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "arXiv 2203.16634 (Haviv et al. 2022): small gaps in favour of encodings",
         "A causal language model without any encoding is worse at its training length than one with RoPE.",
         f"Bits per byte on the test split: NoPE − RoPE is above {_LITTLE:g}; {_WHY_LITTLE}. {_ONE_RECIPE}",
-        _two(NOPE, ROPE, _BITS, over(_LITTLE, _UNIT)),
+        [_bits(_BITS, NOPE, ROPE, above=_LITTLE)],
     ),
     Claim(
         "rope-over-absolute",
         "arXiv 2104.09864 (Su et al. 2021), section 4",
         "At its training length RoPE is better than absolute position at the input.",
         f"Bits per byte on the test split: sinusoid − RoPE is above {_LITTLE:g}; {_WHY_LITTLE}. {_ONE_RECIPE}",
-        _two(SINUSOID, ROPE, _BITS, over(_LITTLE, _UNIT)),
+        [_bits(_BITS, SINUSOID, ROPE, above=_LITTLE)],
     ),
     Claim(
         "alibi-extrapolates",
@@ -148,14 +131,14 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "ALiBi reads longer texts than it was trained on without loss.",
         f"The loss on the end of a text with a context of {_FAR} exceeds that with one training length, on the same "
         f"tokens, by less than {_LITTLE:g} bits per byte; {_WHY_LITTLE}.",
-        _one(ALIBI, _LOST, under(_LITTLE, _UNIT)),
+        [_bits(_LOST, ALIBI, below=_LITTLE)],
     ),
     Claim(
         "rope-fails-beyond",
         "arXiv 2108.12409, figure 1; arXiv 2306.15595 (Chen et al. 2023), section 2",
         "RoPE, as it was trained, fails on texts longer than those of training.",
         f"The loss on the end of a text increases by more than {_MUCH:g} bits per byte at {_FAR}; {_WHY_MUCH}.",
-        _one(ROPE, _LOST, over(_MUCH, _UNIT)),
+        [_bits(_LOST, ROPE, above=_MUCH)],
     ),
     Claim(
         "nope-extrapolates",
@@ -163,14 +146,14 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "A language model without an encoding reads longer texts without loss.",
         f"The loss on the end of a text increases by less than {_LITTLE:g} bits per byte at {_FAR}. Supporting: by "
         f"less than RoPE's.",
-        every(_one(NOPE, _LOST, under(_LITTLE, _UNIT)), as_support(_two(NOPE, ROPE, _LOST, under(0.0, _UNIT)))),
+        [_bits(_LOST, NOPE, below=_LITTLE), supporting(_bits(_LOST, NOPE, ROPE, below=0.0))],
     ),
     Claim(
         "long-context-helps",
         "arXiv 2108.12409, analysis B: apparent extrapolation may only reflect fewer tokens with a short context",
         "With a context longer than the training length, ALiBi predicts the end of a text better.",
         f"The loss on the end of a text decreases by more than {_LITTLE:g} bits per byte at {_FAR}.",
-        _one(ALIBI, _LOST, under(-_LITTLE, _UNIT)),
+        [_bits(_LOST, ALIBI, below=-_LITTLE)],
     ),
     Claim(
         "interpolation-helps",
@@ -180,13 +163,13 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         f"NTK-aware scaling without tuning, and interpolation after tuning both on texts of that length, each improve "
         f"by more than {_LITTLE:g}. Each is worse than a context of one training length by less than that. Supporting: "
         f"YaRN without tuning improves by more than {_LITTLE:g}.",
-        every(
+        [
             _method("ntk", tuned=False),
             _method("interpolation", tuned=True),
             _longer("ntk", tuned=False),
             _longer("interpolation", tuned=True),
-            as_support(_method("yarn", tuned=False)),
-        ),
+            supporting(_method("yarn", tuned=False)),
+        ],
     ),
     Claim(
         "previous-heads-positional",
@@ -214,10 +197,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         f"Rank correlation over a model's heads of the positional share with the centre of the frequencies used: the "
         f"mean over models is above {_HALF:g} (correlations from 0.5 are commonly called large). Supporting (training "
         "causes it): it is larger than over the same heads before training, where the weights are random.",
-        every(
-            _one(ROPE, _figure(_BY_FREQUENCY, language.positional_by_frequency, 0.05), over(_HALF)),
-            as_support(_one(ROPE, _figure(f"{_BY_FREQUENCY}trained − untrained, ", _taught, 0.05), over(0.0))),
-        ),
+        [_test(_ORDER, ROPE, above=_HALF), supporting(_test(_TAUGHT, ROPE, above=0.0))],
     ),
     Claim(
         "language-deposit",
@@ -226,7 +206,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         f"Position is removed from one head at a time (rotation frozen, content kept). One head of the first layer has "
         f"more than {_HALF:g} of the summed loss increase over the heads with a significant effect. Supporting: one "
         f"head of any layer has.",
-        every(_deposit(0), as_support(_deposit(None))),
+        [_deposit(0), supporting(_deposit(None))],
     ),
     Claim(
         "needles-end-at-the-training-length",

@@ -9,7 +9,7 @@ from typing import Any
 
 from toeplens.engine import Cluster, Job, Limits, Workers, must_have, plan_workers, run_jobs, spread
 from toeplens.engine.many import OnEvent
-from toeplens.ground import InputError, choose, read_json, write_json
+from toeplens.ground import InputError, choose, read_json, records, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.papers.mathematics.expressiveness import expressiveness
@@ -19,9 +19,8 @@ from toeplens.papers.mathematics.spectra import contraction, filling, phases
 from toeplens.papers.mathematics.statements import Records, claims_on
 from toeplens.papers.mathematics.trained import LABELS, heads, measure_heads, small_norm
 from toeplens.studies.kit.claims import judge_all
-from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import Seeds
-from toeplens.studies.kit.study import RUNS, Begun, Kind, State, of_study
+from toeplens.studies.kit.study import RUNS, Kept, State, of_study
 from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.training import Run, plan_execution, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
@@ -39,57 +38,11 @@ Place = tuple[str, int]  # experiment and seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Theory(State):
-    """The state of the study.
-
-    records  by experiment, one per finished seed
-    """
-
-    scale: str
-    seeds: int
-    records: Records
-
-    def asked(self) -> dict[str, Any]:
-        """The models' scale and the number of seeds."""
-        return {"scale": self.scale, "seeds": self.seeds}
-
-    def found(self) -> dict[str, Any]:
-        """The records."""
-        return {"records": self.records}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked(Begun):
-    """study.json; ``seconds`` was added later."""
-
-    LATER = ("seconds",)
+class Asked(records.Record):
+    """The request in study.json."""
 
     scale: str
     seeds: Seeds
-
-
-def _plan(asked: Asked) -> tuple[str, int]:
-    return choose("scale", asked.scale, PRESETS), asked.seeds
-
-
-def _read(directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -> Theory:
-    found: dict[str, dict[Path | str, Any]] = {}
-    for name in (*EXPERIMENTS, heads.name):
-        paths = [_path(directory, name, seed) for seed in _numbers(plan[1])]
-        found[name] = {path: read_json(path) for path in paths if path.exists()}
-    counted = {"finished": sum(map(len, found.values())), "total": plan[1] * len(found)}
-    return _judged({"directory": directory, **counted, "environment": environment}, plan, found)
-
-
-def _reread(kept: Kept, plan: tuple[str, int]) -> Theory:
-    found = kept.content.get("records")
-    if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
-        raise InputError(f"study: {kept.path} is damaged: records must be lists by experiment.")
-    places: dict[str, dict[Path | str, Any]] = {
-        name: {f"{kept.path}: {name}.{at}": each for at, each in enumerate(found.get(name, []))}
-        for name in (*EXPERIMENTS, heads.name)
-    }
-    return _judged(kept.head, plan, places)
 
 
 def _judged(head: dict[str, Any], plan: tuple[str, int], found: Mapping[str, Mapping[Path | str, Any]]) -> Theory:
@@ -119,8 +72,56 @@ def _shape(content: Any) -> Any:
     return isinstance(content, str)
 
 
-KIND = Kind("theory", "theory", Asked, _plan, _read, _reread)
-gather, is_theory = KIND.gather, KIND.tells
+@dataclass(frozen=True, kw_only=True)
+class Theory(State):
+    """The state of the study.
+
+    records  by experiment, one per finished seed
+    """
+
+    NAME, COMMAND, REQUEST = "theory", "theory", Asked
+
+    scale: str
+    seeds: int
+    records: Records
+
+    @classmethod
+    def planned(cls, request: Asked) -> tuple[str, int]:
+        """The scale and the number of seeds."""
+        return choose("scale", request.scale, PRESETS), request.seeds
+
+    @classmethod
+    def read(cls, directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -> Theory:
+        """The records in a directory."""
+        found: dict[str, dict[Path | str, Any]] = {}
+        for name in (*EXPERIMENTS, heads.name):
+            paths = [_path(directory, name, seed) for seed in _numbers(plan[1])]
+            found[name] = {path: read_json(path) for path in paths if path.exists()}
+        counted = {"finished": sum(map(len, found.values())), "total": plan[1] * len(found)}
+        return _judged({"directory": directory, **counted, "environment": environment}, plan, found)
+
+    @classmethod
+    def reread(cls, kept: Kept, plan: tuple[str, int]) -> Theory:
+        """The records in a results.json."""
+        found = kept.content.get("records")
+        if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
+            raise InputError(f"study: {kept.path} is damaged: records must be lists by experiment.")
+        places: dict[str, dict[Path | str, Any]] = {
+            name: {f"{kept.path}: {name}.{at}": each for at, each in enumerate(found.get(name, []))}
+            for name in (*EXPERIMENTS, heads.name)
+        }
+        return _judged(kept.head, plan, places)
+
+    def asked(self) -> dict[str, Any]:
+        """The models' scale and the number of seeds."""
+        return {"scale": self.scale, "seeds": self.seeds}
+
+    def found(self) -> dict[str, Any]:
+        """The records."""
+        return {"records": self.records}
+
+
+gather, is_theory = Theory.gather, Theory.tells
 
 
 def check_theory(
@@ -160,7 +161,7 @@ def check_theory(
         here = None if isinstance(workers, Cluster) else workers  # a record needs all runs of a seed
         _make_records([(heads.name, seed) for seed in _numbers(seeds)], directory, scale, limits, here, on_record)
 
-    return KIND.carry_out(directory, {"scale": scale, "seeds": seeds}, work)
+    return Theory.carry_out(directory, {"scale": scale, "seeds": seeds}, work)
 
 
 def jobs(scale: str, seeds: int) -> list[Job]:

@@ -22,19 +22,7 @@ from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.relations import FIGURES, Relation
 from toeplens.studies.grid.spec import Column
 from toeplens.studies.grid.study import Evidence
-from toeplens.studies.kit.asking import (
-    BETTER,
-    MARGIN,
-    STOPPED,
-    WHY_MARGIN,
-    Test,
-    ask,
-    ask_difference,
-    left_out,
-    over,
-    under,
-)
-from toeplens.studies.kit.claims import Claim, as_support, every
+from toeplens.studies.kit.claims import BETTER, MARGIN, STOPPED, WHY_MARGIN, Claim, Test, left_out
 from toeplens.studies.kit.contrasts import contrast, difference
 from toeplens.studies.kit.results import ACCURACY, ONLY_SKILLED, SKILLED, CellResult, Figure
 from toeplens.studies.kit.verdicts import (
@@ -58,33 +46,18 @@ ROPE, NOPE, HIGH, LOW, SCAN = "rope", "nope", "high", "low", "turn"
 STRONG = 0.5
 WHY_STRONG = "correlations from 0.5 are commonly called large"
 
-Check = Callable[[Evidence], list[Finding]]
-
-
-def named(data: Evidence, label: str) -> str:
-    """An encoding's display name, or its label if the study does not contain it."""
-    return next((column.title for column in data.spec.columns() if column.label == label), label)
-
 
 def of_skilled(words: str, of: Callable[[CellResult], float], without: str, grain: float = 0.005) -> Figure:
     """A figure for models with enough skill and a finite value."""
     return Figure(words, of, lambda cell: cell.skilled and isfinite(of(cell)), f"no skill, or {without}", grain)
 
 
-def model(task: str, label: str, figure: Figure, test: Test) -> Check:
-    """Test of a figure's mean over the models of a task and an encoding that count."""
-    return lambda data: [ask(data.results, task, label, figure, test, partial(named, data))]
+def _accuracy(task: str) -> Figure:
+    return replace(ACCURACY, words=f"accuracy on {task}, ")
 
 
-def better(task: str, first: str, second: str, figure: Figure = ACCURACY, test: Test | None = None) -> Check:
-    """Test of a figure of one encoding's models on a task minus another's (default: test accuracy)."""
-
-    def check(data: Evidence) -> list[Finding]:
-        title = partial(named, data)
-        what = "" if figure.words else f"accuracy on {task}, {title(first)} − {title(second)}"
-        return [ask_difference(data.results, task, first, second, title, figure=figure, test=test, what=what)]
-
-    return check
+def _skill(task: str) -> Figure:
+    return Figure(f"skill on {task}, ", lambda cell: cell.skill, ACCURACY.counts, ACCURACY.without)
 
 
 _BOTH = 0.6
@@ -128,20 +101,16 @@ def _carried(task: str, share: str) -> Figure:
     return of_skilled(words, lambda cell: heads.carried(cell, share), _NO_HEAD, grain=0.02)
 
 
-def _pure(task: str, share: str) -> Check:
+def _pure(data: Evidence, task: str, share: str) -> list[Finding]:
     """Test of the task's kind: the mean over all unrestricted encodings, with equal weights."""
-
-    def check(data: Evidence) -> list[Finding]:
-        figure = _carried(task, share)
-        labels = [column.label for column in data.spec.columns() if _free(column)]
-        values = {label: row for label in labels if (row := figure.by_seed(data.results.of(task, label)))}
-        if not values:
-            return [unknown(f"{figure.words}mean over encodings", NONE_COUNTS)]
-        mean = contrast(*((1 / len(values), row) for row in values.values()), grain=figure.grain)
-        what = f"{figure.words}mean over encodings ({', '.join(named(data, label) for label in values)})"
-        return [above(what, mean, _PURE)]
-
-    return check
+    figure = _carried(task, share)
+    labels = [column.label for column in data.spec.columns() if _free(column)]
+    values = {label: row for label in labels if (row := figure.by_seed(data.results.of(task, label)))}
+    if not values:
+        return [unknown(f"{figure.words}mean over encodings", NONE_COUNTS)]
+    mean = contrast(*((1 / len(values), row) for row in values.values()), grain=figure.grain)
+    what = f"{figure.words}mean over encodings ({', '.join(data.title(label) for label in values)})"
+    return [above(what, mean, _PURE)]
 
 
 def _free(column: Column) -> bool:
@@ -150,34 +119,24 @@ def _free(column: Column) -> bool:
     return not column.scan and column.label not in (HIGH, LOW) and "input" not in (kind.coupling, *kind.also_couples)
 
 
-def _skill(task: str) -> Figure:
-    return Figure(f"skill on {task}, ", lambda cell: cell.skill, ACCURACY.counts, ACCURACY.without)
-
-
-def _exceeds(task: str) -> Check:
+def _exceeds(data: Evidence, task: str) -> list[Finding]:
     """No encoding reaches a skill of 0.5; models that are still learning give a lower bound."""
-
-    def check(data: Evidence) -> list[Finding]:
-        labels = data.results.labels(task)
-        if not labels:
-            return [unknown(f"skill on {task}", NONE_COUNTS)]
-        findings = []
-        skill = replace(_skill(task), counts=lambda cell: cell.status == "complete")
-        for label in labels:
-            stopped = all(cell.settled for cell in data.results.of(task, label))
-            findings += [
-                one_sided(finding, holds=stopped, fails=True, why="models that are still learning")
-                for finding in model(task, label, skill, under(_HALF))(data)
-            ]
-        return findings
-
-    return check
+    labels = data.results.labels(task)
+    if not labels:
+        return [unknown(f"skill on {task}", NONE_COUNTS)]
+    findings = []
+    skill = replace(_skill(task), counts=lambda cell: cell.status == "complete")
+    for label in labels:
+        stopped = all(cell.settled for cell in data.results.of(task, label))
+        [finding] = Test(skill, label, below=_HALF, task=task)(data)
+        findings.append(one_sided(finding, holds=stopped, fails=True, why="models that are still learning"))
+    return findings
 
 
 # ---- how heads change during training --------------------------------------------------------------------------------
 
 
-def _emerges(task: str, share: str) -> Check:
+def _emerges(task: str, share: str) -> list[Test]:
     """Test of the heads of the trained model, weighted by their ablation effect."""
 
     def at(cell: CellResult, place: int) -> float:
@@ -188,7 +147,7 @@ def _emerges(task: str, share: str) -> Check:
     without = f"{_NO_HEAD}, or not measured during training"
     end = of_skilled(f"{what}, at the end, ", lambda cell: at(cell, -1), without, grain=0.02)
     gain = of_skilled(f"{what}, end − beginning, ", lambda cell: at(cell, -1) - at(cell, 0), without, grain=0.02)
-    return every(model(task, ROPE, end, over(_PURE)), model(task, ROPE, gain, over(_CHANGE)))
+    return [Test(end, ROPE, above=_PURE, task=task), Test(gain, ROPE, above=_CHANGE, task=task)]
 
 
 def _emerging(kind: str, task: str) -> Claim[Evidence]:
@@ -259,7 +218,10 @@ def _needed(kind: str, task: str, right: str, wrong: str, words: tuple[str, str]
         "frequencies control performance.",
         f"On {task}, the three {words[0]} frequencies compared with the three {words[1]}: {BETTER}. Supporting (they "
         f"control performance): the skill is higher by more than {_CONTROL:g}. {STOPPED}",
-        every(better(task, right, wrong), as_support(better(task, right, wrong, _skill(task), over(_CONTROL)))),
+        [
+            Test(_accuracy(task), right, wrong, above=MARGIN, task=task),
+            supporting(Test(_skill(task), right, wrong, above=_CONTROL, task=task)),
+        ],
     )
 
 
@@ -276,30 +238,26 @@ def _with_high_alone(data: Evidence) -> list[Finding]:
         if slowest < bar:
             why = f"the band's {slowest:.2g} radians per token make less than one full rotation within a sequence"
             return [unknown(what, why, f"a study whose high band ends above {bar:.2g} radians per token")]
-        return better(MIX, ROPE, HIGH)(data)
+        return Test(_accuracy(MIX), ROPE, HIGH, above=MARGIN, task=MIX)(data)
     return [unknown(what, NONE_COUNTS)]
 
 
 # ---- models with one frequency ---------------------------------------------------------------------------------------
 
 
-def _scan(task: str, sign: int) -> Check:
+def _scan(data: Evidence, task: str, sign: int) -> list[Finding]:
     """Is an inner frequency better (sign 1) or worse (-1) than both ends of the scan?"""
-
-    def check(data: Evidence) -> list[Finding]:
-        columns = sorted((c for c in data.spec.columns() if c.scan == SCAN), key=lambda column: column.value or 0.0)
-        if len(columns) < 3:
-            why = "no scan with at least three frequencies"
-            return [unknown(f"accuracy on {task} by frequency", why, "a scan called turn")]
-        rows = {column.value or 0.0: ACCURACY.by_seed(data.results.of(task, column.label)) for column in columns}
-        whole = sorted(set.intersection(*(set(row) for row in rows.values())))
-        if not whole:
-            missing = left_out(data.results, ACCURACY, task, *(column.label for column in columns))
-            return [unknown(f"accuracy on {task} by frequency{missing}", "no seed has a complete scan", _WHOLE)]
-        low, *inner, high = ([(value, row[seed]) for seed in whole] for value, row in rows.items())
-        return [_gap(task, sign, _chosen(inner, sign), end) for end in (low, high)]
-
-    return check
+    columns = sorted((c for c in data.spec.columns() if c.scan == SCAN), key=lambda column: column.value or 0.0)
+    if len(columns) < 3:
+        why = "no scan with at least three frequencies"
+        return [unknown(f"accuracy on {task} by frequency", why, "a scan called turn")]
+    rows = {column.value or 0.0: ACCURACY.by_seed(data.results.of(task, column.label)) for column in columns}
+    whole = sorted(set.intersection(*(set(row) for row in rows.values())))
+    if not whole:
+        missing = left_out(data.results, ACCURACY, task, *(column.label for column in columns))
+        return [unknown(f"accuracy on {task} by frequency{missing}", "no seed has a complete scan", _WHOLE)]
+    low, *inner, high = ([(value, row[seed]) for seed in whole] for value, row in rows.items())
+    return [_gap(task, sign, _chosen(inner, sign), end) for end in (low, high)]
 
 
 def _gap(task: str, sign: int, inner: Row, end: Row) -> Finding:
@@ -330,7 +288,7 @@ def _scanned(name: str, task: str, kind: str, sign: int) -> Claim[Evidence]:
         f"The inner frequency that is {'best' if sign > 0 else 'worst'} on the other seeds is {shape} than either end "
         f"of the scan by more than {100 * MARGIN:g} percentage points of mean final test accuracy ({WHY_MARGIN}). "
         f"{STOPPED} A seed counts only if all models of its scan count, to avoid a bias against slow learners.",
-        _scan(task, sign),
+        partial(_scan, task=task, sign=sign),
     )
 
 
@@ -355,18 +313,14 @@ def _extrapolates(data: Evidence) -> list[Finding]:
     return findings
 
 
-def _falls(figure: str) -> Check:
+def _falls(data: Evidence, figure: str) -> list[Finding]:
     """Test: is a figure of the heads negatively correlated with the skill kept on longer sequences?"""
-
-    def check(data: Evidence) -> list[Finding]:
-        found = [each for each in data.relations if (each.figure, each.task) == (figure, None)]
-        found.sort(key=lambda each: each.factor != heads.LONGER)
-        if not found or found[0].factor != heads.LONGER:
-            return [unknown(f"{FIGURES[figure][0]}, against longer sequences", NONE_COUNTS)]
-        first, *rest = (opposite(_rises(each)) for each in found)
-        return [first, *(supporting(finding) for finding in rest)]
-
-    return check
+    found = [each for each in data.relations if (each.figure, each.task) == (figure, None)]
+    found.sort(key=lambda each: each.factor != heads.LONGER)
+    if not found or found[0].factor != heads.LONGER:
+        return [unknown(f"{FIGURES[figure][0]}, against longer sequences", NONE_COUNTS)]
+    first, *rest = (opposite(_rises(each)) for each in found)
+    return [first, *(supporting(finding) for finding in rest)]
 
 
 def _rises(relation: Relation) -> Finding:
@@ -405,10 +359,10 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "Positional heads solve the positional task, and symbolic heads the symbolic task.",
         "Shares of RoPE's heads, weighted by ablation effect: on index the positional share is above "
         f"{_MOST:g}; on retrieval the symbolic share is above {_MOST:g}. {_COUNTS} {ONLY_SKILLED}",
-        every(
-            model(INDEX, ROPE, _carried(INDEX, "positional"), over(_MOST)),
-            model(RETRIEVAL, ROPE, _carried(RETRIEVAL, "symbolic"), over(_MOST)),
-        ),
+        [
+            Test(_carried(INDEX, "positional"), ROPE, above=_MOST, task=INDEX),
+            Test(_carried(RETRIEVAL, "symbolic"), ROPE, above=_MOST, task=RETRIEVAL),
+        ],
     ),
     Claim(
         "canonical-tasks-pure",
@@ -418,7 +372,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         f"task: on index the positional share is above {_PURE:g}; on retrieval the symbolic share is above {_PURE:g} "
         f"({_WHY_PURE}). Encodings restricted to a frequency band are excluded. So are encodings that add position at "
         f"the input, where it moves together with the permuted keys. {_COUNTS} {ONLY_SKILLED}",
-        every(_pure(INDEX, "positional"), _pure(RETRIEVAL, "symbolic")),
+        [partial(_pure, task=INDEX, share="positional"), partial(_pure, task=RETRIEVAL, share="symbolic")],
     ),
     Claim(
         "canonical-tasks",
@@ -426,12 +380,12 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "The positional task needs a positional encoding and the symbolic one does not.",
         f"On index, RoPE compared with NoPE: {BETTER}; NoPE's skill is below {SKILLED:g}. On retrieval, RoPE − NoPE is "
         f"below {MARGIN:g}; NoPE's skill is above {SKILLED:g} (otherwise neither learns the task). {STOPPED}",
-        every(
-            better(INDEX, ROPE, NOPE),
-            model(INDEX, NOPE, _skill(INDEX), under(SKILLED)),
-            better(RETRIEVAL, ROPE, NOPE, test=under(MARGIN)),
-            model(RETRIEVAL, NOPE, _skill(RETRIEVAL), over(SKILLED)),
-        ),
+        [
+            Test(_accuracy(INDEX), ROPE, NOPE, above=MARGIN, task=INDEX),
+            Test(_skill(INDEX), NOPE, below=SKILLED, task=INDEX),
+            Test(_accuracy(RETRIEVAL), ROPE, NOPE, below=MARGIN, task=RETRIEVAL),
+            Test(_skill(RETRIEVAL), NOPE, above=SKILLED, task=RETRIEVAL),
+        ],
     ),
     Claim(
         "intricate-tasks-exceed",
@@ -439,7 +393,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "More intricate tasks, reversing a sequence or Dyck languages, exceed a Transformer's positional reasoning.",
         f"The skill of every trained encoding on {' and on '.join(_INTRICATE)} is below {_HALF:g}. Models that are "
         "still learning count only against the claim, as their skill can still grow.",
-        every(*map(_exceeds, _INTRICATE)),
+        [partial(_exceeds, task=task) for task in _INTRICATE],
     ),
     _emerging("positional", INDEX),
     _emerging("symbolic", RETRIEVAL),
@@ -462,7 +416,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         f"On mix, all frequencies compared with only the three lowest, and with only the three highest: {BETTER}. The "
         "second is tested only if each of the highest makes at least one full rotation within a sequence, as "
         f"intermediate frequencies can serve both. {STOPPED}",
-        every(better(MIX, ROPE, LOW), _with_high_alone),
+        [Test(_accuracy(MIX), ROPE, LOW, above=MARGIN, task=MIX), _with_high_alone],
     ),
     _scanned("index-inverted-u", INDEX, "positional", 1),
     _scanned("retrieval-u", RETRIEVAL, "symbolic", -1),
@@ -474,7 +428,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "Loss increase on index when single frequencies of single heads are frozen, summed over heads: the sum over "
         f"the faster half of RoPE's frequencies exceeds that over the slower half by more than {_NATS:g} nats (a tenth "
         f"of the label's probability). Only effects whose interval excludes 0 count. {ONLY_SKILLED}",
-        model(INDEX, ROPE, _TURNING, over(_NATS, " nats")),
+        [Test(_TURNING, ROPE, above=_NATS, task=INDEX, unit=" nats")],
     ),
     Claim(
         "symbolic-extrapolates",
@@ -491,7 +445,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "The more positional the heads that carry a model's skill, the less it extrapolates.",
         "Rank correlation over models, within tasks, of the positional share of the heads that carry the skill with "
         f"the skill kept on longer sequences: {_FAMILIES}",
-        _falls("positional"),
+        partial(_falls, figure="positional"),
     ),
     Claim(
         "deposit-against-length",
@@ -499,7 +453,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "The more a model's skill is deposited in one head, the less it extrapolates (a hypothesis there).",
         "Rank correlation over models, within tasks, of the largest ablation effect of a head with the skill kept on "
         f"longer sequences: {_FAMILIES}",
-        _falls("deposit"),
+        partial(_falls, figure="deposit"),
     ),
     Claim(
         "coupling-against-length",
@@ -507,7 +461,7 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "The less position and content are coupled, the better a model extrapolates (a hypothesis there).",
         "Rank correlation over models, within tasks, of the interaction share of the heads that carry the skill with "
         f"the skill kept on longer sequences: {_FAMILIES}",
-        _falls("interaction"),
+        partial(_falls, figure="interaction"),
     ),
 )
 

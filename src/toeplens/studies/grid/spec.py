@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -22,8 +22,7 @@ from toeplens.model import DecoderConfig
 from toeplens.studies.kit.results import Seeds
 from toeplens.training import RunSpec
 
-_BYTES = 2**20  # maximum size of a file
-_DEEPEST, _MOST = 64, 100_000  # maximum nesting depth; maximum number of values
+_BYTES, _DEEPEST, _MOST = 2**20, 64, 100_000  # maximum size of a file, nesting depth, number of values
 _TOO_DEEP = f"its lists and mappings are nested more than {_DEEPEST} deep"
 _TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # YAML tags that JSON can represent
 _FIELDS = {  # without those that the grid sets
@@ -244,11 +243,9 @@ def read_spec(place: Path | str) -> GridSpec:
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
         path = Path(entry_points(group="toeplens.studies")[choose("spec", str(place), specs())].load())
     try:
-        with path.open("rb") as stream:
-            content = stream.read(_BYTES + 1)
-        if len(content) > _BYTES:
+        if path.stat().st_size > _BYTES:
             raise InputError(f"spec: {path} is not a study: it has more than {_BYTES:,} bytes.")
-        return spec_from_yaml(content.decode(), str(path))
+        return spec_from_yaml(path.read_text("utf-8"), str(path))
     except FileNotFoundError:
         raise InputError(
             f"spec: file {path} does not exist. Give a YAML file or one of {', '.join(specs())}."
@@ -269,7 +266,8 @@ def spec_from_yaml(text: str, source: str = "it") -> GridSpec:
         raise InputError(f"spec: {source} is not a study ({error}).") from None
     except Exception:  # PyYAML raises various errors, such as for !!bool maybe
         raise InputError(f"spec: {source} is not a study: a tag (!!) does not fit the type of its value.") from None
-    _limited(content, source)
+    if sum(1 for _ in islice(_values(content, source), _MOST + 1)) > _MOST:  # aliases multiply values
+        raise InputError(f"spec: {source} is not a study: it has more than {_MOST:,} values.")
     return grid_spec(content)
 
 
@@ -281,7 +279,6 @@ class _Loader(yaml.SafeLoader):
         for tag, make in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.rpartition(":")[2] in _TAGS
     }
-    _merged = 0  # keys and values merged from other mappings (<<)
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         """The tag of an untagged value: dates and 1:30 (90 in YAML 1.1) are strings."""
@@ -299,32 +296,14 @@ class _Loader(yaml.SafeLoader):
             seen.add(known)
         return node
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)
-        self._merged += len(node.value)
-        if self._merged > _MOST:
-            raise ValueError(f"it has more than {_MOST:,} values")
 
-
-def _limited(content: Any, source: str) -> None:
-    """Raise `InputError` for content that is nested too deep or too large, such as by YAML aliases."""
-    level, count, size = [content], 1, 0
-    for _ in range(_DEEPEST):
-        inner = (
-            chain(each, each.values()) if isinstance(each, dict) else each
-            for each in level
-            if isinstance(each, (dict, list))
-        )
-        level = list(islice(chain.from_iterable(inner), _MOST + 1))
-        count += len(level)
-        size += sum(len(each) for each in level if isinstance(each, str))
-        if not level:
-            return
-        if count > _MOST:
-            raise InputError(f"spec: {source} is not a study: it has more than {_MOST:,} values.")
-        if size > _BYTES:
-            raise InputError(f"spec: {source} is not a study: its text has more than {_BYTES:,} characters.")
-    raise InputError(f"spec: {source} is not a study: {_TOO_DEEP}.")
+def _values(content: Any, source: str, depth: int = 0) -> Iterator[Any]:
+    """All values, keys left out; raises `InputError` if they are nested too deep."""
+    if depth > _DEEPEST:
+        raise InputError(f"spec: {source} is not a study: {_TOO_DEEP}.")
+    yield content
+    for each in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from _values(each, source, depth + 1)
 
 
 def grid_spec(content: Any) -> GridSpec:

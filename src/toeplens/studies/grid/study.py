@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from toeplens import tasks
 from toeplens.engine import Job, Limits, Workers
@@ -15,15 +15,15 @@ from toeplens.engine.language.texts import cut
 from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose
 from toeplens.ground.errors import first_line, located
+from toeplens.ground.records import Record
 from toeplens.model import decoder_config
 from toeplens.studies.grid.language import language_rows
 from toeplens.studies.grid.measured import Row, matrix
 from toeplens.studies.grid.relations import Relation, relations
 from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, spec_from_yaml
-from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of, reread_cells
-from toeplens.studies.kit.claims import Claim, Entry, judge_all
+from toeplens.studies.kit.cells import Cell, Gathered, jobs_of
+from toeplens.studies.kit.claims import Claim, Entry, Tests, findings, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
-from toeplens.studies.kit.study import Begun, Kind, read_study
 from toeplens.studies.kit.verdicts import Finding, unknown
 from toeplens.tasks.language import Language, LanguageTask
 from toeplens.training import run_spec
@@ -86,6 +86,10 @@ class Evidence:
     results: Results
     relations: Sequence[Relation]
 
+    def title(self, label: str) -> str:
+        """An encoding's display name, or its label if the study does not contain it."""
+        return next((column.title for column in self.spec.columns() if column.label == label), label)
+
     def skilled(self, task: str, label: str) -> list[CellResult]:
         """The cells of a task and encoding with skill."""
         return [cell for cell in self.results.of(task, label) if cell.skilled]
@@ -116,17 +120,17 @@ def judged(data: Evidence) -> list[Entry]:
 def _guarded(claim: Claim[Evidence], package: str) -> Claim[Evidence]:
     """A claim of another package whose errors become findings."""
 
-    def guarded(check: Callable[[Evidence], Sequence[Finding]]) -> Callable[[Evidence], Sequence[Finding]]:
-        def findings(data: Evidence) -> Sequence[Finding]:
+    def guarded(check: Tests[Evidence]) -> Tests[Evidence]:
+        def checked(data: Evidence) -> Sequence[Finding]:
             try:
-                found = list(check(data))
+                found = findings(check, data)
                 if not found or not all(isinstance(finding, Finding) for finding in found):
                     raise TypeError("check must return toeplens.studies.Finding objects, at least one")
             except Exception as error:
                 return [_unjudged(package, claim.id, error)]
             return found
 
-        return findings
+        return checked
 
     ways = {name: guarded(check) for name, check in claim.elsewhere.items()}
     return replace(claim, check=guarded(claim.check), elsewhere=ways)
@@ -138,17 +142,41 @@ def _unjudged(package: str, claim: str, error: Exception) -> Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Asked(Record):
+    """The request in study.json."""
+
+    spec: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Grid(Gathered):
     """The state of a grid study.
 
     relations  correlates of length extrapolation
     """
 
+    NAME, COMMAND, REQUEST = "grid", "study", Asked
+
     spec: GridSpec
     relations: list[Relation]
 
+    @classmethod
+    def planned(cls, request: Asked) -> GridSpec:
+        return spec_from_yaml(request.spec)
+
+    @classmethod
+    def cells(cls, plan: GridSpec) -> list[Cell]:
+        """All cells by seed, task and encoding."""
+        return cells(plan)
+
+    @classmethod
+    def judged(cls, plan: GridSpec, **gathered: Any) -> Self:
+        """The state with its relations and claims."""
+        results = gathered["results"]
+        related = relations(plan, results)
+        return cls(**gathered, spec=plan, relations=related, entries=judged(Evidence(plan, results, related)))
+
     def matrix(self) -> list[Row]:
-        """Every encoding on every task."""
         return self._matrix
 
     @cached_property
@@ -156,47 +184,17 @@ class Grid(Gathered):
         return matrix(self.spec, self.results)
 
     def asked(self) -> dict[str, Any]:
-        """The specification."""
         return {"spec": self.spec.to_yaml()}
 
-    def found(self) -> dict[str, Any]:
-        """The tables of accuracies and of language models, the relations and the cells."""
-        table = [row.to_dict() for row in self.matrix()]
-        related = [relation.to_dict() for relation in self.relations]
+    def tables(self) -> dict[str, Any]:
         spoken = [row.to_dict() for row in language_rows(self.spec, self.results)]
-        more = {"language": spoken} if spoken else {}
-        return {"table": table, **more, "relations": related, **super().found()}
+        return {"table": [row.to_dict() for row in self.matrix()], **({"language": spoken} if spoken else {})}
+
+    def found(self) -> dict[str, Any]:
+        return {**self.tables(), "relations": [each.to_dict() for each in self.relations]} | super().found()
 
 
-def _judged(gathered: Gathered, spec: GridSpec) -> Grid:
-    related = relations(spec, gathered.results)
-    with_claims: dict[str, Any] = vars(gathered) | {"entries": judged(Evidence(spec, gathered.results, related))}
-    return Grid(**with_claims, spec=spec, relations=related)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked(Begun):
-    """study.json."""
-
-    LATER = ()
-
-    spec: str
-
-
-def _plan(asked: Asked) -> tuple[GridSpec, list[Cell]]:
-    spec = spec_from_yaml(asked.spec)
-    return spec, cells(spec)
-
-
-KIND = Kind(
-    "grid",
-    "study",
-    Asked,
-    _plan,
-    lambda directory, plan, environment: _judged(gather_cells(directory, plan[1], environment), plan[0]),
-    lambda kept, plan: _judged(reread_cells(kept), plan[0]),
-)
-gather, is_grid = KIND.gather, KIND.tells
+gather, is_grid = Grid.gather, Grid.tells
 
 
 def study(
@@ -227,13 +225,12 @@ def study(
             task.must_have("test", 1)
             if "bits" in job.measures:
                 cut(task.corpus(), "test", task.length, 2, 0)  # checks for documents that are long enough
-    return KIND.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs, limits, workers, on_event)
+    return Grid.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs, limits, workers, on_event)
 
 
 def _pinned(spec: GridSpec, out: Path) -> GridSpec:
     """The study with the hash of its text, which must equal the hash at the start of the study."""
-    begun = read_study(out)
-    had = {} if begun is None or not KIND.holds(out) else KIND.plan_of(out)[0][0].tasks
+    had = Grid.plan_of(out)[0].tasks if Grid.holds(out) else {}
     parts = {}
     for label, part in spec.tasks.items():
         task = tasks.build(part.task or label, **part.options)

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
 from toeplens.engine import Asked, Job, Watched, read_ablation, read_measures
 from toeplens.ground import read_json, rounded
 from toeplens.ground.records import Record
-from toeplens.lens import HeadAblation
 from toeplens.model import Decoder
-from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import FRAMES, CellResult, Key, Results
-from toeplens.studies.kit.study import RUNS, State
+from toeplens.studies.kit.study import RUNS, Kept, State
 from toeplens.training import Run, Segment
 from toeplens.training.run import ENVIRONMENT, WATCHED
 
@@ -62,10 +60,36 @@ class Gathered(State):
     results: Results
     share: float
 
+    @classmethod
+    def cells(cls, plan: Any) -> list[Cell]:
+        """The grid of a plan."""
+        raise NotImplementedError
+
+    @classmethod
+    def judged(cls, plan: Any, **gathered: Any) -> Self:
+        """The state with the verdicts on its claims, from the fields of `Gathered`."""
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, directory: Path, plan: Any, environment: dict[str, Any]) -> Self:
+        """The finished cells in a study's directory."""
+        return cls.judged(plan, **gather_cells(directory, cls.cells(plan), environment))
+
+    @classmethod
+    def reread(cls, kept: Kept, plan: Any) -> Self:
+        """The same from a record, which does not know the progress of unfinished runs."""
+        results = Results(CellResult.from_list(kept.content.get("cells"), f"{kept.path}: cells"))
+        share = kept.head["finished"] / max(1, kept.head["total"])
+        return cls.judged(plan, **kept.head, results=results, share=share)
+
     @property
     def begun(self) -> bool:
-        """Whether there are results."""
         return len(self.results.cells) > 0
+
+    @property
+    def progress(self) -> str:
+        done = f"{self.finished} of {self.total} cells finished"
+        return f"{done} ({100 * self.share:.3g}% of the maximum number of steps)"
 
     @property
     def trained_seconds(self) -> float:
@@ -77,17 +101,25 @@ class Gathered(State):
         """Its models by run, without duplicates."""
         return {cell.run: cell for cell in self.results.cells}
 
+    def summary(self) -> dict[str, Any]:
+        """The share of the training steps that is done, and the tables."""
+        return {"share": self.share, **self.tables()}
+
+    def tables(self) -> dict[str, Any]:
+        """The tables, as in results.json."""
+        raise NotImplementedError
+
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
         """The tables of results and claims."""
         return {rows: partial(self.results.frame, rows) for rows in FRAMES} | super().frames()
 
     def found(self) -> dict[str, Any]:
-        """The finished cells."""
-        return {"cells": [cell.to_dict() for cell in self.results.cells]}
+        """The tables and the finished cells."""
+        return {**self.tables(), "cells": [cell.to_dict() for cell in self.results.cells]}
 
 
-def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, Any]) -> Gathered:
-    """Read the finished cells of a grid from a study's directory.
+def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, Any]) -> dict[str, Any]:
+    """The finished cells of a grid in a study's directory, as the fields of `Gathered`.
 
     Adds the ``execution`` of the last run and the result of `carried_out` to the environment.
     """
@@ -101,50 +133,44 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
         if not (run_directory / "spec.json").exists():
             continue
         run = Run.open(run_directory)
-        asked = Asked(cell.job.examples, cell.job.split)
-        ablation, by_loss = (read_ablation(run_directory, asked, metric) for metric in ("accuracy", "loss"))
-        measures = read_measures(run_directory, cell.job.measures, asked)
         done += run.step if run.status == "stopped" else cell.job.spec.total_steps
-        if run.status == "diverged" or (run.status == "complete" and ablation is not None):
-            finished += run.status == "diverged" or len(measures) == len(cell.job.measures)
+        result = _result(cell, run)
+        if result is not None:
+            finished += run.status == "diverged" or len(result.measures) == len(cell.job.measures)
             histories.append(run.history)
             if (run_directory / ENVIRONMENT).exists():
                 runs["execution"] = Executed.from_dict(read_json(path := run_directory / ENVIRONMENT), path).execution
-            found.append(_result(cell, run, ablation, by_loss, measures))
-    return Gathered(
-        directory=directory,
-        finished=finished,
-        total=len(cells),
-        environment={**environment, **runs, **carried_out(histories, environment)},
-        results=Results(found),
-        share=done / max(1, total),
-    )
+            found.append(result)
+    return {
+        "directory": directory,
+        "finished": finished,
+        "total": len(cells),
+        "environment": {**environment, **runs, **carried_out(histories, environment)},
+        "results": Results(found),
+        "share": done / max(1, total),
+    }
 
 
-def reread_cells(kept: Kept) -> Gathered:
-    """The same from a record, which does not know the progress of unfinished runs."""
-    results = Results(CellResult.from_list(kept.content.get("cells"), f"{kept.path}: cells"))
-    return Gathered(**kept.head, results=results, share=kept.head["finished"] / max(1, kept.head["total"]))
-
-
-def _result(
-    cell: Cell, run: Run, ablation: HeadAblation | None, by_loss: HeadAblation | None, measures: dict[str, Any]
-) -> CellResult:
-    model, spec = Decoder(cell.job.spec.model), cell.job.spec
+def _result(cell: Cell, run: Run) -> CellResult | None:
+    """The result of a run that has diverged, or is complete and ablated."""
+    spec, asked = cell.job.spec, Asked(cell.job.examples, cell.job.split)
+    ablation, by_loss = (read_ablation(run.directory, asked, metric) for metric in ("accuracy", "loss"))
+    if run.status != "diverged" and (run.status != "complete" or ablation is None):
+        return None
     guesses = (run.result["chance"], run.result["guess"]) if "chance" in run.result else (spec.chance, spec.guess)
     watched = run.watched
     Watched.from_list(watched, run.directory / WATCHED)
     return CellResult(
         key=cell.key,
-        run=cell.job.spec.name,
+        run=spec.name,
         status="diverged" if run.status == "diverged" else "complete",
         chance=guesses[0],
         length_chance=guesses[1],
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in Decoder(spec.model).parameters()),
         epochs=run.metrics,
         result=run.result,
         ablation=ablation,
-        measures=rounded(measures),
+        measures=rounded(read_measures(run.directory, cell.job.measures, asked)),
         watched=rounded(watched),
         by_loss=by_loss,
     )

@@ -1,15 +1,24 @@
-"""The ledger: every claim has a statement, a rule fixed before the data, and a function from results to a verdict."""
+"""The ledger: a claim has a statement, a rule fixed before the data, and tests that give a verdict.
+
+A test is data (`Test`: which value of which models lies above or below which threshold), or a function from a study's
+data to findings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from math import inf, sqrt
 from typing import Any, Generic, TypeVar
 
+from toeplens.ground.words import listed
 from toeplens.model import Protocol
-from toeplens.studies.kit.results import Results
+from toeplens.studies.kit.contrasts import contrast
+from toeplens.studies.kit.results import UNRULED, Figure, Results
 from toeplens.studies.kit.verdicts import (
     LEVEL,
+    NONE_COUNTS,
     OPEN,
     Finding,
     Verdict,
@@ -17,11 +26,87 @@ from toeplens.studies.kit.verdicts import (
     combine,
     holm,
     sharing,
-    supporting,
     told_of,
+    within,
 )
 
+MARGIN = 0.02
+WHY_MARGIN = "smaller differences are not visible in the source's figures, and five seeds can resolve this one"
+BETTER = f"mean final test accuracy higher by more than {100 * MARGIN:g} points ({WHY_MARGIN})"
+STOPPED = f"Only models that have stopped learning count ({UNRULED})."
+
 Data = TypeVar("Data")
+Check = Callable[[Data], Sequence[Finding]]
+Tests = Check[Data] | Sequence[Check[Data]]
+
+
+def deviation(share: float) -> float:
+    """Standard deviation of a binary outcome with this share: the smallest spread to assume of shares."""
+    return sqrt(share * (1 - share))
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test of a mean over trained models; called with a study's data, it gives its findings.
+
+    figure        the value of a model
+    of            label of the models; several labels: one finding each; labels with weights: one on the weighted sum
+    minus         label of the models whose mean is subtracted; several labels: one finding each
+    above, below  thresholds between which the mean has to lie
+    task          the models' task
+    what          start of the evidence (default: name of the value and of the models)
+    unit          unit of the mean
+    essential     whether the claim fails with it; otherwise it is a supporting part
+    """
+
+    figure: Figure
+    of: str | Sequence[str] | Mapping[str, float]
+    minus: str | Sequence[str] = ()
+    above: float = -inf
+    below: float = inf
+    task: str = ""
+    what: str = ""
+    unit: str = ""
+    essential: bool = True
+
+    def __call__(self, data: Any) -> list[Finding]:
+        return [self.finding(data.results, data.title, *labels) for labels in self.places()]
+
+    def places(self) -> Iterable[tuple[str, ...]]:
+        """The labels of each finding: of the models, and of those whose mean is subtracted."""
+        if isinstance(self.of, Mapping):
+            return [tuple(self.of)]
+        first, second = ([each] if isinstance(each, str) else each for each in (self.of, self.minus))
+        return product(first, second) if second else product(first)
+
+    def finding(self, results: Results, title: Callable[[str], str], *labels: str) -> Finding:
+        """The finding on the models of one label, or of one minus another.
+
+        Arguments
+            title  the name of a label's models
+        """
+        figure = self.figure
+        what = self.what or figure.words + " − ".join(map(title, labels))
+        values = [figure.by_seed(results.of(self.task, label)) for label in labels]
+        weights = self.of.values() if isinstance(self.of, Mapping) else (1.0, -1.0)
+        seen = contrast(*zip(weights, values, strict=False), grain=figure.grain)
+        what += left_out(results, figure, self.task, *labels)
+        found = within(what, seen, self.above, self.below, unit=self.unit)
+        wanting = found.wanting
+        if wanting == NONE_COUNTS and not isinstance(self.of, Mapping):  # no model counts: which runs are needed?
+            absent = [title(label) for label in dict.fromkeys(labels) if not results.of(self.task, label)]
+            again = "; to add missing measures, run the same command again (needs the weights)"
+            wanted = (
+                f"models that are not left out ({figure.without}){again if 'not measured' in figure.without else ''}"
+            )
+            wanting = f"finished models of {listed(absent)}" if absent else figure.wanted or wanted
+        return replace(found, wanting=wanting, essential=self.essential)
+
+
+def left_out(results: Results, figure: Figure, task: str, *labels: str) -> str:
+    """`Results.left_out` in parentheses."""
+    found = results.left_out(figure, task, *labels)
+    return f" ({found})" if found else ""
 
 
 @dataclass(frozen=True)
@@ -32,7 +117,8 @@ class Claim(Generic[Data]):
     source     paper and section
     statement  the claim
     rule       the decision rule, fixed before the data
-    check      returns the findings on the parts, from a study's data (of one protocol, if there are protocols)
+    check      the tests: a function, or several, from a study's data (of one protocol, if there are protocols) to the
+               findings on the parts
     part       the part of the study that the claim needs, if the study has parts
     elsewhere  alternative checks by name; shown with the verdict, which does not depend on them
     """
@@ -41,14 +127,22 @@ class Claim(Generic[Data]):
     source: str
     statement: str
     rule: str
-    check: Callable[[Data], Sequence[Finding]]
+    check: Tests[Data] = field(hash=False)
     part: str = ""
-    elsewhere: Mapping[str, Callable[[Data], Sequence[Finding]]] = field(default_factory=dict, hash=False)
+    elsewhere: Mapping[str, Tests[Data]] = field(default_factory=dict, hash=False)
 
     @property
     def ours(self) -> bool:
         """Whether it is our own question and not a statement of a paper."""
         return self.source.startswith("ours")
+
+
+def findings(check: Tests[Data], data: Data) -> tuple[Finding, ...]:
+    """The findings of all tests; the same reason for knowing nothing is given once."""
+    found: list[Finding] = []
+    for test in (check,) if callable(check) else check:
+        found += [each for each in test(data) if each.known or each not in found]
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -105,6 +199,13 @@ class Entry:
         alone = f"{self.plain} without correction, but open after the correction for the whole ledger"
         return [*([alone] if self.plain not in OPEN else []), *dict.fromkeys(each for each in wanting if each)]
 
+    def row(self) -> dict[str, Any]:
+        """A row of the table of claims."""
+        claim = self.claim
+        same = {name: getattr(claim, name) for name in ("source", "statement", "rule")}
+        verdicts = {"protocol": self.protocol, "verdict": self.verdict, "uncorrected": self.plain}
+        return {"claim": claim.id, **verdicts, **same, "evidence": "\n".join(self.evidence)}
+
     def to_dict(self) -> dict[str, Any]:
         """The entry for JSON."""
         told = [
@@ -112,10 +213,7 @@ class Entry:
             for part, verdict in zip(self.findings, told_of(self.findings, self.error), strict=True)
         ]
         return {
-            "id": self.claim.id,
-            "source": self.claim.source,
-            "statement": self.claim.statement,
-            "rule": self.claim.rule,
+            **{name: getattr(self.claim, name) for name in ("id", "source", "statement", "rule")},
             "protocol": self.protocol,
             "verdict": self.verdict,
             "plain": self.plain,
@@ -124,16 +222,6 @@ class Entry:
             "wanting": self.wanting,
             "elsewhere": [asdict(aside) for aside in self.asides],
         }
-
-
-def every(*checks: Callable[[Data], Sequence[Finding]]) -> Callable[[Data], list[Finding]]:
-    """A check that combines several checks."""
-    return lambda data: [finding for check in checks for finding in check(data)]
-
-
-def as_support(check: Callable[[Data], Sequence[Finding]]) -> Callable[[Data], list[Finding]]:
-    """The check with its findings as supporting parts."""
-    return lambda data: [supporting(finding) for finding in check(data)]
 
 
 def judge(claims: Sequence[Claim[Results]], results: Results, protocols: Sequence[Protocol]) -> list[Entry]:
@@ -148,24 +236,23 @@ def judge_all(claims: Sequence[Claim[Data]], data: Data) -> list[Entry]:
 
 
 def _ledger(asked: Sequence[tuple[Claim[Data], Protocol | None, Data]]) -> list[Entry]:
-    found = [tuple(claim.check(data)) for claim, _, data in asked]
+    found = [findings(claim.check, data) for claim, _, data in asked]
     return [
-        Entry(claim, protocol, verdict, plain, findings, error, _asides(claim, data))
-        for (claim, protocol, data), findings, (verdict, plain, error) in zip(asked, found, settle(found), strict=True)
+        Entry(claim, protocol, verdict, plain, parts, error, _asides(claim, data))
+        for (claim, protocol, data), parts, (verdict, plain, error) in zip(asked, found, settle(found), strict=True)
     ]
 
 
 def settle(found: Sequence[Sequence[Finding]]) -> list[tuple[Verdict, Verdict, float]]:
     """For each claim: the corrected verdict, the uncorrected one, and the error after correction."""
-    errors = holm([chance(findings) for findings in found])
+    errors = holm([chance(parts) for parts in found])
     return [(combine(parts, error), combine(parts), error) for parts, error in zip(found, errors, strict=True)]
 
 
 def _asides(claim: Claim[Data], data: Data) -> tuple[Aside, ...]:
-    found = {name: list(check(data)) for name, check in claim.elsewhere.items()}
-    seen = {name: findings for name, findings in found.items() if any(part.known for part in findings)}
-    verdicts: list[Verdict] = [verdict for verdict, _, _ in settle(list(seen.values()))]
+    found = {name: findings(check, data) for name, check in claim.elsewhere.items()}
+    known = {name: parts for name, parts in found.items() if any(part.known for part in parts)}
     return tuple(
-        Aside(name, verdict, tuple(part.evidence for part in findings))
-        for (name, findings), verdict in zip(seen.items(), verdicts, strict=True)
+        Aside(name, verdict, tuple(part.evidence for part in parts))
+        for (name, parts), (verdict, *_) in zip(known.items(), settle(list(known.values())), strict=True)
     )

@@ -17,16 +17,10 @@ from toeplens.ground import choose
 from toeplens.ground.machine import MOST_SEEDS
 from toeplens.ground.reading import Count, Positive, Share
 from toeplens.ground.records import Like, Record
-from toeplens.lens import (
-    Estimate,
-    HeadAblation,
-    LayerDeposit,
-    deposit,
-    over_seeds,
-)
+from toeplens.lens import Estimate, HeadAblation, LayerDeposit, deposit, over_seeds
 from toeplens.model import Protocol
 from toeplens.studies.kit.contrasts import GRAIN, Contrast, difference
-from toeplens.studies.kit.frames import CellRow, EpochRow, HeadRow, LengthRow, Place, by_head, table
+from toeplens.studies.kit.frames import CELLS, EPOCHS, HEADS, LENGTHS, by_head, table
 
 SKILLED = 0.25  # minimum skill of models whose heads are evaluated
 ONLY_SKILLED = f"Only models with a skill of at least {SKILLED:g} count."
@@ -207,28 +201,27 @@ class CellResult(Record):
         return {}
 
     @property
-    def place(self) -> Place:
+    def place(self) -> dict[str, Any]:
         """The first columns of the tables."""
         key = self.key
         return {"protocol": key.protocol, "task": key.task, "encoding": key.label, "seed": key.seed}
 
     def row(self) -> dict[str, Any]:
-        """The cell as a row of the table of cells (`CellRow`)."""
-        peaks = [layer.peak for layer in self.deposits()]
-        top = int(np.argmax(peaks)) if peaks else None
-        last = self.epochs[-1] if self.epochs else {}
-        same = {name: name for name in ("steps", "seconds", "tokens_per_second", "fit_accuracy", "fit_loss")}
-        told = {"loss": "test_loss", **same} if self.status == "complete" else {}
-        row = {name: self.result.get(field) for name, field in told.items()}
-        figures = ("run", "status", "settled", "accuracy", "chance", "skill", "half_learned", "setbacks", "parameters")
-        row |= {name: getattr(self, name) for name in figures}
-        row |= {"guess": self.length_chance, "epochs": last.get("epoch")}
-        row |= {"peak": self.peak, "peak_layer": top, "peak_head": None if top is None else self.deposits()[top].head}
+        """The cell as a row of the table of cells."""
+        same = ("run", "status", "settled", "accuracy", "chance", "skill", "half_learned", "setbacks", "parameters")
+        row = {name: getattr(self, name) for name in same} | {"guess": self.length_chance, "peak": self.peak}
+        row["epochs"] = self.epochs[-1].get("epoch") if self.epochs else None
+        if self.status == "complete":
+            told = ("steps", "seconds", "tokens_per_second", "fit_accuracy", "fit_loss")
+            row |= {name: self.result.get(name) for name in told} | {"loss": self.result.get("test_loss")}
+        if peaks := [layer.peak for layer in self.deposits()]:
+            top = int(np.argmax(peaks))
+            row |= {"peak_layer": top, "peak_head": self.deposits()[top].head}
         return {**self.place, **row}
 
     def head_rows(self) -> Iterator[Mapping[str, Any]]:
         """Its heads as rows, if anything was measured."""
-        figures: dict[str, Any] = {}
+        figures: dict[str, np.ndarray] = {}
         for name, found in (("drop", self.ablation), ("gain", self.by_loss)):
             if found is not None:
                 figures |= {name: found.drops, f"{name}_low": found.low, f"{name}_high": found.high}
@@ -237,10 +230,6 @@ class CellResult(Record):
             if found is not None:
                 figures |= {name: getattr(found, field) for name, field in fields.items()}
         yield from ({**self.place, **row} for row in by_head(**figures))
-
-    def epoch_rows(self) -> Iterator[Mapping[str, Any]]:
-        """Its evaluations during training as rows."""
-        yield from ({**self.place, **row} for row in self.epochs)
 
     def length_rows(self) -> Iterator[Mapping[str, Any]]:
         """The evaluated lengths as rows."""
@@ -306,11 +295,11 @@ ACCURACY = Figure(
 )
 
 
-_FRAMES: dict[str, tuple[type, Callable[[CellResult], Iterable[Mapping[str, Any]]]]] = {
-    "cells": (CellRow, lambda cell: [cell.row()]),
-    "heads": (HeadRow, CellResult.head_rows),
-    "epochs": (EpochRow, CellResult.epoch_rows),
-    "lengths": (LengthRow, CellResult.length_rows),
+_FRAMES: dict[str, tuple[pa.Schema, Callable[[CellResult], Iterable[Mapping[str, Any]]]]] = {
+    "cells": (CELLS, lambda cell: [cell.row()]),
+    "heads": (HEADS, CellResult.head_rows),
+    "epochs": (EPOCHS, lambda cell: ({**cell.place, **row} for row in cell.epochs)),
+    "lengths": (LENGTHS, CellResult.length_rows),
 }
 FRAMES = tuple(_FRAMES)
 
@@ -361,8 +350,8 @@ class Results:
         rows  what a row is: a cell (``cells``), a head (``heads``), an evaluation (``epochs``) or a test length
               (``lengths``); see `toeplens.studies.kit.frames`
         """
-        kind, of = _FRAMES[choose("rows", rows, FRAMES)]
-        return table(kind, (row for cell in self.cells for row in of(cell)))
+        columns, of = _FRAMES[choose("rows", rows, FRAMES)]
+        return table(columns, (row for cell in self.cells for row in of(cell)))
 
 
 def estimated(values: Mapping[int, float]) -> Estimate | None:

@@ -1,39 +1,42 @@
-"""Study directories: run and resume a study, gather its results, and write its record."""
+"""Study directories: run and resume a study, gather its results, and write or read its record.
+
+A record is results.json (possibly compressed) and claims.json, without the runs.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
 from toeplens.engine import Job, Limits, Workers, must_have, run_jobs, without_weights
 from toeplens.engine.many import OnEvent
-from toeplens.ground import InputError, choose, read_json, write_json
-from toeplens.ground.files import is_leftover, make_directory
+from toeplens.ground import InputError, choose, parse_json, read_json, write_json
+from toeplens.ground.files import is_leftover, make_directory, read_bytes, unzipped
 from toeplens.ground.locks import LOCK, Busy, locked
-from toeplens.ground.reading import Number, Positive, Text, Truth
+from toeplens.ground.reading import LARGEST, Count, Number, Positive, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.studies.kit.claims import Entry
-from toeplens.studies.kit.frames import ClaimRow, table
-from toeplens.studies.kit.recorded import CLAIMS_FILE, FIRST, RESULTS, STUDY, Kept, read_record, record_in
+from toeplens.studies.kit.frames import CLAIMS, table
+from toeplens.studies.kit.verdicts import RULE
 from toeplens.training import environment
 from toeplens.training.run import SPEC
 
-RUNS = "runs"
+STUDY, RESULTS, CLAIMS_FILE, RUNS = "study.json", "results.json", "claims.json", "runs"
+FIRST = "reproduce"  # the kind of study in files that do not name one
+_PACKED = (RESULTS, f"{RESULTS}.xz", f"{RESULTS}.gz")
 _SECONDS, _ENVIRONMENT = "seconds", "environment"
-
-Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Begun(Record):
-    """study.json: kind of study, environment and seconds; each kind adds its request."""
+    """The fields of study.json that all kinds have: kind of study, environment and seconds."""
 
     LATER = ("study", "seconds")
 
@@ -43,13 +46,49 @@ class Begun(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Head(Record):
+    finished: Count
+    total: Count
+    environment: dict[str, Text | Number | Truth | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A results.json.
+
+    path     path of the file
+    content  its content: the request and the results
+    head     fields of a `State` that all kinds of study share, without the ledger
+    """
+
+    path: Path
+    content: Mapping[str, Any]
+    head: dict[str, Any]
+
+
+def read_record(path: Path) -> Kept:
+    """Read a results.json, plain or compressed by gzip or xz. Raises `InputError` if that fails."""
+    try:
+        packed = read_bytes(path)
+        text = (unzipped(packed, LARGEST) if path.suffix in (".gz", ".xz") else packed).decode()
+    except (OSError, ValueError) as error:
+        raise InputError(f"study: {path} could not be read ({str(error).lower().rstrip('.')}).") from None
+    content = parse_json(text, path)
+    return Kept(path=path, content=content, head={"directory": path.parent, **vars(_Head.from_dict(content, path))})
+
+
+@dataclass(frozen=True, kw_only=True)
 class State:
-    """A study's state on disk.
+    """A study's state on disk; a subclass is a kind of study.
 
     entries          the ledger
     finished, total  number of finished pieces, and of all
     environment      versions, machine, command and seconds
     """
+
+    NAME: ClassVar[str]  # the kind in study.json
+    COMMAND: ClassVar[str]  # the toeplens command that runs it
+    REQUEST: ClassVar[type[Record]]  # what it was asked, as study.json has it
 
     directory: Path
     entries: list[Entry] = field(default_factory=list)
@@ -57,27 +96,22 @@ class State:
     total: int
     environment: dict[str, Any]
 
-    @property
-    def complete(self) -> bool:
-        """Whether everything is finished."""
-        return self.finished == self.total
+    # ---- what a kind of study says of itself
 
-    @property
-    def begun(self) -> bool:
-        """Whether there are any results."""
-        return self.finished > 0
+    @classmethod
+    def planned(cls, request: Any) -> Any:
+        """The plan of a request; raises `InputError` for invalid values."""
+        return request
 
-    def frames(self) -> dict[str, Callable[[], pa.Table]]:
-        """Functions that make its tables, by what a row is; other kinds add more in front."""
-        return {"claims": lambda: table(ClaimRow, map(claim_row, self.entries))}
+    @classmethod
+    def read(cls, directory: Path, plan: Any, environment: dict[str, Any]) -> Self:
+        """The state of a plan in a directory."""
+        raise NotImplementedError
 
-    def frame(self, rows: str | None = None) -> pa.Table:
-        """The results as an Arrow table, which pandas and polars accept (columns: docs/how-to/export.md).
-
-        rows  what a row is: ``claims``, or for most kinds of study ``cells`` (default) or ``heads``
-        """
-        frames = self.frames()
-        return frames[choose("rows", rows or next(iter(frames)), frames)]()
+    @classmethod
+    def reread(cls, kept: Kept, plan: Any) -> Self:
+        """The state from the record of a study."""
+        raise NotImplementedError
 
     def asked(self) -> dict[str, Any]:
         """The request, as in study.json."""
@@ -87,101 +121,108 @@ class State:
         """The results, as in results.json; a long list, if any, as ``cells``."""
         raise NotImplementedError
 
+    @property
+    def begun(self) -> bool:
+        """Whether there are any results."""
+        return self.finished > 0
 
-def claim_row(entry: Entry) -> dict[str, Any]:
-    """An entry of the ledger as a row of the table of claims (`ClaimRow`)."""
-    claim = entry.claim
-    return {
-        "claim": claim.id,
-        "protocol": entry.protocol,
-        "verdict": entry.verdict,
-        "uncorrected": entry.plain,
-        "source": claim.source,
-        "statement": claim.statement,
-        "rule": claim.rule,
-        "evidence": "\n".join(entry.evidence),
-    }
+    @property
+    def progress(self) -> str:
+        """How much is finished."""
+        return f"{self.finished} of {self.total} records finished"
 
+    @property
+    def rule(self) -> str:
+        """How its verdicts are made."""
+        return RULE
 
-Found = TypeVar("Found", bound=State)
+    def summary(self) -> dict[str, Any]:
+        """What commands print of it as JSON, besides its progress and claims."""
+        return {}
 
+    def frames(self) -> dict[str, Callable[[], pa.Table]]:
+        """Functions that make its tables, by what a row is; other kinds add more in front."""
+        return {"claims": lambda: table(CLAIMS, (entry.row() for entry in self.entries))}
 
-@dataclass(frozen=True)
-class Kind(Generic[Plan, Found]):
-    """A kind of study.
+    # ---- what is the same for all
 
-    name     name in study.json
-    command  the toeplens command that runs it
-    record   record type of study.json
-    plan     parses the request; raises `InputError` for invalid values
-    read     reads the state of a plan from a directory, given the environment
-    reread   reads the state from the record of a study
-    """
+    @property
+    def complete(self) -> bool:
+        """Whether everything is finished."""
+        return self.finished == self.total
 
-    name: str
-    command: str
-    record: type[Begun]
-    plan: Callable[[Any], Plan]
-    read: Callable[[Path, Plan, dict[str, Any]], Found]
-    reread: Callable[[Kept, Plan], Found]
+    def frame(self, rows: str | None = None) -> pa.Table:
+        """The results as an Arrow table, which pandas and polars accept (columns: docs/how-to/export.md).
 
-    def holds(self, directory: Path | str) -> bool:
+        rows  what a row is: ``claims``, or for most kinds of study ``cells`` (default) or ``heads``
+        """
+        frames = self.frames()
+        return frames[choose("rows", rows or next(iter(frames)), frames)]()
+
+    @classmethod
+    def holds(cls, directory: Path | str) -> bool:
         """Whether a directory belongs to such a study."""
         content = read_study(Path(directory))
-        return content is not None and content["study"] == self.name
+        return content is not None and content["study"] == cls.NAME
 
-    def tells(self, directory: Path | str) -> bool:
+    @classmethod
+    def tells(cls, directory: Path | str) -> bool:
         """Whether a directory belongs to such a study, or holds the record of one."""
-        return study_in(Path(directory)) == self.name
+        return study_in(Path(directory)) == cls.NAME
 
-    def plan_of(self, directory: Path) -> tuple[Plan, dict[str, Any]]:
+    @classmethod
+    def plan_of(cls, directory: Path | str) -> tuple[Any, dict[str, Any]]:
         """The plan of a directory's study, and its environment."""
+        directory = Path(directory)
         content = read_study(directory)
         if content is None:
             raise InputError(f"study: {directory} contains no study (no {STUDY}) and no record of one.")
-        if content["study"] != self.name:
+        if content["study"] != cls.NAME:
             raise InputError(
-                f"study: {directory} contains another kind of study. Choose one written by 'toeplens {self.command}'."
+                f"study: {directory} contains another kind of study. Choose one written by 'toeplens {cls.COMMAND}'."
             )
-        begun = self.record.from_dict(content, f"study: {directory / STUDY}")
-        return self._planned(begun, directory / STUDY), {**begun.environment, _SECONDS: float(begun.seconds)}
+        return cls._planned(content, directory / STUDY), content[_ENVIRONMENT] | {_SECONDS: float(content[_SECONDS])}
 
-    def _planned(self, begun: Begun, path: Path) -> Plan:
+    @classmethod
+    def _planned(cls, content: Mapping[str, Any], path: Path) -> Any:
+        request = cls.REQUEST.from_dict(content, f"study: {path}")
         try:
-            return self.plan(begun)
+            return cls.planned(request)
         except InputError as error:
             raise InputError(f"study: {path} is damaged: {error}") from None
 
-    def open_record(self, path: Path | str) -> Found:
+    @classmethod
+    def open_record(cls, path: Path | str) -> Self:
         """A study from its results.json (plain, gzip or xz), with claims judged by the current rules."""
         kept = read_record(Path(path))
-        content = {_SECONDS: kept.head["environment"].get(_SECONDS, 0.0), **kept.content}  # as in study.json
-        return self.reread(kept, self._planned(self.record.from_dict(content, f"study: {path}"), kept.path))
+        return cls.reread(kept, cls._planned(kept.content, kept.path))
 
-    def gather(self, directory: Path | str) -> Found:
+    @classmethod
+    def gather(cls, directory: Path | str) -> Self:
         """Read the finished parts of a study, judge its claims, and write results.json and claims.json.
 
         Nothing is written while another process runs the study, or if the directory only holds a record.
         """
         directory = Path(directory)
-        record = record_in(directory)
-        if record is not None and record[0] == self.name:
-            return self.open_record(record[1])
+        record = _record_in(directory)
+        if record is not None and record[0] == cls.NAME:
+            return cls.open_record(record[1])
         with _ours(directory) as ours:
-            state = self.read(directory, *self.plan_of(directory))
+            state = cls.read(directory, *cls.plan_of(directory))
             if ours and state.begun:
-                self.write_down(state)
+                state.write_down()
         return state
 
-    def write_down(self, state: Found) -> None:
-        """Write a study's record to its directory: results.json and claims.json."""
-        counted = {"finished": state.finished, "total": state.total, _ENVIRONMENT: state.environment}
-        head, found = {"study": self.name, **state.asked(), **counted}, state.found()
-        entries = [entry.to_dict() for entry in state.entries]
-        write_json(state.directory / RESULTS, {**head, **found}, rows="cells" if "cells" in found else None)
-        write_json(state.directory / CLAIMS_FILE, {**head, "claims": entries})
+    def write_down(self) -> None:
+        """Write the record to the directory: results.json and claims.json."""
+        counted = {"finished": self.finished, "total": self.total, _ENVIRONMENT: self.environment}
+        head, found = {"study": self.NAME, **self.asked(), **counted}, self.found()
+        entries = [entry.to_dict() for entry in self.entries]
+        write_json(self.directory / RESULTS, {**head, **found}, rows="cells" if "cells" in found else None)
+        write_json(self.directory / CLAIMS_FILE, {**head, "claims": entries})
 
-    def carry_out(self, directory: Path, asked: dict[str, Any], work: Callable[[], Any]) -> Found:
+    @classmethod
+    def carry_out(cls, directory: Path, asked: dict[str, Any], work: Callable[[], Any]) -> Self:
         """Run ``work`` in the directory of the study ``asked`` for, which is created if needed; gather the results.
 
         The directory is locked against other processes. Raises `InputError` if it holds another study, or the study at
@@ -190,40 +231,41 @@ class Kind(Generic[Plan, Found]):
         _open_directory(directory)
         with locked(directory, "study"):
             had = _open_directory(directory)
-            if had is not None and had["study"] != self.name:
+            if had is not None and had["study"] != cls.NAME:
                 raise InputError(f"out: {directory} contains another study. Choose another directory.")
             if had is not None and (scale := had.get("scale")) != asked.get("scale"):
                 raise InputError(f"out: {directory} contains a study at scale {scale!r}. Choose another directory.")
-            seconds = 0.0 if had is None else had.get(_SECONDS, 0.0)
-            content = {"study": self.name, **asked, _SECONDS: seconds, _ENVIRONMENT: environment()}
+            seconds = 0.0 if had is None else had[_SECONDS]
+            content = {"study": cls.NAME, **asked, _SECONDS: seconds, _ENVIRONMENT: environment()}
             write_json(directory / STUDY, content)
             make_directory(directory / RUNS)
             started = time.monotonic()
             try:
                 work()
             finally:
-                content = read_json(directory / STUDY)
-                spent = round(content[_SECONDS] + time.monotonic() - started, 1)
-                write_json(directory / STUDY, {**content, _SECONDS: spent})
-                state = self.gather(directory)
+                spent = round(seconds + time.monotonic() - started, 1)
+                write_json(directory / STUDY, {**read_json(directory / STUDY), _SECONDS: spent})
+                state = cls.gather(directory)
         return state
 
+    @classmethod
     def carry_out_runs(
-        self,
+        cls,
         out: Path | str,
         asked: dict[str, Any],
         jobs: Sequence[Job],
         limits: Limits | None,
         workers: Workers,
         on_event: OnEvent | None,
-    ) -> Found:
+    ) -> Self:
         """`carry_out` for a study that consists of runs only."""
         limits, runs = of_study(limits, Path(out)), Path(out) / RUNS
         must_have(workers, len(jobs), limits)
         _open_directory(Path(out))
         _must_go_on(runs, jobs, limits)
-        work = partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event)
-        return self.carry_out(Path(out), asked, work)
+        return cls.carry_out(
+            Path(out), asked, partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event)
+        )
 
 
 def read_study(directory: Path) -> dict[str, Any] | None:
@@ -232,14 +274,23 @@ def read_study(directory: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content = read_json(path)
-    study = Begun.from_dict(content, f"study: {path}").study
-    return {**content, "study": study}
+    return {**content, **vars(Begun.from_dict(content, f"study: {path}"))}
 
 
 def study_in(directory: Path) -> str | None:
     """The kind of study in a directory, or of the record in it; None if there is none."""
-    content, record = read_study(directory), record_in(directory)
+    content, record = read_study(directory), _record_in(directory)
     return content["study"] if content is not None else record[0] if record is not None else None
+
+
+def _record_in(directory: Path) -> tuple[str, Path] | None:
+    """The kind of study and its results file, if a directory only holds a record; otherwise None."""
+    claims = directory / CLAIMS_FILE
+    results = next((path for name in _PACKED if (path := directory / name).is_file()), None)
+    if results is None or (directory / STUDY).exists() or not claims.is_file():
+        return None
+    content = read_json(claims)
+    return (content.get("study", FIRST), results) if isinstance(content, dict) else None
 
 
 def _open_directory(directory: Path) -> dict[str, Any] | None:

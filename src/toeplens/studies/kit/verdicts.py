@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,9 @@ NONE_COUNTS = "no finished run that counts"
 def verdict_text(verdict: str) -> str:
     """A verdict as it is printed; records and Python keep ``leans to hold`` and ``leans to fail``."""
     return {"leans to hold": "indicatively holds", "leans to fail": "indicatively fails"}.get(verdict, verdict)
+
+
+Part = TypeVar("Part", bound=Any)
 
 
 @dataclass(frozen=True)
@@ -203,8 +206,8 @@ def agreed(first: Finding, second: Finding, beside: str) -> Finding:
     return replace(both, verdict=both.at(LEVEL), comparison=slower.comparison)
 
 
-def supporting(finding: Finding) -> Finding:
-    """The finding as a supporting part."""
+def supporting(finding: Part) -> Part:
+    """The finding, or the test (`toeplens.studies.kit.claims.Test`), as a supporting part."""
     return replace(finding, essential=False)
 
 

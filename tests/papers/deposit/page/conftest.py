@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.papers.deposit.insides import Inside
+from tests.papers.deposit.insides import measured as measured_inside
 
-from toeplens.lens import HeadAblation, PositionalDrift
-from toeplens.lens.ablation.head_sets import HeadSets
-from toeplens.lens.gradients.signal import LevelSignal, SeedStrength, Strength
-from toeplens.lens.stream.representation import Representation
+from toeplens.lens import HeadAblation
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, chosen_parts, claims_of
 from toeplens.papers.deposit.labels import Label
@@ -40,64 +39,6 @@ def ablation(rng: np.random.Generator, layers: int, heads: int, accuracy: float,
     falls = np.sort(drops, axis=1)[:, ::-1].cumsum(axis=1)
     curves = np.clip(accuracy - np.pad(falls, ((0, 0), (1, 0))), chance, None)
     return HeadAblation(drops, drops - 0.02, drops + 0.02, accuracy, curves, 512, chance)
-
-
-def drift(rng: np.random.Generator, layers: int, heads: int) -> PositionalDrift:
-    """Drifts of any sign."""
-    effect, change = rng.uniform(0, 1, (layers, heads)), rng.normal(0, 1e-3, (layers, heads))
-    return PositionalDrift(effect, change, gradient_norm=1.0, parameter_norm=10.0, examples=64)
-
-
-def seed_strength(rng: np.random.Generator, layers: int, heads: int) -> SeedStrength:
-    """Gradients some of which hold a fixed part; at the parameters the first layer's may be undefined."""
-    sizes = (8, 16, 32, 64)
-
-    def strength(shape: tuple[int, ...]) -> Strength:
-        share = rng.beta(1, 8, size=shape)
-        curve = np.sqrt(1 / np.array(sizes) + share[..., None])
-        exponent = -0.5 * (1 - share)
-        return Strength(curve, exponent, exponent - 0.05, exponent + 0.05, share, share - 0.02, share + 0.02)
-
-    levels = {
-        name: LevelSignal(strength((layers, heads)), strength((layers,)), rng.normal(size=(layers, heads, 3)))
-        for name in ("logits", "parameters")
-    }
-    if rng.integers(2):  # as without an encoding that the first layer's weights can move
-        levels["parameters"].layers.strength[0] = np.nan
-        levels["parameters"].layers.exponent[0] = np.nan
-    return SeedStrength(sizes, sizes[-1], 1.0, levels)
-
-
-def head_sets(rng: np.random.Generator, found: HeadAblation) -> HeadSets:
-    """Heads that go in any order, two at a time; the first two are enough."""
-    layers, heads = found.drops.shape
-    many = layers * heads
-    falling = np.linspace(found.baseline, found.chance, many + 1)
-    falling[1::2] = np.nan
-    order = [[int(head) // heads, int(head) % heads] for head in rng.permutation(many)]
-    lower = falling - 0.02 * (np.arange(many + 1) > 0)
-    return HeadSets(
-        found.baseline, found.chance, 512, lower, falling, np.stack([falling, falling]), order, order[:2], 0.9, 0.5
-    )
-
-
-def representation(rng: np.random.Generator, layers: int) -> Representation:
-    """Position that leaves the sinusoid's directions from layer to layer; in the last there is none left to place."""
-    falling = np.sort(rng.uniform(size=(12, layers)), axis=1)[:, ::-1].copy()
-    falling[2:10, -1] = np.nan
-    names = ("variance", "variance_share", "low", "high", "alignment", "alignment_low", "alignment_high", "displaced")
-    names += ("mean_cosine", "coefficient", "cosine", "decodability")
-    return Representation(
-        layers=np.arange(layers),
-        sequences=64,
-        positions=np.arange(8),
-        energy=0.99,
-        reference_rank=4,
-        chance=0.1,
-        rank=np.full(layers, 3),
-        angles=tuple(np.array([10.0, 20.0, 30.0]) for _ in range(layers)),
-        **dict(zip(names, falling, strict=True)),
-    )
 
 
 def watched(found: HeadAblation) -> list[dict[str, Any]]:
@@ -132,15 +73,8 @@ def cell_result(cell: Cell, *, diverged: bool = False, measured: bool = False) -
     found = None if diverged else ablation(rng, layers, heads, accuracy, chance)
     measures = {}
     if measured and found:
-        measures = {
-            "position": ablation(rng, layers, heads, accuracy, chance).to_dict() | {"intervention": "position"},
-            "representation": representation(rng, layers).to_dict(),
-            "sets": head_sets(rng, found).to_dict(),
-            "seed": {
-                "strength": seed_strength(rng, layers, heads).to_dict(),
-                "drift": drift(rng, layers, heads).to_dict(),
-            },
-        }
+        made = measured_inside(Inside(), accuracy, noise=float(rng.normal(0, 0.01)))
+        measures = {name: made[name] for name in ("position", "representation", "sets", "seed")}
     return CellResult(
         key=cell.key,
         run=spec.name,

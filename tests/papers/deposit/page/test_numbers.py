@@ -15,8 +15,7 @@ from tests.report.reading import Text, hovers, without_plotly
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, claims_of
 from toeplens.papers.deposit.page import render
 from toeplens.papers.deposit.page.accuracy import accuracies, convergence
-from toeplens.papers.deposit.page.deposits import peaks_by_layer, violins
-from toeplens.papers.deposit.page.heads import heatmap, silencing_curves
+from toeplens.papers.deposit.page.heads import heatmap, peaks_by_layer, silencing_curves, violins
 from toeplens.report.grid.tables import matrix
 from toeplens.report.kit.blocks import Block
 from toeplens.studies import Key, Results, judge

@@ -19,12 +19,10 @@ from toeplens.papers.deposit import SCALES, Reproduction, claims_of
 from toeplens.papers.deposit.factors import concentrated, factor_table
 from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.looks import look_at
-from toeplens.papers.deposit.page import render, reproduction_page, write_page
-from toeplens.papers.deposit.page.accuracy import convergence
-from toeplens.papers.deposit.page.look import TASKS, colour, glyph, interval, marker, name, ordered
-from toeplens.papers.deposit.page.page import answers, blocks
-from toeplens.papers.deposit.page.partial import partial_rope, rotated_heads
+from toeplens.papers.deposit.page import answers, blocks, render, reproduction_page, write_page
+from toeplens.papers.deposit.page.accuracy import convergence, partial_rope, rotated_heads
 from toeplens.papers.deposit.page.seeds import strength_of
+from toeplens.papers.deposit.page.style import TASKS, colour, glyph, interval, marker, name, ordered
 from toeplens.papers.deposit.questions import PARTS
 from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block
@@ -155,21 +153,6 @@ def test_the_page_answers_whether_the_deposit_was_reproduced(study: Reproduction
     assert answers(replace(study, entries=[])) == []
 
 
-def test_the_main_results_are_the_best_and_the_largest(study: Reproduction) -> None:
-    found = rows(reproduction_page(study).tables["results"])
-    for place, protocol in enumerate(study.plan.protocols):
-        for task, text in TASKS.items():
-            mine = [row for row in study.table if (row.protocol, row.task) == (protocol, task)]
-            best = max(mine, key=lambda row: row.accuracy or 0)
-            assert found[f"Best on {text}"][place].startswith(
-                f"{name(protocol, best.label)} ({percent(best.accuracy)})"
-            )
-        cells = study.results.under(protocol).cells
-        largest = max(float(cell.ablation.drops.max()) for cell in cells if cell.ablation)
-        place_text = found["Largest accuracy drop from ablating one head"][place]
-        assert place_text.startswith(f"{100 * largest:.1f} percentage points, ")
-
-
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_settings_of_every_scale_are_told_beside_the_papers(make_study: Make, tmp_path: Path, scale: str) -> None:
     state = make_study(tmp_path, scale=scale, protocols=("released",), finished=3)
@@ -219,13 +202,6 @@ def test_every_label_has_a_name_of_its_own_and_the_look_of_its_encoding() -> Non
     labels = ["nope", "nope/mask", "partial-15", "partial-3", "rope/mask", "rope", "mla", "partial-2/random"]
     expected = ["rope", "rope/mask", "partial-2/random", "partial-3", "partial-15", "mla", "nope", "nope/mask"]
     assert ordered(labels) == expected
-
-
-def test_all_heat_maps_share_one_scale(study: Reproduction) -> None:
-    found = blocks(study)
-    drawn = [figure for block in (found["heads"], found["sinusoid"]) for figure in panels(block)]
-    (limit,) = {figure.layout.coloraxis.cmax for figure in drawn if figure.data[0].type == "heatmap"}
-    assert limit >= max(float(abs(cell.ablation.drops).max()) for cell in study.results.cells if cell.ablation)
 
 
 def test_partial_rope_ends_in_nope_and_in_rope_without_sinusoid(study: Reproduction) -> None:

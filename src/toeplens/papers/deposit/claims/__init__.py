@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toeplens.papers.deposit.claims import accuracy, deposit, ladder, mechanism
+from toeplens.papers.deposit.claims import accuracy, heads, mechanism
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.results import Results
 
 # the ledger of a reproduction
-CLAIMS: tuple[Claim[Results], ...] = tuple(
-    claim for file in (accuracy, deposit, mechanism, ladder) for claim in file.CLAIMS
-)
+CLAIMS: tuple[Claim[Results], ...] = (*accuracy.CLAIMS, *heads.CLAIMS, *mechanism.CLAIMS, *heads.SWEEP)
 
 
 def claims_of(parts: Sequence[str]) -> tuple[Claim[Results], ...]:

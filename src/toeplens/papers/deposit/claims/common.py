@@ -1,117 +1,44 @@
-"""Shared by the claims: their sources, and checks built from figures."""
+"""Shared by the claims: sources, figures of ablation effects and their thresholds, and tests under either protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log2
+from typing import Any
 
 from toeplens.papers.deposit.labels import title
 from toeplens.papers.deposit.looks import END, LOOKS, Look, Measure, look_at
 from toeplens.papers.deposit.questions import CORE
-from toeplens.studies.kit.asking import BETTER as BETTER
-from toeplens.studies.kit.asking import MARGIN as MARGIN
-from toeplens.studies.kit.asking import STOPPED as STOPPED
-from toeplens.studies.kit.asking import WHY_MARGIN as WHY_MARGIN
-from toeplens.studies.kit.asking import Test, ask, ask_difference
-from toeplens.studies.kit.asking import between as between
-from toeplens.studies.kit.asking import left_out as left_out
-from toeplens.studies.kit.asking import over as over
-from toeplens.studies.kit.asking import under as under
-from toeplens.studies.kit.claims import Claim, every
-from toeplens.studies.kit.results import ACCURACY, ONLY_SKILLED, SKILLED, CellResult, Figure, Results
+from toeplens.studies.kit import claims
+from toeplens.studies.kit.claims import Claim
+from toeplens.studies.kit.results import ONLY_SKILLED, SKILLED, CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import Finding, unknown
-from toeplens.training.presets import DISTANCE
+from toeplens.training.presets import COUNT, DISTANCE
 
 V1 = "arXiv 2505.13027 v1"
 FINAL = "ICLR 2026 version (summary)"
-
-Check = Callable[[Results], list[Finding]]
-Counts = Callable[[CellResult], bool]
-Pairs = Iterable[tuple[str, str]]
-Asked = tuple[Figure, Test]  # a number per model, and the test of its mean
 
 core = partial(Claim[Results], part=CORE)
 others = partial(Claim[Results], part="others")
 partially = partial(Claim[Results], part="partial")
 mechanism = partial(Claim[Results], part="mechanism")
 
+# ---- labels ----------------------------------------------------------------------------------------------------------
 
-# ---- checks ----------------------------------------------------------------------------------------------------------
-
-
-def there(results: Results, task: str, pairs: Pairs) -> list[tuple[str, str]]:
-    """The pairs, without those whose rival is "random" if it was not trained."""
-    return [pair for pair in pairs if pair[1] != "random" or results.of(task, pair[1])]
+FULL, BOTH = "full-rope", "rope-sinusoid"  # RoPE on all heads, without a sinusoid and with one
+_LABELS = {FULL: ("rope", "rope-alone"), BOTH: ("rope-absolute", "rope")}  # in the paper's and the released protocol
+RIVALS = ("absolute", "relative", "alibi", "nope", "random?")  # "?": only if it was trained
 
 
-def compare(task: str, pairs: Pairs, figure: Figure = ACCURACY, test: Test | None = None, what: str = "") -> Check:
-    """Is a figure of the first label of each pair minus that of the second above `MARGIN`?
-
-    A missing encoding leaves the claim open, except "random" as a rival, which the core of smaller scales omits.
-
-    Arguments
-        test  the test of the difference (default: above `MARGIN`)
-        what  start of the evidence (default: the figure's words and the two titles)
-    """
-
-    def check(results: Results) -> list[Finding]:
-        return [
-            ask_difference(results, task, first, second, title, figure=figure, test=test, what=what)
-            for first, second in there(results, task, pairs)
-        ]
-
-    return check
-
-
-def against(first: str, *rivals: str) -> list[tuple[str, str]]:
-    """An encoding and each of its rivals."""
-    return [(first, rival) for rival in rivals]
-
-
-def has(measure: str, *, skill: bool = True) -> Counts:
-    """Whether a cell has a measure and, with ``skill``, an ablation and enough skill."""
-    return lambda cell: (
-        cell.measure(measure) is not None and (not skill or (cell.ablation is not None and cell.skilled))
-    )
-
-
-def models(label: str, *parts: Asked, task: str = DISTANCE) -> Check:
-    """A check of the mean of each figure over the models of a label that count."""
-
-    return lambda results: [ask(results, task, label, figure, test, title) for figure, test in parts]
-
-
-def learned(label: str, check: Check, task: str = DISTANCE) -> Check:
-    """A check of an encoding that requires at least one model with skill."""
-
-    def checked(results: Results) -> list[Finding]:
-        cells = results.of(task, label)
-        if cells and not any(cell.skilled for cell in cells):
-            why = f"no model has a skill of at least {SKILLED:g}, so its heads are not judged"
-            return [unknown(title(label), why, "a model size at which it learns")]
-        return check(results)
-
-    return checked
-
-
-def on_rope(check: Callable[[str], Check]) -> Check:
-    """A check of RoPE on all heads without a sinusoid, whose label depends on the protocol."""
-    return lambda results: check(full_rope(results))(results)
-
-
-def full_rope(results: Results) -> str:
-    """Label of RoPE on all heads without a sinusoid; the released "rope" has one.
+def label_of(results: Results, name: str) -> str:
+    """The label in the results' protocol, with or without a variant.
 
     It depends on the protocol only, so an unfinished study is not judged on the wrong model.
     """
-    return "rope-alone" if is_released(results) else "rope"
-
-
-def both_positions(results: Results) -> str:
-    """Label of RoPE + sinusoid; "rope" in the released protocol."""
-    return "rope" if is_released(results) else "rope-absolute"
+    base, slash, variant = name.partition("/")
+    return (_LABELS[base][is_released(results)] if base in _LABELS else base) + slash + variant
 
 
 def is_released(results: Results) -> bool:
@@ -119,24 +46,12 @@ def is_released(results: Results) -> bool:
     return results.protocol == "released" or any(cell.key.protocol == "released" for cell in results.cells)
 
 
-_WITHOUT = "too little skill, or not measured"
-_LITTLE = "too little skill, too small a total ablation effect, or not measured"
-_MOMENTS = {"end": "at the end", "able": "at 90% accuracy", "plateau": "at the plateau"} | {
-    moment: f"at {moment} the plateau's steps" for moment in ("twice", "four times", "eight times")
-}
+# ---- figures of ablation effects -------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Bars:
-    """Thresholds of the ablation effect of one head, in a measure's unit."""
-
-    most: float  # most of the skill
-    some: float  # pronounced
-    little: float  # negligible
-    unit: str
-
-
-BARS: dict[Measure, Bars] = {"accuracy": Bars(0.5, 0.25, 0.1, " of the skill"), "loss": Bars(0.7, 0.35, 0.1, " nats")}
+# thresholds of the ablation effect of one head: most of the skill, pronounced, negligible
+MOST, SOME, LITTLE = 0.5, 0.25, 0.1
+_NATS = {MOST: 0.7, SOME: 0.35}  # the same by loss, where they differ
+UNITS: dict[Measure, str] = {"accuracy": " of the skill", "loss": " nats"}
 _WHY = (
     "Thresholds: 0.5 of the skill (0.7 nats: the label's probability halves) is most of it, as the source reports 60 "
     "of 93 percentage points; 0.25 (0.35 nats) is what the source calls pronounced; below 0.1 (0.1 nats) is "
@@ -153,107 +68,120 @@ SPREAD = (
     "Half a doubling is a factor of 1.4; less is not visible in the sources' heat maps. Measured by loss, as accuracy "
     f"hardly changes in models that solve the task. {WHERE}"
 )
+_WANTED = "models with skill and a large enough ablation effect"
+_WANTED_LOSS = (  # older records have no ablation by loss
+    f"{_WANTED}; if the loss was not measured: toeplens ablate RUN --metric loss, with the study's --examples and "
+    "--split"
+)
+
+At = tuple[str, Measure]  # checkpoint and measure at which heads are ablated
+BY_ACCURACY: At = (END, "accuracy")  # as the papers
+BY_LOSS: At = (END, "loss")
+
+
+def threshold(bar: float, at: At) -> float:
+    """A threshold of ablation effects in the measure's unit."""
+    return _NATS.get(bar, bar) if at[1] == "loss" else bar
 
 
 @dataclass(frozen=True)
-class At:
-    """A checkpoint and a measure at which heads are ablated."""
+class Effect:
+    """A number of a model's ablation effects, at any checkpoint and by any measure.
 
-    moment: str
-    measure: Measure
+    words   name of the number, before the models' names
+    of      function that returns it
+    least   None for an effect, in the measure's unit; for a number about the location of effects, the smallest sum of
+            effects in a model that counts
+    heads   minimum number of heads per layer
+    """
 
-    @property
-    def bars(self) -> Bars:
-        """The thresholds in the measure's unit."""
-        return BARS[self.measure]
+    words: str
+    of: Callable[[Look], float]
+    least: float | None = None
+    heads: int = 0
 
-    def figure(self, words: str, of: Callable[[Look], float]) -> Figure:
-        """A number of a model's ablation effects."""
-        number, counts = self._number(of), lambda cell: self._look(cell) is not None
-        return Figure(words, number, counts, _WITHOUT, 0.002, self._wanted)
+    def at(self, at: At) -> Figure:
+        """The number at a checkpoint and by a measure."""
 
-    def spread(self, words: str, of: Callable[[Look], float]) -> Figure:
-        """A number about the location of the effect, for models with a large enough total effect."""
+        def number(cell: CellResult) -> float:
+            look = look_at(cell, *at)
+            assert look is not None
+            return self.of(look)
 
         def counts(cell: CellResult) -> bool:
-            look = self._look(cell)
-            return look is not None and look.total >= self.bars.little
+            look = look_at(cell, *at)
+            if look is None or look.costs.shape[1] < self.heads:
+                return False
+            return self.least is None or (look.total > 0 and look.total >= self.least)
 
-        return Figure(words, self._number(of), counts, _LITTLE, 0.05, self._wanted)
-
-    @property
-    def _wanted(self) -> str:
-        """What to run if no model counts; older records have no ablation by loss."""
-        if self.measure == "loss":
-            return (
-                "models with skill and a large enough ablation effect; if the loss was not measured: toeplens ablate "
-                "RUN --metric loss, with the study's --examples and --split"
-            )
-        return "models with skill and a large enough ablation effect"
-
-    def doublings(self, *, every: bool = False) -> Figure:
-        """log2 of the effective heads of the whole model; with ``every``, of every model with any effect."""
-        made = self.spread("log2 of the effective heads, ", lambda look: log2(look.effective_heads))
-        return (
-            replace(made, counts=lambda cell: (look := self._look(cell)) is not None and look.total > 0)
-            if every
-            else made
-        )
-
-    def _look(self, cell: CellResult) -> Look | None:
-        return look_at(cell, self.moment, self.measure)
-
-    def _number(self, of: Callable[[Look], float]) -> Callable[[CellResult], float]:
-        def number(cell: CellResult) -> float:
-            look = self._look(cell)
-            assert look is not None
-            return of(look)
-
-        return number
-
-    def largest(self, layers: slice = slice(None), where: str = "any layer") -> Figure:
-        """The largest ablation effect of a head."""
-        return self.figure(f"largest ablation effect of a head in {where}, ", lambda look: look.largest(layers))
-
-    def over(self, bar: float) -> Callable[..., Finding]:
-        """Test: above a threshold."""
-        return over(bar, self.bars.unit)
-
-    def under(self, bar: float) -> Callable[..., Finding]:
-        """Test: below a threshold."""
-        return under(bar, self.bars.unit)
+        few = "" if self.least is None else ", too small a total ablation effect"
+        without = f"too little skill{few}, or not measured" + f", or fewer than {self.heads} heads" * bool(self.heads)
+        wanted = _WANTED_LOSS if at[1] == "loss" else _WANTED
+        return Figure(self.words, number, counts, without, 0.002 if self.least is None else 0.05, wanted)
 
 
-Way = Callable[[At], Check]
-AS_THE_PAPERS = At(END, "accuracy")
-BY_LOSS = At(END, "loss")
+FIRST_LAYER, LATER_LAYERS = slice(0, 1), slice(1, None)
+LARGEST = Effect("largest ablation effect of a head in any layer, ", lambda look: look.largest())
+FIRST = Effect("largest ablation effect of a head in the first layer, ", lambda look: look.largest(FIRST_LAYER))
+LATER = Effect("largest ablation effect of a head in a later layer, ", lambda look: look.largest(LATER_LAYERS))
+DOUBLINGS = Effect("log2 of the effective heads, ", lambda look: log2(look.effective_heads), least=LITTLE)
 
 
-def of_rope(*parts: Callable[[At], tuple[Figure, Callable[..., Finding]]]) -> Way:
-    """Parts that test RoPE on all heads without a sinusoid."""
-    return lambda at: on_rope(lambda rope: models(rope, *(part(at) for part in parts)))
+# ---- tests -----------------------------------------------------------------------------------------------------------
 
 
-def of_each(labels: Iterable[str], *parts: Callable[[At], tuple[Figure, Callable[..., Finding]]], task: str) -> Way:
-    """Parts that test each of these encodings."""
-    return lambda at: every(
-        *(learned(label, models(label, *(part(at) for part in parts), task=task), task) for label in labels)
-    )
+@dataclass(frozen=True)
+class Test(claims.Test):
+    """A test on the results of one protocol; its figure may be an `Effect`, with thresholds as shares of the skill.
+
+    at       checkpoint and measure of effects
+    learned  whether at least one model, of the encoding that is subtracted if any, must have skill
+    """
+
+    figure: Any
+    task: str = DISTANCE
+    at: At = BY_ACCURACY
+    learned: bool = False
+
+    def __call__(self, results: Results) -> list[Finding]:
+        test: claims.Test = self
+        if isinstance(self.figure, Effect):
+            test = replace(self, figure=self.figure.at(self.at))
+            if self.figure.least is None:
+                above, below = (threshold(bar, self.at) for bar in (self.above, self.below))
+                test = replace(test, above=above, below=below, unit=UNITS[self.at[1]])
+        found = []
+        for names in self.places():
+            if any(name.endswith("?") and not results.of(self.task, name[:-1]) for name in names):
+                continue
+            labels = [label_of(results, name.removesuffix("?")) for name in names]
+            cells = results.of(self.task, labels[-1])
+            if self.learned and cells and not any(cell.skilled for cell in cells):
+                why = f"no model has a skill of at least {SKILLED:g}, so its heads are not judged"
+                none = unknown(title(labels[-1]), why, "a model size at which it learns")
+                found.append(replace(none, essential=self.essential))
+            else:
+                found.append(test.finding(results, title, *labels))
+        return found
 
 
-def watched_claim(
-    make: Callable[..., Claim[Results]],
-    name: str,
-    source: str,
-    statement: str,
-    rule: str,
-    way: Way,
-    first: At = AS_THE_PAPERS,
+count = partial(Test, task=COUNT)
+
+_MOMENTS = {"end": "at the end", "able": "at 90% accuracy", "plateau": "at the plateau"} | {
+    moment: f"at {moment} the plateau's steps" for moment in ("twice", "four times", "eight times")
+}
+
+
+def of_heads(
+    id: str, source: str, statement: str, rule: str, check: Sequence[Any], at: At = BY_ACCURACY, part: str = CORE
 ) -> Claim[Results]:
-    """A claim about heads, judged at the ``first`` checkpoint and measure, and for comparison at all others."""
-    elsewhere = {
-        f"{_MOMENTS[at.moment]}, by {at.measure}": way(at)
-        for at in (At(moment, measure) for moment, measure in LOOKS)
-        if at != first
-    }
-    return make(name, source, statement, f"{rule} {_WHY}", way(first), elsewhere=elsewhere)
+    """A claim judged at one checkpoint by one measure, and for comparison at all others.
+
+    Its check is a list of `Test` and of functions of the results and ``at``.
+    """
+
+    def judged(at: At) -> list[Callable[[Results], list[Finding]]]:
+        return [replace(test, at=at) if isinstance(test, Test) else partial(test, at=at) for test in check]
+
+    elsewhere = {f"{_MOMENTS[each[0]]}, by {each[1]}": judged(each) for each in LOOKS if each != at}
+    return Claim(id, source, statement, f"{rule} {_WHY}", judged(at), part, elsewhere)

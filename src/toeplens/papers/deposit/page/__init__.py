@@ -1,5 +1,275 @@
-"""The reproduction page: numbered figures and tables."""
+"""The reproduction page: one self-contained HTML file."""
 
-from toeplens.papers.deposit.page.page import render, reproduction_page, write_page
+from __future__ import annotations
 
-__all__ = ["render", "reproduction_page", "write_page"]
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from toeplens.ground.words import percent, points
+from toeplens.lens import THRESHOLDS
+from toeplens.model import Protocol
+from toeplens.papers.deposit import SCALES, Reproduction
+from toeplens.papers.deposit.page import accuracy, factors, heads, seeds, style, tables
+from toeplens.papers.deposit.page.style import PROTOCOL_NAMES, TASKS, name, plain, protocol_title
+from toeplens.papers.deposit.tables import recorded
+from toeplens.report.kit.blocks import Block, numbered
+from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings, write_report
+from toeplens.report.kit.tables import DASH, Cell, Table, make_table
+from toeplens.studies import ENOUGH, RULE, CellResult, Entry, Verdict
+from toeplens.studies.kit.verdicts import LEVEL, SIDES
+from toeplens.training.presets import COUNT, DISTANCE
+
+_Maker = Callable[[Reproduction], Block]
+# In page order. True: the figure shows plain encodings only, without variants and the models of other parts.
+_MAKERS: tuple[tuple[_Maker, bool], ...] = (
+    (accuracy.accuracy, True),
+    (partial(accuracy.learning, task=DISTANCE, paper=2), True),
+    (partial(accuracy.learning, task=COUNT, paper=3), True),
+    (heads.heads, True),
+    (heads.by_encoding, True),
+    (heads.by_layer, True),
+    (heads.cumulative, True),
+    (heads.position, False),
+    (heads.removed, False),
+    (heads.sizes, False),
+    (heads.circuit, True),
+    (factors.switches, False),
+    (accuracy.partial_accuracy, False),
+    (accuracy.layers, False),
+    (accuracy.peaks, False),
+    (accuracy.sinusoid, True),
+    (accuracy.representation, False),
+    (factors.variants, False),
+    (heads.by_rung, False),
+    (heads.by_moment, False),
+    (seeds.strength, False),
+    (seeds.exponent, False),
+    (seeds.lead, False),
+    (seeds.training, False),
+    (seeds.exponents, True),
+)
+# figures shown only if their part is in the plan; cells of other parts would show an incomplete figure
+_PART: dict[_Maker, str] = {
+    factors.switches: "factors",
+    accuracy.layers: "partial",
+    accuracy.peaks: "partial",
+    factors.variants: "mla",
+    heads.by_rung: "ladder",
+    heads.by_moment: "ladder",
+}
+# figures of other models that appear in the sections of plain encodings
+_BESIDE = {"position", "sets", "sets-size", "representation"}
+
+
+def blocks(state: Reproduction) -> dict[str, Block]:
+    """All non-empty figures by id, numbered in order."""
+    encodings, parts = style.plain(state), state.plan.parts
+    asked = [(make, plain) for make, plain in _MAKERS if _PART.get(make, parts[0]) in parts]
+    return numbered(make(encodings if plain else state) for make, plain in asked)
+
+
+def write_page(state: Reproduction) -> Path:
+    """Write the study's report atomically to ``report.html`` in its directory; returns the path."""
+    return write_report(state.directory, render(state))
+
+
+def render(state: Reproduction) -> str:
+    """The report as one self-contained HTML document. Deterministic."""
+    return reproduction_page(state).html()
+
+
+def reproduction_page(state: Reproduction) -> Page:
+    """The figures and tables of the study."""
+    found, encodings, scale = blocks(state), style.plain(state), SCALES[state.plan.scale]
+    general = bool(style.plain_keys(state.plan) or _BESIDE & found.keys())
+    claims, protocols = ledger(state.entries), {p: style.PROTOCOL_NAMES[p] for p in state.plan.protocols}
+    known = recorded() if state.plan.seeds < ENOUGH else {}
+    seeds = ", ".join(map(str, sorted({key.seed for key in style.planned(state.plan)})))
+    deposits_shown = tables.deposit_tables(encodings) if general else []
+    effects = factors.switch_tables(state) if "factors" in state.plan.parts else []
+    variants = factors.variant_tables(state) if "mla" in state.plan.parts else []
+    facts = [("Scale", f"{state.plan.scale}: {scale.about}"), ("Protocols", ", ".join(state.plan.protocols))]
+    every = {
+        "results": results_table(state),
+        "encodings": tables.encodings_table(state),
+        "claims": ledger_table(claims, protocols=protocols, recorded=known),
+        **({f"accuracy-{task}": tables.accuracy_table(encodings, task) for task in style.TASKS} if general else {}),
+        **{f"kinds-{i}": kinds for i, (_, kinds, _) in enumerate(deposits_shown)},
+        **{f"deposits-{i}": each for i, (*_, each) in enumerate(deposits_shown)},
+        **({"strongest": factors.strongest_table(state)} if effects else {}),
+        **{f"effects-{i}": each for i, each in enumerate(effects)},
+        **{f"variants-{i}": each for i, each in enumerate(variants)},
+        **({"steps": factors.steps_table(state)} if variants else {}),
+        "run": surroundings(state, "cells", [*facts, ("Seeds", f"{seeds} (of weights, order and data)")]),
+        "settings": tables.settings_table(state),
+        "models": tables.models_table(state),
+    }
+    return Page(
+        "papers/deposit/page/page.html.j2",
+        found,
+        {key: table for key, table in every.items() if table.body},
+        {
+            "look": style,
+            "state": state,
+            "general": general,
+            "scale": scale,
+            "many_heads": scale.model["num_heads"] > 8,
+            "answers": answers(state),
+            "central": central(state),
+            "opposite": opposite(state),
+            "sizes": sizes(state),
+            "unmeasured": len(state.results.cells) - state.finished,
+            "tallies": tallies(state),
+            "seeds_per_cell": scale.told(state.plan.seeds),
+            "enough": ENOUGH,
+            "largest": largest_drop((encodings if general else state).results.cells),
+            "gone": diverged(state),
+            "protocols": protocols,
+            "claims": claims,
+            "deposits": deposits_shown,
+            "effects": effects,
+            "variants": variants,
+            "thresholds": THRESHOLDS.split("; "),
+            "rule": RULE,
+            "recorded": known,
+        },
+    )
+
+
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+# the papers' central claims, in their order
+_CENTRAL = (
+    "task1-rope-best",
+    "task1-nope-relative-fail",
+    "deposit-first-layer",
+    "deposit-only-rope",
+    "mla-removes-deposit",
+)
+
+
+def tallies(state: Reproduction) -> dict[Protocol, Counter[Verdict]]:
+    """Number of verdicts of each kind under each protocol."""
+    found: dict[Protocol, Counter[Verdict]] = {}
+    for protocol in state.plan.protocols:
+        found[protocol] = Counter(dict.fromkeys(VERDICTS, 0))
+        found[protocol].update(entry.verdict for entry in state.entries if entry.protocol == protocol)
+    return found
+
+
+_ANSWERS: dict[Verdict, str] = {
+    "holds": "yes",
+    "holds in part": "in part",
+    "fails": "no",
+    "leans to hold": "indicatively yes",
+    "leans to fail": "indicatively no",
+    "undecided": "not decided",
+}
+
+
+def answers(state: Reproduction) -> list[dict[str, Any]]:
+    """Per protocol: is the claim of a single-head deposit in the first layer right, and by which number?"""
+    found: list[dict[str, Any]] = []
+    for entry in state.entries:
+        if entry.claim.id != "deposit-first-layer" or entry.protocol is None:
+            continue
+        part: dict[str, Any] = {
+            "name": protocol_title(entry.protocol),
+            "word": _ANSWERS[entry.verdict],
+            "encoding": "RoPE without a sinusoid" if entry.protocol == "released" else "RoPE",
+            "mean": None,
+        }
+        comparison = entry.findings[0].comparison
+        if comparison is not None:
+            seen = comparison.seen
+            ends = tuple(map(percent, seen.interval(LEVEL))) if seen.seeds > 1 else ()
+            part |= {"mean": percent(seen.value), "ends": ends, "seeds": seen.seeds}
+            part["threshold"] = f"{comparison.low:.0%}"
+        found.append(part)
+    return found
+
+
+def central(state: Reproduction) -> list[list[Entry]]:
+    found = {entries[0].claim.id: entries for entries in ledger(state.entries)}
+    return [found[each] for each in _CENTRAL if each in found]
+
+
+def opposite(state: Reproduction) -> list[list[Entry]]:
+    """The claims with opposite verdicts under the two protocols."""
+    return [each for each in ledger(state.entries) if {-1, 1} <= {SIDES.get(entry.verdict, 0) for entry in each}]
+
+
+def sizes(state: Reproduction) -> list[dict[str, int]]:
+    """Sizes of this study's models, and of the paper's if they differ."""
+    return [
+        {
+            "layers": each.model["num_layers"],
+            "heads": each.model["num_heads"],
+            "width": each.model["d_model"],
+            "tokens": each.tasks[DISTANCE].paper["length"],
+        }
+        for each in (SCALES[name] for name in dict.fromkeys((state.plan.scale, "paper")))
+    ]
+
+
+def largest_drop(cells: Sequence[CellResult]) -> tuple[CellResult, float, int, int] | None:
+    """The largest accuracy drop from ablating one head of any model: model, drop, layer, head."""
+    drops = []
+    for cell in cells:
+        if cell.ablation is not None and cell.status == "complete":
+            layer, head = np.unravel_index(cell.ablation.drops.argmax(), cell.ablation.drops.shape)
+            drops.append((cell, float(cell.ablation.drops[layer, head]), int(layer), int(head)))
+    return max(drops, key=lambda drop: drop[1], default=None)
+
+
+def diverged(state: Reproduction) -> list[str]:
+    gone = [cell.key for cell in state.results.cells if cell.status == "diverged"]
+    return [
+        f"{name(key.protocol, key.label)}, {TASKS[key.task]}, {PROTOCOL_NAMES[key.protocol]}, seed {key.seed}"
+        for key in gone
+    ]
+
+
+def results_table(state: Reproduction) -> Table:
+    encodings = plain(state)
+    protocols = state.plan.protocols
+    lines: list[list[str | Cell]] = [
+        *([f"Best on {TASKS[task]}", *(_best(encodings, task, protocol) for protocol in protocols)] for task in TASKS),
+        ["Largest accuracy drop from ablating one head", *(_largest(encodings, protocol) for protocol in protocols)],
+        [
+            f"Models with a single-head layer, {TASKS[DISTANCE]}",
+            *(_single(encodings, protocol) for protocol in protocols),
+        ],
+    ]
+    lines = [line for line in lines if any(cell != Cell(DASH) for cell in line[1:])]
+    return make_table("Main results", ["Question", *map(protocol_title, protocols)], lines)
+
+
+def _best(state: Reproduction, task: str, protocol: Protocol) -> Cell:
+    rows = [row for row in state.table if (row.protocol, row.task) == (protocol, task) and row.accuracy is not None]
+    if not rows:
+        return Cell(DASH)
+    first, *rest = [f"{name(protocol, row.label)} ({percent(row.accuracy)})" for row in rows[:3]]
+    guess = f"length only: {percent(rows[0].length_chance)}"
+    return Cell(first, (f"then {', '.join(rest)}" if rest else "", guess))
+
+
+def _largest(state: Reproduction, protocol: Protocol) -> Cell:
+    found = largest_drop(state.results.under(protocol).cells)
+    if found is None:
+        return Cell(DASH)
+    cell, value, layer, head = found
+    place = f"{TASKS[cell.key.task]}, layer {layer + 1}, head {head + 1}, seed {cell.key.seed}"
+    return Cell(f"{points(value)} percentage points, {name(protocol, cell.key.label)}", (place,))
+
+
+def _single(state: Reproduction, protocol: Protocol) -> Cell:
+    cells = [c for c in state.results.under(protocol).cells if c.key.task == DISTANCE and c.deposits()]
+    kinds = [{layer.kind for layer in cell.deposits()} for cell in cells]
+    able = [found for found in kinds if found != {"no-skill"}]
+    single = sum("single-head" in found for found in able)
+    return Cell(f"{single} of {len(able)} models with skill") if cells else Cell(DASH)

@@ -1,43 +1,37 @@
-"""Figures about accuracy: final accuracies compared with the paper's, and learning curves."""
+"""Figures about accuracy and learning, and about RoPE on some heads, in one layer only, or with a sinusoid."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, get_args
 
 import numpy as np
 import plotly.graph_objects as go
 
-from toeplens.ground.words import percent
+from toeplens.ground.words import fixed, percent, whole
 from toeplens.model import Protocol
-from toeplens.papers.deposit import Reproduction, Row
+from toeplens.papers.deposit import SCALES, Reproduction, Row, title
+from toeplens.papers.deposit.factors import concentrated
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.page.look import (
-    TASKS,
-    accuracy_top,
-    colour,
-    legend,
-    marker,
-    name,
-    ordered,
-    protocol_title,
-    under_headings,
-)
-from toeplens.report.kit.blocks import Block, Group, Panel, View
+from toeplens.papers.deposit.page import style
+from toeplens.papers.deposit.page.heads import SHARE, heat_panel
+from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, guess_levels, guesses_across, guesses_down
-from toeplens.report.kit.colours import GUESS
-from toeplens.studies import Results
+from toeplens.report.kit.colours import GUESS, PINK, faded
+from toeplens.report.kit.dots import dots
+from toeplens.studies import CellResult, Results
+from toeplens.training.presets import DISTANCE
 
 Split = Literal["train", "test"]
 
 
 def accuracy(state: Reproduction) -> Block:
-    """Final accuracies, compared with the paper's Table 1."""
     groups = [
         Group(title, [panel for p in state.plan.protocols if (panel := accuracy_panel(state, p, task))])
-        for task, title in TASKS.items()
+        for task, title in style.TASKS.items()
     ]
     size = "" if state.plan.scale == "paper" else " (larger models)"
     caption = (
@@ -57,8 +51,8 @@ def accuracy_panel(
     rows = [row for row in rows if wanted is None or row.label in wanted]
     if not rows:
         return None
-    figure = accuracies(rows, state.results, accuracy_top(state, task))
-    return Panel(title or protocol_title(protocol), figure)
+    figure = accuracies(rows, state.results, style.accuracy_top(state, task))
+    return Panel(title or style.protocol_title(protocol), figure)
 
 
 def learning(state: Reproduction, task: str, paper: int) -> Block:
@@ -67,7 +61,7 @@ def learning(state: Reproduction, task: str, paper: int) -> Block:
     def draw(protocol: Protocol) -> list[Panel]:
         whole = [cell for cell in state.results.under(protocol).cells if Label.parse(cell.key.label).heads is None]
         cells = [cell for cell in whole if cell.key.task == task and cell.epochs]
-        top = accuracy_top(state, task)
+        top = style.accuracy_top(state, task)
         return [
             Panel(f"{split.capitalize()} accuracy", convergence(state.results, protocol, task, split, top))
             for split in get_args(Split)
@@ -75,14 +69,14 @@ def learning(state: Reproduction, task: str, paper: int) -> Block:
         ]
 
     labels = {cell.key.label for cell in state.results.cells if cell.key.task == task}
-    signs = legend(state, (label for label in labels if Label.parse(label).heads is None))
+    signs = style.legend(state, (label for label in labels if Label.parse(label).heads is None))
     caption = (
         f"Accuracy by epoch (the paper’s Fig. {paper}): mean over seeds, with the range as a band. A model that "
         "stopped early keeps its last value. Train accuracy is averaged during the epoch, so it lags. Click an "
         "encoding to hide or show its lines."
     )
-    title = f"How fast each encoding learns {TASKS[task]}"
-    return Block(f"convergence-{task}", title, caption, [under_headings(state, draw)], legend=signs)
+    title = f"How fast each encoding learns {style.TASKS[task]}"
+    return Block(f"convergence-{task}", title, caption, [style.under_headings(state, draw)], legend=signs)
 
 
 def convergence(results: Results, protocol: Protocol, task: str, split: Split, top: float = 1.0) -> go.Figure:
@@ -98,12 +92,12 @@ def convergence(results: Results, protocol: Protocol, task: str, split: Split, t
     under = results.under(protocol)
     canvas = Canvas(290)
     longest = 1
-    for label in ordered(under.labels(task)):
+    for label in style.ordered(under.labels(task)):
         if Label.parse(label).heads is not None:
             continue
         cells = under.of(task, label)
         whole = [cell for cell in cells if cell.status == "complete"]
-        text = name(protocol, label) if whole else f"{name(protocol, label)} (diverged)"
+        text = style.name(protocol, label) if whole else f"{style.name(protocol, label)} (diverged)"
         curves: list[list[float]] = [
             np.array([row.get(f"{split}_accuracy") for row in cell.epochs], dtype=float).tolist()
             for cell in whole or cells
@@ -126,19 +120,18 @@ def convergence(results: Results, protocol: Protocol, task: str, split: Split, t
 
 
 def _add_curve(canvas: Canvas, epochs: list[float], curves: list[list[float]], label: str, text: str) -> None:
-    """Add the mean curve over seeds, and their range."""
     length = len(epochs)
     columns = [[c[i] for c in curves if i < len(c) and isfinite(c[i])] for i in range(length)]
     if len(curves) > 1:
         low, high = ([end(column, default=None) for column in columns] for end in (min, max))
-        canvas.band(epochs, low, high, colour(label), 0.1, label)
+        canvas.band(epochs, low, high, style.colour(label), 0.1, label)
     canvas.lines(
         epochs,
         [sum(column) / len(column) if column else None for column in columns],
-        colour(label),
+        style.colour(label),
         f"<b>{text}</b><br>epoch %{{x}}: %{{y:.1%}}<br>%{{customdata}}<extra></extra>",
         mode="lines+markers" if length <= 30 else "lines",
-        marker={"symbol": marker(label), "size": 7},
+        marker={"symbol": style.marker(label), "size": 7},
         meta=label,
         customdata=[
             f"{percent(min(c))} to {percent(max(c))}, {len(c)} seeds" if len(c) > 1 else "one seed" for c in columns
@@ -150,7 +143,7 @@ def _add_curve(canvas: Canvas, epochs: list[float], curves: list[list[float]], l
 def accuracies(rows: Sequence[Row], results: Results, top: float = 1.0) -> go.Figure:
     """Final test accuracies of one protocol and task, best on top: large markers are means, small ones seeds."""
     canvas = Canvas(66 + 28 * max(1, len(rows)), right=60, top=32, bottom=26, left=20)
-    names = [name(row.protocol, row.label) for row in rows]
+    names = [style.name(row.protocol, row.label) for row in rows]
     for row, text in zip(rows, names, strict=True):
         _add_accuracy(canvas, row, text, results)
     told = [(row.paper / 100, text) for row, text in zip(rows, names, strict=True) if row.paper is not None]
@@ -185,14 +178,313 @@ def _add_accuracy(canvas: Canvas, row: Row, text: str, results: Results) -> None
         canvas.marks(
             [cell.accuracy for cell in cells],
             [text] * len(cells),
-            {"symbol": "circle-open", "size": 6, "color": colour(row.label)},
+            {"symbol": "circle-open", "size": 6, "color": style.colour(row.label)},
             f"<b>{text}</b><br>seed %{{customdata}}: %{{x:.1%}}<extra></extra>",
             customdata=[cell.key.seed for cell in cells],
         )
     canvas.marks(
         [row.accuracy],
         [text],
-        {"symbol": marker(row.label), "size": 11, "color": colour(row.label)},
+        {"symbol": style.marker(row.label), "size": 11, "color": style.colour(row.label)},
         f"<b>{text}</b><br>%{{x:.1%}}, {seeds}<extra></extra>",
         cliponaxis=False,
     )
+
+
+_DRAWN = PINK  # heads drawn at random
+Rows = Sequence[tuple[str, Sequence[CellResult]]]  # row title and its models
+
+
+def _whole_rope(protocol: Protocol) -> str:
+    """Label of RoPE on all heads without a sinusoid; the released "rope" adds one."""
+    return "rope-alone" if protocol == "released" else "rope"
+
+
+def rotated_heads(
+    results: Results, protocol: Protocol, task: str, heads: int, *, drawn: bool = False
+) -> list[tuple[int, str]]:
+    """Number of rotated heads and label of the finished models of Fig. 5, without the released "rope".
+
+    With ``drawn``: the models whose heads are chosen at random, without those at the two ends.
+    """
+    labels = results.under(protocol).labels(task)
+    variant = "random" if drawn else ""
+    counts = {
+        at.heads: label for label in labels if (at := Label.parse(label)).heads is not None and at.variant == variant
+    }
+    if not drawn:
+        counts |= {count: end for count, end in ((0, "nope"), (heads, _whole_rope(protocol))) if end in labels}
+    return sorted(counts.items())
+
+
+def partial_accuracy(state: Reproduction) -> Block:
+    heads = SCALES[state.plan.scale].model["num_heads"]
+    panels, drawn_too = [], False
+    for task, what in style.TASKS.items():
+        for protocol in state.plan.protocols:
+            found = rotated_heads(state.results, protocol, task, heads)
+            if not any(Label.parse(label).heads is not None for _, label in found):
+                continue
+            drawn = rotated_heads(state.results, protocol, task, heads, drawn=True)
+            drawn_too |= bool(drawn)
+            figure = partial_rope(state.results, protocol, task, heads, style.accuracy_top(state, task))
+            panels.append(Panel(f"{what}, {style.protocol_title(protocol).lower()}", figure))
+    caption = (
+        "Test accuracy with RoPE on some heads of every layer (the paper’s Fig. 5). Zero heads is NoPE; all heads is "
+        "RoPE. The released protocol has no sinusoid here, as in the released code for this experiment. Each point is "
+        "a seed; the line joins the means."
+    )
+    signs = []
+    if drawn_too:
+        caption += " Crosses: the same number of heads per layer, chosen at random."
+        signs = [
+            Sign("first", "the first heads", style.colour("rope"), "○"),
+            Sign("random", "random heads", _DRAWN, "✕"),
+        ]
+    return Block("partial", "RoPE on some of the heads", caption, [View.of(panels)], legend=signs)
+
+
+def partial_rope(results: Results, protocol: Protocol, task: str, heads: int, top: float = 1.0) -> go.Figure:
+    """Accuracy by number of rotated heads (Fig. 5): none is NoPE, all is RoPE without a sinusoid.
+
+    Lines join the means over seeds, for the first heads of each layer and for random heads.
+    """
+    under = results.under(protocol)
+    canvas = Canvas(260, bottom=54)
+    found = rotated_heads(results, protocol, task, heads)
+    drawn = rotated_heads(results, protocol, task, heads, drawn=True)
+    _add(canvas, under, protocol, task, heads, found, "")
+    if drawn:
+        ends = [place for place in found if place[0] in (0, heads)]
+        _add(canvas, under, protocol, task, heads, sorted([*ends, *drawn]), "random")
+    guesses_across(canvas, guess_levels(under, task), top)
+    names = {0: "0<br>NoPE", heads: f"{heads}<br>RoPE"}
+    shown = sorted({count for count, _ in [*found, *drawn]})
+    texts = [names.get(count, str(count)) for count in shown]
+    canvas.x("heads with RoPE", tickvals=shown, ticktext=texts, range=[-0.06 * heads, 1.06 * heads])
+    canvas.percent(top, "test accuracy")
+    return canvas.figure()
+
+
+def _add(
+    canvas: Canvas,
+    under: Results,
+    protocol: Protocol,
+    task: str,
+    heads: int,
+    places: Sequence[tuple[int, str]],
+    variant: str,
+) -> None:
+    values = [(n, label, [float(v) for v in under.accuracy(task, label) if isfinite(v)]) for n, label in places]
+    values = [(count, label, accuracies) for count, label, accuracies in values if accuracies]
+    key, tint = variant or "first", _DRAWN if variant else style.colour("rope")
+    canvas.lines(
+        [count for count, _, _ in values],
+        [sum(accuracies) / len(accuracies) for _, _, accuracies in values],
+        faded(tint, 0.6),
+        dash="dot" if variant else "solid",
+        hoverinfo="skip",
+        meta=key,
+    )
+    for count, label, accuracies in values:
+        if variant and Label.parse(label).variant != variant:
+            continue
+        look = {"symbol": style.marker(label), "size": 9, "color": style.colour(label)}
+        if variant:
+            look = {"symbol": "x-thin-open", "size": 8, "color": _DRAWN, "line": {"width": 2}}
+        hover = f"<b>{style.name(protocol, label)}</b><br>{count} of {heads} heads: %{{y:.1%}}<extra></extra>"
+        canvas.marks([count] * len(accuracies), accuracies, look, hover, meta=key)
+
+
+def _in_layers(state: Reproduction, protocol: Protocol) -> list[tuple[str, list[CellResult]]]:
+    """NoPE, RoPE in one layer only, RoPE in all layers."""
+    under = state.results.under(protocol)
+    alone = [label for label in style.ordered(under.labels(DISTANCE)) if Label.parse(label).layer]
+    found = [(label, under.of(DISTANCE, label)) for label in ("nope", *alone, _whole_rope(protocol))]
+    return [(label, cells) for label, cells in found if cells]
+
+
+def layers(state: Reproduction) -> Block:
+    def draw(protocol: Protocol) -> go.Figure | None:
+        lines = _in_layers(state, protocol)
+        if not any(Label.parse(label).layer for label, _ in lines):
+            return None
+        values = [{c.key.seed: c.accuracy for c in cells if c.status == "complete"} for _, cells in lines]
+        series = style.one_series((label for label, _ in lines), values)
+        texts = [title(label) for label, _ in lines]
+        span = (0, 104 * style.accuracy_top(state, DISTANCE))
+        return dots(texts, series, "test accuracy, per cent", scale=100, span=span)
+
+    caption = (
+        "Test accuracy on Task 1 with RoPE in one layer and no encoding in the others, compared with NoPE and RoPE "
+        "in every layer (without a sinusoid). Rings are seeds; the error bar is the 95% interval of the mean."
+    )
+    return Block("partial-layers", "RoPE in one layer only", caption, [style.beside(state, draw)])
+
+
+def peaks(state: Reproduction) -> Block:
+    def draw(protocol: Protocol) -> go.Figure | None:
+        rows = [(text, cells) for text, cells in _rotating(state, protocol) if any(map(concentrated, cells))]
+        return peak_map(rows) if len(rows) > 2 else None
+
+    caption = (
+        "Task 1. Share of the skill lost by ablating the most important head of each layer, in per cent, mean over "
+        "seeds. Rows: number of rotated heads per layer, and RoPE in one layer only (v1’s Figs. 9 to 14). Models "
+        "without skill are excluded."
+    )
+    what = "Does the deposit move with the rotation?"
+    return Block("partial-peaks", what, caption, [style.beside(state, draw)], ramp=SHARE)
+
+
+def _rotating(state: Reproduction, protocol: Protocol) -> Rows:
+    """Models by number of rotated heads, then those with RoPE in one layer."""
+    heads = SCALES[state.plan.scale].model["num_heads"]
+    ends = {0: "0 heads (NoPE)", 1: "1 head", heads: f"{heads} heads (RoPE)"}
+    found, drawn = (rotated_heads(state.results, protocol, DISTANCE, heads, drawn=random) for random in (False, True))
+    places = [(count, label, ends.get(count, f"{count} heads")) for count, label in found]
+    places += [(count, label, f"{count} at random") for count, label in drawn]
+    under = state.results.under(protocol)
+    alone = [(Label.parse(label).layer, cells) for label, cells in _in_layers(state, protocol)]
+    return [(text, under.of(DISTANCE, label)) for _, label, text in sorted(places)] + [
+        (f"layer {layer} only", cells) for layer, cells in alone if layer
+    ]
+
+
+def peak_map(rows: Rows) -> go.Figure:
+    """Share of the skill lost by ablating each layer's most important head, mean over seeds with skill."""
+    able = [[[layer.peak for layer in cell.deposits()] for cell in cells if concentrated(cell)] for _, cells in rows]
+    shares = [np.mean(peaks, axis=0).tolist() if peaks else [] for peaks in able]
+    depth = max((len(layers) for layers in shares), default=0)
+    z = [[*layers, *[None] * (depth - len(layers))] for layers in shares]
+    canvas = Canvas(40 + 24 * len(rows), left=20, right=4, top=2, bottom=40)
+    canvas.heat(
+        z,
+        list(range(1, depth + 1)),
+        list(range(len(rows))),
+        1,
+        [[_described(text, cells, layer) for layer in range(depth)] for text, cells in rows],
+        gap=2,
+        numbers=[["" if value is None else whole(value) for value in row] for row in z],
+    )
+    canvas.x("layer", dtick=1, showgrid=False)
+    texts = [text for text, _ in rows]
+    canvas.y(tickvals=list(range(len(rows))), ticktext=texts, autorange="reversed", automargin=True, showgrid=False)
+    return canvas.figure()
+
+
+def _described(text: str, cells: Sequence[CellResult], layer: int) -> str:
+    able = [cell.deposits()[layer] for cell in cells if concentrated(cell)]
+    each = ", ".join(f"{found.peak:.0%} (head {found.head + 1})" for found in able[:8])
+    return f"<b>{text}</b>, layer {layer + 1}<br>seeds: {each}"
+
+
+_SHOWN: dict[str, tuple[str, str]] = {
+    "alignment": ("share of the positional variance in the sinusoid’s directions", "share"),
+    "coefficient": ("remaining share of the sinusoid (1: all, 0: none)", "coefficient"),
+    "variance_share": ("positional share of the stream’s variance", "share"),
+    "decodability": ("R² of a linear probe for position", "R²"),
+}
+_COMPARED: dict[Protocol, tuple[str, ...]] = {
+    "released": ("rope", "absolute", "rope-alone"),
+    "paper": ("rope-absolute", "absolute", "rope"),
+}
+
+
+def sinusoid(state: Reproduction) -> Block:
+    limit = style.drop_limit(state)
+
+    def draw(protocol: Protocol) -> list[Panel]:
+        pair = ("rope-alone", "rope") if protocol == "released" else ("rope", "rope-absolute")
+        under = state.results.under(protocol)
+        first = [cell for label in pair for cell in under.of(DISTANCE, label)[:1]]
+        maps = [heat_panel(cell, limit) for cell in first if cell.ablation is not None]
+        accuracies = accuracy_panel(state, protocol, DISTANCE, (*pair, "absolute"), "Test accuracy")
+        return [accuracies, *maps] if maps and accuracies else []
+
+    caption = (
+        "Task 1 with RoPE, without and with a sinusoid added to the input (the paper’s Fig. 6): test accuracy, and "
+        "ablation effects of the heads for the first seed, in the colours of the other heat maps."
+    )
+    title = "RoPE with an absolute encoding"
+    return Block("sinusoid", title, caption, [style.under_headings(state, draw)], "medium", ramp=style.drop_ramp(limit))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A quantity of one encoding's models: one row per seed, one column per layer."""
+
+    label: str
+    seeds: list[int]
+    values: np.ndarray
+
+    @property
+    def means(self) -> list[float | None]:
+        """Mean over the seeds with a finite value, by layer."""
+        kept = [column[np.isfinite(column)] for column in self.values.T]
+        return [round(float(np.mean(values)), 4) if len(values) else None for values in kept]
+
+
+def representation(state: Reproduction) -> Block:
+    views, labels = [], set[str]()
+    for task in style.TASKS:
+        for quantity, (what, axis) in _SHOWN.items():
+
+            def draw(
+                protocol: Protocol, task: str = task, quantity: str = quantity, axis: str = axis
+            ) -> go.Figure | None:
+                found = lines(state, protocol, task, quantity)
+                if not found:
+                    return None
+                labels.update(line.label for line in found)
+                return by_layer(found, protocol, axis)
+
+            views.append(style.beside(state, draw, f"{style.TASKS[task]}: {what}"))
+    caption = (
+        "The positional part of the residual stream before each layer (mean over test sequences, by position): its "
+        "size, its overlap with the sinusoid added at the input, and how well a linear probe decodes position. Lines "
+        "are means over seeds, points are seeds. A point is missing if the stream has no positional part or no "
+        "sinusoid was added."
+    )
+    title = "Does the sinusoid persist when RoPE is used too?"
+    return Block("representation", title, caption, views, legend=style.legend(state, labels))
+
+
+def lines(state: Reproduction, protocol: Protocol, task: str, quantity: str) -> list[Line]:
+    """The encodings for which the quantity is defined anywhere."""
+    found = []
+    for label in _COMPARED[protocol]:
+        cells = [cell for cell in state.results.under(protocol).of(task, label) if cell.measure("representation")]
+        values = np.array([getattr(cell.measure("representation"), quantity) for cell in cells])
+        if np.isfinite(values).any():
+            found.append(Line(label, [cell.key.seed for cell in cells], values))
+    return found
+
+
+def by_layer(found: Sequence[Line], protocol: Protocol, axis: str) -> go.Figure:
+    """One line per encoding through the means over seeds, one point per seed."""
+    canvas = Canvas(250, left=54, bottom=40)
+    low = min(0.0, min(float(np.nanmin(line.values)) for line in found))
+    high = max(1.0, max(float(np.nanmax(line.values)) for line in found))
+    for index, line in enumerate(found):
+        tint, text = style.colour(line.label), style.name(protocol, line.label)
+        moved = 0.05 * (index - (len(found) - 1) / 2)  # so that points of two encodings do not hide each other
+        kept = [
+            (layer + 1 + moved, round(float(value), 4), seed)
+            for seed, row in zip(line.seeds, line.values, strict=True)
+            for layer, value in enumerate(row)
+            if np.isfinite(value)
+        ]
+        canvas.marks(
+            [x for x, _, _ in kept],
+            [y for _, y, _ in kept],
+            {"symbol": "circle-open", "size": 5, "color": tint, "opacity": 0.7},
+            [f"<b>{text}</b>, seed {seed}: {y:.2f}" for _, y, seed in kept],
+            meta=line.label,
+        )
+        told = [f"<b>{text}</b>, before layer {i}: {fixed(mean)}" for i, mean in enumerate(line.means, start=1)]
+        places = [layer + 1 + moved for layer in range(len(told))]
+        look = {"symbol": style.marker(line.label), "size": 8}
+        canvas.lines(places, line.means, tint, told, marker=look, meta=line.label)
+    canvas.x("before layer", dtick=1)
+    canvas.y(axis, range=[low - 0.05 * (high - low), high + 0.05 * (high - low)])
+    return canvas.figure()

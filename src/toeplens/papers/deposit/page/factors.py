@@ -1,34 +1,42 @@
-"""The factor study on the page: its figure and tables."""
+"""Effects of the protocols' switches, and variants of MLA: which of its parts distributes the skill over heads?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
+import plotly.graph_objects as go
 from markupsafe import Markup
 
+from toeplens.ground.words import fixed, percent
 from toeplens.lens import Estimate
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, title
 from toeplens.papers.deposit.factors import (
     BASES,
     ENDS,
+    MEASURES,
     FactorMeasure,
     FactorRow,
     FactorWhole,
+    Values,
+    concentrated,
     decided,
     factor_table,
     factor_wholes,
+    kinds,
     left_over,
     strongest,
 )
-from toeplens.papers.deposit.labels import SWITCH_TITLES, SWITCHES
-from toeplens.papers.deposit.page.look import PROTOCOL_NAMES, TASKS, colour, glyph, interval, sign_of
+from toeplens.papers.deposit.labels import SWITCH_TITLES, SWITCHES, Label
+from toeplens.papers.deposit.page import style
+from toeplens.papers.deposit.page.tables import kinds_cell
 from toeplens.report.kit.blocks import Block, Panel, Sign, View
 from toeplens.report.kit.colours import GREY
 from toeplens.report.kit.dots import Series, dots
 from toeplens.report.kit.tables import DASH, Cell, Table, make_table
+from toeplens.studies import CellResult
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
 
@@ -47,8 +55,7 @@ _SMALL = 0.1  # the colour scale and axis cover at least this effect
 _AS_IT_IS: dict[Protocol, str] = {"released": "released protocol, unchanged", "paper": "paper protocol, unchanged"}
 
 
-def figure(state: Reproduction) -> Block:
-    """Each switch's effect with its interval, starting from either protocol."""
+def switches(state: Reproduction) -> Block:
     rows = _found(state)
     views = []
     for task in BASES:
@@ -60,7 +67,7 @@ def figure(state: Reproduction) -> Block:
                 mine = [row for row in here if row.base == base]
                 if any(row.values[measure] for row in mine):
                     panels.append(_panel(mine, measure, span))
-            views.append(View.of(panels, f"{TASKS[task]}: {MEASURED[measure]}"))
+            views.append(View.of(panels, f"{style.TASKS[task]}: {MEASURED[measure]}"))
     shown: list[Protocol] = [end for end in ENDS[DISTANCE] if any(row.end == end for row in rows)]
     signs = [Sign(end, _MARKS[end][2], GREY, _MARKS[end][1]) for end in shown]
     caption = (
@@ -87,13 +94,13 @@ def _panel(rows: Sequence[FactorRow], measure: FactorMeasure, span: float) -> Pa
     for end in ends:
         values = [next(r.values[measure] for r in rows if (r.switch, r.end) == (switch, end)) for switch in switches]
         what = f"{_MARKS[end][2]}<br>" if len(ends) > 1 else ""
-        series.append(Series(end, what, _MARKS[end][0], values, [colour(base)] * len(switches)))
+        series.append(Series(end, what, _MARKS[end][0], values, [style.colour(base)] * len(switches)))
     lines = [SWITCH_TITLES[switch][0] for switch in switches]
     drawn = dots(lines, series, "change, points", scale=100, span=(-span, span), marks=(0,))
-    return Panel(title(base), drawn, tint=colour(base), glyph=glyph(base))
+    return Panel(title(base), drawn, tint=style.colour(base), glyph=style.glyph(base))
 
 
-def tables(state: Reproduction) -> list[Table]:
+def switch_tables(state: Reproduction) -> list[Table]:
     """The effects on each measure, one table per task and starting protocol, with the unexplained remainder."""
     rows, wholes = _found(state), factor_wholes(state.results, state.plan.protocols)
     found = []
@@ -122,7 +129,7 @@ def _table(rows: Sequence[FactorRow], wholes: Sequence[FactorWhole], measure: Fa
     for place, (end_protocol, text) in enumerate(_AS_IT_IS.items()):
         values = [estimated(of[b].ends[end_protocol][measure]) if end_protocol in of[b].ends else None for b in bases]
         first = Cell(text, row_css="guess" if place else "guess first")
-        lines.append([first, *(interval(value, sign=False) for value in values)])
+        lines.append([first, *(style.interval(value, sign=False) for value in values)])
     changes = {
         "all switches together": [of[base].difference(measure) for base in bases],
         "sum of the single effects": [total for total, _ in sums],
@@ -135,8 +142,8 @@ def _table(rows: Sequence[FactorRow], wholes: Sequence[FactorWhole], measure: Fa
         "models with a single-head layer before and after."
     )
     return make_table(
-        f"Effects, {TASKS[task]}, {MEASURED[measure]}, {_MARKS[end][2]}",
-        ["The paper’s setting", *(Cell(title(base), sign=sign_of(base)) for base in bases)],
+        f"Effects, {style.TASKS[task]}, {MEASURED[measure]}, {_MARKS[end][2]}",
+        ["The paper’s setting", *(Cell(title(base), sign=style.sign_of(base)) for base in bases)],
         lines,
         note=note,
         css="numbers effects",
@@ -145,7 +152,7 @@ def _table(rows: Sequence[FactorRow], wholes: Sequence[FactorWhole], measure: Fa
 
 def _effect(effect: Estimate | None) -> Cell:
     """An effect in percentage points, bold if its interval excludes 0."""
-    text = interval(effect)
+    text = style.interval(effect)
     return Cell(text, html=Markup("<b>{}</b>").format(text) if effect and decided(effect) else None)
 
 
@@ -179,7 +186,11 @@ def strongest_table(state: Reproduction) -> Table:
             if row is not None and effect is not None:
                 to, instead = SWITCH_TITLES[row.switch]
                 known = sum(bool(each.values["accuracy"]) or bool(each.absent) for each in here)
-                first = [Cell(title(base), sign=sign_of(base)), TASKS[task], f"in the {PROTOCOL_NAMES[end]}"]
+                first = [
+                    Cell(title(base), sign=style.sign_of(base)),
+                    style.TASKS[task],
+                    f"in the {style.PROTOCOL_NAMES[end]}",
+                ]
                 lines.append([*first, Cell(to, (f"instead of {instead}",)), _effect(effect), f"{known} of {len(here)}"])
     names = ["Encoding", "Task", "All other switches", "Strongest switch", "Effect", "Switches finished"]
     note = "Effect on the test accuracy, percentage points with 95% interval."
@@ -190,3 +201,153 @@ def _found(state: Reproduction) -> list[FactorRow]:
     """The effects of the parts that are in the plan."""
     part: dict[Protocol, str] = {"released": "factors", "paper": "factors-back"}
     return [row for row in factor_table(state.results, state.plan.protocols) if part[row.end] in state.plan.parts]
+
+
+# models of each protocol in table order: MLA, MLA with less of its released code, RoPE for comparison
+_ROWS: dict[Protocol, dict[str, str]] = {
+    "released": {
+        "mla": "MLA in its released code",
+        "mla/input": "MLA, no input positions",
+        "mla/padding-seen": "MLA, padding attended",
+        "mla/no-norm": "MLA, no final norm",
+        "mla/bare": "MLA, none of the three",
+        "mla/encoding": "MLA as in the paper, in the released code",
+        "rope/mla-program": "RoPE in MLA’s code",
+        "rope/mla-program-bare": "RoPE in MLA’s code, no input positions",
+        "rope": "RoPE in its own code (with sinusoid)",
+        "rope-alone": "RoPE in its own code, no sinusoid",
+    },
+    "paper": {
+        "mla": "MLA",
+        "mla/input": "MLA, positions added at the input",
+        "mla/no-norm": "MLA, no final norm",
+        "mla/encoding": "MLA as in the released code",
+        "rope": "RoPE",
+        "rope-absolute": "RoPE + sinusoid",
+    },
+}
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A number of a model, with its title and axis."""
+
+    title: str
+    of: Callable[[CellResult], float]
+    scale: float
+    axis: str
+
+
+_SHOWN = (
+    _Shown("share of the skill lost by ablating one head", MEASURES["peak"], 100, "share of the skill, per cent"),
+    _Shown(
+        "effective heads of that layer",
+        lambda cell: found[1].effective_heads if (found := concentrated(cell)) else float("nan"),
+        1,
+        "effective heads",
+    ),
+    _Shown("test accuracy", MEASURES["accuracy"], 100, "test accuracy, per cent"),
+)
+
+
+def variants(state: Reproduction) -> Block:
+    def draw(protocol: Protocol, shown: _Shown) -> go.Figure | None:
+        found = _models(state, protocol)
+        if not found:
+            return None
+        values = [_values(cells, shown) for _, _, cells in found]
+        texts = [text for _, text, _ in found]
+        series = style.one_series((label for label, _, _ in found), values)
+        biggest = max((shown.scale * v for one in values for v in one.values()), default=1.0)
+        end = 100 * style.accuracy_top(state, DISTANCE) if shown.title == "test accuracy" else biggest
+        return dots(texts, series, shown.axis, scale=shown.scale, span=(0, 1.05 * end))
+
+    views = [
+        style.beside(state, lambda protocol, shown=shown: draw(protocol, shown), shown.title.capitalize())
+        for shown in _SHOWN
+    ]
+    caption = (
+        "Task 1. MLA, MLA without parts of its released code, and RoPE in MLA’s code. Rings are seeds; the error bar "
+        "is the 95% interval of the mean. If latent attention distributes the skill, MLA is low in every variant. If "
+        "the released code does, RoPE in MLA’s code is low too. Models without skill have no share."
+    )
+    return Block("mla", "MLA, and RoPE in MLA’s code", caption, views)
+
+
+def variant_tables(state: Reproduction) -> list[Table]:
+    found = [(style.PROTOCOL_NAMES[protocol], _models(state, protocol)) for protocol in state.plan.protocols]
+    return [
+        make_table(
+            f"Variants of MLA, {called}",
+            [
+                "Model",
+                "Test accuracy, %",
+                "Share of the skill lost by ablating one head, %",
+                "Effective heads of its layer",
+                "Kind of that layer",
+            ],
+            [_row(*model) for model in models],
+            note="Next to a kind: number of models of that kind, out of all.",
+            css="numbers variants",
+        )
+        for called, models in found
+        if models
+    ]
+
+
+def _row(label: str, text: str, cells: list[CellResult]) -> list[str | Cell]:
+    peak, heads, accuracy = (estimated(_values(cells, shown)) for shown in _SHOWN)
+    shown = (
+        style.interval(accuracy, sign=False),
+        style.interval(peak, sign=False),
+        fixed(heads.value if heads else None, 1),
+    )
+    return [Cell(text, sign=style.sign_of(label)), *shown, kinds_cell(kinds(cells))]
+
+
+def _models(state: Reproduction, protocol: Protocol) -> list[tuple[str, str, list[CellResult]]]:
+    """Label, name and models of each row; empty if there is no variant."""
+    under = state.results.under(protocol)
+    found = [(label, text, under.of(DISTANCE, label)) for label, text in _ROWS[protocol].items()]
+    found = [(label, text, cells) for label, text, cells in found if cells]
+    return found if any(Label.parse(label).variant for label, _, _ in found) else []
+
+
+def _values(cells: list[CellResult], shown: _Shown) -> Values:
+    values = {cell.key.seed: shown.of(cell) for cell in cells}
+    return {seed: value for seed, value in values.items() if value == value}  # NaN is no value
+
+
+_STEPS: dict[Protocol, tuple[tuple[str, str, str], ...]] = {
+    "released": (
+        ("rope", "rope/mla-program", "RoPE moved into MLA’s code"),
+        ("rope/mla-program", "mla", "RoPE replaced by MLA in that code"),
+        ("mla", "mla/bare", "MLA without input positions, padding mask and final norm"),
+    ),
+    "paper": (("rope", "mla", "RoPE replaced by MLA in the same decoder"),),
+}
+
+
+def steps_table(state: Reproduction) -> Table:
+    """Paired differences of one head's share: is the diffuse pattern due to MLA or to its released code?"""
+    lines: list[list[str | Cell]] = []
+    for protocol in state.plan.protocols:
+        under = state.results.under(protocol)
+        for first, second, text in _STEPS[protocol]:
+            start, end = (_values(under.of(DISTANCE, label), _SHOWN[0]) for label in (first, second))
+            change = estimated({seed: end[seed] - start[seed] for seed in start.keys() & end.keys()})
+            levels = [estimated(start), estimated(end)]
+            if change is not None and None not in levels:
+                lines.append(
+                    [
+                        Cell(text, (style.PROTOCOL_NAMES[protocol],)),
+                        *(percent(level.value if level else None) for level in levels),
+                        Cell(
+                            style.interval(change),
+                            ("interval excludes 0" if decided(change) else "interval includes 0",),
+                        ),
+                    ]
+                )
+    names = ["Change", "Before", "After", "Difference, percentage points"]
+    note = "Share of the skill lost by ablating one head. Differences are paired by seed, with 95% intervals."
+    return make_table("MLA or its released code", names, lines, note=note)

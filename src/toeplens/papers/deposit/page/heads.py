@@ -1,43 +1,32 @@
-"""Figures about heads: ablation effects of single heads and of sets of heads."""
+"""Figures about heads: ablation effects of single heads and of sets of heads, and the deposit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
+from math import isfinite
 
 import numpy as np
 import plotly.graph_objects as go
 
 from toeplens.engine.circuit import KEYS, PLACES, Circuit
 from toeplens.ground.words import listed, percent, points, whole
-from toeplens.lens import HeadAblation, HeadSets
+from toeplens.lens import HeadAblation, HeadSets, LayerDeposit
+from toeplens.lens.ablation.deposit import PEAK
 from toeplens.model import Protocol
-from toeplens.papers.deposit import Reproduction
-from toeplens.papers.deposit.page.look import (
-    TASKS,
-    Models,
-    accuracy_top,
-    beside,
-    by_task,
-    colour,
-    drop_limit,
-    drop_ramp,
-    layer_signs,
-    legend,
-    marker,
-    model_panel,
-    models,
-    name,
-    ordered,
-    plain_keys,
-    protocol_title,
-    under_headings,
-)
-from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
+from toeplens.papers.deposit import SCALES, Reproduction
+from toeplens.papers.deposit.factors import concentrated
+from toeplens.papers.deposit.labels import BASES, RUNGS, Label
+from toeplens.papers.deposit.labels import TASK as LADDER_TASK
+from toeplens.papers.deposit.looks import END, Look, Measure, in_order, look_at
+from toeplens.papers.deposit.page import style
+from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import GUESS, layer_look
 from toeplens.report.kit.dots import Series, dots
 from toeplens.studies import CellResult, Key
+from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
 
 
@@ -47,20 +36,19 @@ def ablations_of(cells: Sequence[CellResult]) -> list[HeadAblation]:
 
 
 def heads(state: Reproduction) -> Block:
-    """Heat maps of the ablation effect of each head (Figs. 4, 7, 8)."""
-    limit = drop_limit(state)
+    limit = style.drop_limit(state)
     views = []
-    for task in TASKS:
+    for task in style.TASKS:
         for seed in sorted({cell.key.seed for cell in state.results.cells}):
             groups = [
                 _models(state, p, task, lambda cells: heat_panel(cells[0], limit), seed) for p in state.plan.protocols
             ]
-            views.append(View(f"{TASKS[task]}, seed {seed}", groups))
+            views.append(View(f"{style.TASKS[task]}, seed {seed}", groups))
     caption = (
         "Accuracy drop in percentage points when the output of one head is set to zero (the paper’s Figs. 4, 7 and 8). "
         "All maps share one colour scale; hover for the 95% bootstrap interval."
     )
-    return Block("heads", "Ablation effect of each head", caption, views, "small", ramp=drop_ramp(limit))
+    return Block("heads", "Ablation effect of each head", caption, views, "small", ramp=style.drop_ramp(limit))
 
 
 def _models(
@@ -71,11 +59,11 @@ def _models(
     seed: int | None = None,
 ) -> Group:
     """A panel per encoding with ablated models, for one seed or all; the note lists missing models."""
-    keys = [key for key in plain_keys(state.plan) if (key.protocol, key.task) == (protocol, task)]
+    keys = [key for key in style.plain_keys(state.plan) if (key.protocol, key.task) == (protocol, task)]
     wanted = [key for key in keys if seed in (None, key.seed)]
     found = {cell.key: cell for cell in state.results.under(protocol).cells}
     panels = []
-    for label in ordered(key.label for key in wanted):
+    for label in style.ordered(key.label for key in wanted):
         cells = [found[key] for key in wanted if key.label == label and key in found]
         ablated = [cell for cell in cells if cell.ablation is not None]
         if ablated:
@@ -83,19 +71,18 @@ def _models(
     unfinished = [key for key in wanted if key not in found]
     diverged = [key for key in wanted if key in found and found[key].status == "diverged"]
     notes = [_missing(keys, why) for keys, why in ((unfinished, "Not finished yet"), (diverged, "Diverged")) if keys]
-    return Group(protocol_title(protocol), panels, " ".join(notes))
+    return Group(style.protocol_title(protocol), panels, " ".join(notes))
 
 
 def _missing(keys: Sequence[Key], why: str) -> str:
     """The missing models by name and seed, or their number if there are more than 12."""
     if len(keys) > 12:
         return f"{why}: {len(keys)} models."
-    return f"{why}: {listed(f'{name(key.protocol, key.label)} (seed {key.seed})' for key in keys)}."
+    return f"{why}: {listed(f'{style.name(key.protocol, key.label)} (seed {key.seed})' for key in keys)}."
 
 
 def heat_panel(cell: CellResult, limit: float) -> Panel:
-    """A model's heat map."""
-    return model_panel(cell, heatmap(cell, limit))
+    return style.model_panel(cell, heatmap(cell, limit))
 
 
 def heatmap(cell: CellResult, limit: float) -> go.Figure:
@@ -129,18 +116,18 @@ def _drop_words(ablation: HeadAblation, layer: int, head: int) -> str:
 
 
 def cumulative(state: Reproduction) -> Block:
-    """Accuracy as a layer's heads are ablated one after another."""
-
     def draw(cells: list[CellResult]) -> Panel:
-        return model_panel(cells[0], silencing_curves(cells, accuracy_top(state, cells[0].key.task)))
+        return style.model_panel(cells[0], silencing_curves(cells, style.accuracy_top(state, cells[0].key.task)))
 
-    signs = layer_signs(max((len(ablation.drops) for ablation in ablations_of(state.results.cells)), default=0))
+    signs = style.layer_signs(max((len(ablation.drops) for ablation in ablations_of(state.results.cells)), default=0))
     signs += [Sign("", "half of the skill lost", GUESS, dash="dash"), Sign("", "chance", GUESS, dash="dot")]
     caption = (
         "Accuracy as the heads of a layer are ablated cumulatively, most important first; mean over seeds. A steep "
         "first step: one head carries the skill. A slow decline: the skill is distributed over many heads."
     )
-    views = [View(TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in TASKS]
+    views = [
+        View(style.TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in style.TASKS
+    ]
     return Block("cumulative", "Cumulative ablation within a layer", caption, views, "small", signs)
 
 
@@ -184,13 +171,8 @@ _CURVES: dict[str, tuple[str, str]] = {
 
 
 def position(state: Reproduction) -> Block:
-    """Ablation effect of each head, compared with removing only its positional information."""
     cells = [cell for cell in state.results.cells if _placed(cell)]
     limit = max([0.1, *(float(abs(pair).max()) for cell in cells for pair in _drops(cell))])
-
-    def draw(protocol: Protocol, task: str) -> go.Figure | None:
-        found = models(state, protocol, task, _placed)
-        return lost(protocol, found, limit) if found else None
 
     caption = (
         "Each marker is a head of one seed. Horizontal: accuracy drop if the head is ablated. Vertical: accuracy drop "
@@ -198,9 +180,10 @@ def position(state: Reproduction) -> Block:
         "the bottom the head matters for something other than position. Encodings that act only at the input are "
         "missing, as they cannot be removed from a single head."
     )
-    signs = legend(state, (cell.key.label for cell in cells))
+    signs = style.legend(state, (cell.key.label for cell in cells))
     title = "Does a head matter for its position or its content?"
-    return Block("position", title, caption, by_task(state, draw), legend=signs)
+    views = style.by_task(state, _placed, lambda protocol, found: lost(protocol, found, limit))
+    return Block("position", title, caption, views, legend=signs)
 
 
 def _placed(cell: CellResult) -> bool:
@@ -213,7 +196,7 @@ def _drops(cell: CellResult) -> tuple[np.ndarray, np.ndarray]:
     return cell.ablation.drops, cell.measure("position").drops
 
 
-def lost(protocol: Protocol, found: Models, limit: float) -> go.Figure:
+def lost(protocol: Protocol, found: style.Models, limit: float) -> go.Figure:
     """Accuracy drop without a head's position against the drop without the head; one trace per encoding."""
     canvas = Canvas(330)
     ends = [-100 * limit, 100 * limit]
@@ -228,9 +211,9 @@ def lost(protocol: Protocol, found: Models, limit: float) -> go.Figure:
         canvas.marks(
             [round(head[0], 2) for head in heads],
             [round(head[1], 2) for head in heads],
-            {"symbol": marker(label), "size": 7, "color": colour(label), "opacity": 0.75},
+            {"symbol": style.marker(label), "size": 7, "color": style.colour(label), "opacity": 0.75},
             [
-                f"<b>{name(protocol, label)}</b>, seed {seed}, layer {place[0] + 1}, head {place[1] + 1}<br>"
+                f"<b>{style.name(protocol, label)}</b>, seed {seed}, layer {place[0] + 1}, head {place[1] + 1}<br>"
                 f"head ablated: {points(x / 100)} percentage points<br>"
                 f"position removed: {points(y / 100)} percentage points"
                 for x, y, seed, place in heads
@@ -252,17 +235,16 @@ def _records(cells: Sequence[CellResult]) -> list[HeadSets]:
 
 
 def removed(state: Reproduction) -> Block:
-    """Accuracy against the number of ablated heads in the whole model."""
     views = [
-        under_headings(
+        style.under_headings(
             state,
             lambda protocol, task=task: [
-                model_panel(cells[0], curves(cells, accuracy_top(state, task)))
-                for _, cells in models(state, protocol, task, _sets)
+                style.model_panel(cells[0], curves(cells, style.accuracy_top(state, task)))
+                for _, cells in style.models(state, protocol, task, _sets)
             ],
             title,
         )
-        for task, title in TASKS.items()
+        for task, title in style.TASKS.items()
     ]
     signs = [Sign(key, title, GUESS, dash=dash) for key, (title, dash) in _CURVES.items()]
     caption = (
@@ -273,17 +255,13 @@ def removed(state: Reproduction) -> Block:
 
 
 def sizes(state: Reproduction) -> Block:
-    """Size of a sufficient set of heads, by encoding."""
     share = " or ".join(f"{value:.0%}" for value in sorted({found.keep for found in _records(state.results.cells)}))
 
-    def draw(protocol: Protocol, task: str) -> go.Figure | None:
-        found = models(state, protocol, task, _sets)
-        if not found:
-            return None
+    def draw(protocol: Protocol, found: style.Models) -> go.Figure:
         values = [{c.key.seed: float(len(c.measure("sets").sufficient)) for c in cells} for _, cells in found]
         most = max(len(record.order) for _, cells in found for record in _records(cells))
-        lines = [name(protocol, label) for label, _ in found]
-        series = [Series("", "", "circle", values, [colour(label) for label, _ in found])]
+        lines = [style.name(protocol, label) for label, _ in found]
+        series = style.one_series((label for label, _ in found), values)
         return dots(lines, series, f"sufficient heads, of {most}", span=(0, 1.05 * most))
 
     caption = (
@@ -291,14 +269,13 @@ def sizes(state: Reproduction) -> Block:
         "removed from the set, but a smaller set may exist. Rings are seeds; the error bar is the 95% interval of the "
         "mean."
     )
-    return Block("sets-size", "How many heads are sufficient?", caption, by_task(state, draw))
+    return Block("sets-size", "How many heads are sufficient?", caption, style.by_task(state, _sets, draw))
 
 
 def curves(cells: Sequence[CellResult], top: float) -> go.Figure:
-    """The mean curves over seeds; missing points are interpolated."""
     canvas = Canvas(170, left=44, right=6, top=4, bottom=34)
     canvas.line_at(_records(cells)[0].chance, dash="dot")
-    tint = colour(cells[0].key.label)
+    tint = style.colour(cells[0].key.label)
     for curve, (title, dash) in _CURVES.items():
         count, accuracy = _mean_curve(cells, curve)
         hover = f"%{{x}} heads ablated, {title}: %{{y:.1%}}<extra></extra>"
@@ -321,7 +298,6 @@ Lines = Mapping[str, float]  # row title and its number
 
 
 def circuit(state: Reproduction) -> Block:
-    """Paths, attention and frequencies of each model's most important head."""
     shown: tuple[tuple[str, Callable[[Circuit], Lines]], ...] = (
         ("paths: loss increase (nats) when the reader does not see the head", _readers),
         ("attention: mean attention weight", _looks),
@@ -330,7 +306,7 @@ def circuit(state: Reproduction) -> Block:
     used = set[str]()
 
     def draw(protocol: Protocol, what: str, lines_of: Callable[[Circuit], Lines]) -> go.Figure | None:
-        found = models(state, protocol, DISTANCE, lambda cell: cell.measure("circuit") is not None)
+        found = style.models(state, protocol, DISTANCE, lambda cell: cell.measure("circuit") is not None)
         by_label = {
             label: {cell.key.seed: lines_of(cell.measure("circuit")) for cell in cells if cell.skilled}
             for label, cells in found
@@ -343,18 +319,18 @@ def circuit(state: Reproduction) -> Block:
         series = [
             Series(
                 label,
-                f"{name(protocol, label)}, ",
-                marker(label),
+                f"{style.name(protocol, label)}, ",
+                style.marker(label),
                 [{seed: told[line] for seed, told in seeds.items() if line in told} for line in names],
-                [colour(label)] * len(names),
+                [style.colour(label)] * len(names),
             )
             for label, seeds in by_label.items()
         ]
         return dots(names, series, what.partition(": ")[2], digits=2)
 
-    views = [beside(state, partial(draw, what=what, lines_of=lines_of), what) for what, lines_of in shown]
+    views = [style.beside(state, partial(draw, what=what, lines_of=lines_of), what) for what, lines_of in shown]
     heads = [
-        f"{name(cell.key.protocol, cell.key.label)}, seed {cell.key.seed}: layer {found.head[0] + 1}, head "
+        f"{style.name(cell.key.protocol, cell.key.label)}, seed {cell.key.seed}: layer {found.head[0] + 1}, head "
         f"{found.head[1] + 1} ({found.cost:.2f} nats)"
         for cell in state.results.cells
         if cell.skilled and (found := cell.measure("circuit")) is not None
@@ -364,7 +340,7 @@ def circuit(state: Reproduction) -> Block:
         "output from the residual stream for one reader only. Path effects do not add up, as paths can be redundant. "
         f"Heads: {'; '.join(heads)}."
     )
-    return Block("circuit", "What the most important head does", caption, views, legend=legend(state, used))
+    return Block("circuit", "What the most important head does", caption, views, legend=style.legend(state, used))
 
 
 def _readers(found: Circuit) -> Lines:
@@ -391,3 +367,185 @@ def _looks(found: Circuit) -> Lines:
 
 def _frequencies(found: Circuit) -> Lines:
     return {f"frequency {place} (1: fastest)": float(value) for place, value in enumerate(found.bands, start=1)}
+
+
+SHARE = Ramp("0%", "100% of the skill", half=True)
+Figure = Callable[[LayerDeposit], float]
+
+
+def by_encoding(state: Reproduction) -> Block:
+    layers = [layer[1] for cell in state.results.cells if (layer := concentrated(cell))]
+    peak = max([1.0, *(layer.peak for layer in layers)]) * 1.05
+    heads = max([2.0, *(layer.effective_heads for layer in layers)]) * 1.05
+
+    def shares(_: Protocol, found: style.Models) -> go.Figure:
+        return violins(found, lambda layer: layer.peak, "share of the skill", top=peak, percent=True, mark=PEAK)
+
+    def spreads(_: Protocol, found: style.Models) -> go.Figure:
+        return violins(found, lambda layer: layer.effective_heads, "effective heads", top=heads)
+
+    kinds = (
+        style.by_task(state, CellResult.deposits, shares, "share of the skill lost by ablating one head"),
+        style.by_task(state, CellResult.deposits, spreads, "effective heads of that layer"),
+    )
+    caption = (
+        "For each model, the layer with the most important head. Points are seeds, the bar is their mean, the violin "
+        "their density (unreliable with few seeds). Share: the accuracy drop from ablating that head, as a share of "
+        f"the skill. A single-head layer needs at least {PEAK:.0%} (dashed). Effective heads: (sum of the layer’s "
+        "drops)² / sum of squared drops."
+    )
+    views = [view for pair in zip(*kinds, strict=True) for view in pair]
+    return Block("deposit-encodings", "Deposit by encoding", caption, views)
+
+
+def violins(
+    found: style.Models, figure: Figure, title: str, *, top: float, percent: bool = False, mark: float | None = None
+) -> go.Figure:
+    """One violin per encoding for the most concentrated layer: points are seeds, the bar is their mean.
+
+    Arguments
+        found    models with an ablation, from left to right; those without skill are counted but have no point
+        figure   the number of the layer to show
+        title    of its axis
+        top      upper end of the axis
+        percent  whether it is a share
+        mark     position of a thin horizontal line (default: none)
+    """
+    canvas = Canvas(330, left=62, right=8, top=8, bottom=40)
+    for place, (label, cells) in enumerate(found):
+        able = [(cell, *layer) for cell in cells if (layer := concentrated(cell))]
+        values, told = [figure(layer) for *_, layer in able], [_described(*each) for each in able]
+        canvas.violin(place, values, style.colour(label), told, jitter=0.6, width=0.85, size=6, opacity=0.85)
+        mean = estimated({index: value for index, value in enumerate(values) if isfinite(value)})
+        if mean and mean.count > 1:
+            look = {"symbol": "line-ew-open", "size": 17, "color": style.colour(label), "line": {"width": 2.5}}
+            canvas.marks([place], [mean.value], look, hoverinfo="skip")
+        if len(able) < len(cells):
+            none = "no skill" if not able else f"{len(cells) - len(able)} of {len(cells)} without skill"
+            canvas.note(none, x=place, y=0.02 * top, textangle=-90, yanchor="bottom", xshift=0 if not able else 13)
+    if mark is not None:
+        canvas.line_at(mark)
+    texts = [style.name(cells[0].key.protocol, label) for label, cells in found]
+    ticks = {"tickvals": list(range(len(texts))), "ticktext": texts, "tickangle": -60, "tickfont": {"size": 11}}
+    canvas.x(range=[-0.6, len(texts) - 0.4], automargin=True, showgrid=False, ticklabeloverflow="allow", **ticks)
+    canvas.y(title, range=[0, top], **({"tickformat": ".0%"} if percent else {}))
+    return canvas.figure()
+
+
+def _described(cell: CellResult, layer: int, deposit: LayerDeposit) -> str:
+    """A layer of a model, as hover text."""
+    assert cell.ablation is not None
+    return (
+        f"<b>{style.name(cell.key.protocol, cell.key.label)}</b>, seed {cell.key.seed}, layer {layer + 1}<br>"
+        f"head {deposit.head + 1}: {deposit.peak:.0%} of the skill, "
+        f"{points(float(cell.ablation.drops[layer, deposit.head]))} percentage points<br>"
+        f"{deposit.kind}; effective heads {deposit.effective_heads:.1f}"
+    )
+
+
+def by_layer(state: Reproduction) -> Block:
+    caption = (
+        "Share of the skill lost by ablating the most important head of each layer. Each thin row is a seed: similar "
+        "rows of one encoding mean that the deposit is reproducible. Rows without colour: models without skill."
+    )
+    views = style.by_task(state, CellResult.deposits, lambda _, found: peaks_by_layer(found))
+    return Block("deposit-layers", "Layer of the deposit", caption, views, ramp=SHARE)
+
+
+def peaks_by_layer(found: style.Models) -> go.Figure:
+    """Share of the skill lost by ablating each layer's most important head: one row per seed, grouped by encoding."""
+    seeds = max(len(cells) for _, cells in found)
+    depth = max(len(cell.deposits()) for _, cells in found for cell in cells)
+    rows: list[list[float | None]] = []
+    words: list[list[str]] = []
+    middles: list[float] = []
+    for _, cells in found:
+        middles.append(len(rows) + (len(cells) - 1) / 2)
+        for cell in cells:
+            layers = cell.deposits() if concentrated(cell) else []
+            blank = depth - len(layers)
+            rows.append([layer.peak for layer in layers] + [None] * blank)
+            words.append([_described(cell, i, layer) for i, layer in enumerate(layers)] + [""] * blank)
+        rows.append([None] * depth)
+        words.append([""] * depth)
+    canvas = Canvas(round(40 + len(rows[:-1]) * (8 if seeds > 1 else 14)), left=20, right=4, top=2, bottom=40)
+    xs, ys = list(range(1, depth + 1)), list(range(len(rows) - 1))
+    canvas.heat(rows[:-1], xs, ys, 1, words[:-1], gap=(2, 1))
+    texts = [style.name(cells[0].key.protocol, label) for label, cells in found]
+    canvas.x("layer", dtick=1, showgrid=False)
+    range_ = [len(rows) - 1.5, -0.5]
+    canvas.y(tickvals=middles, ticktext=texts, range=range_, automargin=True, showgrid=False, tickfont={"size": 11})
+    return canvas.figure()
+
+
+# ---- the scale sweep -------------------------------------------------------------------------------------------------
+
+_Shown = tuple[str, Measure, Callable[[Look], float], float, int]
+_SHOWN: tuple[_Shown, ...] = (
+    ("largest ablation effect, % of the skill", "accuracy", lambda look: look.largest(), 100.0, 1),
+    ("largest ablation effect, nats", "loss", lambda look: look.largest(), 1.0, 2),
+    ("heads with a significant ablation effect", "accuracy", lambda look: look.matter, 1.0, 0),
+)
+_MOMENTS = {
+    "able": "accuracy over 90%",
+    "plateau": "at the plateau",
+    "twice": "2 × the plateau’s steps",
+    "four times": "4 × the plateau’s steps",
+    END: "8 × the plateau’s steps (end)",
+}
+_LONG = "an interval that is longer than the panel is cut off"
+Line = tuple[str, str, str]  # row title, scale variant, checkpoint
+
+
+def by_rung(state: Reproduction) -> Block:
+    lines = [("scale unchanged", "", END), *((RUNGS[rung].title, rung, END) for rung in _rungs(state))]
+    caption = (
+        "Ablation effect of the most important head at the end of training, with one factor changed at a time. Rings "
+        f"are seeds, the marker is their mean with its 95% interval ({_LONG}). Models without skill are excluded."
+    )
+    return _block(state, "ladder-rungs", "When does a deposit occur?", caption, lines)
+
+
+def by_moment(state: Reproduction) -> Block:
+    lines = [(text, "longer", moment) for moment, text in _MOMENTS.items()]
+    caption = (
+        "Ablation effect of the most important head during training: when a model reaches 90% accuracy, when it stops "
+        f"improving, and later. Rings are seeds, the marker is their mean with its 95% interval ({_LONG}). Models that "
+        "reached 90% only after their plateau have no ring in the first row."
+    )
+    return _block(state, "ladder-moments", "The deposit changes during training", caption, lines)
+
+
+def _rungs(state: Reproduction) -> Sequence[str]:
+    return [rung for rung in SCALES[state.plan.scale].rungs if rung != "longer"]
+
+
+def _block(state: Reproduction, place: str, title: str, caption: str, lines: Sequence[Line]) -> Block:
+    drawn = set[str]()
+
+    def draw(protocol: Protocol, shown: _Shown) -> go.Figure | None:
+        what, measure, figure, scale, digits = shown
+        found: dict[str, list[dict[int, float]]] = {base: [] for base in BASES[protocol]}
+        for base, (_, rung, moment) in product(found, lines):
+            cells = state.results.under(protocol).of(LADDER_TASK, str(Label(base, None, rung)))
+            looks = {cell.key.seed: look_at(cell, moment, measure) for cell in cells if in_order(cell, moment)}
+            found[base].append({seed: float(figure(look)) for seed, look in looks.items() if look is not None})
+        kept = [line for line in range(len(lines)) if any(values[line] for values in found.values())]
+        if not kept:
+            return None
+        series = [
+            Series(
+                base,
+                f"{style.name(protocol, base)}, ",
+                style.marker(base),
+                [values[n] for n in kept],
+                [style.colour(base)] * len(kept),
+            )
+            for base, values in found.items()
+            if any(values)
+        ]
+        drawn.update(one.key for one in series)
+        return dots([lines[line][0] for line in kept], series, what, scale=scale, digits=digits)
+
+    views = [style.beside(state, partial(draw, shown=shown), shown[0]) for shown in _SHOWN]
+    return Block(place, title, caption, views, legend=style.legend(state, drawn))

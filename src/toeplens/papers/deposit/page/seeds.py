@@ -15,20 +15,7 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, title
 from toeplens.papers.deposit.factors import Values
 from toeplens.papers.deposit.labels import RUNGS, Label
-from toeplens.papers.deposit.page.look import (
-    TASKS,
-    beside,
-    colour,
-    glyph,
-    layer_signs,
-    legend,
-    marker,
-    model_panel,
-    models,
-    name,
-    ordered,
-    under_headings,
-)
+from toeplens.papers.deposit.page import style
 from toeplens.report.kit.blocks import Block, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import GUESS, layer_look
@@ -53,7 +40,7 @@ def strength_of(cell: CellResult) -> SeedStrength | None:
 def _views(state: Reproduction, draw: Callable[[Protocol, Records, Level], go.Figure], what: str = "") -> list[View]:
     """One view per task and level, one panel per protocol with records of that level."""
     views = []
-    for task, named in TASKS.items():
+    for task, named in style.TASKS.items():
         for level in LEVELS[::-1]:
 
             def one(protocol: Protocol, task: str = task, level: Level = level) -> go.Figure | None:
@@ -61,16 +48,15 @@ def _views(state: Reproduction, draw: Callable[[Protocol, Records, Level], go.Fi
                     record = strength_of(cell)
                     return record is not None and level in record.levels
 
-                found = models(state, protocol, task, known)
+                found = style.models(state, protocol, task, known)
                 records = [(label, {c.key.seed: c.measure("seed").strength for c in cells}) for label, cells in found]
                 return draw(protocol, records, level) if records else None
 
-            views.append(beside(state, one, f"{named}: {_LEVELS[level]}{what}"))
+            views.append(style.beside(state, one, f"{named}: {_LEVELS[level]}{what}"))
     return views
 
 
 def strength(state: Reproduction) -> Block:
-    """Signal to noise of the positional gradient by batch size, in the first layer."""
     labels = set[str]()
 
     def draw(protocol: Protocol, found: Records, level: Level) -> go.Figure:
@@ -85,12 +71,10 @@ def strength(state: Reproduction) -> Block:
         "first-layer weights that affect position."
     )
     title = "Does the positional gradient survive averaging over a batch?"
-    return Block("seed-strength", title, caption, views, legend=legend(state, labels))
+    return Block("seed-strength", title, caption, views, legend=style.legend(state, labels))
 
 
 def exponent(state: Reproduction) -> Block:
-    """The slopes of the curves of `strength`, by encoding and layer."""
-
     def draw(protocol: Protocol, found: Records, level: Level) -> go.Figure:
         return _lines(protocol, found, lambda one: one.levels[level].layers.exponent, "exponent", -0.5)
 
@@ -104,7 +88,6 @@ def exponent(state: Reproduction) -> Block:
 
 
 def lead(state: Reproduction) -> Block:
-    """Ratio of the largest to the second largest head's signal, by layer."""
     views = []
     for what, of, axis in (
         ("ratio of the largest to the second largest head", lambda signal: margins(signal).ratio, "largest / second"),
@@ -124,7 +107,6 @@ def lead(state: Reproduction) -> Block:
 
 
 def by_size(protocol: Protocol, found: Records, level: Level) -> go.Figure:
-    """Signal to noise by batch size, one line per encoding."""
     canvas, sizes = Canvas(300), list(next(iter(found[0][1].values())).sizes)
     canvas.straight(sizes, [n**-0.5 for n in sizes], width=1.5)
     for label, records in found:
@@ -132,9 +114,9 @@ def by_size(protocol: Protocol, found: Records, level: Level) -> go.Figure:
         canvas.lines(
             sizes,
             plain(mean, 5),
-            colour(label),
-            f"<b>{name(protocol, label)}</b><br>%{{x}} examples: %{{y:.3f}}<extra></extra>",
-            marker={"symbol": marker(label), "size": 7},
+            style.colour(label),
+            f"<b>{style.name(protocol, label)}</b><br>%{{x}} examples: %{{y:.3f}}<extra></extra>",
+            marker={"symbol": style.marker(label), "size": 7},
             meta=label,
         )
     canvas.x("examples in the mean", type="log", tickvals=sizes[:: max(1, len(sizes) // 6)])
@@ -145,7 +127,7 @@ def by_size(protocol: Protocol, found: Records, level: Level) -> go.Figure:
 def _lines(protocol: Protocol, found: Records, of: ByLayer, axis: str, mark: float) -> go.Figure:
     """Dots: one row per encoding, one series per layer."""
     each = [{seed: of(record) for seed, record in records.items()} for _, records in found]
-    lines = [name(protocol, label) for label, _ in found]
+    lines = [style.name(protocol, label) for label, _ in found]
     series = []
     for layer in range(max(len(layers) for seeds in each for layers in seeds.values())):
         values: list[Values] = [
@@ -160,14 +142,13 @@ def _lines(protocol: Protocol, found: Records, of: ByLayer, axis: str, mark: flo
 def _signs(state: Reproduction) -> list[Sign]:
     records = [record for cell in state.results.cells if (record := strength_of(cell))]
     depth = max((len(level.signal) for record in records for level in record.levels.values()), default=0)
-    return layer_signs(depth, dots=True)
+    return style.layer_signs(depth, dots=True)
 
 
 _FIELD = "exponent"
 
 
 def training(state: Reproduction) -> Block:
-    """Each head's accuracy drop by training step, one panel per seed."""
     cells = [cell for cell in state.results.cells if Label.parse(cell.key.label).variant not in RUNGS]
     watched = {cell.key: rows for cell in cells if (rows := moments(cell))}
     seen = [row for rows in watched.values() for row in rows]
@@ -175,18 +156,18 @@ def training(state: Reproduction) -> Block:
     top = max([0.1, *drops_seen, *(row["accuracy"] for row in seen)])
     span = (min([0.0, *drops_seen]) * 1.05 - 0.02, top * 1.05)
     views = []
-    for task in TASKS:
-        for label in ordered(key.label for key in watched if key.task == task):
+    for task in style.TASKS:
+        for label in style.ordered(key.label for key in watched if key.task == task):
 
             def draw(protocol: Protocol, task: str = task, label: str = label) -> list[Panel]:
                 mine = {key.seed: rows for key, rows in watched.items() if key == Key(protocol, task, label, key.seed)}
                 return [
-                    Panel(f"seed {seed}", drops(rows, span), tint=colour(label), glyph=glyph(label))
+                    Panel(f"seed {seed}", drops(rows, span), tint=style.colour(label), glyph=style.glyph(label))
                     for seed, rows in mine.items()
                 ]
 
-            views.append(under_headings(state, draw, f"{TASKS[task]}, {title(label)}"))
-    signs = layer_signs(max((len(row["drops"]) for row in seen), default=0), "heads of layer")
+            views.append(style.under_headings(state, draw, f"{style.TASKS[task]}, {title(label)}"))
+    signs = style.layer_signs(max((len(row["drops"]) for row in seen), default=0), "heads of layer")
     signs.append(Sign("accuracy", "accuracy of the intact model", GUESS, dash="solid"))
     caption = (
         "Accuracy drop from ablating one head at each checkpoint: one line per head, one panel per seed. The thick "
@@ -246,24 +227,25 @@ def _rounded(values: Iterable[float]) -> list[float]:
 
 
 def exponents(state: Reproduction) -> Block:
-    """The exponent of signal to noise by training step: one line per layer, one panel per encoding."""
     depth = max((len(row[_FIELD]) for cell in state.results.cells for row in _rows(cell)), default=0)
 
     def draw(protocol: Protocol, task: str) -> list[Panel]:
         panels = []
-        for _, cells in models(state, protocol, task, _rows):
+        for _, cells in style.models(state, protocol, task, _rows):
             steps, found = watched(cells)
-            panels.append(model_panel(cells[0], lines(steps, found)))
+            panels.append(style.model_panel(cells[0], lines(steps, found)))
         return panels
 
-    views = [under_headings(state, lambda p, task=task: draw(p, task), name) for task, name in TASKS.items()]
+    views = [
+        style.under_headings(state, lambda p, task=task: draw(p, task), name) for task, name in style.TASKS.items()
+    ]
     caption = (
         "Exponent of the signal to noise of the positional gradient at the logits against batch size, by training "
         "step: mean over a layer’s heads and over seeds; the band is the range over seeds. At −1/2 (dashed) the "
         "gradients of a batch cancel like noise. Closer to 0, more of the gradient is the same in every example."
     )
     title = "Do positional gradients cancel during training?"
-    return Block("seed-training", title, caption, views, "small", layer_signs(depth))
+    return Block("seed-training", title, caption, views, "small", style.layer_signs(depth))
 
 
 def _rows(cell: CellResult) -> list[dict[str, Any]]:

@@ -15,17 +15,7 @@ from toeplens.ground.words import fixed, percent, points
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction, Row, Scale, title
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.page.look import (
-    PROTOCOL_NAMES,
-    TASKS,
-    models,
-    name,
-    ordered,
-    plain_keys,
-    planned,
-    planned_cells,
-    sign_of,
-)
+from toeplens.papers.deposit.page import style
 from toeplens.papers.deposit.tables import PAPER_TABLE_1
 from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table
 from toeplens.studies import CellResult
@@ -34,18 +24,16 @@ from toeplens.training.presets import COUNT
 
 
 def named(protocol: Protocol, label: str) -> Cell:
-    """An encoding's name with its marker."""
-    return Cell(name(protocol, label), sign=sign_of(label))
+    return Cell(style.name(protocol, label), sign=style.sign_of(label))
 
 
 def accuracy_table(state: Reproduction, task: str) -> Table:
-    """The paper's Table 1 and ours."""
     protocols, several = state.plan.protocols, state.plan.seeds > 1
     found = {(row.protocol, row.label): row for row in state.table if row.task == task}
-    planned = {(key.protocol, key.label) for key in plain_keys(state.plan) if key.task == task}
+    planned = {(key.protocol, key.label) for key in style.plain_keys(state.plan) if key.task == task}
     lines: list[list[str | Cell]] = []
-    for label in ordered(label for _, label in planned | set(found)):
-        first = Cell(title(label), sign=sign_of(label))
+    for label in style.ordered(label for _, label in planned | set(found)):
+        first = Cell(title(label), sign=style.sign_of(label))
         if label == "rope" and "released" in protocols:
             note = '<sup><a href="#note-sinusoid" aria-label="with a sinusoid in the released protocol">a</a></sup>'
             first = replace(first, html=Markup(f"{title(label)}{note}"))
@@ -72,11 +60,11 @@ def accuracy_table(state: Reproduction, task: str) -> Table:
             score = row and (row.chance, row.length_chance)[place]
             line += [Cell(percent(score, sign=False), right=True, css="edge"), Cell(across=2)]
         lines.append(line)
-    titles = [f"{PROTOCOL_NAMES[protocol].capitalize()}, ours" for protocol in protocols]
+    titles = [f"{style.PROTOCOL_NAMES[protocol].capitalize()}, ours" for protocol in protocols]
     groups = [Cell("Encoding", down=2), Cell("Paper", down=2, right=True)]
     note = "Test accuracy in per cent; largest drop in percentage points. Small print: number of seeds"
     return make_table(
-        f"Accuracy, {TASKS[task]}",
+        f"Accuracy, {style.TASKS[task]}",
         [Cell("Mean", right=True, css="edge"), "Range", "Largest drop"] * len(protocols),
         lines,
         groups=[*groups, *(Cell(text, across=3, css="group") for text in titles)],
@@ -104,11 +92,11 @@ def kinds_cell(kinds: Mapping[str, int]) -> Cell:
 def deposit_tables(state: Reproduction) -> list[tuple[str, Table, Table]]:
     """Per task and protocol: its name, the kind of each layer of each encoding, and the numbers per layer."""
     made = []
-    for task, protocol in product(TASKS, state.plan.protocols):
-        found = models(state, protocol, task, lambda cell: cell.status == "complete" and cell.ablation)
+    for task, protocol in product(style.TASKS, state.plan.protocols):
+        found = style.models(state, protocol, task, lambda cell: cell.status == "complete" and cell.ablation)
         if not found:
             continue
-        where = f"{TASKS[task]}, {PROTOCOL_NAMES[protocol]}"
+        where = f"{style.TASKS[task]}, {style.PROTOCOL_NAMES[protocol]}"
         depth = max(len(cell.deposits()) for _, cells in found for cell in cells)
         lines: list[list[str | Cell]] = []
         for label, cells in found:
@@ -143,7 +131,7 @@ def _deposit_rows(cell: CellResult) -> list[list[Cell]]:
         numbers += [f"{layer.effective_heads:.1f}", f"{layer.gini:.2f}", str(layer.half_at or "never")]
         row = [Cell(str(place)), kinds_cell({layer.kind: 1}), *(Cell(text, right=True) for text in numbers)]
         if place == 1:
-            text, seed = name(cell.key.protocol, cell.key.label), f"seed {cell.key.seed}"
+            text, seed = style.name(cell.key.protocol, cell.key.label), f"seed {cell.key.seed}"
             row.insert(0, Cell(text, (seed,), down=len(layers), header=True, row_css="first"))
         rows.append(row)
     return rows
@@ -180,7 +168,6 @@ _TRAINING = ("weight_decay", "warmup", "schedule", "evaluations", "plateau")
 
 
 def settings_table(state: Reproduction) -> Table:
-    """Every size and setting, in the paper's experiments and in this study."""
     paper, ours = (_settings(scale, state) for scale in (SCALES["paper"], SCALES[state.plan.scale]))
     lines: list[list[str | Cell]] = []
     for text in {**paper, **ours}:
@@ -202,10 +189,12 @@ def _settings(scale: Scale, state: Reproduction) -> dict[str, Any]:
             made = tasks.build(task, form=protocol, vocab_size=scale.model["vocab_size"], **sizes)
             distance = ("length", "max_distance") if protocol == "paper" else ("length", "max_between", "max_side")
             for option in options if task == COUNT else distance:
-                found[f"{TASKS[task]}, {PROTOCOL_NAMES[protocol]}: {_SETTING_NAMES[option]}"] = getattr(made, option)
+                found[f"{style.TASKS[task]}, {style.PROTOCOL_NAMES[protocol]}: {_SETTING_NAMES[option]}"] = getattr(
+                    made, option
+                )
         for field in ("train_examples", "test_examples", "epochs"):
-            found[f"{TASKS[task]}: {_SETTING_NAMES[field]}"] = getattr(size, field)
-        found[f"{TASKS[task]}: encodings"] = len(scale.labels[task])
+            found[f"{style.TASKS[task]}: {_SETTING_NAMES[field]}"] = getattr(size, field)
+        found[f"{style.TASKS[task]}: encodings"] = len(scale.labels[task])
     return found | {"examples per ablation": scale.ablation_examples}
 
 
@@ -221,16 +210,15 @@ def _shown(value: Any) -> str:
 
 
 def models_table(state: Reproduction) -> Table:
-    """Every cell of the grid, with its result if finished."""
     found, lines = {cell.key: cell for cell in state.results.cells}, []
-    for place in planned_cells(state.plan):
+    for place in style.planned_cells(state.plan):
         key, cell = place.key, found.get(place.key)
         there = cell is not None and cell.status != "diverged"
         scores = [cell.result.get(f"{split}_accuracy") if cell and there else None for split in ("train", "test")]
         lines.append(
             [
-                name(key.protocol, key.label),
-                TASKS[key.task],
+                style.name(key.protocol, key.label),
+                style.TASKS[key.task],
                 key.protocol,
                 str(key.seed),
                 cell.status if cell else "not finished",
@@ -294,11 +282,11 @@ _MEANT: dict[str, tuple[str, str, str]] = {
 
 def encodings_table(state: Reproduction) -> Table:
     """The encodings of the study's grid, and how each protocol defines them; RoPE on some heads is one entry."""
-    keys, protocols = planned(state.plan), state.plan.protocols
+    keys, protocols = style.planned(state.plan), state.plan.protocols
     places = {(key.protocol, Label.parse(key.label).base) for key in keys}
-    labels = {Label.parse(label).base: label for label in reversed(ordered(key.label for key in keys))}
+    labels = {Label.parse(label).base: label for label in reversed(style.ordered(key.label for key in keys))}
     lines: list[list[str | Cell]] = []
-    for family in dict.fromkeys(Label.parse(label).base for label in ordered(key.label for key in keys)):
+    for family in dict.fromkeys(Label.parse(label).base for label in style.ordered(key.label for key in keys)):
         if family not in _MEANT:
             continue
         what, *meant = _MEANT[family]
@@ -307,6 +295,6 @@ def encodings_table(state: Reproduction) -> Table:
             meant[("paper", "released").index(p)] if (p, family) in places or swapped else _ABSENT for p in protocols
         ]
         called = "RoPE on some heads" if family == "partial" else title(family)
-        lines.append([Cell(called, sign=sign_of(labels[family])), what, *there])
-    names = ["Encoding", "What it does", *(f"In the {PROTOCOL_NAMES[protocol]}" for protocol in protocols)]
+        lines.append([Cell(called, sign=style.sign_of(labels[family])), what, *there])
+    names = ["Encoding", "What it does", *(f"In the {style.PROTOCOL_NAMES[protocol]}" for protocol in protocols)]
     return make_table("The encodings", names, lines, css="glossary")

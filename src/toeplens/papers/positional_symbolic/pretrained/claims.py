@@ -6,15 +6,20 @@ architecture with random weights, and the model on the same tokens in random ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toeplens.papers.positional_symbolic.pretrained.making import PREVIOUS, retrieving
-from toeplens.papers.positional_symbolic.pretrained.state import DRAWS, FEWEST, Pretrained, effects_of
-from toeplens.studies.kit.asking import chance
-from toeplens.studies.kit.claims import Claim, Entry
+from toeplens.papers.positional_symbolic.pretrained.parts import (
+    DRAWS,
+    FEWEST,
+    PREVIOUS,
+    Examined,
+    effects_of,
+    retrieving,
+)
+from toeplens.studies.kit.claims import Claim, Entry, deviation
 from toeplens.studies.kit.contrasts import of_one
 from toeplens.studies.kit.verdicts import (
     LEVEL,
@@ -29,7 +34,6 @@ from toeplens.studies.kit.verdicts import (
 )
 from toeplens.studies.probing import RETRIEVES, Behaviour
 
-Check = Callable[[Pretrained], list[Finding]]
 _SISTER = "arXiv 2511.11579"
 _ROUND = "arXiv 2410.06205"
 _RETRIEVAL = "arXiv 2404.15574"
@@ -52,12 +56,12 @@ def _over(finding: Finding, units: str) -> Finding:
     return replace(finding, evidence=said, wanting=wanting)
 
 
-def over_units(finding: Finding, study: Pretrained) -> bool:
+def over_units(finding: Finding, study: Examined) -> bool:
     """Whether a finding compares one number per sequence or group of sequences."""
     return f" over {len(study.plan.places)} {study.plan.units}," in finding.evidence
 
 
-def _missing(study: Pretrained, what: str, nature: str) -> list[Finding]:
+def _missing(study: Examined, what: str, nature: str) -> list[Finding]:
     """An unknown finding: not applicable because of the model's ``nature`` if complete, otherwise unfinished."""
     return [unknown(what, nature if study.complete else "not finished")]
 
@@ -65,7 +69,7 @@ def _missing(study: Pretrained, what: str, nature: str) -> list[Finding]:
 # ---- positional heads and frequencies --------------------------------------------------------------------------------
 
 
-def _correspondence(study: Pretrained) -> list[Finding]:
+def _correspondence(study: Examined) -> list[Finding]:
     heads, what = study.heads("text"), "rank correlation of the positional share and the frequency used"
     if heads is None or not study.plan.turns:
         return _missing(study, what, _STILL)
@@ -76,7 +80,7 @@ def _correspondence(study: Pretrained) -> list[Finding]:
     return found
 
 
-def _learned(study: Pretrained) -> list[Finding]:
+def _learned(study: Examined) -> list[Finding]:
     heads, what = study.heads("text"), "that correlation − that of"
     if heads is None or not study.plan.turns:
         return _missing(study, what, _STILL)
@@ -94,7 +98,7 @@ def _learned(study: Pretrained) -> list[Finding]:
     return found
 
 
-def _previous_fast(study: Pretrained) -> list[Finding]:
+def _previous_fast(study: Examined) -> list[Finding]:
     heads, what = study.heads("text"), "frequency of previous-token heads − of the others (octaves)"
     if heads is None or not study.plan.turns:
         return _missing(study, what, _STILL)
@@ -111,7 +115,7 @@ def _previous_fast(study: Pretrained) -> list[Finding]:
     return found
 
 
-def _pure(study: Pretrained) -> list[Finding]:
+def _pure(study: Examined) -> list[Finding]:
     names = ("positional", "symbolic")
     own, null = ({name: _counts(study, kind, name) for name in names} for kind in ("text", "random"))
     found = []
@@ -131,7 +135,7 @@ def _pure(study: Pretrained) -> list[Finding]:
     return found
 
 
-def _counts(study: Pretrained, kind: str, name: str) -> list[float] | None:
+def _counts(study: Examined, kind: str, name: str) -> list[float] | None:
     """Number of pure heads per sequence; None if a sequence has no defined share."""
     heads = study.heads(kind)
     if heads is None or not np.isfinite(heads.columns[name]).any(1).all():
@@ -142,7 +146,7 @@ def _counts(study: Pretrained, kind: str, name: str) -> list[float] | None:
 # ---- retrieval -------------------------------------------------------------------------------------------------------
 
 
-def _sparse(study: Pretrained) -> list[Finding]:
+def _sparse(study: Examined) -> list[Finding]:
     what, intact = "share of retrieval heads", study.probes.get("intact")
     if intact is None or not intact.heads:
         return _missing(study, what, _SILENT)
@@ -156,7 +160,7 @@ def _sparse(study: Pretrained) -> list[Finding]:
     return [some, low]
 
 
-def _causal(study: Pretrained) -> list[Finding]:
+def _causal(study: Examined) -> list[Finding]:
     found = []
     for name, words in (("no-retrieval", "the retrieval heads"), ("no-others", "the same number of other heads")):
         what = f"share of needles lost without {words}"
@@ -170,13 +174,13 @@ def _causal(study: Pretrained) -> list[Finding]:
                 else _missing(study, what, _SILENT)
             )
         elif name == "no-retrieval":
-            found.append(_over(above(what, values, _LOST, grain=chance(_LOST)), "needles"))
+            found.append(_over(above(what, values, _LOST, grain=deviation(_LOST)), "needles"))
         else:
-            found.append(_over(below(what, values, _SPARED, grain=chance(_SPARED)), "needles"))
+            found.append(_over(below(what, values, _SPARED, grain=deviation(_SPARED)), "needles"))
     return found
 
 
-def _lost(study: Pretrained, names: Sequence[str]) -> list[float] | None:
+def _lost(study: Examined, names: Sequence[str]) -> list[float] | None:
     """For each needle that the intact model finds: whether it is lost, mean over the interventions."""
     probes = [study.probes.get(name) for name in names]
     found = [
@@ -187,7 +191,7 @@ def _lost(study: Pretrained, names: Sequence[str]) -> list[float] | None:
     return None if len(found) < len(names) or not found[0] else np.mean(found, axis=0).tolist()
 
 
-def _slow(study: Pretrained) -> list[Finding]:
+def _slow(study: Examined) -> list[Finding]:
     found = []
     for draw in range(DRAWS):
         words = f"their slowest quarter removed − a random quarter removed ({draw + 1})"
@@ -195,7 +199,7 @@ def _slow(study: Pretrained) -> list[Finding]:
     return found
 
 
-def _more(study: Pretrained, first: str, second: str, of: Behaviour, words: str, bar: float) -> list[Finding]:
+def _more(study: Examined, first: str, second: str, of: Behaviour, words: str, bar: float) -> list[Finding]:
     """Test: loss increase of a behaviour by one intervention minus that by another, over its items."""
     what, probes = f"loss increase on {of} (nats), {words}", [study.probes.get(name) for name in (first, second)]
     if any(probe is None for probe in probes):
@@ -206,7 +210,7 @@ def _more(study: Pretrained, first: str, second: str, of: Behaviour, words: str,
     return [_over(above(what, [a - b for a, b in zip(*nats, strict=True)], bar), "items")]
 
 
-def _symbolic(study: Pretrained) -> list[Finding]:
+def _symbolic(study: Examined) -> list[Finding]:
     heads, intact = study.heads("text"), study.probes.get("intact")
     what = "symbolic share of the retrieval heads − that of the others"
     if heads is None or intact is None:
@@ -230,7 +234,7 @@ def _symbolic(study: Pretrained) -> list[Finding]:
 # ---- effects of removing position ------------------------------------------------------------------------------------
 
 
-def _worth(study: Pretrained) -> list[Finding]:
+def _worth(study: Examined) -> list[Finding]:
     what, audit, heads = "the most positional head", study.audits.get("position"), study.heads("text")
     if audit is None or heads is None:
         return _missing(study, what, _UNPLACED)
@@ -252,7 +256,7 @@ def _worth(study: Pretrained) -> list[Finding]:
     return [interval_above(said, head.effect, head.effect_low, high, bar)]
 
 
-def _concentrated(study: Pretrained) -> list[Finding]:
+def _concentrated(study: Examined) -> list[Finding]:
     what, audit = "share of the most important head in the summed effects of position", study.audits.get("position")
     if audit is None:
         return _missing(study, what, _UNPLACED)
@@ -275,7 +279,7 @@ def _concentrated(study: Pretrained) -> list[Finding]:
     ]
 
 
-CLAIMS: tuple[Claim[Pretrained], ...] = (
+CLAIMS: tuple[Claim[Examined], ...] = (
     Claim(
         "positional-frequency",
         f"{_SISTER}, abstract",
@@ -391,7 +395,7 @@ class ByText:
         return self.verdict != self.part.verdict
 
 
-def by_text(study: Pretrained) -> Iterator[ByText]:
+def by_text(study: Examined) -> Iterator[ByText]:
     """Every comparison of the ledger over sequences; empty with one text or one sequence per text."""
     names = [name for name, _ in study.plan.places]
     texts = list(dict.fromkeys(names))

@@ -16,8 +16,8 @@ from plotly.colors import sample_colorscale
 from toeplens.ground.words import duration, fixed
 from toeplens.lens import Estimate
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
-from toeplens.papers.positional_symbolic.pretrained.making import by_speed
-from toeplens.papers.positional_symbolic.pretrained.state import BANDS, DRAWS, Heads, Pretrained, effects_of
+from toeplens.papers.positional_symbolic.pretrained.parts import BANDS, DRAWS, Heads, by_speed, effects_of
+from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
 from toeplens.report.auditing.maps import by_band
 from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, heat, plain
@@ -25,7 +25,6 @@ from toeplens.report.kit.colours import BLUE, DEPTHS, GREEN, GREY, ORANGE
 from toeplens.report.kit.page import Page, ledger, ledger_table, machine_rows, write_report
 from toeplens.report.kit.tables import Cell, Table, code, make_table
 from toeplens.report.probing.page import behaviours_table
-from toeplens.studies import RULE
 from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.studies.probing import Behaviour, ProbeRecord
 
@@ -56,7 +55,7 @@ def pretrained_page(study: Pretrained) -> Page:
             "model": "/".join(Path(study.plan.model).parts[-2:]),
             "claims": claims,
             "tally": Counter(entry.verdict for entry in study.entries),
-            "rule": RULE.replace("seed", study.plan.units.removesuffix("s")),
+            "rule": study.rule,
             "clustered": list(by_text(study)),
             "enough": ENOUGH,
             "first": first,
@@ -94,7 +93,6 @@ _MAPPED = {
 
 
 def maps(study: Pretrained) -> Block:
-    """Layers by heads: shares, attention and effects of each head, mean over texts."""
     heads, views = study.heads("text"), []
     caption = "Each cell is a head. Rows are layers, columns are heads. Shares and attention are means over sequences."
     if heads is not None:
@@ -137,7 +135,6 @@ def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:
 
 
 def plane(study: Pretrained) -> Block:
-    """Positional and symbolic share of each head, of the model and of the baselines."""
     caption = (
         "Each mark is a head. Its logits’ variance explained by the keys’ positions (horizontal) and by their "
         "contents (vertical), mean over sequences. Colour: layer, from the first (blue) to the last (orange)."
@@ -165,7 +162,6 @@ def plane(study: Pretrained) -> Block:
 
 
 def frequencies(study: Pretrained) -> Block:
-    """The positional share of each head against the frequency that it uses."""
     caption = (
         "Each mark is a head. Horizontal: period in tokens of the frequency it uses (centre of gravity of the pairs’ "
         "contributions to its logits’ variance). Vertical: positional share, mean over sequences. Squares: "
@@ -220,7 +216,6 @@ _ASKED: dict[Behaviour, tuple[str, str]] = {
 
 
 def bands(study: Pretrained) -> Block:
-    """Effect of freezing one eighth of all rotations: copying, needles and text."""
     caption = (
         "The frequencies of every layer are sorted and split into eighths; one eighth is frozen in all layers and "
         "heads. Vertical: loss increase in nats per token on the same items, with 95% intervals over items."
@@ -282,13 +277,11 @@ def _short(tokens: float) -> str:
 
 
 def layered(study: Pretrained) -> Block:
-    """Layers by eighths: the loss increase from freezing an eighth in one layer only."""
     audit, title = study.audits.get("bands"), "Effect of freezing frequencies by layer"
     return Block("layered", title, "", []) if audit is None else replace(by_band(audit), id="layered", title=title)
 
 
 def retrieval(study: Pretrained) -> Block:
-    """Effects on needles of ablating retrieval heads, and of changing some of their frequencies."""
     caption = (
         "Rows are interventions. Horizontal: loss increase on the needle’s number in nats per token, with the 95% "
         "interval over needles. A removed pair contributes nothing to the logit; a frozen pair contributes content but "

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -16,15 +16,23 @@ from toeplens.ground import InputError, read_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.records import Record
 from toeplens.papers.positional_symbolic.pretrained.claims import CLAIMS
-from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
-from toeplens.papers.positional_symbolic.pretrained.state import AUDITED, TOGETHER, Asking, Plan, Pretrained
+from toeplens.papers.positional_symbolic.pretrained.parts import (
+    AUDITED,
+    PIECES,
+    PROBED,
+    TOGETHER,
+    Examined,
+    Making,
+    Plan,
+    path_of,
+    read,
+)
 from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.load import Dtype, Loaded, load_model
 from toeplens.studies.auditing.kept import files_of
 from toeplens.studies.auditing.record import AuditRecord
 from toeplens.studies.kit.claims import judge_all
-from toeplens.studies.kit.recorded import Kept
-from toeplens.studies.kit.study import STUDY, Kind
+from toeplens.studies.kit.study import STUDY, Kept
 from toeplens.studies.probing import ProbeRecord
 
 
@@ -34,44 +42,42 @@ class _Pieces(Record):
     probes: dict[str, ProbeRecord]
 
 
-def judged(state: Pretrained) -> Pretrained:
-    """The state with the verdicts on its claims."""
-    return replace(state, entries=judge_all(CLAIMS, state))
+class Pretrained(Examined):
+    """The state of the study."""
+
+    NAME, COMMAND, REQUEST = "pretrained", "pretrained", Plan
+
+    @classmethod
+    def planned(cls, request: Plan) -> Plan:
+        return request.checked()
+
+    @classmethod
+    def read(cls, directory: Path, plan: Plan, environment: dict[str, Any]) -> Self:
+        kinds: dict[str, Any] = {AUDITED: AuditRecord, PROBED: ProbeRecord}
+        found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+        for name, kind in plan.pieces():
+            if path_of(directory, name).exists():
+                found[kind][name] = read(directory, name, kinds[kind])
+        audits, probes = found.values()
+        counted: dict[str, Any] = {"finished": len(audits) + len(probes), "total": len(list(plan.pieces()))}
+        told = {"directory": directory, "environment": environment, "plan": plan, "audits": audits, "probes": probes}
+        return cls(**told, **counted).judged()
+
+    @classmethod
+    def reread(cls, kept: Kept, plan: Plan) -> Self:
+        found = _Pieces.from_dict(kept.content, kept.path)
+        return cls(**kept.head, plan=plan, audits=found.audits, probes=found.probes).judged()
+
+    def judged(self) -> Self:
+        """The state with the verdicts on its claims."""
+        return replace(self, entries=judge_all(CLAIMS, self))
 
 
-def _reread(kept: Kept, plan: Plan) -> Pretrained:
-    found = _Pieces.from_dict(kept.content, kept.path)
-    return judged(Pretrained(**kept.head, plan=plan, audits=found.audits, probes=found.probes))
+gather, is_pretrained, open_record = Pretrained.gather, Pretrained.tells, Pretrained.open_record
 
 
 class _Stopped(BaseException):
     """Raised between two passes to stop a part; a BaseException, so it is not taken for a failure of the model."""
-
-
-def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretrained:
-    audits: dict[str, AuditRecord] = {}
-    probes: dict[str, ProbeRecord] = {}
-    for name, kind in plan.pieces():
-        if path_of(directory, name).exists():
-            if kind == AUDITED:
-                audits[name] = read(directory, name, AuditRecord)
-            else:
-                probes[name] = read(directory, name, ProbeRecord)
-    return judged(
-        Pretrained(
-            directory=directory,
-            finished=len(audits) + len(probes),
-            total=len(list(plan.pieces())),
-            environment=environment,
-            plan=plan,
-            audits=audits,
-            probes=probes,
-        )
-    )
-
-
-KIND = Kind("pretrained", "pretrained", Asking, Asking.plan, _read, _reread)
-gather, is_pretrained, open_record = KIND.gather, KIND.tells, KIND.open_record
 
 
 def examine(
@@ -102,7 +108,7 @@ def examine(
     sizes.
     """
     limits, directory = limits or Limits(), Path(out)
-    plan = Plan(model=model, texts=dict(sorted(texts.items())), **sizes)
+    plan = Plan(model=model, texts=dict(sorted(texts.items())), **sizes).checked()
     loaded = load_model(model, dtype=dtype, device=device)
     loaded.check_decoder("the study of a pretrained model")
     loaded.check_length("tokens", plan.tokens)
@@ -135,7 +141,7 @@ def examine(
                 shutil.rmtree(directory / PIECES / f"{name}.parts", ignore_errors=True)
                 on_piece(name, at, len(pieces))
 
-    return KIND.carry_out(directory, asked, work)
+    return Pretrained.carry_out(directory, asked, work)
 
 
 def _nature(loaded: Loaded) -> dict[str, Any]:

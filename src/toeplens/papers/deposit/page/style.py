@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import isfinite
 
 import plotly.graph_objects as go
@@ -17,6 +17,7 @@ from toeplens.papers.deposit import PARTS, SCALES, Plan, Reproduction, title
 from toeplens.papers.deposit.labels import PARTIAL, SWITCHES, Label
 from toeplens.report.kit.blocks import Group, Panel, Ramp, Sign, View
 from toeplens.report.kit.colours import FAMILIES, OTHER, layer_look
+from toeplens.report.kit.dots import Series
 from toeplens.studies import Cell, CellResult, Key, Results
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -63,17 +64,14 @@ def plain(state: Reproduction) -> Reproduction:
 
 
 def colour(label: str) -> str:
-    """The colour of the encoding, or of a variant's encoding."""
     return _look(label)[0]
 
 
 def marker(label: str) -> str:
-    """The encoding's plotly marker."""
     return _look(label)[1]
 
 
 def glyph(label: str) -> str:
-    """The encoding's marker, as a character."""
     return _look(label)[2]
 
 
@@ -134,12 +132,26 @@ def beside(state: Reproduction, draw: Callable[[Protocol], go.Figure | None], ti
     return View.of([Panel(name_, found) for name_, found in drawn if found is not None], title)
 
 
-def by_task(state: Reproduction, draw: Callable[[Protocol, str], go.Figure | None], what: str = "") -> list[View]:
-    """One view per task with one panel per protocol; ``what`` is part of the view's name."""
+def by_task(
+    state: Reproduction,
+    has: Callable[[CellResult], object],
+    draw: Callable[[Protocol, Models], go.Figure | None],
+    what: str = "",
+) -> list[View]:
+    """One view per task with one panel per protocol that has such `models`; ``what`` is part of the view's name."""
+
+    def drawn(protocol: Protocol, task: str) -> go.Figure | None:
+        found = models(state, protocol, task, has)
+        return draw(protocol, found) if found else None
+
     return [
-        beside(state, lambda protocol, task=task: draw(protocol, task), f"{name_}: {what}" if what else name_)
-        for task, name_ in TASKS.items()
+        beside(state, partial(drawn, task=task), f"{text}: {what}" if what else text) for task, text in TASKS.items()
     ]
+
+
+def one_series(labels: Iterable[str], values: Sequence[Mapping[int, float]]) -> list[Series]:
+    """A row of dots per model in its colour: values by seed."""
+    return [Series("", "", "circle", values, [colour(label) for label in labels])]
 
 
 def under_headings(state: Reproduction, panels: Callable[[Protocol], list[Panel]], title: str = "") -> View:
@@ -148,7 +160,6 @@ def under_headings(state: Reproduction, panels: Callable[[Protocol], list[Panel]
 
 
 def layer_signs(depth: int, what: str = "layer", *, dots: bool = False) -> list[Sign]:
-    """A legend of layers: lines, or dots."""
     looks = enumerate(map(layer_look, range(depth)), start=1)
     return [Sign(f"layer-{i}", f"{what} {i}", tint, *(("●",) if dots else ("", dash))) for i, (tint, dash) in looks]
 
@@ -160,7 +171,6 @@ def model_panel(cell: CellResult, figure: go.Figure) -> Panel:
 
 
 def drop_ramp(limit: float) -> Ramp:
-    """The legend of heat maps of accuracy drops."""
     end = points(limit).removesuffix(".0")
     return Ramp(f"accuracy +{end}", f"accuracy −{end} percentage points")
 
@@ -171,7 +181,6 @@ def sign_of(label: str) -> Sign:
 
 
 def legend(state: Reproduction, labels: Iterable[str]) -> list[Sign]:
-    """A legend of encodings."""
     signs = map(sign_of, ordered(labels))
     if "released" in state.plan.protocols:
         return [replace(s, title="RoPE (released: with sinusoid)") if s.key == "rope" else s for s in signs]
@@ -179,7 +188,6 @@ def legend(state: Reproduction, labels: Iterable[str]) -> list[Sign]:
 
 
 def protocol_title(protocol: Protocol) -> str:
-    """A protocol's name, as a heading."""
     return PROTOCOL_NAMES[protocol].capitalize()
 
 
