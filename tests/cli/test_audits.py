@@ -23,7 +23,7 @@ from tests.studies.probing.models import TEXT, saved
 
 from toeplens.cli import audit_output
 from toeplens.cli.audits import names_of
-from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, many, open_audit, read_text
+from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, many, open_audit, read_text, study
 
 transformers = pytest.importorskip("transformers")
 
@@ -128,6 +128,15 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
         (["--layers", "1-9"], "--layers must be from 1 to 2, got 3."),
         (["--heads", "5"], "--heads must be from 1 to 2, got 5."),
         (["--tokens", "bad.json", "--tokens=no.npy"], "--tokens must be set only once, got 2 files."),
+        (["--tokens", "large.npy"], "--tokens must be at most 9223372036854775807, got 18446744073709551615."),
+        (
+            ["--tokens", "header.npy"],
+            "header.npy could not be read (it is not a .npy file, is damaged, or contains objects)",
+        ),
+        (["--tokens", "folder.npy"], "tokens must be a file or a pipe"),
+        (["--tokens", "far.json"], "must be whole numbers"),
+        (["--tokens", "n" * 5000], "is longer than the system allows"),
+        (["--change", "layers=1 output=zero", "--needles=2"], "--change and --needles must not both be set."),
     ],
 )
 def test_errors_are_one_line(
@@ -136,15 +145,22 @@ def test_errors_are_one_line(
     monkeypatch.chdir(tmp_path)
     Path("words.txt").write_text("some words")
     Path("bad.json").write_text("[1, 2")
-    assert said in toeplens("audit", model, "--out", "out", *words).refusal()
+    np.save("large.npy", np.full((2, 8), 2**64 - 1, dtype=np.uint64))
+    Path("header.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + b"__import__('os')".ljust(117) + b"\n")
+    Path("folder.npy").mkdir()
+    Path("far.json").write_text(f"[[{10**30}, 3]]")
+    refused = toeplens("audit", model, "--out", "out", *words).refusal()
+    assert said in refused
+    assert len(refused) < 500
     assert not Path("out").exists()
+    assert "got an empty name" in toeplens("audit", "", "--out", tmp_path / "o").refusal()
 
 
 def test_outputs_replace_nothing_but_their_own_kind(
     toeplens: Toeplens, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not a run, a study, a stranger's directory; before any work."""
-    monkeypatch.setattr(many, "audit", lambda *_, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr(study, "audit_with", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr(many, "spread", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr("toeplens.studies.auditing.open_audit", lambda _: None)
     holds = {
@@ -184,25 +200,7 @@ def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp
     assert "strange.weight" in head
 
 
-def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "large.npy", np.full((2, 8), 2**64 - 1, dtype=np.uint64))
-    (tmp_path / "header.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + b"__import__('os')".ljust(117) + b"\n")
-    (tmp_path / "folder.npy").mkdir()
-    (tmp_path / "far.json").write_text(f"[[{10**30}, 3]]")
-    for name, said in (
-        ("large.npy", "--tokens must be at most 9223372036854775807, got 18446744073709551615."),
-        (
-            "header.npy",
-            "header.npy could not be read (it is not a .npy file, is damaged, or contains objects)",
-        ),
-        ("folder.npy", "tokens must be a file or a pipe"),
-        ("far.json", "must be whole numbers"),
-        ("n" * 5000, "is longer than the system allows"),
-    ):
-        refused = toeplens("audit", model, "--tokens", tmp_path / name, "--out", tmp_path / "out").refusal()
-        assert said in refused
-        assert len(refused) < 500
-    assert "got an empty name" in toeplens("audit", "", "--out", tmp_path / "o").refusal()
+def test_a_text_may_be_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("handed over"))
     writer.start()
@@ -279,7 +277,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def one_by_one(work: Any, pieces: Any, limits: Any, workers: Any, *, on_done: Any, on_told: Any) -> None:
         for index, piece in enumerate(pieces):
-            on_done(index, many._audited(piece, lambda *what, index=index: on_told(index, what)))
+            on_done(index, many.audited(piece, lambda *what, index=index: on_told(index, what)))
 
     monkeypatch.setattr(many, "spread", one_by_one)
 

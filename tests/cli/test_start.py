@@ -78,6 +78,19 @@ def test_type_checkers_see_the_same_names():
     assert names | {"__version__"} == set(tl.__all__)
 
 
+FEW = """
+import sys
+import toeplens.cli.audits, toeplens.cli.audit_output, toeplens.report.auditing.page
+print(sum(name.split(".")[0] == "toeplens" for name in sys.modules))
+"""
+
+
+def test_an_audit_imports_few_modules():
+    """Neither training, nor tasks, nor the engine, nor other studies."""
+    done = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 170
+
+
 LIBRARY = """
 import gc, os, signal, sys
 before = dict(os.environ), [signal.getsignal(each) for each in signal.valid_signals()], list(sys.warnoptions)

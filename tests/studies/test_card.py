@@ -86,11 +86,11 @@ def test_the_measured_class_is_the_declared_one(made: dict[str, Card]) -> None:
 
 def test_attention_by_distance(made: dict[str, Card]) -> None:
     flat, falling = made["nope"].profile, made["alibi"].profile
-    assert flat.mean.shape == (8, LENGTH - 64 + 1)
-    assert np.abs(flat.mean.mean() - 1) < 0.05  # every key gets its share
-    steep = falling.mean[0]  # slope 1/2: a key's share falls by e^(-1/2) a token
+    assert flat.shape == (8, LENGTH - 64 + 1)
+    assert np.abs(flat.mean() - 1) < 0.05  # every key gets its share
+    steep = falling[0]  # slope 1/2: a key's share falls by e^(-1/2) a token
     np.testing.assert_allclose(np.log(steep[1:20] / steep[:19]).mean(), -0.5, atol=0.1)
-    turned = made["rope"].profile.mean.mean(0)
+    turned = made["rope"].profile.mean(0)
     assert turned[:3].mean() > 1.5 * turned[-30:].mean()  # contents that resemble one another are drawn to the near
 
 

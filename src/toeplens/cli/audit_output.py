@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -16,13 +16,18 @@ from rich.table import Table
 
 from toeplens import report
 from toeplens.cli.console import err, out, print_json, say, table
-from toeplens.engine import Workers
 from toeplens.ground.words import duration, fixed, spans
-from toeplens.studies.auditing import Audit, LayerRecord
-from toeplens.studies.auditing.many import Audited, Request, audit_many
-from toeplens.studies.auditing.words import Names, done
-from toeplens.studies.probing import ABOUT, ProbeRecord
-from toeplens.studies.probing.record import interval, title_of
+from toeplens.studies.auditing.record import LayerRecord
+from toeplens.studies.auditing.result import Audit
+from toeplens.studies.auditing.study import Data, audit_in
+from toeplens.studies.auditing.words import Names, done, top_head
+from toeplens.studies.kit.options import AuditOptions
+from toeplens.studies.kit.questions import ABOUT
+from toeplens.studies.probing.record import ProbeRecord, interval, title_of
+
+if TYPE_CHECKING:
+    from toeplens.engine import Workers
+    from toeplens.studies.auditing.many import Audited
 
 _LISTED = 12  # heads printed
 _NAMED = 4  # weights named in a note
@@ -72,44 +77,40 @@ class AuditProgress:
             self.said[what] = now
             say(f"{what}: {done} of {total}, {left}", aside=True)
 
-
-class PieceProgress(AuditProgress):
-    """The same, with a line for each finished piece of a study."""
-
-    def finished(self, name: str, at: int, count: int) -> None:
-        """Print a finished piece."""
-        for task in self.tasks.values():
-            self.bar.remove_task(task)
-        self.tasks, self.began = {}, {}
-        say(f"[{at}/{count}] {name}", aside=True)
+    def finish(self, line: str, prefix: str = "") -> None:
+        """Remove the bars whose names begin with ``prefix``, and print a line."""
+        for what in [what for what in self.tasks if what.startswith(prefix)]:
+            self.bar.remove_task(self.tasks.pop(what))
+            del self.began[what]
+        say(line, aside=True)
 
 
 def audit_tables(found: Audit) -> list[Table]:
     """Tables of the heads with the largest effect (or positional share), of the layers and of their effects."""
     known = any(head.effect is not None for head in found.heads)
     by = "effect" if known else "positional"
-    ordered = sorted(found.heads, key=lambda head: -np.inf if getattr(head, by) is None else -getattr(head, by))
     columns = {"positional": "pos.", "symbolic": "symb.", "interaction": "int.", "toeplitz": "Toep."}
     columns |= {"previous": "prev.", "first": "first", "induction": "ind."}
     columns |= {"effect": "eff."} if known else {}
     names = Names.of(found)
     heads = table("Heads with the largest effect" if known else "Most positional heads", "head", *columns.values())
-    for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
+    ordered = sorted(
+        (each for each in found.heads if getattr(each, by) is not None), key=lambda each: -getattr(each, by)
+    )
+    for head in ordered[:_LISTED]:
         heads.add_row(names.short(head), *(_short(getattr(head, name), name) for name in columns))
     heads.caption = (
         "Shares of the logits' variance: pos. positional, symb. symbolic, int. interaction; Toep.: Toeplitz share of "
         "their energy. Mean attention: prev. previous token, first token, ind. induction."
     )
     layers = table("Layers", "layers", "heads", "position", "window", "proof error")
-    rows: dict[tuple[object, ...], list[LayerRecord]] = {}  # layers whose printed rows are equal
+    rows: dict[tuple[str, ...], list[LayerRecord]] = {}  # layers whose printed rows are equal
     for one in found.layers:
-        key = (one.side, one.kind, one.heads, one.key_heads, _position(one), _window(one))
-        rows.setdefault(key, []).append(one)
-    for alike in rows.values():
-        first, proof = alike[0], max(max(each.outputs, each.weights or 0.0) for each in alike)
-        count = str(first.heads) if first.heads == first.key_heads else f"{first.heads} on {first.key_heads} KV"
-        numbers = spans(each.layer + 1 for each in alike)
-        layers.add_row(f"{names.place(first)}L{numbers}", count, _position(first), _window(first), f"{proof:.1e}")
+        count = str(one.heads) if one.heads == one.key_heads else f"{one.heads} on {one.key_heads} KV"
+        rows.setdefault((names.place(one), count, _position(one), _window(one)), []).append(one)
+    for (place, *texts), alike in rows.items():
+        proof = max(max(each.outputs, each.weights or 0.0) for each in alike)
+        layers.add_row(f"{place}L{spans(each.layer + 1 for each in alike)}", *texts, f"{proof:.1e}")
     return [heads, layers, *([_deposits(found)] if known else []), *([_bands(found)] if found.bands else [])]
 
 
@@ -117,33 +118,27 @@ def _bands(found: Audit) -> Table:
     """Effect of freezing each band of each layer's frequencies; columns as in the layer with the most bands."""
     names = Names.of(found)
     rows = {names.short_layer(layer): found.bands_of(layer) for layer in found.layers}
-    widest = max(rows.values(), key=len)
-    made = table(
-        "Loss increase when a band of frequencies is frozen, by pairs",
-        "layer",
-        *(f"{band.first + 1}-{band.last + 1}" for band in widest),
-    )
+    columns = [f"{band.first + 1}-{band.last + 1}" for band in max(rows.values(), key=len)]
+    made = table("Loss increase when a band of frequencies is frozen, by pairs", "layer", *columns)
     for layer, bands in rows.items():
         if bands:
-            made.add_row(layer, *(_short(band.effect, "effect") for band in bands), *["–"] * (len(widest) - len(bands)))
+            missing = ["–"] * (len(columns) - len(bands))
+            made.add_row(layer, *(_short(band.effect, "effect") for band in bands), *missing)
     return made
 
 
 def _deposits(found: Audit) -> Table:
     """Each layer's helpful and harmful effects, and how concentrated the helpful ones are."""
-    title = f"Effect of {done(found)} heads by layer (–: within noise)"
-    names = Names.of(found)
+    names, title = Names.of(found), f"Effect of {done(found)} heads by layer (–: within noise)"
     made = table(title, "layer", "helpful", "harmful", "largest", "its share", "eff. heads")
     for layer in found.layers:
-        top = max(found.of(layer), key=lambda head: head.effect or 0.0, default=None)
-        share = layer.deposit.get("top_share")
-        made.add_row(
-            names.short_layer(layer),
-            *(_short(layer.deposit.get(name), "effect") for name in ("helps", "harms")),
-            "–" if top is None or share is None else f"H{top.head + 1}",
-            "–" if share is None else f"{fixed(100 * share, 0)}%",
-            "–" if share is None else fixed(layer.deposit.get("effective_heads") or 0, 1),
-        )
+        row = [names.short_layer(layer), *(_short(layer.deposit.get(name), "effect") for name in ("helps", "harms"))]
+        top, share = top_head(found, layer), layer.deposit.get("top_share")
+        if top is None or share is None:
+            made.add_row(*row, "–", "–", "–")
+        else:
+            effective = fixed(layer.deposit.get("effective_heads") or 0, 1)
+            made.add_row(*row, f"H{top.head + 1}", f"{fixed(100 * share, 0)}%", effective)
     return made
 
 
@@ -163,16 +158,15 @@ def probe_table(found: ProbeRecord) -> Table:
 
 def weight_notes(about: Mapping[str, Any]) -> Iterator[str]:
     """Notes on weights missing from the checkpoint and on weights that the model does not use."""
-    for name, what in (
-        (
-            "random_weights",
-            "random weights, missing from the checkpoint: {} ({}); later results do not describe a trained model",
-        ),
-        ("unused_weights", "unused weights of the checkpoint: {} ({})"),
-    ):
-        if weights := about.get(name):
-            more = ", ..." if len(weights) > _NAMED else ""
-            yield what.format(len(weights), ", ".join(weights[:_NAMED]) + more)
+
+    def named(weights: Sequence[str]) -> str:
+        return f"{len(weights)} ({', '.join(weights[:_NAMED])}{', ...' if len(weights) > _NAMED else ''})"
+
+    if random := about.get("random_weights"):
+        then = "later results do not describe a trained model"
+        yield f"random weights, missing from the checkpoint: {named(random)}; {then}"
+    if unused := about.get("unused_weights"):
+        yield f"unused weights of the checkpoint: {named(unused)}"
 
 
 def audit_notes(found: Audit) -> Iterator[str]:
@@ -193,7 +187,7 @@ def audit_notes(found: Audit) -> Iterator[str]:
 
 def _position(layer: LayerRecord) -> str:
     """How a layer encodes position, in short; a rotation by the number of dimensions that it rotates."""
-    return _ROTATION.sub(r"rotates \1/\2 (\3)", layer.position).replace(" of the pairs switched off", " pairs off")
+    return _ROTATION.sub(r"rotates \1/\2 (\3)", layer.position)
 
 
 def _window(layer: LayerRecord) -> str:
@@ -209,20 +203,55 @@ def _short(value: float | None, name: str) -> str:
     return f"{value:.0e}"
 
 
+def audit_one(model: str, directory: Path, data: Data, options: AuditOptions, *, as_json: bool) -> None:
+    """Audit one model, and print its tables and notes."""
+    shorter = "--effects none skips them."
+    if options.first is None and (not isinstance(data, dict) or len(data) < 2):
+        shorter = "--first 10 finds only the 10 largest effects; --effects none skips them."
+    with AuditProgress(shorter) as progress:
+        found = audit_in(directory, model, data, options, report.write_audit, on_progress=progress)
+    page = directory / report.PAGE
+    if as_json:
+        print_json({**found.summary(), "page": str(page)})
+        return
+    for each in audit_tables(found):
+        out.print(each)
+    for line in audit_notes(found):
+        say(line)
+    say(f"page: {page}")
+
+
 # ---- several models ----------------------------------------------------------------------------------------------
 
 
-def audit_all(models: Sequence[str], directory: Path, request: Request, workers: Workers, *, as_json: bool) -> None:
+def audit_all(
+    models: Sequence[str], directory: Path, data: Data, options: AuditOptions, workers: Workers, *, as_json: bool
+) -> None:
     """Audit models, print a line for each, and exit with an error code if one failed."""
-    with ManyProgress(len(models)) as progress:
+    from toeplens.studies.auditing.many import audit_many
+
+    numbers = itertools.count(1)
+
+    def finished(each: Audited, new: bool) -> None:
+        told, seconds = f"{each.heads} heads", each.about.get("seconds")
+        if each.why is not None:
+            told = "failed"
+        elif not new:
+            told += ", already done"
+        elif seconds is not None:
+            told += f" in {duration(max(1.0, seconds))}"
+        progress.finish(f"[{next(numbers)}/{len(models)}] {each.name}: {told}", f"{each.name}: ")
+
+    with AuditProgress() as progress:
         found = audit_many(
             models,
             directory,
-            request,
+            data,
+            options,
             workers=workers,
             write=report.write_audit,
-            on_progress=progress.of,
-            on_done=progress.finished,
+            on_progress=lambda name, what, done, total: progress(f"{name}: {what}", done, total),
+            on_done=finished,
         )
     pages = {each.name: str(directory / each.name / report.PAGE) for each in found.done}
     if as_json:
@@ -230,36 +259,14 @@ def audit_all(models: Sequence[str], directory: Path, request: Request, workers:
     elif pages:
         out.print(many_table(found.done))
         for each in found.done:
-            for line in notes(each):
+            why = each.about.get("no_effects")
+            for line in (*weight_notes(each.about), *([] if why is None else [f"no effects: {why}"])):
                 say(f"{each.name}: {line}")
         say(f"pages: {directory / '*' / report.PAGE}")
     for each in found.failed:
         err.print(f"error: {each.name}: {each.why}", highlight=False, markup=False, soft_wrap=True)
     if found.code:
         raise typer.Exit(found.code)
-
-
-class ManyProgress(AuditProgress):
-    """Progress bars over several models, with a line for each finished model."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count, self.done = count, 0
-
-    def of(self, name: str, what: str, done: int, total: int) -> None:
-        """Update a model's number of finished layers or heads."""
-        self(f"{name}: {what}", done, total)
-
-    def finished(self, found: Audited, new: bool) -> None:
-        """Print a finished or failed model."""
-        self.done += 1
-        for what in [what for what in self.tasks if what.startswith(f"{found.name}: ")]:
-            self.bar.remove_task(self.tasks.pop(what))
-        told = "failed" if found.why is not None else f"{found.heads} heads"
-        if found.why is None:
-            seconds = found.about.get("seconds")
-            told += ", already done" if not new else "" if seconds is None else f" in {duration(max(1.0, seconds))}"
-        say(f"[{self.done}/{self.count}] {found.name}: {told}", aside=True)
 
 
 def many_table(rows: Sequence[Audited]) -> Table:
@@ -278,9 +285,3 @@ def many_table(rows: Sequence[Audited]) -> Table:
             f"{max(each.difference or 0.0, each.whole or 0.0):.1e}",
         )
     return made
-
-
-def notes(each: Audited) -> list[str]:
-    """Notes on one of several audits."""
-    why = each.about.get("no_effects")
-    return [*weight_notes(each.about), *([] if why is None else [f"no effects: {why}"])]

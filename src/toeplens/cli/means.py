@@ -5,11 +5,25 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
-from toeplens.cli.options import CLUSTER, MACHINE, TRAINING, Budget, Compile, Device, Follow, Workers, option
+from toeplens.cli.options import (
+    CLUSTER,
+    MACHINE,
+    MEASURE,
+    TRAINING,
+    Budget,
+    Compile,
+    Device,
+    Follow,
+    ModelDevice,
+    ModelDtype,
+    Pickled,
+    Workers,
+    option,
+)
 from toeplens.ground import choose, invalid
 
 if TYPE_CHECKING:
@@ -23,11 +37,13 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 class Means:
     """Time budget, device, compilation, batched training, loggers, workers and output URL."""
 
-    time_budget: str | None
-    device: str
-    compile: str
-    stack: int | None
-    follow: list[str] | None = None
+    time_budget: Budget = None
+    device: Device = "auto"
+    compile: Compile = "auto"
+    stack: Annotated[
+        int | None, option("Models trained as one batch (default: auto).", panel=TRAINING, metavar="N")
+    ] = None
+    follow: Follow = None
     hands: Hands | None = None
     publish: str | None = None
 
@@ -46,12 +62,20 @@ class Means:
 class Hands:
     """Processes on this machine, or a cluster."""
 
-    workers: int | None
-    engine: str
-    address: str | None
-    cpus_per_cell: float | None
-    gpus_per_cell: float | None
-    memory_per_cell: str | None
+    workers: Workers = None
+    engine: Annotated[str, option("local or ray (a cluster) (default: local).", panel=MACHINE, metavar="NAME")] = (
+        "local"
+    )
+    address: Annotated[
+        str | None, option("Head node HOST:PORT, or auto (default: start Ray).", panel=CLUSTER, metavar="NODE")
+    ] = None
+    cpus_per_cell: Annotated[float | None, option("Cores per model (default: 1).", panel=CLUSTER, metavar="N")] = None
+    gpus_per_cell: Annotated[
+        float | None, option("GPUs per model; may be 0.25 (default: 0).", panel=CLUSTER, metavar="N")
+    ] = None
+    memory_per_cell: Annotated[
+        str | None, option("Memory per model, e.g. 4G (default: none).", panel=CLUSTER, metavar="SIZE")
+    ] = None
 
     def must_be_of_many(self, what: str) -> None:
         """Refuse these options for a single ``what``, which cannot be distributed."""
@@ -84,68 +108,45 @@ class Hands:
         )
 
 
-def _means(
-    time_budget: Budget = None,
-    device: Device = "auto",
-    compile: Compile = "auto",
-    stack: Annotated[
-        int | None,
-        option(
-            "Models trained as one batch (default: auto).",
-            panel=TRAINING,
-            metavar="N",
-        ),
-    ] = None,
-    follow: Follow = None,
-) -> Means:
-    return Means(**locals())
+_OF_MODELS = {"dtype": ModelDtype, "device": ModelDevice, "pickled": Pickled}
 
 
-def _hands(
-    workers: Workers = None,
-    engine: Annotated[
-        str,
-        option("local or ray (a cluster) (default: local).", panel=MACHINE, metavar="NAME"),
-    ] = "local",
-    address: Annotated[
-        str | None,
-        option("Head node HOST:PORT, or auto (default: start Ray).", panel=CLUSTER, metavar="NODE"),
-    ] = None,
-    cpus_per_cell: Annotated[float | None, option("Cores per model (default: 1).", panel=CLUSTER, metavar="N")] = None,
-    gpus_per_cell: Annotated[
-        float | None,
-        option("GPUs per model; may be 0.25 (default: 0).", panel=CLUSTER, metavar="N"),
-    ] = None,
-    memory_per_cell: Annotated[
-        str | None,
-        option("Memory per model, e.g. 4G (default: none).", panel=CLUSTER, metavar="SIZE"),
-    ] = None,
-) -> Hands:
-    return Hands(**locals())
-
-
-_OPTIONS: dict[str, Callable[..., Any]] = {"means": _means, "hands": _hands}
+def _parameters(group: Any) -> list[inspect.Parameter]:
+    """The fields of a dataclass that are options: annotated ones, and those of `toeplens.studies.kit.options`."""
+    found, hints = [], get_type_hints(group, include_extras=True)
+    for each in fields(group):
+        about, hint = each.metadata, hints[each.name]
+        if "help" in about:
+            flags = [about["flag"]] if "flag" in about else []
+            shown = option(about["help"], *flags, panel=MEASURE, metavar=about["metavar"])
+            hint = Annotated[about.get("typed", hint), shown]
+        elif get_origin(hint) is not Annotated:
+            hint = _OF_MODELS.get(each.name)
+        if hint is not None:
+            default = None if each.default == () else each.default
+            found.append(inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+    return found
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with its parameters ``means`` and ``hands`` expanded to their options.
+    """The command with each parameter that is a dataclass of options expanded to them.
 
     If ``out`` is a URL, the command works in a local copy, which is published when it ends.
     """
     parameters: list[inspect.Parameter] = []
-    made: dict[str, list[str]] = {}
+    made: dict[str, tuple[Any, list[str]]] = {}
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-        if name in _OPTIONS:
-            options = inspect.signature(_OPTIONS[name], eval_str=True).parameters
-            parameters += options.values()
-            made[name] = list(options)
+        if is_dataclass(parameter.annotation):
+            options = _parameters(parameter.annotation)
+            parameters += options
+            made[name] = parameter.annotation, [each.name for each in options]
         else:
             parameters.append(parameter)
 
     @wraps(command)
     def given(**values: Any) -> None:
-        for name, options in made.items():
-            values[name] = _OPTIONS[name](**{option: values.pop(option) for option in options})
+        for name, (group, options) in made.items():
+            values[name] = group(**{option: values.pop(option) for option in options})
         if "means" in made and "hands" in made:
             values["means"] = replace(values["means"], hands=values["hands"])
         if not isinstance(url := values.get("out"), str):

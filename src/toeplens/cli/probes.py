@@ -8,11 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from toeplens.cli.means import with_options
 from toeplens.cli.options import MEASURE, Budget, Json, ModelDevice, ModelDtype, Pickled, StudyOut, option, path
 from toeplens.ground import InputError, invalid
 from toeplens.ground.places import entered, must_be_of
+from toeplens.studies.kit.options import Asked
 
 
+@with_options
 def probe(
     model: Annotated[str, typer.Argument(help="Hugging Face model or GGUF file.")],
     out: Annotated[Path, option("Output directory.", metavar="PATH", parser=path)],
@@ -26,20 +29,10 @@ def probe(
     ] = None,
     change: Annotated[
         list[str] | None,
-        option(
-            "Intervention, e.g. 'layers=3-5 heads=1 output=zero'. Repeatable.",
-            metavar="CHANGE",
-        ),
+        option("Intervention, e.g. 'layers=3-5 heads=1 output=zero'. Repeatable.", metavar="CHANGE"),
     ] = None,
-    lengths: Annotated[
-        str, option("Text lengths in tokens (default: 256,512,1024).", panel=MEASURE, metavar="LIST")
-    ] = "256,512,1024",
-    depths: Annotated[
-        str, option("Needle depths (default: 0,0.25,0.5,0.75,1).", panel=MEASURE, metavar="LIST")
-    ] = "0,0.25,0.5,0.75,1",
-    repeats: Annotated[int, option("Needles per length, depth (default: 2).", panel=MEASURE, metavar="N")] = 2,
-    sequences: Annotated[int, option("Sequences and copies (default: 8).", panel=MEASURE, metavar="N")] = 8,
-    lists: Annotated[int, option("Counting and order questions (default: 24).", panel=MEASURE, metavar="N")] = 24,
+    *,
+    asked: Asked,
     heads: Annotated[bool, option("Find retrieval heads.", "--heads/--no-heads", panel=MEASURE)] = True,
     dtype: ModelDtype = "auto",
     device: ModelDevice = "auto",
@@ -54,37 +47,25 @@ def probe(
     from toeplens.cli import audit_output, console
     from toeplens.report import write_probe
     from toeplens.sources.huggingface.load import called_of, open_model
-    from toeplens.studies import auditing, probing
+    from toeplens.studies import probing
+    from toeplens.studies.auditing.inputs import read_text, read_tokens
+    from toeplens.studies.kit.changes import changes_of, read_change
 
-    asked = probing.Asked(
-        tuple(int(each) for each in _numbers("lengths", lengths, whole=True)),
-        tuple(_numbers("depths", depths)),
-        repeats,
-        sequences,
-        lists,
-    )
-    wishes = [probing.read_change(each) for each in change or ()]
+    wishes = [read_change(each) for each in change or ()]
     if len(text or ()) > 1:
         raise invalid("text", "be set only once", got=f"{len(text or ())} files")
     if text and tokens is None:
-        data = auditing.read_text(text[0])
+        data = read_text(text[0])
     elif tokens is not None and not text:
-        data = auditing.read_tokens(tokens)
+        data = read_tokens(tokens)
     else:
         raise InputError("text or tokens must be set, but not both.")
     with entered(out, "probe", (probing.RECORD,)), audit_output.AuditProgress() as progress:
         must_be_of(out / probing.RECORD, called_of(model), "probe")
         loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
         loaded.check_decoder("a probe")
-        found = probing.probe(
-            loaded,
-            data,
-            changes=probing.changes_of(loaded, wishes),
-            asked=asked,
-            heads=heads,
-            seed=seed,
-            on_progress=progress,
-        )
+        changes = changes_of(loaded, wishes)
+        found = probing.probe(loaded, data, changes=changes, asked=asked, heads=heads, seed=seed, on_progress=progress)
         probing.save_probe(found, out)
         page = write_probe(found, out)
     if as_json:
@@ -92,14 +73,6 @@ def probe(
         return
     console.out.print(audit_output.probe_table(found))
     console.say(f"page: {page}")
-
-
-def _numbers(field: str, text: str, *, whole: bool = False) -> list[float]:
-    try:
-        return [int(each) if whole else float(each) for each in text.split(",")]
-    except ValueError:
-        kind = "whole numbers" if whole else "numbers"
-        raise invalid(field, f"be {kind} with commas between them", text) from None
 
 
 def pretrained(
@@ -115,10 +88,7 @@ def pretrained(
     probe_tokens: Annotated[int, option("Tokens per needle text (default: 512).", panel=MEASURE, metavar="N")] = 512,
     dtype: ModelDtype = "auto",
     device: ModelDevice = "auto",
-    seed: Annotated[
-        int,
-        option("Random seed (default: 42).", panel=MEASURE, metavar="N"),
-    ] = 42,
+    seed: Annotated[int, option("Random seed (default: 42).", panel=MEASURE, metavar="N")] = 42,
     time_budget: Budget = None,
     as_json: Json = False,
 ) -> None:
@@ -127,21 +97,23 @@ def pretrained(
     Compares heads, frequencies and retrieval with random-weight baselines.
     """
     from toeplens.cli import tables
-    from toeplens.cli.audit_output import PieceProgress
+    from toeplens.cli.audit_output import AuditProgress
     from toeplens.cli.progress import carry_out, limits_of
     from toeplens.papers.positional_symbolic import pretrained as study
     from toeplens.papers.positional_symbolic.pretrained.page import write_pretrained
-    from toeplens.studies import auditing
+    from toeplens.studies.auditing.inputs import read_text
 
-    texts = {each.stem: auditing.read_text(each) for each in text}
+    texts = {each.stem: read_text(each) for each in text}
     if len(texts) < len(text):
         raise InputError("text must not name two files with the same file name.")
-    limits, progress = limits_of(time_budget, "auto", "auto"), PieceProgress()
+    limits, progress = limits_of(time_budget, "auto", "auto"), AuditProgress()
     sizes = {"sequences": sequences, "tokens": tokens, "effect_tokens": effect_tokens, "probe_tokens": probe_tokens}
-    options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, **sizes}
-    told = {"on_piece": progress.finished, "on_progress": progress}
+
+    def on_piece(name: str, at: int, count: int) -> None:
+        progress.finish(f"[{at}/{count}] {name}")
 
     def show(state: study.Pretrained) -> None:
         tables.print_study(state, write_pretrained(state), as_json=as_json)
 
-    carry_out(partial(study.examine, model, texts, out, **options, **told), progress, limits, show)
+    options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "on_progress": progress, **sizes}
+    carry_out(partial(study.examine, model, texts, out, on_piece=on_piece, **options), progress, limits, show)

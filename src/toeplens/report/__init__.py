@@ -3,13 +3,18 @@
 Each page has a folder named after its study, which only renders and never computes. Shared code is in ``kit``.
 """
 
-from toeplens.report.auditing.comparison import render_comparison, write_comparison
-from toeplens.report.auditing.page import render_audit, write_audit
-from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
-from toeplens.report.decomposition import render_structure, write_structure
-from toeplens.report.grid.page import render_grid, write_grid
-from toeplens.report.kit.page import PAGE
-from toeplens.report.probing.page import render_probe, write_probe
+from typing import TYPE_CHECKING
+
+from toeplens.ground.lazy import lazy
+
+if TYPE_CHECKING:
+    from toeplens.report.auditing.comparison import render_comparison, write_comparison
+    from toeplens.report.auditing.page import render_audit, write_audit
+    from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
+    from toeplens.report.decomposition import render_structure, write_structure
+    from toeplens.report.grid.page import render_grid, write_grid
+    from toeplens.report.kit.page import PAGE
+    from toeplens.report.probing.page import render_probe, write_probe
 
 __all__ = [
     "PAGE",
@@ -28,3 +33,4 @@ __all__ = [
     "write_probe",
     "write_structure",
 ]
+__getattr__ = lazy(__name__, __file__)

@@ -111,7 +111,7 @@ def _panels(card: Card) -> list[Panel]:
 
 
 def _attention(card: Card) -> Panel:
-    canvas, distances, mean = Canvas(250), card.profile.distances + 1, card.profile.mean
+    canvas, distances, mean = Canvas(250), np.arange(card.profile.shape[1]) + 1, card.profile
     steps = np.unique(np.geomspace(1, len(distances), 60).astype(int)) - 1
     blocks = [slice(a, b) for a, b in itertools.pairwise([*steps.tolist(), len(distances)])]
     smooth = np.stack([mean[:, block].mean(1) for block in blocks], axis=1)
@@ -152,7 +152,7 @@ def _bands(card: Card, kernel: np.ndarray) -> Panel:
 
 def _little(card: Card) -> Markup:
     """Attention by distance as a sparkline."""
-    mean = card.profile.mean.mean(0)
+    mean = card.profile.mean(0)
     steps = np.unique(np.geomspace(1, len(mean), 40).astype(int)) - 1
     values = np.log2(np.clip(mean[steps], 0.05, 20))
     xs = np.log(steps + 1) / np.log(len(mean)) * 90 + 3

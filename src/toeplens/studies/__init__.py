@@ -3,24 +3,29 @@
 Each study has its own folder, which computes and never renders. Shared code is in ``kit``.
 """
 
-from toeplens.studies.auditing import Audit, audit
-from toeplens.studies.kit.cells import Cell
-from toeplens.studies.kit.claims import Claim, Entry, Test, judge, judge_all
-from toeplens.studies.kit.results import CellResult, Key, Results
-from toeplens.studies.kit.study import limits_for
-from toeplens.studies.kit.verdicts import (
-    ENOUGH,
-    RULE,
-    Finding,
-    Verdict,
-    above,
-    below,
-    combine,
-    interval_above,
-    opposite,
-    supporting,
-    within,
-)
+from typing import TYPE_CHECKING
+
+from toeplens.ground.lazy import lazy
+
+if TYPE_CHECKING:
+    from toeplens.studies.auditing import Audit, audit
+    from toeplens.studies.kit.cells import Cell
+    from toeplens.studies.kit.claims import Claim, Entry, Test, judge, judge_all
+    from toeplens.studies.kit.results import CellResult, Key, Results
+    from toeplens.studies.kit.study import limits_for
+    from toeplens.studies.kit.verdicts import (
+        ENOUGH,
+        RULE,
+        Finding,
+        Verdict,
+        above,
+        below,
+        combine,
+        interval_above,
+        opposite,
+        supporting,
+        within,
+    )
 
 __all__ = [
     "ENOUGH",
@@ -47,3 +52,4 @@ __all__ = [
     "supporting",
     "within",
 ]
+__getattr__ = lazy(__name__, __file__)

@@ -31,35 +31,14 @@ _ROWS = 64  # last queries of a sequence, over which attention by distance is av
 
 
 @dataclass(frozen=True)
-class Profile:
-    """Attention by distance: weight of a key times the number of visible keys, averaged over random contents.
-
-    Queries and keys share a common component, so that logits without position have mean 2 and standard deviation 1. The
-    effect of a rotation on similar contents would not be visible with unrelated contents.
-
-    distances  [D]
-    mean       [H, D]; 1 if position makes no difference
-    """
-
-    distances: Int[np.ndarray, "D"]
-    mean: Float[np.ndarray, "H D"]
-
-
-@dataclass(frozen=True)
 class Cost:
-    """Cost of the attention of one layer, relative to no encoding on the same machine.
+    """Cost of the attention of one layer, relative to no encoding on the same machine."""
 
-    forward, step  time of a forward pass, and of forward plus backward; fastest of several runs
-    peak           peak memory of such a step
-    parameters     learned parameters per layer
-    shared         whether all layers share them
-    """
-
-    forward: float
-    step: float
-    peak: float
-    parameters: int
-    shared: bool
+    forward: float  # time of a forward pass; fastest of several runs
+    step: float  # of forward plus backward
+    peak: float  # peak memory of such a step
+    parameters: int  # learned parameters per layer
+    shared: bool  # whether all layers share them
 
 
 @dataclass(frozen=True)
@@ -73,7 +52,10 @@ class Card:
     symbol      [H or 1, P] symbol of the kernel, averaged over frequencies, under the window 1 - |delta| / M. This is
                 the Rayleigh quotient of the M x M Toeplitz matrix and a wave of that angle, so it lies within the
                 eigenvalues. None without a kernel, or if the kernel is infinite
-    profile     attention by distance
+    profile     [H, R] attention by distance 0 .. R-1: weight of a key times the number of visible keys, averaged over
+                random contents; 1 if position makes no difference. Queries and keys share a common component, so that
+                logits without position have mean 2 and standard deviation 1: the effect of a rotation on similar
+                contents would not be visible with unrelated contents
     resolution  by dtype: the first distance d (for input vectors: position) at which d and d + 1 round to the same
                 value; None if there is none up to 1,048,576. None as a whole without a fixed table of values
     """
@@ -91,7 +73,7 @@ class Card:
     kernel: Float[np.ndarray, "H D"] | Complex[np.ndarray, "H n D"] | None
     angles: Float[np.ndarray, "P"] | None
     symbol: Float[np.ndarray, "H P"] | None
-    profile: Profile
+    profile: Float[np.ndarray, "H R"]
     resolution: dict[str, int | None] | None
     cost: Cost
 
@@ -116,9 +98,7 @@ class Card:
             "distances": far,
             "kernel": curve,
             "attention_by_distance": [
-                {"distance": int(d), "mean": float(m)}
-                for d, m in zip(self.profile.distances, self.profile.mean.mean(0), strict=True)
-                if int(d) in far
+                {"distance": d, "mean": float(m)} for d, m in enumerate(self.profile.mean(0)) if d in far
             ],
             "resolution": self.resolution,
             "cost": {"forward": self.cost.forward, "step": self.cost.step, "peak": self.cost.peak},
@@ -201,7 +181,7 @@ def _project(encoding: PositionalEncoding, batch: int, dtype: torch.dtype = torc
 
 
 @torch.no_grad()
-def _profile(encoding: PositionalEncoding, batch: int = 4, draws: int = 4) -> Profile:
+def _profile(encoding: PositionalEncoding, batch: int = 4, draws: int = 4) -> Float[np.ndarray, "H R"]:
     length = encoding.max_len
     rows = torch.arange(length - _ROWS, length)
     reach = length - _ROWS + 1  # distances that exist for all of these queries
@@ -222,7 +202,7 @@ def _profile(encoding: PositionalEncoding, batch: int = 4, draws: int = 4) -> Pr
         )
         relative = weights * (rows + 1).unsqueeze(-1)
         total += relative.gather(-1, columns.expand(*relative.shape[:2], -1, -1)).mean((0, 2))
-    return Profile(np.arange(reach), (total / draws).numpy())
+    return (total / draws).numpy()
 
 
 def _resolution(encoding: PositionalEncoding, chunk: int = 1 << 14) -> dict[str, int | None] | None:

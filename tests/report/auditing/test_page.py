@@ -23,9 +23,8 @@ from toeplens.report.auditing.comparison import render_comparison, write_compari
 from toeplens.report.auditing.maps import alike, bins, frequencies
 from toeplens.report.auditing.page import file_name, render_audit
 from toeplens.studies.auditing import audit, words
-from toeplens.studies.auditing.audit import Audit
-from toeplens.studies.auditing.notebook import notebook_html
 from toeplens.studies.auditing.record import COLUMNS, HeadRecord, LayerRecord
+from toeplens.studies.auditing.result import Audit, notebook_html
 from toeplens.studies.auditing.sheets import NUMBERS, Scale
 
 NASTY = "<script>alert(1)</script>\"'&%{x}"

@@ -13,7 +13,6 @@ from toeplens.encodings import BandControl
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change
 from toeplens.studies.auditing import Audit, audit
-from toeplens.studies.auditing.audit import csv_of
 from toeplens.studies.auditing.words import audited
 
 TOKENS = torch.randint(3, 31, (3, 20), generator=torch.Generator().manual_seed(4))
@@ -51,7 +50,7 @@ def test_later_layers_read_what_is_changed(model: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"changes": [ZERO]}, "^changes and effects must not both be set"),
+        ({"changes": [ZERO], "effects": "exact"}, "^changes and effects must not both be set"),
         ({"changes": [ZERO], "effects": "none", "needles": 2}, "^changes and needles must not both be set"),
         (
             {"changes": [Change(layer=0, bands=BandControl(still=(99,)))], "effects": "none"},
@@ -90,22 +89,33 @@ def test_a_head_whose_logits_are_changed_shows_the_changed_attention(model: Any)
 
 @pytest.fixture(scope="module")
 def unused(model: Any) -> Audit:
-    """Of a model in whose layer 2 the queries of head 3 have nothing in pairs 1 and 4, counted from 1."""
+    """Pair 1 of layer 1 is switched off; in layer 2 the queries of head 3 have nothing in pairs 1 and 4."""
     model = copy.deepcopy(model)
-    width = model.config.hidden_size // model.config.num_attention_heads
+    first, second = (layer.self_attn for layer in model.model.layers)
     with torch.no_grad():
-        for pair in (0, 3):
-            for row in (pair, pair + width // 2):
-                model.model.layers[1].self_attn.q_proj.weight[2 * width + row] = 0
+        for projection in (first.q_proj, first.k_proj):
+            projection.weight.view(-1, 8, 32)[:, [0, 4]] = 0
+        second.q_proj.weight.view(4, 8, 32)[2, [0, 3, 4, 7]] = 0
     return audit(model, TOKENS, effects="none")
 
 
-def test_dead_pairs_are_counted_head_by_head(unused: Audit) -> None:
-    """The layer has none: its other heads use these pairs."""
-    assert unused.layers[1].dead == ()
-    assert {(head.layer, head.head): head.dead for head in unused.heads if head.dead} == {(1, 2): 2}
+def test_dead_pairs_are_counted_layer_by_layer_and_head_by_head(unused: Audit) -> None:
+    """In the record of their layer, if no head uses them, and in nothing that is measured."""
+    first, second = unused.layers
+    assert (first.dead, first.tabled, second.dead, second.tabled) == ((0,), (0,), (), ())
+    assert first.position == "rotation of 4 pairs, 8 of 8 dimensions (half), 1 pairs switched off"
+    assert first.frequencies == pytest.approx([1, 0.1, 0.01, 0.001], abs=1e-5)
+    for head in unused.of(first):
+        assert head.norm_use[1] == 0
+        assert head.variance_use[1] == pytest.approx(0, abs=1e-12)
+        assert sum(head.norm_use) == pytest.approx(1)
+    dead = {(head.layer, head.head): head.dead for head in unused.heads if head.dead}
+    assert dead == {**{(0, head): 1 for head in range(4)}, (1, 2): 2}
     assert unused.table()["dead"] == [head.dead for head in unused.heads]
-    assert b'"dead"' in csv_of(unused).splitlines()[0]
+    old = unused.to_dict()
+    for layer in old["layers"]:
+        del layer["dead"], layer["tabled"]
+    assert Audit.from_dict(old).layers[0].dead == ()
 
 
 def test_the_strongest_pair_has_the_largest_share_of_the_norms(unused: Audit) -> None:

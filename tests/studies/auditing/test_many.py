@@ -19,10 +19,10 @@ from toeplens.engine import Cluster
 from toeplens.ground import InputError, read_json
 from toeplens.studies import auditing
 from toeplens.studies.auditing import PARTS, many, open_audit
-from toeplens.studies.auditing.many import Audits, Piece, Request, audit_many, directories_of
-from toeplens.studies.kit.changes import read_change
+from toeplens.studies.auditing.many import Audits, Piece, audit_many, audited, digest_of, directories_of
+from toeplens.studies.kit.options import AuditOptions
 
-REQUEST = Request(sequences=8, max_tokens=12)
+OPTIONS = AuditOptions(sequences=8, max_tokens=12)
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def piece(models: Path, name: str, out: Path, request: Request = REQUEST, **more: Any) -> Piece:
+def piece(models: Path, name: str, out: Path, **more: Any) -> Piece:
     model = str(models / name)
-    given = {"write": None, "there": True} | more
-    return Piece(name, model, model, directory=out / name, request=request, digest=request.digest(model), **given)
+    given = {"write": None, "there": True, "data": None, "options": OPTIONS} | more
+    return Piece(name, model, model, directory=out / name, digest=digest_of(model, None, OPTIONS), **given)
 
 
 # ---- what models are called, and what is asked of them ---------------------------------------------------------------
@@ -71,25 +71,25 @@ def test_a_request_is_told_by_all_that_decides_its_audits(models: Path, tmp_path
     model, ids = str(tmp_path / "gpt"), tmp_path / "ids.json"
     shutil.copytree(models / "gpt", model)
     ids.write_text("[[3, 4, 5]]")
-    wishes = (read_change("layers=1 heads=2 output=zero"),)
-    others = [
-        REQUEST,
-        replace(REQUEST, texts={"a": "c"}),
-        replace(REQUEST, tokens=ids),
-        replace(REQUEST, wishes=wishes),
-        replace(REQUEST, seed=1),
+    changed = AuditOptions(sequences=8, max_tokens=12, changes=("layers=1 heads=2 output=zero",))
+    others: list[tuple[Any, AuditOptions]] = [
+        (None, OPTIONS),
+        ({"a": "c"}, OPTIONS),
+        (ids, OPTIONS),
+        (None, changed),
+        (None, replace(OPTIONS, seed=1)),
     ]
-    digests = [each.digest(model) for each in others]
+    digests = [digest_of(model, *each) for each in others]
     assert len(set(digests)) == len(others)
-    assert [each.digest(model) for each in others] == digests
-    assert replace(REQUEST, effects="exact").digest(model) == digests[0]  # as it is unless given
-    assert REQUEST.digest("gpt2") != REQUEST.digest("gpt3") != digests[0]
+    assert [digest_of(model, *each) for each in others] == digests
+    assert digest_of(model, None, replace(OPTIONS, effects="exact")) == digests[0]  # as it is unless given
+    assert digest_of("gpt2", None, OPTIONS) != digest_of("gpt3", None, OPTIONS) != digests[0]
     (tmp_path / "gpt" / ".lock").touch()
-    assert REQUEST.digest(model) == digests[0]
+    assert digest_of(model, None, OPTIONS) == digests[0]
     os.utime(tmp_path / "gpt" / "config.json", ns=(0, 0))
-    assert REQUEST.digest(model) != digests[0]
+    assert digest_of(model, None, OPTIONS) != digests[0]
     ids.write_text("[[3, 4, 5, 6]]")
-    assert others[2].digest(model) != digests[2]
+    assert digest_of(model, ids, OPTIONS) != digests[2]
 
 
 # ---- what comes of a model ------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_a_request_is_told_by_all_that_decides_its_audits(models: Path, tmp_path
 def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     of = piece(models, "llama", tmp_path, write=report.write_audit)
-    found = many._audited(of, lambda *what: told.append(what))
+    found = audited(of, lambda *what: told.append(what))
     alone = auditing.audit(of.model, sequences=8, max_tokens=12)
     kept = open_audit(of.directory)
     assert (kept.heads, kept.layers) == (alone.heads, alone.layers)
@@ -126,7 +126,7 @@ def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -
     ],
 )
 def test_what_fails_is_a_sentence(models: Path, tmp_path: Path, name: str, more: Any, code: int, said: str) -> None:
-    found = many._audited(piece(models, name, tmp_path, **more), lambda *_: None)
+    found = audited(piece(models, name, tmp_path, **more), lambda *_: None)
     assert (found.code, found.name, found.heads) == (code, name, 0)
     assert re.match(said, found.why), found.why
 
@@ -144,7 +144,7 @@ def test_others_go_on_where_one_fails_or_dies_and_the_same_goes_on_with_what_is_
     def again() -> Audits:
         told.clear()
         options: dict[str, Any] = {"write": stamped, "on_done": lambda each, new: told.append((each.name, new))}
-        return audit_many(given, tmp_path / "out", REQUEST, workers=1, **options)
+        return audit_many(given, tmp_path / "out", None, OPTIONS, workers=1, **options)
 
     first = again()
     assert told == [("dies", True), ("nothing", True), ("llama", True)]
@@ -167,24 +167,19 @@ def test_others_go_on_where_one_fails_or_dies_and_the_same_goes_on_with_what_is_
 
 
 @pytest.mark.parametrize(
-    ("request_", "workers", "said"),
+    ("data", "workers", "said"),
     [
-        (replace(REQUEST, effects="all"), 1, "got 'all'"),
-        (
-            replace(REQUEST, tokens=Path("no.npy")),
-            1,
-            "tokens must be a file for several models, but no.npy does not exist.",
-        ),
-        (REQUEST, Cluster("nowhere"), "^address must be HOST:PORT of the cluster's head"),
+        (Path("no.npy"), 1, "tokens must be a file for several models, but no.npy does not exist."),
+        (None, Cluster("nowhere"), "^address must be HOST:PORT of the cluster's head"),
     ],
 )
 def test_what_is_wrong_of_all_is_refused_before_the_work(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request, workers: Any, said: str
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Any, workers: Any, said: str
 ) -> None:
     monkeypatch.setattr(many, "spread", lambda *_, **options: pytest.fail("work was begun"))
     given = [str(models / "gpt"), str(models / "llama")]
     with pytest.raises(InputError, match=said):
-        audit_many(given, tmp_path / "out", request_, workers=workers)
+        audit_many(given, tmp_path / "out", data, OPTIONS, workers=workers)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -207,11 +202,11 @@ def test_audits_by_a_cluster_are_those_of_this_machine(models: Path, tmp_path: P
     ray = pytest.importorskip("ray")
     given = [str(models / name) for name in ("gpt", "nothing", "llama")]
     try:
-        far = audit_many(given, tmp_path / "far", REQUEST, workers=Cluster(cpus=1.0), write=report.write_audit)
-        again = audit_many(given[::2], tmp_path / "far", REQUEST, workers=Cluster(cpus=1.0))
+        far = audit_many(given, tmp_path / "far", None, OPTIONS, workers=Cluster(cpus=1.0), write=report.write_audit)
+        again = audit_many(given[::2], tmp_path / "far", None, OPTIONS, workers=Cluster(cpus=1.0))
     finally:
         ray.shutdown()
-    near = audit_many(given, tmp_path / "near", REQUEST, workers=1)
+    near = audit_many(given, tmp_path / "near", None, OPTIONS, workers=1)
     assert [each.name for each in far.failed] == [each.name for each in near.failed] == ["nothing"]
     assert again.found == tuple(far.done)
     for name in ("gpt", "llama"):

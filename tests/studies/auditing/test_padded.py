@@ -112,20 +112,6 @@ def test_shares_alone_and_together_are_known_alike(kind: str) -> None:
         assert all("at least 8 sequences of one length are needed" in (each or "") for each in said)
 
 
-def test_induction_is_that_of_each_alone() -> None:
-    """Of sequences whose second half repeats the first, so that queries with a copy are known."""
-    halves = [ids.repeat(2) for ids in IDS]
-    found = audit(model_of("Llama"), halves, effects="none")
-    each = [audit(model_of("Llama"), ids[None], effects="none") for ids in halves]
-    follows = [
-        sum(any(ids[j - 1] == ids[i] for j in range(1, i + 1)) for i in range(len(ids)))  # j - 1 < i
-        for ids in halves
-    ]
-    for at, head in enumerate(found.heads):
-        values = [one.heads[at].induction for one in each]
-        assert head.induction == pytest.approx(np.average(values, weights=follows), abs=1e-5)
-
-
 @pytest.mark.parametrize("effects", ["position", "bands"])
 def test_all_methods_leave_padding_out(effects: Any) -> None:
     found = audit(model_of("Llama"), IDS, effects=effects)

@@ -13,8 +13,7 @@ from tests.studies.probing.models import TEXT, saved, tokenizer
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.load import load_model
 from toeplens.studies.auditing import Audit, audit, study
-from toeplens.studies.kit.questions import Writer
-from toeplens.studies.kit.retrieving import retrieval_of
+from toeplens.studies.kit.questions import Writer, retrieval_of
 
 OPTIONS: dict[str, Any] = {"sequences": 2, "max_tokens": 72, "effects": "none", "device": "cpu"}
 

@@ -14,7 +14,7 @@ from tests.studies.probing.models import WORDS, tokenizer
 from toeplens.cli.audit_output import audit_notes
 from toeplens.ground import InputError
 from toeplens.studies.auditing import Audit, audit
-from toeplens.studies.auditing.effects import interval_of, over_texts, way_of
+from toeplens.studies.auditing.effects import over_texts, way_of
 from toeplens.studies.auditing.inputs import from_texts, inputs_of, shared
 
 
@@ -109,21 +109,6 @@ def test_texts_of_many_sequences_weigh_as_much_as_they_are() -> None:
     assert over_texts(parts, ()) is parts
     assert way_of(parts, 16, texts) == "over 3 texts"
     assert way_of(parts, 16) == "over blocks of about 8 tokens within the sequences"
-
-
-def test_intervals_hold_where_sequences_of_a_text_are_alike() -> None:
-    """Of texts that differ and whose 8 sequences do not; intervals over sequences would hold far less often."""
-    random = np.random.default_rng(1)
-    texts = [f"{number}" for number in range(3) for _ in range(8)]
-    held = {True: 0, False: 0}
-    for _ in range(400):
-        each = np.repeat(random.normal(1, 1, 3), 8) + random.normal(0, 0.2, 24)
-        parts = each.reshape(-1, 1, 1)
-        for over in held:
-            _, low, high = interval_of(over_texts(parts, texts) if over else parts, 0)
-            held[over] += bool(low[0] < 1 < high[0])
-    assert held[True] / 400 > 0.9
-    assert held[False] / 400 < 0.7
 
 
 def test_what_cannot_be_done_with_several_texts(model: Any) -> None:

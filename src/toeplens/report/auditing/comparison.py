@@ -18,8 +18,8 @@ from toeplens.report.kit.canvas import Canvas, plain, untagged
 from toeplens.report.kit.colours import BLUE, ORANGE
 from toeplens.report.kit.page import PAGE, render_page
 from toeplens.studies.auditing import words
-from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import COLUMNS, LayerRecord
+from toeplens.studies.auditing.result import Audit
 from toeplens.studies.auditing.sheets import (
     NUMBERS,
     Scale,

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from toeplens.ground.words import fixed, significant
 from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, View
 from toeplens.report.kit.canvas import FEW, Canvas, heat
-from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord
+from toeplens.studies.auditing.result import Audit
 from toeplens.studies.auditing.words import Names, layer_spans, place_title, told, unit
 
 

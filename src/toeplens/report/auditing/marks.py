@@ -10,8 +10,8 @@ from plotly.colors import sample_colorscale
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, Look, triangle
 from toeplens.report.kit.colours import DEPTHS, GUESS
-from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import HeadRecord
+from toeplens.studies.auditing.result import Audit
 from toeplens.studies.auditing.sheets import digits_of, values_of
 from toeplens.studies.auditing.words import (
     PATTERN,

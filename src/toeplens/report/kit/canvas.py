@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,7 +13,9 @@ from jaxtyping import Float
 from toeplens.ground.words import or_none, whole
 from toeplens.report.kit.blocks import Sign, View
 from toeplens.report.kit.colours import GUESS, faded
-from toeplens.studies import Results
+
+if TYPE_CHECKING:
+    from toeplens.studies import Results
 
 _GRID = "rgba(128, 136, 150, 0.22)"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"

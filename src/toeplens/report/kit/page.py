@@ -16,7 +16,7 @@ from hashlib import sha256
 from importlib.resources import files
 from math import floor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -27,9 +27,11 @@ from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
 from toeplens.report.kit.tables import Cell, Table, code, make_table
-from toeplens.studies import Entry
 from toeplens.studies.kit.verdicts import verdict_text
 from toeplens.version import __version__
+
+if TYPE_CHECKING:
+    from toeplens.studies import Entry
 
 PAGE = "report.html"  # the name of a study's page in its directory
 FORMAT = 1  # page format; increased if pages are read or built differently

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -17,31 +17,20 @@ from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini,
 from toeplens.sources.huggingface import BandEffects, HeadEffects, NoGradient, band_effects, head_effects
 from toeplens.sources.huggingface.effects import Taken, head_estimates
 from toeplens.sources.huggingface.outcome import ENOUGH
-from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.racing import race
+from toeplens.studies.auditing.elimination import eliminate
+from toeplens.studies.auditing.inputs import Work
 from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, LayerRecord, Measured, Method, Number
 
 # per layer: effects of its heads, and the ends of their intervals
 Columns = tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"], Float[np.ndarray, "H"]]
 LEVEL = 0.95
-WAYS = {
-    "sequences": "over sequences",
-    "blocks": "over blocks of about {} tokens within the sequences",
-    "texts": "over {} texts",
-}
-
 _SIGMAS, _ONE_SIDED = 1.96, 1.645  # standard deviations for 95 %, two-sided and one-sided
 _MEAN, _SPREAD = 0.399, 0.584  # mean and standard deviation of max(x, 0) for standard normal x
 
 
 @dataclass(frozen=True)
-class Silenced:
-    """The fields of `toeplens.studies.auditing.Audit` that hold effects.
-
-    intervals  what the intervals are taken over, as text
-    race       which heads were dropped early, as text; None if none
-    unknown    why there are no effects; None if there are, or if none were requested
-    """
+class Effects:
+    """The fields of `toeplens.studies.auditing.Audit` and of its ``about`` that effects add to or change."""
 
     layers: tuple[LayerRecord, ...]
     heads: tuple[HeadRecord, ...]
@@ -51,65 +40,52 @@ class Silenced:
     intervals: str | None = None
     race: str | None = None
     check: EstimateCheck | None = None
-    unknown: str | None = None
+    no_effects: str | None = None
     bands: tuple[BandRecord, ...] = ()
 
 
-def not_silenced(measured: Sequence[Measured], why: str | None = None) -> Silenced:
+def without_effects(measured: Sequence[Measured], why: str | None = None) -> Effects:
     """Records without effects."""
     heads = tuple(head for each in measured for head in each.heads)
-    return Silenced(tuple(each.layer for each in measured), heads, unknown=why)
+    return Effects(tuple(each.layer for each in measured), heads, no_effects=why)
 
 
-def silence(
-    model: Any,
-    inputs: Mapping[str, Any],
-    measured: Sequence[Measured],
-    method: Method,
-    mask_token: int | None,
-    seed: int,
-    kept: Kept,
-    on_progress: Callable[[int, int], None],
-    first: int | None = None,
-    heads: frozenset[int] | None = None,
-    texts: Sequence[str] = (),
-) -> Silenced:
+def effects_of(work: Work, measured: Sequence[Measured]) -> Effects:
     """Ablate each measured head of a transformers model, or remove its position (`head_effects`).
 
     Saved results are reused. Estimates are checked by ablating a sample of the heads exactly
     (`toeplens.lens.EstimateCheck`); if the check fails, there are no effects.
-
-    Arguments
-        first  only find this many heads with the largest effects; the others are dropped early
-        heads  heads of each call to measure; all if None
-        texts  name of each sequence's text, for intervals over texts; empty if there are not several
     """
+    options, texts, method = work.options, work.sequences.texts, work.options.effects
+    model, inputs, say = work.loaded.model, work.inputs, partial(work.report, "heads")
     calls = [(x.layer.module, x.layer.side, x.layer.kind, x.layer.layer, x.layer.heads) for x in measured]
+    given: dict[str, Any] = {"mask_token": work.mask_token, "seed": options.seed}
     if method == "bands":
-        taken = band_effects(model, inputs, calls, mask_token=mask_token, seed=seed, on_progress=on_progress)
-        return _of_bands(measured, taken, inputs["input_ids"].shape[1], seed, texts)
-    wanted = [[head for head in range(count) if heads is None or head in heads] for *_, count in calls]
-    if first is not None and method != "attribution":
-        return _race(model, inputs, measured, calls, wanted, method, mask_token, seed, kept, on_progress, first)
-    run = partial(head_effects, model, inputs, calls, mask_token=mask_token, seed=seed)
+        return _of_bands(measured, band_effects(model, inputs, calls, **given, on_progress=say), work)
+    wanted = [[head for head in range(count) if options.heads is None or head in options.heads] for *_, count in calls]
+    run = partial(head_effects, model, calls=calls, **given)
+    if options.first is not None and method in get_args(Taken):
+        estimate = partial(_estimates, model, calls=calls, wanted=wanted, of=method, **given)
+        return _first(work, measured, partial(run, method=method), estimate, wanted)
 
-    def exactly(name: str, chosen: Sequence[Sequence[int]]) -> tuple[HeadEffects, list[Float[np.ndarray, "B K _H"]]]:
-        had = [kept.array(f"{name}-{number}") for number in range(len(calls))]
+    def exactly(name: str, chosen: Sequence[Sequence[int]], **how: Any) -> tuple[HeadEffects, list[np.ndarray]]:
+        had = [work.kept.array(f"{name}-{number}") for number in range(len(calls))]
         left = [() if parts is not None else heads for parts, heads in zip(had, chosen, strict=True)]
         done, total = sum(map(len, chosen)) - sum(map(len, left)), sum(map(len, chosen))
         found = run(
+            inputs,
             chosen=left,
-            on_call=lambda number, parts: kept.put_array(f"{name}-{number}", parts),
-            on_progress=lambda now, _: on_progress(done + now, total),
+            on_call=lambda number, parts: work.kept.put(f"{name}-{number}", parts.tolist()),
+            on_progress=lambda now, _: say(done + now, total),
+            **how,
         )
         return found, [new if old is None else old for old, new in zip(had, found.parts, strict=True)]
 
     check = None
     if method != "attribution":
-        run = partial(run, method=method)
-        found, parts = exactly("effects", wanted)
+        found, parts = exactly("effects", wanted, method=method)
     else:
-        found = run(method="attribution")
+        found = run(inputs, method=method)
         parts = list(found.parts)
         estimates = [each.mean((0, 1)) for each in parts]
         sample = sample_heads(estimates)
@@ -117,84 +93,87 @@ def silence(
         alone = [each.mean((0, 1))[heads] for each, heads in zip(exact, sample, strict=True)]
         check = check_estimates(estimates, alone, sample)
         if not check.holds:
-            return replace(not_silenced(measured, check.words), check=check)
+            return replace(without_effects(measured, check.words), check=check)
     rows = [over_texts(own, texts) for own in parts]
-    columns = (interval_of(own, seed) for own in rows)
-    reach = _reach(rows[0].shape[0] * rows[0].shape[1]) if rows else _SIGMAS
-    way = way_of(parts[0], inputs["input_ids"].shape[1], texts) if parts else None
-    told = {"effect": found.outcome, "method": found.method, "baseline": _mean(found.baseline)}
-    return silenced(measured, columns, reach, intervals=way, check=check, **told)
+    return with_effects(
+        measured,
+        (interval_of(own, options.seed) for own in rows),
+        _reach(rows[0].shape[0] * rows[0].shape[1]) if rows else _SIGMAS,
+        effect=found.outcome,
+        method=found.method,
+        baseline=_mean(found.baseline),
+        intervals=way_of(parts[0], inputs["input_ids"].shape[1], texts) if parts else None,
+        check=check,
+    )
 
 
-def _race(
-    model: Any,
-    inputs: Mapping[str, Any],
-    measured: Sequence[Measured],
-    calls: Sequence[tuple[str, str, str, int, int]],
-    wanted: Sequence[Sequence[int]],
-    method: Taken,
-    mask_token: int | None,
-    seed: int,
-    kept: Kept,
-    on_progress: Callable[[int, int], None],
-    first: int,
-) -> Silenced:
-    """The heads with the largest effects; the others are dropped early (`race`)."""
-    run = partial(head_effects, model, calls=calls, mask_token=mask_token, seed=seed)
+def _first(
+    work: Work, measured: Sequence[Measured], run: Any, estimate: Any, wanted: Sequence[Sequence[int]]
+) -> Effects:
+    """The heads with the largest effects; the others are dropped early (`eliminate`)."""
+    options, counts = work.options, [each.layer.heads for each in measured]
 
     def some(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
-        both = [sorted(set(one) & set(other)) for one, other in zip(chosen, wanted, strict=True)]
-        return run(inputs, method=method, chosen=both)
+        return run(inputs, chosen=[sorted({*one} & {*other}) for one, other in zip(chosen, wanted, strict=True)])
 
-    def estimate(inputs: Mapping[str, Any]) -> Float[np.ndarray, "n"] | None:
-        try:
-            found = head_estimates(model, inputs, calls, of=method, mask_token=mask_token, seed=seed)
-        except Exception as error:
-            if isinstance(error, NoGradient) or out_of_memory(error):
-                return None
-            raise
-        kept = [each.mean((0, 1)) for each in found.parts]
-        for own, heads in zip(kept, wanted, strict=True):
-            without = method == "position" and bool(np.isnan(own).all())  # heads without position
-            if not without and not np.isfinite(own[heads]).all():  # in 16 bits, gradients overflow before states do
-                return None
-            own[np.setdiff1d(np.arange(len(own)), heads)] = np.nan
-        return np.concatenate(kept)
-
-    counts = [count for *_, count in calls]
-    raced = race(some, inputs, counts, first, kept, on_progress, estimate, seed)
-    race_words = f"Heads whose intervals lay below those of {first} others were dropped early."
-    if (guess := raced.guess) is not None:
-        doubt = " Further heads may be missing; measure all heads to be sure." if guess.missed else ""
-        race_words = (
-            f"A gradient-based estimate excluded {guess.left} heads without measuring them. As a check, {guess.drawn} "
-            f"randomly chosen heads with low estimates were measured too; {guess.missed or 'none'} of them came out "
-            f"among the first {first}.{doubt} {race_words}"
+    first, say = options.first or 1, partial(work.report, "heads")
+    found = eliminate(some, work.inputs, counts, first, work.kept, say, estimate, options.seed)
+    words = f"Heads whose intervals lay below those of {first} others were dropped early."
+    if found.drawn:
+        doubt = " Further heads may be missing; measure all heads to be sure." if found.missed else ""
+        words = (
+            f"A gradient-based estimate excluded {found.left} heads without measuring them. As a check, {found.drawn} "
+            f"randomly chosen heads with low estimates were measured too; {found.missed or 'none'} of them came out "
+            f"among the first {first}.{doubt} {words}"
         )
-    told = {"effect": raced.outcome, "method": method, "baseline": _mean(raced.baseline), "race": race_words}
-    columns, way = (interval_of(own, seed) for own in raced.parts), "over blocks of tokens within the sequences"
-    return silenced(measured, columns, intervals=way, **told)
+    return with_effects(
+        measured,
+        (interval_of(own, options.seed) for own in found.parts),
+        effect=found.outcome,
+        method=options.effects,
+        baseline=_mean(found.baseline),
+        intervals="over blocks of tokens within the sequences",
+        race=words,
+    )
+
+
+def _estimates(
+    model: Any, inputs: Mapping[str, Any], calls: Any, wanted: Sequence[Sequence[int]], of: Taken, **given: Any
+) -> Float[np.ndarray, "n"] | None:
+    """The estimated effects of all wanted heads; None if they are not available."""
+    try:
+        found = head_estimates(model, inputs, calls, of=of, **given)
+    except Exception as error:
+        if isinstance(error, NoGradient) or out_of_memory(error):
+            return None
+        raise
+    means = [each.mean((0, 1)) for each in found.parts]
+    for own, heads in zip(means, wanted, strict=True):
+        without = of == "position" and bool(np.isnan(own).all())  # heads without position
+        if not without and not np.isfinite(own[heads]).all():  # in 16 bits, gradients overflow before states do
+            return None
+        own[np.setdiff1d(np.arange(len(own)), heads)] = np.nan
+    return np.concatenate(means)
 
 
 def _mean(baseline: Float[np.ndarray, "B"] | None) -> Number:
     return None if baseline is None else or_none(float(np.mean(baseline)))
 
 
-def _of_bands(
-    measured: Sequence[Measured], found: BandEffects, tokens: int, seed: int, texts: Sequence[str]
-) -> Silenced:
+def _of_bands(measured: Sequence[Measured], found: BandEffects, work: Work) -> Effects:
     """Records of heads without effects, and of the measured bands."""
     made: list[BandRecord] = []
+    texts, tokens = work.sequences.texts, work.inputs["input_ids"].shape[1]
     for each, parts, bands, frequencies in zip(measured, found.parts, found.bands, found.frequencies, strict=True):
         speeds = np.abs(frequencies)
-        for band, *column in zip(bands, *interval_of(over_texts(parts, texts), seed), strict=True):
-            effect, low, high = (or_none(float(value)) for value in column)
+        for band, *column in zip(bands, *interval_of(over_texts(parts, texts), work.options.seed), strict=True):
             own = speeds[list(band)]
             place = {"layer": each.layer.layer, "kind": each.layer.kind, "side": each.layer.side}
             ends = {"first": band[0], "last": band[-1], "fastest": float(own.max()), "slowest": float(own.min())}
+            effect, low, high = (or_none(float(value)) for value in column)
             made.append(BandRecord(**place, **ends, effect=effect, effect_low=low, effect_high=high))
     return replace(
-        not_silenced(measured),
+        without_effects(measured),
         effect=found.outcome,
         method="bands",
         baseline=_mean(found.baseline),
@@ -203,12 +182,12 @@ def _of_bands(
     )
 
 
-def silenced(measured: Sequence[Measured], columns: Iterable[Columns], reach: float = _SIGMAS, **told: Any) -> Silenced:
-    """Records with each layer's effects, their intervals and their concentration.
+def with_effects(
+    measured: Sequence[Measured], columns: Iterable[Columns], reach: float = _SIGMAS, **fields: Any
+) -> Effects:
+    """Records with each layer's effects, their intervals and their concentration, and other fields.
 
-    Arguments
-        reach  half width of an interval in standard errors
-        told   the other fields
+    ``reach`` is the half width of an interval in standard errors.
     """
     found = []
     for each, (effects, low, high) in zip(measured, columns, strict=True):
@@ -217,7 +196,7 @@ def silenced(measured: Sequence[Measured], columns: Iterable[Columns], reach: fl
             for head, a, b, c in zip(each.heads, effects, low, high, strict=True)
         )
         found.append(Measured(replace(each.layer, deposit=concentration(effects, low, high, reach)), heads))
-    return replace(not_silenced(found), **told)
+    return replace(without_effects(found), **fields)
 
 
 def concentration(
@@ -228,14 +207,9 @@ def concentration(
 ) -> dict[str, Number]:
     """Sums of a layer's positive and negative effects, and how concentrated the positive ones are (the deposit).
 
-    ``helps`` and ``harms`` are the sums of the positive and negative effects. With d = max(effect, 0): ``top_share``
-    max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini``, and ``lead``, the largest minus the second largest
-    d. The shares are None if the sum of d is not significant at 5 % (compared with independent heads without effect and
-    with the same interval widths), or if intervals are unknown.
-
-    Arguments
-        low, high  ends of the effects' 95 % intervals
-        reach      half width of an interval in standard errors
+    See `LayerRecord`. The shares are None if the sum of the positive effects is not significant at 5 % (compared with
+    independent heads without effect and with the same interval widths), or if intervals are unknown. ``reach`` is the
+    half width of an interval in standard errors.
     """
     if not np.isfinite(effects).all():  # unknown for some heads
         return {}
@@ -250,21 +224,14 @@ def concentration(
     noise = _MEAN * sigma.sum() + _ONE_SIDED * _SPREAD * np.sqrt((sigma**2).sum())
     if not total > noise:  # also if intervals are unknown
         return found | {"top_share": None, "effective_heads": None, "gini": None}
-    return found | {
-        "top_share": float(order[0] / total),
-        "effective_heads": float(total**2 / (clipped**2).sum()),
-        "gini": gini(clipped),
-    }
+    effective = float(total**2 / (clipped**2).sum())
+    return found | {"top_share": float(order[0] / total), "effective_heads": effective, "gini": gini(clipped)}
 
 
 def interval_of(parts: Float[np.ndarray, "B K H"], seed: int) -> Columns:
     """Mean over sequences and blocks, and the ends of its 95 % interval; NaN if there is only one part.
 
     The interval is a bootstrap over sequences and their blocks, or Student's t interval for fewer than 8 parts.
-
-    Arguments
-        parts  values per sequence, block of tokens, and head (`toeplens.sources.huggingface.HeadEffects`)
-        seed   seed of the bootstrap
     """
     rows = parts.reshape(-1, parts.shape[-1])
     there = np.isfinite(rows)
@@ -314,7 +281,9 @@ def way_of(parts: Float[np.ndarray, "B K H"], tokens: int, texts: Sequence[str] 
     """What the intervals are taken over, as text; None if there are none."""
     sequences, blocks, _ = parts.shape
     if len(set(texts)) > 1:
-        return WAYS["texts"].format(len(set(texts)))
+        return f"over {len(set(texts))} texts"
     if sequences * blocks < 2:
         return None
-    return WAYS["sequences"] if blocks == 1 else WAYS["blocks"].format(round(tokens / blocks))
+    if blocks == 1:
+        return "over sequences"
+    return f"over blocks of about {round(tokens / blocks)} tokens within the sequences"

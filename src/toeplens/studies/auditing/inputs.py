@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,35 +15,30 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from toeplens.ground import EnvironmentFailure, InputError, invalid, shown
+from toeplens.ground import InputError, invalid, shown
 from toeplens.ground.words import listed
+from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.load import Loaded
 from toeplens.sources.huggingface.model import token_ids
-from toeplens.tasks.text import documents_in
+from toeplens.studies.auditing.kept import Kept
+from toeplens.studies.kit.options import AuditOptions
 
 SEQUENCES, TOKENS = 16, 256  # defaults
 _LARGEST = int(np.iinfo(np.int64).max)
 _TOLD = 4  # up to this many texts are listed by name
+Progress = Callable[[str, int, int], None]  # takes a description of the current work, the finished amount, the total
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences, the longest first, with padding on the right.
+    """Sequences, the longest first, with padding on the right."""
 
-    tokens   [B, N] token ids, 0 in the padding
-    origin   where they came from, as text
-    words    tokens of the first sequence as text; empty without a tokenizer
-    lengths  length of each sequence without padding; empty if all have the same length
-    texts    name of each sequence's text; empty if there are not several
-    unused_bos  beginning-of-sequence token that the tokenizer has but does not add; None if it adds it
-    """
-
-    tokens: Int[Tensor, "B N"]
-    origin: str
-    words: tuple[str, ...] = ()
-    lengths: tuple[int, ...] = ()
-    texts: tuple[str, ...] = ()
-    unused_bos: str | None = None
+    tokens: Int[Tensor, "B N"]  # 0 in the padding
+    origin: str  # where they came from
+    words: tuple[str, ...] = ()  # tokens of the first sequence; empty without a tokenizer
+    lengths: tuple[int, ...] = ()  # without padding; empty if all have the same length
+    texts: tuple[str, ...] = ()  # name of each sequence's text; empty if there are not several
+    unused_bos: str | None = None  # beginning-of-sequence token that the tokenizer has but does not add
 
     @property
     def there(self) -> Bool[Tensor, "B N"] | None:
@@ -51,25 +46,44 @@ class Sequences:
         return torch.arange(self.tokens.shape[1]) < torch.tensor(self.lengths).unsqueeze(1) if self.lengths else None
 
 
-def sequences_of(
-    loaded: Loaded, data: Any, tokenizer: Any, sequences: int, max_tokens: int | None, seed: int
-) -> tuple[Sequences, Any]:
-    """The sequences that the model reads, and the tokenizer, if there is one."""
-    limit, length = loaded.longest, max_tokens or TOKENS
-    length = length if limit is None or max_tokens is not None else min(length, limit)
+@dataclass(frozen=True)
+class Work:
+    """An audit of a transformers model that is being made."""
+
+    loaded: Loaded
+    options: AuditOptions
+    sequences: Sequences
+    inputs: Mapping[str, Tensor]  # arguments of ``forward``
+    mask_token: int | None  # its id; None if the tokenizer has none
+    changes: Sequence[Change]
+    kept: Kept
+    report: Progress
+
+
+def sequences_of(loaded: Loaded, data: Any, tokenizer: Any, options: AuditOptions) -> tuple[Sequences, Any]:
+    """The sequences that the model reads, and the tokenizer, if there is one.
+
+    Raises `InputError` for tokens outside the vocabulary and for sequences that are too long for the model.
+    """
+    vocabulary, texts, count = loaded.vocabulary, texts_of(data), options.sequences or SEQUENCES
+    length = options.max_tokens or min(TOKENS, loaded.longest or TOKENS)
     if data is None:
-        words = loaded.vocabulary
-        if words is None:
+        if vocabulary is None:
             raise InputError("tokens must be set: the vocabulary of this model is unknown.")
         loaded.check_length("max_tokens", length)
         named = (each for key, each in vars(loaded.model.config).items() if key.endswith("token_id"))
-        special = [each for each in named if isinstance(each, int) and 0 <= each < words]
-        return repeated(words, special, sequences, length, seed), tokenizer
-    texts = texts_of(data)
-    if texts is None:
-        return given(data, sequences, max_tokens), tokenizer
-    tokenizer = loaded.tokenizer() if tokenizer is None else tokenizer
-    return from_texts(tokenizer, texts, sequences, length), tokenizer
+        special = [each for each in named if isinstance(each, int) and 0 <= each < vocabulary]
+        read = repeated(vocabulary, special, count, length, options.seed)
+    elif texts is None:
+        read = given(data, count, options.max_tokens)
+    else:
+        tokenizer = loaded.tokenizer() if tokenizer is None else tokenizer
+        read = from_texts(tokenizer, texts, count, length)
+    least, most = int(read.tokens.min()), int(read.tokens.max())
+    if vocabulary is not None and not 0 <= least <= most < vocabulary:
+        raise invalid("tokens", f"be from 0 to {vocabulary - 1}, the model's vocabulary", got=f"{least} to {most}")
+    loaded.check_length("max_tokens", read.tokens.shape[1])
+    return read, tokenizer
 
 
 def texts_of(data: Any) -> dict[str, str] | None:
@@ -112,28 +126,8 @@ def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
     return found
 
 
-def check_fit(loaded: Loaded, read: Sequences) -> None:
-    """Raise `InputError` for tokens outside the vocabulary and for sequences that are too long for the model."""
-    words = loaded.vocabulary
-    least, most = int(read.tokens.min()), int(read.tokens.max())
-    if words is not None and not 0 <= least <= most < words:
-        raise invalid("tokens", f"be from 0 to {words - 1}, the model's vocabulary", got=f"{least} to {most}")
-    loaded.check_length("max_tokens", read.tokens.shape[1])
-
-
-def mask_token_of(tokenizer: Any) -> int | None:
-    """The id of the mask token; None if there is none."""
-    found = getattr(tokenizer, "mask_token_id", None)
-    return found if isinstance(found, int) else None
-
-
 def repeated(vocabulary: int, special: Sequence[int], sequences: int, tokens: int, seed: int) -> Sequences:
-    """Random tokens whose second half repeats the first, which reveals induction (Elhage et al. 2021).
-
-    Arguments
-        vocabulary  size of the vocabulary
-        special     ids that are not drawn
-    """
+    """Random tokens, none ``special``, whose second half repeats the first: reveals induction (Elhage et al. 2021)."""
     plain = np.setdiff1d(np.arange(vocabulary), np.asarray(list(special), dtype=np.int64))
     plain = plain if len(plain) else np.arange(vocabulary)
     random = np.random.Generator(np.random.Philox(seed))
@@ -147,38 +141,30 @@ def given(tokens: Any, sequences: int, length: int | None) -> Sequences:
 
     Lists may hold sequences of different lengths.
     """
-    rows = _uneven(tokens)
-    if rows is not None:
-        cut = [_few(_whole(row, 1)[:length]) for row in rows[:sequences]]
-        short = next((number for number, row in enumerate(cut, 1) if len(row) < 2), None)
-        if short is not None:
-            raise invalid("tokens", "have at least 2 per sequence", got=f"{len(cut[short - 1])} in sequence {short}")
-        return _together([row.tolist() for row in cut], "tokens as given")
-    array = _few(_whole(tokens, 2)[:sequences, :length])
-    try:
-        found = torch.from_numpy(array.astype(np.int64))
-    except MemoryError:
-        size = " x ".join(map(str, array.shape))
-        raise EnvironmentFailure(
-            f"tokens: {size} tokens do not fit in memory. Lower sequences or max_tokens."
-        ) from None
-    if found.shape[0] < 1 or found.shape[1] < 2:
-        raise invalid("tokens", "have at least one sequence of 2 tokens", got=f"shape {list(found.shape)}")
-    return Sequences(found, "tokens as given")
+    if not _uneven(tokens):
+        array = _ids(tokens, 2, slice(sequences), slice(length))
+        if array.shape[0] < 1 or array.shape[1] < 2:
+            raise invalid("tokens", "have at least one sequence of 2 tokens", got=f"shape {list(array.shape)}")
+        return Sequences(torch.from_numpy(array), "tokens as given")
+    rows = [_ids(row, 1, slice(length)).tolist() for row in tokens[:sequences]]
+    for number, row in enumerate(rows, 1):
+        if len(row) < 2:
+            raise invalid("tokens", "have at least 2 per sequence", got=f"{len(row)} in sequence {number}")
+    return _together(rows, "tokens as given")
 
 
-def _uneven(tokens: Any) -> Sequence[Any] | None:
-    """The sequences of a list if their lengths differ; otherwise None."""
+def _uneven(tokens: Any) -> bool:
+    """Whether these are lists of different lengths."""
     if not isinstance(tokens, list | tuple) or any(isinstance(row, str) for row in tokens):
-        return None
+        return False
     try:
-        return tokens if len({len(row) for row in tokens}) > 1 else None
+        return len({len(row) for row in tokens}) > 1
     except TypeError:  # numbers have no length
-        return None
+        return False
 
 
-def _whole(tokens: Any, dimensions: int) -> Int[np.ndarray, "*N"]:
-    """Token ids with ``dimensions`` dimensions, or one fewer. Raises `InputError` for anything else."""
+def _ids(tokens: Any, dimensions: int, *some: slice) -> Int[np.ndarray, "*N"]:
+    """Some of the token ids, with ``dimensions`` dimensions; they may have one fewer."""
     if isinstance(tokens, list | tuple):
         tokens = [row.cpu() if isinstance(row, Tensor) else row for row in tokens]
     try:
@@ -188,14 +174,10 @@ def _whole(tokens: Any, dimensions: int) -> Int[np.ndarray, "*N"]:
     array = array[None] if array.ndim == dimensions - 1 else array
     if array.ndim != dimensions or (array.dtype.kind not in "iu" and array.size):
         raise invalid("tokens", "be whole numbers of shape [B, N]", got=f"{array.dtype} of shape {list(array.shape)}")
-    return array
-
-
-def _few(array: Int[np.ndarray, "*N"]) -> Int[np.ndarray, "*N"]:
-    """The array itself. Raises `InputError` for token ids that are too large."""
+    array = array[some]
     if array.size and int(array.max()) > _LARGEST:
         raise invalid("tokens", f"be at most {_LARGEST}", int(array.max()))
-    return array
+    return array.astype(np.int64)
 
 
 def from_texts(tokenizer: Any, texts: Mapping[str, str], sequences: int, length: int) -> Sequences:
@@ -231,11 +213,11 @@ def _origin(counts: Mapping[str, int], texts: int) -> str:
         return next(iter(counts))
     missing = texts - len(counts)
     left = f"; {missing} of {texts} texts not used (too few sequences)" if missing else ""
-    if len(counts) > _TOLD:
-        least, most = min(counts.values()), max(counts.values())
-        of_each = f"{least}" if least == most else f"{least} to {most}"
-        return f"{of_each} from each of {len(counts)} texts ({', '.join(list(counts)[:_TOLD])}, …){left}"
-    return f"{listed(f'{count} from {name}' for name, count in counts.items())}{left}"
+    if len(counts) <= _TOLD:
+        return f"{listed(f'{count} from {name}' for name, count in counts.items())}{left}"
+    least, most = min(counts.values()), max(counts.values())
+    each = f"{least}" if least == most else f"{least} to {most}"
+    return f"{each} from each of {len(counts)} texts ({', '.join(list(counts)[:_TOLD])}, …){left}"
 
 
 def _together(
@@ -250,28 +232,22 @@ def _together(
 
 
 def _pieces(tokenizer: Any, name: str | None, text: str, length: int) -> list[list[int]]:
-    """The sequences of a text, all of one length."""
-    made = _cut(tokenizer, text, length)
-    whole = [each for each in made if len(each) == length]
-    found = whole or [max(made, key=len, default=[])]
-    if len(found[0]) < 2:
-        raise InputError(f"text: {name or 'it'} has fewer than 2 tokens.")
-    if len(found[0]) == len(token_ids(tokenizer, "")):
-        where = "" if name is None else f" in {name}"
-        raise InputError(f"text must have at least one token, got none{where}.")
-    return found
-
-
-def _cut(tokenizer: Any, text: str, length: int) -> list[list[int]]:
-    """Pieces of a text, with the tokenizer's special tokens."""
+    """The sequences of a text, all of one length, with the tokenizer's special tokens."""
     added = len(token_ids(tokenizer, ""))
     if length <= added:
         raise invalid("max_tokens", f"be larger than the {added} tokens that this tokenizer adds", length)
-    found = token_ids(tokenizer, text, truncation=True, max_length=length, return_overflowing_tokens=True)
-    if found and isinstance(found[0], int):  # slow tokenizers only return the first piece
+    made = token_ids(tokenizer, text, truncation=True, max_length=length, return_overflowing_tokens=True)
+    if made and isinstance(made[0], int):  # slow tokenizers only return the first piece
         bare = token_ids(tokenizer, text, add_special_tokens=False)
-        return [bare[start : start + length] for start in range(0, len(bare), length)] if added == 0 else [found]
-    return [list(piece) for piece in found]
+        made = [made] if added else [bare[start : start + length] for start in range(0, len(bare), length)]
+    whole = [list(each) for each in made if len(each) == length]
+    found = whole or [list(max(made, key=len, default=[]))]
+    if len(found[0]) < 2:
+        raise InputError(f"text: {name or 'it'} has fewer than 2 tokens.")
+    if len(found[0]) == added:
+        where = "" if name is None else f" in {name}"
+        raise InputError(f"text must have at least one token, got none{where}.")
+    return found
 
 
 def read_tokens(path: Path) -> Any:
@@ -279,23 +255,21 @@ def read_tokens(path: Path) -> Any:
     _there(path, "tokens")
     try:
         if path.suffix == ".npy":
-            try:
-                return np.load(path, mmap_mode="r", allow_pickle=False)  # unused tokens are not read
-            except OSError:
-                raise
-            except Exception:  # whatever NumPy makes of a header
-                why = "it is not a .npy file, is damaged, or contains objects"
-                raise InputError(f"tokens: {path} could not be read ({why}).") from None
+            return np.load(path, mmap_mode="r", allow_pickle=False)  # unused tokens are not read
         if path.suffix == ".json":
             content = json.loads(path.read_text(encoding="utf-8-sig"))
             rows = content if isinstance(content, list) else [content]
             if any(isinstance(each, bool) for row in rows for each in (row if isinstance(row, list) else [row])):
                 raise InputError(f"tokens must be whole numbers, got true or false in {path}.")
-            return content if _uneven(content) is not None else np.asarray(content)
+            return content if _uneven(content) else np.asarray(content)
     except InputError:
         raise
-    except (ValueError, OSError, EOFError, RecursionError, OverflowError) as error:
-        why = "its lists are of different lengths" if "inhomogeneous" in str(error) else str(error).rstrip(".")
+    except Exception as error:  # whatever NumPy makes of a header
+        why = str(error).rstrip(".")
+        if path.suffix == ".npy" and not isinstance(error, OSError):
+            why = "it is not a .npy file, is damaged, or contains objects"
+        if "inhomogeneous" in why:
+            why = "its lists are of different lengths"
         raise InputError(f"tokens: {path} could not be read ({why}).") from None
     raise invalid("tokens", "be a .npy or a .json file", path)
 
@@ -304,6 +278,8 @@ def read_text(path: Path) -> str:
     """The text of a file or a pipe, in UTF-8; for ``.jsonl`` and ``.parquet`` the field ``text`` of all rows, joined
     with blank lines.
     """
+    from toeplens.tasks.text import documents_in
+
     _there(path, "text")
     try:
         return b"\n\n".join(filter(None, documents_in(path, "text"))).decode()

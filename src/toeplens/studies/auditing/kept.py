@@ -22,13 +22,9 @@ PARTS = ".parts"  # directory of the saved parts
 
 
 class Kept:
-    """Finished parts in an audit's directory, under a key of everything that determines them.
+    """Finished parts in an audit's directory (None saves nothing), under a key of everything that determines them.
 
-    Parts with another key, or whose content was changed, are ignored.
-
-    Arguments
-        directory  the audit's directory; None saves nothing
-        key        what determines the parts: model, tokens, options. The versions of torch and toeplens are added
+    Parts with another key, of other versions of torch or toeplens, or whose content was changed are ignored.
     """
 
     def __init__(self, directory: Path | None, key: Mapping[str, Any]) -> None:
@@ -68,13 +64,9 @@ class Kept:
         self.put(f"layer-{number}", measured.to_dict())
 
     def array(self, name: str) -> Float[np.ndarray, "..."] | None:
-        """An array, which may contain NaN."""
+        """An array, which may contain NaN; saved by ``put`` as a list."""
         found = self.get(name)
         return None if found is None else np.asarray(found, dtype=float)
-
-    def put_array(self, name: str, values: Float[np.ndarray, "..."]) -> None:
-        """Save an array."""
-        self.put(name, values.tolist())
 
 
 def identity(model: Any, name: str | None) -> Any:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from toeplens.ground import InputError
 from toeplens.ground.words import or_none
 from toeplens.lens import (
     Behaviour,
@@ -26,79 +26,71 @@ from toeplens.lens import (
     toeplitz_profile,
 )
 from toeplens.sources.huggingface import AttentionCall, Change, compared, compared_changed
+from toeplens.sources.huggingface.calls import Place
 from toeplens.sources.huggingface.interventions import with_changed_logits
-from toeplens.sources.huggingface.load import Loaded
-from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer
+from toeplens.sources.huggingface.model import precision, tolerance
+from toeplens.studies.auditing.inputs import Work
+from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NotThere
 from toeplens.studies.kit.kernels import ROWS, KernelEnds, decays_of, kernel_ends
 
 MEANS = 8  # sequences needed to separate position from content by a mean over them
 _SHARES = ("positional", "symbolic", "interaction")
 _PATTERNS = [each.name for each in fields(Patterns) if each.name not in ("profile", "eligible")]
-Progress = Callable[[str, int, int], None]
-Measure = Callable[[AttentionCall, Int[Tensor, "B N"]], Measured]
-PASS = "pass"
+_OF_CALL = ("side", "kind", "layer", "module", "scale", "softcap", "causal", "window", "chunk")
+_OF_PROOF = ("weights", "outputs", "tolerance", "used", "logit", "undecided")
 _LONG = 32  # tokens per head dimension from which on logits by offset are cheaper by Fourier transforms
 
 
-def measure(
-    loaded: Loaded,
-    inputs: Mapping[str, Tensor],
-    layers: frozenset[int] | None,
-    kept: Kept,
-    report: Progress,
-    changes: Sequence[Change] = (),
-    measured_by: Measure | None = None,
-) -> tuple[list[Measured], float]:
+def measure(work: Work) -> tuple[list[Measured], float]:
     """The measured calls in the order of the forward pass, and the difference between the captured and a plain pass.
 
     Calls with saved measures are proved again but not measured again. If everything is saved, nothing is run.
-
-    Arguments
-        layers   layers to measure; all if None
-        report   called with the number of finished calls
-        changes  interventions on the model; each call is measured on the output of the changed calls before it
-        measured_by  function that measures a call, given the tokens of its side (default: `measure_call`)
     """
-    done = kept.get(PASS)
-    if isinstance(done, dict):
-        again = [kept.layer(number) for number in done["calls"]]
-        whole = [each for each in again if each is not None]
-        if len(whole) == len(again):
-            return whole, float(done["whole"])
-    by = measured_by or partial(measure_call, changes=changes)
-    seen: set[int] = set()
+    loaded, kept, layers, changes = work.loaded, work.kept, work.options.layers, work.changes
+    done = kept.get("pass")
+    if done is not None:
+        saved = [kept.layer(number) for number in done["calls"]]
+        if None not in saved:
+            return [each for each in saved if each is not None], done["whole"]
+    there = work.sequences.there
+    if there is not None:
+        check_padding(loaded.model, work.inputs, int(there[-1].sum()))
+    seen: list[int] = []  # layers of the calls
     numbers: list[int] = []
     measured: list[Measured] = []
     names = loaded.attention
-    count, calls = sum(not any(other.startswith(f"{name}.") for other in names) for name in names), 0
+    count = sum(not any(other.startswith(f"{name}.") for other in names) for name in names)
 
     def look(call: AttentionCall) -> None:
-        nonlocal calls
         loaded.check_attention(call.module)
-        seen.add(call.layer)
-        number, calls = calls, calls + 1
+        number = len(seen)
+        seen.append(call.layer)
         if layers is None or call.layer in layers:
             found = kept.layer(number)
-            tokens = inputs.get(f"{call.side}_input_ids", inputs["input_ids"])
+            tokens = work.inputs.get(f"{call.side}_input_ids", work.inputs["input_ids"])
             if found is None:
                 with torch.no_grad():
-                    found = by(replace(call, weights=None), tokens)
+                    found = measure_call(replace(call, weights=None), tokens, changes, there)
                 kept.put_layer(number, found)
             measured.append(found)
             numbers.append(number)
-        report("layers", calls, max(calls, count))  # some modules are called several times
+        work.report("layers", len(seen), max(len(seen), count))  # some modules are called several times
 
-    report("layers", 0, count)
-    model = loaded.model
+    work.report("layers", 0, count)
+    model, inputs = loaded.model, work.inputs
     whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
-    if layers is not None and not layers <= seen:
-        raise NoSuchLayer(min(layers - seen), max(seen))
-    kept.put(PASS, {"calls": numbers, "whole": whole})
+    if layers is not None and not {*layers} <= {*seen}:
+        raise NotThere("layers", min({*layers} - {*seen}), max(seen))
+    kept.put("pass", {"calls": numbers, "whole": whole})
     return measured, whole
 
 
-def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Sequence[Change] = ()) -> Measured:
+def measure_call(
+    call: AttentionCall,
+    tokens: Int[Tensor, "B N"],
+    changes: Sequence[Change] = (),
+    there: Bool[Tensor, "B N"] | None = None,
+) -> Measured:
     """The measures of a call of a transformers model.
 
     Positional, symbolic and interaction shares are those of `toeplens.lens.behaviour`. If the attention itself does not
@@ -108,8 +100,12 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Seque
     Arguments
         tokens   tokens of all sequences, as the encoder or decoder of the call reads them
         changes  interventions on the model; a head with changed logits only has attention patterns
+        there    mask of the tokens that are not padding; queries in the padding are excluded from all measures
     """
-    placed, unknown = _placed(call)
+    if there is not None:
+        seen = there.to(call.q.device)[:, None, :, None].expand(-1, 1, -1, call.k.shape[2])
+        call = replace(call, visible=seen if call.visible is None else call.visible & seen)
+    placed, unknown = _placed(call, padded=there is not None)
     shares = None if unknown else behaviour(**placed)
     use = offsets = None
     bias = placed.get("bias")
@@ -120,43 +116,60 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"], changes: Seque
         offsets = rotary_offsets(
             placed["q"], placed["k"], len(placed["rotation"]), placed["lengths"], pairing="interleaved", layout="bhnd"
         )
-    found = HeadRecord(call.side, call.kind, call.layer, 0)
+    pairs: dict[str, Any] = {"frequencies": ()}
+    if call.rotation is not None:
+        pairs = {name: tuple(getattr(call.rotation, name).nonzero().flatten().tolist()) for name in ("dead", "tabled")}
+        pairs["frequencies"] = tuple(call.rotation.frequencies.tolist())
     record = LayerRecord(
-        side=call.side,
-        kind=call.kind,
-        layer=call.layer,
-        module=call.module,
+        **{name: getattr(call, name) for name in _OF_CALL},
+        **{name: getattr(call.proof, name) for name in _OF_PROOF},
+        **pairs,
         heads=call.q.shape[1],
         key_heads=call.k.shape[1],
         head_dim=call.q.shape[-1],
-        scale=call.scale,
-        softcap=call.softcap,
-        causal=call.causal,
-        window=call.window,
-        chunk=call.chunk,
         position=_position(call, placed),
-        frequencies=() if call.rotation is None else tuple(call.rotation.frequencies.tolist()),
-        dead=() if call.rotation is None else tuple(call.rotation.dead.nonzero().flatten().tolist()),
-        tabled=() if call.rotation is None else tuple(call.rotation.tabled.nonzero().flatten().tolist()),
         unknown=unknown,
-        weights=call.proof.weights,
-        outputs=call.proof.outputs,
-        tolerance=call.proof.tolerance,
-        used=call.proof.used,
-        logit=call.proof.logit,
-        undecided=call.proof.undecided,
     )
-    sums = sums_of(call, tokens)
     table = None if by_offset is None else by_offset.cpu().numpy()
-    heads = head_records(found, sums, shares, use, table, offsets)
+    heads = head_records(record, sums_of(call, tokens), shares, use, table, offsets)
     for change in changes:
         if change.output is None and change.meets(call):
-            seen = tuple(replace(found, head=head.head) for head in heads)
+            other = tuple(HeadRecord(call.side, call.kind, call.layer, head.head) for head in heads)
             if change.attention is None:
-                seen = head_records(found, sums_of(with_changed_logits(call, change), tokens), None, None)
+                other = head_records(record, sums_of(with_changed_logits(call, change), tokens), None, None)
             which = change.heads_of(call)
-            heads = tuple(seen[head.head] if head.head in which else head for head in heads)
+            heads = tuple(other[head.head] if head.head in which else head for head in heads)
     return Measured(record, heads)
+
+
+def check_padding(model: Any, inputs: Mapping[str, Tensor], length: int) -> None:
+    """Raise `InputError` if padding changes the model's output for the shortest sequence, the last one.
+
+    The head outputs for its last token are compared in every call: without padding, and batched with the longest one.
+    """
+    alone: dict[Place, Float[Tensor, "H d"]] = {}
+    beside: dict[Place, Float[Tensor, "H d"]] = {}
+
+    def keep(call: AttentionCall) -> None:
+        alone[call.place] = call.heads[0, -1].clone()
+
+    def keep_padded(call: AttentionCall) -> None:
+        if call.q.shape[2] != len(inputs["input_ids"][0]):
+            raise InputError(
+                f"tokens must be sequences of one length: padding among the queries of {call.module} is unknown."
+            )
+        beside[call.place] = call.heads[-1, length - 1].clone()
+
+    compared(model, {name: x[-1:, :length] for name, x in inputs.items() if not name.endswith("attention_mask")}, keep)
+    compared(model, {name: x[[0, -1]] for name, x in inputs.items()}, keep_padded)
+    far = torch.inf
+    if {place: x.shape for place, x in alone.items()} == {place: x.shape for place, x in beside.items()}:
+        far = max(float((x - beside[place]).abs().max()) / (float(x.abs().max()) or 1.0) for place, x in alone.items())
+    if not far <= tolerance(precision(model), "states"):
+        raise InputError(
+            f"tokens must be sequences of one length: padding changes the outputs of {type(model).__name__} (by "
+            f"{far:.1e})."
+        )
 
 
 def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:
@@ -176,7 +189,7 @@ def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:
 
 
 def head_records(
-    place: HeadRecord,
+    layer: LayerRecord,
     sums: PatternSums,
     shares: Behaviour | None,
     use: FrequencyUse | None,
@@ -186,8 +199,7 @@ def head_records(
     """The records of a layer's heads; None for values that were not measured.
 
     Arguments
-        place  side, kind and layer of all heads
-        bias   bias by offset, for 0 .. N-1 if causal, otherwise for -(N-1) .. N-1; per head or one for all
+        bias     bias by offset, for 0 .. N-1 if causal, otherwise for -(N-1) .. N-1; per head or one for all
         offsets  angles between queries and keys in the RoPE pairs
     """
     patterns = sums.result()
@@ -214,7 +226,7 @@ def head_records(
         for name, values in lists.items():  # empty if unknown
             found[name] = tuple(values[head].tolist()) if np.isfinite(values[head]).all() else ()
         found |= {"decay": decays[head], "kernel": kernels[head if len(kernels) > 1 else 0]}
-        made.append(HeadRecord(place.side, place.kind, place.layer, head, **found))
+        made.append(HeadRecord(layer.side, layer.kind, layer.layer, head, **found))
     return tuple(made)
 
 
@@ -227,7 +239,7 @@ def _kernel(bias: Float[np.ndarray, "D"], tokens: int) -> KernelEnds:
     return kernel_ends(np.concatenate((after, bias[start : start + size])))
 
 
-def _placed(call: AttentionCall) -> tuple[dict[str, Any], str | None]:
+def _placed(call: AttentionCall, padded: bool) -> tuple[dict[str, Any], str | None]:
     """The arguments of `behaviour` for the call, or why there are none."""
     try:
         placed = call.placed(tables=True)
@@ -235,9 +247,10 @@ def _placed(call: AttentionCall) -> tuple[dict[str, Any], str | None]:
         return {}, str(error)
     if placed["rotation"] is None and placed["bias"] is None:
         if placed["lengths"] is not None or len(call.k) < MEANS:
-            return {}, (
-                f"{call.module}: position is in its keys, so at least {MEANS} sequences are needed, got {len(call.k)}."
-            )
+            needed = f"are needed, got {len(call.k)}"
+            if padded and call.rotation is None and call.bias is None:
+                needed = "of one length are needed"
+            return {}, f"{call.module}: position is in its keys, so at least {MEANS} sequences {needed}."
         placed["k_position"] = placed["k"].mean(0, keepdim=True)
     return placed, None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from toeplens.ground import InputError, reading
 from toeplens.ground.errors import sentence
@@ -72,29 +72,15 @@ SOURCES: dict[str, str] = {
 
 
 class NotThere(InputError):
-    """The model does not have the requested layer or head; the message counts from 0."""
+    """The model does not have the requested layer or head; the message counts from ``first``, 0 unless set."""
 
-    WHERE = ""
-
-    def __init__(self, number: int, last: int, first: int = 0) -> None:
-        super().__init__(self.WHERE.format(number + first, first, last + first))
-        self.number, self.last = number, last
+    def __init__(self, field: str, number: int, last: int, first: int = 0) -> None:
+        super().__init__(f"{field} must be from {first} to {last + first}, got {number + first}.")
+        self.field, self.number, self.last = field, number, last
 
     def for_people(self) -> NotThere:
         """The same error with numbers counted from 1."""
-        return type(self)(self.number, self.last, 1)
-
-
-class NoSuchLayer(NotThere):
-    """The requested layer does not exist."""
-
-    WHERE = "layers must be from {1} to {2}, got {0}."
-
-
-class NoSuchHead(NotThere):
-    """No layer has the requested head."""
-
-    WHERE = "heads must be from {1} to {2}, got {0}."
+        return type(self)(self.field, self.number, self.last, 1)
 
 
 @dataclass(frozen=True)
@@ -219,19 +205,15 @@ class LayerRecord(Record):
 
     def check(self, heads: list[HeadRecord]) -> None:
         """Raise `ValueError` for heads that do not match the layer."""
-        name = f"{self.side} {self.kind} layer {self.layer}"
+        name, pairs = f"{self.side} {self.kind} layer {self.layer}", len(self.frequencies)
         if [head.head for head in heads] != list(range(self.heads)):
             raise ValueError(f"heads of {name} must be 0 to {self.heads - 1}.")
-        if any(pair >= len(self.frequencies) for pair in (*self.dead, *self.tabled)):
-            raise ValueError(f"dead and tabled pairs of {name} must be among its {len(self.frequencies)} pairs.")
-        lengths = {"norm_use": len(self.frequencies) + 1, "variance_use": len(self.frequencies) + 2}
+        if any(pair >= pairs for pair in (*self.dead, *self.tabled)):
+            raise ValueError(f"dead and tabled pairs of {name} must be among its {pairs} pairs.")
         for head in heads:
-            for field_name, wanted in lengths.items():
-                count = len(getattr(head, field_name))
-                if count not in (0, wanted):
-                    raise ValueError(
-                        f"{field_name} of {name} head {head.head} must have {wanted} numbers, got {count}."
-                    )
+            for use, wanted in (("norm_use", pairs + 1), ("variance_use", pairs + 2)):
+                if (count := len(getattr(head, use))) not in (0, wanted):
+                    raise ValueError(f"{use} of {name} head {head.head} must have {wanted} numbers, got {count}.")
 
 
 @dataclass(frozen=True)
@@ -269,29 +251,16 @@ class Measured(Record):
     heads: tuple[HeadRecord, ...]
 
 
-class _About(BaseModel):
-    """The fields of an audit's ``about`` that are read."""
-
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-    model: reading.Text | None = None
-    text: reading.Text | None = None
-    dtype: reading.Text | None = None
-    weights: reading.Text | None = None
-    model_type: reading.Text | None = None
-    parameters: reading.Count | None = None
-    sequences: reading.Count | None = None
-    tokens: reading.Count | None = None
-    seconds: Size = None
-    needles: reading.Count | None = None
-    changes: list[reading.Text] = []
-    texts: list[reading.Text] = []
-    lengths: list[reading.Count] = []
-    random_weights: list[reading.Text] = []
-    unused_weights: list[reading.Text] = []
-    unused_bos: reading.Text | None = None
-    no_effects: reading.Text | None = None
-    intervals: reading.Text | None = None
-    race: reading.Text | None = None
+# the fields of an audit's ``about`` that are read
+_READ: dict[Any, tuple[str, ...]] = {
+    reading.Text: ("model", "text", "dtype", "weights", "model_type", "unused_bos", "no_effects", "intervals", "race"),
+    reading.Count: ("parameters", "sequences", "tokens", "needles"),
+    reading.Positive: ("seconds",),
+    list[reading.Text]: ("changes", "texts", "random_weights", "unused_weights"),
+    list[reading.Count]: ("lengths",),
+}
+_FIELDS: dict[str, Any] = {name: (kind | None, None) for kind, names in _READ.items() for name in names}
+_About = create_model("_About", __config__=ConfigDict(extra="allow", protected_namespaces=()), **_FIELDS)
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,12 @@ Values = dict[str, list[Number]]
 
 @dataclass(frozen=True)
 class Scale:
-    """The colour scale of a column.
-
-    low, high    the values at its two ends
-    signed       whether the scale runs from -high to high, with 0 in the middle
-    logarithmic  whether colours follow log2(1 + value)
-    """
+    """The colour scale of a column, between the values at its two ends."""
 
     low: float
     high: float
-    signed: bool
-    logarithmic: bool = False
+    signed: bool  # from -high to high, with 0 in the middle
+    logarithmic: bool = False  # colours follow log2(1 + value)
 
     @classmethod
     def of(
@@ -97,15 +92,11 @@ def least_of(column: str) -> float:
 
 def scales_of(*audits: Values) -> dict[str, Scale]:
     """One scale per column, shared by all audits; effects have 0 in the middle."""
+    found = {name: [value for values in audits for value in values.get(name, [])] for name in NUMBERS}
     return {
-        name: Scale.of(
-            (value for values in audits for value in values.get(name, [])),
-            signed=name in EFFECTS,
-            logarithmic=name.endswith("distance"),
-            least=least_of(name),
-        )
-        for name in NUMBERS
-        if any(name in values for values in audits)
+        name: Scale.of(values, signed=name in EFFECTS, logarithmic=name.endswith("distance"), least=least_of(name))
+        for name, values in found.items()
+        if values
     }
 
 
@@ -116,19 +107,15 @@ def sheet(
 
     Titles count from 1; the layer and head indices next to them count from 0, as in the downloaded tables.
     """
-    names = Names.of(audit)
+    names, places = Names.of(audit), []
+    for side, kind in names.places:
+        own = [one for one in audit.layers if (one.side, one.kind) == (side, kind)]
+        layers, heads = [one.layer for one in own], max(one.heads for one in own)
+        title = place_title((side, kind))
+        places.append({"side": side, "kind": kind, "title": title, "layers": layers, "heads": heads})
     return {
         "name": name,
-        "places": [
-            {
-                "side": place[0],
-                "kind": place[1],
-                "title": place_title(place),
-                "layers": [one.layer for one in audit.layers if (one.side, one.kind) == place],
-                "heads": max((one.heads for one in audit.layers if (one.side, one.kind) == place), default=0),
-            }
-            for place in names.places
-        ],
+        "places": places,
         "titles": [names.short(head) for head in audit.heads],
         "place": [names.places.index((head.side, head.kind)) for head in audit.heads],
         "layer": [head.layer for head in audit.heads],
@@ -141,27 +128,16 @@ def sheet(
 
 def columns(*audits: Values) -> list[dict[str, Any]]:
     """The columns with at least one known value, in order."""
-    return [
-        {
-            "name": name,
-            "title": title(name),
-            "about": COLUMNS[name],
-            "source": SOURCES.get(name, ""),
-            "digits": digits_of(name, *audits),
-        }
-        for name in NUMBERS
-        if any(name in values for values in audits)
-    ]
+    known = [name for name in NUMBERS if any(name in values for values in audits)]
+    about = {name: {"about": COLUMNS[name], "source": SOURCES.get(name, "")} for name in known}
+    return [{"name": name, "title": title(name), **about[name], "digits": digits_of(name, *audits)} for name in known]
 
 
 def changes(first: Values, second: Values) -> Values:
     """Second minus first, in the columns that both have; None if either is unknown."""
+    both = {name: zip(first[name], second[name], strict=True) for name in NUMBERS if name in first and name in second}
     return {
-        name: [
-            None if a is None or b is None else or_none(b - a) for a, b in zip(first[name], second[name], strict=True)
-        ]
-        for name in NUMBERS
-        if name in first and name in second
+        name: [None if a is None or b is None else or_none(b - a) for a, b in pairs] for name, pairs in both.items()
     }
 
 

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from toeplens.ground.words import fixed, listed, power, significant, spans
 from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord, Number
 
 PATTERN = 0.5  # a head has a pattern if more than this share of its attention follows it
-TITLES = {
-    "previous": "Previous-token heads",
-    "first": "First-token heads",
-    "induction": "Induction heads",
-    "duplicate": "Duplicate-token heads",
-}
-PATTERNS = {
-    "previous": "on the previous token",
-    "first": "on the first token",
-    "induction": "on tokens that follow a copy of the query token",
-    "duplicate": "on copies of the query token",
+PATTERNS = {  # titles, and what the attention is on
+    "previous": ("Previous-token heads", "on the previous token"),
+    "first": ("First-token heads", "on the first token"),
+    "induction": ("Induction heads", "on tokens that follow a copy of the query token"),
+    "duplicate": ("Duplicate-token heads", "on copies of the query token"),
 }
 UNIFORM = 0.95  # entropy from which on attention counts as nearly uniform
-DONE = {"position": "removing position from", "bands": "freezing a band of"}  # by method; otherwise ablating
+_DOING = {"position": "removing position from", "bands": "freezing a band of"}  # by method; otherwise ablating
+_DONE = {
+    "exact": "Each head was ablated separately",
+    "position": "Position was removed from each head separately (rotation frozen, bias dropped)",
+    "bands": "Each frequency band was frozen separately in all heads of a layer",
+    "attribution": "Effects are gradient-based estimates of ablating each head",
+}
 _UNITS = {
     "loss": "increase of the loss, in nats per token, from {} the {}",
     "states": "squared distance of the last hidden states from the intact ones, relative to their variance over tokens",
@@ -34,6 +34,13 @@ _UNITS = {
 _LISTED = 8  # heads named in a sentence
 _TAIL = 0.025  # either tail of a 95 % interval
 Place = tuple[str, str]  # side and kind
+Row = TypeVar("Row")
+
+
+def largest(rows: Iterable[Row], name: str) -> tuple[Row, float] | None:
+    """The row with the largest known value of a field and the value (the first of a tie); None if none is known."""
+    known = [(row, value) for row in rows if (value := getattr(row, name)) is not None]
+    return max(known, key=lambda pair: pair[1], default=None)
 
 
 @dataclass(frozen=True)
@@ -97,9 +104,8 @@ def audited(audit: AuditRecord) -> str:
     long = f"{min(lengths)} to {tokens}" if lengths else f"{tokens}"
     size = "size not recorded" if None in (sequences, tokens) else f"{sequences} × {long} tokens"
     changes = about.get("changes") or ()
-    return (
-        f"{size} ({about.get('text') or 'source not recorded'}){'; changed: ' if changes else ''}{'; '.join(changes)}"
-    )
+    changed = f"; changed: {'; '.join(changes)}" if changes else ""
+    return f"{size} ({about.get('text') or 'source not recorded'}){changed}"
 
 
 def count(value: Any) -> str:
@@ -170,7 +176,7 @@ def _rounding(audit: AuditRecord) -> str:
 
 def done(audit: AuditRecord) -> str:
     """The intervention on a head, as in: ablating it adds to the loss."""
-    return DONE.get(audit.method or "", "ablating")
+    return _DOING.get(audit.method or "", "ablating")
 
 
 def unit(audit: AuditRecord) -> str:
@@ -183,12 +189,7 @@ def effects(audit: AuditRecord) -> str:
     if audit.effect is None:
         why = audit.about.get("no_effects")
         return "Ablation effects were not measured." if why is None else f"Ablation effects are not available. {why}"
-    how = {
-        "exact": "Each head was ablated separately",
-        "position": "Position was removed from each head separately (rotation frozen, bias dropped)",
-        "bands": "Each frequency band was frozen separately in all heads of a layer",
-        "attribution": "Effects are gradient-based estimates of ablating each head",
-    }.get(audit.method or "", "Heads were ablated")
+    how = _DONE.get(audit.method or "", "Heads were ablated")
     base = "" if audit.baseline is None else f" The loss of the intact model is {told(audit.baseline)} nats per token."
     checked = "" if audit.check is None else f" {audit.check.words}"
     race = f" {audit.about['race']}" if "race" in audit.about else ""
@@ -202,12 +203,6 @@ def unknown(audit: AuditRecord) -> list[tuple[str, str]]:
         if layer.unknown:
             reasons.setdefault(layer.unknown.removeprefix(f"{layer.module}: "), []).append(layer)
     return [(layer_spans(names, layers), why) for why, layers in reasons.items()]
-
-
-def largest(audit: AuditRecord, value: Callable[[HeadRecord], Number]) -> HeadRecord | None:
-    """The head with the largest known value; the first one of a tie."""
-    known = [head for head in audit.heads if value(head) is not None]
-    return max(known, key=lambda head: value(head) or 0.0, default=None)
 
 
 def findings(audit: AuditRecord) -> list[str]:
@@ -230,36 +225,35 @@ def interval(audit: AuditRecord, head: HeadRecord | BandRecord) -> str:
 
 
 def _matters(audit: AuditRecord) -> str:
-    head = largest(audit, lambda one: one.effect)
-    if head is None or head.effect is None or audit.effect is None:
+    found = largest(audit.heads, "effect")
+    if found is None or audit.effect is None:
         return ""
-    name, size, ends = Names.of(audit).head(head), significant(head.effect), interval(audit, head)
-    doing = done(audit)
+    head, effect = found
+    name, size, ends, doing = Names.of(audit).head(head), significant(effect), interval(audit, head), done(audit)
     if audit.effect == "states":
         return (
             f"The most important head is {name}: {doing} it moves the last hidden states by {size} of their variance "
             f"over tokens{ends}."
         )
-    if head.effect <= 0:
+    if effect <= 0:
         return f"No head has a positive effect on the loss; the largest effect is {size}, for {name}{ends}."
     return f"The most important head is {name}: {doing} it adds {size} nats per token to the loss{ends}."
 
 
 def _band(audit: AuditRecord) -> str:
-    known = [(each.effect, each) for each in audit.bands if each.effect is not None]
-    if not known:
+    found = largest(audit.bands, "effect")
+    if found is None:
         return ""
-    effect, band = max(known, key=lambda each: each[0])
+    band, effect = found
     if effect <= 0:
         return "Freezing a frequency band makes the model worse in no layer."
-    layer = Names.of(audit).layer(audit.layer_of(band))
     does = f"adds {significant(effect)} nats per token to the loss"
     if audit.effect == "states":
         does = f"moves the last hidden states by {significant(effect)} of their variance"
     return (
-        f"The most important frequency band is pairs {band.first + 1} to {band.last + 1} of {layer} "
-        f"({significant(band.slowest)} to {significant(band.fastest)} rad per position): freezing it in all heads "
-        f"{does}{interval(audit, band)}."
+        f"The most important frequency band is pairs {band.first + 1} to {band.last + 1} of "
+        f"{Names.of(audit).layer(audit.layer_of(band))} ({significant(band.slowest)} to {significant(band.fastest)} "
+        f"rad per position): freezing it in all heads {does}{interval(audit, band)}."
     )
 
 
@@ -270,14 +264,13 @@ def harmful(audit: AuditRecord) -> list[HeadRecord]:
 
 
 def _harmful(audit: AuditRecord) -> str:
-    heads = harmful(audit)
+    heads, names = harmful(audit), Names.of(audit)
     if not heads:
         return ""
     known = sum(head.effect_high is not None for head in audit.heads)
-    doing, first, names = done(audit), heads[0], Names.of(audit)
     return (
-        f"Heads with a significantly negative effect ({doing} the head lowers the loss): {_named(names, heads)}; "
-        f"largest for {names.head(first)} ({significant(first.effect)} nats per token). "
+        f"Heads with a significantly negative effect ({done(audit)} the head lowers the loss): {_named(names, heads)}; "
+        f"largest for {names.head(heads[0])} ({significant(heads[0].effect)} nats per token). "
         f"By chance alone we would expect about {_TAIL * known:.0f} of {known} such heads."
     )
 
@@ -290,28 +283,26 @@ def _named(names: Names, heads: list[HeadRecord]) -> str:
 
 def _pattern(audit: AuditRecord, column: str) -> str:
     """The heads of one attention pattern, the strongest first; if there is none, the one that is closest to it."""
-    found = [(value, head) for head in audit.heads if (value := getattr(head, column)) is not None]
-    if not found:
+    closest = largest(audit.heads, column)
+    if closest is None:
         return ""
-    title, names = f"{TITLES[column]} (over {PATTERN:g} of the attention {PATTERNS[column]})", Names.of(audit)
-    found = sorted(found, key=lambda each: -each[0])
-    over = [head for value, head in found if value > PATTERN]
+    (title, on), names = PATTERNS[column], Names.of(audit)
+    said = f"{title} (over {PATTERN:g} of the attention {on})"
+    over = [head for head in audit.heads if (getattr(head, column) or 0.0) > PATTERN]
     if over:
-        return f"{title}: {_named(names, over)}."
-    value, head = found[0]
-    return f"{title}: none. The highest share is {told(value, 2)} ({names.short(head)})."
+        return f"{said}: {_named(names, sorted(over, key=lambda head: -getattr(head, column)))}."
+    return f"{said}: none. The highest share is {told(closest[1], 2)} ({names.short(closest[0])})."
 
 
 def _positional(audit: AuditRecord) -> str:
-    head = largest(audit, lambda one: one.positional)
-    if head is None or head.positional is None:
+    found, symbolic = largest(audit.heads, "positional"), largest(audit.heads, "symbolic")
+    if found is None:
         return ""
-    symbol = largest(audit, lambda one: one.symbolic)
-    names = Names.of(audit)
-    rest = "" if symbol is None else f" The most symbolic head is {names.head(symbol)} ({told(symbol.symbolic, 2)})."
+    names, rest = Names.of(audit), ""
+    if symbolic is not None:
+        rest = f" The most symbolic head is {names.head(symbolic[0])} ({told(symbolic[1], 2)})."
     return (
-        f"The most positional head is {names.head(head)} ({told(head.positional, 2)} of the variance of its logits)."
-        f"{rest}"
+        f"The most positional head is {names.head(found[0])} ({told(found[1], 2)} of the variance of its logits).{rest}"
     )
 
 
@@ -320,8 +311,7 @@ def _decays(audit: AuditRecord) -> str:
     fitted = [decay for decay in found if decay.explains]
     if not fitted:
         return ""
-    counts = Counter(decay.form for decay in fitted)
-    forms = listed(f"{form} ({number})" for form, number in counts.most_common())
+    forms = listed(f"{form} ({count})" for form, count in Counter(decay.form for decay in fitted).most_common())
     halves = [decay.half_distance for decay in fitted if decay.half_distance is not None]
     half = f" Median half distance: {told(median(halves), 1)} tokens." if halves else ""
     return (
@@ -334,12 +324,11 @@ def _kernels(audit: AuditRecord) -> str:
     ends = [head.kernel for head in audit.heads if head.kernel is not None]
     if not ends:
         return ""
-    low, high = min(one.lowest for one in ends), max(one.highest for one in ends)
-    symbols = min(one.symbol_low for one in ends), max(one.symbol_high for one in ends)
+    low, high = significant(min(one.lowest for one in ends)), significant(max(one.highest for one in ends))
+    symbols = significant(min(one.symbol_low for one in ends)), significant(max(one.symbol_high for one in ends))
     return (
         f"The offset biases, as Toeplitz matrices of {max(one.size for one in ends)} tokens, have eigenvalues from "
-        f"{significant(low)} to {significant(high)}; their symbols range from {significant(symbols[0])} to "
-        f"{significant(symbols[1])}."
+        f"{low} to {high}; their symbols range from {symbols[0]} to {symbols[1]}."
     )
 
 
@@ -349,9 +338,9 @@ def _deposit(audit: AuditRecord) -> str:
         return ""
     layer = max(known, key=lambda one: one.deposit["top_share"] or 0.0)
     top = top_head(audit, layer)
-    head = f"head {top.head + 1}" if top else "one head"
     return (
-        f"The most concentrated deposit is in {Names.of(audit).layer(layer)}: {head} holds "
+        f"The most concentrated deposit is in {Names.of(audit).layer(layer)}: "
+        f"{f'head {top.head + 1}' if top else 'one head'} holds "
         f"{100 * (layer.deposit['top_share'] or 0):.0f}% of the sum of positive effects "
         f"({told(layer.deposit.get('effective_heads'), 1)} effective heads of {layer.heads})."
     )
@@ -359,9 +348,8 @@ def _deposit(audit: AuditRecord) -> str:
 
 def top_head(audit: AuditRecord, layer: LayerRecord) -> HeadRecord | None:
     """The head of a layer with the largest effect."""
-    return max(
-        (one for one in audit.of(layer) if one.effect is not None), key=lambda one: one.effect or 0, default=None
-    )
+    found = largest(audit.of(layer), "effect")
+    return None if found is None else found[0]
 
 
 def model(audit: AuditRecord) -> str:

@@ -30,16 +30,11 @@ _RUNS = 8  # maximum number of exchanged ranges in a text
 
 @dataclass(frozen=True)
 class Wish:
-    """An intervention on several layers.
+    """An intervention on several layers."""
 
-    layers     indices from 0; None for all layers
-    change     the intervention; its ``layer`` is ignored
-    exchanged  two bands of pairs, from 0, that swap their frequencies in order; two empty ones for none
-    """
-
-    layers: tuple[int, ...] | None
-    change: Change
-    exchanged: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    layers: tuple[int, ...] | None  # from 0; None for all layers
+    change: Change  # its ``layer`` is ignored
+    exchanged: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # bands of pairs that swap their frequencies in order
 
     def at(self, layer: int, pairs: int = 0) -> Change:
         """The change of a layer; ``pairs`` is its number of RoPE pairs, only needed for exchanges."""
@@ -60,14 +55,16 @@ def _of_change() -> Iterator[None]:
         raise InputError(f"change: {error}") from None
 
 
-def changes_of(loaded: Loaded, wishes: Sequence[Wish]) -> list[Change]:
-    """The changes of a loaded model, each checked in a short forward pass.
+def changes_of(loaded: Loaded, changes: Sequence[Wish | Change]) -> list[Change]:
+    """The changes of a loaded model; those of a `Wish` are checked in a short forward pass.
 
     Raises `InputError`, counting from 1, for layers, heads or pairs that do not exist and for a head that is changed
     twice.
     """
+    found = [each for each in changes if isinstance(each, Change)]
+    wishes = [each for each in changes if isinstance(each, Wish)]
     if not wishes:
-        return []
+        return found
     calls: list[AttentionCall] = []
     tokens = torch.arange(1, 9, device=loaded.model.device)
     tokens = torch.stack((tokens, tokens.flip(0)))
@@ -79,11 +76,11 @@ def changes_of(loaded: Loaded, wishes: Sequence[Wish]) -> list[Change]:
     except Exception as error:  # so few tokens may fail in some models; errors are then reported in the real pass
         if out_of_memory(error) or any(wish.layers is None or wish.exchanged[0] for wish in wishes):
             raise
-        return [wish.at(layer) for wish in wishes for layer in wish.layers or ()]
+        return [*found, *(wish.at(layer) for wish in wishes for layer in wish.layers or ())]
     taken: set[tuple[Place, int]] = set()
     with _of_change():
         try:
-            return [change for wish in wishes for change in _tried(wish, calls, taken)]
+            return [*found, *(change for wish in wishes for change in _tried(wish, calls, taken))]
         except NotThere as error:
             raise error.for_people() from None
 
@@ -143,33 +140,31 @@ def read_change(text: str) -> Wish:
         raise invalid("change", f"name layers, as in {_EXAMPLE}", text)
     if not given.keys() & _DONE:
         raise invalid("change", f"have one of {listed(sorted(_DONE))}, as in {_EXAMPLE}", text)
-    layers = None if given["layers"] == "all" else numbers("layers", given["layers"])
-    bands = {name: numbers(name, given[name]) for name in ("still", "silent") if name in given}
-    options: dict[str, Any] = {name: numbers(name, given[name]) for name in ("heads", "groups") if name in given}
-    options |= {name: given[name] for name in ("attention", "output", "kind", "side") if name in given}
+    options: dict[str, Any] = {}
     exchanged: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    if "exchange" in given:
-        first, *rest = [numbers("exchange", part) for part in given["exchange"].split(":")]
-        named = [pair for band in (first, *rest) for pair in band]
-        if [len(band) for band in rest] != [len(first)] or len(set(named)) != len(named):
-            raise invalid(
-                "exchange",
-                "be two bands with the same number of pairs, all different, such as 1-4:29-32",
-                given["exchange"],
-            )
-        exchanged = first, rest[0]
+    for name, value in given.items():
+        if name in ("layers", "heads", "groups", "still", "silent"):
+            options[name] = None if (name, value) == ("layers", "all") else numbers(name, value)
+        elif name == "exchange":
+            first, *rest = [numbers(name, part) for part in value.split(":")]
+            named = [pair for band in (first, *rest) for pair in band]
+            if [len(band) for band in rest] != [len(first)] or len(set(named)) != len(named):
+                must = "be two bands with the same number of pairs, all different, such as 1-4:29-32"
+                raise invalid(name, must, value)
+            exchanged = first, rest[0]
+        elif name in ("speed", "seed"):
+            try:
+                options[name] = float(value) if name == "speed" else int(value)
+            except ValueError:
+                raise invalid(name, "be a number", value) from None
+        elif name == "bias" and value != "off":
+            raise invalid(name, "be off", value)
+        else:
+            options[name] = False if name == "bias" else value
+    layers = options.pop("layers")
+    bands = {name: options.pop(name) for name in ("still", "silent") if name in options}
     if bands or exchanged[0]:
         options["bands"] = BandControl(**bands)
-    if "bias" in given:
-        if given["bias"] != "off":
-            raise invalid("bias", "be off", given["bias"])
-        options["bias"] = False
-    for name, make in (("speed", float), ("seed", int)):
-        if name in given:
-            try:
-                options[name] = make(given[name])
-            except ValueError:
-                raise invalid(name, "be a number", given[name]) from None
     return Wish(layers, Change(layer=0, **options), exchanged)
 
 
@@ -190,15 +185,10 @@ def told(changes: Sequence[Change]) -> list[str]:
     for change in changes:
         side = f"{change.side} " if change.side else ""
         kind = "" if change.kind == "self" else f"{change.kind} "
-        alike.setdefault(f"{side}{kind}layer{{}} {{}}{_which(change)}: {_what(change)}", []).append(change.layer + 1)
+        word, chosen = ("head", change.heads) if change.heads is not None else ("group", change.groups)
+        which = "" if chosen is None else f", {word}{'s' * (len(chosen) > 1)} {spans(each + 1 for each in chosen)}"
+        alike.setdefault(f"{side}{kind}layer{{}} {{}}{which}: {_what(change)}", []).append(change.layer + 1)
     return [words.format("s" if len(at) > 1 else "", spans(at)) for words, at in alike.items()]
-
-
-def _which(change: Change) -> str:
-    for word, chosen in (("head", change.heads), ("group", change.groups)):
-        if chosen is not None:
-            return f", {word}{'s' if len(chosen) > 1 else ''} {spans(each + 1 for each in chosen)}"
-    return ""
 
 
 def _what(change: Change) -> str:

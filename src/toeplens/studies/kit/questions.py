@@ -1,4 +1,4 @@
-"""Items for probing a language model: text, needles, repeated tokens, counting and word order.
+"""Items for probing a language model (text, needles, repeated tokens, counting, word order), and its retrieval heads.
 
 An item is a sequence of tokens of which some are predicted. Pieces are tokenised separately and joined, so that an
 answer has the same tokens in its needle and after the question.
@@ -6,17 +6,23 @@ answer has the same tokens in its needle and after the question.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from jaxtyping import Int
+from torch import Tensor
 
-from toeplens.ground import InputError, invalid, shown
-from toeplens.ground.machine import within
+from toeplens.ground import InputError, invalid, reading
+from toeplens.ground.records import NearlyShare, Record
+from toeplens.lens import retrieval
+from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface.load import Loaded
 from toeplens.sources.huggingface.model import token_ids
+from toeplens.studies.kit.options import Asked
 
 Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # behaviours that a probe measures
 # descriptions of the behaviours
@@ -38,58 +44,19 @@ _DIGITS = ("1", "2", "3", "4", "5")
 _SHOTS = 3  # solved examples before a question about a list
 _LISTED = 6  # words per list
 _ENOUGH = 2 * _LISTED  # minimum number of words to draw lists from
-_SHORTEST, LONGEST = 64, 1 << 20  # tokens
-MOST_ASKED, SEEDS = 1000, 2**31  # maximum number of items of each kind; largest seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """Tokens, and the positions to predict.
-
-    places  positions of the predicted tokens, ascending
-    length  requested number of tokens
-    depth   depth of a needle, from 0 (beginning of the text) to 1 (end)
-    needle  first token of a needle and the one after its last
-    choices candidates for the predicted token; any token if empty
-    """
+    """Tokens, and the positions to predict."""
 
     behaviour: Behaviour
     tokens: tuple[int, ...]
-    places: tuple[int, ...]
-    length: int
-    depth: float | None = None
-    needle: tuple[int, int] | None = None
-    choices: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Number and size of the items.
-
-    lengths    lengths in tokens of needle texts, repeated tokens, and (the longest) texts for the loss
-    depths     depths of needles, 0 to 1
-    repeats    needles per length and depth
-    sequences  texts for the loss, and sequences of repeated tokens per length
-    lists      questions about lists, per kind
-    """
-
-    lengths: tuple[int, ...] = (256, 512, 1024)
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    repeats: int = 2
-    sequences: int = 8
-    lists: int = 24
-
-    def __post_init__(self) -> None:
-        for field, numbers, low, high in (
-            ("lengths", self.lengths, _SHORTEST, LONGEST),
-            ("depths", self.depths, 0, 1),
-        ):
-            if not numbers or len(set(numbers)) < len(numbers) or not all(low <= each <= high for each in numbers):
-                given = ", ".join(shown(each) if isinstance(each, int) else f"{each:g}" for each in numbers)
-                raise invalid(field, f"be different numbers from {low} to {high}", got=given or "none")
-        within("repeats", self.repeats, 1, MOST_ASKED)
-        within("sequences", self.sequences, 2, MOST_ASKED)
-        within("lists", self.lists, 2, MOST_ASKED)
+    places: tuple[int, ...]  # positions of the predicted tokens, ascending
+    length: int  # requested number of tokens
+    depth: float | None = None  # of a needle, from 0 (beginning of the text) to 1 (end)
+    needle: tuple[int, int] | None = None  # its first token and the one after its last
+    choices: tuple[int, ...] = ()  # candidates for the predicted token; any token if empty
 
 
 class Writer:
@@ -122,7 +89,7 @@ class Writer:
                 found += [self.needle(length, depth) for _ in range(asked.repeats)]
             found += [self.copying(length) for _ in range(asked.sequences)]
         if self.words:
-            found += [each for _ in range(asked.lists) for each in (self.counting(), self.order())]
+            found += [self.listed(each) for _ in range(asked.lists) for each in ("counting", "order")]
         return found
 
     def loss(self, length: int) -> Item:
@@ -164,43 +131,36 @@ class Writer:
         first = len(self.start) + half + 1
         return Item(behaviour="copying", tokens=tuple(tokens), places=tuple(range(first, len(tokens))), length=length)
 
-    def counting(self) -> Item:
-        """How often a word occurs in a list."""
-
-        def make() -> tuple[str, str, list[str]]:
-            count = int(self.random.integers(1, len(self._counts) + 1))
-            asked, *others = self.random.permutation(self._words)[: _LISTED - count + 1].tolist()
-            words = self.random.permutation([asked] * count + others).tolist()
-            question = f"List: {', '.join(words)}. How many times does {asked} occur? Answer:"
-            return question, self._counts[count - 1], words
-
-        return self._listed("counting", self._counts, make)
-
-    def order(self) -> Item:
-        """Which word follows another."""
-
-        def make() -> tuple[str, str, list[str]]:
-            words = self.random.permutation(self._words)[:_LISTED].tolist()
-            at = int(self.random.integers(0, _LISTED - 1))
-            return f"List: {', '.join(words)}. Which word comes after {words[at]}? Answer:", words[at + 1], words
-
-        return self._listed("order", None, make)
-
-    def _listed(self, behaviour: Behaviour, choices: Sequence[str] | None, make: Any) -> Item:
+    def listed(self, behaviour: Behaviour) -> Item:
+        """How often a word occurs in a list (``counting``), or which word follows another (``order``)."""
         tokens = [*self.start]
         for _ in range(_SHOTS):
-            question, answer, _ = make()
+            question, answer, _ = self._question(behaviour)
             tokens += [*self._ids(question), *self._within(answer), *self._within(".\n\n", "")]
-        question, answer, words = make()
+        question, answer, words = self._question(behaviour)
         blank, own = self._begun(answer)
         tokens += [*self._ids(question), *blank, own[0]]
+        choices = self._counts if behaviour == "counting" else words
         return Item(
             behaviour=behaviour,
             tokens=tuple(tokens),
             places=(len(tokens) - 1,),
             length=len(tokens),
-            choices=tuple(self._begun(word)[1][0] for word in choices or words),
+            choices=tuple(self._begun(word)[1][0] for word in choices),
         )
+
+    def _question(self, behaviour: Behaviour) -> tuple[str, str, list[str]]:
+        """A question, its answer, and the words of its list."""
+        if behaviour == "counting":
+            count = int(self.random.integers(1, len(self._counts) + 1))
+            asked, *others = self.random.permutation(self._words)[: _LISTED - count + 1].tolist()
+            words = self.random.permutation([asked] * count + others).tolist()
+            question, answer = f"How many times does {asked} occur?", self._counts[count - 1]
+        else:
+            words = self.random.permutation(self._words)[:_LISTED].tolist()
+            at = int(self.random.integers(0, _LISTED - 1))
+            question, answer = f"Which word comes after {words[at]}?", words[at + 1]
+        return f"List: {', '.join(words)}. {question} Answer:", answer, words
 
     @cached_property
     def _words(self) -> list[str]:
@@ -266,3 +226,64 @@ def batches(items: Sequence[Item], tokens: int = 4096) -> Iterator[tuple[list[in
         for start in range(0, len(numbers), step):
             some = numbers[start : start + step]
             yield some, np.array([items[number].tokens for number in some])
+
+
+# ---- retrieval heads: attention to a needle's number when the model has to predict it --------------------------------
+
+RETRIEVES = 0.1  # minimum score of a retrieval head (Wu et al. 2024, section 2)
+_AT_ONCE = 1024  # tokens per batch
+_DECIMALS = 9  # decimals of a score, so that a tenth of the tokens is exactly 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRetrieval(Record):
+    """Retrieval of one head of the intact model, mean over needles (`toeplens.lens.Retrieval`)."""
+
+    layer: reading.Count
+    head: reading.Count
+    score: NearlyShare
+    mass: NearlyShare
+
+
+@torch.no_grad()
+def retrieval_of(
+    loaded: Loaded, items: Sequence[Item], report: Callable[[int, int], None]
+) -> tuple[HeadRetrieval, ...]:
+    """Retrieval of every self-attention head of the decoder, mean over all needles among the items.
+
+    Raises `InputError` for models that do not predict the next token: with an encoder, or without causal attention.
+    """
+    if loaded.model.config.is_encoder_decoder:
+        raise InputError("needles must not be set for a model with an encoder.")
+    asked = [item for item in items if item.needle is not None]
+    sums: dict[tuple[int, int], list[np.ndarray]] = {}
+    done = 0
+    report(0, len(asked))
+    for numbers, tokens in batches(asked, _AT_ONCE):
+        some = [asked[number] for number in numbers]
+        read = torch.from_numpy(tokens).to(loaded.model.device)
+        places = torch.tensor(some[0].places)
+        needles = torch.tensor([item.needle for item in some])
+
+        def look(call: AttentionCall, read: Tensor = read, places: Tensor = places, needles: Tensor = needles) -> None:
+            loaded.check_attention(call.module)
+            if call.kind != "self" or call.q.shape[2] != read.shape[1]:
+                return
+            if not call.causal:
+                raise InputError(f"needles need causal attention, but {call.module} also sees later keys.")
+            rows = places.to(call.q.device) - 1
+            weights = call.softmax(call.logits(rows), rows)
+            found = retrieval(weights, read, places, needles)
+            for head, both in enumerate(torch.stack(found).sum(1).T.cpu().numpy()):
+                sums.setdefault((call.layer, head), []).append(both)
+
+        captured(loaded.model, {"input_ids": read}, look)
+        done += len(some)
+        report(done, len(asked))
+    if not sums:
+        raise InputError("needles: no self-attention of the model reads a whole text.")
+    means = {place: np.sum(both, 0) / len(asked) for place, both in sums.items()}
+    return tuple(
+        HeadRetrieval(layer=layer, head=head, score=round(float(both[0]), _DECIMALS), mass=float(both[1]))
+        for (layer, head), both in sorted(means.items())
+    )

@@ -1,8 +1,8 @@
 """Probes of language models: behaviours of the intact model and with changed attention."""
 
 from toeplens.studies.kit.changes import Wish, changes_of, numbers, read_change, told
-from toeplens.studies.kit.questions import ABOUT, Asked, Behaviour
-from toeplens.studies.kit.retrieving import RETRIEVES, HeadRetrieval
+from toeplens.studies.kit.options import Asked
+from toeplens.studies.kit.questions import ABOUT, RETRIEVES, Behaviour, HeadRetrieval
 from toeplens.studies.probing.probe import RECORD, Probing, open_probe, probe, save_probe
 from toeplens.studies.probing.record import ItemRecord, ProbeRecord, Summary
 

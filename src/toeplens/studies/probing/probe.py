@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,16 +14,17 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from toeplens.ground import EnvironmentFailure, InputError, invalid, read_json, write_json
-from toeplens.ground.machine import out_of_memory, within
+from toeplens.ground import InputError, invalid, read_json, write_json
+from toeplens.ground.machine import within
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.interventions import calls_of, check_predicts
 from toeplens.sources.huggingface.load import Dtype, Loaded, open_model
-from toeplens.sources.huggingface.model import library, of_libraries, words
+from toeplens.sources.huggingface.model import library
 from toeplens.sources.huggingface.prediction import Predictions, predictions
 from toeplens.studies.kit.changes import told
-from toeplens.studies.kit.questions import SEEDS, Asked, Item, Writer, batches
-from toeplens.studies.kit.retrieving import HeadRetrieval, retrieval_of
+from toeplens.studies.kit.models import VERSIONS, failures_of
+from toeplens.studies.kit.options import SEEDS, Asked
+from toeplens.studies.kit.questions import HeadRetrieval, Item, Writer, batches, retrieval_of
 from toeplens.studies.probing.record import ItemRecord, ProbeRecord
 
 RECORD = "probe.json"  # file name of the record
@@ -36,12 +36,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Probing:
-    """Items for a model and its predictions. The intact model is evaluated once, for any number of changes.
-
-    loaded  the model, with its tokenizer
-    items   the items to predict
-    about   description of the model and the settings
-    """
+    """Items for a model and its predictions. The intact model is evaluated once, for any number of changes."""
 
     loaded: Loaded
     items: tuple[Item, ...]
@@ -66,17 +61,17 @@ class Probing:
             source = {"token_ids": len(ids), "tokens_sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
         loaded.check_length("lengths", max(asked.lengths))
         items = writer.items(asked)
+        asked_for = {name: list(x) if isinstance(x, tuple) else x for name, x in vars(asked).items()}
         about = {
             "model": loaded.called,
             "class": type(loaded.model).__name__,
             "dtype": str(loaded.model.dtype).removeprefix("torch."),
             "weights": None if loaded.quantised is None else str(loaded.quantised),
             **source,
-            **{name: list(x) if isinstance(x, tuple) else x for name, x in vars(asked).items()},
+            **asked_for,
             "seed": seed,
             "transformers": library().__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            **VERSIONS,
         }
         return cls(loaded, tuple(items), about, report)
 
@@ -96,24 +91,13 @@ class Probing:
         mixed = next((change.output for change in changes if change.output in ("mean", "resample")), None)
         if mixed is not None:
             raise InputError(f"output must be zero for a probe, got {mixed}.")
-        try:
+        with failures_of(self.loaded, "probe", ". Use smaller lengths or a smaller dtype."):
             tokens = torch.tensor([self.items[0].tokens], device=self.loaded.model.device)
             check_predicts(self.loaded, calls_of(self.loaded.model, {"input_ids": tokens}, changes), NEEDING)
             intact = self.intact
             if changes:
                 changed = _answers(self.loaded.model, self.items, changes, partial(self.report, "changed"))
             found = self.heads if heads and any(item.needle for item in self.items) else ()
-        except (InputError, EnvironmentFailure):
-            raise
-        except Exception as error:
-            if out_of_memory(error):
-                raise EnvironmentFailure(
-                    f"Out of memory on {self.loaded.model.device}. Use smaller lengths or a smaller dtype."
-                ) from error
-            if of_libraries(error):
-                name = type(self.loaded.model).__name__
-                raise InputError(f"model: the probe of {name} failed: {words(error)}.") from error
-            raise
         rows = [row for number, item in enumerate(self.items) for row in _rows(number, item, intact, changed)]
         about = self.about | {"seconds": round(time.monotonic() - started, 1)}
         return ProbeRecord(about, tuple(told(changes)), tuple(rows), found)
@@ -211,34 +195,23 @@ def _rows(
     number: int, item: Item, intact: dict[int, Predictions], changed: dict[int, Predictions] | None
 ) -> list[ItemRecord]:
     """The records of an item; for the loss of a text one per range of positions 1, 2-3, 4-7, ..."""
-    places = np.array(item.places)
-    ranges = [(None, None, slice(None))]
+    places, share = np.array(item.places), item.behaviour in ("loss", "copying")
+    ranges: list[tuple[int | None, int | None, slice]] = [(None, None, slice(None))]
     if item.behaviour == "loss":
         octave = np.frexp(places)[1]
-        ends = [np.flatnonzero(octave == each) for each in np.unique(octave)]
-        ranges = [(int(places[at[0]]), int(places[at[-1]]) + 1, slice(int(at[0]), int(at[-1]) + 1)) for at in ends]
-    share = item.behaviour in ("loss", "copying")
+        ends = [np.flatnonzero(octave == each)[[0, -1]].tolist() for each in np.unique(octave)]
+        ranges = [(int(places[first]), int(places[last]) + 1, slice(first, last + 1)) for first, last in ends]
 
-    def told(made: Predictions, part: slice) -> tuple[float, float]:
+    def told(made: Predictions, part: slice, prefix: str) -> dict[str, Any]:
         right = made.right[part].double()
-        return float(made.nats[part].mean()), float(right.mean() if share else right.amin())
+        share_right = float(right.mean() if share else right.amin())
+        return {f"{prefix}nats": float(made.nats[part].mean()), f"{prefix}right": share_right}
 
     found = []
+    about: dict[str, Any] = {"behaviour": item.behaviour, "item": number, "length": item.length, "depth": item.depth}
     for start, stop, part in ranges:
-        nats, right = told(intact[number], part)
-        after = (None, None) if changed is None else told(changed[number], part)
-        found.append(
-            ItemRecord(
-                behaviour=item.behaviour,
-                item=number,
-                length=item.length,
-                depth=item.depth,
-                start=start,
-                stop=stop,
-                nats=nats,
-                right=right,
-                changed_nats=after[0],
-                changed_right=after[1],
-            )
-        )
+        results = told(intact[number], part, "")
+        if changed is not None:
+            results |= told(changed[number], part, "changed_")
+        found.append(ItemRecord(**about, start=start, stop=stop, **results))
     return found

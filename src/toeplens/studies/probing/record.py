@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,7 @@ from toeplens.ground.records import Record
 from toeplens.ground.words import fixed
 from toeplens.lens import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.kit.intervals import newcombe, wilson
-from toeplens.studies.kit.questions import Behaviour
-from toeplens.studies.kit.retrieving import HeadRetrieval
+from toeplens.studies.kit.questions import Behaviour, HeadRetrieval
 
 _ENOUGH = 8  # minimum number of items for a bootstrap; otherwise Student's t interval
 Number = reading.Number | None
@@ -23,25 +22,17 @@ Number = reading.Number | None
 
 @dataclass(frozen=True, kw_only=True)
 class ItemRecord(Record):
-    """One item, or one range of positions of a text.
-
-    item    number of the item; ranges of one text share it
-    length, depth  as in `toeplens.studies.kit.questions.Item`
-    start, stop    first position of a range and the one after its last; otherwise None
-    nats    mean -log p of the answer's tokens, among the choices if there are any
-    right   whether all answer tokens are the most likely ones; for text and copying the share that is
-    changed_nats, changed_right  the same for the changed model; None without changes
-    """
+    """One item (`toeplens.studies.kit.questions.Item`), or one range of positions of a text."""
 
     behaviour: Behaviour
-    item: reading.Count
+    item: reading.Count  # ranges of one text share this number
     length: reading.Count
     depth: Number = None
-    start: reading.Count | None = None
-    stop: reading.Count | None = None
-    nats: reading.Positive
-    right: reading.Share
-    changed_nats: Number = None
+    start: reading.Count | None = None  # first position of a range
+    stop: reading.Count | None = None  # the one after its last
+    nats: reading.Positive  # mean -log p of the answer's tokens, among the choices if there are any
+    right: reading.Share  # whether all answer tokens are the most likely ones; for text and copying the share that is
+    changed_nats: Number = None  # of the changed model; None without changes
     changed_right: Number = None
 
     @property
@@ -75,20 +66,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class ProbeRecord(Record):
-    """The results of a probe.
-
-    about    the model, the text, the settings, versions, seconds
-    changes  interventions on the attention, as text; empty without changes
-    items    every item
-    heads    retrieval of every head, layer by layer; empty if not measured
-    """
+    """The results of a probe."""
 
     WORDS = "probe"
 
-    about: dict[str, Any]
-    changes: tuple[reading.Text, ...]
+    about: dict[str, Any]  # the model, the text, the settings, versions, seconds
+    changes: tuple[reading.Text, ...]  # interventions on the attention
     items: tuple[ItemRecord, ...]
-    heads: tuple[HeadRetrieval, ...]
+    heads: tuple[HeadRetrieval, ...]  # retrieval of every head, layer by layer; empty if not measured
 
     def of(self, behaviour: Behaviour) -> list[ItemRecord]:
         """The items of one behaviour."""
@@ -108,54 +93,33 @@ class ProbeRecord(Record):
 
 
 def _summary(behaviour: Behaviour, place: dict[str, Any], items: list[ItemRecord]) -> Summary:
-    def over(values: Iterable[float], *, share: bool = False) -> Estimate:
-        return _over_items(items, list(values), share)
-
-    after: tuple[Estimate | None, ...] = (None, None, None, None)
-    if items[0].changed_nats is not None:
-        nats = [float(item.changed_nats or 0.0) for item in items]
-        right = over((float(item.changed_right or 0.0) for item in items), share=True)
-        more = over(changed - item.nats for changed, item in zip(nats, items, strict=True))
-        after = (over(nats), right, more, _more_right(items))
-    return Summary(
-        behaviour,
-        place.get("length"),
-        place.get("depth"),
-        place.get("start"),
-        len({item.item for item in items}),
-        over(item.nats for item in items),
-        over((item.right for item in items), share=True),
-        *after,
-    )
-
-
-def _more_right(items: list[ItemRecord]) -> Estimate:
-    """Paired difference in accuracy, changed minus intact."""
-    before, after = (
-        _by_item(items, [float(each or 0) for each in found])
-        for found in zip(*((item.right, item.changed_right) for item in items), strict=True)
-    )
-    found = _estimate(after - before)
-    if set(before) | set(after) <= {0.0, 1.0}:
-        return Estimate(found.value, *newcombe(before, after), found.count)
-    return found
-
-
-def _over_items(items: list[ItemRecord], values: list[float], share: bool) -> Estimate:
-    """Mean over items with its interval; Wilson's interval if all values are 0 or 1."""
-    means = _by_item(items, values)
-    found = _estimate(means)
-    if share and set(means) <= {0.0, 1.0}:
-        return Estimate(found.value, *wilson(round(means.sum()), len(means)), found.count)
-    return found
-
-
-def _by_item(items: list[ItemRecord], values: list[float]) -> Float[np.ndarray, "n"]:
-    """The mean over the ranges of each item, weighted by their number of positions."""
     numbers, at = np.unique([item.item for item in items], return_inverse=True)
     places = np.array([item.places for item in items], dtype=float)
     weights: Float[np.ndarray, "n"] = np.bincount(at, places, len(numbers))
-    return np.bincount(at, places * values, len(numbers)) / weights
+
+    def means(name: str, less: str = "") -> Float[np.ndarray, "n"]:
+        """The mean over the ranges of each item, weighted by their positions; of the difference from ``less``."""
+        values = [float(getattr(item, name)) - (float(getattr(item, less)) if less else 0.0) for item in items]
+        return np.bincount(at, places * values, len(numbers)) / weights
+
+    after: tuple[Estimate | None, ...] = (None, None, None, None)
+    before = means("right")
+    if items[0].changed_nats is not None:
+        right = means("changed_right")
+        more = _estimate(right - before)
+        if {*before, *right} <= {0.0, 1.0}:
+            more = Estimate(more.value, *newcombe(before, right), more.count)
+        after = _estimate(means("changed_nats")), _share(right), _estimate(means("changed_nats", "nats")), more
+    length, depth, start = (place.get(name) for name in ("length", "depth", "start"))
+    return Summary(behaviour, length, depth, start, len(numbers), _estimate(means("nats")), _share(before), *after)
+
+
+def _share(means: Float[np.ndarray, "n"]) -> Estimate:
+    """Mean of shares with its interval: Wilson's if all values are 0 or 1."""
+    found = _estimate(means)
+    if {*means} <= {0.0, 1.0}:
+        return Estimate(found.value, *wilson(round(means.sum()), len(means)), found.count)
+    return found
 
 
 def _estimate(means: Float[np.ndarray, "n"]) -> Estimate:

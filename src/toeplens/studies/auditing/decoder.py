@@ -9,9 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from toeplens.engine import examples_of
@@ -30,35 +29,22 @@ from toeplens.lens import (
     frequency_use,
 )
 from toeplens.sources import DecoderSource
-from toeplens.studies.auditing.audit import Audit, finished
-from toeplens.studies.auditing.effects import not_silenced, silenced
+from toeplens.studies.auditing.effects import Effects, with_effects, without_effects
+from toeplens.studies.auditing.inputs import Progress
 from toeplens.studies.auditing.kept import Kept, files_of
 from toeplens.studies.auditing.measuring import head_records
-from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, Method, NoSuchLayer
+from toeplens.studies.auditing.record import LayerRecord, Measured, NotThere
+from toeplens.studies.auditing.result import Audit, finished
+from toeplens.studies.kit.options import AuditOptions
 from toeplens.training import Batches, Run, plan_execution
 
+EXAMPLES = 256  # default number of examples of the test set
 _AT_ONCE = 1 << 24  # logits held in memory at once
 _ALLOWED = 1e-4
+_METHODS = ("attribution", "exact", "none", "position")
 
 
-def is_run(model: Any) -> bool:
-    """Whether the argument is a run or a run's directory."""
-    try:
-        return isinstance(model, Run) or (isinstance(model, str | Path) and (Path(model) / "spec.json").is_file())
-    except OSError:  # not a valid file name
-        return False
-
-
-def audit_run(
-    model: Run | str | Path,
-    layers: frozenset[int] | None,
-    sequences: int,
-    method: Method | None,
-    device: str,
-    seed: int,
-    directory: Path | None,
-    on_progress: Callable[[str, int, int], None],
-) -> Audit:
+def audit_run(model: Run | str | Path, options: AuditOptions, directory: Path | None, report: Progress) -> Audit:
     """Audit a finished run's model on examples of its test set.
 
     Shares and frequency use only count queries that reach the output: in the last layer of a model with a single
@@ -67,38 +53,26 @@ def audit_run(
 
     Raises `InputError` for a run that is not finished, and for layers that it does not have.
     """
-    started = time.monotonic()
+    started, method = time.monotonic(), options.effects
+    if method not in _METHODS:
+        raise InputError(f"effects must be one of {', '.join(_METHODS)} for a run, got {method!r}.")
     run = model if isinstance(model, Run) else Run.open(model)
-    place = plan_execution(device, "off", "float32").device
-    data = Batches.of(examples_of(run.spec, sequences), place, run.spec.ignore_label)
+    place = plan_execution(options.device, "off", "float32").device
+    data = Batches.of(examples_of(run.spec, options.sequences or EXAMPLES), place, run.spec.ignore_label)
     decoder = run.model().to(place)
     source = DecoderSource(decoder)
-    chosen = sorted(range(source.num_layers) if layers is None else layers)
+    chosen = sorted({*(range(source.num_layers) if options.layers is None else options.layers)})
     if chosen and not chosen[-1] < source.num_layers:
-        raise NoSuchLayer(chosen[-1], source.num_layers - 1)
-    key = {"run": files_of(run.directory), "sequences": sequences, "method": method, "layers": chosen}
-    kept = Kept(directory, {**key, "device": str(place), "seed": seed})
-    measured = _measured(source, data, chosen, kept, on_progress)
-    changed = not_silenced(measured)
-    if method is not None:
-        on_progress("heads", 0, 1)
+        raise NotThere("layers", chosen[-1], source.num_layers - 1)
+    key = {"run": files_of(run.directory), "sequences": len(data), "method": method, "layers": chosen}
+    kept = Kept(directory, {**key, "device": str(place), "seed": options.seed})
+    measured = _measured(source, data, chosen, kept, report)
+    effects = without_effects(measured)
+    if method != "none":
+        report("heads", 0, 1)
         batches = list(data.split(replayed_at_once(run.spec, data.tokens.shape[1], place)))
-        options: dict[str, Any] = {"metric": "loss", "method": method, "cumulative": False}
-        if method == "bands":
-            raise InputError("effects must be one of attribution, exact, none, position for a run, got 'bands'.")
-        if method == "position":
-            options |= {"method": "exact", "intervention": "position"}
-        memory: Any = SimpleNamespace(
-            get=lambda key: kept.array(f"heads-{key}"), put=lambda key, found: kept.put_array(f"heads-{key}", found)
-        )
-        found = ablate_heads(source, batches, **options, memory=memory)
-        on_progress("heads", 1, 1)
-        if found.check is not None and not found.check.holds:
-            changed = replace(changed, unknown=found.check.words, check=found.check)
-        else:
-            columns = [(found.drops[layer], found.low[layer], found.high[layer]) for layer in chosen]
-            told = {"effect": "loss", "method": method, "baseline": or_none(found.baseline), "check": found.check}
-            changed = silenced(measured, columns, intervals="over examples", **told)
+        effects = _effects(source, batches, measured, str(method), kept)
+        report("heads", 1, 1)
     with torch.no_grad():
         logits = [decoder(data.tokens, data.lengths, fused=fused) for fused in (True, False)]
     about = {
@@ -113,19 +87,33 @@ def audit_run(
         "tokens": data.tokens.shape[1],
     }
     whole = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
-    return finished(changed, about, whole=whole, seed=seed, started=started)
+    return finished(effects, about, seed=options.seed, started=started, whole=whole)
+
+
+def _effects(
+    source: DecoderSource, batches: Sequence[Any], measured: Sequence[Measured], method: str, kept: Kept
+) -> Effects:
+    """The effects of the heads of the measured layers."""
+    how: dict[str, Any] = {"method": method}
+    if method == "position":
+        how = {"method": "exact", "intervention": "position"}
+    memory: Any = SimpleNamespace(
+        get=lambda key: kept.array(f"heads-{key}"), put=lambda key, found: kept.put(f"heads-{key}", found.tolist())
+    )
+    found = ablate_heads(source, batches, metric="loss", cumulative=False, memory=memory, **how)
+    if found.check is not None and not found.check.holds:
+        return replace(without_effects(measured, found.check.words), check=found.check)
+    places = [each.layer.layer for each in measured]
+    columns = [(found.drops[layer], found.low[layer], found.high[layer]) for layer in places]
+    told = {"effect": "loss", "method": method, "baseline": or_none(found.baseline), "check": found.check}
+    return with_effects(measured, columns, intervals="over examples", **told)
 
 
 def _measured(
-    source: DecoderSource,
-    data: Batches,
-    chosen: Sequence[int],
-    kept: Kept,
-    on_progress: Callable[[str, int, int], None],
+    source: DecoderSource, data: Batches, chosen: Sequence[int], kept: Kept, report: Callable[[str, int, int], None]
 ) -> list[Measured]:
     """The measured layers; saved ones are reused."""
-    had = [kept.layer(number) for number in chosen]
-    done = [each for each in had if each is not None]
+    done = [each for number in chosen if (each := kept.layer(number)) is not None]
     if len(done) == len(chosen):
         return done
     trace = AttentionTrace(source, data.tokens, data.lengths, layers=list(chosen))
@@ -137,29 +125,27 @@ def _measured(
         unknown = str(error)
     measured: list[Measured] = []
     for number, heads in enumerate(source.outputs(data.tokens, data.lengths)):
-        place = len(measured)
         if number in chosen:
-            on_progress("layers", place, len(chosen))
-            found = _layer(trace[number], data.tokens, heads, *of_logits[place], unknown)
+            report("layers", len(measured), len(chosen))
+            found = _layer(trace[number], data.tokens, heads, *of_logits[len(measured)], unknown)
             kept.put_layer(number, found)
             measured.append(found)
-    on_progress("layers", len(chosen), len(chosen))
+    report("layers", len(chosen), len(chosen))
     return measured
 
 
 def _layer(
     layer: LayerTrace,
-    tokens: Int[Tensor, "B N"],
+    tokens: Tensor,
     heads: Float[Tensor, "B N H dv"],
     shares: Behaviour | None,
     use: FrequencyUse | None,
     unknown: str | None,
 ) -> Measured:
-    name, count = type(layer.encoding).__name__, layer.q.shape[1]
-    place = HeadRecord("decoder" if layer.causal else "encoder", "self", layer.layer, 0)
+    name, count, length = type(layer.encoding).__name__, *layer.q.shape[1:3]
     sums, missed = _sums(layer, tokens, heads)
     record = LayerRecord(
-        side=place.side,
+        side="decoder" if layer.causal else "encoder",
         kind="self",
         layer=layer.layer,
         module=f"blocks.{layer.layer}.attention ({name})",
@@ -177,7 +163,12 @@ def _layer(
         outputs=missed,
         tolerance=_ALLOWED,
     )
-    return Measured(record, head_records(place, sums, shares, use, _bias(layer)))
+    bias = None
+    if layer.encoding.coupling == "bias" and layer.whole:  # by offset, if it does not depend on content
+        with torch.no_grad():
+            kernel = layer.encoding.kernel(torch.arange(0 if layer.causal else 1 - length, length))
+        bias = None if kernel is None else kernel.cpu().numpy()
+    return Measured(record, head_records(record, sums, shares, use, bias))
 
 
 def _frequency_use(layer: LayerTrace) -> FrequencyUse | None:
@@ -186,16 +177,6 @@ def _frequency_use(layer: LayerTrace) -> FrequencyUse | None:
     except NoForm:
         return None
     return found if found.frequencies.shape[-1] else None
-
-
-def _bias(layer: LayerTrace) -> Float[np.ndarray, "_H _D"] | None:
-    """The layer's bias by offset, if its encoding has one that does not depend on content."""
-    if layer.encoding.coupling != "bias" or not layer.whole:
-        return None
-    length = layer.q.shape[2]
-    with torch.no_grad():
-        kernel = layer.encoding.kernel(torch.arange(0 if layer.causal else 1 - length, length))
-    return None if kernel is None else kernel.cpu().numpy()
 
 
 def _sums(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"]) -> tuple[PatternSums, float]:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import HeadEffects, head_effects
+from toeplens.sources.huggingface import HeadEffects
 from toeplens.sources.huggingface.effects import head_estimates
 from toeplens.studies import audit
 from toeplens.studies.auditing import effects as silencing
+from toeplens.studies.auditing.elimination import Elimination, Estimate, eliminate
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.racing import Estimate, Guess, Race, race
 
 transformers = pytest.importorskip("transformers")
 
@@ -47,9 +47,9 @@ class Worlds:
         return HeadEffects(tuple(parts), rows.astype(float), "loss", "exact", 0)
 
 
-def ran(world: Worlds, first: int, kept: Kept | None = None) -> Race:
+def ran(world: Worlds, first: int, kept: Kept | None = None, estimate: Estimate = lambda inputs: None) -> Elimination:
     inputs = {"input_ids": torch.arange(8)[:, None].expand(8, 4), "other": 3}
-    return race(world, inputs, world.counts, first, kept or Kept(None, {}), lambda done, total: None)
+    return eliminate(world, inputs, world.counts, first, kept or Kept(None, {}), lambda done, total: None, estimate)
 
 
 def pooled(parts: np.ndarray) -> np.ndarray:
@@ -107,7 +107,7 @@ def test_each_sequence_counts_as_much_however_many_blocks_it_has(sequences: int,
         return HeadEffects((made,), rows.astype(float), "loss", "exact", 0)
 
     inputs = {"input_ids": torch.arange(sequences)[:, None].expand(sequences, tokens)}
-    (found,) = race(run, inputs, [3], 3, Kept(None, {}), lambda done, total: None).parts
+    (found,) = eliminate(run, inputs, [3], 3, Kept(None, {}), lambda done, total: None).parts
     assert len(found) % sequences == 0
     np.testing.assert_allclose(found[:, 0].mean(0), means.mean(0), rtol=0, atol=1e-12)
 
@@ -132,12 +132,7 @@ def test_heads_without_an_effect_leave_at_once() -> None:
 RISING = [float(number) for number in range(40)]  # what 40 heads are worth
 
 
-def guessed(world: Worlds, first: int, estimate: Estimate, kept: Kept | None = None, tokens: int = 4) -> Race:
-    inputs = {"input_ids": torch.arange(8)[:, None].expand(8, tokens), "other": 3}
-    return race(world, inputs, world.counts, first, kept or Kept(None, {}), lambda done, total: None, estimate)
-
-
-def whole(found: Race) -> np.ndarray:
+def whole(found: Elimination) -> np.ndarray:
     """Which heads went through the first round."""
     rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
     return np.flatnonzero(np.isfinite(rows[:16]).all(0))
@@ -145,8 +140,8 @@ def whole(found: Race) -> np.ndarray:
 
 def test_an_estimate_leaves_heads_out_and_the_others_have_whole_effects() -> None:
     world = Worlds(RISING, (20, 20), 0.1, 0)
-    found = guessed(world, 3, lambda inputs: np.array(RISING))
-    assert found.guess == Guess(20, 8, 0)
+    found = ran(world, 3, estimate=lambda inputs: np.array(RISING))
+    assert (found.left, found.drawn, found.missed) == (20, 8, 0)
     there = whole(found)
     assert len(there) == 20
     assert set(range(28, 40)) <= set(there), "four times three go on"
@@ -156,47 +151,47 @@ def test_an_estimate_leaves_heads_out_and_the_others_have_whole_effects() -> Non
     assert np.isnan(rows[:, left]).all(), "an estimate is no effect"
     drawn = there[there < 28].tolist()
     assert drawn != list(range(20, 28)), "others are drawn, and not the next best"
-    assert drawn == whole(guessed(Worlds(RISING, (20, 20), 0.1, 0), 3, lambda inputs: np.array(RISING)))[:8].tolist()
+    assert (
+        drawn == whole(ran(Worlds(RISING, (20, 20), 0.1, 0), 3, estimate=lambda inputs: np.array(RISING)))[:8].tolist()
+    )
 
 
 def test_a_head_that_an_estimate_misses_is_seen_where_it_is_drawn() -> None:
     estimates = np.array(RISING)
     estimates[34:] = -1.0  # 8 of 28 left out are drawn
-    found = guessed(Worlds(RISING, (20, 20), 0.1, 0), 3, lambda inputs: estimates)
+    found = ran(Worlds(RISING, (20, 20), 0.1, 0), 3, estimate=lambda inputs: estimates)
     drawn = np.isin(np.arange(40), whole(found))
-    assert found.guess.missed == drawn[37:].sum() + min(3 - drawn[37:].sum(), drawn[34:37].sum())
-    assert found.guess.missed > 0
+    assert found.missed == drawn[37:].sum() + min(3 - drawn[37:].sum(), drawn[34:37].sum())
+    assert found.missed > 0
 
 
-@pytest.mark.parametrize(("tokens", "given"), [(4, (3, 4)), (1000, (2, 1000)), (2048, (1, 2048)), (2049, None)])
-def test_an_estimate_is_made_over_some_of_a_round_s_sequences(tokens: int, given: tuple[int, int] | None) -> None:
-    """Three a round; and none where inputs hold more than tokens and are too long."""
+@pytest.mark.parametrize(
+    ("other", "tokens", "given"),
+    [
+        ("bbox", 4, (3, 4)),
+        ("bbox", 1000, (2, 1000)),
+        ("bbox", 2048, (1, 2048)),
+        ("bbox", 2049, None),
+        ("decoder_input_ids", 1000, (1, 1000)),
+        ("decoder_input_ids", 1500, (1, 1024)),
+    ],
+)
+def test_an_estimate_is_made_over_some_of_a_rounds_sequences(
+    other: str, tokens: int, given: tuple[int, int] | None
+) -> None:
+    """Three a round; a decoder's tokens count; and none where inputs hold more than tokens and are too long."""
     shapes = []
     world = Worlds(RISING, (20, 20), 0.1, 0)
     world.all = np.repeat(world.all, 3, 0)
-    inputs = {"input_ids": torch.arange(24)[:, None].expand(24, tokens), "bbox": torch.zeros(24, tokens, 4)}
+    ids = torch.arange(24)[:, None].expand(24, tokens)
+    inputs = {"input_ids": ids, other: torch.zeros(24, tokens, 4) if other == "bbox" else ids}
 
-    def estimate(inputs: Mapping[str, Any]) -> None:
-        shapes.append(tuple(inputs["input_ids"].shape))
-        assert inputs["bbox"].shape == (*shapes[-1], 4)
+    def estimate(some: Mapping[str, Any]) -> None:
+        shapes.append(tuple(some["input_ids"].shape))
+        assert some[other].shape == (*shapes[-1], *inputs[other].shape[2:])
 
-    race(world, inputs, world.counts, 3, Kept(None, {}), lambda done, total: None, estimate)
+    eliminate(world, inputs, world.counts, 3, Kept(None, {}), lambda done, total: None, estimate)
     assert shapes == ([] if given is None else [given])
-
-
-@pytest.mark.parametrize(("tokens", "given"), [(4, (3, 4)), (1000, (1, 1000)), (1500, (1, 1024))])
-def test_a_decoder_s_tokens_are_among_those_that_an_estimate_is_made_over(tokens: int, given: tuple[int, int]) -> None:
-    shapes = []
-    world = Worlds(RISING, (20, 20), 0.1, 0)
-    world.all = np.repeat(world.all, 3, 0)
-    both = torch.arange(24)[:, None].expand(24, tokens)
-
-    def estimate(inputs: Mapping[str, Any]) -> None:
-        shapes.extend(tuple(x.shape) for x in inputs.values())
-
-    inputs = {"input_ids": both, "decoder_input_ids": both}
-    race(world, inputs, world.counts, 3, Kept(None, {}), lambda done, total: None, estimate)
-    assert shapes == [given, given]
 
 
 def llama(heads: int, *shape: int) -> tuple[Any, torch.Tensor]:
@@ -226,26 +221,6 @@ def test_an_audit_goes_on_with_the_heads_of_an_estimate(method: Any) -> None:
     some = audit(model, tokens, effects=method, first=1, heads=[1])
     assert {head.head for head in some.heads if head.effect is not None} == {1}, "and of chosen heads alone"
     assert "estimate" not in some.about["race"]
-
-
-def test_an_audit_with_a_race_has_the_effects_of_whole_passes() -> None:
-    model, tokens = llama(4, 10, 24)
-    raced = audit(model, tokens, effects="exact", first=2)
-    whole = audit(model, tokens, effects="exact")
-    assert raced.about["race"].endswith("were dropped early.")
-    assert raced.method == "exact"
-    calls = [(x.module, x.side, x.kind, x.layer, x.heads) for x in whole.layers]
-    cuts = np.array_split(np.arange(10), 8)
-    parts = [head_effects(model, {"input_ids": tokens[cut]}, calls, method="exact").parts for cut in cuts]
-    rows = [np.concatenate([each.reshape(-1, 4) for each in call]) for call in zip(*parts, strict=True)]
-    for head in raced.heads:
-        own = rows[head.layer][:, head.head]
-        sizes = np.cumsum([each[0].reshape(-1, 4).shape[0] for each in parts])
-        ways = [own[:size].mean() for size in sizes]
-        assert min(abs(head.effect - way) for way in ways) < 1e-9
-        assert head.effect_low <= head.effect
-    best, top = (max(found.heads, key=lambda head: head.effect or 0) for found in (whole, raced))
-    assert (top.effect_high or 0) >= (best.effect_low or 0)
 
 
 def test_where_an_estimate_is_not_finite_or_has_no_gradient_all_heads_are_in_the_race(

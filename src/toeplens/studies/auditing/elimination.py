@@ -4,14 +4,13 @@ Sequences are processed in rounds. After each round, heads are dropped whose int
 until the sequences end or only N heads are left. Most heads need few tokens.
 
 Before the first round, a gradient-based estimate of all heads drops most of them: only 4 N continue. An estimate can be
-wrong, so a few of the dropped heads, drawn at random, continue as well. The record reports how many of these end up
-among the first N.
+wrong, so a few of the dropped heads, drawn at random, continue as well, and are counted if they end up among the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,42 +28,23 @@ _FEWEST = 4  # minimum number of parts for an interval
 _PIECES = 16  # maximum number of pieces per sequence
 _GO_ON, _DRAWN = 4, 8  # heads that continue after the estimate, in multiples of N; randomly drawn heads
 _AT_ONCE = 2048  # maximum tokens of an estimate, which holds the outputs of every layer
-_READ = ("input_ids", "decoder_input_ids")  # inputs that count towards these tokens
 Estimate = Callable[[Mapping[str, Any]], Float[np.ndarray, "n"] | None]
 Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]]], HeadEffects]
 
 
 @dataclass(frozen=True)
-class Race:
-    """The result of a race.
+class Elimination:
+    """The effects of the heads that were not dropped."""
 
-    parts     per call, [R, 1, H]: effect of each head in each part of the sequences; NaN after it was dropped
-    baseline  loss of the intact model for each processed sequence; None for states
-    outcome   ``loss`` or ``states``
-    guess     heads dropped by the estimate; None without one
-    """
-
-    parts: list[Float[np.ndarray, "R 1 _H"]]
-    baseline: Float[np.ndarray, "B"] | None
+    parts: list[Float[np.ndarray, "R 1 _H"]]  # per call, in each part of the sequences; NaN after a head was dropped
+    baseline: Float[np.ndarray, "B"] | None  # loss of the intact model per processed sequence; None for states
     outcome: Effect
-    guess: Guess | None = None
+    left: int = 0  # heads dropped by the estimate without measuring them
+    drawn: int = 0  # heads with low estimates that were measured anyway; 0 without an estimate
+    missed: int = 0  # of the drawn heads, those that ended up among the first
 
 
-@dataclass(frozen=True)
-class Guess:
-    """Heads dropped by an estimate.
-
-    left    number of dropped heads
-    drawn   number of heads with low estimates that were measured anyway
-    missed  how many of the drawn heads ended up among the first
-    """
-
-    left: int
-    drawn: int
-    missed: int
-
-
-def race(
+def eliminate(
     run: Run,
     inputs: Mapping[str, Any],
     counts: Sequence[int],
@@ -73,10 +53,11 @@ def race(
     report: Callable[[int, int], None],
     estimate: Estimate = lambda inputs: None,
     seed: int = 0,
-) -> Race:
+) -> Elimination:
     """Effects of all heads, more precise for heads that may be among the ``first``.
 
-    Intervals are Student's t intervals over all parts so far, at 95 % jointly over the rounds.
+    Intervals are Student's t intervals over all parts so far, at 95 % jointly over the rounds. Every sequence has the
+    same number of parts, so that sequences of all rounds have equal weight.
 
     Arguments
         run       effects of chosen heads of each call on some sequences (`head_effects`)
@@ -91,20 +72,23 @@ def race(
     level = 1 - (1 - _LEVEL) / len(rounds)
     racing: Bool[np.ndarray, "n"] = np.ones(sum(counts), dtype=bool)
     rows: Float[np.ndarray, "R n"] = np.empty((0, len(racing)))
-    pieces = _PIECES
+    pieces, left = _PIECES, 0
     made: dict[str, Any] = {}
     baselines: list[float] = []
-    report(0, len(rounds) * len(racing))
-    guess: Guess | None = None
     drawn: Int[np.ndarray, "d"] = np.empty(0, dtype=int)
+    report(0, len(rounds) * len(racing))
     if len(racing) > _GO_ON * first + _DRAWN:
         made = kept.get("estimates") or {"estimates": _estimates(estimate, _cut(inputs, rounds[0]))}
         kept.put("estimates", made)
         if made["estimates"] is not None:
             racing, drawn, left = _go_on(np.asarray(made["estimates"], dtype=float), first, seed)
-            guess = Guess(left, len(drawn), 0) if len(drawn) else None
     for number, some in enumerate(rounds):
-        made = kept.get(f"heads-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces)
+        made = kept.get(f"heads-{number}")
+        if made is None:
+            found = run(_cut(inputs, some), [np.flatnonzero(each).tolist() for each in np.split(racing, ends)])
+            parts = np.concatenate([_pooled(each, pieces) for each in found.parts], axis=1).tolist()
+            baseline = None if found.baseline is None else found.baseline.tolist()
+            made = {"parts": parts, "baseline": baseline, "outcome": found.outcome}
         kept.put(f"heads-{number}", made)
         rows = np.concatenate((rows, np.asarray(made["parts"], dtype=float)))
         pieces = len(rows) // len(some) if number == 0 else pieces  # later rounds have fewer sequences, of more blocks
@@ -114,19 +98,19 @@ def race(
         if racing.sum() <= first < np.isfinite(rows[: len(made["parts"])]).all(0).sum():
             break
     report(len(rounds) * len(racing), len(rounds) * len(racing))
+    known = np.isfinite(rows).sum(0)
+    means = np.where(known > 0, np.nansum(rows, 0) / np.maximum(known, 1), -np.inf)
+    missed = len(np.intersect1d(drawn, np.argsort(-means)[:first]))
     split = [each[:, None] for each in np.split(rows, ends, axis=1)]
-    if guess is not None:
-        known = np.isfinite(rows).sum(0)
-        means = np.where(known > 0, np.nansum(rows, 0) / np.maximum(known, 1), -np.inf)
-        guess = replace(guess, missed=len(np.intersect1d(drawn, np.argsort(-means)[:first])))
-    return Race(split, np.array(baselines) if baselines else None, made["outcome"], guess)
+    baseline = np.array(baselines) if baselines else None
+    return Elimination(split, baseline, made["outcome"], left, len(drawn), missed)
 
 
 def _estimates(estimate: Estimate, inputs: Mapping[str, Any]) -> list[float] | None:
     """Estimated effect of each head over as many sequences, or tokens of the first one, as fit into one estimate; None
     if not available."""
     tokens = inputs["input_ids"]
-    read = sum(inputs[name].shape[1] for name in _READ if inputs.get(name) is not None)
+    read = sum(inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if inputs.get(name) is not None)
     few = _cut(inputs, np.arange(max(1, min(len(tokens), _AT_ONCE // read))))
     if read > _AT_ONCE:
         if any(isinstance(x, Tensor) and x.shape != few["input_ids"].shape for x in few.values()):
@@ -151,31 +135,14 @@ def _go_on(
     return goes, drawn, len(others) - len(drawn)
 
 
-def _round(
-    run: Run,
-    inputs: Mapping[str, Any],
-    racing: Bool[np.ndarray, "n"],
-    ends: Int[np.ndarray, "c"],
-    pieces: int | None,
-) -> dict[str, Any]:
-    """Parts of all heads (NaN for dropped ones), losses of the intact model, and the kind of effect.
-
-    Every sequence has the same number of parts, so that sequences of all rounds have equal weight.
-    """
-    found = run(inputs, [np.flatnonzero(each).tolist() for each in np.split(racing, ends)])
-    parts = np.concatenate([_pooled(each, pieces) for each in found.parts], axis=1)
-    baseline = None if found.baseline is None else found.baseline.tolist()
-    return {"parts": parts.tolist(), "baseline": baseline, "outcome": found.outcome}
-
-
-def _pooled(parts: Float[np.ndarray, "B K H"], pieces: int | None) -> Float[np.ndarray, "R H"]:
-    """Merge neighbouring blocks into at most ``pieces`` per sequence (None: no limit); the mean stays the same.
+def _pooled(parts: Float[np.ndarray, "B K H"], pieces: int) -> Float[np.ndarray, "R H"]:
+    """Merge neighbouring blocks into at most ``pieces`` per sequence; the mean stays the same.
 
     With m the mean over a sequence's K blocks and m_g the mean over the n_g blocks of one of G pieces, the part of the
     piece is m + G n_g (m_g - m) / K, as pieces may have different sizes.
     """
     count = parts.shape[1]
-    cut = np.array_split(np.arange(count), min(pieces or count, count))
+    cut = np.array_split(np.arange(count), min(pieces, count))
     mean = parts.mean(1)
     made = [mean + len(cut) * len(some) / count * (parts[:, some].mean(1) - mean) for some in cut]
     return np.stack(made, axis=1).reshape(-1, parts.shape[-1])

@@ -1,12 +1,82 @@
-"""An audit in a notebook: a few lines and small maps, without scripts."""
+"""The result of an audit: its view in notebooks, and its directory with JSON, Parquet and CSV files."""
 
 from __future__ import annotations
 
-from markupsafe import Markup
+import io
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from markupsafe import Markup
+from pyarrow import csv, parquet
+
+from toeplens.ground import InputError, read_json, write_bytes, write_json
+from toeplens.ground.files import make_directory
+from toeplens.studies.auditing.effects import Effects
+from toeplens.studies.auditing.kept import PARTS
 from toeplens.studies.auditing.record import AuditRecord
 from toeplens.studies.auditing.sheets import Scale, Values, digits_of, scales_of, title, values_of
 from toeplens.studies.auditing.words import Names, Place, audited, model, place_title, power, proved, told, worst
+from toeplens.studies.kit.models import VERSIONS
+
+RECORD = "audit.json"  # file name of the record
+PARQUET, CSV = "heads.parquet", "heads.csv"
+
+
+@dataclass(frozen=True)
+class Audit(AuditRecord):
+    """The result of `audit`; notebooks show it as maps of heads."""
+
+    def _repr_html_(self) -> str:
+        """The HTML that notebooks show."""
+        return notebook_html(self)
+
+
+def finished(effects: Effects, about: dict[str, Any], *, seed: int, started: float, **more: Any) -> Audit:
+    """The finished audit, with seed, effects, versions and seconds added to its ``about``.
+
+    ``started`` is the start time, from `time.monotonic`.
+    """
+    fields = dict(vars(effects))
+    said = {name: fields.pop(name) for name in ("no_effects", "intervals", "race")}
+    known = {name: value for name, value in said.items() if value is not None}
+    about = {**about, "seed": seed, **known, **VERSIONS, "seconds": round(time.monotonic() - started, 1)}
+    return Audit(about=about, **fields, **more)
+
+
+def save(audit: Audit, directory: Path) -> Path:
+    """Write the record and its tables atomically, replacing an earlier audit. Returns the directory.
+
+    The saved progress of an unfinished audit is removed.
+    """
+    make_directory(directory)
+    write_bytes(directory / PARQUET, parquet_of(audit))
+    stream = io.BytesIO()
+    csv.write_csv(audit.frame(), stream)  # empty if unknown
+    write_bytes(directory / CSV, stream.getvalue())
+    write_json(directory / RECORD, audit.to_dict())
+    shutil.rmtree(directory / PARTS, ignore_errors=True)
+    return directory
+
+
+def open_audit(directory: Path | str) -> Audit:
+    """The audit in a directory. Raises `InputError` if there is none or if it is damaged."""
+    path = Path(directory) / RECORD
+    if not path.is_file():
+        raise InputError(f"audit must be the directory of an audit, but {directory} contains no {RECORD}.")
+    return Audit.from_dict(read_json(path), path)
+
+
+def parquet_of(audit: Audit) -> bytes:
+    """The table of heads (`COLUMNS`) as a Parquet file; null if unknown."""
+    stream = io.BytesIO()
+    parquet.write_table(audit.frame(), stream)
+    return stream.getvalue()
+
+
+# ---- in a notebook: a few lines and small maps, without scripts ------------------------------------------------------
 
 _MAPS = {"positional": "#2f6fe0", "symbolic": "#de7a00", "effect": "#d2453d"}
 _LESS = "#2f6fe0"  # effects below zero

@@ -1,0 +1,164 @@
+"""The options of audits and probes: type, default, limits and help of each, for Python and the command line.
+
+To add one, add a field here and use it. Importing this module is fast, as ``--help`` needs it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar, get_args
+
+from toeplens.ground import InputError, choose, invalid, shown
+from toeplens.ground.machine import within
+from toeplens.ground.words import listed
+
+SHORTEST, LONGEST = 64, 1 << 20  # tokens
+MOST_ASKED, SEEDS = 1000, 2**31  # maximum number of items of each kind; largest seed
+Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+Ablation = Literal["exact", "position", "bands", "attribution", "none"]
+_MOST = 100_000  # maximum of sequences, and of first
+
+
+def option(default: Any, help: str, metavar: str = "N", **about: Any) -> Any:
+    """A field that is also an option of a command.
+
+    ``about`` may have the ``limits`` of a number; ``of_runs``, if it applies to audits of toeplens runs; and its
+    ``flag`` and type, ``typed``, on the command line (default: the field's).
+    """
+    return field(default=default, metadata={"help": help, "metavar": metavar, **about})
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def taking(options: type[Any]) -> Callable[[Function], Function]:
+    """Show the fields of a dataclass in place of a function's ``**options``, as in `help`."""
+
+    def shown_with(function: Function) -> Function:
+        own = [each for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD]
+        given = [inspect.Parameter(x.name, inspect.Parameter.KEYWORD_ONLY, default=x.default) for x in fields(options)]
+        function.__signature__ = inspect.Signature([*own, *given])  # type: ignore[attr-defined]
+        return function
+
+    return shown_with
+
+
+def _check_limits(options: Any) -> None:
+    for each in fields(options):
+        if limits := each.metadata.get("limits"):
+            within(each.name, getattr(options, each.name), *limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """The options of an audit. Numbers of layers and heads are from 0; in a text such as ``"1,4,9-12"`` from 1.
+
+    max_tokens  a shorter text is one sequence of its own length
+    effects     ``exact`` ablates each head; ``attribution`` estimates this from gradients, for language models;
+                ``position`` removes the position of each head (rotation and bias); ``bands`` freezes each frequency
+                band of each layer
+    first, heads  for ``exact`` and ``position``; heads that cannot be among the ``first`` are dropped early
+    needles     as long as the sequences; for a causal language model and a text
+    changes     `toeplens.sources.huggingface.Change`, or texts as on the command line. Every head is measured on the
+                output of the changed heads before it. Not possible together with effects
+    dtype, device, pickled  as in `toeplens.sources.huggingface.load.load_model`
+    seed        of random tokens, masked tokens and intervals
+
+    Raises `InputError` for options that are invalid for every model or exclude each other.
+    """
+
+    layers: tuple[int, ...] | None = option(
+        None, "Layers, e.g. 1,4,9-12 (default: all).", "LIST", of_runs=True, typed=str | None
+    )
+    heads: tuple[int, ...] | None = option(
+        None, "Heads of each layer to ablate (default: all).", "LIST", typed=str | None
+    )
+    sequences: int | None = option(
+        None, "Maximum sequences (default: 16; 256 for a run).", limits=(1, _MOST), of_runs=True
+    )
+    max_tokens: int | None = option(
+        None, "Maximum tokens per sequence (default: 256; with --tokens all).", limits=(2, LONGEST)
+    )
+    effects: Ablation | None = option(  # noqa: RUF009
+        None,
+        "Ablation effect: exact, attribution (an estimate), position (ablate only position), bands (freeze "
+        "frequencies) or none (default: exact; none with --change).",
+        "NAME",
+        of_runs=True,
+        typed=str | None,
+    )
+    first: int | None = option(None, "Find only the N largest effects (faster).", limits=(1, _MOST))
+    needles: int = option(0, "Needle texts for retrieval heads (default: 0).", limits=(0, MOST_ASKED))
+    changes: tuple[Any, ...] = option(
+        (), "Intervention, e.g. 'layers=2 heads=3 output=zero'. Repeatable.", "CHANGE", flag="--change", typed=list[str]
+    )
+    dtype: Dtype = "auto"
+    device: str = field(default="auto", metadata={"of_runs": True})
+    pickled: bool = False
+    seed: int = option(0, "Seed of tokens and needles (default: 0).", limits=(0, SEEDS), of_runs=True)
+
+    def __post_init__(self) -> None:
+        from toeplens.studies.kit.changes import numbers, read_change
+
+        changes = tuple(read_change(each) if isinstance(each, str) else each for each in self.changes or ())
+        object.__setattr__(self, "changes", changes)
+        object.__setattr__(self, "effects", self.effects or ("none" if changes else "exact"))
+        for name in ("layers", "heads"):
+            given: Any = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, numbers(name, given) if isinstance(given, str) else tuple(given))
+        choose("dtype", self.dtype, get_args(Dtype))
+        choose("effects", str(self.effects), get_args(Ablation))
+        _check_limits(self)
+        if self.heads == ():
+            raise InputError("heads must have at least one entry, got none.")
+        for name in ("first", "heads"):
+            if getattr(self, name) is not None and self.effects not in ("exact", "position"):
+                raise InputError(f"{name} must not be set with effects {self.effects!r}; use 'exact' or 'position'.")
+        if changes and (self.effects != "none" or self.needles):
+            raise InputError(f"changes and {'needles' if self.needles else 'effects'} must not both be set.")
+
+    def check_run(self, **others: Any) -> None:
+        """Raise `InputError` for options that do not apply to a run, and for ``others`` that are not None."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default}
+        allowed = [each.name for each in fields(self) if each.metadata.get("of_runs")]
+        for name, value in (others | own).items():
+            if value is not None and name not in allowed:
+                raise InputError(f"{name} must not be set for a run. Allowed are {listed(allowed)}.")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Number and size of the items of a probe.
+
+    lengths    lengths in tokens of needle texts, repeated tokens, and (the longest) texts for the loss
+    depths     depths of needles, 0 to 1
+    sequences  texts for the loss, and sequences of repeated tokens per length
+    """
+
+    lengths: tuple[int, ...] = option(
+        "256,512,1024", "Text lengths in tokens (default: 256,512,1024).", "LIST", typed=str
+    )
+    depths: tuple[float, ...] = option(
+        "0,0.25,0.5,0.75,1", "Needle depths (default: 0,0.25,0.5,0.75,1).", "LIST", typed=str
+    )
+    repeats: int = option(2, "Needles per length, depth (default: 2).", limits=(1, MOST_ASKED))
+    sequences: int = option(8, "Sequences and copies (default: 8).", limits=(2, MOST_ASKED))
+    lists: int = option(24, "Counting and order questions (default: 24).", limits=(2, MOST_ASKED))
+
+    def __post_init__(self) -> None:
+        for name, kind, low, high in (("lengths", int, SHORTEST, LONGEST), ("depths", float, 0, 1)):
+            given: Any = getattr(self, name)
+            if isinstance(given, str):
+                try:
+                    given = tuple(map(kind, given.split(",")))
+                except ValueError:
+                    numbers = "whole numbers" if kind is int else "numbers"
+                    raise invalid(name, f"be {numbers} with commas between them", given) from None
+                object.__setattr__(self, name, given)
+            if not given or len(set(given)) < len(given) or not all(low <= each <= high for each in given):
+                got = ", ".join(shown(each) if isinstance(each, int) else f"{each:g}" for each in given)
+                raise invalid(name, f"be different numbers from {low} to {high}", got=got or "none")
+        _check_limits(self)
