@@ -51,7 +51,7 @@ INSTEAD = {
     r"what (one|you) (buy|pay)s?": "benefits and costs",
 }
 ALLOWED = {  # path: what may stand there, as a regular expression
-    "src/toeplens/encodings/configured.py": "beside",  # a parameter's name
+    "src/toeplens/encodings/scaled.py": "beside",  # a parameter's name
     "src/toeplens/studies/kit/verdicts.py": "beside",
     "src/toeplens/engine/head_watch.py": "at moments",  # recorded with runs
     "src/toeplens/tasks/sequences.py": "carry out",  # of a sum

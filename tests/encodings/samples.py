@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import cmath
+import itertools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from toeplens import encodings
+from toeplens.encodings import PositionalEncoding
 
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 Made = TypeVar("Made", bound=nn.Module)
@@ -36,3 +40,41 @@ def draw(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tens
 def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
     assert ours.shape == theirs.shape
     assert float((ours - theirs).detach().abs().max()) <= tolerance
+
+
+def vectors(
+    length: int = 6, heads: int = 3, width: int = 8, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys of two sequences."""
+    return draw(2, heads, length, width, dtype=dtype), draw(2, heads, length, width, seed=2, dtype=dtype)
+
+
+def turned_logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor) -> Tensor:
+    """The products after the encoding's rotation, before any scale."""
+    turned_q, turned_k = encoding.rotate(q, k, places, places)
+    return (turned_q @ turned_k.mT).detach()
+
+
+def pairs_of(x: Tensor, pairing: str = "interleaved") -> list[complex]:
+    """A vector's pairs of dimensions as complex numbers."""
+    values, half = x.tolist(), len(x) // 2
+    sides = (values[:half], values[half:]) if pairing == "half" else (values[::2], values[1::2])
+    return [complex(*pair) for pair in zip(*sides, strict=True)]
+
+
+def pair_by_pair(
+    q: Tensor, k: Tensor, factor: Callable[[int, int, int, int, int], complex], pairing: str = "interleaved"
+) -> Tensor:
+    """sum_t q_t conj(k_t) factor(sequence, head, row, column, t), complex, one query, key and pair at a time."""
+    made = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.complex128)
+    for b, h, row, column in itertools.product(*map(range, made.shape)):
+        pairs = zip(pairs_of(q[b, h, row], pairing), pairs_of(k[b, h, column], pairing), strict=True)
+        made[b, h, row, column] = sum(
+            x * y.conjugate() * factor(b, h, row, column, t) for t, (x, y) in enumerate(pairs)
+        )
+    return made
+
+
+def rope(offset: float, t: int, width: int = 8, base: float = 10000.0) -> complex:
+    """RoPE's factor of one pair."""
+    return cmath.exp(1j * offset * base ** (-2 * t / width))

@@ -10,7 +10,7 @@ import pytest
 import scipy.linalg
 import torch
 from rotary_embedding_torch import RotaryEmbedding
-from tests.encodings.samples import build
+from tests.encodings.samples import build, draw, pair_by_pair, vectors
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, attention_logits
@@ -20,11 +20,8 @@ PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
 
 
-def vectors(dtype: torch.dtype = torch.float64, length: int = N) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(2, H, length, D)] * 2 + [(2, length, 24)]
-    q, k, x = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
-    return q, k, x
+def inputs(dtype: torch.dtype = torch.float64, length: int = N) -> tuple[Tensor, Tensor, Tensor]:
+    return *vectors(length, dtype=dtype), draw(2, length, 24, seed=3, dtype=dtype)
 
 
 def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, x: Tensor, places: Tensor = PLACES) -> Tensor:
@@ -37,18 +34,7 @@ def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, x: Tensor, places
 
 def by_hand(q: Tensor, k: Tensor, angle: Any, pairing: str) -> Tensor:
     """Re sum_t q_t conj(k_t) e^(i angle(b, h, row, column, t))."""
-    result = torch.zeros(2, H, N, N, dtype=torch.float64)
-    for b in range(2):
-        for h in range(H):
-            for row in range(N):
-                for column in range(N):
-                    for t in range(D // 2):
-                        one, two = (t, t + D // 2) if pairing == "half" else (2 * t, 2 * t + 1)
-                        x = complex(q[b, h, row, one], q[b, h, row, two])
-                        y = complex(k[b, h, column, one], k[b, h, column, two])
-                        turn = cmath.exp(1j * angle(b, h, row, column, t))
-                        result[b, h, row, column] += (x * y.conjugate() * turn).real
-    return result
+    return pair_by_pair(q, k, lambda *at: cmath.exp(1j * angle(*at)), pairing).real
 
 
 @PAIRINGS
@@ -60,7 +46,7 @@ def test_learned_frequencies_turn_by_themselves(per_head: bool, pairing: str) ->
     def angle(b: int, h: int, row: int, column: int, t: int) -> float:
         return (places[row] - places[column]) * (10000.0 ** (-2 * t / D) + offsets[h if per_head else 0][t])
 
-    q, k, x = vectors()
+    q, k, x = inputs()
     assert float((logits(encoding, q, k, x) - by_hand(q, k, angle, pairing)).abs().max()) < 1e-10
 
 
@@ -68,7 +54,7 @@ def test_learned_frequencies_are_rotary_embedding_torchs_and_receive_its_gradien
     ours, theirs = build("rope-learned", std=0.5).float(), RotaryEmbedding(D, learned_freq=True)
     with torch.no_grad():
         theirs.freqs.copy_((ours.frequencies + ours.offset)[0])
-    q, k, _ = vectors(torch.float32, 64)
+    q, k, _ = inputs(torch.float32, 64)
     places = torch.arange(64)
     turned_q, turned_k = ours.rotate(q, k, places, places)
     their_q, their_k = theirs.rotate_queries_or_keys(q), theirs.rotate_queries_or_keys(k)
@@ -82,7 +68,7 @@ def test_learned_frequencies_are_rotary_embedding_torchs_and_receive_its_gradien
 @PAIRINGS
 @pytest.mark.parametrize("name", ["rope-learned", "harope", "carope"])
 def test_it_starts_as_rope(name: str, pairing: str) -> None:
-    q, k, x = vectors()
+    q, k, x = inputs()
     places = torch.arange(N) + 3
     ours = logits(build(name, pairing=pairing), q, k, x, places)
     assert float((ours - logits(build("rope", pairing=pairing), q, k, x, places)).abs().max()) < 1e-9
@@ -93,7 +79,7 @@ def test_it_starts_as_rope(name: str, pairing: str) -> None:
 def test_haropes_logits_are_the_formulas(kind: str, pairing: str) -> None:
     encoding = build("harope", std=0.5, map=kind, pairing=pairing)
     encoding = encoding.double()
-    q, k, x = vectors()
+    q, k, x = inputs()
     mapped_q, mapped_k = torch.empty_like(q), torch.empty_like(k)
     for h in range(H):
         u, v = (
@@ -120,7 +106,7 @@ def test_haropes_logits_are_the_formulas(kind: str, pairing: str) -> None:
 @pytest.mark.parametrize("start", ["rope", "printed"])
 def test_caropes_logits_are_the_formulas(start: str, pairing: str) -> None:
     encoding = build("carope", std=0.5, start=start, pairing=pairing).double()
-    q, k, x = vectors()
+    q, k, x = inputs()
     weight = encoding.weight.detach()
     constant = math.log(math.expm1(10000.0 ** (2 / D) - 1)) if start == "rope" else 0.0
 
@@ -138,5 +124,5 @@ def test_caropes_logits_are_the_formulas(start: str, pairing: str) -> None:
 
 def test_carope_takes_no_notice_of_the_numbers_of_positions() -> None:
     encoding = build("carope", std=0.5)
-    q, k, x = vectors()
+    q, k, x = inputs()
     assert torch.equal(logits(encoding, q, k, x), logits(encoding, q, k, x, PLACES * 2 + 7))

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 from tests.encodings.samples import build as samples_build
+from tests.encodings.samples import pair_by_pair, turned_logits, vectors
 from torch import Tensor
 from transformers import Qwen2VLTextConfig, Qwen3VLTextConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -29,35 +30,14 @@ build = partial(samples_build, num_heads=H, head_dim=D)
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
 
 
-def vectors(length: int, head_dim: int = D, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (2, H, length, head_dim)
-    return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
-
-
-def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor) -> Tensor:
-    turned_q, turned_k = encoding.rotate(q, k, places, places)
-    return (turned_q @ turned_k.mT).detach()
-
-
 def by_hand(q: Tensor, k: Tensor, places: Tensor, turns: list, pairing: str) -> Tensor:
     """``turns[h][t]``: the frequency of each axis."""
-    length, pairs = q.shape[2], q.shape[3] // 2
-    result = torch.zeros((*q.shape[:3], length), dtype=torch.float64)
-    for b in range(2):
-        for h in range(H):
-            for row in range(length):
-                for column in range(length):
-                    offset = (places[row] - places[column]).tolist()
-                    total = 0.0
-                    for t in range(pairs):
-                        one, two = (t, t + pairs) if pairing == "half" else (2 * t, 2 * t + 1)
-                        x = complex(q[b, h, row, one], q[b, h, row, two])
-                        y = complex(k[b, h, column, one], k[b, h, column, two])
-                        angle = sum(o * w for o, w in zip(offset, turns[h][t], strict=True))
-                        total += (x * y.conjugate() * cmath.exp(1j * angle)).real
-                    result[b, h, row, column] = total
-    return result
+
+    def factor(b: int, h: int, row: int, column: int, t: int) -> complex:
+        offset = (places[row] - places[column]).tolist()
+        return cmath.exp(1j * sum(o * w for o, w in zip(offset, turns[h][t], strict=True)))
+
+    return pair_by_pair(q, k, factor, pairing).real
 
 
 @PAIRINGS
@@ -69,9 +49,9 @@ def test_axial_logits_are_the_formulas(shares: list[int] | None, pairing: str) -
     for axis, pairs in enumerate(shares or [2, 2, 2]):
         for j in range(pairs):
             turns.append([100.0 ** (-2 * j / (2 * pairs)) if a == axis else 0.0 for a in range(3)])
-    q, k = vectors(4)
+    q, k = vectors(4, H, D)
     wanted = by_hand(q, k, places, [turns] * H, pairing)
-    assert float((logits(encoding, q, k, places) - wanted).abs().max()) < 1e-10
+    assert float((turned_logits(encoding, q, k, places) - wanted).abs().max()) < 1e-10
 
 
 @PAIRINGS
@@ -80,9 +60,9 @@ def test_mixed_logits_are_the_formulas(pairing: str) -> None:
     with torch.no_grad():
         encoding.omega.normal_()
     places = torch.tensor([[0, 0], [1, -3], [70, 9], [4, 1000]])
-    q, k = vectors(4)
+    q, k = vectors(4, H, D)
     wanted = by_hand(q, k, places, encoding.omega.tolist(), pairing)
-    assert float((logits(encoding, q, k, places) - wanted).abs().max()) < 1e-10
+    assert float((turned_logits(encoding, q, k, places) - wanted).abs().max()) < 1e-10
 
 
 def test_mixed_frequencies_start_at_right_angles_with_the_published_lengths() -> None:
@@ -132,10 +112,10 @@ def test_axial_is_rotary_embedding_torchs(grid: tuple[int, ...], kind: str) -> N
     theirs = RotaryEmbedding(D // axes, freqs_for=kind)
     freqs = theirs.get_axial_freqs(*grid)
     ours = build("axial-rope", axes=axes, grid=list(grid), frequencies=kind)
-    q, k = vectors(length, dtype=torch.float32)
+    q, k = vectors(length, H, D, torch.float32)
     places = ours.place(torch.arange(length))
     turned = [apply_rotary_emb(freqs, x.unflatten(2, grid)).flatten(2, 1 + axes) for x in (q, k)]
-    assert float((logits(ours, q, k, places) - turned[0] @ turned[1].mT).abs().max()) < 5e-5
+    assert float((turned_logits(ours, q, k, places) - turned[0] @ turned[1].mT).abs().max()) < 5e-5
 
 
 def qwen_tables(kind: str) -> tuple[PositionalEncoding, Any]:
@@ -153,7 +133,7 @@ def test_m_rope_is_qwen_vls(kind: str) -> None:
     ours, theirs = qwen_tables(kind)
     generator = torch.Generator().manual_seed(3)
     places = torch.randint(0, 128, (2, 10, 3), generator=generator)
-    q, k = vectors(10, 128, torch.float32)
+    q, k = vectors(10, H, 128, torch.float32)
     cos, sin = theirs(q, places.permute(2, 0, 1))
     for a, b in zip(ours.rotate(q, k, places, places), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
         assert float((a - b).abs().max()) < 5e-5
@@ -164,7 +144,7 @@ def test_axial_is_the_qwen2_vl_vision_towers() -> None:
     theirs = qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)
     ours = build("axial-rope", head_dim=32, pairing="half", grid=[6, 9])
     places = ours.place(torch.arange(54))
-    q, k = vectors(54, 32, torch.float32)
+    q, k = vectors(54, H, 32, torch.float32)
     cos, sin = theirs(q, places)
     their_q, their_k = qwen2_vl.apply_rotary_pos_emb_vision(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
     for a, b in zip(ours.rotate(q, k, places, places), (their_q, their_k), strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES
+from tests.encodings.samples import SIZES, agree, pair_by_pair, rope, turned_logits, vectors
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -27,39 +27,16 @@ def build(name: str, **options: Any) -> PositionalEncoding:
     return encodings.build(name, **SIZES, **json.loads(json.dumps(options)))
 
 
-def vectors(seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(2, H, N, D, generator=generator, dtype=torch.float64) for _ in range(2))
-
-
-def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:
-    turned_q, turned_k = encoding.rotate(q, k, places, places)
-    return turned_q @ turned_k.mT
-
-
-def pairs_of(x: list[float], pairing: str) -> list[complex]:
-    halves = pairing == "half"
-    return [complex(x[t], x[t + PAIRS]) if halves else complex(x[2 * t], x[2 * t + 1]) for t in range(PAIRS)]
+def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor) -> Tensor:
+    return turned_logits(encoding, q, k, PLACES)
 
 
 def by_hand(q: Tensor, k: Tensor, gains: list[list[float]], off: str, pairing: str) -> Tensor:
-    result = torch.zeros(2, H, N, N, dtype=torch.float64)
-    for b in range(2):
-        for h in range(H):
-            for row, i in enumerate(PLACES.tolist()):
-                for column, j in enumerate(PLACES.tolist()):
-                    total = 0.0
-                    ours = zip(
-                        pairs_of(q[b, h, row].tolist(), pairing),
-                        pairs_of(k[b, h, column].tolist(), pairing),
-                        gains[h],
-                        strict=True,
-                    )
-                    for t, (x, y, g) in enumerate(ours):
-                        turn = cmath.exp(1j * (i - j) * 10000.0 ** (-2 * t / D))
-                        total += (x * y.conjugate() * (g * turn if off == "pair" else 1 - g + g * turn)).real
-                    result[b, h, row, column] = total
-    return result
+    def factor(b: int, h: int, row: int, column: int, t: int) -> complex:
+        g, turn = gains[h][t], rope(int(PLACES[row] - PLACES[column]), t)
+        return g * turn if off == "pair" else 1 - g + g * turn
+
+    return pair_by_pair(q, k, factor, pairing).real
 
 
 @PAIRINGS
@@ -76,12 +53,8 @@ def test_frequencies_of_ones_own() -> None:
     """One for all pairs turns the whole vector by one angle; a list is RoPE where it is RoPE's; bands still act."""
     q, k = vectors()
     one = logits(build("rope-bands", frequencies=0.7), q, k)
-    pairs = [x.double().unflatten(-1, (-1, 2)) for x in (q, k)]
-    inner = [torch.view_as_complex(x.contiguous()) for x in pairs]
-    for row, i in enumerate(PLACES.tolist()):
-        for column, j in enumerate(PLACES.tolist()):
-            turned = inner[0][:, :, row] * inner[1][:, :, column].conj() * cmath.exp(0.7j * (i - j))
-            assert float((one[:, :, row, column] - turned.sum(-1).real).abs().max()) < 1e-10
+    wanted = pair_by_pair(q, k, lambda b, h, row, column, t: cmath.exp(0.7j * int(PLACES[row] - PLACES[column])))
+    agree(one, wanted.real, 1e-10)
     given = build("rope").frequencies[0].tolist()
     same = build("rope-bands", frequencies=given).rotate(q, k, PLACES, PLACES)
     assert all(torch.equal(a, b) for a, b in zip(same, build("rope").rotate(q, k, PLACES, PLACES), strict=True))

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from tests.builders import refusal
-from tests.encodings.samples import SIZES, agree, draw, randomised
+from tests.encodings.samples import SIZES, agree, draw, pair_by_pair, randomised, rope
 
 from toeplens import encodings
 from toeplens.encodings import Composed, PositionalEncoding, attend, attention_logits, attention_weights, compose
+from toeplens.encodings.base import Seen
 from toeplens.encodings.conformance import check
 from toeplens.encodings.rotary import RoPE
-from toeplens.encodings.seen import Seen
 
 H, D, N = SIZES["num_heads"], SIZES["head_dim"], 9
 PLACES = torch.arange(N)
@@ -42,25 +42,16 @@ def told(encoding: PositionalEncoding, x: torch.Tensor | None = None, **more: An
     return {"encoding": encoding, **here, **more}
 
 
-def turned(q: torch.Tensor, k: torch.Tensor, i: int, j: int, base: float = 10000.0) -> float:
-    """RoPE's product of one query and one key, pair of dimensions by pair."""
-    total = 0.0
-    for t in range(D // 2):
-        a, b = (complex(float(x[2 * t]), float(x[2 * t + 1])) for x in (q, k))
-        angle = (i - j) * base ** (-2 * t / D)
-        total += (a * b.conjugate() * complex(math.cos(angle), math.sin(angle))).real
-    return total
-
-
 @pytest.mark.parametrize("other", ["alibi", "fox", "scalable-softmax", "alibi fox", "urpe"])
 def test_logits_are_the_formula_by_hand(other: str) -> None:
     encoding = build("rope", *other.split(), rope={"base": 500})
     q, k, x = draw(1, H, N, D), draw(1, H, N, D, seed=2), draw(1, N, SIZES["d_model"], seed=3)
     ours = attention_logits(q, k, **told(encoding, x)).detach()
+    products = pair_by_pair(q, k, lambda b, h, i, j, t: rope(i - j, t, base=500.0)).real / math.sqrt(D)
     for h in range(H):
         for i in range(N):
             for j in range(i + 1):
-                logit = turned(q[0, h, i], k[0, h, j], i, j, 500) / math.sqrt(D)
+                logit = float(products[0, h, i, j])
                 for each in (part(encoding, n) for n in range(1, len(encoding.parts))):
                     state = each.state_dict()
                     match type(each).__name__:

@@ -177,28 +177,17 @@ class MisshapenBias(PositionalEncoding):
         return -offsets_between(q_positions, k_positions).abs().double()
 
 
-class WrongCoupling(ALiBi):
-    """A bias that calls itself something else."""
-
-    coupling = "logits"
+def stating(name: str, about: str, base: type[PositionalEncoding] = ALiBi, **facts: Any) -> type[PositionalEncoding]:
+    return type(name, (base,), {"__doc__": about, **facts})
 
 
-class WrongScale(ALiBi):
-    """Another scale than the one that its class states."""
-
-    @property
-    def scale(self) -> float:
-        return 0.5
-
-
+WrongCoupling = stating("WrongCoupling", "A bias that calls itself something else.", coupling="logits")
+WrongScale = stating("WrongScale", "Another scale than the one that its class states.", scale=0.5)
 Undocumented = type("Undocumented", (ALiBi,), {})
-
-
-class FalselyDependent(ALiBi):
-    """A fixed bias that says that it reads content."""
-
-    data_dependent = True
-    toeplitz = False
+FalselyDependent = stating(
+    "FalselyDependent", "A fixed bias that says that it reads content.", data_dependent=True, toeplitz=False
+)
+FalselyNotToeplitz = stating("FalselyNotToeplitz", "A rotation that says it is not relative.", RoPE, toeplitz=False)
 
 
 class FalselyFixed(PositionalEncoding):
@@ -237,19 +226,8 @@ class FalselyToeplitz(PositionalEncoding):
     coupling, citation = "bias", "this test"
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        offsets = offsets_between(q_positions, k_positions)
-        return (
-            (offsets / (1 + q_positions.unsqueeze(-1)))
-            .double()
-            .unsqueeze(-3)
-            .expand(*offsets.shape[:-2], self.num_heads, -1, -1)
-        )
-
-
-class FalselyNotToeplitz(RoPE):
-    """A rotation that says that it is not relative."""
-
-    toeplitz = False
+        shares = offsets_between(q_positions, k_positions).double() / (1 + q_positions.unsqueeze(-1))
+        return shares.unsqueeze(-3).expand(*shares.shape[:-2], self.num_heads, -1, -1)
 
 
 class WrongKernel(ALiBi):

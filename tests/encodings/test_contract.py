@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.builders import REPRESENTATIVES
-from tests.encodings.samples import SIZES
+from tests.encodings.samples import SIZES, pair_by_pair
 from torch import Tensor
 
 from toeplens import encodings
@@ -188,17 +188,14 @@ def by_complex_pairs(encoding: Rotary, q: Tensor, k: Tensor, positions: Tensor) 
     width = 2 * encoding.frequencies.shape[-1]
     turned = slice(encoding.first, encoding.first + width)
     rest = [d for d in range(q.shape[-1]) if not turned.start <= d < turned.stop]
-    kernel = encoding.kernel(offsets_between(positions, positions).flatten())
+    kernel = encoding.kernel(offsets_between(positions, positions).flatten()).expand(q.shape[1], -1, -1)
     kernel = kernel.unflatten(-1, (len(positions), len(positions)))
-    pairs_q, pairs_k = complex_pairs(q[..., turned], encoding.pairing), complex_pairs(k[..., turned], encoding.pairing)
-    products = torch.einsum("bhit,bhjt->bhtij", pairs_q, pairs_k.conj())
-    return (products * kernel).sum(2).real + q[..., rest] @ k[..., rest].transpose(-1, -2)
 
+    def factor(b: int, h: int, row: int, column: int, t: int) -> complex:
+        return complex(kernel[h, t, row, column])
 
-def complex_pairs(x: Tensor, pairing: str) -> Tensor:
-    half = x.shape[-1] // 2
-    real, imaginary = (x[..., 0::2], x[..., 1::2]) if pairing == "interleaved" else (x[..., :half], x[..., half:])
-    return torch.complex(real.contiguous(), imaginary.contiguous())
+    pairs = pair_by_pair(q[..., turned], k[..., turned], factor, encoding.pairing)
+    return pairs.real + q[..., rest] @ k[..., rest].transpose(-1, -2)
 
 
 # ---- precision ------------------------------------------------------------------------------------------------------

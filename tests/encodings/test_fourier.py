@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from tests.encodings.samples import draw
+from torch import nn
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
@@ -22,18 +23,13 @@ def build(seed: int = 0, **options: Any) -> PositionalEncoding:
     return encodings.build("fope", **SIZES, **options)
 
 
-def vectors() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(2, H, N, D, generator=generator, dtype=torch.float64) for _ in range(2))
-
-
 @pytest.mark.parametrize("padding", ["identity", "ones"])
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 def test_what_it_turns_by_is_the_formula(pairing: str, padding: str) -> None:
     encoding = build(pairing=pairing, padding=padding)
     kept = [10000.0 ** (-2 * t / D) for t in range(D // 2) if 10000.0 ** (-2 * t / D) >= 2 * math.pi / 512]
     assert len(kept) == 4
-    x = vectors()[0]
+    x = draw(2, H, N, D)
     ours = encoding.rotate(x, x, PLACES, PLACES)[0]
     for h in range(H):
         for row, i in enumerate(PLACES.tolist()):
@@ -50,7 +46,7 @@ def test_what_it_turns_by_is_the_formula(pairing: str, padding: str) -> None:
 
 def test_without_noise_it_is_rope_on_the_frequencies_that_are_kept() -> None:
     encoding = build(gain=0.0)
-    x = vectors()[0]
+    x = draw(2, H, N, D)
     ours = encoding.rotate(x, x, PLACES, PLACES)[0]
     bands = encodings.build("rope-bands", keep=[0, 1, 2, 3], pairing="half", **SIZES)
     torch.testing.assert_close(ours, bands.rotate(x, x, PLACES, PLACES)[0], rtol=1e-12, atol=1e-12)

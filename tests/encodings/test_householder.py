@@ -15,7 +15,7 @@ from tests.encodings.samples import draw
 from torch import Tensor
 
 from toeplens.encodings import Seen, attend, attention_logits
-from toeplens.encodings.householder import BLOCK, PaTH, PaTHFoX, accumulate
+from toeplens.encodings.contextual import BLOCK, PaTH, PaTHFoX, accumulate
 
 B, H, D = 2, 3, 8
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import SIZES, agree, draw
+from tests.encodings.samples import SIZES, agree, draw, pair_by_pair, vectors
 from tests.encodings.samples import build as samples_build
 from torch import Tensor
 
@@ -24,7 +24,7 @@ build = partial(samples_build, std=0.5, grad=False)
 
 
 def content() -> tuple[Tensor, Tensor, Tensor]:
-    return draw(B, H, N, D), draw(B, H, N, D, seed=2), draw(B, N, W, seed=3)
+    return *vectors(), draw(B, N, W, seed=3)
 
 
 def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, x: Tensor, places: Tensor = PLACES) -> Tensor:
@@ -32,13 +32,13 @@ def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, x: Tensor, places
     return attention_logits(q, k, notes=encoding.note(x), **told)
 
 
-def turned(q: Tensor, k: Tensor, angle_q: list[float], angle_k: list[float], pairing: str) -> float:
-    total = 0.0
-    for t in range(D // 2):
-        a, b = (t, t + D // 2) if pairing == "half" else (2 * t, 2 * t + 1)
-        x, y = complex(q[a], q[b]), complex(k[a], k[b])
-        total += (x * y.conjugate() * cmath.exp(1j * (angle_q[t] - angle_k[t]))).real
-    return total * SCALE
+def by_angles(q: Tensor, k: Tensor, angles: Any, pairing: str) -> Tensor:
+    """RoPE's products at the angles [sequence][head][token][pair]."""
+
+    def factor(b: int, h: int, i: int, j: int, t: int) -> complex:
+        return cmath.exp(1j * (angles[b][h][i][t] - angles[b][h][j][t]))
+
+    return pair_by_pair(q, k, factor, pairing).real * SCALE
 
 
 def sigmoid(x: float) -> float:
@@ -91,14 +91,8 @@ def angles_by_loops(encoding: Any, x: Tensor, base: float) -> list[list[list[flo
 def test_selective_rope_turns_by_the_sum_of_the_tokens_steps(options: dict[str, Any]) -> None:
     encoding = build("selective-rope", **options)
     q, k, x = content()
-    ours = logits(encoding, q, k, x)
-    for b in range(B):
-        angles = angles_by_loops(encoding, x[b], options.get("base", 500000.0))
-        for h in range(H):
-            for i in range(N):
-                for j in range(N):
-                    wanted = turned(q[b, h, i], k[b, h, j], angles[h][i], angles[h][j], encoding.pairing)
-                    assert abs(float(ours[b, h, i, j]) - wanted) < 1e-10
+    angles = [angles_by_loops(encoding, x[b], options.get("base", 500000.0)) for b in range(B)]
+    agree(logits(encoding, q, k, x), by_angles(q, k, angles, encoding.pairing), 1e-10)
 
 
 @pytest.mark.parametrize("options", [{}, {"conv_size": None}])
@@ -121,18 +115,17 @@ def test_a_convolution_keeps_to_its_text(options: dict[str, Any]) -> None:
 def test_repo_turns_each_token_by_the_place_that_it_takes(options: dict[str, Any]) -> None:
     encoding = build("repo", **options)
     q, k, x = content()
-    ours, base = logits(encoding, q, k, x), options.get("base", 500000.0)
-    for h in range(H):
-        angles = []
-        for token in x[1]:
-            gate, told = encoding.gate.weight @ token, encoding.content.weight @ token
-            hidden = [float(g) * sigmoid(float(g)) * float(c) for g, c in zip(gate, told, strict=True)]
-            place = sum(float(w) * y for w, y in zip(encoding.place_of.weight[h], hidden, strict=True))
-            angles.append([place * base ** (-2 * t / D) for t in range(D // 2)])
-        for i in range(N):
-            for j in range(N):
-                wanted = turned(q[1, h, i], k[1, h, j], angles[i], angles[j], encoding.pairing)
-                assert abs(float(ours[1, h, i, j]) - wanted) < 1e-10
+    base, angles = options.get("base", 500000.0), []
+    for b in range(B):
+        angles.append([])
+        for h in range(H):
+            angles[b].append([])
+            for token in x[b]:
+                gate, told = encoding.gate.weight @ token, encoding.content.weight @ token
+                hidden = [float(g) * sigmoid(float(g)) * float(c) for g, c in zip(gate, told, strict=True)]
+                place = sum(float(w) * y for w, y in zip(encoding.place_of.weight[h], hidden, strict=True))
+                angles[b][h].append([place * base ** (-2 * t / D) for t in range(D // 2)])
+    agree(logits(encoding, q, k, x), by_angles(q, k, angles, encoding.pairing), 1e-10)
 
 
 def test_repo_is_an_eighth_as_wide_as_the_model() -> None:

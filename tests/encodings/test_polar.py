@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
 
 import pytest
 import torch
-from tests.encodings.samples import build
+from tests.encodings.samples import build, pairs_of, turned_logits, vectors
 from torch import Tensor
 from x_transformers import x_transformers
 
@@ -17,14 +18,8 @@ H, D, N = 3, 8, 6
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
 
 
-def vectors(dtype: torch.dtype = torch.float64, length: int = N) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(2, H, length, D, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
-
-
 def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:
-    turned_q, turned_k = encoding.rotate(q, k, places, places)
-    return turned_q @ turned_k.mT
+    return turned_logits(encoding, q, k, places)
 
 
 def softplus(x: float) -> float:
@@ -54,7 +49,7 @@ def test_popes_logits_are_the_formulas() -> None:
 @pytest.mark.parametrize("uniform", [False, True])
 def test_pope_is_x_transformers(uniform: bool) -> None:
     places = torch.arange(128)
-    q, k = vectors(torch.float32, 128)
+    q, k = vectors(128, dtype=torch.float32)
     ours, theirs = build("pope", init="uniform" if uniform else "zero"), x_transformers.PolarEmbedding(D, H)
     with torch.no_grad():
         theirs.learned_bias.copy_(ours.delta.unsqueeze(1))
@@ -88,19 +83,15 @@ def test_complexformers_logits_are_the_formulas(pairing: str) -> None:
         for parameter in encoding.parameters():
             parameter.normal_()
     q, k = vectors()
-    ours = logits(encoding, q, k).detach()
+    ours = logits(encoding, q, k)
     factors, offsets = encoding.factor.tolist(), encoding.offset.tolist()
-    for h in range(H):
-        for row, i in enumerate(PLACES.tolist()):
-            for column, j in enumerate(PLACES.tolist()):
-                total = 0.0
-                for t in range(D // 2):
-                    a, b = (t, t + D // 2) if pairing == "half" else (2 * t, 2 * t + 1)
-                    x, y = complex(q[1, h, row, a], q[1, h, row, b]), complex(k[1, h, column, a], k[1, h, column, b])
-                    angle = factors[h][t] * (cmath.phase(x) - cmath.phase(y))
-                    angle += offsets[h][t] + (i - j) * 10000.0 ** (-2 * t / D)
-                    total += abs(x) * abs(y) * math.cos(angle)
-                assert abs(float(ours[1, h, row, column]) - total) < 1e-10
+    for b, h, row, column in itertools.product(range(2), range(H), range(N), range(N)):
+        pairs, total = zip(pairs_of(q[b, h, row], pairing), pairs_of(k[b, h, column], pairing), strict=True), 0.0
+        for t, (x, y) in enumerate(pairs):
+            angle = factors[h][t] * (cmath.phase(x) - cmath.phase(y)) + offsets[h][t]
+            offset = int(PLACES[row] - PLACES[column])
+            total += abs(x) * abs(y) * math.cos(angle + offset * 10000.0 ** (-2 * t / D))
+        assert abs(float(ours[b, h, row, column]) - total) < 1e-10
 
 
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
@@ -114,8 +105,9 @@ def test_complexformer_starts_as_rope(pairing: str) -> None:
 @pytest.mark.parametrize("size", [0.0, 1e-40, 1e-25, 1e-18])
 def test_complexformers_gradients_are_finite_where_a_query_is_nothing(size: float, dtype: torch.dtype) -> None:
     encoding = build("complexformer")
-    q, k = vectors(dtype)
+    q, k = vectors(dtype=dtype)
     q = (q * size).requires_grad_()
-    out = logits(encoding, q, k)
+    turned_q, turned_k = encoding.rotate(q, k, PLACES, PLACES)
+    out = turned_q @ turned_k.mT
     assert bool(out.isfinite().all())
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), (q, *encoding.parameters())))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from tests.encodings.samples import agree, pair_by_pair, turned_logits, vectors
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
@@ -22,16 +22,10 @@ def build(name: str, head_dim: int = 8, **options: Any) -> PositionalEncoding:
     return encodings.build(name, d_model=2 * head_dim, num_heads=H, head_dim=head_dim, max_len=64, **options)
 
 
-def vectors(head_dim: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (2, H, N, head_dim)
-    return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-
-
 @pytest.mark.parametrize("head_dim", [3, 4, 7, 8, 64])
 @pytest.mark.parametrize("speed", [1.0, 2.0, 3.0])
 def test_a_whole_speed_is_torch_roll(speed: float, head_dim: int) -> None:
-    q, k = vectors(head_dim)
+    q, k = vectors(N, H, head_dim)
     ours = build("rollpe", head_dim, speed=speed).rotate(q, k, PLACES, PLACES)
     for a, x in zip(ours, (q, k), strict=True):
         for n, i in enumerate(PLACES.tolist()):
@@ -41,7 +35,7 @@ def test_a_whole_speed_is_torch_roll(speed: float, head_dim: int) -> None:
 @pytest.mark.parametrize("head_dim", [7, 8])
 @pytest.mark.parametrize("speed", [0.25, 0.7, 1.6])
 def test_a_fraction_is_a_phase_in_the_fourier_transform(speed: float, head_dim: int) -> None:
-    q, k = vectors(head_dim)
+    q, k = vectors(N, H, head_dim)
     ours = build("rollpe", head_dim, speed=speed).rotate(q, k, PLACES, PLACES)[0]
     for n, i in enumerate(PLACES.tolist()):
         spectrum = np.fft.rfft(q[:, :, n].numpy(), axis=-1)
@@ -57,7 +51,7 @@ def test_a_fraction_is_a_phase_in_the_fourier_transform(speed: float, head_dim: 
 def test_it_is_rope_with_linear_frequencies_in_the_fourier_basis(head_dim: int) -> None:
     """q.k of rolled vectors is q.k of their sines and cosines, turned; mean and alternating sum are no pairs."""
     speed = 0.3
-    q, k = vectors(head_dim)
+    q, k = vectors(N, H, head_dim)
     rolled_q, rolled_k = build("rollpe", head_dim, speed=speed).rotate(q, k, PLACES, PLACES)
     total = torch.zeros(2, H, N, N, dtype=torch.float64)
     for f in range(head_dim // 2 + 1):
@@ -72,15 +66,7 @@ def test_it_is_rope_with_linear_frequencies_in_the_fourier_basis(head_dim: int) 
 
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
 def test_headings_turn_every_pair_alike(pairing: str) -> None:
-    q, k = vectors(8)
-    encoding = build("drope", step=0.1, pairing=pairing)
-    turned_q, turned_k = encoding.rotate(q, k, PLACES, PLACES)
-    ours = turned_q @ turned_k.mT
-    for row, i in enumerate(PLACES.tolist()):
-        for column, j in enumerate(PLACES.tolist()):
-            total = 0.0
-            for t in range(4):
-                a, b = (t, t + 4) if pairing == "half" else (2 * t, 2 * t + 1)
-                x, y = complex(q[0, 1, row, a], q[0, 1, row, b]), complex(k[0, 1, column, a], k[0, 1, column, b])
-                total += (x * y.conjugate() * cmath.exp(0.1j * (i - j))).real
-            assert abs(float(ours[0, 1, row, column]) - total) < 1e-9
+    q, k = vectors(N, H)
+    ours = turned_logits(build("drope", step=0.1, pairing=pairing), q, k, PLACES)
+    wanted = pair_by_pair(q, k, lambda b, h, i, j, t: cmath.exp(0.1j * int(PLACES[i] - PLACES[j])), pairing)
+    agree(ours, wanted.real, 1e-9)

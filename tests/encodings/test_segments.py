@@ -15,7 +15,7 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attention_logits
-from toeplens.encodings.remapped import following_position, segment_positions
+from toeplens.encodings.lengths import following_position, segment_positions
 
 H, D, N = SIZES["num_heads"], SIZES["head_dim"], 12
 SEPARATORS = [3, 7]

@@ -14,7 +14,7 @@ from tests.encodings.samples import build as samples_build
 from torch import Tensor
 
 from toeplens import encodings
-from toeplens.encodings.tree import Syntactic, SyntacticBias, tree_distances
+from toeplens.encodings.coordinates import Syntactic, SyntacticBias, tree_distances
 from toeplens.ground import InputError
 
 DEPTH = 5

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.builders import refusal
 
-from toeplens.ground.options import must_be, parameters
+from toeplens.ground.options import Count, Positive, Share, must_be, parameters
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,9 @@ def taking(
     numbers: Sequence[float] = (),
     deep: Sequence[float] | Sequence[Sequence[int]] | None = None,
     flags: list[bool] | None = None,
+    many: Count = 1,
+    part: Share = 0.5,
+    rate: Positive | None = None,
     other: dict[str, int] | None = None,
     **rest: Any,
 ) -> None:
@@ -53,6 +56,12 @@ KINDS = {name: parameter.annotation for name, parameter in parameters(taking).it
         ("numbers", {"a": 1}, "a list of numbers"),
         ("deep", [[1], [2.5]], "a list of numbers, a list of lists of whole numbers or None"),
         ("flags", ["x"], "a list of true and false or None"),
+        ("many", 0, "at least 1"),
+        ("many", 1.5, "a whole number"),
+        ("part", -0.1, "finite and at least 0, at most 1"),
+        ("part", float("nan"), "finite and at least 0, at most 1"),
+        ("rate", 0.0, "finite and over 0"),
+        ("rate", "x", "a number or None"),
     ],
 )
 def test_what_is_given_and_what_is_allowed_are_named(option: str, value: Any, allowed: str):
@@ -64,7 +73,9 @@ def test_what_is_given_and_what_is_allowed_are_named(option: str, value: Any, al
     [
         ("whole", (3, np.int64(3), -1)),
         ("number", (3, 0.5, float("nan"), np.float32(1))),
-        ("one", ("a", "no such word")),  # the constructor names the nearest
+        ("one", ("a", "b")),
+        ("many", (1, 7)),
+        ("rate", (0.1, None)),
         ("some", (None, 3, "a")),
         ("numbers", ((), [1, 2.5], np.ones(3))),
         ("deep", ([1.5], [[1], [2]], None)),
@@ -74,6 +85,13 @@ def test_what_is_given_and_what_is_allowed_are_named(option: str, value: Any, al
 def test_what_may_be_is_left_to_the_constructor(option: str, values: tuple[Any, ...]):
     for value in values:
         must_be(option, value, KINDS[option])
+
+
+def test_an_unknown_choice_is_told_the_nearest():
+    for hint in (Literal["half", "whole"], Literal["half", "whole"] | None):
+        assert refusal(lambda hint=hint: must_be("pairing", "haf", hint)) == (
+            "pairing must be one of half, whole, got 'haf'; did you mean 'half'?"
+        )
 
 
 def test_an_annotation_that_cannot_be_told_allows_anything():

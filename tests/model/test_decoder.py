@@ -369,45 +369,26 @@ def test_dropout_acts_where_it_is_asked_for_in_training_alone(encoding: str, pla
 
 # ---- switches and protocols -----------------------------------------------------------------------------------------
 
-PAPER = {
-    "causal": True,
-    "pad_mask": True,
-    "key_value_source": "layer",
-    "input_encoding": None,
-    "input_encoding_options": {},
-    "readout": "last",
-    "final_norm": True,
-    "activation": "relu",
-    "dropout_on": ("weights", "attention", "ffn"),
-}
-RELEASED = {
-    **PAPER,
-    "causal": False,
-    "pad_mask": False,
-    "key_value_source": "embeddings",
-    "readout": "mean",
-    "final_norm": False,
-}
-RELEASED_ROPE = {**RELEASED, "input_encoding": "sinusoidal", "input_encoding_options": {"layout": "halves"}}
-RELEASED_MLA = {
-    "causal": False,
-    "pad_mask": True,
-    "key_value_source": "layer",
-    "input_encoding": "learned",
-    "input_encoding_options": {"init_std": 0.0},
-    "readout": "masked-mean",
-    "final_norm": True,
-    "activation": "gelu",
-    "dropout_on": ("ffn-hidden", "ffn"),
+NAMES_OF_SWITCHES = ("causal", "pad_mask", "key_value_source", "readout", "final_norm", "activation", "dropout_on")
+HALVES = ("sinusoidal", {"layout": "halves"})
+SWITCHES = {  # those above, then the input encoding
+    "paper": (True, True, "layer", "last", True, "relu", ("weights", "attention", "ffn"), (None, {})),
+    "released": (False, False, "embeddings", "mean", False, "relu", ("weights", "attention", "ffn"), (None, {})),
+    "released rope": (False, False, "embeddings", "mean", False, "relu", ("weights", "attention", "ffn"), HALVES),
+    "released mla": (
+        *(False, True, "layer", "masked-mean", True, "gelu", ("ffn-hidden", "ffn")),
+        ("learned", {"init_std": 0.0}),
+    ),
 }
 
 
 @pytest.mark.parametrize("encoding", ["rope", "mla", "alibi"])
 def test_the_protocols_set_the_switches_of_their_table(encoding: str) -> None:
-    assert switches_of("paper", encoding) == PAPER
-    released = {"rope": RELEASED_ROPE, "mla": RELEASED_MLA}.get(encoding, RELEASED)
-    assert switches_of("released", encoding) == released
-    for protocol, expected in (("paper", PAPER), ("released", released)):
+    for protocol in PROTOCOLS:
+        *values, (name, options) = SWITCHES.get(f"{protocol} {encoding}", SWITCHES[protocol])
+        expected = dict(zip(NAMES_OF_SWITCHES, values, strict=True))
+        expected |= {"input_encoding": name, "input_encoding_options": options}
+        assert switches_of(protocol, encoding) == expected
         chosen = config(encoding, protocol)
         assert {name: getattr(chosen, name) for name in expected} == expected
 
@@ -431,17 +412,6 @@ def test_the_published_sizes_are_the_defaults() -> None:
     assert DecoderConfig(vocab_size=20, num_classes=3).num_classes == 3
     assert DecoderConfig(encoding="mla").build_encoding().d_compress == 128
     assert DecoderConfig(protocol="released", encoding="mla").encoding_is_latent
-
-
-@pytest.mark.parametrize("encoding", ["rope", "mla", "t5"])
-def test_the_scale_of_the_logits_is_the_published_one_unless_it_is_given(encoding: str) -> None:
-    decoder, tokens = model(encoding), tokens_like()
-    head_dim = decoder.config.head_dim + (decoder.encoding.rotary_dim if latent(encoding) else 0)
-    published = 1.0 if encoding == "t5" else head_dim**-0.5
-    assert differ(decoder(tokens), model(encoding, attention_scale=published)(tokens)) <= 1e-12
-    assert differ(decoder(tokens), model(encoding, attention_scale=0.9)(tokens)) > 1e-3
-    by_the_root = model(encoding, attention_scale=None)
-    assert differ(by_the_root(tokens), model(encoding, attention_scale=head_dim**-0.5)(tokens)) <= 1e-12
 
 
 def test_latent_attention_may_take_its_queries_from_the_layers_input() -> None:
@@ -471,8 +441,10 @@ def test_a_configuration_says_the_scale_that_its_encoding_publishes(
     chosen = config(encoding, encoding_options=options)
     assert chosen.model_dump()["attention_scale"] == scale
     assert config(encoding, encoding_options=options, attention_scale="published") == chosen
-    decoder = Decoder(chosen)
+    decoder, tokens = model(encoding, encoding_options=options), tokens_like()
     assert [block.attention.scale for block in decoder.blocks] == [decoder.encoding.scale] * 2
+    other = model(encoding, encoding_options=options, attention_scale=0.9)
+    assert differ(decoder(tokens), other(tokens)) > 1e-3
 
 
 def test_the_scale_of_another_encoding_is_not_carried_over() -> None:

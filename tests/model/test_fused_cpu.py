@@ -137,43 +137,25 @@ def test_what_is_read_at_one_position_is_that_of_the_modules(frozen: str, taken:
         torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("part", range(3))
-def test_each_of_it_has_its_gradients_alone_and_these_have_gradients(part: int):
+def test_each_of_it_has_its_gradients_alone_and_these_have_gradients():
     norm, read = modules()[2], torch.tensor([1, 0])
-    assert isinstance(norm, nn.LayerNorm)
     x = given(2, 2, 6)
-    leaves = [x, norm.weight, norm.bias] if part < 2 else [x]
-    own, wanted = (
-        torch.autograd.grad(f(x, norm, read)[part].square().sum(), leaves) for f in (fused_cpu.read_at, read_by_modules)
-    )
-    for one, other in zip(own, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
-    assert torch.autograd.gradcheck(lambda x: fused_cpu.read_at(x, norm, read)[part], (x,))
+    for part in range(3):
+        assert torch.autograd.gradcheck(lambda x, part=part: fused_cpu.read_at(x, norm, read)[part], (x,))
     assert torch.autograd.gradgradcheck(lambda x: fused_cpu.read_at(x, norm, read), (x,))
 
 
 def test_what_is_frozen_gets_no_gradient_and_the_rest_what_it_had():
-    for frozen in range(10):
+    for frozen in (*range(10), slice(0, 8)):  # one, and all but the last layer
         parts = modules()
         x, z = given(2, 3, 6), given(2, 3, 4)
         leaves = [x, z, *(parameter for part in parts for parameter in part.parameters())]
-        leaves[frozen].requires_grad_(False)
+        for leaf in leaves[frozen] if isinstance(frozen, slice) else [leaves[frozen]]:
+            leaf.requires_grad_(False)
         rest = [leaf for leaf in leaves if leaf.requires_grad]
         one, many = (torch.autograd.grad(f(x, z, *parts).sum(), rest) for f in (fused_cpu.finished, by_modules))
         for own, wanted in zip(one, many, strict=True):
             torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-12)
-
-
-def test_only_the_last_layer_learns_where_only_it_may():
-    parts = modules()
-    x, z = (torch.randn(2, 3, size, dtype=torch.float64) for size in (6, 4))
-    for part in parts:
-        part.requires_grad_(False)
-    last = parts[3].get_submodule("3")
-    last.requires_grad_(True)
-    (own,) = torch.autograd.grad(fused_cpu.finished(x, z, *parts).sum(), [last.weight])
-    (wanted,) = torch.autograd.grad(by_modules(x, z, *parts).sum(), [last.weight])
-    torch.testing.assert_close(own, wanted)
 
 
 def model(**changes: object) -> Decoder:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from toeplens.model.attention import frozen
+from toeplens.model.decoder import frozen
 
 NORMS = {
     "LayerNorm": lambda width: nn.LayerNorm(width),

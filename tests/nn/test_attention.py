@@ -92,7 +92,7 @@ def test_what_is_added_up_is_of_the_tokens_that_a_query_sees(name: str, monkeypa
     for given in (mask, mask[0, 0], mask.expand(2, 4, 7, 7)):
         close(attention(x, mask=given, positions=depths), alone)
     whole = attention(x, mask=torch.ones(7, 7, dtype=torch.bool))
-    monkeypatch.setattr("toeplens.encodings.seen.is_readable", lambda x: False)  # as in a compiler
+    monkeypatch.setattr("toeplens.encodings.base.is_readable", lambda x: False)  # as in a compiler
     close(attention(x, mask=mask, positions=depths), alone)
     close(attention(x, mask=torch.ones(7, 7, dtype=torch.bool)), whole)
 

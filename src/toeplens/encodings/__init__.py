@@ -4,13 +4,12 @@ To add an encoding, write a class in the file of its family (or a new file) and 
 """
 
 from toeplens.encodings.attention import KEPT, attend, attention_logits, attention_weights, fixed_bias
-from toeplens.encodings.base import Coupling, PositionalEncoding
+from toeplens.encodings.base import Coupling, PositionalEncoding, Seen
 from toeplens.encodings.bias import OffsetBias
 from toeplens.encodings.composed import Composed, compose
 from toeplens.encodings.kit import offsets_between
 from toeplens.encodings.registry import build, canonical, get, named, names, options, unusable
 from toeplens.encodings.rotary import MLA, BandControl, Rotary, controlled, swapped
-from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Positions
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,8 @@ from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.bias import T5
 from toeplens.encodings.kit import normal, require_even, require_number, rotary_frequencies
 from toeplens.encodings.shapes import Positions, Stream
-from toeplens.ground import choose, invalid
+from toeplens.ground import invalid
+from toeplens.ground.options import Finite, Limits, NotNegative, Positive
 
 
 class NoPE(PositionalEncoding):
@@ -47,7 +48,7 @@ class Sinusoidal(PositionalEncoding):
     ) -> None:
         super().__init__(**sizes)
         require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
-        self.layout = choose("layout", layout, ("interleaved", "halves"))
+        self.layout = layout
         self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.d_model, base))
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
@@ -90,9 +91,8 @@ class Learned(_Table):
     citation = "Gehring et al. 2017, arXiv 1705.03122"
     formula = r"x_i + p_i,\quad p_i \text{ learned}"
 
-    def __init__(self, *, init_std: float = 0.02, **sizes: int) -> None:
+    def __init__(self, *, init_std: NotNegative = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
-        require_number("init_std", init_std, at_least=0)
         self.weight = self.learned((self.max_len, self.d_model), normal(init_std))
 
 
@@ -107,9 +107,8 @@ class RandomTable(_Table):
     citation = "Gu et al. 2025, arXiv 2505.13027, section 4.1"
     formula = r"x_i + p_i,\quad p_i \sim N(0, \sigma^2 I)"
 
-    def __init__(self, *, trainable: bool = False, std: float = 1.0, **sizes: int) -> None:
+    def __init__(self, *, trainable: bool = False, std: Positive = 1.0, **sizes: int) -> None:
         super().__init__(**sizes)
-        require_number("std", std, over=0)
         table = torch.randn(self.max_len, self.d_model) * std
         if trainable:
             self.weight = nn.Parameter(table)
@@ -131,10 +130,10 @@ class ScaledSinusoidal(Sinusoidal):
     formula = r"x_i + \alpha\, p_i"
 
     def __init__(
-        self, *, start: float | None = None, layout: Literal["interleaved", "halves"] = "halves", **inherited: Any
+        self, *, start: Finite | None = None, layout: Literal["interleaved", "halves"] = "halves", **inherited: Any
     ) -> None:
         super().__init__(layout=layout, **inherited)
-        self.start = self.d_model**-0.5 if start is None else require_number("start", start)
+        self.start = self.d_model**-0.5 if start is None else start
         # checkpoints call it ``scale``; as an attribute, ``scale`` is the factor of q . k
         self._parameters["scale"] = self.learned((), partial(nn.init.constant_, val=self.start))
 
@@ -154,9 +153,8 @@ class ScaledSinusoidal(Sinusoidal):
 class SHAPE(Sinusoidal):
     """Shifted absolute positions: in training, each sequence is shifted by a random k (Kiyono et al. 2021).
 
-    k is drawn from {0, ..., max_shift} for each sequence on every call of `embed` in training mode, with torch's
-    generator. In evaluation nothing is shifted. The released code shifts by the maximum there; to reproduce that, add
-    it to the positions. Shifting all positions equally leaves p_i . p_j unchanged.
+    k is drawn from {0, ..., max_shift} for each sequence on every call of `embed` in training mode. In evaluation
+    nothing is shifted. The released code shifts by the maximum there; to reproduce that, add it to the positions.
 
     Arguments
         max_shift     the largest shift (default: ``max_len``; the paper: 500)
@@ -165,10 +163,9 @@ class SHAPE(Sinusoidal):
     citation = "Kiyono et al. 2021, arXiv 2109.05644"
     formula = r"x_i + p_{i + k},\quad k \sim U\{0, \ldots, K\}"
 
-    def __init__(self, *, max_shift: int | None = None, **inherited: Any) -> None:
+    def __init__(self, *, max_shift: Annotated[int, Limits(at_least=0)] | None = None, **inherited: Any) -> None:
         super().__init__(**inherited)
         self.max_shift = self.max_len if max_shift is None else max_shift
-        require_number("max_shift", self.max_shift, at_least=0)
 
     def embed(self, x: Stream, positions: Positions) -> Stream:
         if self.training:
@@ -179,11 +176,9 @@ class SHAPE(Sinusoidal):
 class RandomizedSinusoidal(Sinusoidal):
     """Randomized positions: in training, N positions are replaced by N random ones below ``max_position``, in order.
 
-    Ruoss et al. 2023, section 3: on every call of `embed` in training mode, N distinct integers below L are drawn with
-    torch's generator, once for the whole batch. The token with the n-th smallest position gets the n-th smallest
-    integer; tokens with equal positions get the same one. In evaluation, positions are used unchanged. The paper also
-    draws in evaluation, because a model trained on gaps of L/N has rarely seen adjacent positions. To evaluate as the
-    paper does, pass positions drawn from all L.
+    Ruoss et al. 2023, section 3: on every call of `embed` in training mode, N distinct integers below L are drawn, once
+    for the whole batch. The token with the n-th smallest position gets the n-th smallest integer. In evaluation,
+    positions are used unchanged. The paper also draws in evaluation; to do that, pass positions drawn from all L.
 
     Arguments
         max_position  L (default: four times ``max_len``; the paper: 2048, for training lengths up to 40)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, NotRequired, TypedDict, Unpack
 
@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.base import PositionalEncoding, Seen
 from toeplens.encodings.cpu_attention import attend_blocked, is_faster
 from toeplens.encodings.kit import (
     PRECISE,
+    Kind,
     is_mapped,
     product_dtype,
     require_number,
@@ -24,7 +25,6 @@ from toeplens.encodings.kit import (
     widened,
     without_autocast,
 )
-from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
 from toeplens.ground import invalid
 
@@ -32,6 +32,7 @@ AT_ONCE = 1 << 22  # query-key pairs per chunk, over batch and heads, where logi
 KEPT = 4 * AT_ONCE  # maximum size of a bias that is cached for all layers that share it
 FACTORED = 512  # queries per chunk for low-rank biases, whose factors are relative to the chunk's first query
 LEAST = 128  # minimum queries per chunk with a window: smaller chunks do not pay
+_OF_SEEN = {field.name for field in fields(Seen)}
 SMALLEST_HEAD = 16  # smallest head dimension of flex attention's kernels
 
 
@@ -59,26 +60,9 @@ class Told(Places):
     turned: NotRequired[bool]
 
 
-def check_inputs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    *,
-    encoding: PositionalEncoding,
-    q_positions: Positions,
-    k_positions: Positions,
-    rows: Tensor | None = None,
-    mask: Tensor | None = None,
-    notes: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    texts: Tensor | None = None,
-    padding: Tensor | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    **_: Any,
-) -> None:
+def check_inputs(q: Tensor, k: Tensor, v: Tensor | None, told: Told) -> None:
     """Raise `InputError` for shapes that do not match; reads no values. See `attend`."""
+    encoding = told["encoding"]
     require_tensor("q", q, "float", ("B", encoding.num_heads, "Nq", "d"))
     batch, heads, queries, width = q.shape
     require_tensor("k", k, "float", (batch, "G", "Nk", width))
@@ -87,31 +71,30 @@ def check_inputs(
         raise invalid("k", f"have a number of heads that divides the {heads} heads of q", groups)
     if v is not None:
         require_tensor("v", v, "float", (batch, groups, keys, "dv"))
-    check_positions("q_positions", q_positions, encoding, batch, queries)
-    check_positions("k_positions", k_positions, encoding, batch, keys)
-    if rows is not None:
-        require_tensor("rows", rows, "integer", (queries,) if rows.ndim == 1 else (batch, queries))
+    check_positions("q_positions", told["q_positions"], encoding, batch, queries)
+    check_positions("k_positions", told["k_positions"], encoding, batch, keys)
+    rows, mask, window = told.get("rows"), told.get("mask"), told.get("window")
     if mask is not None:
         require_tensor("mask", mask, "bool")
         square = (batch, heads, queries, keys)
         fits = 1 <= mask.ndim <= 4 and mask.shape[-1] == keys
         if not fits or any(a not in (1, b) for a, b in zip(reversed(mask.shape), reversed(square), strict=False)):
-            raise invalid(
-                "mask",
-                f"broadcast to [batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}], with all keys",
-                got=f"shape {list(mask.shape)}",
-            )
-    for name, x, shape in (("notes", notes, (batch, "H", keys, "c")), ("texts", texts, (batch, keys))):
-        if x is not None:
-            require_tensor(name, x, "real", shape)
-    if padding is not None:
-        require_tensor("padding", padding, "bool", (batch, keys))
-    if window is not None and (window < 1 or not causal):
+            whole = f"[batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}]"
+            raise invalid("mask", f"broadcast to {whole}, with all keys", got=f"shape {list(mask.shape)}")
+    shapes: dict[str, tuple[Kind, Sequence[int | str]]] = {
+        "rows": ("integer", (queries,) if rows is not None and rows.ndim == 1 else (batch, queries)),
+        "notes": ("real", (batch, "H", keys, "c")),
+        "texts": ("real", (batch, keys)),
+        "padding": ("bool", (batch, keys)),
+        "sinks": ("float", (heads,)),
+    }
+    for name, (kind, shape) in shapes.items():
+        if told.get(name) is not None:
+            require_tensor(name, told.get(name), kind, shape)
+    if window is not None and (window < 1 or not told.get("causal", True)):
         raise invalid("window", "be at least 1, and attention causal", window)
-    if softcap is not None:
-        require_number("softcap", softcap, over=0)
-    if sinks is not None:
-        require_tensor("sinks", sinks, "float", (heads,))
+    if told.get("softcap") is not None:
+        require_number("softcap", told.get("softcap"), over=0)
 
 
 def check_positions(name: str, positions: Positions, encoding: PositionalEncoding, batch: int, length: int) -> None:
@@ -136,11 +119,11 @@ def attend(
     at_once: int = AT_ONCE,
     **told: Unpack[Told],
 ) -> Float[Tensor, "B H Nq dv"]:
-    """Compute attention with an encoding; returns each head's output [B, H, Nq, dv].
+    """Attention with an encoding: each head's output [B, H, Nq, dv].
 
-    Queries and keys are passed as projected: the encoding is applied here. Keys and values may have fewer heads than
-    queries, a divisor G of H; each then serves H / G adjacent heads (grouped and multi-query attention). A query
-    without any visible key (such as left padding) has output 0. Raises `InputError` for shapes that do not match.
+    Queries and keys are passed as projected. Keys and values may have fewer heads than queries, a divisor G of H; each
+    then serves H / G adjacent heads. A query without any visible key (such as left padding) has output 0. Raises
+    `InputError` for shapes that do not match.
 
     Arguments
         encoding  an encoding for H heads
@@ -153,30 +136,27 @@ def attend(
         causal    mask the keys after each query's own token (default: True)
         window    sliding window: the number of keys that a query sees, including its own (default: no limit)
         texts     id of the packed document that each key belongs to; keys of other documents are masked
-        padding   True where a key's token is padding: it is masked and does not count in cumulative sums. A mask that
-                  hides a key from all queries has the same effect
+        padding   True where a key's token is padding: masked, and not counted in cumulative sums, as are keys that a
+                  mask hides from all queries
         softcap   c, where logits are c tanh(q . k scale / c) before any bias (Gemma 2, arXiv 2408.00118)
         sinks     one logit per head that takes part in the softmax without a key or value (gpt-oss, arXiv 2508.10925)
         turned    whether queries and keys are already multiplied by the encoding's `pair_factors`
         added     a precomputed bias with the mask in it, from `fixed_bias`, which layers can share
         dropout   dropout rate on the attention weights
         fused     use torch's fused attention (on a GPU, flex attention for content-dependent biases) where the encoding
-                  allows it; otherwise form the weights. Both give the same result
+                  allows it; the result is the same
         at_once   query-key pairs per chunk where logits are formed: memory is linear in the number of keys
     """
-    check_inputs(q, k, v, **told)
-    groups = told["encoding"].turns_alike and not told["encoding"].looks_at_keys and q.device.type == "cpu"
-    whole = after_rotation(q, k, groups=groups and fused, **told)
-    encoding, q_positions, k_positions, seen = whole.encoding, whole.q_positions, whole.k_positions, whole.seen
-    q, k, causal, scale, window = seen.q, seen.k, seen.causal, seen.scale, seen.window
-    v = for_each_head(v, k.shape[1])
+    check_inputs(q, k, v, told)
+    encoding = told["encoding"]
+    groups = fused and encoding.turns_alike and not encoding.looks_at_keys and q.device.type == "cpu"
+    whole = after_rotation(q, k, told, groups=groups)
     in_order = told.get("rows") is None  # queries are then the last tokens of the keys
     fused = fused and encoding.fusable and whole.plain and not is_mapped()  # vmap would loop over models or fail
-    if not fused:
-        whole = whole.ungrouped()
-        k, v = whole.seen.k, for_each_head(v, q.shape[1])
-        seen = whole.seen
-    masked = seen.is_masked
+    whole = whole if fused else whole.ungrouped()
+    q_positions, k_positions, seen = whole.q_positions, whole.k_positions, whole.seen
+    q, k, causal, scale, window = seen.q, seen.k, seen.causal, seen.scale, seen.window
+    v, masked = for_each_head(v, k.shape[1]), seen.is_masked
     square = in_order and not masked and q.shape[-2] == k.shape[-2] and window is None
     near = window if fused and in_order else None  # keys outside the window are skipped
     if fused and added is None and not encoding.overrides("bias"):
@@ -199,8 +179,8 @@ def attend(
     numbers = (encoding.pair_width if added is None else 1) * q.shape[0] * q.shape[1] * k.shape[2]  # for each query
     size = FACTORED if factored else max(1, at_once // max(1, numbers))
     size = size if near is None else min(size, max(near, LEAST))
-    starts = range(0, q.shape[-2], size)
-    parts, earlier = [], k.shape[-2] - q.shape[-2]
+    starts, earlier = range(0, q.shape[-2], size), k.shape[-2] - q.shape[-2]
+    parts = []
     for start in starts:
         stop = min(start + size, q.shape[-2])
         first = 0 if near is None else max(0, start + earlier + 1 - near)
@@ -215,14 +195,14 @@ def attend(
 
 def attention_logits(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The logits before the softmax, formed explicitly; minus infinity where a key is masked."""
-    check_inputs(q, k, None, **told)
-    return after_rotation(q, k, **told).logits()
+    check_inputs(q, k, None, told)
+    return after_rotation(q, k, told).logits()
 
 
 def attention_weights(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The attention weights, formed explicitly; 0 for queries without a visible key."""
-    check_inputs(q, k, None, **told)
-    return after_rotation(q, k, **told).weights()
+    check_inputs(q, k, None, told)
+    return after_rotation(q, k, told).weights()
 
 
 @dataclass(frozen=True)
@@ -255,12 +235,11 @@ def attention_parts(q: Queries, k: Keys, **told: Unpack[Told]) -> AttentionParts
     Arguments are those of `toeplens.encodings.attend`.
     """
     encoding = told["encoding"]
-    rotated = after_rotation(q, k, groups=encoding.turns_alike, **told)
+    rotated = after_rotation(q, k, told, groups=encoding.turns_alike)
     whole = rotated.ungrouped()
-    seen, positions = whole.seen, (whole.q_positions, whole.k_positions)
-    visible, logits = seen.visible(), None
+    seen, visible = whole.seen, whole.seen.visible()
     visible = None if visible is None else _four(visible)
-    bias = factor = values = None
+    logits = bias = factor = values = None
     if encoding.overrides("score") or encoding.overrides("transform_logits"):
         logits = whole.logits()
         wide = torch.promote_types(logits.dtype, torch.float32)
@@ -274,16 +253,16 @@ def attention_parts(q: Queries, k: Keys, **told: Unpack[Told]) -> AttentionParts
             visible = ~logits.isneginf()
         bias = (logits.to(wide) - product).masked_fill(logits.isneginf(), 0.0)
     elif encoding.overrides("bias"):
-        bias = encoding.hook("bias", *positions, seen=seen)
+        bias = whole.hook("bias")
         bias = None if bias is None else _four(bias)
         if bias is not None and visible is not None and len(visible) == 1:
             bias = bias.masked_fill(~visible, 0.0)
     if encoding.overrides("transform_weights") or encoding.overrides("add_values"):
         weights = whole.softmax(whole.logits() if logits is None else logits)
-        changed = encoding.hook("transform_weights", weights, *positions, seen=seen)
+        changed = whole.hook("transform_weights", weights)
         if encoding.overrides("transform_weights"):
             factor = torch.where(weights == 0, 0.0, changed / weights)
-        values = encoding.hook("add_values", changed, *positions, seen=seen)
+        values = whole.hook("add_values", changed)
     return AttentionParts(rotated.seen.q, rotated.seen.k, bias, visible, factor, values)
 
 
@@ -308,17 +287,6 @@ def fixed_bias(
         future = torch.ones(length, length, dtype=torch.bool, device=added.device).triu(1)
         added = added.masked_fill(future, float("-inf"))
     return _hidden(added, mask)
-
-
-def _shared_out(logits: Pairs, *, masked: bool) -> Pairs:
-    """The softmax over keys, with 0 instead of NaN for rows that are masked entirely.
-
-    Only a mask can produce such rows, so nothing is checked without one.
-    """
-    if not masked:
-        return logits.softmax(-1)
-    blind = logits.isneginf().all(-1, keepdim=True)
-    return logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
 
 @dataclass(frozen=True)
@@ -371,13 +339,13 @@ class _Queries:
                 return attend_blocked(seen.q, k, v, _four(bias), self.dropout, seen.scale, causal=seen.causal)
             return _fused(seen.q, seen.k, self.v, bias, self.dropout, seen.scale)
         weights = F.dropout(self.weights().to(self.v.dtype), self.dropout)
-        out, more = weights @ self.v, self._hook("add_values", weights)
+        out, more = weights @ self.v, self.hook("add_values", weights)
         return out if more is None else out + more
 
     def _with_factors(self, v: Tensor) -> Tensor:
         """Causal attention with the bias as one or two extra dimensions of queries and keys."""
         seen = self.seen
-        a, b = self._hook("bias_product")
+        a, b = self.hook("bias_product")
         q = torch.cat((seen.q, (a / seen.scale).to(seen.q.dtype).expand(*seen.q.shape[:-1], -1)), dim=-1)
         k, v = (for_each_head(x, q.shape[1]) for x in (seen.k, v))
         k = torch.cat((k, b.to(k.dtype).expand(*k.shape[:-1], -1)), dim=-1)
@@ -388,7 +356,7 @@ class _Queries:
         """The bias with the mask in it, in the dtype of fused attention; without a bias, the mask."""
         bias, visible = self.added, None
         if bias is None:
-            bias, visible = self._hook("bias"), self.seen.visible()
+            bias, visible = self.hook("bias"), self.seen.visible()
         if bias is None:
             return visible
         q = self.seen.q
@@ -401,53 +369,44 @@ class _Queries:
     def logits(self) -> Tensor:
         """The input of the softmax."""
         seen = self.seen
-        logits = self._hook("score", seen.q, seen.k) * seen.scale
+        logits = self.hook("score", seen.q, seen.k) * seen.scale
         if self.softcap is not None:
             logits = self.softcap * (logits / self.softcap).tanh()
         if self.added is not None:
             return logits + self.added
-        bias = self._hook("bias")
+        bias = self.hook("bias")
         if bias is not None:
             logits = logits + bias.to(widened(logits.dtype))
-        return _hidden(self._hook("transform_logits", logits), seen.visible())
+        return _hidden(self.hook("transform_logits", logits), seen.visible())
 
     def weights(self) -> Tensor:
         """The attention weights."""
-        return self._hook("transform_weights", self.softmax(self.logits()))
+        return self.hook("transform_weights", self.softmax(self.logits()))
 
     def softmax(self, logits: Tensor) -> Tensor:
         """The softmax over keys and the optional sink; 0 for queries without a visible key."""
-        if self.sinks is None:
-            masked = self.seen.is_masked or self.added is not None
-            return _shared_out(logits, masked=masked)
-        lost = self.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
-        return torch.cat((logits, lost), dim=-1).softmax(-1)[..., :-1]
+        if self.sinks is not None:
+            lost = self.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
+            return torch.cat((logits, lost), dim=-1).softmax(-1)[..., :-1]
+        if not self.seen.is_masked and self.added is None:  # only a mask can hide all keys
+            return logits.softmax(-1)
+        blind = logits.isneginf().all(-1, keepdim=True)
+        return logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
-    def _hook(self, name: str, *arguments: Tensor) -> Any:
+    def hook(self, name: str, *arguments: Tensor) -> Any:
         return self.encoding.hook(name, *arguments, self.q_positions, self.k_positions, seen=self.seen)
 
 
-def after_rotation(
-    q: Tensor,
-    k: Tensor,
-    *,
-    encoding: PositionalEncoding,
-    q_positions: Positions,
-    k_positions: Positions,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    groups: bool = False,
-    turned: bool = False,
-    **more: Any,
-) -> _Queries:
+def after_rotation(q: Tensor, k: Tensor, told: Told, *, groups: bool = False) -> _Queries:
     """All queries and their keys after `rotate`; keys are repeated for each head unless ``groups``."""
+    encoding, places = told["encoding"], (told["q_positions"], told["k_positions"])
     k = k if encoding.turns_alike else for_each_head(k, q.shape[1])
-    seen = Seen.of(q, k, scale=scale, **more)
-    if not turned:
-        q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
+    inputs: dict[str, Any] = {name: value for name, value in told.items() if name in _OF_SEEN}
+    seen = Seen.of(q, k, **inputs)
+    if not told.get("turned"):
+        q, k = encoding.hook("rotate", q, k, *places, seen=seen)
     seen = replace(seen, q=q, k=k if groups else for_each_head(k, q.shape[1]))
-    return _Queries(encoding, q_positions, k_positions, seen, softcap=softcap, sinks=sinks)
+    return _Queries(encoding, *places, seen, softcap=told.get("softcap"), sinks=told.get("sinks"))
 
 
 def for_each_head(x: Float[Tensor, "B G Nk d"], heads: int) -> Float[Tensor, "B H Nk d"]:

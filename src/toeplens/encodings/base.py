@@ -4,19 +4,158 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.kit import require_count, require_whole, without_autocast
-from toeplens.encodings.seen import Seen
+from toeplens.encodings.kit import is_readable, require_between, require_count, require_whole, without_autocast
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
-from toeplens.ground import invalid
-from toeplens.ground.options import parameters
+from toeplens.ground import InputError, invalid
+from toeplens.ground.options import checked, parameters
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The inputs of one attention call, as a hook sees them.
+
+    q, k    [B, H, Nq, d], [B, H, Nk, d]: as projected in `rotate`; as they enter the inner product in later hooks
+    rows    index of each query's own token among the keys: [Nq], or [B, Nq]
+    notes   [B, H, Nk, c], the key features of `PositionalEncoding.note`, one row per key; or None
+    mask    True where a key may be seen, broadcastable to [B, H, Nq, Nk]; None for all
+    causal  whether keys after a query's own are masked
+    window  sliding window: the number of keys that a query sees, including its own; None for no limit
+    scale   the factor of q . k
+    texts   [B, Nk], id of the packed document that each key belongs to; None if each row is one document
+    padding  [B, Nk], True where a key's token is padding, which is masked and skipped by cumulative sums; or None
+    """
+
+    q: Float[Tensor, "B H Nq _"]
+    k: Float[Tensor, "B H Nk _"]
+    rows: Int[Tensor, "*B Nq"]
+    notes: Float[Tensor, "B H Nk c"] | None = None
+    mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None
+    causal: bool = True
+    scale: float = 1.0
+    window: int | None = None
+    texts: Int[Tensor, "B Nk"] | None = None
+    padding: Bool[Tensor, "B Nk"] | None = None
+
+    @staticmethod
+    def of(q: Queries, k: Keys, rows: Int[Tensor, "*B Nq"] | None = None, **more: Any) -> Seen:
+        """Build it with defaults: without ``rows``, the queries are the last tokens of the keys.
+
+        Keys that the mask hides from all queries and heads count as padding.
+        """
+        mask, padding = more.get("mask"), more.get("padding")
+        if mask is not None and all(size == 1 for size in mask.shape[-3:-1]):
+            hidden = ~mask.reshape(-1, mask.shape[-1]).expand(len(q), -1)
+            more |= {"mask": None, "padding": hidden if padding is None else hidden | padding}
+        if rows is None:
+            queries, keys = q.shape[-2], k.shape[-2]
+            if more.get("causal", True) and queries > keys:
+                raise invalid(
+                    "q",
+                    f"have at most as many queries as there are keys ({keys}) in causal attention, unless rows is set",
+                    queries,
+                )
+            rows = torch.arange(keys - queries, keys, device=q.device)
+        return Seen(q, k, rows, **more)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether any mask other than the causal one hides keys."""
+        return self.mask is not None or self.padding is not None or self.texts is not None
+
+    def is_scattered(self) -> bool:
+        """Whether a query sees anything but one contiguous run of tokens, apart from padding; reads the mask.
+
+        True for masks that must not be read (in a compiler). A query that does not see its own token counts as
+        padding.
+        """
+        if self.mask is None:
+            return False
+        if not is_readable(self.mask):
+            return True
+        visible = self.visible()
+        assert visible is not None
+        visible = visible[(None,) * (4 - visible.ndim)]
+        own = visible.take_along_dim(self.own_index(), dim=-1).squeeze(-1)
+        tokens = (
+            torch.ones_like(self.k[:, 0, :, 0], dtype=torch.long) if self.padding is None else (~self.padding).long()
+        )
+        counted = tokens.cumsum(-1)[:, None, None, :].masked_fill(~visible, 0)  # from 1
+        first = counted.masked_fill(~visible, counted.shape[-1] + 1).amin(-1)
+        return bool((own & (counted.amax(-1) - first + 1 != visible.sum(-1))).any())
+
+    def require_run(self, encoding: Any) -> None:
+        """Raise `InputError` for a mask under which cumulative sums between two tokens would be wrong."""
+        if self.mask is not None and is_readable(self.mask) and self.is_scattered():
+            raise InputError(f"mask: each query must see one contiguous run of tokens for {type(encoding).__name__}.")
+
+    def own_index(self) -> Int[Tensor, "_B 1 Nq 1"]:
+        """The rows as indices of keys, for `torch.take_along_dim`."""
+        rows = self.rows if self.rows.ndim == 2 else self.rows.unsqueeze(0)
+        return rows[:, None, :, None]
+
+    @property
+    def features(self) -> Notes:
+        """The key features, for encodings that have some."""
+        assert self.notes is not None
+        return self.notes
+
+    def own_notes(self) -> Float[Tensor, "B H Nq c"]:
+        """The key features of the queries' own tokens."""
+        if self.rows.ndim == 1:
+            return self.features.index_select(2, self.rows)
+        return self.features.take_along_dim(self.own_index(), dim=2)
+
+    def sums(self, steps: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N c"]:
+        """Cumulative sums over the tokens, without padding."""
+        return (steps if self.padding is None else steps.masked_fill(self.padding[:, None, :, None], 0.0)).cumsum(-2)
+
+    def visible(self) -> Bool[Tensor, "*B Nq Nk"] | None:
+        """True where a query sees a key, computed on request; None if every query sees every key."""
+        if self.texts is not None:
+            own = self.texts.gather(1, self.rows.expand(len(self.texts), -1)).unsqueeze(2) == self.texts.unsqueeze(1)
+            own = own.unsqueeze(1)
+            return replace(self, texts=None, mask=own if self.mask is None else own & self.mask).visible()
+        if self.padding is not None:
+            real = ~self.padding[:, None, None, :]
+            return replace(self, padding=None, mask=real if self.mask is None else real & self.mask).visible()
+        if not self.causal:
+            return self.mask
+        past = self.past()
+        if self.window is not None:
+            past = past & ~replace(self, rows=self.rows - self.window).past()
+        return past if self.mask is None else past & self.mask
+
+    def past(self) -> Bool[Tensor, "*B Nq Nk"]:
+        """True for each query's own key and those before it, without any mask."""
+        past = torch.arange(self.k.shape[-2], device=self.k.device) <= self.rows.unsqueeze(-1)
+        return past if past.ndim == 2 else past.unsqueeze(1)
+
+    def part(self, queries: slice, keys: slice) -> Seen:
+        """A slice of the queries and keys."""
+        mask = self.mask
+        if mask is not None:
+            mask = mask[..., keys]
+            mask = mask[..., queries, :] if mask.shape[-2] > 1 else mask
+        return replace(
+            self,
+            q=self.q[..., queries, :],
+            k=self.k[..., keys, :],
+            rows=self.rows[..., queries] - keys.start if keys.start else self.rows[..., queries],
+            notes=None if self.notes is None else self.notes[..., keys, :],
+            mask=mask,
+            texts=None if self.texts is None else self.texts[..., keys],
+            padding=None if self.padding is None else self.padding[..., keys],
+        )
+
 
 # where position enters attention
 Coupling = Literal["none", "input", "bias", "rotation", "concatenation", "logits", "weights", "accumulated"]
@@ -26,18 +165,18 @@ HOOKS = ("embed", "rotate", "score", "bias", "bias_product", "transform_logits",
 
 
 class PositionalEncoding(nn.Module):
-    """Base class of positional encodings: seven hooks through which position can act on attention.
+    """Base class of positional encodings: the hooks through which position can act on attention.
 
-    A subclass overrides the hooks that it needs; the others do nothing. Every hook takes positions explicitly, as
-    integers of shape [N] (the same for all sequences) or [B, N] (one row per sequence). Offset windows, packed
-    sequences and decoding with a key cache therefore use the same calls. If a position has several coordinates (`axes`
-    > 1: rows and columns, the path in a tree), they are the last dimension.
+    A subclass overrides the hooks that it needs; the others do nothing. Every hook takes positions explicitly: [N] (the
+    same for all sequences) or [B, N], so offset windows, packed sequences and key caches use the same calls. If a
+    position has several coordinates (`axes` > 1), they are the last dimension.
 
-    The constructor's keywords are the encoding's options. A constructor that ends in ``**sizes`` takes the four sizes
-    in addition; one that ends in ``**inherited`` also takes the options of its parent class.
+    The constructor's keywords are the encoding's options, and values must match their annotations. A constructor that
+    ends in ``**sizes`` takes the four sizes in addition; one that ends in ``**inherited`` also takes the options of its
+    parent class.
 
-    Any hook except `embed`, `note` and `kernel` may declare one more argument, ``seen``: the attention inputs (queries,
-    keys, the key features of `note`, and the mask). An encoding that depends on content reads it there.
+    Any hook except `embed`, `note` and `kernel` may declare one more argument, ``seen``: the attention inputs (`Seen`),
+    for encodings that depend on content.
 
     Class attributes
         coupling          where position enters attention (see `Coupling`)
@@ -57,6 +196,7 @@ class PositionalEncoding(nn.Module):
         citation          where the scheme was published
         formula           one line of TeX; i is the query's position, j the key's, delta = i - j
         layers            the layers on which it acts, counted from 0; None for all
+        unused_hooks      hooks that the class overrides but this instance does not use
     """
 
     coupling: Coupling = "none"
@@ -74,10 +214,13 @@ class PositionalEncoding(nn.Module):
     citation: str = ""
     formula: str = ""
     layers: frozenset[int] | None = None
+    unused_hooks: Set[str] = frozenset()
     _seeing: frozenset[str] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = checked(cls.__init__)
         if {"bias", "kernel"} & vars(cls).keys() and "bias_product" not in vars(cls):
             cls.factorable = False  # an inherited product belongs to another bias
         cls._seeing = frozenset(hook for hook in HOOKS if "seen" in inspect.signature(getattr(cls, hook)).parameters)
@@ -110,10 +253,9 @@ class PositionalEncoding(nn.Module):
         return x
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes | None:
-        """Per-token features that are cached with the keys: one row per token; or None.
+        """Per-token features that are cached with the keys, from the input of the layer's keys; or None.
 
-        ``x`` is the input of the layer's keys. ``before`` holds the features of earlier tokens from a key cache, if
-        any, so that cumulative sums can continue.
+        ``before`` holds the features of earlier tokens from a key cache, so that cumulative sums can continue.
         """
         return None
 
@@ -122,11 +264,10 @@ class PositionalEncoding(nn.Module):
         return q, k
 
     def pair_factors(self, positions: Positions, dtype: torch.dtype) -> Complex[Tensor, "*B H N n"] | None:
-        """The complex factors by which `rotate` multiplies adjacent pairs of dimensions; None if it does anything else.
+        """The complex factors by which `rotate` multiplies all adjacent pairs of dimensions; None if it does otherwise.
 
-        They are the same for queries and keys, and cover all of their dimensions as n pairs: [H or 1, N, n], or
-        [B, H or 1, N, n] for positions per sequence, complex, in the precision used to rotate vectors of ``dtype``. A
-        model can use them to rotate vectors right after the projection.
+        They are the same for queries and keys, in the precision used to rotate vectors of ``dtype``. A model can use
+        them to rotate vectors right after the projection.
         """
         return None
 
@@ -141,11 +282,10 @@ class PositionalEncoding(nn.Module):
     def bias_product(
         self, q_positions: Positions, k_positions: Positions
     ) -> tuple[Float[Tensor, "*B H Nq r"], Float[Tensor, "*B H Nk r"]]:
-        """The bias as a low-rank product a_i . b_j, if `factorable`, so that fused attention can carry it at no cost.
+        """The bias as a low-rank product a_i . b_j, if `factorable`, which fused attention can carry at no cost.
 
-        It holds for the keys up to each query's own, and up to a constant per query (to which the softmax is
-        invariant). It is computed relative to the first query, so that nearby keys are exact and no later position is
-        read.
+        It holds for the keys up to each query's own and up to a constant per query (to which the softmax is invariant).
+        It is relative to the first query, so that nearby keys are exact.
         """
         raise NotImplementedError
 
@@ -219,7 +359,7 @@ class PositionalEncoding(nn.Module):
 
     def overrides(self, name: str) -> bool:
         """Whether the encoding overrides the hook ``name``."""
-        return getattr(type(self), name) is not getattr(PositionalEncoding, name)
+        return name not in self.unused_hooks and getattr(type(self), name) is not getattr(PositionalEncoding, name)
 
     @property
     def fusable(self) -> bool:
@@ -262,36 +402,23 @@ class PositionalEncoding(nn.Module):
         """Raise `InputError` for positions that a table of ``max_len`` rows does not contain."""
         if self.bounded:
             require_whole(type(self).__name__, positions)
-        if not self.bounded or torch.compiler.is_compiling() or positions.numel() == 0:
-            return
-        if positions.is_cuda and torch.cuda.is_current_stream_capturing():  # synchronising is not allowed here
-            return
-        low, high = int(positions.min()), int(positions.max())
-        if low < 0 or high >= self.max_len:
-            raise invalid(
-                "positions",
-                f"be from 0 to {self.max_len - 1} (max_len is {self.max_len})",
-                high if high >= self.max_len else low,
-            )
+            most = f"{self.max_len - 1} (max_len is {self.max_len})"
+            require_between(f"be from 0 to {most}", positions, self.max_len - 1)
 
     def register_exact(self, name: str, value: Tensor) -> Tensor:
-        """Register ``value`` as a buffer that moves between devices but never changes its dtype.
+        """Register ``value`` as a buffer that moves between devices but keeps its dtype; not in the state dict.
 
-        Phases are computed from it, so ``model.half()`` and ``model.to(torch.bfloat16)`` must not round it: bfloat16
-        cannot represent all integers over 256. The buffer is derived from the options, so it is not in the state dict.
+        Phases are computed from it, so ``model.half()`` must not round it.
         """
         self.register_buffer(name, value, persistent=False)
         self._exact.add(name)
         return value
 
     def _apply(self, fn: Any, recurse: bool = True) -> PositionalEncoding:
-        kept = {name: self._buffers[name] for name in self._exact}
+        kept = {name: self.get_buffer(name) for name in self._exact}
         super()._apply(fn, recurse)
         for name, value in kept.items():
-            moved = self._buffers[name]
-            assert value is not None
-            assert moved is not None
-            self._buffers[name] = value.to(moved.device)
+            self._buffers[name] = value.to(self.get_buffer(name).device)
         return self
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, combinations, permutations
+from itertools import chain, combinations
 from typing import Any, cast
 
 import torch
@@ -13,12 +13,11 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
 from toeplens.encodings.absolute import Sinusoidal
-from toeplens.encodings.bands import XPos
-from toeplens.encodings.base import HOOKS, Coupling, PositionalEncoding
+from toeplens.encodings.base import HOOKS, Coupling, PositionalEncoding, Seen
 from toeplens.encodings.lengths import Tempered
 from toeplens.encodings.relative import DeBERTa, Shaw, TransformerXL
+from toeplens.encodings.rotary import XPos
 from toeplens.encodings.rotations import PoPE
-from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.ground import InputError, invalid
 
@@ -91,8 +90,7 @@ class Composed(PositionalEncoding):
         """The key features of all encodings, as one row per token; `own_notes` splits them again."""
         made: list[Tensor] = []
         for index in self._noted:
-            earlier = None if before is None else self._own_notes(index, before)
-            notes = self._part(index).note(x, earlier)
+            notes = self._part(index).note(x, None if before is None else self._own_notes(index, before))
             assert notes is not None
             made.append(notes)
         if len(made) < 2:
@@ -109,12 +107,10 @@ class Composed(PositionalEncoding):
     def bias(
         self, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
     ) -> Float[Tensor, "*H_Nq_Nk"] | None:
-        total: Tensor | None = None
-        for index in self._acting["bias"]:
-            bias = self._ask(index, "bias", q_positions, k_positions, seen=seen)
-            if bias is not None:
-                total = bias if total is None else total + bias
-        return total
+        acting = self._acting["bias"]
+        made = [self._ask(index, "bias", q_positions, k_positions, seen=seen) for index in acting]
+        biases: list[Tensor] = [bias for bias in made if bias is not None]
+        return sum(biases[1:], biases[0]) if biases else None
 
     def bias_product(
         self, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
@@ -144,19 +140,16 @@ class Composed(PositionalEncoding):
 
     def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod | None:
         """All score functions in turn; None unless every bias has one."""
-        made: list[ScoreMod] = []
-        for index in self._acting["bias"]:
-            mod = self._part(index).score_mod(q_positions, k_positions, self._own(index, seen))
-            if mod is None:
-                return None
-            made.append(mod)
+        acting = self._acting["bias"]
+        made = [self._part(index).score_mod(q_positions, k_positions, self._own(index, seen)) for index in acting]
 
         def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             for mod in made:
+                assert mod is not None
                 score = mod(score, batch, head, query, key)
             return score
 
-        return add if made else None
+        return None if not made or None in made else add
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Float[Tensor, "H D"] | Complex[Tensor, "H n D"] | None:
         """The sum of the biases' kernels, if there is a bias; otherwise the rotation's kernel.
@@ -164,7 +157,7 @@ class Composed(PositionalEncoding):
         Input vectors do not contribute if anything else is present. For several input vectors, whose inner products
         mix, it is None.
         """
-        if biases := self._with_bias():
+        if biases := self._biased():
             made = [part.kernel(offsets) for part in biases]
             real = [kernel for kernel in made if kernel is not None and not kernel.is_complex()]
             return sum(real[1:], real[0]) if len(real) == len(made) else None
@@ -209,18 +202,8 @@ class Composed(PositionalEncoding):
         return bool(self._acting[name]) if name in self._acting else any(part.overrides(name) for part in self.each())
 
     @property
-    def fusable(self) -> bool:
-        return all(part.fusable for part in self.each())
-
-    @property
     def turns_alike(self) -> bool:
         return all(self._part(index).turns_alike for index in self._acting["rotate"])
-
-    @property
-    def fixed_bias(self) -> bool:
-        biases = self._with_bias()
-        plain = "bias" not in self._seeing and not self.overrides("transform_logits")
-        return bool(biases) and plain and all(part.fixed_bias for part in biases)
 
     @property
     def query_dim(self) -> int:
@@ -237,10 +220,6 @@ class Composed(PositionalEncoding):
 
     def _biased(self) -> list[PositionalEncoding]:
         return [self._part(index) for index in self._acting["bias"]]
-
-    def _with_bias(self) -> list[PositionalEncoding]:
-        """The encodings that add a bias; options can switch a bias off."""
-        return [part for part in self._biased() if "bias" in (part.coupling, *part.also_couples)]
 
     def _ask(self, index: int, name: str, *arguments: Any, seen: Seen | None) -> Any:
         part = self._part(index)
@@ -259,23 +238,20 @@ class Composed(PositionalEncoding):
         """This encoding's part of the combined key features, in their widest dtype."""
         if len(self._noted) == 1:
             return notes
-        start = 0
-        for other, (heads, width) in self._noted.items():
-            if other == index:
-                break
-            start += heads * width
-        heads, width = self._noted[index]
-        return notes[:, 0, :, start : start + heads * width].unflatten(-1, (heads, width)).transpose(1, 2)
+        columns, heads = self._noted[index]
+        return notes[:, 0, :, columns].unflatten(-1, (heads, -1)).transpose(1, 2)
 
     @torch.no_grad()
-    def _layout(self) -> dict[int, tuple[int, int]]:
-        """The number of heads and features of each encoding, from one token."""
-        found: dict[int, tuple[int, int]] = {}
+    def _layout(self) -> dict[int, tuple[slice, int]]:
+        """The columns of each encoding's key features in the combined ones, and their heads, from one token."""
+        found: dict[int, tuple[slice, int]] = {}
+        start = 0
         for index, part in enumerate(self.each()):
             device = next((x.device for x in chain(part.parameters(), part.buffers())), None)
             notes = part.note(torch.zeros(1, 1, self.d_model, device=device)) if part.overrides("note") else None
             if notes is not None:
-                found[index] = notes.shape[1], notes.shape[3]
+                stop = start + notes[0, :, 0].numel()
+                found[index], start = (slice(start, stop), notes.shape[1]), stop
         return found
 
 
@@ -347,46 +323,44 @@ def _is_toeplitz(parts: Iterable[PositionalEncoding]) -> bool:
 def _check(parts: Mapping[str, PositionalEncoding]) -> None:
     """Raise `InputError` naming the first two encodings that cannot be combined."""
     for (a, one), (b, other) in combinations(parts.items(), 2):
-        if one is other:
-            raise InputError(f"encoding: {a!r} and {b!r} are the same object.")
         for size, value in one.sizes.items():
             if value != other.sizes[size]:
                 raise invalid(size, f"be the same for {a!r} and {b!r}", got=f"{value} and {other.sizes[size]}")
-        acting = "none" not in (one.coupling, other.coupling)
-        scaled = one.scale_terms != 1 and other.scale_terms != 1
-        for what, first, second in (
-            ("dimensions of a query", one.query_dim, other.query_dim),
-            ("coordinates of a position", *((one.axes, other.axes) if acting else (1, 1))),
-            ("terms in the published factor of q . k", *((one.scale_terms, other.scale_terms) if scaled else (1, 1))),
-        ):
-            if first != second:
-                raise InputError(f"encoding: {a!r} has {first} {what}, but {b!r} has {second}.")
-        for hook in ALONE:
-            if one.overrides(hook) and other.overrides(hook) and (hook != "rotate" or (_turns(one) and _turns(other))):
-                raise InputError(f"encoding: {a!r} and {b!r} cannot be combined: both use {hook}.")
-        if one.axes == other.axes > 1 and not _same(one, other, lambda part: part.place(torch.arange(part.max_len))):
-            raise InputError(f"encoding: {a!r} and {b!r} must use the same grid.")
-        waves = isinstance(one, Sinusoidal) and isinstance(other, Sinusoidal) and one.layout == other.layout
-        if waves and _same(one, other, lambda part: part.frequencies):
-            raise InputError(f"encoding: {a!r} and {b!r} both add the same waves at the input.")
-    for (a, one), (b, other) in permutations(parts.items(), 2):
-        hook = next((hook for hook in ("score", "bias") if other.overrides(hook)), None)
-        if hook == "score" and _turns(one):
-            raise InputError(
-                f"encoding: {a!r} and {b!r} cannot be combined: rotate of {a!r} does not go with score of {b!r}."
-            )
-        if hook and one.forms_logits:
-            raise InputError(
-                f"encoding: {a!r} and {b!r} cannot be combined: transform_logits of {a!r} would discard the {hook} of "
-                f"{b!r}."
-            )
-        if _reads(one) and isinstance(other, (PoPE, XPos)):
-            raise InputError(
-                f"encoding: {a!r} and {b!r} cannot be combined: transform_logits of {a!r} needs unscaled queries and "
-                "keys."
-            )
+        if why := _conflict(one, other):
+            raise InputError(f"encoding: {a!r} and {b!r} {why}.")
 
 
-def _same(one: PositionalEncoding, other: PositionalEncoding, made: Callable[[Any], Tensor]) -> bool:
-    a, b = made(one), made(other)
+def _conflict(one: PositionalEncoding, other: PositionalEncoding) -> str:
+    """Why two encodings cannot be combined; empty if they can."""
+    if one is other:
+        return "are the same object"
+    acting = "none" not in (one.coupling, other.coupling)
+    scaled = one.scale_terms != 1 and other.scale_terms != 1
+    for what, first, second in (
+        ("dimensions of a query", one.query_dim, other.query_dim),
+        ("coordinates of a position", *((one.axes, other.axes) if acting else (1, 1))),
+        ("terms in the published factor of q . k", *((one.scale_terms, other.scale_terms) if scaled else (1, 1))),
+    ):
+        if first != second:
+            return f"have {first} and {second} {what}"
+    for hook in ALONE:
+        if one.overrides(hook) and other.overrides(hook) and (hook != "rotate" or (_turns(one) and _turns(other))):
+            return f"cannot be combined: both use {hook}"
+    if one.axes == other.axes > 1 and not _same(*(each.place(torch.arange(each.max_len)) for each in (one, other))):
+        return "must use the same grid"
+    waves = [(each.layout, each.frequencies) for each in (one, other) if isinstance(each, Sinusoidal)]
+    if len(waves) == 2 and waves[0][0] == waves[1][0] and _same(waves[0][1], waves[1][1]):
+        return "both add the same waves at the input"
+    for first, second in ((one, other), (other, one)):
+        if _turns(first) and second.overrides("score"):
+            return "cannot be combined: the rotate of one does not go with the score of the other"
+        for hook in ("score", "bias"):
+            if first.forms_logits and second.overrides(hook):
+                return f"cannot be combined: the transform_logits of one would discard the {hook} of the other"
+        if _reads(first) and isinstance(second, (PoPE, XPos)):
+            return "cannot be combined: the transform_logits of one needs unscaled queries and keys"
+    return ""
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and (a.is_meta or b.is_meta or torch.equal(a.cpu(), b.cpu()))

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import linear, offsets_between, require_number, require_whole, widened
+from toeplens.encodings.base import PositionalEncoding, Seen
+from toeplens.encodings.kit import (
+    linear,
+    offsets_between,
+    require_even,
+    require_whole,
+    rotary_frequencies,
+    short_convolution,
+    widened,
+    without_autocast,
+)
 from toeplens.encodings.relative import at_each
-from toeplens.encodings.seen import Seen
-from toeplens.encodings.shapes import Earlier, Notes, Pairs, Positions, ScoreMod, Stream
-from toeplens.ground import choose
+from toeplens.encodings.rotary import Pairing, turn_by
+from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
+from toeplens.ground import invalid
+from toeplens.ground.options import Count, Finite, Limits, Positive
+
+BLOCK = 64  # keys per block of `accumulate`
+EPS = 1e-6  # added to a squared norm before the square root, as in the released codes
 
 
 class CoPE(PositionalEncoding):
     """Contextual position encoding: the query decides which tokens count as steps between it and a key.
 
-    Golovneva et al. 2024: each query opens a gate sigmoid(q_i . k_m) to each key. The position of key j
-    is the sum p_ij of the gates from j to i, and the logit gains q_i . e[p_ij], interpolated between the two integers
-    around p_ij. Gates are computed from scaled logits, and only for visible keys. Keys are counted in their order;
-    positions are not used. Keys after the query, which the paper never scores, are counted from the one next to the
-    query (our choice). One table, initialised to zero, serves all heads.
+    Golovneva et al. 2024: each query opens a gate sigmoid(q_i . k_m) to each key. The position of key j is the sum p_ij
+    of the gates from j to i, and the logit gains q_i . e[p_ij], interpolated between two integers. Gates are computed
+    from scaled logits, for visible keys in their order; positions are not used. Keys after the query are counted from
+    the one next to the query (our choice). One table, initialised to zero, serves all heads.
 
     Arguments
         positions_max  rows of the table; larger positions share the last (default: max_len + 1, enough for every key;
@@ -42,11 +56,10 @@ class CoPE(PositionalEncoding):
     formula = r"s_{ij} + q_i^\top e\big[\sum_{m=j}^{i} \sigma(s_{im})\big],\quad s_{ij} = q_i^\top k_j / \sqrt d"
 
     def __init__(
-        self, *, positions_max: int | None = None, scaled: bool = False, shared: bool = False, **sizes: int
+        self, *, positions_max: Count | None = None, scaled: bool = False, shared: bool = False, **sizes: int
     ) -> None:
         super().__init__(**sizes)
         self.positions_max = self.max_len + 1 if positions_max is None else positions_max
-        require_number("positions_max", self.positions_max, at_least=1)
         self.scaled, self.shared = scaled, shared
         self.weight = self.learned((self.positions_max, self.head_dim), nn.init.zeros_)
 
@@ -69,8 +82,7 @@ class CoPE(PositionalEncoding):
             gates = gates.masked_fill(~visible, 0.0)
         if seen.causal:
             return _sum_from(gates)
-        past = torch.arange(gates.shape[-1], device=gates.device) <= seen.rows.unsqueeze(-1)
-        past = past if past.ndim == 2 else past.unsqueeze(1)
+        past = seen.past()
         return _sum_from(gates.masked_fill(~past, 0.0)) + gates.masked_fill(past, 0.0).cumsum(-1)
 
 
@@ -98,11 +110,11 @@ class RelativeProjection(PositionalEncoding):
     citation = "x-transformers, RelativeProjPositionalBias"
     formula = r"b_{ij} = (W_h x_i)^\top B_{:, \delta}"
 
-    def __init__(self, *, basis: int = 16, max_distance: int | None = None, shared: bool = False, **sizes: int) -> None:
+    def __init__(
+        self, *, basis: Count = 16, max_distance: Count | None = None, shared: bool = False, **sizes: int
+    ) -> None:
         super().__init__(**sizes)
         self.max_distance = min(1024, self.max_len) if max_distance is None else max_distance
-        require_number("basis", basis, at_least=1)
-        require_number("max_distance", self.max_distance, at_least=1)
         self.shared = shared
         self.mix = nn.Linear(self.d_model, self.num_heads * basis)
         self.bank = nn.Parameter(torch.randn(basis, self.max_distance) * 0.02)
@@ -127,8 +139,7 @@ class CumulativeBias(PositionalEncoding):
     """A penalty on the distance |c_i - c_j|, where c is the cumulative sum of content-dependent steps.
 
     Subclasses define `steps`, and also `weights` and `penalty` if the bias is more than minus the distance. Tokens are
-    counted in the order of the keys; positions are not used. The cumulative sum is kept in float64, so that differences
-    between nearby tokens stay exact in long sequences.
+    counted in the order of the keys; positions are not used. The sum is kept in float64.
     """
 
     coupling = "bias"
@@ -163,9 +174,8 @@ class CumulativeBias(PositionalEncoding):
 
     def _sums(self, seen: Seen) -> tuple[Float[Tensor, "B H Nq 1"], Float[Tensor, "B H _Nq Nk"], Tensor | None]:
         """c at each query and key, over the tokens that the query sees, and the queries' weights."""
-        assert seen.notes is not None
         notes = seen.own_notes()
-        own, totals = notes[..., :1], seen.notes[..., 0].unsqueeze(-2)
+        own, totals = notes[..., :1], seen.features[..., 0].unsqueeze(-2)
         if seen.padding is not None or seen.mask is not None:
             counts = seen.visible() if seen.is_scattered() else None
             if counts is None and seen.padding is not None:
@@ -183,11 +193,10 @@ class CumulativeBias(PositionalEncoding):
         return (torch.ones_like(own) if weights is None else weights), (totals - own[..., :1, :]).transpose(-2, -1)
 
     def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod:
-        assert seen.notes is not None
-        totals = seen.notes[..., 0]
+        totals = seen.features[..., 0]
         large = totals.float()
         small = (totals - large).detach().float()  # two float32 numbers hold what one would round away
-        weights = seen.notes[..., 1].float() if seen.notes.shape[-1] > 1 else None
+        weights = seen.features[..., 1].float() if seen.features.shape[-1] > 1 else None
 
         def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             distance = large[batch, head, query] - large[batch, head, key]
@@ -211,9 +220,9 @@ class FoX(CumulativeBias):
     citation = "Lin et al. 2025, arXiv 2503.02130"
     formula = r"b_{ij} = \sum_{m=j+1}^{i} \log \sigma(w_h^\top x_m + b_h)"
 
-    def __init__(self, *, bias_init: float = 0.0, **sizes: int) -> None:
+    def __init__(self, *, bias_init: Finite = 0.0, **sizes: int) -> None:
         super().__init__(**sizes)
-        self.bias_init = require_number("bias_init", bias_init)
+        self.bias_init = bias_init
         self.gate = nn.Linear(self.d_model, self.num_heads)
         self.reset_parameters()
 
@@ -253,8 +262,7 @@ class CABLE(CumulativeBias):
         **sizes: int,
     ) -> None:
         super().__init__(**sizes)
-        self.step = choose("step", step, ("relu", "softplus"))
-        self.kernelised = kernelised
+        self.step, self.kernelised = step, kernelised
         self.factorable = not kernelised
         self.stride = nn.Linear(self.d_model, self.num_heads)
         self.weight = nn.Linear(self.d_model, self.num_heads) if weighted else None
@@ -284,4 +292,411 @@ def by_head(layer: nn.Linear, x: Stream) -> Float[Tensor, "B H N"]:
     return linear(layer, x.to(widened(x.dtype))).transpose(1, 2)
 
 
-ENCODINGS = {"cope": CoPE, "relative-projection": RelativeProjection, "fox": FoX, "cable": CABLE}
+class _ContentRotation(PositionalEncoding):
+    """A rotation by angles that subclasses compute from the key features; positions are not used."""
+
+    coupling = "rotation"
+    data_dependent = True
+    toeplitz = False
+    shared = False
+
+    def __init__(self, *, base: float, pairing: Pairing, **sizes: int) -> None:
+        super().__init__(**sizes)
+        require_even("head_dim", self.head_dim)
+        self.pairing: Pairing = pairing
+        self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.head_dim, base))
+
+    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
+        """The angles of all keys, in float64."""
+        raise NotImplementedError
+
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Turned:
+        angles = self.angles(seen.features, seen)
+        own = replace(seen, notes=angles).own_notes()
+        return turn_by(q, own, self.pairing), turn_by(k, angles, self.pairing)
+
+
+class CARoPE(_ContentRotation):
+    """Context-aware RoPE: tokens set how far each head's angles advance (Veisi et al. 2025).
+
+    Each token's step for a head is f = 1/(softplus(x W) + 1). Pair t is rotated by the cumulative sum of f^t over the
+    tokens so far (in float64), where RoPE has the sum of theta_1^t. Only the order of tokens matters.
+
+    The paper says that it starts as RoPE, but its formula cannot: W = 0 gives f = 0.59. Our W starts at zero with a
+    constant inside the softplus that makes f = theta_1 = base^(-2/d). x is the input of the layer's keys, so each
+    layer has its own W. The paper says "token embedding", which may mean the first layer only.
+
+    Not verified: the powers, which start at t = 0 here, as in RoPE; the authors' code was not available.
+
+    Arguments
+        start          ``rope``: with that constant; ``printed``: the formula as printed, without it
+        base, pairing  as in RoPE; base must be over 1
+    """
+
+    citation = "Veisi et al. 2025, arXiv 2507.23083"
+    formula = (
+        r"\mathrm{Re} \sum_t q_t \bar k_t \exp\Big(\mathrm{i} \sum_{m=j+1}^{i} f(x_m)^t\Big),"
+        r" \quad f(x) = \frac{1}{\mathrm{softplus}(x W) + 1}"
+    )
+
+    def __init__(
+        self,
+        *,
+        start: Literal["rope", "printed"] = "rope",
+        base: Annotated[float, Limits(over=1)] = 10000.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        constant = torch.zeros((), dtype=torch.float64)
+        if start == "rope":
+            softplus = torch.tensor(base, dtype=torch.float64) ** (2 / self.head_dim) - 1
+            constant = softplus + (-torch.expm1(-softplus)).log()
+        self.start = self.register_exact("start", constant)
+        self.powers = self.register_exact("powers", torch.arange(self.head_dim // 2, dtype=torch.float64))
+        self.weight = self.learned((self.num_heads, self.d_model), nn.init.zeros_)
+
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
+        """The angles of each token: cumulative sums of f^t, in float64."""
+        wide = widened(x.dtype)
+        with without_autocast(x):
+            chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
+        step = 1 / (F.softplus(chosen.to(torch.float64) + self.start, threshold=40) + 1)
+        angles = (step**self.powers).cumsum(-2)
+        return angles if before is None else angles + before[:, :, -1:]
+
+    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
+        seen.require_run(self)
+        if seen.padding is None:
+            return notes
+        return seen.sums(notes.diff(dim=-2, prepend=torch.zeros_like(notes[:, :, :1])))
+
+
+class SelectiveRoPE(_ContentRotation):
+    """Selective RoPE: each token determines the step of every pair's angle, and steps add up (Movahedi et al. 2025).
+
+    phi is a low-rank projection of the layer's input. Each head's slice of it is normalised and passed through a short
+    causal depthwise convolution. A step is phi times a gate sigmoid(w_h . x + b_h) of the same normalised x. Pair t is
+    rotated by tau_t = base^(-2t/d) (the temperature) times the cumulative sum of the steps, in float64. Only the order
+    of tokens matters. The cached key features are phi before its convolution, and the gate.
+
+    The defaults are those of the paper's language models, with SiLU and gate, as reported by others; the released code
+    leaves both out by default. Left out here: its per-head projection with weight norm, temperatures that are learned
+    or of the paper's tan(theta/2), and the norm of q and k after rotation.
+
+    Arguments
+        rank        rank of the projection (16 in the released code; the paper also has 8)
+        conv_size   tokens in the convolution; None: phi's difference from the previous token instead of a convolution,
+                    as in the released code, so that the angle is tau_t phi (without a gate)
+        activation  after the convolution: ``silu`` or ``none``
+        gate        with the gate
+        bias        add exp(b) to the steps, with b learned and 0 at the start
+        base        500000 in the released code
+        pairing     as in RoPE; the released code uses halves
+    """
+
+    citation = "Movahedi et al. 2025, arXiv 2511.17388"
+    formula = (
+        r"\mathrm{Re} \sum_t q_t \bar k_t \exp\Big(\mathrm{i} \tau_t \sum_{m=j+1}^{i} \sigma(w_h^\top \hat x_m + b_h)\,"
+        r" \mathrm{silu}\,\phi_t(\hat x_{\le m})\Big)"
+    )
+
+    def __init__(
+        self,
+        *,
+        rank: Count = 16,
+        conv_size: Count | None = 4,
+        activation: Literal["silu", "none"] = "silu",
+        gate: bool = True,
+        bias: bool = False,
+        base: float = 500000.0,
+        pairing: Pairing = "half",
+        **sizes: int,
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        if self.d_model % self.num_heads:
+            raise invalid("d_model", f"be a multiple of num_heads ({self.num_heads})", self.d_model)
+        self.activation = activation
+        self.down = nn.Linear(self.d_model, rank, bias=False)
+        self.up = nn.Linear(rank, self.num_heads * self.head_dim // 2, bias=False)
+        self.taps = self.register_exact("taps", torch.tensor([-1.0, 1.0], dtype=torch.float64).expand(1, 1, 2))
+        shape = (self.num_heads, self.head_dim // 2, conv_size or 0)
+        self.conv = None if conv_size is None else self.learned(shape, _as_convolution)
+        self.gate = nn.Linear(self.d_model, self.num_heads) if gate else None
+        self.constant = self.learned((self.num_heads, 1, self.head_dim // 2), nn.init.zeros_) if bias else None
+
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
+        """Phi before its convolution, and the gate."""
+        slices = x.to(widened(x.dtype)).unflatten(-1, (self.num_heads, -1))
+        normed = (slices * (slices.square().sum(-1, keepdim=True) + EPS).rsqrt()).flatten(-2)
+        phi = linear(self.up, linear(self.down, normed)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        if self.gate is None:
+            return phi
+        return torch.cat((phi, linear(self.gate, normed).sigmoid().transpose(1, 2).unsqueeze(-1)), dim=-1)
+
+    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
+        seen.require_run(self)
+        phi = notes[..., : self.head_dim // 2]
+        taps = self.taps.to(phi.dtype) if self.conv is None else self.conv.to(phi.dtype)
+        steps = short_convolution(phi, taps, seen.texts, seen.padding)
+        if self.activation == "silu" and self.conv is not None:
+            steps = F.silu(steps)
+        if self.constant is not None:
+            steps = steps + self.constant.to(steps.dtype).exp()
+        if self.gate is not None:
+            steps = steps * notes[..., -1:]
+        return seen.sums(steps.to(torch.float64)) * self.frequencies
+
+
+def _as_convolution(taps: Float[Tensor, "H n size"]) -> Tensor:
+    """Initialise like torch's convolutions of one channel each."""
+    return nn.init.uniform_(taps, -(taps.shape[-1] ** -0.5), taps.shape[-1] ** -0.5)
+
+
+class RePo(_ContentRotation):
+    """RePo: each token predicts its own position, a real number per head, used by RoPE (Li et al. 2025).
+
+    z = W_o (silu(W_g x) * W_c x), x the layer's input; z need not be ordered or positive. Position numbers and the
+    order of tokens matter only through the mask. As in the released code, no projection has a bias, and
+    all start from N(0, 0.02^2). Its models have RePo from layer 5 of 16 on, and RoPE before; here every layer has it.
+
+    Arguments
+        width    of the hidden layer; default d_model // 8, as published
+        base     500000 in the released code
+        pairing  as in RoPE; the released code uses halves
+    """
+
+    citation = "Li et al. 2025, arXiv 2512.14391"
+    formula = (
+        r"\mathrm{Re} \sum_t q_t \bar k_t\, e^{\mathrm{i} (z_i - z_j) \theta_t},"
+        r"\quad z = W_o\, (\mathrm{silu}(W_g x) \odot W_c x)"
+    )
+
+    def __init__(
+        self, *, width: Count | None = None, base: float = 500000.0, pairing: Pairing = "half", **sizes: int
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        width = max(1, self.d_model // 8) if width is None else width
+        self.gate, self.content = (nn.Linear(self.d_model, width, bias=False) for _ in range(2))
+        self.place_of = nn.Linear(width, self.num_heads, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in (self.gate, self.content, self.place_of):
+            nn.init.normal_(layer.weight, std=0.02)
+
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
+        wide = x.to(widened(x.dtype))
+        hidden = F.silu(linear(self.gate, wide)) * linear(self.content, wide)
+        return linear(self.place_of, hidden).transpose(1, 2).unsqueeze(-1)
+
+    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
+        return notes.to(torch.float64) * self.frequencies
+
+
+class TAPA(PositionalEncoding):
+    """Token-aware phase attention: a cosine of two tokens' content and their distance (Wang et al. 2025, eq. 12).
+
+    Heads are split: the first part of queries and keys gives the amplitude, the rest the phase,
+
+        (q_A . k_A / sqrt(share d)) cos(2 pi |i - j|^alpha q_P . k_P / sqrt((1 - share) d)).
+
+    It replaces q . k and has no parameters. It has no kernel: each query and key have their own function of the
+    distance. At distance 0 it is q_A . k_A, scaled.
+
+    Arguments
+        alpha  exponent of the distance; published: 0.1
+        share  share of the dimensions used for the amplitude; published: 0.5
+        phase  ``quadratic``, as above, or ``linear``: the sum of q_P and k_P over sqrt((1 - share) d), which the paper
+               finds worse
+    """
+
+    coupling = "logits"
+    data_dependent = True
+    toeplitz = False
+    forms_logits = True
+    pair_width = 6
+    citation = "Wang et al. 2025, arXiv 2509.12635"
+    formula = (
+        r"\frac{q_A^\top k_A}{\sqrt{\theta d}}"
+        r" \cos\left(2 \pi |\delta|^\alpha \frac{q_P^\top k_P}{\sqrt{(1 - \theta) d}}\right)"
+    )
+
+    def __init__(
+        self,
+        *,
+        alpha: Positive = 0.1,
+        share: Positive = 0.5,
+        phase: Literal["quadratic", "linear"] = "quadratic",
+        **sizes: int,
+    ) -> None:
+        super().__init__(**sizes)
+        self.alpha, self.phase = alpha, phase
+        self.first = round(share * self.head_dim)
+        if not 1 <= self.first < self.head_dim:
+            raise invalid("share", "leave amplitude and phase a dimension each", share)
+
+    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
+        wide = widened(seen.q.dtype)
+        split = (self.first, self.head_dim - self.first)
+        (q_first, q_last), (k_first, k_last) = (x.to(wide).split(split, dim=-1) for x in (seen.q, seen.k))
+        amplitude = q_first @ k_first.mT * (seen.scale * math.sqrt(self.head_dim / self.first))
+        q_last, k_last = q_last.to(torch.float64), k_last.to(torch.float64)
+        if self.phase == "quadratic":
+            phase = q_last @ k_last.mT
+        else:
+            phase = q_last.sum(-1).unsqueeze(-1) + k_last.sum(-1).unsqueeze(-2)
+        distance = offsets_between(q_positions, k_positions).abs().to(torch.float64).unsqueeze(-3)
+        turns = distance**self.alpha / math.sqrt(split[1]) * phase
+        return (amplitude * torch.cos(2 * math.pi * turns).to(wide)).to(logits.dtype)
+
+
+def accumulate(
+    q: Float[Tensor, "B H Nq d"],
+    k: Float[Tensor, "B H Nk d"],
+    w: Float[Tensor, "B H Nk d"],
+    beta: Float[Tensor, "B H Nk"],
+    rows: Int[Tensor, "*B Nq"],
+    *,
+    block: int = BLOCK,
+) -> Pairs:
+    """q_i^T H_i H_{i-1} ... H_{j+1} k_j with H_m = I - beta_m w_m w_m^T, for each query's row i and every key j.
+
+    Blocks of keys are processed from last to first, and each query is updated block by block: after keys e to
+    s, it is (H_e ... H_s)^T q. Within a block the products have a closed form, the paper's UT transform. With W
+    the rows w_m, D = diag(beta) and T = (I + strictly lower(D W W^T))^-1 D,
+
+        H_e ... H_s = I - W^T T W  and  [H_e ... H_{j+1} k_j]_j = K^T - W^T T strictly lower(W K^T),
+
+    and transformations after a query's own row are removed by setting their columns of q W^T to 0. Keys after the query
+    are therefore compared without any transformation.
+    """
+    count = k.shape[-2]
+    block = min(block, count)
+    blocks = -(-count // block)
+    short = blocks * block - count
+    k, w = (F.pad(x, (0, 0, 0, short)).unflatten(2, (blocks, block)) for x in (k, w))
+    scaled = F.pad(beta, (0, short)).unflatten(2, (blocks, block)).unsqueeze(-1) * w
+    right = torch.cat(((scaled @ k.transpose(-2, -1)).tril(-1), scaled), dim=-1)
+    # only entries strictly below the diagonal are read
+    undone = torch.linalg.solve_triangular(scaled @ w.transpose(-2, -1), right, upper=False, unitriangular=True)
+    both = torch.cat((w, k), dim=-2).transpose(-2, -1)
+    passed = torch.arange(blocks * block, device=rows.device) <= rows.unsqueeze(-1)
+    passed = (passed if passed.ndim == 2 else passed.unsqueeze(1)).split(block, dim=-1)
+    scores = []
+    for n in reversed(range(blocks)):
+        along, plain = (q @ both[:, :, n]).split(block, dim=-1)
+        corrections, moved = (along.masked_fill(~passed[n], 0.0) @ undone[:, :, n]).split((block, q.shape[-1]), dim=-1)
+        scores.append(plain - corrections)
+        q = q - moved
+    return torch.cat(scores[::-1], dim=-1)[..., :count]
+
+
+class PaTH(PositionalEncoding):
+    """Position by accumulated Householder-like transformations (Yang et al. 2025).
+
+    Each token defines H_m = I - beta_m w_m w_m^T from its content. A query and a key are compared through the product
+    of the matrices after the key, up to the query's own. The direction w is a low-rank projection of the layer's input,
+    followed by a short causal convolution and normalisation. The strength is beta = 2 sigmoid(u . x + b), so that H has
+    eigenvalues in (-1, 1]. The order of the keys counts, not their positions. Without a causal mask, keys after the
+    query are compared untransformed (our choice).
+
+    The cached key features are w before the convolution and beta before the sigmoid, in the model's dtype; the rest is
+    computed in at least float32. The released code applies a SiLU after the convolution, which the paper does not
+    mention, and the model's initialisation; ours is torch's.
+
+    Arguments
+        rank        rank of the projection to w; None for a full matrix
+        conv_size   tokens in the convolution; with 1 it is a factor per channel
+        activation  after the convolution: ``silu`` (the released code) or ``none`` (the paper's text)
+    """
+
+    coupling = "accumulated"
+    data_dependent = True
+    toeplitz = False
+    shared = False
+    citation = "Yang et al. 2025, arXiv 2505.16381"
+    formula = r"q_i^\top H_i H_{i-1} \cdots H_{j+1} k_j, \; H_m = I - \beta_m w_m w_m^\top"
+
+    def __init__(
+        self,
+        *,
+        rank: int | None = 32,
+        conv_size: Count = 3,
+        activation: Literal["silu", "none"] = "silu",
+        **sizes: int,
+    ) -> None:
+        super().__init__(**sizes)
+        if rank is not None and rank < 1:
+            raise invalid("rank", "be at least 1, or None for a full matrix", rank)
+        self.activation = activation
+        width = self.num_heads * self.head_dim
+        self.down = None if rank is None else nn.Linear(self.d_model, rank, bias=False)
+        self.up = nn.Linear(self.d_model if rank is None else rank, width, bias=False)
+        self.conv = nn.Conv1d(width, width, conv_size, groups=width, bias=False)
+        self.strength = nn.Linear(self.d_model, self.num_heads)
+
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
+        low = x if self.down is None else linear(self.down, x)
+        direction = linear(self.up, low).unflatten(-1, (self.num_heads, -1))
+        return torch.cat((direction, linear(self.strength, x).unsqueeze(-1)), dim=-1).transpose(1, 2)
+
+    def transformations(
+        self,
+        notes: Float[Tensor, "B H N c"],
+        texts: Int[Tensor, "B N"] | None = None,
+        padding: Bool[Tensor, "B N"] | None = None,
+    ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N"]]:
+        """w, of norm 1, and beta of every key, in the dtype of the notes; ``texts`` and ``padding`` as in `Seen`."""
+        taps = self.conv.weight.to(notes.dtype).view(self.num_heads, self.head_dim, -1)
+        w = short_convolution(notes[..., : self.head_dim], taps, texts, padding)
+        if self.activation == "silu":
+            w = F.silu(w)
+        beta = 2 * notes[..., self.head_dim].sigmoid()
+        beta = beta if padding is None else beta.masked_fill(padding.unsqueeze(1), 0.0)
+        return w * (w.square().sum(-1, keepdim=True) + EPS).rsqrt(), beta
+
+    def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
+        seen.require_run(self)
+        wide = widened(q.dtype)
+        with without_autocast(q):
+            w, beta = self.transformations(seen.features.to(wide), seen.texts, seen.padding)
+            return accumulate(q.to(wide), k.to(wide), w, beta, seen.rows).to(q.dtype)
+
+
+class PaTHFoX(PaTH):
+    """PaTH with a forget gate: the logit also decreases by the log gates between key and query (Yang et al. 2025).
+
+    log f_m = log sigmoid(u_f . x_m + b_f) is summed over the tokens after the key up to the query, in float64, and
+    added to the scaled logit as in the Forgetting Transformer (Lin et al. 2025, arXiv 2503.02130). The released code
+    (fla) multiplies the sum by d^-1/2 too. Without a causal mask, keys after the query are not penalised (our choice).
+    """
+
+    also_couples = ("bias",)
+    formula = r"q_i^\top H_i \cdots H_{j+1} k_j / \sqrt{d} + \sum_{m=j+1}^{i} \log f_m"
+
+    def __init__(self, **inherited: Any) -> None:
+        super().__init__(**inherited)
+        self.gate = nn.Linear(self.d_model, self.num_heads)
+
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
+        return torch.cat((super().note(x), linear(self.gate, x).transpose(1, 2).unsqueeze(-1)), dim=-1)
+
+    def bias(self, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
+        sums = seen.sums(F.logsigmoid(seen.features[..., -1:].double()))
+        own = replace(seen, notes=sums).own_notes()
+        return (own - sums.transpose(-2, -1)).clamp(max=0.0).to(widened(seen.features.dtype))
+
+
+ENCODINGS: dict[str, type[PositionalEncoding]] = {
+    "cope": CoPE,
+    "relative-projection": RelativeProjection,
+    "fox": FoX,
+    "cable": CABLE,
+    "carope": CARoPE,
+    "selective-rope": SelectiveRoPE,
+    "repo": RePo,
+    "tapa": TAPA,
+    "path": PaTH,
+    "path-fox": PaTHFoX,
+}

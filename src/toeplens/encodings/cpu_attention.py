@@ -134,7 +134,7 @@ class _Blocked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward
-            return _again(ctx, grads[0], q, k, v, bias)
+            return gradients_again(ctx, _plainly_attended, (q, k, v, bias, ctx.dropout, ctx.scale, ctx.causal), grads)
         kept.reverse()
         blocks = _blocks(q, ctx.causal)
         of_each = [torch.empty_like(x) for x in (q, k, v)] if len(blocks) > 1 else []
@@ -166,26 +166,17 @@ class _Blocked(torch.autograd.Function):
         return *of_each, of_bias, None, None, None
 
 
-def _again(ctx: Any, grad: Tensor, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients as differentiable operations, for double backward."""
-    if ctx.dropout:
+def _plainly_attended(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, scale: float, causal: bool
+) -> Tensor:
+    if dropout:
         raise RuntimeError("attention with dropout has no second derivative here")
-    q, k, v, bias = given
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    logits = q @ k.transpose(-1, -2) * ctx.scale
-    if bias is not None:
-        logits = logits + bias
-    if ctx.causal:
+    logits = q @ k.transpose(-1, -2) * scale
+    logits = logits if bias is None else logits + bias
+    if causal:
         hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
         logits = logits.masked_fill(hidden, float("-inf"))
-    return (
-        *gradients_again(logits.softmax(-1) @ v, given, ctx.needs_input_grad[: len(given)], (grad,)),
-        None,
-        None,
-        None,
-    )
+    return logits.softmax(-1) @ v
 
 
 def _product(a: Tensor, b: Tensor, scale: float = 1.0, added: Tensor | None = None) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from toeplens.encodings.shapes import Positions
 from toeplens.ground import invalid
-from toeplens.ground.options import must_be
+from toeplens.ground.options import Count, Limits, must_be
 
+Kind = Literal["bool", "integer", "real", "float"]
 PRECISE = (torch.float32, torch.float64)  # dtypes in which a bias may be part of a product of queries and keys
 
 
@@ -32,15 +33,17 @@ def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
-def raster(tokens: Int[Tensor, "*B N"], axes: int, grid: Sequence[int] | None) -> Int[Tensor, "*B N axes"]:
-    """Raster coordinates of token indices, row by row on a grid of these sizes; without a grid, equal on all axes."""
-    if grid is None:
-        return tokens.unsqueeze(-1).expand(*tokens.shape, axes)
-    coordinates = []
-    for size in reversed(grid[1:]):
-        coordinates.append(tokens % size)
-        tokens = tokens // size
-    return torch.stack((tokens, *reversed(coordinates)), dim=-1)
+def on_distinct(function: Callable[..., Float[Tensor, "H *D"]], *offsets: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
+    """A function of integer offsets, evaluated once per distinct offset where finding those is cheap."""
+    first = offsets[0]
+    if first.device.type != "cpu" or torch.compiler.is_compiling() or first.is_floating_point() or not first.numel():
+        return function(*offsets)
+    lows = [int(each.min()) for each in offsets]
+    every = [torch.arange(low, int(each.max()) + 1) for low, each in zip(lows, offsets, strict=True)]
+    if 2 * math.prod(map(len, every)) > first.numel():
+        return function(*offsets)
+    table = function(*torch.meshgrid(*every, indexing="ij"))
+    return table[:, *(each - low for low, each in zip(lows, offsets, strict=True))]
 
 
 def short_convolution(
@@ -80,21 +83,15 @@ def is_readable(x: Tensor) -> bool:
 
 
 def gradients_again(
-    out: Tensor | tuple[Tensor, ...], inputs: Sequence[Any], needed: Sequence[bool], grads: Sequence[Tensor]
+    ctx: Any, plain: Callable[..., Any], inputs: Sequence[Any], grads: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Differentiable gradients of a custom function, recomputed from its operations (for double backward).
-
-    Arguments
-        inputs  of the function; inputs that are not tensors need no gradient
-        needed  which of them need gradients
-        grads   of ``out``
-    """
-    wanted = [x for x, needs in zip(inputs, needed, strict=True) if needs]
-    outs = (out,) if isinstance(out, Tensor) else out
-    moved = [(each, grad) for each, grad in zip(outs, grads, strict=True) if each.requires_grad]  # rest: no gradient
-    there, given = [each for each, _ in moved], [grad for _, grad in moved]
+    """Differentiable gradients of a custom function, from its operations ``plain`` (for double backward)."""
+    outs = plain(*inputs)
+    wanted = [x for x, needs in zip(inputs, ctx.needs_input_grad, strict=True) if needs]
+    moved = zip((outs,) if isinstance(outs, Tensor) else outs, grads, strict=True)
+    there, given = zip(*(pair for pair in moved if pair[0].requires_grad), strict=True)  # the rest has no gradient
     found = iter(torch.autograd.grad(there, wanted, given, create_graph=True, allow_unused=True))
-    return tuple(next(found) if needs else None for needs in needed)
+    return tuple(next(found) if needs else None for needs in ctx.needs_input_grad)
 
 
 def phases_of(positions: Positions, frequencies: Float[Tensor, "*_H n"]) -> Float[Tensor, "*B H N n"]:
@@ -145,6 +142,14 @@ def require_whole(who: str, positions: Tensor) -> None:
         raise invalid("positions", f"be integers for {who}", positions.dtype)
 
 
+def require_between(must: str, positions: Tensor, most: int) -> None:
+    """Raise `InputError` for values that are not from 0 to ``most``, where they can be read."""
+    if positions.numel() and is_readable(positions):
+        low, high = int(positions.min()), int(positions.max())
+        if low < 0 or high > most:
+            raise invalid("positions", must, high if high > most else low)
+
+
 def require_even(field: str, value: int, why: str = "a rotation takes dimensions in pairs") -> None:
     """Raise `InputError` for an odd size."""
     must_be(field, value, int)
@@ -155,26 +160,16 @@ def require_even(field: str, value: int, why: str = "a rotation takes dimensions
 def require_count(**values: Any) -> None:
     """Raise `InputError` unless the values are integers of at least 1."""
     for field, value in values.items():
-        must_be(field, value, int)
-        if value < 1:
-            raise invalid(field, "be at least 1", value)
+        must_be(field, value, Count)
 
 
-def require_number(
-    field: str, value: Any, *, over: float = -math.inf, at_least: float = -math.inf, at_most: float = math.inf
-) -> float:
-    """Raise `InputError` unless the value is a finite number within its range; the message states the range."""
-    must_be(field, value, float)
-    if not (math.isfinite(value) and value > over and at_least <= value <= at_most):
-        limits = {"over": over, "at least": at_least, "at most": at_most}
-        words = ", ".join(f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit))
-        raise invalid(field, f"be finite{' and ' if words else ''}{words}", value)
+def require_number(field: str, value: Any, **limits: float) -> float:
+    """Raise `InputError` unless the value is a finite number within its `Limits`."""
+    must_be(field, value, Annotated[float, Limits(**limits)])
     return value
 
 
-def require_tensor(
-    field: str, x: Any, kind: Literal["bool", "integer", "real", "float"], shape: Sequence[int | str] | None = None
-) -> None:
+def require_tensor(field: str, x: Any, kind: Kind, shape: Sequence[int | str] | None = None) -> None:
     """Raise `InputError` unless ``x`` is a tensor of this kind and shape; a word in ``shape`` means any size."""
     whole = isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
     fits = (

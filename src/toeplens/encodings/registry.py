@@ -14,31 +14,12 @@ from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.composed import Composed, compose, joint_facts
 from toeplens.ground import InputError, choose, invalid, shown
 from toeplens.ground.errors import first_line
-from toeplens.ground.options import must_be
 
+# the modules of this package, each with its ENCODINGS: name -> class
 FAMILIES = (
-    "absolute",
-    "bias",
-    "rotary",
-    "bands",
-    "rotations",
-    "axial",
-    "adaptive",
-    "kernels",
-    "contextual",
-    "relative",
-    "householder",
-    "scoremap",
-    "tree",
-    "configured",
-    "scaled",
-    "generated",
-    "grape",
-    "learned_angles",
-    "lengths",
-    "remapped",
-    "planes",
-)  # the modules of this package, each with its ENCODINGS: name -> class
+    *("absolute", "bias", "rotary", "rotations", "coordinates", "contextual"),
+    *("relative", "scoremap", "scaled", "generated", "lengths"),
+)
 
 
 def _all() -> dict[str, type[PositionalEncoding]]:
@@ -132,37 +113,16 @@ def get(name: str | Sequence[str]) -> type[PositionalEncoding]:
 
 @cache
 def _together(parts: tuple[str, ...], kinds: tuple[type[PositionalEncoding], ...]) -> type[PositionalEncoding]:
-    def new(cls: type, *, d_model: int, num_heads: int, head_dim: int, max_len: int, **given: Any) -> Composed:
-        sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim, "max_len": max_len}
-        for part, options_given in given.items():
-            choose(f"option of encoding {' + '.join(parts)!r}", part, parts)
-            if not isinstance(options_given, Mapping):
-                raise invalid(part, f"be options of {part!r}, by name", options_given)
-        return compose(*(_part(part, sizes, given.get(part, {})) for part in parts), names=parts)
-
-    about = [
-        f"{part}: {(inspect.getdoc(kind) or '').partition(chr(10))[0]}" for part, kind in zip(parts, kinds, strict=True)
-    ]
+    firsts = [f"{part}: {str(inspect.getdoc(kind)).splitlines()[0]}" for part, kind in zip(parts, kinds, strict=True)]
+    every = {f"{part}.{option}": taken for part in parts for option, taken in options(part).items()}
     facts = {
         **joint_facts(kinds),
         "toeplitz": False,  # depends on the options; ask a built instance
-        "options": classmethod(
-            lambda cls: {f"{part}.{option}": taken for part in parts for option, taken in options(part).items()}
-        ),
-        "__doc__": "\n\n".join(("Several encodings that act together, each through its own hooks.", *about)),
-        "__new__": new,
+        "options": classmethod(lambda cls: dict(every)),
+        "__doc__": "\n\n".join(("Several encodings that act together, each through its own hooks.", *firsts)),
+        "__new__": lambda cls, **given: build(parts, **given),
     }
     return type("Composed", (Composed,), facts)
-
-
-def _part(name: str, sizes: dict[str, int], options_given: Mapping[str, Any]) -> PositionalEncoding:
-    """Build one of several encodings; errors in its options name it."""
-    try:
-        return build(name, **sizes, **options_given)
-    except InputError as error:
-        if error.name not in options(name):
-            raise
-        raise InputError(f"{name}.{error}") from error
 
 
 def options(name: str | Sequence[str]) -> dict[str, inspect.Parameter]:
@@ -186,28 +146,32 @@ def build(
     Raises `InputError` for an unknown name or option, and for sizes that the encoding does not support.
     """
     sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim, "max_len": max_len}
-    if len(named(name)) > 1:
-        return get(name)(**sizes, **options_given)
-    name = canonical(name)
-    kind = get(name)
-    known = options(name)
-    for option, value in options_given.items():
-        if option in known:
-            must_be(option, value, known[option].annotation)
+    parts = named(name)
+    together = len(parts) > 1
+    kind, label = get(name), canonical(name)
+    known = dict.fromkeys(parts) if together else kind.options()
     types = options_given.get("layer_types") or ()  # each layer type is a further option; there may be unused ones
     for option, value in options_given.items():
-        nested = isinstance(value, dict) and "layer_types" in known
-        if nested and not types:
-            raise InputError(f"layer_types must be set with parameters by layer type ({option!r}).")
-        if nested:
-            for inner in filter(known.__contains__, value):
-                must_be(f"{option}.{inner}", value[inner], known[inner].annotation)
-        if not nested and option not in types:
-            choose(f"option of encoding {name!r}", option, known)
+        if option not in types and not ("layer_types" in known and isinstance(value, Mapping)):
+            choose(f"option of encoding {label!r}", option, known)
+        if together and not isinstance(value, Mapping):
+            raise invalid(option, f"be options of {option!r}, by name", value)
+    if together:
+        return compose(*(_part(part, sizes, options_given.get(part, {})) for part in parts), names=parts)
     try:
         return kind(**sizes, **options_given)
     except InputError:
         raise
     except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # unusable values
         given = ", ".join(f"{option}={shown(value)}" for option, value in options_given.items())
-        raise InputError(f"encoding: {name!r} cannot be built from {given or 'these sizes'}: {error}.") from error
+        raise InputError(f"encoding: {label!r} cannot be built from {given or 'these sizes'}: {error}.") from error
+
+
+def _part(name: str, sizes: dict[str, int], options_given: Mapping[str, Any]) -> PositionalEncoding:
+    """Build one of several encodings; errors in its options name it."""
+    try:
+        return build(name, **sizes, **options_given)
+    except InputError as error:
+        if error.name not in options(name):
+            raise
+        raise InputError(f"{name}.{error}") from error

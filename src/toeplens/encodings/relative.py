@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.base import PositionalEncoding, Seen
 from toeplens.encodings.kit import (
     normal,
     offsets_between,
     require_even,
-    require_number,
     require_whole,
     rotary_frequencies,
     turns,
     widened,
 )
-from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Pairs, Positions, Queries
 from toeplens.ground import choose, invalid
+from toeplens.ground.options import Count, Limits
 
 
 def at_each(table: Float[Tensor, "B H N R"], index: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
@@ -65,14 +64,13 @@ class Shaw(PositionalEncoding):
     def __init__(
         self,
         *,
-        max_distance: int = 16,
+        max_distance: Annotated[int, Limits(at_least=0)] = 16,
         on_values: bool = True,
         shared_heads: bool = True,
         shared: bool = False,
         **sizes: int,
     ) -> None:
         super().__init__(**sizes)
-        require_number("max_distance", max_distance, at_least=0)
         self.max_distance, self.shared = max_distance, shared
         shape = (1 if shared_heads else self.num_heads, 2 * max_distance + 1, self.head_dim)
         self.keys = self.learned(shape, _each_xavier)
@@ -185,7 +183,7 @@ class DeBERTa(PositionalEncoding):
     def __init__(
         self,
         *,
-        max_distance: int | None = None,
+        max_distance: Count | None = None,
         position_buckets: int | None = None,
         terms: Sequence[str] = ("c2p", "p2c"),
         p2c_index: Literal["paper", "released"] = "paper",
@@ -193,7 +191,6 @@ class DeBERTa(PositionalEncoding):
     ) -> None:
         super().__init__(**sizes)
         self.max_distance = min(512, self.max_len) if max_distance is None else max_distance
-        require_number("max_distance", self.max_distance, at_least=1)
         self.position_buckets = position_buckets
         if position_buckets is not None:
             require_even("position_buckets", position_buckets, "half of them are exact offsets")
@@ -207,7 +204,7 @@ class DeBERTa(PositionalEncoding):
         if not self.terms or len(set(self.terms)) != len(self.terms):
             raise invalid("terms", "be 'c2p', 'p2c', or both, each once", list(terms))
         self.scale_terms = 1 + len(self.terms)
-        self.p2c_index = choose("p2c_index", p2c_index, ("paper", "released"))
+        self.p2c_index = p2c_index
         self.span = self.max_distance if position_buckets is None else position_buckets
         self.table = self.learned((2 * self.span, self.d_model), normal(0.02))
         shape = (self.num_heads, self.d_model, self.head_dim)

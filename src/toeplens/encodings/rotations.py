@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import phases_of, require_even, require_number, rotary_frequencies, turns, widened
-from toeplens.encodings.rotary import Pairing, RoPE, Rotary, pairing_of, turn
-from toeplens.encodings.shapes import Keys, Positions, Queries, Turned
-from toeplens.ground import choose, invalid
+from toeplens.encodings.kit import phases_of, require_even, rotary_frequencies, turns, widened
+from toeplens.encodings.rotary import Pairing, RoPE, Rotary, turn, turn_by
+from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
+from toeplens.ground import invalid
+from toeplens.ground.options import NotNegative, Positive
 
 
 class PoPE(PositionalEncoding):
@@ -45,7 +46,7 @@ class PoPE(PositionalEncoding):
         super().__init__(**sizes)
         self.shared = shared
         self.frequencies = self.register_exact("frequencies", rotary_frequencies(2 * self.head_dim, base))
-        lowest = -2 * math.pi if choose("init", init, ("zero", "uniform")) == "uniform" else 0.0
+        lowest = -2 * math.pi if init == "uniform" else 0.0
         self.delta = self.learned((self.num_heads, self.head_dim), partial(nn.init.uniform_, a=lowest, b=0.0))
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
@@ -79,9 +80,9 @@ class ComplexFormer(RoPE):
 
         logit = sum_t |q_t| |k_t| cos(a_t (arg q_t - arg k_t) + b_t + (i - j) theta_t)
 
-    It starts as RoPE (a = 1, b = 0). It factorises into a query and a key, so it depends only on q_i, k_j and i - j,
-    and by our definition its position part is not data-dependent. For a_t other than an integer the logit is
-    discontinuous where an argument passes pi. `kernel` is that of the rotation, between the adapted queries and keys.
+    It starts as RoPE (a = 1, b = 0). By our definition its position part is not data-dependent. For a_t other than an
+    integer the logit is discontinuous where an argument passes pi. `kernel` is that of the rotation, between the
+    adapted queries and keys.
 
     Not verified: everything except that sentence, as neither the paper's text nor code was available.
     """
@@ -115,15 +116,14 @@ class ComplexFormer(RoPE):
 class FoPE(PositionalEncoding):
     """Fourier position embedding (Hua et al. 2024), as computed by its released code.
 
-    RoPE frequencies below 2 pi / train_length, whose full period training never shows, are dropped; D
-    remain. Each of O = min(D, d/4) pairs then has sum_f C_fo cos(i theta_f) instead of its cosine and
-    sum_f S_fo sin(i theta_f) instead of its sine. Each head has its own matrices for cosines and for sines, initialised
-    as the identity (if D > O, pair o starts from frequency o ceil(D/O)) plus Xavier noise. A pair of such series is not
-    a rotation: it does not preserve norms, and the logit is not a function of i - j.
+    RoPE frequencies below 2 pi / train_length, whose full period training never shows, are dropped; D remain. Each of
+    O = min(D, d/4) pairs then has sum_f C_fo cos(i theta_f) instead of its cosine and sum_f S_fo sin(i theta_f) instead
+    of its sine. Each head has its own matrices, initialised as the identity (if D > O, pair o starts from frequency
+    o ceil(D/O)) plus Xavier noise. Such a pair is not a rotation, and the logit is not a function of i - j.
 
-    Differences: the released code pads the sines of the pairs beyond O with 1, which rotates them by 45 degrees and
-    doubles their part of the logit. The paper gives them frequency 0, so sine 0, which is the default here. The paper's
-    formula would give every kept frequency its own pair; here the code's d/4 is used.
+    The released code pads the sines of the pairs beyond O with 1, which rotates them by 45 degrees and doubles their
+    part of the logit. The paper gives them frequency 0, the default here. The paper's formula would give every kept
+    frequency its own pair; here the code's d/4 is used.
 
     Arguments
         gain          of the Xavier noise; 0.3 in the code (its configurations: 0.3 to 0.6, growing with the model)
@@ -147,7 +147,7 @@ class FoPE(PositionalEncoding):
     def __init__(
         self,
         *,
-        gain: float = 0.3,
+        gain: NotNegative = 0.3,
         learnable: bool = False,
         train_length: int | None = None,
         padding: Literal["identity", "ones"] = "identity",
@@ -157,9 +157,8 @@ class FoPE(PositionalEncoding):
     ) -> None:
         super().__init__(**sizes)
         require_even("head_dim", self.head_dim)
-        self.gain = require_number("gain", gain, at_least=0)
-        self.padding = choose("padding", padding, ("identity", "ones"))
-        self.pairing: Pairing = pairing_of(pairing)
+        self.gain, self.padding = gain, padding
+        self.pairing: Pairing = pairing
         length = self.max_len if train_length is None else train_length
         if length < 7:
             field = "max_len" if train_length is None else "train_length"
@@ -203,13 +202,11 @@ class FoPE(PositionalEncoding):
 class RollPE(PositionalEncoding):
     """Queries and keys shifted circularly along the head's dimensions (van de Geijn et al. 2025).
 
-    The query at position i becomes torch.roll(q, speed * i, -1). In the basis of the discrete Fourier transform, a
-    shift by a rotates component f = 1, 2, ... by the angle 2 pi f a/d. This is RoPE in another basis, with multiples of
-    2 pi speed/d as frequencies. It is computed that way, with a fixed orthogonal matrix, so that
-    a shift may be a fraction of a dimension. Component 0 (the mean) is unchanged. For even d, component d/2 (the
-    alternating sum) is real and has no real fractional rotation: it is multiplied by (-1)^(i r), with r the integer
-    nearest to ``speed``. That is torch.roll's factor for integer speeds, and a group for all speeds; positions
-    must then be integers.
+    The query at position i becomes torch.roll(q, speed * i, -1). In the Fourier basis, a shift by a rotates component
+    f = 1, 2, ... by 2 pi f a/d: RoPE in another basis, with multiples of 2 pi speed/d as frequencies. It is computed
+    that way, so that a shift may be a fraction of a dimension. Component 0 (the mean) is unchanged. For even d,
+    component d/2 (the alternating sum) has no fractional rotation: it is multiplied by (-1)^(i r), with r the integer
+    nearest to ``speed``, which is torch.roll's factor for integer speeds; positions must then be integers.
 
     Not verified: the paper's speed; 1, the discrete roll, is our choice.
 
@@ -221,12 +218,12 @@ class RollPE(PositionalEncoding):
     citation = "van de Geijn et al. 2025, arXiv 2511.11668"
     formula = r"\sum_c q_c \, k_{(c + s \delta) \bmod d}"
 
-    def __init__(self, *, speed: float = 1.0, **sizes: int) -> None:
+    def __init__(self, *, speed: Positive = 1.0, **sizes: int) -> None:
         super().__init__(**sizes)
         d = self.head_dim
         if d < 3:
             raise invalid("head_dim", "be at least 3, for a Fourier component to turn", d)
-        self.speed = require_number("speed", speed, over=0)
+        self.speed = speed
         component = torch.arange(1, (d + 1) // 2, dtype=torch.float64)
         angles = 2 * math.pi / d * torch.arange(d, dtype=torch.float64).unsqueeze(-1) * component
         waves = torch.stack((angles.cos(), angles.sin()), dim=-1).flatten(-2) * math.sqrt(2 / d)
@@ -245,8 +242,7 @@ class RollPE(PositionalEncoding):
         waves, mean, alternating = (x.to(wide) @ basis).split(
             (2 * len(self.frequencies), 1, self.head_dim % 2 == 0), dim=-1
         )
-        phases = phases_of(positions, self.frequencies)
-        turned = turn(waves, phases.cos().to(wide), phases.sin().to(wide), "interleaved")
+        turned = turn_by(waves, phases_of(positions, self.frequencies), "interleaved")
         signs = self._signs(positions).to(wide)[..., None, :, None]
         return (torch.cat((turned, mean, alternating * signs), dim=-1) @ basis.T).to(x.dtype)
 
@@ -266,10 +262,9 @@ class RollPE(PositionalEncoding):
 class DRoPE(Rotary):
     """Directional RoPE: every pair is rotated by the same angle, the heading of an agent (Zhao et al. 2025).
 
-    A position is a heading, in integer units of ``step``. With the default of one degree, positions 0 and 360 are the
-    same direction, and the logit depends on the difference of headings modulo a full turn. With token indices as
-    positions, it repeats every 2 pi/step tokens. The paper also combines it with a rotary encoding of locations, in
-    other heads or in other dimensions of the same head; that is not included.
+    A position is a heading, in integer units of ``step`` (default: one degree). With token indices as positions, the
+    logit repeats every 2 pi/step tokens. Not included: the paper's combination with a rotary encoding of locations, in
+    other heads or other dimensions of the same head.
 
     Arguments
         step     the angle of one position unit, in radians; the resolution is ours, the paper's angles are real numbers
@@ -279,11 +274,80 @@ class DRoPE(Rotary):
     citation = "Zhao et al. 2025, arXiv 2503.15029"
     formula = r"\mathrm{Re} \sum_t q_t \bar k_t \, e^{\mathrm{i} \delta \varphi}"
 
-    def __init__(self, *, step: float = 2 * math.pi / 360, pairing: Pairing = "interleaved", **sizes: int) -> None:
+    def __init__(self, *, step: Positive = 2 * math.pi / 360, pairing: Pairing = "interleaved", **sizes: int) -> None:
         require_even("head_dim", sizes["head_dim"])
-        require_number("step", step, over=0)
         same = torch.full((1, sizes["head_dim"] // 2), step, dtype=torch.float64)
         super().__init__(same, pairing=pairing, **sizes)
 
 
-ENCODINGS = {"pope": PoPE, "complexformer": ComplexFormer, "fope": FoPE, "rollpe": RollPE, "drope": DRoPE}
+class RopeLearned(RoPE):
+    """RoPE with learned frequencies (``learned_freq`` of rotary-embedding-torch).
+
+    The parameter is an offset from RoPE's frequencies and receives the gradient that the frequency would receive. The
+    base frequencies stay in float64, so casting the model to half precision does not round them.
+
+    Arguments
+        per_head       separate frequencies for each head; otherwise all heads share them, as published
+        shared         one set for all layers, as published; otherwise one per layer
+    """
+
+    citation = "Wang, rotary-embedding-torch, learned_freq"
+    formula = r"\mathrm{Re} \sum_t q_t \bar k_t \, e^{\mathrm{i} \delta (\theta_t + \epsilon_t)}"
+
+    def __init__(self, *, per_head: bool = False, shared: bool = True, **inherited: Any) -> None:
+        super().__init__(**inherited)
+        self.shared = shared
+        self.offset = self.learned((self.num_heads if per_head else 1, self.head_dim // 2), nn.init.zeros_)
+
+    def frequencies_at(self, k_positions: Positions) -> Frequencies:
+        return self.frequencies + self.offset.to(torch.float64)
+
+
+class HARoPE(RoPE):
+    """A learned map applied to each head's queries and keys before the rotation (Li et al. 2025).
+
+    M = U diag(s) V^T with U, V the exponentials of skew-symmetric matrices and s = softplus(sigma) + 10^-6. M starts
+    within 10^-6 of the identity, so the encoding starts as RoPE. The paper and its code use it with axial RoPE on
+    images; here positions are those of a sequence. `kernel` is that of the rotation, between the mapped queries and
+    keys.
+
+    Arguments
+        map            ``inverse``: M on queries and M^-T on keys, as in the released code, so that at offset 0 the
+                       logit is q . k; ``shared``: M on both, as the abstract can be read
+    """
+
+    citation = "Li et al. 2025, arXiv 2510.10489"
+    formula = r"q^\top M^\top R_{j-i} M^{-\top} k, \quad M = U \,\mathrm{diag}(s)\, V^\top"
+    shared = False
+
+    def __init__(self, *, map: Literal["inverse", "shared"] = "inverse", **inherited: Any) -> None:
+        super().__init__(**inherited)
+        self.map = map
+        self.left, self.right = (
+            self.learned((self.num_heads, self.head_dim, self.head_dim), nn.init.zeros_) for _ in range(2)
+        )
+        self.sigma = self.learned((self.num_heads, self.head_dim), partial(nn.init.constant_, val=math.log(math.e - 1)))
+
+    def maps(self, dtype: torch.dtype) -> tuple[Float[Tensor, "H d d"], Float[Tensor, "H d d"]]:
+        """The matrices that queries and keys are multiplied by."""
+        u, v = (torch.matrix_exp(0.5 * (a - a.mT)) for a in (self.left.to(dtype), self.right.to(dtype)))
+        s = (F.softplus(self.sigma.to(dtype)) + 1e-6).unsqueeze(-2)
+        forward = (u * s) @ v.mT
+        return forward, (u / s) @ v.mT if self.map == "inverse" else forward
+
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+        wide = widened(q.dtype)
+        on_q, on_k = self.maps(wide)
+        turned_q, turned_k = super().rotate(q.to(wide) @ on_q.mT, k.to(wide) @ on_k.mT, q_positions, k_positions)
+        return turned_q.to(q.dtype), turned_k.to(k.dtype)
+
+
+ENCODINGS: dict[str, type[PositionalEncoding]] = {
+    "pope": PoPE,
+    "complexformer": ComplexFormer,
+    "fope": FoPE,
+    "rollpe": RollPE,
+    "drope": DRoPE,
+    "rope-learned": RopeLearned,
+    "harope": HARoPE,
+}

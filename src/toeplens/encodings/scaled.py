@@ -7,30 +7,222 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.kit import require_count, require_even, require_whole
+from toeplens.encodings.absolute import NoPE
+from toeplens.encodings.base import SIZES, PositionalEncoding
+from toeplens.encodings.coordinates import axes_of_pairs, phases_along
+from toeplens.encodings.kit import require_even, require_number, require_whole, rotary_frequencies, widened
 from toeplens.encodings.rotary import Pairing, RoPE, Rotary
-from toeplens.encodings.scaling import (
-    COMMON,
-    RULES,
-    Start,
-    apply,
-    check,
-    every_keyword,
-    keywords,
-    kind_of,
-    length_of,
-    slowed,
-)
-from toeplens.encodings.shapes import Frequencies, Positions
-from toeplens.ground import choose, invalid
+from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
+from toeplens.ground import InputError, choose, invalid
+from toeplens.ground.options import Count, Limits, NotNegative, Positive, Share, check, parameters
+
+_Length = Annotated[float, Limits(at_least=1)]
+# keywords of all types: default and annotation
+COMMON: dict[str, tuple[Any, Any]] = {
+    "rope_type": (None, str),
+    "type": (None, str),
+    "rope_theta": (10000.0, Positive),
+    "partial_rotary_factor": (1.0, Share),
+    "max_position_embeddings": (None, _Length),
+    "pairing": ("half", Pairing),
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """The input of a rule: RoPE of a head, and the maximum length."""
+
+    head_dim: int
+    base: float
+    share: float
+    longest: int
+
+    @property
+    def frequencies(self) -> Float[Tensor, "n"]:
+        """RoPE's frequencies, spread over the rotated share of the dimensions."""
+        dim = int(self.head_dim * self.share)
+        require_even("partial_rotary_factor", dim, f"{self.share} of head_dim {self.head_dim} is rotated")
+        return rotary_frequencies(dim, self.base)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The result of a rule.
+
+    frequencies  at all lengths, or up to ``until`` tokens
+    magnitude    factor of queries and keys
+    until        length from which on a length-dependent type differs
+    beyond       its frequencies from there on (longrope)
+    growth       growth rate of its base from there on (dynamic)
+    """
+
+    frequencies: Float[Tensor, "n"]
+    magnitude: float = 1.0
+    until: float = math.inf
+    beyond: Float[Tensor, "n"] | None = None
+    growth: float | None = None
+
+
+def length_of(k_positions: Positions) -> Int[Tensor, "*B"]:
+    """The sequence length of these keys: the largest position plus 1, per sequence; 1 if all are negative."""
+    return F.pad(k_positions, (1, 0)).amax(-1) + 1
+
+
+def slowed(frequencies: Float[Tensor, "... n"], factor: Float[Tensor, "... 1"] | float) -> Float[Tensor, "... n"]:
+    """NTK-aware: base s^(d/(d-2)), which leaves the first frequency unchanged and divides the last by s."""
+    share = torch.linspace(0, 1, frequencies.shape[-1], dtype=torch.float64, device=frequencies.device)
+    return frequencies * factor**-share
+
+
+def default(start: Start) -> Scaled:
+    return Scaled(start.frequencies)
+
+
+def linear(start: Start, *, factor: Positive) -> Scaled:
+    return Scaled(start.frequencies / factor)
+
+
+def ntk(start: Start, *, factor: Positive) -> Scaled:
+    return Scaled(slowed(start.frequencies, factor))
+
+
+def dynamic(start: Start, *, factor: Positive) -> Scaled:
+    return Scaled(start.frequencies, until=start.longest, growth=factor)
+
+
+def yarn(
+    start: Start,
+    *,
+    original_max_position_embeddings: _Length,
+    factor: Positive | None = None,
+    attention_factor: Positive | None = None,
+    beta_fast: NotNegative = 32.0,
+    beta_slow: NotNegative = 1.0,
+    mscale: NotNegative = 0.0,
+    mscale_all_dim: NotNegative = 0.0,
+    truncate: bool = True,
+) -> Scaled:
+    require_number("rope_theta", start.base, over=1)
+    require_number("beta_slow", beta_slow, over=0)
+    require_number("beta_fast", beta_fast, at_least=beta_slow)
+    original = original_max_position_embeddings
+    factor = start.longest / original if factor is None else factor
+
+    def temperature(scale: float = 1.0) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    if attention_factor is None:
+        weighed = mscale and mscale_all_dim
+        attention_factor = temperature(mscale) / temperature(mscale_all_dim) if weighed else temperature()
+    frequencies = start.frequencies
+    dim = 2 * len(frequencies)
+
+    def pair_with(turns: float) -> float:
+        """The pair index, not necessarily an integer, with this many rotations in the original length."""
+        return dim * math.log(original / (2 * math.pi * turns)) / (2 * math.log(start.base))
+
+    low, high = pair_with(beta_fast), pair_with(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    high += 0.001 if low == high else 0
+    ramp = ((torch.arange(dim // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+    return Scaled(frequencies * (1 - ramp + ramp / factor), attention_factor)
+
+
+def longrope(
+    start: Start,
+    *,
+    short_factor: Sequence[float],
+    long_factor: Sequence[float],
+    original_max_position_embeddings: _Length,
+    factor: Positive | None = None,
+    attention_factor: Positive | None = None,
+) -> Scaled:
+    original = original_max_position_embeddings
+    factor = start.longest / original if factor is None else factor
+    if attention_factor is None:
+        require_number("original_max_position_embeddings", original, over=1)
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    frequencies = start.frequencies
+    short = frequencies / _divisors("short_factor", short_factor, len(frequencies))
+    long = frequencies / _divisors("long_factor", long_factor, len(frequencies))
+    return Scaled(short, attention_factor, until=original, beyond=long)
+
+
+def llama3(
+    start: Start,
+    *,
+    factor: Positive,
+    low_freq_factor: Positive,
+    high_freq_factor: Positive,
+    original_max_position_embeddings: _Length,
+) -> Scaled:
+    require_number("high_freq_factor", high_freq_factor, over=low_freq_factor)
+    frequencies = start.frequencies
+    turns = original_max_position_embeddings * frequencies / (2 * math.pi)
+    kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
+    return Scaled(frequencies * (kept + (1 - kept) / factor))
+
+
+def proportional(start: Start, *, factor: float = 1.0) -> Scaled:
+    frequencies = rotary_frequencies(start.head_dim, start.base) / factor
+    frequencies[int(start.share * start.head_dim // 2) :] = 0
+    return Scaled(frequencies)
+
+
+RULES: dict[str, Callable[..., Scaled]] = {
+    rule.__name__: rule for rule in (default, linear, ntk, dynamic, yarn, longrope, llama3, proportional)
+}
+
+
+def keywords(rope_type: str) -> dict[str, bool]:
+    """A type's own keywords, and whether each is required."""
+    return {name: p.default is p.empty for name, p in parameters(RULES[rope_type]).items() if name != "start"}
+
+
+def every_keyword() -> dict[str, Any]:
+    """The own keywords of all types, with their annotations; None is the same as not given."""
+    found: dict[str, Any] = {}
+    for rope_type, rule in RULES.items():
+        for name in keywords(rope_type):
+            found.setdefault(name, parameters(rule)[name].annotation | None)
+    return found
+
+
+def apply(rope_type: str, options: dict[str, Any], start: Start) -> Scaled:
+    """The rule's result; raises `InputError` for options that the type does not take, and for missing ones."""
+    takes = keywords(rope_type)
+    for name in options:
+        if name not in takes:
+            known = ", ".join((*takes, *COMMON))
+            raise InputError(f"{name}: rope type {rope_type!r} does not take it. It takes {known}.")
+    for name, needed in takes.items():
+        if needed and name not in options:
+            raise InputError(f"{name} must be set for rope type {rope_type!r}.")
+    return RULES[rope_type](start, **options)
+
+
+def _divisors(field: str, values: Sequence[float], count: int) -> Float[Tensor, "n"]:
+    if len(values) != count or not all(math.isfinite(value) and value > 0 for value in values):
+        raise invalid(
+            field,
+            f"be {count} positive numbers, one per pair of rotated dimensions",
+            got=f"{list(values)[:4]} (length {len(values)})",
+        )
+    return torch.tensor(list(values), dtype=torch.float64)
+
 
 TURNED = r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}\delta\theta'_t}"
 
@@ -38,9 +230,9 @@ TURNED = r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}\delta
 class ScaledRoPE(Rotary):
     """RoPE with frequencies lowered by a published rule, so that longer sequences reuse the angles of shorter ones.
 
-    Takes the keywords of transformers' ``rope_parameters`` (or the older ``rope_scaling``) under the same names. For a
-    model's full configuration use `ConfiguredRoPE`. A keyword that the type does not take raises an error here, and is
-    ignored with a warning there. None is the same as not given.
+    Takes the keywords of transformers' ``rope_parameters`` (or the older ``rope_scaling``); None is the same as not
+    given. A keyword that the type does not take raises an error; `ConfiguredRoPE`, for a model's full configuration,
+    ignores it with a warning.
 
     Arguments, for all types
         rope_type                 ``default`` (RoPE), ``linear``, ``dynamic``, ``yarn``, ``longrope``, ``llama3``,
@@ -66,11 +258,9 @@ class ScaledRoPE(Rotary):
         low_freq_factor, high_freq_factor as beta_slow and beta_fast, for llama3
 
     ``dynamic`` and ``longrope`` depend on the sequence length: the largest position of the keys plus 1, per sequence,
-    without any state. transformers instead takes the longest sequence of a batch, and for
-    ``dynamic`` keeps the longest length so far. Only without state does decoding with a cache of unrotated keys
-    equal a pass over the whole sequence. Positions shared by all sequences, and those of
-    documents packed in one row, have one length, which includes padding and the other documents. `kernel` is that of
-    ``max_len`` tokens.
+    without any state, so that decoding with a cache of unrotated keys equals a pass over the whole sequence.
+    transformers takes the longest sequence of a batch, and for ``dynamic`` the longest so far. Positions shared by all
+    sequences or by documents packed in one row have one length, with padding. `kernel` is that of ``max_len`` tokens.
     """
 
     citation = "Chen et al. 2023, arXiv 2306.15595; Peng et al. 2023, arXiv 2309.00071"
@@ -87,15 +277,15 @@ class ScaledRoPE(Rotary):
         if self.only not in (None, chosen):
             raise invalid("rope_type", f"be {self.only!r} for this encoding", chosen)
         choose("rope_type", chosen, RULES)
+        check(self.options(), given)
         require_even("head_dim", given["head_dim"])
         start = Start(
             given["head_dim"],
-            base=given.pop("rope_theta", COMMON["rope_theta"]),
-            share=given.pop("partial_rotary_factor", COMMON["partial_rotary_factor"]),
+            base=given.pop("rope_theta", 10000.0),
+            share=given.pop("partial_rotary_factor", 1.0),
             longest=given.pop("max_position_embeddings", max(1, given["max_len"])),
         )
         options = {name: given.pop(name) for name in every_keyword() if name in given}
-        check(chosen, options, start)
         scaled = apply(chosen, self.complete(options, start), start)
         super().__init__(scaled.frequencies.unsqueeze(0), **given)
         self.rope_type, self.magnitude = chosen, scaled.magnitude
@@ -106,13 +296,12 @@ class ScaledRoPE(Rotary):
 
     @classmethod
     def options(cls) -> dict[str, inspect.Parameter]:
-        defaults = COMMON | {"rope_type": cls.only} | cls.defaults
-        kind = inspect.Parameter.KEYWORD_ONLY
-        first, last = list(COMMON)[:-1], list(COMMON)[-1]
-        names = (*first, *(keywords(cls.only) if cls.only else every_keyword()), last)
-        rope = {
-            name: inspect.Parameter(name, kind, default=defaults.get(name), annotation=kind_of(name)) for name in names
-        }
+        defaults = {name: value for name, (value, _) in COMMON.items()} | {"rope_type": cls.only} | cls.defaults
+        hints = {name: hint | None for name, (_, hint) in COMMON.items()} | every_keyword()
+        *first, last = COMMON
+        kind, rope = inspect.Parameter.KEYWORD_ONLY, {}
+        for name in (*first, *(keywords(cls.only) if cls.only else every_keyword()), last):
+            rope[name] = inspect.Parameter(name, kind, default=defaults.get(name), annotation=hints[name])
         return rope | {name: own for name, own in super().options().items() if name not in rope}
 
     def complete(self, options: dict[str, Any], start: Start) -> dict[str, Any]:
@@ -260,25 +449,22 @@ class CLEX(RoPE):
     part is integrated by the classical Runge-Kutta method in float64. W_down starts at zero (so W_up has no gradient at
     first), and CLEX starts as NTK-aware scaling. One instance serves all layers, as published.
 
-    The scale is ceil(l / N), at most ``max_factor``, where l is the largest position of the keys plus 1, per
-    sequence. There is no state, so decoding with a cache of unrotated keys equals a pass over the whole sequence.
-    `kernel` is that of ``max_len`` tokens. Nothing keeps frequencies below 2 pi; they are taken modulo 2 pi, which is
-    equivalent for integer positions, and exact for large ones.
+    The scale is ceil(l / N), at most ``max_factor``, where l is the largest position of the keys plus 1, per sequence,
+    without any state. `kernel` is that of ``max_len`` tokens. Frequencies are taken modulo 2 pi: equivalent for integer
+    positions, and exact for large ones.
 
     In training, sequences of n tokens are treated as sequences of n t tokens, with t drawn from 1..max_factor once per
-    pass: `place` gives them increasing positions, drawn without replacement, from 0 to n t - 1. Evaluation and explicit
-    positions are not affected. There are three differences from the authors' code. Its t is the drawn one; here t
-    always follows from the positions, which is the same for sequences of N tokens. For sequences over N, whose
-    positions the code divides, positions end at N t - 1 or, if that is too few, are token indices. And the NTK part of
-    the equation's input uses our ``base``, where the code always uses 10000.
+    pass: `place` gives them increasing positions, drawn without replacement, from 0 to n t - 1. Explicit positions are
+    not affected. Differences from the authors' code: its t is the drawn one, ours follows from the positions (the same
+    for sequences of N tokens); for sequences over N, whose positions the code divides, positions end at N t - 1 or, if
+    that is too few, are token indices; the NTK part of the equation's input uses our ``base``, not always 10000.
 
     Arguments
         max_factor    largest scale t
         param_factor  inner width of the learned map, relative to the head dimension
         act           its activation a: ``tanh`` (the code's default) or ``silu`` (the paper's)
-        steps         integration steps from one integer t to the next. The code takes 100 (its ``time_dt`` is
-                      0.01), in float32; 2 are within 1e-5 of the exact log theta if W_down changes it by up to 4 in
-                      total, and 4 within 1e-6
+        steps         integration steps from one integer t to the next (the code: 100, in float32). 2 are within 1e-5 of
+                      the exact log theta if W_down changes it by up to 4 in total, and 4 within 1e-6
         max_position_embeddings  the training length N (default: ``max_len``)
         base, pairing as in RoPE, but the default layout is Llama's, as in the code
     """
@@ -293,19 +479,18 @@ class CLEX(RoPE):
     def __init__(
         self,
         *,
-        max_factor: int = 16,
-        param_factor: int = 1,
+        max_factor: Count = 16,
+        param_factor: Count = 1,
         act: Literal["tanh", "silu"] = "tanh",
-        steps: int = 2,
-        max_position_embeddings: int | None = None,
+        steps: Count = 2,
+        max_position_embeddings: Count | None = None,
         pairing: Pairing = "half",
         **inherited: Any,
     ) -> None:
         trained_on = max(1, inherited["max_len"]) if max_position_embeddings is None else max_position_embeddings
-        require_count(max_factor=max_factor, param_factor=param_factor, steps=steps, max_position_embeddings=trained_on)
         super().__init__(pairing=pairing, **inherited)
         self.max_factor, self.steps, self.trained_on = max_factor, steps, trained_on
-        self.act = choose("act", act, ("tanh", "silu"))
+        self.act = act
         pairs, inner = self.head_dim // 2, param_factor * self.head_dim
         self.up = self.learned((pairs, inner), partial(nn.init.kaiming_uniform_, a=math.sqrt(5)))
         self.down = self.learned((inner, pairs), nn.init.zeros_)
@@ -358,7 +543,197 @@ class CLEX(RoPE):
         return self.frequencies * torch.cat(rows).exp()
 
 
-ENCODINGS = {
+_COMMON = (*SIZES, "pairing")  # the same for all layer types
+
+
+class ConfiguredRoPE(ScaledRoPE):
+    """The rotation of a transformers model, from its configuration's ``rope_parameters``.
+
+    ``build("scaled-rope", max_len=config.max_position_embeddings, layer_types=config.layer_types, **sizes,
+    **config.rope_parameters)``. ``layer_types`` is only needed if the parameters are nested by layer type. Each type's
+    parameters are then under its name, or None if it has no rotation. All layers must have the same head size.
+
+    Arguments in addition to those of `ScaledRoPE`
+        layer_types           the type of each layer
+        mrope_section         pairs of time, height and width, as in `MRoPE`; positions have these three coordinates
+        mrope_interleaved     alternate the axes, as Qwen3-VL's code does even if its configuration does not say so
+        llama_4_scaling_beta  queries are multiplied by 1 + beta ln(1 + floor(i / original_max_position_embeddings))
+                              after the rotation (Ministral 3, after Llama 4's temperature)
+
+        short_mscale, long_mscale  factors of queries and keys up to and beyond the original length, instead of
+                              ``attention_factor`` (longrope: Phi-3.5-MoE)
+        alpha                 instead of ``factor``: growth of the base at all lengths, as in ``ntk`` (dynamic: Hunyuan)
+        attn_factor, finetuned  ignored with a warning, as in transformers; so are keywords of other types
+
+    As in transformers, ``rope_type`` takes precedence over ``type``. The original length defaults to
+    ``max_position_embeddings``, and a ``beta_fast`` or ``beta_slow`` of 0 means the default. The ``type`` ``mrope`` of
+    Qwen2-VL's configurations is ``default``, and Phi-3's ``su`` is ``longrope``. The type ``axial`` of vision models is
+    not supported, because each model's code implements it differently; see `AxialRoPE`.
+    """
+
+    temperature: float = 0.0
+    step: float = 1.0  # positions per step of the temperature
+    layer_types: tuple[str, ...] = ()
+    mscales: tuple[float, float] | None = None  # up to the original length, and beyond
+
+    def __init__(
+        self,
+        *,
+        layer_types: Sequence[str] | None = None,
+        mrope_section: Sequence[int] | None = None,
+        mrope_interleaved: bool | None = None,
+        llama_4_scaling_beta: NotNegative | None = None,
+        short_mscale: Positive | None = None,
+        long_mscale: Positive | None = None,
+        alpha: Positive | None = None,
+        attn_factor: float | None = None,
+        finetuned: bool | None = None,
+        **parameters: Any,
+    ) -> None:
+        types = () if layer_types is None else tuple(layer_types)
+        nested = [name for name, value in parameters.items() if name in types or isinstance(value, Mapping)]
+        if nested:
+            if not types:
+                raise InputError(f"layer_types must be set with parameters by layer type ({nested[0]!r}).")
+            by_type = {name: parameters.pop(name) for name in nested}
+            flat = {"mrope_section": mrope_section, "llama_4_scaling_beta": llama_4_scaling_beta, **parameters}
+            self._take_types(types, by_type, flat)
+            return
+        beside = {"short_mscale": short_mscale, "long_mscale": long_mscale, "alpha": alpha}
+        beside |= {"attn_factor": attn_factor, "finetuned": finetuned}
+        original = parameters.get("original_max_position_embeddings")  # which llama_4_scaling_beta reads
+        taken, mscales = _as_transformers(parameters, beside, reads_original=llama_4_scaling_beta is not None)
+        super().__init__(**taken)
+        if mscales is not None:
+            self.mscales = mscales
+            self.magnitude = mscales[self.max_len > self.until]
+        if mrope_section is not None:
+            axis_of = axes_of_pairs("mrope_section", mrope_section, self.frequencies.shape[-1], bool(mrope_interleaved))
+            self.axes = 3
+            self.axis_of = self.register_exact("axis_of", torch.tensor(axis_of))
+        if llama_4_scaling_beta is not None:
+            self.temperature = llama_4_scaling_beta
+            step = taken.get("original_max_position_embeddings", original)
+            if step is None or self.axes > 1:
+                why = "needs original_max_position_embeddings" if step is None else "must not be set with mrope_section"
+                raise InputError(f"llama_4_scaling_beta {why}.")
+            self.step, self.toeplitz = step, self.temperature == 0
+
+    def _take_types(
+        self, layer_types: tuple[str, ...], by_type: Mapping[str, Mapping[str, Any] | None], flat: dict[str, Any]
+    ) -> None:
+        """Build one rotation per layer type; this instance takes the first type that has a rotation."""
+        common = {name: flat.pop(name) for name in _COMMON if name in flat}
+        beside = next((name for name, value in flat.items() if value is not None), None)
+        if beside is not None:
+            raise InputError(f"{beside} must not be set with parameters by layer type.")
+        for layer, kind in enumerate(layer_types):
+            if kind not in by_type:
+                raise InputError(f"layer_types: layer {layer} has type {kind!r}, which has no parameters.")
+        turned = {kind: dict(own) for kind in dict.fromkeys(layer_types) if (own := by_type[kind]) is not None}
+        if not turned:
+            raise InputError("layer_types: no layer type has parameters. Use encoding 'nope'.")
+        first = next(iter(turned))
+        ConfiguredRoPE.__init__(self, **common, **turned[first])
+        self.layer_types, self.own_type = layer_types, first
+        self.others = nn.ModuleDict(
+            {kind: ConfiguredRoPE(**common, **parameters) for kind, parameters in turned.items() if kind != first}
+        )
+        if any(other.axes != self.axes for other in self.others.values()):
+            raise InputError("mrope_section must be set for all layer types or for none.")
+        self.toeplitz = all(each.toeplitz for each in (self, *self.others.values()))
+        if len(turned) < len(set(layer_types)):
+            self.layers = frozenset(layer for layer, kind in enumerate(layer_types) if kind in turned)
+
+    def for_layer(self, layer: int) -> PositionalEncoding:
+        if not self.layer_types:
+            return self
+        if layer >= len(self.layer_types):
+            raise invalid(
+                "layer_types",
+                f"have an entry for layer {layer}, counted from 0",
+                got=f"{len(self.layer_types)} entries",
+            )
+        kind = self.layer_types[layer]
+        if kind == self.own_type:
+            return self
+        if kind in self.others:
+            return cast(ConfiguredRoPE, self.others[kind])
+        return NoPE(**self.sizes)
+
+    def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
+        """Token indices; with ``mrope_section``, three equal coordinates as for text."""
+        return tokens if self.axes == 1 else tokens.unsqueeze(-1).expand(*tokens.shape, self.axes)
+
+    def frequencies_at(self, k_positions: Positions) -> Frequencies:
+        return super().frequencies_at(k_positions.amax(-1) if self._has_coordinates(k_positions) else k_positions)
+
+    def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B H N n"]:
+        if not self._has_coordinates(positions):
+            return super().phases(positions, frequencies)
+        return phases_along(positions.to(torch.float64), self.axis_of, frequencies)
+
+    def _has_coordinates(self, positions: Positions) -> bool:
+        return self.axes > 1 and positions.ndim > 1
+
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+        q, k = super().rotate(q, k, q_positions, k_positions)
+        if self.mscales is not None and self.mscales[0] != self.mscales[1]:
+            positions = k_positions.amax(-1) if self._has_coordinates(k_positions) else k_positions
+            short, long = (mscale / self.magnitude for mscale in self.mscales)
+            size = torch.where(length_of(positions) > self.until, long, short)[..., None, None, None]
+            q, k = (x * size.to(x.dtype) for x in (q, k))
+        if not self.temperature:
+            return q, k
+        steps = torch.div(q_positions, self.step, rounding_mode="floor").to(widened(q.dtype))
+        factor = (1 + self.temperature * steps.log1p()).unsqueeze(-1).unsqueeze(-3)
+        return (q.to(factor.dtype) * factor).to(q.dtype), k
+
+    def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"] | None:
+        """The first layer type's kernel at offsets [D] or [D, axes]; None with a temperature."""
+        return None if self.temperature else super().kernel(offsets)
+
+
+def _as_transformers(
+    parameters: Mapping[str, Any], beside: Mapping[str, Any], *, reads_original: bool
+) -> tuple[dict[str, Any], tuple[float, float] | None]:
+    """The parameters that transformers uses, with its defaults, and longrope's two factors; warns about the others.
+
+    Arguments
+        beside          parameters that `ScaledRoPE` does not take
+        reads_original  whether one of them reads the original length, whatever the type
+    """
+    given = {name: value for name, value in parameters.items() if value is not None}
+    named, older = given.get("rope_type"), given.pop("type", None)
+    kind = {"mrope": "default", "su": "longrope"}.get(named or older, named or older or "default")
+    given["rope_type"] = kind
+    extra = {name: value for name, value in beside.items() if value is not None}
+    mscales = None
+    if kind == "longrope" and {"short_mscale", "long_mscale"} & extra.keys():
+        if not {"short_mscale", "long_mscale"} <= extra.keys():
+            raise InputError("short_mscale and long_mscale must be set together.")
+        mscales = extra.pop("short_mscale"), extra.pop("long_mscale")
+        given["attention_factor"] = mscales[1]
+    if kind == "dynamic" and "alpha" in extra:
+        given |= {"rope_type": "ntk", "factor": extra.pop("alpha")}
+    takes = keywords(given["rope_type"]) if given["rope_type"] in RULES else every_keyword()
+    ignored = [name for name in given if name in every_keyword() and name not in takes] + list(extra)
+    if older not in (None, "mrope", named) and named is not None:
+        ignored.append("type")
+    ignored = [name for name in ignored if not (reads_original and name == "original_max_position_embeddings")]
+    if ignored:
+        words = "is not used by it and is" if len(ignored) == 1 else "are not used by it and are"
+        warnings.warn(f"rope type {kind!r}: {', '.join(ignored)} {words} ignored, as in transformers.", stacklevel=3)
+    if "original_max_position_embeddings" in takes:
+        given.setdefault("original_max_position_embeddings", given.get("max_position_embeddings", given["max_len"]))
+    for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+        if not given.get(name, default):
+            given[name] = default
+    known = {name: value for name, value in given.items() if name in takes or name not in every_keyword()}
+    return known, mscales
+
+
+ENCODINGS: dict[str, type[PositionalEncoding]] = {
     "rope-linear": LinearRoPE,
     "rope-ntk": NTKRoPE,
     "rope-dynamic": DynamicRoPE,
@@ -367,4 +742,5 @@ ENCODINGS = {
     "rope-llama3": Llama3RoPE,
     "rope-proportional": ProportionalRoPE,
     "clex": CLEX,
+    "scaled-rope": ConfiguredRoPE,
 }

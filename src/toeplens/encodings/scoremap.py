@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -10,14 +11,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.bias import T5, ALiBi, RelativeTable
-from toeplens.encodings.kernels import FIRE, KerpleLog
-from toeplens.encodings.kit import require_count, require_number, widened
+from toeplens.encodings.base import PositionalEncoding, Seen
+from toeplens.encodings.bias import FIRE, T5, ALiBi, KerpleLog, RelativeTable
+from toeplens.encodings.kit import widened
 from toeplens.encodings.rotary import RoPE
-from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries, Turned
-from toeplens.ground import InputError, choose, invalid
+from toeplens.ground import InputError, invalid
+from toeplens.ground.options import Count, NotNegative
 
 _BASES: dict[str, type[PositionalEncoding] | None] = {
     "alibi": ALiBi,
@@ -36,10 +36,9 @@ class DAPEv2(PositionalEncoding):
     along the keys of a query's row, with a LeakyReLU between, over the 2H maps of S and B. S and B are set to 0 at
     masked keys before the first convolution, so later tokens have no influence.
 
-    The released code pads each convolution with zeros at the ends of the map, so a row's last logits depend on
-    whether later keys exist. Here a row holds the visible keys side by side, with masked ones at both ends
-    as far as the convolutions reach. Decoding with a cache then equals the full pass, and padding changes nothing.
-    The two versions differ only in the first and last ``kernel_size // 2`` keys of the map.
+    The released code pads each convolution with zeros at the ends of the map, so a row's last logits depend on whether
+    later keys exist. Here a row holds the visible keys side by side, with masked ones at both ends. The two differ only
+    in the first and last ``kernel_size // 2`` keys of the map.
 
     Arguments
         base         the base bias: ``alibi``, ``kerple-log``, ``fire`` (with its published ReLU; the code's FIRE
@@ -56,18 +55,19 @@ class DAPEv2(PositionalEncoding):
     citation = "Zheng et al. 2024, arXiv 2410.04798"
     formula = r"S + B + f([S; B]), \; S_{ij} = q_i^\top k_j / \sqrt{d}, \; f \text{ convolves along } j"
 
-    def __init__(self, *, base: Base = "alibi", kernel_size: int = 3, width: int = 32, **sizes: int) -> None:
+    def __init__(self, *, base: Base = "alibi", kernel_size: int = 3, width: Count = 32, **sizes: int) -> None:
         super().__init__(**sizes)
-        kind = _BASES[choose("base", base, _BASES)]
+        kind = _BASES[base]
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise invalid("kernel_size", "be odd and at least 1", kernel_size)
         if kind is None and kernel_size == 1:
             raise InputError("base must be a bias if the convolutions cover one key, got 'none'.")
-        require_count(width=width)
         self.turns = kind is RoPE
         self.base = kind and (RoPE(pairing="half", **sizes) if self.turns else kind(**sizes))
         if self.turns:
             self.also_couples = ("rotation",)
+        else:
+            self.unused_hooks = {"rotate"}
         maps = self.num_heads * (1 if kind is None or self.turns else 2)
         self.pair_width = 1 + 2 * (maps + width) // self.num_heads
         self.reach = kernel_size - 1  # of both convolutions together, to either side
@@ -79,9 +79,6 @@ class DAPEv2(PositionalEncoding):
         self.outward.reset_parameters()
         if self.base is not None:
             self.base.reset_parameters()
-
-    def overrides(self, name: str) -> bool:
-        return super().overrides(name) and (name != "rotate" or self.turns)
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         return self.base.rotate(q, k, q_positions, k_positions) if self.base and self.turns else (q, k)
@@ -124,7 +121,7 @@ class DAPE(DAPEv2):
     formula = r"S + B + f([S; B]), \; S_{ij} = q_i^\top k_j / \sqrt{d}, \; f \text{ acts on each } (i, j)"
 
     def __init__(
-        self, *, base: Literal["alibi", "kerple-log", "fire", "rope"] = "alibi", width: int = 32, **sizes: int
+        self, *, base: Literal["alibi", "kerple-log", "fire", "rope"] = "alibi", width: Count = 32, **sizes: int
     ) -> None:
         super().__init__(base=base, kernel_size=1, width=width, **sizes)
 
@@ -149,15 +146,15 @@ class URPE(PositionalEncoding):
     formula = r"\operatorname{softmax}_j(q_i^\top k_j / \sqrt{d} + b_\delta) \, c_\delta"
 
     def __init__(
-        self, *, base: Literal["t5", "relative-table", "none"] = "t5", init_std: float = 0.0, **sizes: int
+        self, *, base: Literal["t5", "relative-table", "none"] = "t5", init_std: NotNegative = 0.0, **sizes: int
     ) -> None:
         super().__init__(**sizes)
         bases = {"t5": T5, "relative-table": partial(RelativeTable, shared=True), "none": None}
-        kind = bases[choose("base", base, bases)]
-        self.init_std = require_number("init_std", init_std, at_least=0.0)
+        kind = bases[base]
+        self.init_std = init_std
         self.base = kind and kind(**sizes)
         if self.base is None:
-            self.also_couples = ()
+            self.also_couples, self.unused_hooks = (), {"bias"}
         self.factors = RelativeTable(shared=True, **sizes)
         self.reset_parameters()
 
@@ -165,10 +162,6 @@ class URPE(PositionalEncoding):
         if self.base is not None:
             self.base.reset_parameters()
         nn.init.normal_(self.factors.weight, mean=1.0, std=self.init_std)
-
-    @property
-    def fixed_bias(self) -> bool:
-        return self.base is not None
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"] | None:
         return None if self.base is None else self.base.bias(q_positions, k_positions)
@@ -188,10 +181,9 @@ class StickBreaking(PositionalEncoding):
     Only the order of tokens matters; positions are not used. Masked keys (padding, other documents) take nothing
     of the stick. Keys after the query are never attended to, even without a causal mask (our choice).
 
-    The remainder R_i = 1 - sum_j A_ij is assigned to the query's own key in the softmax, whose weights are
-    then A itself. Afterwards it is removed or kept. If the softmax has no entry for it (the own token is
-    masked; or it is a key itself, and R_i is dropped), weights are multiplied by 1 - R_i, which is computed again from
-    queries and keys. That computation does not include a softcap on the logits.
+    The remainder R_i = 1 - sum_j A_ij is assigned to the query's own key in the softmax, whose weights are then A
+    itself. Afterwards it is removed or kept. If the softmax has no entry for it, weights are multiplied by 1 - R_i,
+    computed again from queries and keys, without a softcap on the logits.
 
     Arguments
         own        the query's own token is also a key, the first to take from the stick (``attend_current`` in the
@@ -214,8 +206,7 @@ class StickBreaking(PositionalEncoding):
 
     def __init__(self, *, own: bool = False, remainder: Literal["dropped", "own"] = "dropped", **sizes: int) -> None:
         super().__init__(**sizes)
-        self.own = own
-        self.remainder = choose("remainder", remainder, ("dropped", "own"))
+        self.own, self.remainder = own, remainder
         if self.remainder == "own":
             self.also_couples = ()
 
@@ -255,9 +246,8 @@ class StickBreaking(PositionalEncoding):
 
 def _places(seen: Seen) -> tuple[Bool[Tensor, "*B Nq Nk"], Bool[Tensor, "*B Nq Nk"]]:
     """Which keys are before each query's own, and which is its own, for all heads."""
-    keys, rows = torch.arange(seen.k.shape[-2], device=seen.k.device), seen.rows.unsqueeze(-1)
-    rows = rows if rows.ndim == 2 else rows.unsqueeze(1)
-    return keys < rows, keys == rows
+    before = replace(seen, rows=seen.rows - 1).past()
+    return before, seen.past() & ~before
 
 
 ENCODINGS: dict[str, type[PositionalEncoding]] = {

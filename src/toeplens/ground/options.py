@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, wraps
 from numbers import Integral, Real
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from toeplens.ground.errors import invalid
+from toeplens.ground.errors import choose, invalid
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The range of a finite number, as in ``Annotated[float, Limits(over=0)]``."""
+
+    over: float = -math.inf
+    at_least: float = -math.inf
+    at_most: float = math.inf
+
+    def check(self, field: str, value: float) -> None:
+        """Raise an `InputError` that states the range, unless the value is in it."""
+        if math.isfinite(value) and value > self.over and self.at_least <= value <= self.at_most:
+            return
+        limits = {"over": self.over, "at least": self.at_least, "at most": self.at_most}
+        words = ", ".join(f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit))
+        finite = "" if isinstance(value, Integral) and words else f"finite{words and ' and '}"
+        raise invalid(field, f"be {finite}{words}", value)
+
+
+Finite = Annotated[float, Limits()]
+Positive = Annotated[float, Limits(over=0)]
+NotNegative = Annotated[float, Limits(at_least=0)]
+Share = Annotated[float, Limits(at_least=0, at_most=1)]
+Count = Annotated[int, Limits(at_least=1)]
+
 
 _ONE: dict[Any, str] = {int: "a whole number", float: "a number", str: "a string", type(None): "None"}
 _LISTS = (Sequence, list)
@@ -25,22 +53,50 @@ def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(function).parameters
 
 
-def must_be(field: str, value: Any, annotation: Any) -> None:
-    """Raise an `InputError` unless the type of ``value`` matches the annotation.
+def check(known: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
+    """Raise an `InputError` for a given value that does not match its parameter's annotation (see `must_be`)."""
+    for option in filter(known.__contains__, given):
+        must_be(option, given[option], known[option].annotation)
 
-    Only types are checked: unknown choices and numbers out of range are left to the constructor. Annotations other than
-    numbers, strings, booleans, None, and lists of these allow anything.
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which first checks its keyword arguments against their annotations."""
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        check(parameters(function), given)
+        return function(*args, **given)
+
+    return call
+
+
+def must_be(field: str, value: Any, annotation: Any) -> None:
+    """Raise an `InputError` unless ``value`` matches the annotation: its type, its `Limits`, or one of its choices.
+
+    Annotations other than numbers, strings, booleans, None, and lists of these allow anything.
     """
     if not _fits(value, annotation):
         *others, last = _words(annotation)
         allowed = f"{', '.join(others)} or {last}" if others else last
         raise invalid(field, f"be {allowed}", value)
+    members = [each for each in _members(annotation) if _fits(value, each)]
+    if all(get_origin(each) is Literal for each in members):
+        choose(field, value, [choice for each in members for choice in get_args(each)])
+    for each in members:
+        if get_origin(each) is Annotated:
+            get_args(each)[1].check(field, value)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _fits(value: Any, hint: Any) -> bool:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, each) for each in inner)
+    if origin is Annotated:
+        return _fits(value, inner[0])
     if origin is Literal:
         return any(isinstance(value, type(each)) for each in inner)
     if origin in _LISTS:
@@ -57,6 +113,8 @@ def _words(hint: Any) -> list[str]:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return [word for each in inner for word in _words(each)]
+    if origin is Annotated:
+        return _words(inner[0])
     if origin is Literal:
         return [repr(each) for each in inner]
     if hint is bool:

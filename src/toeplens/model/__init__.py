@@ -3,9 +3,8 @@
 This package contains what the switches of `DecoderConfig` change in the model, but no training and no measurements.
 """
 
-from toeplens.model.attention import Attention, LatentAttention
 from toeplens.model.config import DecoderConfig, Protocol, decoder_config, protocol_switches, scale_left_open
-from toeplens.model.decoder import Block, Context, Decoder
+from toeplens.model.decoder import Attention, Block, Context, Decoder, LatentAttention
 
 __all__ = [
     "Attention",

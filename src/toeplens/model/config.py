@@ -200,14 +200,12 @@ class DecoderConfig(BaseModel):
 
     def build_encoding(self) -> encodings.PositionalEncoding:
         """A new instance of the encoding."""
-        return self._build(self.encoding, self.encoding_options)
+        return _encoding(dict(self), self.encoding, self.encoding_options)
 
     def build_input_encoding(self) -> encodings.PositionalEncoding | None:
         """A new instance of the input encoding, or None."""
-        return None if self.input_encoding is None else self._build(self.input_encoding, self.input_encoding_options)
-
-    def _build(self, name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
-        return _encoding(dict(self), name, options)
+        name = self.input_encoding
+        return None if name is None else _encoding(dict(self), name, self.input_encoding_options)
 
 
 def _named(given: Any) -> Any:
@@ -243,9 +241,8 @@ def _looked_at(kind: type, name: str, sizes: tuple[int, ...], options: str) -> _
 
 
 def _encoding(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
-    d_model, num_heads, max_len = (sizes[field] for field in ("d_model", "num_heads", "max_len"))
-    head_dim = d_model // num_heads
-    return encodings.build(name, d_model=d_model, num_heads=num_heads, head_dim=head_dim, max_len=max_len, **options)
+    three = {field: sizes[field] for field in ("d_model", "num_heads", "max_len")}
+    return encodings.build(name, **three, head_dim=three["d_model"] // three["num_heads"], **options)
 
 
 def scale_left_open(fields: dict[str, Any]) -> dict[str, Any]:

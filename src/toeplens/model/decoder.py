@@ -1,22 +1,189 @@
-"""The decoder: embeddings, pre-norm blocks and a readout, with any encoding and all switches of the two protocols."""
+"""The decoder: attention layers, pre-norm blocks and a readout, with any encoding and all switches of the protocols."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Unpack, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from toeplens import encodings
-from toeplens.encodings import MLA, PositionalEncoding, Positions
+from toeplens.encodings import MLA, PositionalEncoding, Positions, attend
+from toeplens.encodings.attention import Places
 from toeplens.encodings.kit import is_mapped
+from toeplens.encodings.shapes import Keys, Queries
 from toeplens.ground import invalid
-from toeplens.model.attention import Attention, LatentAttention, frozen
 from toeplens.model.config import DecoderConfig
-from toeplens.model.fused_cpu import Turn, finished, read_at, row_at, takes_steps
+from toeplens.model.fused_cpu import Turn, finished, projected, read_at, row_at, takes_steps
+
+Asking = Float[Tensor, "B Nq d_model"]
+Asked = Float[Tensor, "B Nk d_model"]
+
+
+def frozen(
+    norm: nn.Module, part: Float[Tensor, "*B N width"], at: Float[Tensor, "*B N width"]
+) -> Float[Tensor, "*B N width"]:
+    """Contribution of ``part`` of the input ``at`` to the norm's output, with the norm's scale frozen on ``at``.
+
+    Linear in ``part``, without the norm's shift. For parts that sum to ``at``, the results sum to ``norm(at)`` minus
+    the shift (theory, section 1).
+    """
+    if isinstance(norm, nn.Identity):
+        return part
+    if isinstance(norm, nn.LayerNorm):
+        spread = (at.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+        scaled = (part - part.mean(-1, keepdim=True)) / spread
+    elif isinstance(norm, nn.RMSNorm):
+        eps = torch.finfo(at.dtype).eps if norm.eps is None else norm.eps  # torch's default
+        scaled = part / (at.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    else:
+        raise TypeError(f"{type(norm).__name__} is not a norm that is known to be linear once its statistics are held")
+    return scaled if norm.weight is None else scaled * norm.weight
+
+
+def split_heads(x: Float[Tensor, "B N width"], heads: int) -> Float[Tensor, "B H N d"]:
+    """Split the last dimension into heads."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+class _Heads(nn.Module):
+    """Base of the attention layers: position in the model, and the output projection of the heads."""
+
+    def __init__(self, config: DecoderConfig, encoding: PositionalEncoding, *, linear_bias: bool) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.encoding = encoding
+        self.causal = config.causal
+        self.dropout = config.dropout if "weights" in config.dropout_on else 0.0
+        self.scale = config.attention_scale or encoding.query_dim**-0.5
+        self.out = nn.Linear(config.d_model, config.d_model, bias=linear_bias)
+
+    def heads(
+        self,
+        queries: Asking,
+        context: Asked,
+        *,
+        added: Tensor | None = None,
+        turns: tuple[Turn, Turn] | None = None,
+        fused: bool = True,
+        **places: Unpack[Places],
+    ) -> Float[Tensor, "B Nq H head_dim"]:
+        """Each head's output, before the output projection.
+
+        ``queries`` may be fewer positions than ``context``, with indices ``rows``, so that a layer whose output is read
+        at one position computes only that. ``added``: a fixed bias that layers share. ``turns``: precomputed
+        `pair_factors` of the encoding at the queries and at the keys.
+        """
+        q, k, v = self.project(queries, context, *(() if turns is None else (turns,)))
+        z = attend(
+            q,
+            k,
+            v,
+            encoding=self.encoding,
+            scale=self.scale,
+            notes=self.encoding.note(context),
+            causal=self.causal,
+            added=added,
+            turned=turns is not None,
+            dropout=self.dropout if self.training else 0.0,
+            fused=fused,
+            **places,
+        )
+        return z.transpose(1, 2)
+
+    def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v as [B, H, N, dimensions], before rotation.
+
+        Layers whose encodings may have `pair_factors` take these as a third argument and return rotated queries and
+        keys.
+        """
+        raise NotImplementedError
+
+    def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
+        """Contribution of parts of the inputs ``at`` to q and k, without biases, with norms frozen on ``at``."""
+        raise NotImplementedError
+
+    def merge(self, z: Float[Tensor, "B Nq H head_dim"]) -> Float[Tensor, "B Nq d_model"]:
+        """The output projection of the concatenated head outputs."""
+        return self.out(z.flatten(-2))
+
+
+class Attention(_Heads):
+    """Standard multi-head attention with biases everywhere (protocols of arXiv 2505.13027)."""
+
+    def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
+        super().__init__(config, encoding, linear_bias=True)
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
+
+    def project(
+        self, queries: Asking, context: Asked, turns: tuple[Turn, Turn] | None = None
+    ) -> tuple[Queries, Keys, Keys]:
+        return projected(context, queries, self.qkv, self.num_heads, turns)
+
+    def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
+        to_q, to_k, _ = self.qkv.weight.split(self.out.in_features)
+        return split_heads(F.linear(queries, to_q), self.num_heads), split_heads(
+            F.linear(context, to_k), self.num_heads
+        )
+
+
+class LatentProjections(nn.Module):
+    """Mixin with the latent projections from input to queries, keys and values (arXiv 2405.04434, eq. 9-19)."""
+
+    num_heads: int
+
+    def add_projections(self, d_model: int, encoding: MLA) -> None:
+        """Create the weights, with the sizes of the encoding `MLA`; the heads together are as wide as the model."""
+        rotary, latent, latent_q = encoding.rotary_dim, encoding.d_compress, encoding.q_compress
+        self.shared_query = encoding.rotary_query == "shared"
+        self.rotary_dim = rotary
+        self.down_q = nn.Identity() if latent_q is None else nn.Linear(d_model, latent_q, bias=False)
+        self.down_kv = nn.Linear(d_model, latent, bias=False)
+        self.norm_q = nn.RMSNorm(latent_q, eps=1e-6) if latent_q and encoding.latent_norm else nn.Identity()
+        self.norm_kv = nn.RMSNorm(latent, eps=1e-6) if encoding.latent_norm else nn.Identity()
+        self.up_q = nn.Linear(latent_q or d_model, d_model, bias=False)
+        self.up_kv = nn.Linear(latent, 2 * d_model, bias=False)
+        self.rotary_q = nn.Linear(
+            latent_q or d_model, rotary if self.shared_query else self.num_heads * rotary, bias=False
+        )
+        self.rotary_k = nn.Linear(d_model, rotary, bias=False)
+
+    def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self._expand(self.norm_q(self.down_q(queries)), self.norm_kv(self.down_kv(context)), context)
+
+    def project_part(
+        self,
+        queries: Float[Tensor, "B Nq d_model"],
+        context: Float[Tensor, "B Nk d_model"],
+        *,
+        at: tuple[Tensor, Tensor],
+    ) -> tuple[Queries, Keys]:
+        c_q = frozen(self.norm_q, self.down_q(queries), self.down_q(at[0]))
+        c_kv = frozen(self.norm_kv, self.down_kv(context), self.down_kv(at[1]))
+        q, k, _ = self._expand(c_q, c_kv, context)
+        return q, k
+
+    def _expand(self, c_q: Tensor, c_kv: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v from the latent vectors and, for the rotary key, from the layer's input; linear, without biases."""
+        k_content, v = self.up_kv(c_kv).chunk(2, dim=-1)
+        turned_q = self.rotary_q(c_q)
+        turned_q = split_heads(turned_q, 1 if self.shared_query else self.num_heads)
+        turned_k = split_heads(self.rotary_k(context), 1).expand(-1, self.num_heads, -1, -1)
+        content_q, k_content, v = (split_heads(x, self.num_heads) for x in (self.up_q(c_q), k_content, v))
+        q = torch.cat((content_q, turned_q.expand(-1, self.num_heads, -1, -1)), dim=-1)
+        return q, torch.cat((k_content, turned_k), dim=-1), v
+
+
+class LatentAttention(LatentProjections, _Heads):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9-19), with the sizes of the encoding `MLA`."""
+
+    def __init__(self, config: DecoderConfig, encoding: MLA) -> None:
+        _Heads.__init__(self, config, encoding, linear_bias=False)
+        self.add_projections(config.d_model, encoding)
 
 
 @dataclass(frozen=True)
@@ -61,20 +228,9 @@ class Context:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Context:
         """A copy with ``change`` applied to everything that has one row per sequence."""
-
-        def changed(x: Tensor | None) -> Tensor | None:
-            return None if x is None else change(x)
-
-        added = self.added
-        return replace(
-            self,
-            positions=change(self.positions) if self.by_sequence else self.positions,
-            turn=changed(self.turn) if self.by_sequence else self.turn,
-            added=added if added is None or len(added) == 1 else change(added),
-            lengths=changed(self.lengths),
-            embeddings=changed(self.embeddings),
-            key_mask=changed(self.key_mask),
-        )
+        names = ["lengths", "embeddings", "key_mask", *(("positions", "turn") if self.by_sequence else ())]
+        names += [] if self.added is None or len(self.added) == 1 else ["added"]
+        return replace(self, **{name: change(x) for name in names if (x := getattr(self, name)) is not None})
 
 
 class Block(nn.Module):
@@ -82,9 +238,7 @@ class Block(nn.Module):
 
     def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
         super().__init__()
-        rate = {
-            place: config.dropout if place in config.dropout_on else 0.0 for place in ("attention", "ffn-hidden", "ffn")
-        }
+        rate = dict.fromkeys(("attention", "ffn-hidden", "ffn"), 0.0) | dict.fromkeys(config.dropout_on, config.dropout)
         self.shares_bias = encoding.fixed_bias and encoding.shared
         self.norm_attention = nn.LayerNorm(config.d_model)
         latent = isinstance(encoding, MLA)
@@ -106,30 +260,22 @@ class Block(nn.Module):
 
         ``read`` is None for all positions, or [B]: the one position of each sequence that is needed.
         """
-        positions = context.positions
+        positions = q_positions = context.positions
+        rows, added = None, context.added if self.shares_bias else None
         if read is None:
             normed = asking = self.norm_attention(x)
         else:
             normed, asking, x = read_at(x, self.norm_attention, read)
-        keys = normed if context.embeddings is None else context.embeddings
-        if read is None:
-            return x, self.attention.heads(
-                asking,
-                keys,
-                q_positions=positions,
-                k_positions=positions,
-                mask=context.key_mask,
-                added=context.added if self.shares_bias else None,
-                turns=context.turns(self.attention.encoding, None),
-                fused=fused,
-            )
+            q_positions = row_at(positions, read) if context.by_sequence else positions[read].unsqueeze(1)
+            rows, added = read.unsqueeze(1), None
         z = self.attention.heads(
             asking,
-            keys,
-            q_positions=row_at(positions, read) if context.by_sequence else positions[read].unsqueeze(1),
+            normed if context.embeddings is None else context.embeddings,
+            q_positions=q_positions,
             k_positions=positions,
-            rows=read.unsqueeze(1),
+            rows=rows,
             mask=context.key_mask,
+            added=added,
             turns=context.turns(self.attention.encoding, read),
             fused=fused,
         )

@@ -8,7 +8,7 @@ as usual on a GPU, under a compiler, transform, autocast, hooks or dropout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -144,11 +144,6 @@ def _is_untouched(module: nn.Module) -> bool:
     return idle and not hooks
 
 
-def _again(ctx: Any, plain: Callable[..., Any], inputs: tuple[Any, ...], grads: tuple[Tensor, ...]) -> Any:
-    """Differentiable gradients (for double backward), from the unfused operations."""
-    return gradients_again(plain(*inputs), inputs, ctx.needs_input_grad, grads)
-
-
 def _rows(x: Tensor) -> Tensor:
     return x.flatten(0, -2)
 
@@ -233,7 +228,7 @@ class _Projected(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, asking, weight, bias, of_q, of_k = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _again(ctx, _plainly_projected, (x, asking, weight, bias, ctx.heads, of_q, of_k), grads)
+            return gradients_again(ctx, _plainly_projected, (x, asking, weight, bias, ctx.heads, of_q, of_k), grads)
         to_x, to_asking, *wanted = ctx.needs_input_grad[:4]
         whole = _side_by_side(grads if asking is None else grads[1:], of_k)
         if asking is None:
@@ -276,7 +271,7 @@ class _Read(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, scale, shift, read, mean, rstd, at = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _again(ctx, _plainly_read, (x, scale, shift, read, ctx.eps), grads)
+            return gradients_again(ctx, _plainly_read, (x, scale, shift, read, ctx.eps), grads)
         whole, of_normed, of_rows = grads
         wanted, shape = [*ctx.needs_input_grad[:3]], x.shape[-1:]
         backward = torch.ops.aten.native_layer_norm_backward
@@ -322,7 +317,7 @@ class _Finished(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         *inputs, middle, normed, mean, rstd, hidden = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _again(ctx, _plainly_finished, (*inputs, ctx.eps), grads)
+            return gradients_again(ctx, _plainly_finished, (*inputs, ctx.eps), grads)
         _, z, out, _, scale, shift, first, _, last, _ = inputs
         wanted = ctx.needs_input_grad
         grad = _rows(grads[0])

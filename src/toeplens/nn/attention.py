@@ -1,10 +1,10 @@
-"""An attention layer with any positional encoding."""
+"""An attention layer with any positional encoding, and its key cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions, attend, attention_weights
-from toeplens.encodings.kit import require_count, require_number, require_tensor
+from toeplens.encodings.attention import Told, check_positions
+from toeplens.encodings.kit import require_count, require_tensor
+from toeplens.encodings.shapes import Keys, Notes
 from toeplens.ground import InputError, invalid
-from toeplens.ground.options import must_be
-from toeplens.model.attention import LatentProjections
-from toeplens.nn.cache import Cache
-from toeplens.nn.positions import TokenPositions, token_positions
+from toeplens.ground.options import Count, Finite, Positive, Share, check, must_be, parameters
+from toeplens.model.decoder import LatentProjections
 
 
 class Attention(nn.Module):
@@ -48,57 +48,48 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
+        d_model: Count,
+        num_heads: Count,
         *,
         encoding: str | Sequence[str] | PositionalEncoding = "rope",
-        num_key_heads: int | None = None,
-        head_dim: int | None = None,
+        num_key_heads: Count | None = None,
+        head_dim: Count | None = None,
         max_len: int = 2048,
         causal: bool = True,
-        window: int | None = None,
-        softcap: float | None = None,
+        window: Count | None = None,
+        softcap: Positive | None = None,
         sinks: bool = False,
         bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
+        dropout: Share = 0.0,
+        scale: Finite | None = None,
         embed: bool = True,
         **options: Any,
     ) -> None:
+        check(parameters(Attention.__init__), locals())
         super().__init__()
-        require_count(d_model=d_model, num_heads=num_heads)
         if head_dim is None and d_model % num_heads:
             raise invalid("num_heads", f"divide d_model {d_model}, or head_dim be given", num_heads)
         self.d_model, self.num_heads = d_model, num_heads
         self.head_dim = d_model // num_heads if head_dim is None else head_dim
         self.num_key_heads = num_heads if num_key_heads is None else num_key_heads
-        require_count(head_dim=self.head_dim, num_key_heads=self.num_key_heads)
         if num_heads % self.num_key_heads:
             raise invalid("num_key_heads", f"divide num_heads {num_heads}", num_key_heads)
-        self.dropout = require_number("dropout", dropout, at_least=0, at_most=1)
-        for name, value in {"causal": causal, "sinks": sinks, "bias": bias, "embed": embed}.items():
-            must_be(name, value, bool)
-        if window is not None:
-            require_count(window=window)
-            if not causal:
-                raise invalid("window", "be left out unless attention is causal", window)
-        if softcap is not None:
-            require_number("softcap", softcap, over=0)
-        self.causal, self.window, self.softcap, self.embeds = causal, window, softcap, embed
+        if window is not None and not causal:
+            raise invalid("window", "be left out unless attention is causal", window)
+        self.causal, self.window, self.softcap = causal, window, softcap
+        self.dropout, self.embeds = dropout, embed
         sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": self.head_dim}
         self.encoding = _encoding(encoding, sizes, max_len, options)
-        self.scale = self.encoding.scale if scale is None else require_number("scale", scale)
-        self.projections = self._projections(bias)
+        self.scale = self.encoding.scale if scale is None else scale
+        if isinstance(self.encoding, MLA):
+            if bias or self.num_key_heads != num_heads or num_heads * self.head_dim != d_model:
+                raise InputError("num_key_heads, head_dim and bias must not be set with encoding 'mla'.")
+            self.projections: nn.Module = _LatentProjections(self.encoding)
+        else:
+            width = self.encoding.query_dim
+            self.projections = _Projections(d_model, num_heads, self.num_key_heads, width, self.head_dim, bias)
         self.out = nn.Linear(num_heads * self.head_dim, d_model, bias=bias)
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
-
-    def _projections(self, bias: bool) -> nn.Module:
-        if not isinstance(self.encoding, MLA):
-            width = self.encoding.query_dim
-            return _Projections(self.d_model, self.num_heads, self.num_key_heads, width, self.head_dim, bias)
-        if bias or self.num_key_heads != self.num_heads or self.num_heads * self.head_dim != self.d_model:
-            raise InputError("num_key_heads, head_dim and bias must not be set with encoding 'mla'.")
-        return _LatentProjections(self.encoding)
 
     def new_cache(self, batch: int, length: int) -> Cache:
         """An empty key cache for ``batch`` sequences of up to ``length`` tokens."""
@@ -124,7 +115,10 @@ class Attention(nn.Module):
                               one for all
             cache             from `new_cache`: the tokens follow those in the cache and are added to it
 
-        Raises `InputError` for inputs of wrong type or shape, and for a mask that the encoding does not support.
+        By default, positions count from 0 in each document, without padding, so that padding on either side and packing
+        change nothing; with a ``cache``, they continue after its tokens. If ``positions`` are passed, they must be
+        passed at every step. Raises `InputError` for inputs of wrong type or shape, and for a mask that the encoding
+        does not support.
         """
         if others:
             raise invalid(
@@ -146,45 +140,101 @@ class Attention(nn.Module):
             q, k, _, told = self._inputs(x, found, mask, cache)
             return attention_weights(q, k, **told)
 
-    def _positions(self, x: Tensor, **given: Any) -> TokenPositions:
+    def _positions(
+        self,
+        x: Tensor,
+        *,
+        positions: Positions | None = None,
+        key_padding_mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> _Tokens:
+        """Check the inputs of `forward`, and count positions unless they are given."""
         require_tensor("x", x, "float", ("B", "N", self.d_model))
-        return token_positions(self.encoding, x.shape[0], x.shape[1], x.device, **given)
+        batch, tokens = x.shape[:2]
+        if key_padding_mask is not None:
+            require_tensor("key_padding_mask", key_padding_mask, "bool", (batch, tokens))
+        if segments is not None:
+            require_tensor("segments", segments, "integer", (batch, tokens))
+        if cache is not None and not isinstance(cache, Cache):
+            raise invalid("cache", "be a cache from new_cache", got=type(cache).__name__)
+        if positions is not None:
+            check_positions("positions", positions, self.encoding, batch, tokens)
+        if tokens < 1:
+            raise invalid("x", "have at least 1 token", tokens)
+        if segments is not None and cache is not None:
+            raise InputError("segments and cache must not both be set.")
+        if cache is not None:
+            cache.require(batch, tokens)
+        if positions is None:
+            positions = self.encoding.place(_counted(x, key_padding_mask, segments, cache))
+        texts = None if segments is None else _begins(segments).long().cumsum(1)
+        return _Tokens(positions, key_padding_mask, texts)
 
     def _inputs(
-        self, x: Tensor, found: TokenPositions, mask: Tensor | None, cache: Cache | None
-    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        here = found.positions
+        self, x: Tensor, found: _Tokens, mask: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor, Told]:
+        here, padding, texts = found
         x = self.encoding.embed(x, here) if self.embeds else x
         q, k, v = self.projections(x)
-        content = x if found.padding is None else x.masked_fill(found.padding.unsqueeze(-1), 0.0)  # no content
+        content = x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)  # no content
         notes = self.encoding.note(content, None if cache is None else cache.notes)
-        there, padding = here, found.padding
+        there = here
         if cache is not None:
             ragged = self.encoding.by_sequence(here)
             k, v, notes, there, padding = cache.append(k, v, notes, here, padding, ragged=ragged)
-        return (
-            q,
-            k,
-            v,
-            {
-                "encoding": self.encoding,
-                "q_positions": here,
-                "k_positions": there,
-                "scale": self.scale,
-                "notes": notes,
-                "mask": mask,
-                "padding": padding,
-                "causal": self.causal,
-                "window": self.window,
-                "texts": found.texts,
-                "softcap": self.softcap,
-                "sinks": self.sinks,
-            },
-        )
+        told: Told = {
+            "encoding": self.encoding,
+            "q_positions": here,
+            "k_positions": there,
+            "scale": self.scale,
+            "notes": notes,
+            "mask": mask,
+            "padding": padding,
+            "causal": self.causal,
+            "window": self.window,
+            "texts": texts,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+        }
+        return q, k, v, told
 
     def extra_repr(self) -> str:
         groups = "" if self.num_key_heads == self.num_heads else f", num_key_heads={self.num_key_heads}"
         return f"d_model={self.d_model}, num_heads={self.num_heads}{groups}, head_dim={self.head_dim}"
+
+
+class _Tokens(NamedTuple):
+    """Positions ([N], or [B, N] if sequences differ), padding, and each token's packed document."""
+
+    positions: Positions
+    padding: Bool[Tensor, "B N"] | None
+    texts: Int[Tensor, "B N"] | None
+
+
+def _begins(segments: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return begins
+
+
+def _counted(x: Tensor, padding: Tensor | None, segments: Tensor | None, cache: Cache | None) -> Tensor:
+    """Token indices: [N] if all sequences have the same, otherwise [B, N]."""
+    tokens = x.shape[1]
+    if segments is None and padding is None and (cache is None or not cache.ragged):
+        start = 0 if cache is None else len(cache)
+        return torch.arange(start, start + tokens, device=x.device)
+    padding = torch.zeros_like(x[..., 0], dtype=torch.bool) if padding is None else padding
+    if segments is not None:
+        before = (~padding).long().cumsum(1) - (~padding).long()
+        return before - before.where(_begins(segments), 0).cummax(1).values
+    return count_unpadded(padding, None if cache is None else cache.next_places)
+
+
+def count_unpadded(padding: Bool[Tensor, "B N"], start: Int[Tensor, "B"] | None = None) -> Int[Tensor, "B N"]:
+    """Positions of tokens without padding, from ``start`` on (default: 0); padding has that of the token before it."""
+    counted = (~padding).long().cumsum(1) - 1
+    return (counted if start is None else counted + start[:, None]).clamp(min=0)
 
 
 class _Projections(nn.Module):
@@ -221,3 +271,113 @@ def _encoding(
         if given.sizes[name] != size:
             raise invalid("encoding", f"have the {name} of this layer, {size}", given.sizes[name])
     return given
+
+
+class Cache:
+    """The cache of one attention layer, created by `Attention.new_cache` and filled by its ``forward``.
+
+    Holds keys, values, key features and positions of earlier tokens, with preallocated space for later ones. Keys are
+    cached as projected, unrotated, so that encodings with length-dependent frequencies give the same result as a full
+    pass. For inference only: the cache carries no gradients.
+
+    Arguments
+        batch   number of sequences
+        length  maximum number of tokens per sequence
+
+    ``ragged`` tells whether token positions differ between sequences.
+    """
+
+    def __init__(self, batch: int, length: int) -> None:
+        require_count(batch=batch, length=length)
+        self.batch, self.room, self.filled = batch, length, 0
+        self.ragged = False
+        self._kept: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.filled
+
+    @property
+    def notes(self) -> Notes | None:
+        """The key features of the cached tokens; None if there are none."""
+        return self._so_far("notes", 2) if self.filled else None
+
+    @property
+    def next_places(self) -> Int[Tensor, "B"] | None:
+        """Number of cached tokens per sequence, without padding; None if nothing was ever cached."""
+        padding = self._so_far("padding", 1)
+        return None if padding is None else (~padding).sum(1)
+
+    def require(self, batch: int, tokens: int) -> None:
+        """Raise `InputError` for more tokens than fit, and for another batch size."""
+        if batch != self.batch:
+            raise invalid("cache", f"be used with {self.batch} sequences", batch)
+        if self.filled + tokens > self.room:
+            raise invalid("cache", f"have room for the tokens ({self.filled} of {self.room} are used)", tokens)
+
+    def append(
+        self,
+        k: Keys,
+        v: Float[Tensor, "B G N dv"],
+        notes: Notes | None,
+        positions: Positions,
+        padding: Bool[Tensor, "B N"] | None,
+        *,
+        ragged: bool,
+    ) -> tuple[Any, Any, Tensor | None, Positions, Bool[Tensor, "B M"] | None]:
+        """Append new tokens; returns the same quantities for all cached tokens.
+
+        ``ragged``: whether ``positions`` have one row per sequence. The result has one row per sequence once any call
+        did.
+        """
+        tokens = k.shape[2]
+        self.require(len(k), tokens)
+        self.ragged = self.ragged or ragged or padding is not None
+        positions = positions if ragged else positions.expand(self.batch, *positions.shape)
+        padding = torch.zeros(self.batch, tokens, dtype=torch.bool, device=k.device) if padding is None else padding
+        given = {"k": (k, 2), "v": (v, 2), "notes": (notes, 2), "positions": (positions, 1), "padding": (padding, 1)}
+        start, self.filled = self.filled, self.filled + tokens
+        for name, (new, dim) in given.items():
+            if new is None:
+                continue
+            if name not in self._kept:
+                shape = list(new.shape)
+                shape[dim] = self.room
+                self._kept[name] = new.new_zeros(shape)
+            self._kept[name].narrow(dim, start, new.shape[dim]).copy_(new.detach())
+        keys, values, _, places, hidden = (self._so_far(name, dim) for name, (_, dim) in given.items())
+        assert places is not None
+        return keys, values, self.notes, places if self.ragged else places[0], hidden if self.ragged else None
+
+    def reorder(self, sequences: Int[Tensor, "B"]) -> None:
+        """Put sequence ``sequences[b]`` at index b, for as many sequences as cached (for beam search)."""
+        require_tensor("sequences", sequences, "integer", (self.batch,))
+        self._kept = {name: kept.index_select(0, sequences.long()) for name, kept in self._kept.items()}
+
+    def repeat(self, times: int) -> None:
+        """Repeat each sequence ``times`` times, adjacent."""
+        require_count(times=times)
+        self.batch *= times
+        self._kept = {name: kept.repeat_interleave(times, dim=0) for name, kept in self._kept.items()}
+
+    def crop(self, length: int) -> None:
+        """Keep only the first ``length`` tokens."""
+        must_be("length", length, int)
+        if not 0 <= length <= self.filled:
+            raise invalid("length", f"be from 0 to {self.filled}, the number of cached tokens", length)
+        self.filled = length
+
+    @contextmanager
+    def kept_whole(self, *, only_looked_at: bool = False) -> Iterator[None]:
+        """Restore the cache if an exception is raised inside; always if ``only_looked_at``."""
+        before = self.filled, self.ragged
+        done = False
+        try:
+            yield
+            done = not only_looked_at
+        finally:
+            if not done:
+                self.filled, self.ragged = before
+
+    def _so_far(self, name: str, dim: int) -> Tensor | None:
+        kept = self._kept.get(name)
+        return None if kept is None else kept.narrow(dim, 0, self.filled)

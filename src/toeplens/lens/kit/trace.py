@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, Positions, attention_logits, attention_weights
-from toeplens.encodings.seen import Seen
+from toeplens.encodings.base import Seen
 from toeplens.ground import InputError, choose, invalid
 
 Counted = Literal["all", "used"]

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from toeplens.ground.records import Record
 from toeplens.lens.kit.toeplitz import diagonal_sums
-from toeplens.model.attention import frozen
+from toeplens.model.decoder import frozen
 
 
 @dataclass(frozen=True)

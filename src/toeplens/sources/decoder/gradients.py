@@ -18,7 +18,7 @@ from toeplens.lens.gradients.descent import LayerGradient, LayerView, Measure, P
 from toeplens.lens.kit.interventions import Batch, counts
 from toeplens.lens.kit.interventions import losses as example_losses
 from toeplens.model import Context, Decoder, LatentAttention
-from toeplens.model.attention import frozen
+from toeplens.model.decoder import frozen
 from toeplens.sources.decoder.source import position_vectors, traced
 
 _WHOLE = 2**62  # pairs at once: no splitting, as the logits are needed in one piece

@@ -19,7 +19,7 @@ from toeplens.encodings.attention import AttentionParts, Told, attention_parts
 from toeplens.encodings.base import HOOKS
 from toeplens.encodings.shapes import Notes, Positions
 from toeplens.ground import InputError, invalid
-from toeplens.nn.positions import count_unpadded
+from toeplens.nn.attention import count_unpadded
 from toeplens.sources.huggingface.model import INSTALLED, NAME, library
 from toeplens.sources.huggingface.patching import OBSERVER, eager_function, table
 

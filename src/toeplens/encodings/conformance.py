@@ -1,10 +1,16 @@
-"""Checks of an encoding's behaviour (shapes, attributes, positions, causality, decoding) and numerics."""
+"""The conformance suite: does an encoding keep the interface, and are its declared attributes true?
+
+    from toeplens.encodings import conformance
+    print(conformance.check(MyEncoding, slope=2.0))
+
+This runs every check on a small instance. If one fails, it raises `NonConformance` with all findings in the message.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,21 +18,256 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from toeplens.encodings import registry
 from toeplens.encodings.attention import attend, attention_logits
-from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.conformance.specimen import (
-    LENGTH,
-    Specimen,
-    apart,
-    declared,
-    logits_of,
-    loses_bias,
-    measure,
-    randomise,
-)
-from toeplens.encodings.seen import Seen
+from toeplens.encodings.base import PositionalEncoding, Seen
 from toeplens.encodings.shapes import Positions, Stream
-from toeplens.ground import InputError
+from toeplens.ground import InputError, choose, invalid
+
+# default sizes of the instances that are checked
+SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
+
+
+def randomise(encoding: PositionalEncoding, seed: int) -> PositionalEncoding:
+    """Draw every parameter from a normal distribution, so that none is zero by its initialisation."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    return encoding.eval()
+
+
+@dataclass
+class Specimen:
+    """An encoding with random parameters, between random projections of the width it needs; all in float64.
+
+    build  makes a new instance, with new parameters
+    """
+
+    build: Callable[[], PositionalEncoding]
+    seed: int = 0
+    encoding: PositionalEncoding = field(init=False)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        self.encoding = randomise(self.build(), self.seed + 1).double()
+        generator = torch.Generator().manual_seed(self.seed + 2)
+        encoding = self.encoding
+        shape = (3, encoding.num_heads, encoding.d_model, encoding.query_dim)
+        self.projections = torch.randn(shape, generator=generator, dtype=torch.float64) / encoding.d_model**0.5
+        self.scale = encoding.scale
+        self.generator = generator
+
+    def content(self, batch: int, length: int, dtype: torch.dtype = torch.float64) -> Stream:
+        """Random token embeddings, with a mean that is not zero."""
+        shape = (batch, length, self.encoding.d_model)
+        return (torch.randn(shape, generator=self.generator, dtype=torch.float64) + 0.3).to(dtype)
+
+    def positions(self, length: int, start: int = 0) -> Positions:
+        """Positions ``start``, ``start`` + 1, ..., within the table if there is one."""
+        if self.encoding.bounded:
+            start = min(start, self.encoding.max_len - length)
+        return self.encoding.place(torch.arange(start, start + length))
+
+    def project(self, x: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v [B, H, N, d] of embedded tokens; v has the head's own width."""
+        q, k, v = (x.unsqueeze(1) @ projection.to(x.dtype) for projection in self.projections)
+        return q, k, v[..., : self.encoding.head_dim]
+
+    def layer(self, x: Stream, positions: Positions, encoding: PositionalEncoding | None = None) -> dict[str, Any]:
+        """The keyword arguments of attention; ``x`` are the embedded tokens at these positions."""
+        encoding = self.encoding if encoding is None else encoding
+        told = {"encoding": encoding, "q_positions": positions, "k_positions": positions, "scale": self.scale}
+        return {**told, "notes": encoding.note(x)}
+
+    def attend(
+        self, x: Stream, positions: Positions, *, encoding: PositionalEncoding | None = None, **more: Any
+    ) -> Float[Tensor, "B H N d"]:
+        """The whole layer: input vectors, projections, key features, attention."""
+        x = (encoding or self.encoding).embed(x, positions)
+        return attend(*self.project(x), **self.layer(x, positions, encoding), **more)
+
+    def logits(
+        self, x: Stream, positions: Positions, *, encoding: PositionalEncoding | None = None, **more: Any
+    ) -> Float[Tensor, "B H N N"]:
+        """The layer's logits; minus infinity where a key is masked."""
+        x = (encoding or self.encoding).embed(x, positions)
+        return attention_logits(*self.project(x)[:2], **self.layer(x, positions, encoding), **more)
+
+    def like(self, dtype: torch.dtype) -> PositionalEncoding:
+        """A copy of the encoding with its parameters in ``dtype``."""
+        return copy.deepcopy(self.encoding).to(dtype)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the larger of 1 and the largest entry; minus infinities must coincide."""
+    a, b = a.detach().double(), b.detach().double()
+    same = a == b  # infinities too
+    if bool(((~a.isfinite() | ~b.isfinite()) & ~same).any()):
+        return float("inf")
+    if not a.numel():
+        return 0.0
+    size = torch.where(b.isfinite(), b, 0.0).abs().max()
+    return float(torch.where(same, 0.0, a - b).abs().max() / size.clamp(min=1.0))
+
+
+NOTHING = 1e-9  # relative differences of float64 numbers below this are rounding
+LENGTH = 16
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Where and how position enters, as measured on random input."""
+
+    couplings: frozenset[str]
+    data_dependent: bool
+    toeplitz: bool
+
+
+def measure(specimen: Specimen) -> Facts:
+    """Measure the attributes of the specimen's encoding.
+
+    couplings       the hooks that change something (a rotation that leaves a content part unchanged is a concatenation)
+    data_dependent  whether the logit of a fixed query and key changes with the other tokens or with other content
+                    features. If not: whether the logits, over many contents and position pairs, are more than a fixed
+                    set of functions of position (for one query, a matrix of low rank)
+    toeplitz        whether logits depend only on the offset if the content is the same everywhere (for input vectors:
+                    whether their inner products do); not measured for data-dependent encodings
+    """
+    couplings = _couplings(specimen)
+    dependent = _depends_on_others(specimen, couplings) or _is_no_kernel_family(specimen, couplings)
+    return Facts(couplings, dependent, not dependent and _is_toeplitz(specimen, couplings))
+
+
+def _seen(specimen: Specimen) -> tuple[Seen, Positions]:
+    x = specimen.content(2, LENGTH)
+    seen = Seen.of(*specimen.project(x)[:2], notes=specimen.encoding.note(x), scale=specimen.scale)
+    return seen, specimen.positions(LENGTH)
+
+
+def _couplings(specimen: Specimen) -> frozenset[str]:
+    encoding, found = specimen.encoding, set()
+    seen, p = _seen(specimen)
+    x = specimen.content(2, LENGTH)
+    if apart(encoding.embed(x, p), x) > NOTHING:
+        found.add("input")
+    q, k = encoding.hook("rotate", seen.q, seen.k, p, p, seen=seen)
+    if q.shape != seen.q.shape or apart(q, seen.q) > NOTHING:
+        content = encoding.head_dim
+        beside = encoding.query_dim > content and q.shape == seen.q.shape
+        kept = beside and apart(q[..., :content], seen.q[..., :content]) <= NOTHING
+        found.add("concatenation" if kept else "rotation")
+    plain = q @ k.transpose(-2, -1)
+    if apart(encoding.hook("score", q, k, p, p, seen=seen).tril(), plain.tril()) > NOTHING:
+        found.add("accumulated")
+    bias = encoding.hook("bias", p, p, seen=seen)
+    if bias is not None and float(bias.detach().abs().max()) > NOTHING:
+        found.add("bias")
+    logits = plain * specimen.scale
+    if apart(encoding.hook("transform_logits", logits, p, p, seen=seen).tril(), logits.tril()) > NOTHING:
+        found.add("logits")
+    weights = logits.softmax(-1)
+    if apart(encoding.hook("transform_weights", weights, p, p, seen=seen).tril(), weights.tril()) > NOTHING:
+        found.add("weights")
+    if "logits" not in found and encoding.hook("add_values", weights, p, p, seen=seen) is not None:
+        found.add("logits")
+    return frozenset(found or {"none"})
+
+
+def loses_bias(specimen: Specimen) -> bool:
+    """Whether `transform_logits` gives the same result with and without a bias in the logits."""
+    seen, p = _seen(specimen)
+    logits = seen.q @ seen.k.transpose(-2, -1) * specimen.scale
+    hook = specimen.encoding.hook
+    made = [hook("transform_logits", logits + bias, p, p, seen=seen) for bias in (0.0, torch.rand_like(logits))]
+    return apart(*made) <= NOTHING
+
+
+def logits_of(specimen: Specimen, q: Tensor, k: Tensor, x: Tensor, *, causal: bool = True) -> Tensor:
+    """The logits of given queries and keys at positions 0, 1, 2, ..., with the key features of content ``x``."""
+    return attention_logits(q, k, **specimen.layer(x, specimen.positions(q.shape[-2])), causal=causal)
+
+
+def _depends_on_others(specimen: Specimen, couplings: frozenset[str]) -> bool:
+    encoding, row, column = specimen.encoding, LENGTH - 4, 5
+    positions = specimen.positions(LENGTH)
+    if "input" in couplings:
+        added = [encoding.embed(x, positions) - x for x in (specimen.content(2, LENGTH), specimen.content(2, LENGTH))]
+        if apart(*added) > NOTHING:
+            return True
+    contents = [specimen.content(1, LENGTH) for _ in range(2)]
+    (q, k, _), (other_q, other_k, _) = (specimen.project(x) for x in contents)
+    other_q[..., row, :], other_k[..., column, :] = q[..., row, :], k[..., column, :]
+    results = logits_of(specimen, q, k, contents[0]), logits_of(specimen, other_q, other_k, contents[1])
+    if apart(*(logits[..., row, column] for logits in results)) > NOTHING:
+        return True
+    if "weights" not in couplings:
+        return False
+    weights = torch.rand(2, encoding.num_heads, LENGTH, LENGTH, dtype=torch.float64, generator=specimen.generator)
+    seen = [_seen(specimen)[0] for _ in range(2)]
+    made = (encoding.hook("transform_weights", weights, positions, positions, seen=each) for each in seen)
+    return apart(*made) > NOTHING
+
+
+def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
+    """Whether one head's logits, as a matrix of contents by position pairs, do not have low rank."""
+    if couplings <= {"none", "input"}:
+        return False
+    encoding = specimen.encoding
+    most = 4 * encoding.query_dim + 4  # sums of products of a query, a key and fixed functions stay well below this
+    length = 2 * most  # more distances than that
+    length = min(length, encoding.max_len) if encoding.bounded else length
+    positions = specimen.positions(length)
+    for size in (1, 8):  # a content-dependent phase shows only at large values
+        rows = []
+        for x in (size * specimen.content(3 * most, 1)).split(32):
+            x = x.expand(-1, length, -1)
+            q, k, _ = specimen.project(x)
+            told = {**specimen.layer(x, positions), "q_positions": positions[-1:]}
+            rows.append(attention_logits(q[..., -1:, :], k, **told)[:, 0, 0])
+        logits = torch.cat(rows).detach()
+        singular = torch.linalg.svdvals(logits[:, logits.isfinite().all(0)])  # masked keys carry no information
+        if int((singular > NOTHING * singular[0]).sum()) > most:
+            return True
+    return False
+
+
+def _is_toeplitz(specimen: Specimen, couplings: frozenset[str]) -> bool:
+    encoding = specimen.encoding
+    strides = (1,) if encoding.bounded else (1, 397)  # close, and far beyond any threshold
+    return all(_is_toeplitz_at(specimen, couplings, torch.arange(LENGTH) * stride) for stride in strides)
+
+
+def _is_toeplitz_at(specimen: Specimen, couplings: frozenset[str], places: Tensor) -> bool:
+    encoding = specimen.encoding
+    positions = encoding.place(places)
+    if couplings == {"input"}:
+        rows = encoding.embed(torch.zeros(1, LENGTH, encoding.d_model, dtype=torch.float64), positions)
+        return _constant_diagonals(rows @ rows.transpose(-1, -2))
+    if "weights" in couplings:
+        seen, _ = _seen(specimen)
+        ones = torch.ones(2, encoding.num_heads, LENGTH, LENGTH, dtype=torch.float64)
+        if not _constant_diagonals(encoding.hook("transform_weights", ones, positions, positions, seen=seen)):
+            return False
+    x = specimen.content(1, 1).expand(1, LENGTH, -1)
+    if encoding.axes == 1:
+        return _constant_diagonals(specimen.logits(x, positions, causal=False))
+    scattered = positions[torch.randperm(LENGTH, generator=specimen.generator)]
+    try:
+        moved = specimen.logits(x, scattered + torch.arange(1, encoding.axes + 1), causal=False)
+    except InputError:
+        return False  # these coordinates are not lengths: they cannot be shifted
+    return apart(moved, specimen.logits(x, scattered, causal=False)) <= NOTHING
+
+
+def _constant_diagonals(matrix: Tensor) -> bool:
+    return apart(matrix[..., 1:, 1:], matrix[..., :-1, :-1]) <= NOTHING
+
+
+def declared(encoding: PositionalEncoding) -> Facts:
+    """The attributes that the encoding declares."""
+    return Facts(frozenset({encoding.coupling, *encoding.also_couples}), encoding.data_dependent, encoding.toeplitz)
+
 
 EXACT = 1e-9  # tolerance for float64 results that differ only in the order of operations
 
@@ -299,8 +540,10 @@ def precision(specimen: Specimen) -> str:
         for dtype, allowed in ROUNDING.items():
             x, like = specimen.content(1, len(window), dtype), specimen.like(dtype)
             try:
-                ours = _logits(specimen, x, p, like, dtype)
-                exact = _logits(specimen, x, p, specimen.like(dtype).double(), None)
+                q, k, _ = specimen.project(x)
+                ours = attention_logits(q, k, **specimen.layer(x, p, like))
+                like = like.double()  # the same rounded queries, keys and parameters
+                exact = attention_logits(q.double(), k.double(), **specimen.layer(x.double(), p, like))
             except InputError:
                 refused += 1  # an error message is fine: nothing wrong was computed
                 continue
@@ -309,13 +552,6 @@ def precision(specimen: Specimen) -> str:
             worst[dtype] = max(worst[dtype], error)
     far = f"up to {min(limit - 1, FAR):,}" + (f", {refused} windows rejected" if refused else "")
     return f"float32 {worst[torch.float32]:.0e}, bfloat16 {worst[torch.bfloat16]:.0e} {far}"
-
-
-def _logits(specimen: Specimen, x: Tensor, p: Tensor, like: PositionalEncoding, dtype: torch.dtype | None) -> Tensor:
-    """Logits of the same rounded queries and keys, in ``dtype`` or (None) in float64."""
-    q, k, _ = specimen.project(x)
-    wide = (lambda y: y) if dtype else (lambda y: y.double())
-    return attention_logits(wide(q), wide(k), **specimen.layer(wide(x), p, like))
 
 
 def casts(specimen: Specimen) -> str:
@@ -415,3 +651,94 @@ def compiled(specimen: Specimen) -> str:
     demand(difference <= 1e-5, f"compiled and eager differ by {difference:.1e}")
     demand(not masked[1, :, :pads].any(), "compiled attention of a query that sees no key is not 0")
     return f"one graph, {difference:.0e}"
+
+
+_ALL = (shapes, facts, kernel, positions, causal, paths, decoding, padding, shift, precision, casts, gradients, state)
+# name -> a function of the specimen that returns a description, or raises `Broken`
+CHECKS: dict[str, Callable[[Specimen], str]] = {run.__name__: run for run in (*_ALL, memory)} | {"compile": compiled}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    passed: bool
+    seen: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings on one encoding."""
+
+    encoding: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(finding.passed for finding in self.findings)
+
+    def __str__(self) -> str:
+        width = max(len(finding.check) for finding in self.findings)
+        lines = [f"{'ok  ' if f.passed else 'FAIL'} {f.check:<{width}}  {f.seen}" for f in self.findings]
+        return "\n".join([f"conformance of {self.encoding}", *lines])
+
+
+class NonConformance(AssertionError):
+    """At least one check failed; ``report`` and the message have all findings."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+def check(
+    encoding: str | type,
+    /,
+    *,
+    strict: bool = True,
+    skip: Collection[str] = (),
+    sizes: dict[str, int] | None = None,
+    **options: Any,
+) -> Report:
+    """Check that an encoding implements `PositionalEncoding` correctly and that its declared attributes are true.
+
+    Arguments
+        encoding  a registered name or a class
+        strict    raise `NonConformance` if a check fails; otherwise always return the report
+        skip      names of checks to skip, from `CHECKS` (``compile`` takes most of the time)
+        sizes     d_model, num_heads, head_dim, max_len, if the small defaults do not suit the encoding
+        options   the encoding's options
+
+    An encoding that cannot be built from its options raises what `toeplens.encodings.build` raises.
+    """
+    for name in skip:
+        choose("skip", name, CHECKS)
+    for name in sizes or {}:
+        choose("sizes", name, SIZES)
+    all_sizes = {**SIZES, **(sizes or {})}
+    kind = registry.get(encoding) if isinstance(encoding, str) else encoding
+    if not (isinstance(kind, type) and issubclass(kind, PositionalEncoding)):
+        raise invalid("encoding", "be a name or a subclass of PositionalEncoding", kind)
+
+    def build() -> PositionalEncoding:
+        return kind(**all_sizes, **options)
+
+    label = encoding if isinstance(encoding, str) else encoding.__name__
+    if options:
+        label += f" ({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    findings = []
+    with torch.random.fork_rng(devices=[]):
+        build()  # invalid options raise here
+        for name in (name for name in CHECKS if name not in skip):
+            try:
+                findings.append(Finding(name, True, CHECKS[name](Specimen(build))))
+            except Broken as broken:
+                findings.append(Finding(name, False, str(broken)))
+            except Exception as error:  # any exception in the encoding's code is a finding
+                said = f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                findings.append(Finding(name, False, said))
+    report = Report(label, tuple(findings))
+    if strict and not report.passed:
+        raise NonConformance(report)
+    return report
