@@ -63,7 +63,8 @@ def floor_of(module: str) -> str | None:
 def room_of(module: str) -> str | None:
     """The room that ``module``, or what is taken from it, is in; None for what stands on a floor itself."""
     _, floor, room, *_ = (*module.split("."), "", "")
-    return room if floor in ROOMS and (SOURCE / floor / room / "__init__.py").is_file() and room else None
+    known = (f"{room}/__init__.py", f"{room}.py") if floor == "lens" else (f"{room}/__init__.py",)
+    return room if floor in ROOMS and room and any((SOURCE / floor / name).is_file() for name in known) else None
 
 
 @cache
@@ -110,7 +111,7 @@ def test_the_rule_tells_up_from_down():
     assert allowed("toeplens.__main__", "toeplens.cli.main")
     assert allowed("toeplens.ground.files", "torch.nn")
     assert not allowed("toeplens.encodings.bias", "toeplens.model.Decoder")
-    assert not allowed("toeplens.lens.ablation.ablate", "toeplens.sources")
+    assert not allowed("toeplens.lens.ablation", "toeplens.sources")
     assert not allowed("toeplens.report", "toeplens.cli")
     assert not allowed("toeplens.studies.grid.study", "toeplens.papers.deposit")
     assert allowed("toeplens", "toeplens.model.Decoder")
@@ -120,12 +121,12 @@ def test_the_rule_tells_up_from_down():
 
 
 def test_the_rule_tells_sister_rooms():
-    assert allowed("toeplens.lens.ablation.ablate", "toeplens.lens.ablation.attribution.Scalable")
-    assert allowed("toeplens.lens.ablation.ablate", "toeplens.lens.kit.trace.AttentionTrace")
-    assert allowed("toeplens.lens", "toeplens.lens.ablation.ablate.ablate_heads")
+    assert allowed("toeplens.lens.ablation", "toeplens.lens.ablation.Scalable")
+    assert allowed("toeplens.lens.ablation", "toeplens.lens.kit.trace.AttentionTrace")
+    assert allowed("toeplens.lens", "toeplens.lens.ablation.ablate_heads")
     assert allowed("toeplens.report.grid.page", "toeplens.studies.auditing.Audit")
-    assert not allowed("toeplens.lens.ablation.ablate", "toeplens.lens.gradients.signal.seed_strength")
-    assert not allowed("toeplens.lens.kit.trace", "toeplens.lens.ablation.ablate.ablate_heads")
+    assert not allowed("toeplens.lens.ablation", "toeplens.lens.gradients.seed_strength")
+    assert not allowed("toeplens.lens.kit.trace", "toeplens.lens.ablation.ablate_heads")
     assert not allowed("toeplens.papers.mathematics.study", "toeplens.papers.deposit.SCALES")
     assert not allowed("toeplens.report.grid.page", "toeplens.report.card.render_card")
 

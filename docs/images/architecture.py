@@ -37,9 +37,10 @@ svg { background: #fff; font: 12px system-ui, sans-serif; fill: #22262d }
 
 
 def rooms(floor: str) -> list[str]:
-    """The folders of a floor, and its files where it has no folders."""
-    folders = sorted(path.parent.name for path in (SOURCE / floor).glob("*/__init__.py"))
-    return sorted(folders, key=lambda name: (name != "kit", name))
+    """The folders of a floor, and the modules of lens beside them."""
+    folders = [path.parent.name for path in (SOURCE / floor).glob("*/__init__.py")]
+    modules = [path.stem for path in (SOURCE / floor).glob("[a-z]*.py")] if floor == "lens" else []
+    return sorted(folders + modules, key=lambda name: (name != "kit", name))
 
 
 def imported(floor: str) -> set[str]:

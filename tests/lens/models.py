@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from toeplens.lens import Batch
 from toeplens.model import Decoder, decoder_config
 
+SMALL = {"vocab_size": 9, "num_classes": 5, "d_model": 24, "d_ff": 20, "num_layers": 2, "num_heads": 3, "max_len": 8}
+
 
 def decoder(*, seed: int = 0, noise: float = 0.2, **fields: Any) -> Decoder:
     """In float64 and evaluation, every weight moved by noise, so that every term is something."""

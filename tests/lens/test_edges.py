@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from toeplens.lens import FrequencyUse, Shares, behaviour, szego, toeplitz_profile
-from toeplens.lens.gradients.signal import Pool
+from toeplens.lens.gradients import Pool
 
 
 def test_a_variance_below_rounding_is_none() -> None:

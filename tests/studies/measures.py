@@ -9,7 +9,7 @@ import numpy as np
 
 from toeplens.engine import Extrapolation, LengthResult
 from toeplens.lens import BandAblation, Behaviour, FrequencyRecord, PermutationScores
-from toeplens.lens.following.behaviour import Scores
+from toeplens.lens.head_types.behaviour import Scores
 from toeplens.lens.kit.toeplitz import ToeplitzShares
 
 

@@ -14,7 +14,7 @@ from toeplens.cli.console import brief, fitted, out, print_in_full, print_page, 
 from toeplens.engine import Extrapolation
 from toeplens.ground.words import fixed, percent, signed, significant
 from toeplens.lens import HeadAblation, HeadSets, deposit
-from toeplens.lens.ablation.attribution import UNCHECKED
+from toeplens.lens.ablation import UNCHECKED
 from toeplens.papers.deposit import Row
 from toeplens.studies import Entry
 from toeplens.studies.decomposition import Origins, RunStructure

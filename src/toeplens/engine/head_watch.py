@@ -14,8 +14,8 @@ from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.reading import Count, Number, Positive, Share
 from toeplens.ground.records import Each, NearlyShare, Record
 from toeplens.lens import HeadAblation, behaviour
-from toeplens.lens.ablation.ablate import ablate_by, ablate_heads
-from toeplens.lens.gradients.signal import seed_strength
+from toeplens.lens.ablation import ablate_by, ablate_heads
+from toeplens.lens.gradients import seed_strength
 from toeplens.lens.kit.interventions import Metric
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource

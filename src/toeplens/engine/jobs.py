@@ -32,7 +32,7 @@ from toeplens.ground.errors import first_line
 from toeplens.ground.files import make_directory, read_bytes
 from toeplens.ground.locks import Busy, locked
 from toeplens.lens import HeadAblation
-from toeplens.lens.ablation.ablate import Method, ablate_by
+from toeplens.lens.ablation import Method, ablate_by
 from toeplens.lens.kit.interventions import Intervention, Metric
 from toeplens.training import Run, RunSpec, plan_execution, train
 from toeplens.training.loggers import OpenLogger, loggers_named

@@ -58,7 +58,7 @@ from toeplens.lens import (
 )
 from toeplens.lens.kit.terms import written_out_profile
 from toeplens.lens.kit.toeplitz import ToeplitzShares
-from toeplens.lens.toeplitz.contraction import BiasSpread, bias_spread, contraction
+from toeplens.lens.toeplitz.spectrum import BiasSpread, bias_spread, contraction
 from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.tasks import Examples

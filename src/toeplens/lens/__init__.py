@@ -1,16 +1,27 @@
 """Measures on plain tensors or on sources (captured or replayable models); none needs toeplens training.
 
-Each folder answers one question; ``kit`` holds what they share. Public names are exported here.
+Each module or folder answers one question; ``kit`` holds what they share. Public names are exported here.
 """
 
-from toeplens.lens.ablation.ablate import HeadAblation, ablate_by, ablate_heads, rank_correlation
-from toeplens.lens.ablation.attribution import EstimateCheck, Scalable, check_estimates, sample_heads
-from toeplens.lens.ablation.deposit import THRESHOLDS, LayerDeposit, deposit, gini
-from toeplens.lens.ablation.head_sets import HeadSets, cumulative_ablation, head_sets, sufficient_set
-from toeplens.lens.following.behaviour import Behaviour, PermutationScores, behaviour, permutation_scores
-from toeplens.lens.following.patterns import Patterns, PatternSums, Retrieval, retrieval
-from toeplens.lens.following.position_effect import PositionEffect, position_effect
-from toeplens.lens.frequency.use import (
+from toeplens.lens.ablation import (
+    THRESHOLDS,
+    EstimateCheck,
+    HeadAblation,
+    HeadSets,
+    LayerDeposit,
+    Scalable,
+    ablate_by,
+    ablate_heads,
+    check_estimates,
+    cumulative_ablation,
+    deposit,
+    gini,
+    head_sets,
+    rank_correlation,
+    sample_heads,
+    sufficient_set,
+)
+from toeplens.lens.frequency import (
     BandAblation,
     FrequencyRecord,
     FrequencyUse,
@@ -19,29 +30,44 @@ from toeplens.lens.frequency.use import (
     frequency_use,
     rotary_offsets,
 )
-from toeplens.lens.gradients.descent import Differentiable, PositionalDrift, positional_drift
-from toeplens.lens.gradients.signal import Margins, SeedStrength, margins, seed_strength
+from toeplens.lens.gradients import (
+    Differentiable,
+    Margins,
+    PositionalDrift,
+    SeedStrength,
+    margins,
+    positional_drift,
+    seed_strength,
+)
+from toeplens.lens.head_types.behaviour import Behaviour, PermutationScores, behaviour, permutation_scores
+from toeplens.lens.head_types.patterns import Patterns, PatternSums, Retrieval, retrieval
 from toeplens.lens.kit.intervals import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.kit.interventions import Batch, Memory, Replayable
-from toeplens.lens.kit.position import Split, position_means, position_parts
+from toeplens.lens.kit.position import PositionEffect, Split, position_effect, position_means, position_parts
 from toeplens.lens.kit.terms import NoForm, Shares
 from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_profile
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace, Traceable
-from toeplens.lens.logits.decompose import KINDS, LogitParts, decompose
-from toeplens.lens.logits.relevance import Relevance
-from toeplens.lens.stream.representation import Representation, representation
-from toeplens.lens.stream.subspace import (
+from toeplens.lens.logits import KINDS, LogitParts, Relevance, decompose
+from toeplens.lens.stream import (
     CurveDimension,
     PositionSubspace,
+    Representation,
     curve_dimension,
     neighbour_error,
     position_subspace,
+    representation,
 )
-from toeplens.lens.toeplitz.contraction import Contraction, contraction
 from toeplens.lens.toeplitz.decay import DecayFit, fit_decay
-from toeplens.lens.toeplitz.levinson import Prediction, predictor
-from toeplens.lens.toeplitz.single_phase import SinglePhase, single_phase
-from toeplens.lens.toeplitz.spectrum import Szego, extreme_eigenvalues, hermitian_part, symbol, szego, toeplitz_operator
+from toeplens.lens.toeplitz.spectrum import (
+    Contraction,
+    Szego,
+    contraction,
+    extreme_eigenvalues,
+    hermitian_part,
+    symbol,
+    szego,
+    toeplitz_operator,
+)
 
 __all__ = [
     "KINDS",
@@ -72,7 +98,6 @@ __all__ = [
     "PositionEffect",
     "PositionSubspace",
     "PositionalDrift",
-    "Prediction",
     "Relevance",
     "Replayable",
     "Representation",
@@ -81,7 +106,6 @@ __all__ = [
     "Scalable",
     "SeedStrength",
     "Shares",
-    "SinglePhase",
     "Split",
     "Szego",
     "ToeplitzProfile",
@@ -112,14 +136,12 @@ __all__ = [
     "position_parts",
     "position_subspace",
     "positional_drift",
-    "predictor",
     "rank_correlation",
     "representation",
     "retrieval",
     "rotary_offsets",
     "sample_heads",
     "seed_strength",
-    "single_phase",
     "sufficient_set",
     "symbol",
     "szego",

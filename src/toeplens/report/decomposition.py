@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from toeplens.ground.places import write_page
 from toeplens.ground.words import listed, percent, power, whole
 from toeplens.lens import toeplitz_part
-from toeplens.lens.logits.decompose import KINDS, PURE
+from toeplens.lens.logits import KINDS, PURE
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, by_sign, plain
 from toeplens.report.kit.colours import BLUE, head_look

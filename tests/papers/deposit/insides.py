@@ -11,8 +11,8 @@ from tests.studies.measures import extrapolation, longer
 
 from toeplens.engine.measures import Spectra
 from toeplens.lens import FrequencyRecord, HeadAblation, HeadSets, PositionalDrift, Representation, SeedStrength
-from toeplens.lens.gradients.signal import LevelSignal, Strength
-from toeplens.lens.toeplitz.contraction import BiasSpread
+from toeplens.lens.gradients import LevelSignal, Strength
+from toeplens.lens.toeplitz.spectrum import BiasSpread
 
 LAYERS, HEADS, PAIRS, CHANCE = 4, 4, 4, 0.1
 NAN = float("nan")

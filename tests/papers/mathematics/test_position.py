@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from toeplens.ground import read_json
+from toeplens.lens import position_subspace
 from toeplens.papers.mathematics import CLAIMS
-from toeplens.papers.mathematics.position import ENCODINGS, curve, diagonal_means, estimators, manifold
+from toeplens.papers.mathematics.position import ENCODINGS, curve, diagonal_means, estimators, linear_error, manifold
 from toeplens.studies.kit.verdicts import combine
 
 MEASURED = {
@@ -166,3 +169,17 @@ def test_verdicts_follow_the_tables(drawn: dict[str, Any]) -> None:
     flat = doctored(drawn, "sinusoidal", local_rank=3.0, rank=3)
     assert judged(flat, models(0.3)) == ["fails", "fails"]
     assert judged(doctored(drawn, "learned", neighbour_error=0.9), models(0.7)) == ["fails", "fails"]
+
+
+@given(seed=st.integers(0, 99), count=st.integers(2, 5), words=st.integers(2, 7))
+def test_the_best_linear_map_is_that_of_all_pairs(seed: int, count: int, words: int) -> None:
+    """Ordinary least squares on every sum w_v + p_i; no error just where the spans share 0 alone."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    p, w = rng.normal(size=(count, 6)), rng.normal(size=(words, 6))
+    centred, others = p - p.mean(0), w - w.mean(0)
+    design = np.array([c + o for c in centred for o in others])
+    wanted = np.array([c for c in centred for _ in others])
+    rest = design @ np.linalg.pinv(design, rcond=1e-12) @ wanted - wanted
+    found = linear_error(p, w)
+    np.testing.assert_allclose(found, np.linalg.norm(rest) / np.linalg.norm(wanted), atol=1e-9)
+    assert (found < 1e-9) == position_subspace(p, w, energy=1).separable

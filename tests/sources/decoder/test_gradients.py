@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.lens.ablation.ablate import Batch
-from toeplens.lens.gradients.descent import Differentiable, LayerGradient, LayerView
+from toeplens.lens.ablation import Batch
+from toeplens.lens.gradients import Differentiable, LayerGradient, LayerView
 from toeplens.model import Decoder, LatentAttention
 from toeplens.sources.decoder.gradients import DecoderGradients
 

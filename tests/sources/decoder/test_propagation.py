@@ -16,7 +16,7 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.ground import InputError
-from toeplens.lens.logits.relevance import Relevance
+from toeplens.lens.logits import Relevance
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import relevance
 from toeplens.sources.decoder import propagation as module

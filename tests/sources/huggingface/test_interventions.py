@@ -48,7 +48,7 @@ from torch import Tensor
 from toeplens.encodings import BandControl
 from toeplens.encodings.rotary import swapped
 from toeplens.ground import InputError
-from toeplens.lens.following.two_way import two_way
+from toeplens.lens.head_types.two_way import two_way
 from toeplens.lens.kit.movable import Given, movable_from
 from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.interventions import changed_outputs

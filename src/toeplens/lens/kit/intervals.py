@@ -39,7 +39,6 @@ def bootstrap_means(
         values   [n, k] one row per example
         samples  number of resamples; with 0 the intervals are nan
         level    coverage
-        seed     seed of the resampling
     """
     count = len(values)
     if count == 0:

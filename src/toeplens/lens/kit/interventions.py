@@ -49,8 +49,7 @@ class Replayable(Protocol):
     ) -> Float[Tensor, "V b *N C"]:
         """Class logits with the head outputs changed to gain * z + (1 - gain) * replacement, in V ways.
 
-        ``gains`` are those of the state's layer, [V, H], or of that layer and the K - 1 after it, [V, K, H];
-        ``replacement`` has an item for each of these layers.
+        Gains and replacements are those of the state's layer, or of that layer and the K - 1 after it.
         """
         ...
 
@@ -78,23 +77,23 @@ def mean_outputs(source: Replayable, batches: Sequence[Batch]) -> list[Float[Ten
     """
     width = max(tokens.shape[1] for tokens, _, _ in batches)
     sums: list[Tensor] = []
-    counts = torch.zeros(width, dtype=torch.float64)
+    reached = torch.zeros(width, dtype=torch.float64)
     for tokens, labels, lengths in batches:
         length = tokens.shape[1]
-        present = _present(tokens, labels, lengths)
-        counts[:length] += present.sum(0).cpu()
+        here = torch.arange(length, device=tokens.device) < _lengths(tokens, lengths).unsqueeze(1)
+        present = here & counts(labels).unsqueeze(1)
+        reached[:length] += present.sum(0).cpu()
         for layer, z in enumerate(source.outputs(tokens, lengths)):
             if layer == len(sums):
                 sums.append(torch.zeros(width, *z.shape[2:], dtype=torch.float64, device=z.device))
             sums[layer][:length] += torch.where(present[:, :, None, None], z, 0).sum(0, dtype=torch.float64)
-    return [total / counts.clamp(min=1).to(total.device)[:, None, None] for total in sums]
+    return [total / reached.clamp(min=1).to(total.device)[:, None, None] for total in sums]
 
 
 def donors(lengths: Int[np.ndarray, "n"], seed: int) -> Int[np.ndarray, "n"]:
-    """For each example another one, of the same length if there is one.
+    """For each example another one, of the same length if there is one: the previous in a random ring of that length.
 
-    The examples of each length form a random ring, and each takes the previous one. The only example of a length takes
-    the next longer one, the longest of all the next shorter one.
+    The only example of a length takes the next longer one, the longest of all the next shorter one.
     """
     if len(lengths) < 2:
         raise invalid("batches", "have at least 2 examples that count for resampling", len(lengths))
@@ -123,12 +122,6 @@ def _donated(batches: Sequence[Batch], seed: int) -> tuple[Tensor, Tensor | None
     return tokens, lengths if padded else None, list(others.split([len(labels) for _, labels, _ in batches]))
 
 
-def _present(tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> Tensor:
-    """[b, N] True where a counted sequence has a token."""
-    here = torch.arange(tokens.shape[1], device=tokens.device) < _lengths(tokens, lengths).unsqueeze(1)
-    return here & counts(labels).unsqueeze(1)
-
-
 def _lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.full((len(tokens),), tokens.shape[1], device=tokens.device) if lengths is None else lengths
 
@@ -149,15 +142,19 @@ def losses(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Floa
 def outcomes(
     metric: Metric, logits: Float[Tensor, "V b *N C"], intact: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]
 ) -> Bool[Tensor, "V n"] | Float[Tensor, "V n"]:
-    """The metric of each counted example, in each of V changed passes.
+    """The metric of each counted example (the mean over its counted labels), in each of V changed passes.
 
     ``accuracy``: whether the answer is correct. ``loss``: cross-entropy in nats. ``kl``: KL(intact || changed) of the
-    output distribution in nats. The latter two are float64. For examples with a label at every token, it is the mean
-    over the counted labels.
+    output distribution in nats. The latter two are float64.
     """
-    if labels.ndim == 2:
-        return torch.stack([_mean_outcomes(metric, changed, intact, labels) for changed in logits])
     counted = labels >= 0
+    if labels.ndim == 2:
+        own, answers = intact[counted], labels[counted]
+        found = [outcomes(metric, changed[counted].unsqueeze(0), own, answers)[0] for changed in logits]
+        each = torch.zeros(len(logits), *labels.shape, dtype=torch.float64, device=labels.device)
+        each[:, counted] = torch.stack(found).double()
+        some = counted.any(1)
+        return each.sum(-1)[:, some] / counted.sum(1)[some]
     if metric == "accuracy":
         return (logits.argmax(-1) == labels)[:, counted]
     log_q = logits[:, counted].double().log_softmax(-1)
@@ -165,17 +162,6 @@ def outcomes(
         return -log_q.gather(-1, labels[counted].expand(len(logits), -1).unsqueeze(-1)).squeeze(-1)
     log_p = intact[counted].double().log_softmax(-1)
     return F.kl_div(log_q, log_p.expand_as(log_q), reduction="none", log_target=True).sum(-1)
-
-
-def _mean_outcomes(
-    metric: Metric, logits: Float[Tensor, "b N C"], intact: Float[Tensor, "b N C"], labels: Int[Tensor, "b N"]
-) -> Float[Tensor, "n"]:
-    counted = labels >= 0
-    (found,) = outcomes(metric, logits.flatten(0, 1).unsqueeze(0), intact.flatten(0, 1), labels.flatten())
-    each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
-    each[counted] = found.double()
-    some = counted.any(1)
-    return each.sum(1)[some] / counted.sum(1)[some]
 
 
 def harm(metric: Metric, intact: Float[np.ndarray, "*#V n"], changed: Float[np.ndarray, "*V n"]) -> np.ndarray:
@@ -204,10 +190,7 @@ def examples_answers(
 ) -> tuple[Float[np.ndarray, "M n"], Float[np.ndarray, "M V n"]]:
     """Each metric of each counted example, for the intact model and V changed ones, from one pass.
 
-    Arguments
-        logits_of  for a batch index, the class logits of all these passes, the intact model's first, in pieces of as
-                   many passes as are processed at once
-        memory     stored results, by phase and batch index
+    For a batch index, ``logits_of`` gives the class logits of all these passes, the intact model's first, some at once.
     """
     parts = []
     for index, (_, labels, _) in enumerate(batches):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict, get_args
+from typing import Literal, TypedDict, get_args
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
@@ -16,8 +15,8 @@ from torch import Tensor
 from toeplens.encodings import PositionalEncoding, attention_logits
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.ground import InputError, choose, invalid
+from toeplens.lens.kit import terms
 from toeplens.lens.kit.position import in_float64, known_key_part, position_parts
-from toeplens.lens.kit.terms import bias_by_offset, groups_of, index_of, pair_numbers, pairing_of
 from toeplens.lens.kit.toeplitz import Layout, as_bhnd, broadcasts, ends_of, heads_of
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
@@ -27,18 +26,10 @@ _AT_ONCE = 1 << 22  # logits of tables in memory at once
 
 @dataclass(frozen=True)
 class PairwiseLogits:
-    """The logits of a layer, as a function of one query and one key content; everything else stays in place.
+    """The logits of a layer, in float64, as a function of one query and one key content; the rest stays in place.
 
     A query's table M_jm is the logit at position j of the key whose content is that of position m. What the encoding
-    reads in addition to queries and keys (`PositionalEncoding.note`: forget gates, angles computed from content)
-    belongs to the position.
-
-    layer    the layer, in float64
-    content  [B, G, N, d] keys before the rotation, minus their position part; head h reads h // (H / G)
-    places   [B or 1, G or 1, N, d] the keys' position part; None if there is none
-    ends     [B] number of tokens of each sequence
-    asked    [B, N] the queries that count
-    window, chunk  as in `MovableKeys`
+    reads in addition (`PositionalEncoding.note`) belongs to the position. The other fields are as in `MovableKeys`.
     """
 
     layer: LayerTrace
@@ -53,20 +44,15 @@ class PairwiseLogits:
     def of(cls, layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, asked: Bool[Tensor, "B N"]) -> PairwiseLogits:
         """From a layer and the position part of its keys. Raises `InputError` if one table is too large."""
         layer = in_float64(layer)
-        _, heads, length, _ = layer.q.shape
+        heads, length = layer.q.shape[1:3]
         longest = math.isqrt((_AT_ONCE << 6) // heads)
         if length > longest:
-            raise invalid(
-                "tokens",
-                f"be at most {longest} per sequence with {type(layer.encoding).__name__} and {heads} heads",
-                length,
-            )
+            name = type(layer.encoding).__name__
+            raise invalid("tokens", f"be at most {longest} per sequence with {name} and {heads} heads", length)
         work = (asked.sum(1) * heads * length**2).cumsum(0)
         within = (work <= WORK) | (torch.arange(len(work), device=work.device) == 0)
-        lengths = layer.kept_lengths
-        ends = torch.full((len(asked),), length, device=asked.device) if lengths is None else lengths
         content = layer.k if part is None else layer.k - part.double()
-        return cls(layer, content, part, ends, asked & within.unsqueeze(1))
+        return cls(layer, content, part, layer.present.sum(1), asked & within.unsqueeze(1))
 
     @property
     def causal(self) -> bool:
@@ -127,22 +113,6 @@ def visible_keys(
     return seen & there.unsqueeze(1) & there[:, queries].unsqueeze(-1)
 
 
-def table_variances(
-    table: Float[Tensor, "b H Q N N"], seen: Bool[Tensor, "b Q N"]
-) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H Q"], Float[Tensor, "b H Q"], Float[Tensor, "b H Q"]]:
-    """Var(P), Var(S), Var(I) of each table over the visible keys, and its mean square; 0 with fewer than two keys."""
-    both = (seen.unsqueeze(-1) & seen.unsqueeze(-2)).unsqueeze(1)
-    count = torch.where(seen.sum(-1) > 1, seen.sum(-1), torch.inf).unsqueeze(1).double()
-    table = table.masked_fill(~both, 0)
-    size = table.square().sum((-2, -1)) / count**2
-    mean = table.sum((-2, -1)) / count**2
-    table = torch.where(both, table - mean[..., None, None], 0)
-    position, content = ((table.sum(dim) / count.unsqueeze(-1)) for dim in (-1, -2))
-    rest = torch.where(both, table - position.unsqueeze(-1) - content.unsqueeze(-2), 0)
-    position, content = (x.square().sum(-1) / count for x in (position, content))
-    return position, content, rest.square().sum((-2, -1)) / count**2, size
-
-
 KeySplit = Literal["known", "none", "input", "mean", "ablate"]
 
 
@@ -153,19 +123,24 @@ class Around(TypedDict, total=False):
     pairing: Pairing | None
     layout: Layout | None
     bias: Tensor | None
-    k_position: Tensor | None
     causal: bool
     scale: float
     lengths: Tensor | None
-    split: KeySplit
     counted: Counted
     window: int | None
     chunk: int | None
 
 
+class AroundKeys(Around, total=False):
+    """The same where keys have a position part."""
+
+    k_position: Tensor | None
+    split: KeySplit
+
+
 @dataclass(frozen=True)
 class Given:
-    """Arguments in addition to queries and keys; see `toeplens.lens.following.behaviour.behaviour`."""
+    """Arguments in addition to queries and keys; see `toeplens.lens.behaviour`."""
 
     rotation: Tensor | PositionalEncoding | None = None
     pairing: Pairing | None = None
@@ -233,7 +208,7 @@ class MovableKeys:
         """Reorder the dimensions, in float64: first of each rotated pair, second of each, then the unrotated ones."""
         order = self.groups.argsort(stable=True)
         still = len(order) - 2 * self.pairs
-        return x[..., index_of(torch.cat((order[still::2], order[still + 1 :: 2], order[:still])))].double()
+        return x[..., terms.index_of(torch.cat((order[still::2], order[still + 1 :: 2], order[:still])))].double()
 
     def key_heads(self, heads: slice) -> Int[Tensor, "h"]:
         """The key head of each head."""
@@ -242,10 +217,9 @@ class MovableKeys:
 
     def seen(self) -> Int[Tensor, "B N"]:
         """Number of keys that each query sees; 0 for padding and for queries that do not count."""
-        rows = torch.arange(self.q.shape[2], device=self.q.device)
-        ends = self.ends.unsqueeze(1)
-        after = torch.minimum(self._beyond(rows), ends) if not self.causal else rows + 1
-        seen = torch.where(rows < ends, after - self._first(rows), 0)
+        rows, ends = torch.arange(self.q.shape[2], device=self.q.device), self.ends.unsqueeze(1)
+        first, beyond = self._span(rows)
+        seen = torch.where(rows < ends, torch.minimum(beyond, ends) - first, 0)
         return seen if self.asked is None else seen * self.asked
 
     def visible(self, sequence: int, queries: Int[Tensor, "Q"]) -> Bool[Tensor, "Q N"]:
@@ -253,26 +227,23 @@ class MovableKeys:
         ends = self.ends[sequence : sequence + 1]
         return visible_keys(queries, self.q.shape[2], ends, self.causal, self.window, self.chunk)[0]
 
-    def _first(self, rows: Int[Tensor, "_N"]) -> Int[Tensor, "_N"]:
-        """The first position that each query sees."""
-        first = rows * 0 if self.chunk is None else rows - rows % self.chunk
-        return first if self.window is None else torch.maximum(first, rows + 1 - self.window)
-
-    def _beyond(self, rows: Int[Tensor, "_N"]) -> Int[Tensor, "_N"]:
-        """The first position after the keys that a query sees, if it sees both sides."""
-        length = self.q.shape[2]
-        beyond = rows * 0 + length if self.chunk is None else rows - rows % self.chunk + self.chunk
-        return beyond if self.window is None else torch.minimum(beyond, rows + self.window)
+    def _span(self, rows: Int[Tensor, "_N"]) -> tuple[Int[Tensor, "_N"], Int[Tensor, "_N"]]:
+        """The first position that each query sees, and the one after the last."""
+        first, beyond = rows * 0, rows * 0 + self.q.shape[2]
+        if self.chunk is not None:
+            first = rows - rows % self.chunk
+            beyond = first + self.chunk
+        if self.window is not None:
+            first, beyond = torch.maximum(first, rows + 1 - self.window), torch.minimum(beyond, rows + self.window)
+        return first, rows + 1 if self.causal else beyond
 
     def logits(self, sequence: int, query: int, contents: Int[Tensor, "*K n"]) -> Float[Tensor, "H *K n"]:
-        """The logits of one query with other contents at the n positions that it sees, in float64.
+        """The logits of one query, in float64, with other contents at the n positions that it sees.
 
-        Arguments
-            contents  [..., n] whose content is at each of these positions, counted from the first of them;
-                      0, 1, ..., n - 1 is the original order
+        ``contents`` says whose content is at each of them, counted from the first; 0, 1, ..., n - 1 is the original.
         """
         n, count = contents.shape[-1], self.pairs
-        start = int(self._first(torch.tensor([query])))
+        start = int(self._span(torch.tensor([query]))[0])
         rows = torch.arange(start, start + n, device=self.q.device)
         q = self.ordered(self.q[sequence, :, query])
         v = turned_by(complex_pairs(q, count).unsqueeze(1) * self.turns[:, rows], q.unsqueeze(1))
@@ -302,8 +273,15 @@ def movable_from(
     if not isinstance(q, Tensor):
         given.require_trace_alone(k)
         choose("split", given.split, get_args(KeySplit))
+        if isinstance(q, LayerTrace) and given.split not in ("known", "none"):
+            raise invalid("split", "be 'known' or 'none' for a single layer", given.split)
         for layer in (q,) if isinstance(q, LayerTrace) else q:
-            part, name = _key_part(q, layer, given.split)
+            part, name = None, given.split
+            if isinstance(q, AttentionTrace) and given.split not in ("known", "none"):
+                part = layer.part(*position_parts(q, layer, given.split))[1]
+            elif given.split == "known":
+                part = known_key_part(layer)
+                part, name = (None, "none") if part is None or not part.any() else (part, "input")
             yield layer.layer, name, _of_layer(layer, part, given.counted)
     elif given.counted != "all":
         raise InputError(f"counted must not be set for tensors, got {given.counted!r}.")
@@ -331,36 +309,14 @@ def in_bhnd(q: Tensor, k: Tensor, given: Given) -> tuple[Tensor, Tensor, Given]:
     return q, k, replace(given, layout="bhnd", k_position=part)
 
 
-def by_layer(q: Tensor | AttentionTrace | LayerTrace, found: Sequence[np.ndarray]) -> np.ndarray:
-    """Join the heads' values over layers: [L, H] for a trace, [H] without layers, [] for q [N, d]."""
-    if isinstance(q, AttentionTrace):
-        return np.stack(found)
-    return found[0].reshape(() if isinstance(q, Tensor) and q.ndim == 2 else -1)
-
-
-def looked_at(
-    q: Tensor | AttentionTrace | LayerTrace, layers: Sequence[int], splits: Sequence[str], queries: Sequence[int]
-) -> dict[str, Any]:
-    """The fields of a record that describe what was measured."""
-    of_layers = not isinstance(q, Tensor)
-    return {
-        "queries": tuple(queries) if isinstance(q, AttentionTrace) else queries[0],
-        "layers": tuple(layers) if of_layers else (),
-        "splits": tuple(splits) if of_layers else (),
-    }
-
-
 def _with_encoding(bare: MovableKeys, given: Given) -> Keys:
     """Unrotated queries and keys with an encoding's rotation and bias, handled as a layer's."""
     encoding, pairing = given.rotation, given.pairing
     assert isinstance(encoding, PositionalEncoding)
     heads, length, width = bare.q.shape[1:]
     if (encoding.num_heads, encoding.head_dim) != (heads, width):
-        raise invalid(
-            "rotation",
-            f"have {heads} heads of {width} dimensions, as q has",
-            got=f"{encoding.num_heads} heads of {encoding.head_dim}",
-        )
+        got = f"{encoding.num_heads} heads of {encoding.head_dim}"
+        raise invalid("rotation", f"have {heads} heads of {width} dimensions, as q has", got=got)
     if pairing is not None and isinstance(encoding, Rotary) and pairing != encoding.pairing:
         raise invalid("pairing", f"be {encoding.pairing!r}, as in the encoding", pairing)
     own = copy.deepcopy(encoding).to(bare.q.device).double()
@@ -390,8 +346,7 @@ def _with_encoding(bare: MovableKeys, given: Given) -> Keys:
 
 
 def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
-    rotation, bias, k_position = given.rotation, given.bias, given.k_position
-    causal = given.causal
+    rotation, bias, k_position, causal = given.rotation, given.bias, given.k_position, given.causal
     assert not isinstance(rotation, PositionalEncoding)
     for name, size in (("window", given.window), ("chunk", given.chunk)):
         if size is not None and size < 1:
@@ -402,11 +357,7 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
     heads, length, width = q.shape[-3:]
     ends = ends_of(given.lengths, q)
     if k_position is not None:
-        if (
-            not 2 <= k_position.ndim <= k.ndim
-            or k_position.shape[-2:] != k.shape[-2:]
-            or not broadcasts(k_position.shape[:-2], k.shape[:-2])
-        ):
+        if k_position.shape[-2:] != k.shape[-2:] or not broadcasts(k_position.shape[:-2], k.shape[:-2]):
             raise invalid("k_position", "broadcast to the shape of k", got=f"shape {list(k_position.shape)}")
         k = k.double() - k_position.double()
         k_position = k_position.expand(*[1] * (k.ndim - k_position.ndim), *k_position.shape)
@@ -417,12 +368,11 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
     frequencies = frequencies.unsqueeze(0) if frequencies.ndim == 1 else frequencies
     pairs = frequencies.shape[-1]
     if frequencies.ndim != 2 or len(frequencies) not in (1, heads) or 2 * pairs > width:
-        raise invalid(
-            "rotation", f"have shape [n] or [{heads}, n] with 2n <= {width}", got=f"shape {list(frequencies.shape)}"
-        )
+        got = f"shape {list(frequencies.shape)}"
+        raise invalid("rotation", f"have shape [n] or [{heads}, n] with 2n <= {width}", got=got)
     groups = torch.zeros(width, dtype=torch.long, device=q.device)
     if rotation is not None:
-        groups[: 2 * pairs] = pair_numbers(pairs, pairing_of(given.pairing), q.device)
+        groups[: 2 * pairs] = terms.pair_numbers(pairs, given.pairing, q.device)
     table = None
     if bias is not None and bias.ndim == 4:
         bias, table = None, bias
@@ -438,7 +388,7 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
     phases = torch.arange(length, device=q.device).double().unsqueeze(-1) * frequencies.double().unsqueeze(-2)
     turns = torch.polar(torch.ones_like(phases), -phases)
     return MovableKeys(
-        q=turned_pairs((q.double() * given.scale).reshape(-1, *q.shape[-3:]), groups, turns.conj()),
+        q=terms.turned_pairs((q.double() * given.scale).reshape(-1, *q.shape[-3:]), groups, turns.conj()),
         content=k.reshape(-1, *k.shape[-3:]),
         places=k_position,
         groups=groups,
@@ -454,20 +404,6 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
 
 def _shorter(size: int | None, length: int) -> int | None:
     return None if size is None or size >= length else size
-
-
-def _key_part(
-    trace: AttentionTrace | LayerTrace, layer: LayerTrace, split: KeySplit
-) -> tuple[Float[Tensor, "B G R d"] | None, str]:
-    """The position part of the keys, and how it was determined."""
-    if split == "none":
-        return None, split
-    if split != "known":
-        if isinstance(trace, LayerTrace):
-            raise invalid("split", "be 'known' or 'none' for a single layer", split)
-        return layer.part(*position_parts(trace, layer, split))[1], split
-    part = known_key_part(layer)
-    return (None, "none") if part is None or not part.any() else (part, "input")
 
 
 def _of_layer(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> Keys:
@@ -496,14 +432,11 @@ def _closed_form(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, count
     if rotation is None or any(map(encoding.overrides, ("score", "transform_logits"))):
         return None
     if encoding.overrides("bias"):
-        length = len(layer.rows)
-        bias = bias_by_offset(layer, torch.arange(0 if layer.causal else 1 - length, length, device=layer.q.device))
+        bias = terms.bias_by_offset(layer, causal=layer.causal)
         if bias is None:
             return None
     q = layer.turn(layer.q.double(), layer.q.double())[0] * layer.scale
-    lengths = layer.kept_lengths
-    ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
-    content = layer.k if part is None else layer.k.double() - part.double()
+    content, ends = layer.k if part is None else layer.k.double() - part.double(), layer.present.sum(1)
     return MovableKeys(q, content, part, *rotation, bias, layer.causal, ends, layer.counted(counted))
 
 
@@ -516,27 +449,15 @@ def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "
     if not isinstance(encoding, Rotary) or encoding.by_sequence(layer.positions):
         return None
     pairs = encoding.frequencies.shape[-1]
-    groups = groups_of(encoding, width, groups.device)
+    groups = terms.groups_of(encoding, width, groups.device)
     if groups is None:
         return None
-    order = groups.argsort(stable=True)[width - 2 * pairs :]
+    first, second = terms.pairs_index(groups, pairs)
     ones = torch.zeros(1, heads, length, width, dtype=torch.float64, device=groups.device)
-    ones[..., order[::2]] = 1
+    ones[..., first] = 1
     turned = layer.turn(ones, ones)[1][0]
-    turns = torch.complex(turned[..., order[::2]], -turned[..., order[1::2]])
+    turns = torch.complex(turned[..., first], -turned[..., second])
     return groups, turns[:1] if (turns == turns[:1]).all() else turns
-
-
-def turned_pairs(
-    q: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], turns: Complex[Tensor, "_H N n"]
-) -> Float[Tensor, "B H N d"]:
-    """Queries or keys with their pairs multiplied by these factors."""
-    order = groups.argsort(stable=True)[len(groups) - 2 * turns.shape[-1] :]
-    first, second = index_of(order[::2]), index_of(order[1::2])
-    pairs = torch.complex(q[..., first], q[..., second]) * turns
-    q = q.clone()
-    q[..., first], q[..., second] = pairs.real, pairs.imag
-    return q
 
 
 def _is_true(layer: LayerTrace, keys: Keys) -> bool:
@@ -581,10 +502,9 @@ def turned_by(z: Complex[Tensor, "*B n"], x: Float[Tensor, "*_B d"]) -> Float[Te
 class Part:
     """Some queries of some sequences, with the keys that any of them sees.
 
-    keys       without chunks; with a window only if causal
-    sequences  [b] indices of the part's sequences in the whole
-    queries    [n] indices of its counted queries in the whole
-    rows       [n] indices of these queries in the part
+    keys                without chunks; with a window only if causal
+    sequences, queries  indices of the part's sequences and of its counted queries in the whole
+    rows                indices of these queries in the part
     """
 
     keys: MovableKeys
@@ -604,7 +524,7 @@ def parts_of(keys: MovableKeys) -> Iterator[Part]:
 
     A two-sided window becomes causal by shifting: with query i at position i + r, the keys from i - r to i + r are a
     window of 2 r + 1 that ends there. The last r queries have no such position, but they do in the reversed sequence.
-    If the sequence is so short that a query has neither, that query sees all keys.
+    A query with neither sees all keys.
     """
     length, device = keys.q.shape[2], keys.q.device
     every, size = torch.arange(len(keys.q), device=device), keys.chunk or length
@@ -627,9 +547,8 @@ def _on_both_sides(keys: MovableKeys, reach: int) -> Iterator[Part]:
     whole = places[max(0, count - reach) : reach]
     if len(whole):
         asked = ((places >= count - reach) & (places < reach)).expand(len(every), -1)
-        yield Part(
-            replace(keys, window=None, asked=(asked if keys.asked is None else asked & keys.asked)), every, whole, whole
-        )
+        asked = asked if keys.asked is None else asked & keys.asked
+        yield Part(replace(keys, window=None, asked=asked), every, whole, whole)
     if reach < count:
         yield Part(_later(keys, reach), every, places[: count - reach], places[reach:])
     last = min(2 * reach, count)
@@ -647,8 +566,7 @@ def _later(keys: MovableKeys, by: int) -> MovableKeys:
     if keys.asked is not None:
         asked = asked & keys.asked.roll(by, 1)
     bias = None if keys.bias is None else keys.bias[:, count - 1 - by : 2 * count - 1 - by]
-    window = 2 * by + 1
-    return replace(keys, q=q, causal=True, asked=asked, bias=bias, window=window if window < count else None)
+    return replace(keys, q=q, causal=True, asked=asked, bias=bias, window=_shorter(2 * by + 1, count))
 
 
 def _backwards(keys: MovableKeys) -> MovableKeys:
@@ -683,6 +601,6 @@ def _cut(keys: MovableKeys, some: Int[Tensor, "b"], start: int, stop: int) -> Mo
         bias=bias,
         ends=(keys.ends[some] - start).clamp(0, count),
         asked=None if keys.asked is None else keys.asked[some][:, rows],
-        window=None if keys.window is None or keys.window >= count else keys.window,
+        window=_shorter(keys.window, count),
         chunk=None,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import get_args
 
 import torch
@@ -20,71 +21,19 @@ from torch.nn import functional as F
 from toeplens.encodings import Rotary
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError, choose, invalid
-from toeplens.lens.kit.sums import inner_within, over_keys
-from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_profile
+from toeplens.lens.kit.toeplitz import ToeplitzProfile, inner_within, over_keys, toeplitz_profile
 from toeplens.lens.kit.trace import Counted, LayerTrace
 
-_OFFSETS_AT_ONCE = 1 << 14
+
+class NoForm(InputError):
+    """The encoding's logits do not split into content and position."""
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """An encoding that rotates pairs of dimensions, so that a logit is Re sum_t q_t conj(k_t) kernel_t(i - j).
-
-    encoding     the encoding
-    groups       [d] the frequency that each dimension belongs to, from 1; 0 where it is not rotated
-    frequencies  [H or 1, n] radians per position
-    """
-
-    encoding: Rotary
-    groups: Int[Tensor, "d"]
-    frequencies: Float[Tensor, "_ n"]
-
-    def pairs(self, x: Float[Tensor, "*B d"]) -> Complex[Tensor, "*B n"]:
-        """The rotated dimensions as complex numbers."""
-        first, width = self.encoding.first, 2 * self.frequencies.shape[-1]
-        turned = x[..., first : first + width]
-        a, b = turned.chunk(2, dim=-1) if self.encoding.pairing == "half" else turned.unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.complex(a, b)
-
-    def unpaired(self, pairs: Complex[Tensor, "*B n"], x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
-        """``x`` with its rotated dimensions replaced by these complex numbers."""
-        first, width = self.encoding.first, 2 * self.frequencies.shape[-1]
-        if self.encoding.pairing == "half":
-            turned = torch.cat((pairs.real, pairs.imag), dim=-1)
-        else:
-            turned = torch.view_as_real(pairs.resolve_conj()).flatten(-2)
-        return torch.cat((x[..., :first], turned, x[..., first + width :]), dim=-1)
-
-    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "_ n D"]:
-        """The rotation at these offsets, [H or 1, n, D]."""
-        made = self.encoding.kernel(offsets)
-        assert made is not None
-        return made.to(torch.complex128)
-
-    def mean(self, layer: LayerTrace) -> Complex[Tensor, "_ n"]:
-        """The mean of the kernel over the visible pairs of a batch, [H or 1, n]."""
-        length, device = len(layer.rows), layer.q.device
-        there = layer.present.sum(1).unsqueeze(1)
-        total: Tensor | float = 0.0
-        pairs = 0.0
-        for start in range(0 if layer.causal else -length + 1, length, _OFFSETS_AT_ONCE):
-            offsets = torch.arange(start, min(start + _OFFSETS_AT_ONCE, length), device=device)
-            counts = (there - offsets.abs()).clamp(min=0).sum(0).double()
-            total = total + (self.kernel(offsets) * counts).sum(-1)
-            pairs += float(counts.sum())
-        return torch.as_tensor(total) / pairs
-
-    def turn_by_mean(self, q: Float[Tensor, "B H N d"], layer: LayerTrace) -> Float[Tensor, "B H N d"]:
-        """Queries rotated (and shrunk) by the mean of the rotation over the visible pairs."""
-        return self.unpaired(self.pairs(q) * self.mean(layer).unsqueeze(-2), q)
+# ---- rotated pairs of dimensions -------------------------------------------------------------------------------------
 
 
 def index_of(dimensions: Int[Tensor, "n"]) -> slice | Int[Tensor, "n"]:
-    """An index for these dimensions, in this order: a slice if evenly spaced, otherwise the dimensions themselves.
-
-    A slice gives a view instead of a copy and is several times faster.
-    """
+    """An index for these dimensions, in this order: a slice (a view, several times faster) if evenly spaced."""
     places = dimensions.tolist()
     if not places:
         return slice(0, 0)
@@ -93,22 +42,31 @@ def index_of(dimensions: Int[Tensor, "n"]) -> slice | Int[Tensor, "n"]:
     return slice(places[0], places[-1] + 1, step) if even else dimensions
 
 
-def pairing_of(pairing: Pairing | None) -> Pairing:
-    """The pairing of frequencies; it has no default, as a wrong pairing gives wrong numbers."""
+def pairs_index(groups: Int[Tensor, "d"], pairs: int) -> tuple[slice | Int[Tensor, "n"], slice | Int[Tensor, "n"]]:
+    """Indices of the first and of the second dimension of each rotated pair, from the dimensions' groups."""
+    order = groups.argsort(stable=True)[len(groups) - 2 * pairs :]
+    return index_of(order[::2]), index_of(order[1::2])
+
+
+def turned_pairs(
+    x: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], turns: Complex[Tensor, "*_H _N n"]
+) -> Float[Tensor, "B H N d"]:
+    """Queries or keys with their pairs multiplied by these factors."""
+    first, second = pairs_index(groups, turns.shape[-1])
+    pairs = torch.complex(x[..., first], x[..., second]) * turns
+    x = x.clone()
+    x[..., first], x[..., second] = pairs.real, pairs.imag
+    return x
+
+
+def pair_numbers(pairs: int, pairing: Pairing | None, device: torch.device) -> Int[Tensor, "two_n"]:
+    """The pair, from 1, that each rotated dimension belongs to; no default, as a wrong pairing gives wrong numbers."""
     if pairing is None:
-        raise invalid(
-            "pairing",
-            "be 'half' (dimensions t and t + n, as in Llama) or 'interleaved' (2t and 2t + 1, as in GPT-J) with a "
-            "rotation by frequencies",
-            None,
-        )
-    return choose("pairing", pairing, get_args(Pairing))
-
-
-def pair_numbers(pairs: int, pairing: Pairing, device: torch.device) -> Int[Tensor, "two_n"]:
-    """The pair, from 1, that each rotated dimension belongs to."""
+        ways = "'half' (dimensions t and t + n, as in Llama) or 'interleaved' (2t and 2t + 1, as in GPT-J)"
+        raise invalid("pairing", f"be {ways} with a rotation by frequencies", None)
     numbers = torch.arange(1, pairs + 1, device=device)
-    return numbers.repeat(2) if pairing == "half" else numbers.repeat_interleave(2)
+    half = choose("pairing", pairing, get_args(Pairing)) == "half"
+    return numbers.repeat(2) if half else numbers.repeat_interleave(2)
 
 
 def groups_of(encoding: Rotary, width: int, device: torch.device) -> Int[Tensor, "d"] | None:
@@ -121,44 +79,67 @@ def groups_of(encoding: Rotary, width: int, device: torch.device) -> Int[Tensor,
     return groups
 
 
+@dataclass(frozen=True)
+class Rotation:
+    """An encoding that rotates pairs of dimensions, so that a logit is Re sum_t q_t conj(k_t) kernel_t(i - j).
+
+    groups       [d] the frequency that each dimension belongs to, from 1; 0 where it is not rotated
+    frequencies  [H or 1, n] radians per position
+    """
+
+    encoding: Rotary
+    groups: Int[Tensor, "d"]
+    frequencies: Float[Tensor, "_ n"]
+
+    def pairs(self, x: Float[Tensor, "*B d"]) -> Complex[Tensor, "*B n"]:
+        """The rotated dimensions as complex numbers."""
+        first, second = pairs_index(self.groups, self.frequencies.shape[-1])
+        return torch.complex(x[..., first], x[..., second])
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "_ n D"]:
+        """The rotation at these offsets, [H or 1, n, D]."""
+        made = self.encoding.kernel(offsets)
+        assert made is not None
+        return made.to(torch.complex128)
+
+    def turn_by_mean(self, q: Float[Tensor, "B H N d"], layer: LayerTrace) -> Float[Tensor, "B H N d"]:
+        """Queries rotated (and shrunk) by the mean of the rotation over the visible pairs of a batch."""
+        length = len(layer.rows)
+        offsets = torch.arange(0 if layer.causal else 1 - length, length, device=layer.q.device)
+        counts = (layer.present.sum(1).unsqueeze(1) - offsets.abs()).clamp(min=0).sum(0).double()
+        mean = (self.kernel(offsets) * counts).sum(-1) / counts.sum()
+        return turned_pairs(q, self.groups, mean.unsqueeze(-2))
+
+
 def rotation_of(layer: LayerTrace) -> Rotation | None:
     """The rotation of a layer's encoding; None unless it rotates pairs by a function of the offset.
 
-    Some pairs are checked: the kernel must give the layer's own products.
+    Some pairs are checked: for random queries and keys the kernel must give the encoding's own products.
     """
-    encoding = layer.encoding
+    encoding, device, width = layer.encoding, layer.q.device, layer.q.shape[-1]
     if not isinstance(encoding, Rotary) or encoding.axes > 1 or not layer.consecutive:
         return None
     frequencies = encoding.frequencies_at(layer.positions)
-    if frequencies.ndim > 2:
+    groups = groups_of(encoding, width, device)
+    at_0 = encoding.kernel(torch.zeros(1, dtype=torch.long, device=device))
+    if frequencies.ndim > 2 or groups is None or at_0 is None:
         return None
-    groups = groups_of(encoding, layer.q.shape[-1], layer.q.device)
-    if groups is None:
-        return None
-    rotation = Rotation(encoding, groups, frequencies)
-    return rotation if _is_true(rotation, layer) else None
-
-
-def _is_true(rotation: Rotation, layer: LayerTrace) -> bool:
-    """Whether the kernel gives the encoding's products for random queries and keys."""
-    if rotation.encoding.kernel(torch.zeros(1, dtype=torch.long, device=layer.q.device)) is None:
-        return False
-    length = len(layer.rows)
+    rotation, length = Rotation(encoding, groups, frequencies), len(layer.rows)
     made = torch.Generator().manual_seed(0)
-    shape = (1, layer.q.shape[1], length, layer.q.shape[-1])
-    row = torch.randn(shape[1], 2, shape[-1], generator=made, dtype=torch.float64).to(layer.q.device)
-    q, k = (x.unsqueeze(0).unsqueeze(2).expand(shape) for x in row.unbind(1))
-    turned_q, turned_k = layer.encoding.rotate(q, k, layer.positions, layer.positions)
+    row = torch.randn(layer.q.shape[1], 2, width, generator=made, dtype=torch.float64).to(device)
+    q, k = (x[None, :, None].expand(1, -1, length, -1) for x in row.unbind(1))
+    turned_q, turned_k = encoding.rotate(q, k, layer.positions, layer.positions)
     if turned_q.shape != q.shape:
-        return False
-    far = torch.arange(0, length, max(1, length // 16), device=layer.q.device)
+        return None
+    far = torch.arange(0, length, max(1, length // 16), device=device)
     true = (turned_q[0, :, far] * turned_k[0, :, :1]).sum(-1)
-    kernel = rotation.kernel(far)
     z = rotation.pairs(row[:, 0]) * rotation.pairs(row[:, 1]).conj()
-    still = (row[:, 0] * row[:, 1])[:, rotation.groups == 0].sum(-1, keepdim=True)
-    ours = (z.unsqueeze(-1) * kernel).sum(1).real + still
-    return torch.allclose(true, ours, rtol=1e-6, atol=1e-6)
+    still = (row[:, 0] * row[:, 1])[:, groups == 0].sum(-1, keepdim=True)
+    ours = (z.unsqueeze(-1) * rotation.kernel(far)).sum(1).real + still
+    return rotation if torch.allclose(true, ours, rtol=1e-6, atol=1e-6) else None
 
+
+# ---- terms and their shares ------------------------------------------------------------------------------------------
 
 _NOTHING = 1e-12  # variances below this part of the energy before centring are rounding errors
 
@@ -195,8 +176,8 @@ class Offsets:
         assert isinstance(other, Offsets)
         return Offsets(self.kernel * other.kernel, self.causal)
 
-    def at(self, queries: Int[Tensor, "Q"], sequence: int) -> Float[Tensor, "H Q N"]:
-        """Some queries' rows for one sequence of the batch."""
+    def at(self, queries: Int[Tensor, "Q"]) -> Float[Tensor, "H Q N"]:
+        """Some queries' rows for the first sequence."""
         length = (self.kernel.shape[1] + 1) // 2
         offsets = queries.unsqueeze(1) - torch.arange(length, device=self.kernel.device)
         rows = self.kernel[:, offsets + length - 1]
@@ -216,8 +197,8 @@ class Written:
         assert isinstance(other, Written)
         return Written(self.matrix * other.matrix)
 
-    def at(self, queries: Int[Tensor, "Q"], sequence: int) -> Float[Tensor, "H Q N"]:
-        return self.matrix[sequence if len(self.matrix) > 1 else 0][:, queries]
+    def at(self, queries: Int[Tensor, "Q"]) -> Float[Tensor, "H Q N"]:
+        return self.matrix[0][:, queries]
 
 
 Fixed = Offsets | Written  # a fixed matrix of logits
@@ -227,11 +208,10 @@ class Whole:
     """The logits q_i . k_j + fixed_ij of a batch, over the visible pairs.
 
     Arguments
-        q, k     [B, H, N, d], as they enter the inner product, with the scale in q; 0 at padding
+        q, k     as they enter the inner product, with the scale in q; 0 at padding
         fixed    the fixed terms, all of one type
-        present  [B, N] False at masked padding
-        causal   whether keys j > i are masked for query i
-        asked    [B, N] the present queries that count; q is 0 at the others
+        present  False at masked padding
+        asked    the present queries that count; q is 0 at the others
         window   maximum number of keys that a query sees up to its own, if causal; fixed terms are 0 beyond it
     """
 
@@ -282,8 +262,8 @@ class Whole:
 class Shares:
     """Each term's share of the variance of the logits over the visible pairs: its covariance with them / variance.
 
-    Shares sum to 1; a share is negative if its term works against the rest. Softmax ignores the mean of a row, so
-    ``softmax`` is the same with each query's mean over its keys removed. NaN if the logits do not vary.
+    Shares sum to 1; a share is negative if its term works against the rest. ``softmax`` is the same with each query's
+    mean over its keys removed, which softmax ignores. NaN if the logits do not vary.
     """
 
     logits: Float[Tensor, "H P"]
@@ -300,12 +280,7 @@ def spread(term: CovarianceSums, whole: CovarianceSums, pairs: float) -> tuple[T
 def shares_of(
     terms: list[tuple[Tensor, Tensor]], variances: tuple[Tensor, Tensor], energy: Float[Tensor, "H"]
 ) -> Shares:
-    """The terms' spreads divided by the whole's own; NaN if the whole does not vary.
-
-    Arguments
-        terms, variances  spreads, as returned by `spread`
-        energy            energy of the terms before centring
-    """
+    """The terms' spreads divided by the whole's (`spread`); NaN if it does not vary beside the terms' energy."""
     made = []
     for which, variance in enumerate(variances):
         stacked = torch.stack([term[which] for term in terms], dim=-1)
@@ -325,8 +300,9 @@ def by_column(found: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return list(zip(*(x.unbind(-1) for x in found), strict=True))
 
 
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+# ---- a layer's logits as terms of content and position ---------------------------------------------------------------
 
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 PRODUCTS = ("content-content", "content-position", "position-content", "position-position")
 BIAS, CONTENT_OFFSET, POSITION_OFFSET = "bias", "content-offset", "position-offset"
 _AT_ONCE = 1 << 23  # target size of a working tensor [sequences, heads, positions, dimensions]
@@ -336,7 +312,7 @@ _WRITTEN = 1 << 25
 class Pieces:
     """The parts of a layer's logits for any of its sequences, in float64, without keeping N x N logits.
 
-    Queries that do not count (`LayerTrace.counted`) are 0.
+    Queries that do not count (`LayerTrace.counted`) are 0. ``p`` and ``key_p`` are the position parts of the inputs.
     """
 
     def __init__(self, layer: LayerTrace, p: Tensor, key_p: Tensor, counted: Counted = "all") -> None:
@@ -359,12 +335,11 @@ class Pieces:
         """The parts of some sequences."""
         layer = self.layer
         q, k, q_p, k_p = (x[sequences] for x in (self.q, self.k, self.q_p, self.k_p))
-        part = replace(
-            layer, q=q, k=k, v=layer.v[sequences], lengths=None if layer.lengths is None else layer.lengths[sequences]
-        )
+        lengths = None if layer.lengths is None else layer.lengths[sequences]
+        part = replace(layer, q=q, k=k, v=layer.v[sequences], lengths=lengths)
         content, place = part.turn(q - q_p, k - k_p), part.turn(q_p, k_p)
-        pairs = zip(PRODUCTS, [(a, b) for a in (content[0], place[0]) for b in (content[1], place[1])], strict=True)
-        products = {name: (a * layer.scale, b) for name, (a, b) in pairs}
+        pairs = product((content[0], place[0]), (content[1], place[1]))
+        products = {name: (a * layer.scale, b) for name, (a, b) in zip(PRODUCTS, pairs, strict=True)}
         fixed: dict[str, Fixed] = {}
         if layer.encoding.overrides("transform_logits"):
             nothing = rest(part, q * 0, k * 0)
@@ -406,10 +381,7 @@ class Pieces:
 
     @cached_property
     def mean(self) -> LayerTrace:
-        """The layer with each position's mean query and key over the sequences, as a batch of one.
-
-        It is as long as the longest sequence, as later positions have no mean.
-        """
+        """The layer with each position's mean query and key over the sequences, as one of the longest's length."""
         count = self.present.sum(0).clamp(min=1)[None, None, :, None]
         q, k = (x.sum(0, keepdim=True) / count for x in (self.q, self.k))
         lengths = None if self.layer.lengths is None else self.layer.lengths.max().unsqueeze(0)
@@ -446,33 +418,34 @@ class Batch:
     def rows(self, name: str, queries: Int[Tensor, "Q"]) -> Float[Tensor, "H Q N"]:
         """Some queries' rows of a part, for the first sequence; 0 for masked keys."""
         if name in self.fixed:
-            made = self.fixed[name].at(queries, 0)
+            made = self.fixed[name].at(queries)
         else:
             q, k = self.products[name]
-            made = q[0][:, queries] @ k[0].transpose(-2, -1)
+            made = q[0][:, queries] @ k[0].mT
         seen = self.present[0, queries, None] & self.present[0]
         if self.layer.causal:
             seen = seen & (queries[:, None] >= torch.arange(seen.shape[1], device=seen.device))
         return made * seen
 
 
-def bias_by_offset(layer: LayerTrace, offsets: Int[Tensor, "D"]) -> Float[Tensor, "_H D"] | None:
-    """The encoding's bias at these offsets, in float64; None unless it depends only on the offset."""
+def bias_by_offset(layer: LayerTrace, causal: bool = False) -> Float[Tensor, "_H D"] | None:
+    """The encoding's bias at all offsets (if ``causal`` from 0 on), in float64; None unless it depends only on them."""
     if not layer.encoding.toeplitz or layer.encoding.axes > 1 or not layer.consecutive:
         return None
-    kernel = layer.encoding.kernel(offsets)
+    length = len(layer.rows)
+    kernel = layer.encoding.kernel(torch.arange(0 if causal else 1 - length, length, device=layer.q.device))
     return None if kernel is None or kernel.is_complex() else kernel.detach().double()
 
 
 def _bias(layer: LayerTrace) -> Fixed:
     """The encoding's bias: by offset if it has a kernel, otherwise as a stored matrix."""
-    encoding, length = layer.encoding, len(layer.rows)
+    encoding = layer.encoding
     if "bias" in encoding._seeing:
         raise NoForm(
             f"encoding: the bias of {type(encoding).__name__} depends on queries or tokens, so it is not a position "
             "part."
         )
-    kernel = bias_by_offset(layer, torch.arange(-length + 1, length, device=layer.q.device))
+    kernel = bias_by_offset(layer)
     if kernel is not None:
         return Offsets(kernel.expand(encoding.num_heads, -1), layer.causal)
     bias = encoding.bias(layer.positions, layer.positions)
@@ -486,7 +459,7 @@ def rest(layer: LayerTrace, q: Tensor, k: Tensor) -> Float[Tensor, "B H N N"]:
     """What the encoding adds to the scaled product of these queries and keys; 0 for masked keys."""
     logits = layer.logits(q, k)
     a, b = layer.turn(q, k)
-    rest = logits.double() - (a @ b.transpose(-2, -1)) * layer.scale
+    rest = logits.double() - (a @ b.mT) * layer.scale
     return rest.masked_fill(~logits.isfinite() | ~layer.present[:, None, :, None], 0)
 
 
@@ -496,35 +469,25 @@ def _profile(layer: LayerTrace, q: Tensor, k: Tensor) -> ToeplitzProfile:
         bias = rest(layer, q, k)
     elif layer.encoding.overrides("bias"):
         fixed = _bias(layer)
-        if isinstance(fixed, Offsets):
-            length = len(layer.rows)
-            bias = fixed.kernel[:, length - 1 :] if layer.causal else fixed.kernel
-        else:
-            bias = fixed.matrix
-    lengths = layer.kept_lengths
-    turned = layer.turn(q, k)
+        first = len(layer.rows) - 1 if layer.causal else 0
+        bias = fixed.kernel[:, first:] if isinstance(fixed, Offsets) else fixed.matrix
+    turned, lengths = layer.turn(q, k), layer.kept_lengths
     found = toeplitz_profile(*turned, bias=bias, causal=layer.causal, scale=layer.scale, lengths=lengths, layout="bhnd")
     return found.pooled(0)
 
 
 @torch.no_grad()
 def written_out_profile(layer: LayerTrace) -> ToeplitzProfile:
-    """The Toeplitz profile of a layer's logits, over all sequences, from the logits themselves.
+    """The Toeplitz profile of a layer's logits from the logits themselves, if they are no sum of products and a bias.
 
-    For encodings whose logits are not a sum of products and a bias. Forms R x R logits, only of the first sequences if
-    all of them have more than 32 million numbers.
+    Forms R x R logits, only of the first sequences if all of them have more than 32 million numbers.
     """
     count = max(1, _WRITTEN // (layer.q.shape[1] * len(layer.rows) ** 2))
     logits = layer.logits(sequences=slice(count)).double()
-    nothing = logits.new_zeros(*logits.shape[:3], 1)
+    nothing, seen = logits.new_zeros(*logits.shape[:3], 1), logits.masked_fill(~logits.isfinite(), 0)
     lengths = None if layer.kept_lengths is None else layer.kept_lengths[:count]
-    seen = logits.masked_fill(~logits.isfinite(), 0)
     found = toeplitz_profile(nothing, nothing, bias=seen, causal=layer.causal, lengths=lengths, layout="bhnd")
     return found.pooled(0)
-
-
-class NoForm(InputError):
-    """The encoding's logits do not split into content and position."""
 
 
 def checked(pieces: Pieces) -> float:

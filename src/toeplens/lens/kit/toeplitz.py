@@ -1,4 +1,9 @@
-"""The Toeplitz part of attention logits, which depends only on the offset: exact, without N x N matrices."""
+"""Sums over all visible pairs of positions, and by offset (the Toeplitz part), without N x N matrices.
+
+Running sums over the keys take O(N d^2). With a window of w keys, positions are cut into blocks of w. A query sees the
+keys of its own block up to itself, and the end of the previous block, which is a causal sum too if both blocks are
+reversed. So sums over a window are added from two sums, and nothing is subtracted.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,91 @@ from torch.nn import functional as F
 
 from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.records import Record
-from toeplens.lens.kit import sums as moments
+
+CHUNK = 64  # positions whose mutual pairs are formed; the work is 4 (d d2 + CHUNK d) per position and head
+BLOCK = 2**18  # numbers in one working array (float64), up to whole chunks: what fits in the cache
+
+
+@torch.no_grad()
+def inner(
+    q: Float[Tensor, "*_Bq _N _d"],
+    k: Float[Tensor, "*_Bk _N _d"],
+    q2: Float[Tensor, "*_Bq2 _N _d2"],
+    k2: Float[Tensor, "*_Bk2 _N _d2"],
+    *,
+    causal: bool = True,
+) -> Float[Tensor, "*_B _d"]:
+    """For each dimension e, the sum over visible pairs (i, j) of q_ie k_je (q2_i . k2_j) (theory, section 4; float64).
+
+    Summed over e this is the inner product of the logit matrices Q K^T and Q2 K2^T over the visible pairs; with q2 = q
+    and k2 = k it is the energy of Q K^T, split by dimension. The leading dimensions of all four broadcast; sums over
+    keys are computed once for all queries that share them. Raises `InputError` for numbers that are not finite.
+    """
+    length, d, d2 = *q.shape[-2:], q2.shape[-1]
+    batch = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, q2, k2))).numel()
+    # whole chunks with at most BLOCK numbers, but at least one chunk; then the rest
+    step = CHUNK * max(1, BLOCK // (batch * max(CHUNK, d, d2, d * d2 // CHUNK) * CHUNK))
+    whole = length - length % CHUNK
+    keys = queries = total = torch.zeros((), dtype=torch.float64, device=q.device)
+    for start in (*range(0, whole, step), *range(whole, length, CHUNK)):
+        stop = min(start + step, whole) if start < whole else length
+        a, b, a2, b2 = (
+            x[..., start:stop, :].double().unflatten(-2, (-1, min(CHUNK, stop - start))) for x in (q, k, q2, k2)
+        )
+        outer = b.mT @ b2  # [..., chunks, d, d2]
+        if causal:
+            first = keys.expand_as(outer[..., :1, :, :])
+            running = torch.cat((first, outer), -3).cumsum(-3)
+            keys = running[..., -1:, :, :]
+            seen = a2 @ running[..., :-1, :, :].mT + (a2 @ b2.mT).tril() @ b
+            total = total + (a * seen).sum((-3, -2))
+        else:
+            keys = keys + outer.sum(-3)
+            queries = queries + (a.mT @ a2).sum(-3)
+    return finite(total if causal else (queries * keys).sum(-1), q=q, k=k, q2=q2, k2=k2)
+
+
+def inner_within(
+    window: int | None, q: Tensor, k: Tensor, q2: Tensor, k2: Tensor, *, causal: bool = True
+) -> Float[Tensor, "*B e"]:
+    """`inner` over the pairs in a window, or over all pairs without one."""
+    if window is None:
+        return inner(q, k, q2, k2, causal=causal)
+    parts = [_blocks(x, window) for x in (q, k, q2, k2)]
+    total = inner(*parts).sum(-2)
+    if window > 1 and parts[0].shape[-3] > 1:
+        q, q2 = (x[..., 1:, :-1, :].flip(-2) for x in parts[::2])
+        k, k2 = (x[..., :-1, 1:, :].flip(-2) for x in parts[1::2])
+        total = total + inner(q, k, q2, k2).sum(-2)
+    return total
+
+
+def over_keys(x: Float[Tensor, "*B N e"], causal: bool, window: int | None = None) -> Float[Tensor, "*B _N e"]:
+    """Sums over the keys that each query sees; one for all queries if all see all keys."""
+    if not causal:
+        return x.sum(-2, keepdim=True)
+    if window is None:
+        return x.cumsum(-2)
+    blocks = _blocks(x, window)
+    sums = blocks.cumsum(-2)
+    sums[..., 1:, :-1, :] += blocks[..., :-1, 1:, :].flip(-2).cumsum(-2).flip(-2)
+    return sums.flatten(-3, -2)[..., : x.shape[-2], :]
+
+
+def _blocks(x: Float[Tensor, "*B N e"], window: int) -> Float[Tensor, "*B b w e"]:
+    """Cut positions into blocks, the last one padded with 0."""
+    return F.pad(x, (0, 0, 0, -x.shape[-2] % window)).unflatten(-2, (-1, window))
+
+
+def finite(result: Tensor, **inputs: Tensor) -> Tensor:
+    """Check that the result is finite; it is not if any input number is not, as each is in some visible pair."""
+    if not result.isfinite().all():
+        for name, x in inputs.items():
+            if not x.isfinite().all():
+                raise InputError(f"{name} must be finite, got infinite numbers or nan.")
+        raise InputError(f"{' and '.join(inputs)} must have products within the range of float64.")
+    return result
+
 
 Layout = Literal["bhnd", "bnhd"]  # of queries and keys: [B, H, N, d], or [B, N, H, d]
 WORK = 2**22  # maximum numbers in a working array (float64) of the transforms and of rows of a full bias
@@ -34,8 +123,6 @@ class ToeplitzShares(Record):
 @dataclass(frozen=True)
 class ToeplitzProfile:
     """Logits by offset: their orthogonal projection on Toeplitz matrices, over the visible pairs (theory, section 4).
-
-    B are batch dimensions, H heads, D offsets; for plain [N, d] there is neither B nor H.
 
     offsets             [D] query minus key, int64: 0 .. N-1 if causal, otherwise -(N-1) .. N-1
     counts              [*B D] number of visible pairs of each offset, int64
@@ -95,10 +182,10 @@ def toeplitz_profile(
     lengths: Int[Tensor, "_B"] | None = None,
     layout: Layout | None = None,
 ) -> ToeplitzProfile:
-    """The Toeplitz part of the logits scale * Q K^T + bias, in O(N d (d + log N)) time and O(N) memory.
+    """The Toeplitz part of the logits scale * Q K^T + bias, in O(N d (d + log N)) time and O(N) memory, in float64.
 
     The diagonal sums of Q K^T are cross-correlations, summed over dimensions in the frequency domain; its energy is
-    `moments.inner`; a bias by offset adds to both in closed form. Pieces are converted and computed in float64.
+    `inner`; a bias by offset adds to both in closed form.
 
     Arguments
         q        [..., H, N, d] queries, or [N, d], after the rotation if there is one
@@ -152,17 +239,13 @@ def toeplitz_profile(
 def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) -> Float[Tensor, "*_B _N _N"]:
     """The nearest Toeplitz matrix over the visible pairs, zero elsewhere: each diagonal is replaced by its mean.
 
-    Arguments
-        matrix  [..., N, N], rows are queries; masked entries are not read
-        causal  query i sees key j if j <= i; otherwise every key
-
-    Returns [..., N, N] in the matrix's dtype; means are taken in float64. Raises `InputError` for matrices that are not
-    square or not finite.
+    Rows are queries; masked entries are not read. Means are taken in float64. Raises `InputError` for matrices that are
+    not square or not finite.
     """
     size = matrix.shape[-1]
     if matrix.ndim < 2 or matrix.shape[-2] != size or size == 0:
         raise invalid("matrix", "have shape [..., N, N] with N at least 1", got=f"shape {list(matrix.shape)}")
-    seen = moments.finite(matrix.double().tril() if causal else matrix.double(), matrix=matrix)
+    seen = finite(matrix.double().tril() if causal else matrix.double(), matrix=matrix)
     places = torch.arange(size, device=matrix.device)
     offsets = places[:, None] - places
     means = diagonal_sums(seen) / (size - torch.arange(1 - size, size, device=matrix.device).abs())
@@ -194,7 +277,7 @@ def profile_of(offsets: Tensor, counts: Tensor, sums: Tensor, energy: Tensor, ro
 
 def _by_offset(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Diagonal sums [H, D], energy [H], and the energies of content and bias [H] for a bias by offset [H, D]."""
-    content = scale**2 * moments.inner(q, k, q, k, causal=causal).sum(-1).flatten()
+    content = scale**2 * inner(q, k, q, k, causal=causal).sum(-1).flatten()
     sums = scale * _correlations(q, k, causal)
     if bias is None:
         return sums, content, content
@@ -217,12 +300,12 @@ def _by_rows(q: Tensor, k: Tensor, bias: Tensor, causal: bool, scale: float) -> 
         added = bias[:, start : start + step].double()
         if causal:
             content, added = content.tril(start), added.tril(start)
-        moments.finite(added.sum(), bias=added)
+        finite(added.sum(), bias=added)
         logits = content + added
         sums[:, start : start + size - 1 + logits.shape[-2]] += diagonal_sums(logits)
         energy += logits.square().sum((-2, -1))
         parts += content.square().sum((-2, -1)) + added.square().sum((-2, -1))
-    return moments.finite(sums[:, size - 1 if causal else 0 :], q=q, k=k), energy, parts
+    return finite(sums[:, size - 1 if causal else 0 :], q=q, k=k), energy, parts
 
 
 def _correlations(q: Tensor, k: Tensor, causal: bool) -> Tensor:
@@ -258,10 +341,9 @@ def diagonal_sums(rows: Tensor) -> Tensor:
 
 
 def as_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = False) -> tuple[Tensor, Tensor]:
-    """Queries and keys as [..., H, N, d] and [..., G, N, d], from either layout.
+    """Queries and keys as [..., H, N, d] and [..., G, N, d], from either layout; by default this one.
 
-    Without a layout this order is assumed. If there are more heads than tokens, this is doubtful: it causes a warning,
-    or an `InputError` if a layout is ``required``.
+    That is doubtful for more heads than tokens: it causes a warning, or an `InputError` if a layout is ``required``.
     """
     if layout is not None:
         choose("layout", layout, get_args(Layout))
@@ -280,11 +362,9 @@ def as_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = Fal
 
 def heads_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
     """The leading dimensions of the logits, heads last."""
-    given = f"{list(q.shape)} and {list(k.shape)}"
     if not q.ndim == k.ndim >= 3 or q.shape[:-3] != k.shape[:-3] or q.shape[-2:] != k.shape[-2:] or 0 in q.shape:
-        raise invalid(
-            "q and k", "have shapes [..., H, N, d] and [..., G, N, d], or [N, d] both, with no dimension 0", got=given
-        )
+        needed = "have shapes [..., H, N, d] and [..., G, N, d], or [N, d] both, with no dimension 0"
+        raise invalid("q and k", needed, got=f"{list(q.shape)} and {list(k.shape)}")
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
         raise invalid("q", f"have a number of heads divisible by {k.shape[-3]}, the number of heads of k", q.shape[-3])
     return tuple(q.shape[:-2])
@@ -293,7 +373,7 @@ def heads_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
 def _full(bias: Tensor, lead: tuple[int, ...], size: int, offsets: int) -> bool:
     """Whether the bias is a full matrix, not by offset."""
     if bias.ndim >= 1 and bias.shape[-1] == offsets and broadcasts(bias.shape[:-1], lead):
-        moments.finite(bias.double().sum(), bias=bias)
+        finite(bias.double().sum(), bias=bias)
         return False
     if bias.ndim >= 2 and bias.shape[-2:] == (size, size) and broadcasts(bias.shape[:-2], lead):
         return True

@@ -23,7 +23,6 @@ Projection = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 class LayerTrace:
     """One layer's attention on a batch of B sequences, at the R chosen positions.
 
-    layer       from 0
     inputs      [B, R, D] the residual stream that queries are computed from, before its norm
     key_inputs  [B, R, D] the input of the keys; differs only for protocols that use the raw embeddings
     added       [R, D] or [B, R, D] the position vectors added at the input of the model; None if not known
@@ -36,8 +35,7 @@ class LayerTrace:
     causal      whether keys after the query are masked
     lengths     [B] number of tokens before the padding, if padding is masked; None if every token is visible
     part        maps parts of ``inputs`` and ``key_inputs`` to q and k: without bias, norm statistics fixed
-    notes       what the encoding reads from the tokens' content (see `PositionalEncoding.note`); None if it reads
-                nothing or not all tokens are traced
+    notes       what the encoding reads from the tokens' content (`PositionalEncoding.note`), if all tokens are traced
     whole       whether the R positions are the whole sequence
     read        [B] the position in each sequence whose output is the only one that the model uses; None if it uses all
     """
@@ -88,12 +86,9 @@ class LayerTrace:
         sequences: slice = slice(None),
         queries: Int[Tensor, "Q"] | None = None,
     ) -> Float[Tensor, "b H Q R"]:
-        """The layer's own logits, queries by keys; minus infinity for masked keys.
+        """The logits of some sequences' queries (default: all), minus infinity for masked keys.
 
-        Arguments
-            q, k       replacements of this layer's queries and keys, [B, H, R, d] and [B, G, R, d]
-            sequences  which sequences of the batch (default: all)
-            queries    which of the R queries (default: all)
+        ``q`` and ``k`` replace this layer's queries and keys, [B, H, R, d] and [B, G, R, d].
         """
         k = self.k if k is None else k
         return self.formed(attention_logits, self.q if q is None else q, k[sequences], sequences, queries)
@@ -102,7 +97,7 @@ class LayerTrace:
     def weights(
         self, *, sequences: slice = slice(None), queries: Int[Tensor, "Q"] | None = None
     ) -> Float[Tensor, "b H Q R"]:
-        """The layer's attention weights, queries by keys, as applied to the values. Arguments as for `logits`."""
+        """The layer's attention weights as applied to the values; arguments as for `logits`."""
         self._require_all("transform_weights")
         return self.formed(attention_weights, self.q, self.k[sequences], sequences, queries)
 
@@ -114,11 +109,7 @@ class LayerTrace:
         sequences: slice | Int[Tensor, "b"],
         queries: Int[Tensor, "*_b Q"] | None,
     ) -> Float[Tensor, "b H Q R"]:
-        """Apply ``form`` to queries and the chosen sequences' keys, differentiable in them.
-
-        Arguments
-            queries  which of the R queries: [Q] equal for all chosen sequences, or [b, Q]; None for all
-        """
+        """Apply ``form`` to some queries (equal for all chosen sequences or not) and keys, differentiable in them."""
         for hook in ("rotate", "score", "bias", "transform_logits"):
             self._require_all(hook)
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # grouped queries share a key head
@@ -126,9 +117,9 @@ class LayerTrace:
         places = self.positions[sequences] if self.encoding.by_sequence(self.positions) else self.positions
         rows = self._index if queries is None else queries
         each = torch.arange(len(k), device=k.device)[:, None]
-        chosen = q[sequences]
+        q = q[sequences]
         return form(
-            chosen[:, :, rows] if rows.ndim == 1 else chosen.transpose(1, 2)[each, rows].transpose(1, 2),
+            q[:, :, rows] if rows.ndim == 1 else q.transpose(1, 2)[each, rows].transpose(1, 2),
             k,
             encoding=self.encoding,
             q_positions=places[each, rows] if self.encoding.by_sequence(self.positions) else places[rows],
@@ -167,9 +158,7 @@ class LayerTrace:
     @property
     def consecutive(self) -> bool:
         """Whether the positions are consecutive, so that differences of indices are offsets."""
-        places = self.positions
-        if self.encoding.axes > 1:
-            return bool((self.rows.diff() == 1).all())
+        places = self.rows if self.encoding.axes > 1 else self.positions
         return bool((places.diff(dim=-1) == 1).all())
 
     @property
@@ -210,7 +199,6 @@ class AttentionTrace:
 
     Arguments
         source     a model that can be traced (`toeplens.sources`)
-        tokens     token ids [B, N]
         lengths    number of tokens of each sequence before its padding
         layers     which layers, from 0 (default: all)
         positions  which positions to keep, increasing (default: all)

@@ -63,14 +63,11 @@ def fit_decay(
     linear is ALiBi's form (arXiv 2108.12409), logarithmic KERPLE's with an inner scale of 1 (arXiv 2205.09921).
     Weighted least squares: for each tau or p the linear parameters are solved exactly; tau or p is searched on a grid
     and then between grid points (variable projection). Above 4096 offsets the parameters are fitted to count-weighted
-    averages over blocks, equal in log(1 + delta - first), with a relative width of 0.4% at a million offsets;
-    residuals, r2 and BIC are then computed over all offsets.
+    averages over blocks, equal in log(1 + delta - first); residuals, r2 and BIC are computed over all offsets.
 
-    The weights assume that a mean of n values has a variance proportional to 1/n and that means are independent. Real
-    means are correlated along delta, so differences in BIC are overstated: trust the order, not its odds. Signs are
-    free: a negative a or b is growth. tau is searched from a tenth of the smallest step to 100 times the span, p from
-    0.01 to 20; at the long end of these ranges the curve becomes the line or the logarithm, which then ranks first, as
-    it has one parameter less.
+    Real means are correlated along delta, so differences in BIC are overstated: trust the order, not its odds. A
+    negative a or b is growth. tau is searched from a tenth of the smallest step to 100 times the span, p from 0.01 to
+    20; at the long end the curve becomes the line or the logarithm, which then ranks first, with one parameter less.
 
     Arguments
         offsets  delta >= 0, distinct, in any order
@@ -116,14 +113,14 @@ def fit_decays(
         "logarithmic": {"a": a_log, "b": -b_log},
     }
 
-    def judged(head: int) -> list[DecayFit]:
-        fits = []
+    fits = []
+    for head, own in enumerate(means):
+        judged = []
         for form, values in found.items():
             parameters = {name: float(x[head]) for name, x in values.items()}
-            fits.append(_judged(form, parameters, offsets, means[head], weights))
-        return sorted(fits, key=lambda fit: fit.bic)
-
-    return [judged(head) for head in range(len(means))]
+            judged.append(_judged(form, parameters, offsets, own, weights))
+        fits.append(sorted(judged, key=lambda fit: fit.bic))
+    return fits
 
 
 def _usable(
@@ -213,17 +210,17 @@ def _value(form: Form, given: Mapping[str, float], x: np.ndarray) -> np.ndarray:
 
 
 def _judged(form: Form, parameters: dict[str, float], x: np.ndarray, y: np.ndarray, w: np.ndarray) -> DecayFit:
-    """The fit with its r2 and BIC over all offsets. Residuals below rounding are set to rounding, so that exact curves
-    are ranked by their number of parameters."""
+    """The fit with its r2 and BIC; residuals of at least rounding, so that exact curves rank by their parameters."""
     floor = max((_ROUNDING * np.abs(y).max()) ** 2, np.finfo(float).tiny)
     w = w / w.sum()
     residual = float(w @ (y - _value(form, parameters, x)) ** 2)
     variance = float(w @ (y - w @ y) ** 2)
     bic = len(x) * np.log(max(residual, floor)) + len(parameters) * np.log(len(x))
-    r2 = 1 - residual / variance if variance > floor else np.nan
-    half = np.nan
-    if form == "exponential" and variance > floor:
-        half = parameters["tau"] * np.log(2)
-    elif form == "power" and variance > floor:
-        half = 2 ** (1 / parameters["p"]) - 1
+    r2 = half = np.nan
+    if variance > floor:
+        r2 = 1 - residual / variance
+        if form == "exponential":
+            half = parameters["tau"] * np.log(2)
+        elif form == "power":
+            half = 2 ** (1 / parameters["p"]) - 1
     return DecayFit(form, parameters, r2, float(bic), float(half))

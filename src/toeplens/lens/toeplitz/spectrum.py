@@ -1,4 +1,4 @@
-"""Spectra of Toeplitz kernels: the symbol, the extreme eigenvalues by size, and how they approach the symbol."""
+"""Spectra of Toeplitz kernels (symbol, extreme eigenvalues), and of heads' matrices with and without position."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Complex, Float, Int, Shaped
 from scipy.fft import next_fast_len
 from scipy.linalg import eigvalsh, matmul_toeplitz, toeplitz
 from scipy.optimize import minimize_scalar
 from scipy.sparse.linalg import LinearOperator, eigsh, lobpcg
+from torch import Tensor
 
+from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError, invalid
+from toeplens.ground.records import AtLeast1, Record
+from toeplens.lens.kit.terms import rotation_of
+from toeplens.lens.kit.trace import LayerTrace
 
 Kernel = Float[np.ndarray, "D"] | Complex[np.ndarray, "D"]
 
@@ -34,8 +40,7 @@ def symbol(
                 ends there, so an infinite kernel is truncated to a window of M
         points  number of angles, evenly spaced from 0 on, at least 1 (default: D)
 
-    Returns the angles phi in [-pi, pi) and the symbol at each; its imaginary part is 0 for a kernel with
-    a_(-delta) = conj(a_delta).
+    Returns the angles phi in [-pi, pi) and the symbol at each, real for a kernel with a_(-delta) = conj(a_delta).
     """
     size = kernel.shape[-1]
     count = size if points is None else points
@@ -55,12 +60,9 @@ def symbol(
 class Szego:
     """A kernel's eigenvalues by size N, compared with its symbol (`szego`).
 
-    sizes             [K] N
     lowest, highest   [K] the extreme eigenvalues of T_N
-    symbol_low        the symbol's minimum
-    symbol_high       the symbol's maximum
-    gap_low           [K] lowest - symbol_low, never negative beyond rounding
-    gap_high          [K] symbol_high - highest, likewise
+    symbol_low, symbol_high  the symbol's minimum and maximum
+    gap_low, gap_high [K] lowest - symbol_low and symbol_high - highest, never negative beyond rounding
     distribution_gap  [K] largest distance between the sorted eigenvalues and the sorted values of the symbol at N even
                       angles; nan if N is above `DENSE_UP_TO`
     """
@@ -87,13 +89,9 @@ def hermitian_part(
 
 
 def toeplitz_operator(kernel: Kernel, size: int) -> LinearOperator:
-    """The Toeplitz matrix T_ij = a_(i-j) of ``size`` rows, as a linear operator that never forms the matrix.
+    """The Toeplitz matrix T_ij = a_(i-j) of ``size`` rows, as a linear operator, in O(N log N) and O(N) memory.
 
-    Arguments
-        kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1); zero beyond, if ``size`` > M
-        size    number of rows N
-
-    A product with the matrix or with its adjoint takes O(N log N).
+    The kernel is a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), and zero beyond, if ``size`` > M.
     """
     return _operator(*_section(kernel, size))
 
@@ -116,18 +114,12 @@ def extreme_eigenvalues(kernel: Kernel, size: int) -> tuple[float, float]:
 
     Up to `DENSE_UP_TO` rows the matrix is solved densely. Above, Lanczos (ARPACK) on the FFT product finds the right
     extreme, and LOBPCG (Knyazev 2001, SIAM J. Sci. Comput. 23) refines it, with T. Chan's circulant (1988, SIAM J. Sci.
-    Stat. Comput. 9) as preconditioner. At the minimum of a smooth symbol the eigenvalues are O(1/N^2) apart, and
-    Lanczos on its own would need about N steps.
+    Stat. Comput. 9) as preconditioner: at the minimum of a smooth symbol the eigenvalues are O(1/N^2) apart, and
+    Lanczos on its own would need about N steps. Both numbers are then Rayleigh quotients, so they lie within the
+    spectrum to rounding. Their (absolute) error stayed below 1e-7 of the largest |symbol - a_0| for smooth, truncated
+    and random kernels, and mostly below 1e-9.
 
-    Both numbers are then Rayleigh quotients, so they lie within the spectrum to rounding. Against dense solutions of
-    smooth, truncated and random kernels their error stayed below 1e-7 of the largest |symbol - a_0|, and mostly below
-    1e-9. This error is absolute: it does not bound the relative error of an eigenvalue near zero.
-
-    Arguments
-        kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), a_(-delta) = conj(a_delta); zero beyond
-        size    number of rows N
-
-    Raises `InputError` for a kernel that is not Hermitian.
+    The kernel is as in `toeplitz_operator`; raises `InputError` if it is not Hermitian.
     """
     _hermitian(kernel)
     if size <= DENSE_UP_TO:
@@ -139,30 +131,26 @@ def extreme_eigenvalues(kernel: Kernel, size: int) -> tuple[float, float]:
 def szego(kernel: Kernel, sizes: Sequence[int]) -> Szego:
     """How the eigenvalues of T_N fill the range of the symbol as N grows (Grenander & Szegő 1958; theory 4).
 
-    The symbol of the given values is a trigonometric polynomial, and T_N of any N is a section of the infinite Toeplitz
-    matrix with that symbol, so all eigenvalues lie between the symbol's minimum and maximum. As N grows, the extremes
-    tend to these bounds, and the sorted eigenvalues to the sorted values of the symbol at even angles. A kernel that
-    extends beyond delta = M - 1 is truncated there: the symbol then has the window's ripples (a positive semi-definite
-    kernel can have a truncated symbol below 0), and sizes much below M need not come near its bounds.
+    T_N of any N is a section of the infinite Toeplitz matrix with that symbol, so all eigenvalues lie between the
+    symbol's minimum and maximum. As N grows, the extremes tend to these bounds, and the sorted eigenvalues to those of
+    the symbol at even angles. A kernel that extends beyond delta = M - 1 is truncated there: the symbol then has the
+    window's ripples (a positive semi-definite kernel can have a truncated symbol below 0), and sizes much below M need
+    not come near its bounds.
 
-    Arguments
-        kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), a_(-delta) = conj(a_delta)
-        sizes   the sizes N; up to `DENSE_UP_TO` all eigenvalues are computed, from the dense matrix; above it only the
-                extremes, by `extreme_eigenvalues` (whose accuracy also holds for the gaps)
-
-    Raises `InputError` for a kernel that is not Hermitian.
+    The kernel is as in `toeplitz_operator`. Up to `DENSE_UP_TO` rows all eigenvalues are computed; above it only the
+    extremes (`extreme_eigenvalues`). Raises `InputError` for a kernel that is not Hermitian.
     """
     _hermitian(kernel)
     low, high = _symbol_low(kernel), -_symbol_low(-kernel)
     ends = np.empty((len(sizes), 2))
     distribution = np.full(len(sizes), np.nan)
     for index, size in enumerate(sizes):
-        if size <= DENSE_UP_TO:
-            eigenvalues = eigvalsh(toeplitz(*_section(kernel, size)))
-            ends[index] = eigenvalues[0], eigenvalues[-1]
-            distribution[index] = np.abs(eigenvalues - np.sort(np.real(symbol(kernel, size)[1]))).max()
-        else:
+        if size > DENSE_UP_TO:
             ends[index] = extreme_eigenvalues(kernel, size)
+            continue
+        eigenvalues = eigvalsh(toeplitz(*_section(kernel, size)))
+        ends[index] = eigenvalues[[0, -1]]
+        distribution[index] = np.abs(eigenvalues - np.sort(np.real(symbol(kernel, size)[1]))).max()
     lowest, highest = ends.T
     return Szego(np.array(sizes, dtype=int), lowest, highest, low, high, lowest - low, high - highest, distribution)
 
@@ -205,8 +193,8 @@ def _lowest(kernel: Kernel, size: int) -> float:
     start = rng.standard_normal(size).astype(column.dtype)
     _, vector = eigsh(_operator(column - shift, row - shift), 1, which="SA", v0=start, ncv=40, tol=_LANCZOS, rng=rng)  # type: ignore[arg-type]
     # the inverse of T. Chan's circulant, the nearest one to the matrix, shifted to be positive definite
-    weights = np.arange(size) / size
-    nearest = np.real(np.fft.fft((1 - weights) * column + weights * np.concatenate((row[:1], row[:0:-1]))))
+    weights, wrapped = np.arange(size) / size, np.concatenate((row[:1], row[:0:-1]))
+    nearest = np.real(np.fft.fft((1 - weights) * column + weights * wrapped))
     inverse = np.fft.ifft(1 / (nearest - nearest.min() + scale * max(size**-2.0, 1e-6)))
     inverse = inverse if np.iscomplexobj(column) else np.real(inverse)
     preconditioner = _operator(inverse, np.concatenate((inverse[:1], inverse[:0:-1])))
@@ -231,3 +219,113 @@ def _symbol_low(kernel: Kernel) -> float:
         options={"xatol": 1e-9 * step},
     )
     return min(float(found.fun), float(np.real(values).min()))
+
+
+# ---- heads' matrices -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """Spectra of a layer's heads with position, divided by those of the same queries and keys without; mean ratios.
+
+    All pairs are used, visible or not, as the papers' statements are about whole matrices.
+
+    width  [H] range of the eigenvalues of the logits' symmetric part, (L + L^T) / 2
+    norm   [H] largest singular value of the logits
+    gram   [H] largest eigenvalue of the keys' Gram matrix, rotated divided by as projected; its trace does not change
+           if the encoding is a pure rotation (xPos also scales keys). NaN without a rotation of pairs
+    bound  [H] the same eigenvalue divided by its bound, the sum of those of the frequencies' own Gram matrices (Schur,
+           frequency by frequency): never above 1
+    """
+
+    width: Float[Tensor, "H"]
+    norm: Float[Tensor, "H"]
+    gram: Float[Tensor, "H"]
+    bound: Float[Tensor, "H"]
+
+
+@torch.no_grad()
+def contraction(layer: LayerTrace, *, sequences: int = 16) -> Contraction:
+    """Spectra with and without position, over the first ``sequences`` of at least two tokens (theory, 5; float64).
+
+    Raises `InputError` if the encoding reads other tokens' content, the matrices exceed 1024 x 1024, or no sequence has
+    two tokens.
+    """
+    encoding = layer.encoding
+    if encoding.data_dependent or encoding.overrides("transform_logits") or "bias" in encoding._seeing:
+        raise InputError(f"encoding must be a rotation, a bias or vectors at the input, got {type(encoding).__name__}.")
+    if len(layer.rows) > DENSE_UP_TO:
+        raise invalid("positions", f"be at most {DENSE_UP_TO}", len(layer.rows))
+    rotation = rotation_of(layer)
+    bias = encoding.bias(layer.positions, layer.positions)
+    several = (layer.present.sum(1) > 1).nonzero().flatten().tolist()
+    if not several:
+        raise InputError("lengths must include a sequence of at least two tokens.")
+    repeats = layer.q.shape[1] // layer.k.shape[1]  # grouped queries: a key head serves several
+    wide_q, wide_k = layer.q.double(), layer.k.double().repeat_interleave(repeats, 1)
+    turned_q, turned_k = layer.turn(wide_q, wide_k)
+    found = []
+    for sequence in several[:sequences]:
+        there = layer.present[sequence]
+        q, k, tq, tk = (x[sequence][:, there] for x in (wide_q, wide_k, turned_q, turned_k))
+        without = q @ k.mT * layer.scale
+        logits = tq @ tk.mT * layer.scale
+        if bias is not None:
+            own = bias if bias.ndim == 3 else bias[sequence]
+            logits = logits + own.double()[:, there][:, :, there]
+        gram = bound = torch.full((q.shape[0],), torch.nan, dtype=torch.float64, device=q.device)
+        if rotation is not None:
+            largest = _largest(tk)
+            gram = largest / _largest(k)
+            groups = [tk[..., rotation.groups == group] for group in rotation.groups.unique()]
+            bound = largest / torch.stack([_largest(part) for part in groups]).sum(0)
+        norms = [torch.linalg.matrix_norm(x, 2) for x in (logits, without)]
+        found.append(torch.stack((_width(logits) / _width(without), norms[0] / norms[1], gram, bound)))
+    return Contraction(*torch.stack(found).mean(0))
+
+
+def _width(matrix: Float[Tensor, "H N N"]) -> Float[Tensor, "H"]:
+    values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
+    return values[..., -1] - values[..., 0]
+
+
+def _largest(k: Float[Tensor, "H N d"]) -> Float[Tensor, "H"]:
+    """The largest eigenvalue of the Gram matrix, from the smaller of k k^T and k^T k."""
+    return torch.linalg.matrix_norm(k, 2) ** 2
+
+
+@dataclass(frozen=True)
+class BiasSpread(Record):
+    """A bias by distance, by layer and head, in logits.
+
+    offsets  number of distances
+    spread   [L, H] root mean square of b_d over the offsets d, about the head's mean, which softmax ignores
+    """
+
+    WORDS = "bias spread"
+
+    offsets: AtLeast1
+    spread: Float[np.ndarray, "L H"]
+
+    @property
+    def doublings(self) -> float:
+        """log2 of the root mean square of all heads' spreads; -inf for a constant bias."""
+        with np.errstate(divide="ignore"):
+            return float(np.log2(np.sqrt(np.square(self.spread).mean())))
+
+
+@torch.no_grad()
+def bias_spread(encodings: Sequence[PositionalEncoding], length: int, *, causal: bool = True) -> BiasSpread:
+    """The spread of the bias of each layer's encoding over the distances in a sequence.
+
+    Distances are 0 .. length - 1; without ``causal`` also those to keys after the query. Raises `InputError` for an
+    encoding without a bias by distance.
+    """
+    offsets = torch.arange(0 if causal else 1 - length, length)
+    spreads = []
+    for encoding in encodings:
+        kernel = encoding.kernel(offsets) if encoding.coupling == "bias" else None
+        if kernel is None:
+            raise InputError(f"encoding must add a bias by distance, got {type(encoding).__name__}.")
+        spreads.append(kernel.double().cpu().std(dim=-1, correction=0).numpy())
+    return BiasSpread(len(offsets), np.stack(spreads))

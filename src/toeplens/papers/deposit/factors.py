@@ -15,7 +15,7 @@ from math import isfinite, nan
 from typing import Literal, get_args
 
 from toeplens.lens import Estimate, LayerDeposit
-from toeplens.lens.ablation.deposit import Kind
+from toeplens.lens.ablation import Kind
 from toeplens.model import Protocol
 from toeplens.papers.deposit.labels import switches_of
 from toeplens.papers.deposit.questions import FACTOR_BASES

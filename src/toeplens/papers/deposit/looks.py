@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from toeplens.engine.head_watch import MOMENTS
-from toeplens.lens.ablation.deposit import counted_drops
+from toeplens.lens.ablation import counted_drops
 from toeplens.studies.kit.results import SKILLED, CellResult
 
 Measure = Literal["accuracy", "loss"]

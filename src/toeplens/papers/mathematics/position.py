@@ -33,8 +33,8 @@ from scipy.linalg import cholesky, orthogonal_procrustes, solve_banded, toeplitz
 from toeplens.encodings import build
 from toeplens.ground import InputError
 from toeplens.lens.kit.position import position_means
-from toeplens.lens.stream.subspace import curve_dimension, linear_error, neighbour_error, position_subspace
-from toeplens.lens.toeplitz.levinson import frequencies, predictor
+from toeplens.lens.stream import curve_dimension, neighbour_error, position_subspace
+from toeplens.papers.mathematics.levinson import frequencies, predictor
 from toeplens.papers.mathematics.statements import (
     Experiment,
     Record,
@@ -50,6 +50,19 @@ from toeplens.studies.kit.verdicts import Finding, below, unknown
 
 ENCODINGS = ("sinusoidal", "learned", "random-fixed")
 Table = Float[np.ndarray, "N D"]
+
+
+def linear_error(p: Float[np.ndarray, "N D"], words: Float[np.ndarray, "V D"]) -> float:
+    """Relative error of the best linear map M from sums w_v + p_i to p_i, over all pairs (v, i), both tables centred.
+
+    The minimum of sqrt(E|(w + p) M - p|^2 / E|p|^2): 0 up to rounding if the two spans share only 0, at most 1. As v
+    and i are independent, E|(w + p) M - p|^2 = E|w M|^2 + E|p M - p|^2. Nan if p has no variance.
+    """
+    position, word = ((x - x.mean(0)) / np.sqrt(len(x)) for x in (p, words))
+    design, wanted = np.concatenate((position, word)), np.concatenate((position, np.zeros_like(word)))
+    rest = design @ np.linalg.lstsq(design, wanted, rcond=None)[0] - wanted
+    with np.errstate(invalid="ignore"):
+        return float(np.linalg.norm(rest) / np.linalg.norm(position))
 
 
 def position_table(encoding: str, width: int, length: int, seed: int) -> Table:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from toeplens.encodings import PositionalEncoding, attend
 from toeplens.ground import InputError
-from toeplens.lens.gradients.descent import LayerGradient, LayerView, Measure, ProjectionInputs
+from toeplens.lens.gradients import LayerGradient, LayerView, Measure, ProjectionInputs
 from toeplens.lens.kit.interventions import Batch, counts
 from toeplens.lens.kit.interventions import losses as example_losses
 from toeplens.model import Context, Decoder, LatentAttention
@@ -86,7 +86,7 @@ class DecoderGradients:
             return _views(self.model, tokens, lengths)
 
     def descend(self, measure: Measure, batch: Batch, probe: Batch) -> tuple[Tensor, Tensor, float, float]:
-        """See `toeplens.lens.gradients.descent.Differentiable`.
+        """See `toeplens.lens.gradients.Differentiable`.
 
         The derivative is computed by forward-mode differentiation in float64, without a step size.
         Raises `InputError` if no example of ``batch`` counts.

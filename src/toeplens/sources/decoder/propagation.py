@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError, invalid
-from toeplens.lens.logits.relevance import (
+from toeplens.lens.logits import (
     Relevance,
     by_offset,
     by_place,
@@ -46,7 +46,7 @@ def relevance(
 ) -> Relevance:
     """The relevance of content, position, biases and softmax for each example's class logit.
 
-    Uses the rules of `toeplens.lens.logits.relevance`. Every call checks that the parts add up to the model's own
+    Uses the rules of `toeplens.lens.logits`. Every call checks that the parts add up to the model's own
     logit. The model is not changed; dropout is off.
 
     Arguments

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.machine import out_of_memory
-from toeplens.lens.frequency.use import Off
+from toeplens.lens.frequency import Off
 from toeplens.sources.huggingface.calls import AttentionCall, Place
 from toeplens.sources.huggingface.capture import captured
 from toeplens.sources.huggingface.interventions import Change, changed_outputs, without_position

@@ -3,7 +3,7 @@
 The rotation multiplies pair t at position i by m_t e^(iota (i theta_t + c_t)), c_t common to queries and keys. A
 changed rotation multiplies the original pair by m_t e^(iota i theta'_t) and the band's gain, so no angle is undone: a
 frozen pair is the model's own before its rotation. Positional and symbolic logits of a query i are the row and column
-means of its table M_jm (`toeplens.lens.following.two_way`), with means over the visible keys:
+means of its table M_jm (`toeplens.lens.head_types.two_way`), with means over the visible keys:
 
     mu + P_j = Re sum_t w_t conj(mean c)_t e_jt + q'_i . mean c' + b_(i-j),    mu + S_j = Re sum_t w_t (mean e)_t
     conj(c_j)_t + q'_i . c'_j + mean b,    w = q_i e^(iota i theta), e_j = e^(-iota j theta),
@@ -82,7 +82,7 @@ class Change:
                token, a fractional speed multiplies the angle without its whole turns
     bias       ``False`` removes what is added to the logits besides the mask (ALiBi, T5)
     attention  keep only the ``positional`` or the ``symbolic`` part of the logits, from each query's two-way analysis
-               of variance over the visible keys (`toeplens.lens.following.two_way`), each with the mean
+               of variance over the visible keys (`toeplens.lens.head_types.two_way`), each with the mean
     output     the heads' new output: ``zero``; ``mean``, over the sequences that have a token at the position; or
                ``resample``, that of another sequence of the batch, drawn by ``seed``. Padding, which the attention's
                own mask hides from all queries, is not used and not changed

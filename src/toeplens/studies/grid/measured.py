@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from toeplens.engine import LengthResult
 from toeplens.ground.records import Record
-from toeplens.lens.ablation.deposit import counted_drops
+from toeplens.lens.ablation import counted_drops
 from toeplens.studies.grid.spec import Column, GridSpec
 from toeplens.studies.kit.results import CellResult, Results, mean_of
 

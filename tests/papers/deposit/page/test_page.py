@@ -14,7 +14,7 @@ from tests.report.reading import Text, figures, without_plotly
 
 from toeplens.ground.words import percent
 from toeplens.lens import over_seeds
-from toeplens.lens.gradients.signal import margins
+from toeplens.lens.gradients import margins
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of
 from toeplens.papers.deposit.factors import concentrated, factor_table
 from toeplens.papers.deposit.labels import Label

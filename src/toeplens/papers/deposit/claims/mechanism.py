@@ -12,7 +12,7 @@ from jaxtyping import Float
 from scipy.special import ndtr
 
 from toeplens.lens import margins
-from toeplens.lens.ablation.deposit import counted_drops
+from toeplens.lens.ablation import counted_drops
 from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit.claims.common import (
     BOTH,

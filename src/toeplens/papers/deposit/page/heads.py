@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from toeplens.engine.circuit import KEYS, PLACES, Circuit
 from toeplens.ground.words import listed, percent, points, whole
 from toeplens.lens import HeadAblation, HeadSets, LayerDeposit
-from toeplens.lens.ablation.deposit import PEAK
+from toeplens.lens.ablation import PEAK
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.factors import concentrated

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from toeplens.lens import SeedStrength
-from toeplens.lens.gradients.signal import LEVELS, Level, margins
+from toeplens.lens.gradients import LEVELS, Level, margins
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, title
 from toeplens.papers.deposit.factors import Values

@@ -1,1 +1,0 @@
-"""Which rotation frequencies the heads use."""

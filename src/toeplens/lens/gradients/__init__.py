@@ -1,1 +1,0 @@
-"""Positional gradients: does a positional signal survive the mean over a batch?"""

@@ -1,0 +1,305 @@
+"""Attention patterns: by offset, and known head types; summed over blocks of queries, for any mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from toeplens.ground import InputError, invalid
+from toeplens.lens.kit.toeplitz import ROUNDING, ToeplitzProfile, profile_of
+
+_AT_ONCE = 2**20  # logits processed at once; a few megabytes are fastest
+_MEANS = {"entropy": "entropies", "first": "firsts", "kept": "queries", "induction": "eligible", "duplicate": "copies"}
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """The attention pattern of each head, over all queries that see a key. All arrays are [H] except the profile.
+
+    Values are NaN where nothing counts. For cross-attention only ``entropy``, ``first`` and ``sink`` are defined.
+
+    toeplitz           share of the logits' energy that depends only on the offset, over the visible pairs of all
+                       sequences: ``share`` of `toeplens.lens.kit.toeplitz.ToeplitzProfile`
+    toeplitz_variance  share of the logits' variance explained by the offset: ``variance_explained`` there
+    distance           mean |i - j| of query and key, weighted by attention, in tokens
+    entropy            mean of H(w) / log(number of visible keys) over the queries that see at least two keys, with w
+                       the normalized weights on the keys: 0 for one key, 1 for uniform attention. Queries without any
+                       weight on keys are left out
+    first              mean weight on key 0, over all queries that see a key except query 0; with cross-attention over
+                       all queries
+    sink               mean over queries of 1 - sum of the weights on keys: the weight on a sink; otherwise rounding
+    previous           mean weight on key i - 1, over the queries i that see it
+    current            mean weight on key i, over the queries i that see it
+    next               mean weight on key i + 1, over the queries i that see it
+    induction          summed weight on the visible keys j that follow another copy of the query's token: the token at
+                       j - 1 equals the one at i, and j - 1 is not i (so it is earlier if attention is causal; j may be
+                       i); mean over the queries that see such a key (prefix matching, Olsson et al. 2022)
+    duplicate          summed weight on the visible keys j != i with the query's token; mean over the queries that see
+                       such a key (duplicate-token heads, Wang et al. 2022)
+    profile            [H, P] mean weight by distance |i - j|: at 0, 1, 2-3, 4-7, 8-15, ...; sums to 1 - sink.
+                       [H, 0] for cross-attention
+    eligible           number of queries behind ``induction``
+    """
+
+    toeplitz: Float[np.ndarray, "H"]
+    toeplitz_variance: Float[np.ndarray, "H"]
+    distance: Float[np.ndarray, "H"]
+    entropy: Float[np.ndarray, "H"]
+    first: Float[np.ndarray, "H"]
+    sink: Float[np.ndarray, "H"]
+    previous: Float[np.ndarray, "H"]
+    current: Float[np.ndarray, "H"]
+    next: Float[np.ndarray, "H"]
+    induction: Float[np.ndarray, "H"]
+    duplicate: Float[np.ndarray, "H"]
+    profile: Float[np.ndarray, "H P"]
+    eligible: Int[np.ndarray, "H"]
+
+
+class PatternSums:
+    """Accumulates sums over queries, from which `Patterns` follow; memory is linear in queries and keys.
+
+    Arguments
+        heads    number of heads H
+        queries  number of tokens in the queries' sequence, Nq
+        keys     number of tokens in the keys' sequence, Nk; equals Nq unless ``cross``
+        tokens   [S, N] token ids of all sequences that will be added, for ``induction`` and ``duplicate``
+        cross    cross-attention: queries and keys come from different sequences, so there are no offsets
+        profile  profile of the logits over all sequences, [H, D], if known; it is then not accumulated
+    """
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        queries: int,
+        keys: int,
+        tokens: Int[Tensor, "S N"] | None = None,
+        cross: bool = False,
+        profile: ToeplitzProfile | None = None,
+    ) -> None:
+        if min(heads, queries, keys) < 1:
+            raise invalid("heads, queries and keys", "be at least 1", got=f"{heads}, {queries} and {keys}")
+        if not cross and queries != keys:
+            raise invalid("keys", f"be {queries}, as many as queries, in self-attention", keys)
+        if tokens is not None and (cross or tokens.ndim != 2 or tokens.shape[1] != queries):
+            raise invalid("tokens", f"have shape [S, {queries}], in self-attention only", tokens)
+        self.heads, self.queries, self.keys, self.tokens, self.cross = heads, queries, keys, tokens, cross
+        names = ("energy", *_MEANS, *_MEANS.values())
+        self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
+        self._logits, self._weights, self._counts = torch.zeros(3, heads, 2 * keys - 1, dtype=torch.float64)
+        self._known = profile is not None
+        if profile is not None:
+            offsets, counts = profile.offsets.cpu() + keys - 1, profile.counts.double().cpu()
+            self._counts[:, offsets] = counts
+            self._logits[:, offsets] = profile.diagonal_means.nan_to_num().cpu() * counts
+            self._sums["energy"] += profile.total_energy.cpu()
+
+    @torch.no_grad()
+    def add(
+        self,
+        rows: Int[Tensor, "R"],
+        logits: Float[Tensor, "B H R K"],
+        weights: Float[Tensor, "B H R K"],
+        sequences: slice = slice(None),
+        start: int = 0,
+        visible: Bool[Tensor, "_B _H R K"] | None = None,
+    ) -> None:
+        """Add some queries of some sequences, each query once; the order does not matter, consecutive rows are fast.
+
+        Computes in float64, weights in their own dtype but at least float32.
+
+        Arguments
+            rows       [R] the queries, counted from 0
+            logits     [B, H, R, K] for K consecutive keys from ``start`` on, which must include all keys that these
+                       queries see; -inf where a key is not visible
+            weights    [B, H, R, K] on the keys, without a sink; weights on keys that are not visible are ignored,
+                       and those of a query that sees no key may be NaN
+            sequences  which rows of ``tokens`` the B sequences are
+            visible    which keys a query sees, for all sequences and heads or for each (default: those with logits
+                       above -inf). If passed, weights on the other keys must be 0
+
+        Raises `InputError` for shapes that do not fit, and numbers that are not finite.
+        """
+        tokens = None if self.tokens is None else self.tokens[sequences].to(logits.device)
+        wanted = (logits.shape[0] if tokens is None else len(tokens), self.heads, len(rows), logits.shape[-1])
+        if not 0 <= start < start + logits.shape[-1] <= self.keys:
+            raise invalid("logits", f"end at key {self.keys} at most", start + logits.shape[-1])
+        if logits.shape != wanted or weights.shape != wanted:
+            shapes = f"{list(logits.shape)} and {list(weights.shape)}"
+            raise invalid("logits and weights", f"have shape {list(wanted)}", got=shapes)
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.queries):
+            raise invalid("rows", f"be from 0 to {self.queries - 1}", got=f"{int(rows.min())} to {int(rows.max())}")
+        visible = None if visible is None else visible.expand(wanted[0], -1, -1, -1)
+        for batch, heads, part in _tiles(rows, *wanted[:3], wanted[3]):
+            some = (batch, heads, part)
+            own = None if tokens is None else tokens[batch]
+            seen = None if visible is None else visible[batch, heads if visible.shape[1] > 1 else slice(None), part]
+            self._add(heads, rows[part].to(logits.device), logits[some], weights[some], seen, own, start)
+        if not all(x.isfinite().all() for x in self._sums.values()):
+            raise InputError("logits and weights must be finite where keys are visible.")
+
+    def result(self) -> Patterns:
+        """The patterns of everything added so far."""
+        made = {name: x.numpy() for name, x in self._sums.items()}
+        means = {name: made[name] / _counted(made[count]) for name, count in _MEANS.items()}
+        nothing = np.full(self.heads, np.nan)
+        shares = dict.fromkeys(("toeplitz", "toeplitz_variance", "distance", "previous", "current", "next"), nothing)
+        by_distance = np.empty((self.heads, 0))
+        if not self.cross:
+            counts, weights = self._counts.numpy(), self._weights.numpy()
+            away = np.abs(np.arange(1 - self.keys, self.keys))
+            bins = np.frexp(away)[1]  # 0; 1; 2 and 3; 4 to 7; ..
+            by_distance = np.stack([np.bincount(bins, row) for row in weights]) / _counted(made["queries"])[:, None]
+            energy, offsets = self._sums["energy"], torch.arange(1 - self.keys, self.keys)
+            profile = profile_of(offsets, self._counts, self._logits, energy, ROUNDING * energy)
+            shares = {"toeplitz": profile.share.numpy(), "toeplitz_variance": profile.variance_explained.numpy()}
+            shares["distance"] = weights @ away / _counted(weights.sum(-1))
+            for name, offset in (("previous", 1), ("current", 0), ("next", -1)):
+                at = self.keys - 1 + offset
+                shares[name] = weights[:, at] / _counted(counts[:, at]) if self.keys > 1 or not offset else nothing
+        return Patterns(
+            **shares,
+            sink=1 - means.pop("kept"),
+            **means,
+            profile=by_distance,
+            eligible=made["eligible"].astype(int),
+        )
+
+    def by_offset(self) -> tuple[Float[np.ndarray, "H D"], Float[np.ndarray, "H D"]]:
+        """Mean logit at each offset -(N-1) .. N-1 over the visible pairs, 0 where there is none, and their number."""
+        counts = self._counts.numpy()
+        return self._logits.numpy() / np.maximum(counts, 1), counts
+
+    def _add(
+        self,
+        heads: slice,
+        rows: Tensor,
+        logits: Tensor,
+        weights: Tensor,
+        visible: Tensor | None,
+        tokens: Tensor | None,
+        start: int,
+    ) -> None:
+        if visible is None:
+            visible = logits != -math.inf
+            if bool((visible == visible[:, :1]).all()):
+                visible = visible[:, :1]  # the same in all heads
+            weights = weights.masked_fill(~visible, 0)
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        seen = visible.sum(-1)
+        kept = weights.sum(-1)
+        several = (seen > 1) & (kept > 0)
+        later = (rows > 0) | self.cross
+        tiny = torch.finfo(weights.dtype).tiny
+        entropy = kept.log() - weights.clamp(min=tiny).log_().mul_(weights).sum(-1) / kept  # of normalized weights
+        found = {
+            "queries": seen > 0,
+            "kept": kept,
+            "first": weights[..., 0] * (later & (start == 0)),
+            "firsts": (seen > 0) & later,
+            "entropy": (entropy / seen.clamp(min=2).to(kept.dtype).log()).where(several, 0),
+            "entropies": several,
+        }
+        if not self.cross:
+            lowest = int(rows[0]) + self.keys - start - logits.shape[-1]
+            offsets = slice(lowest, lowest + len(rows) + logits.shape[-1] - 1)
+            self._weights[heads, offsets] += _by_offset(weights).cpu()
+            if not self._known:
+                self._counts[heads, offsets] += _by_offset(visible.to(weights.dtype)).cpu()
+                scores = logits.to(torch.float64, copy=True).masked_fill_(~visible, 0)
+                self._logits[heads, offsets] += _by_offset(scores).cpu()
+                self._sums["energy"][heads] += scores.square_().sum((0, 2, 3)).cpu()
+        if tokens is not None:
+            for total, count, before in (("induction", "eligible", 1), ("duplicate", "copies", 0)):
+                some = _copies(tokens, rows, start - before, logits.shape[-1]) & visible
+                found[total], found[count] = (weights * some.to(weights.dtype)).sum(-1), some.any(-1)
+        for name, values in found.items():
+            self._sums[name][heads] += values.double().sum((0, 2)).cpu()
+
+
+def _by_offset(x: Float[Tensor, "B _H R K"]) -> Float[Tensor, "_H D"]:
+    """Sums of consecutive queries' rows by i - j, from the last key and first query up, by skewing the rows."""
+    count, keys = x.shape[-2:]
+    sums = x.new_zeros(*x.shape[:-2], count + keys - 1)
+    for row in range(count):
+        sums[..., count - 1 - row : count - 1 - row + keys].add_(x[..., row, :])
+    return sums.double().sum(0).flip(-1)
+
+
+def _copies(tokens: Int[Tensor, "B N"], rows: Int[Tensor, "R"], start: int, count: int) -> Bool[Tensor, "B 1 R K"]:
+    """Whether each of ``count`` positions from ``start`` on holds another copy of the query's token."""
+    places = torch.arange(start, start + count, device=rows.device)
+    same = tokens[:, rows, None] == tokens[:, None, places.clamp(min=0)]
+    return (same & (places >= 0) & (places != rows.unsqueeze(-1))).unsqueeze(1)
+
+
+def _tiles(
+    rows: Int[Tensor, "R"], batch: int, heads: int, count: int, keys: int
+) -> Iterator[tuple[slice, slice, slice]]:
+    """Sequences, heads and consecutive rows to process together."""
+    several = min(heads, max(1, _AT_ONCE // keys))
+    height = max(1, _AT_ONCE // (keys * several))
+    breaks = (rows.diff() != 1).nonzero().flatten().add(1).tolist()
+    for start, stop in zip((0, *breaks), (*breaks, count), strict=True):
+        tall = min(height, max(1, stop - start))
+        together = max(1, _AT_ONCE // (keys * several * tall))
+        steps = (range(0, batch, together), range(0, heads, several), range(start, stop, tall))
+        for b, h, r in product(*steps):
+            yield slice(b, b + together), slice(h, h + several), slice(r, min(r + tall, stop))
+
+
+def _counted(x: Float[np.ndarray, "*H"]) -> Float[np.ndarray, "*H"]:
+    """A divisor: NaN instead of 0."""
+    return np.where(x > 0, x, np.nan)
+
+
+class Retrieval(NamedTuple):
+    """How each head retrieves the answer, at the positions where the answer's tokens are predicted.
+
+    score  share of the answer's tokens for which the key with the largest weight lies in the needle and is that token:
+           the retrieval score of Wu et al. 2024 (arXiv 2404.15574, section 2), but for the correct answer
+    mass   mean weight on the keys in the needle that are that token
+    """
+
+    score: Float[Tensor, "B H"]
+    mass: Float[Tensor, "B H"]
+
+
+def retrieval(
+    weights: Float[Tensor, "B H n K"], tokens: Int[Tensor, "B N"], places: Int[Tensor, "n"], needle: Int[Tensor, "B 2"]
+) -> Retrieval:
+    """Retrieval scores of heads, from their weights at the queries that predict an answer.
+
+    Arguments
+        weights  of the queries at ``places`` - 1 on the keys 0 .. K-1, without a sink
+        tokens   all sequences, including question and answer
+        places   positions of the answer's tokens
+        needle   start and end (exclusive) of the needle's tokens, all of the answer's among them
+    """
+    keys = weights.shape[-1]
+    if weights.shape[0] != len(tokens) or weights.shape[2] != len(places) or needle.shape != (len(tokens), 2):
+        raise invalid(
+            "weights and needle",
+            f"have shapes [{len(tokens)}, H, {len(places)}, K] and [{len(tokens)}, 2]",
+            got=f"{list(weights.shape)} and {list(needle.shape)}",
+        )
+    at = torch.arange(keys, device=weights.device)
+    first, last = needle.to(at.device).unbind(1)
+    inside = (at >= first.unsqueeze(1)) & (at < last.unsqueeze(1))
+    own = tokens.to(at.device)
+    hits = (own[:, None, :keys] == own[:, places.to(at.device), None]) & inside.unsqueeze(1)
+    if not bool(hits.any(-1).all()):
+        raise InputError("needle must contain all tokens of the answer.")
+    marked = hits.unsqueeze(1).to(weights.dtype)
+    top = weights.argmax(-1, keepdim=True)
+    found = marked.expand_as(weights).gather(-1, top).squeeze(-1)
+    return Retrieval(found.double().mean(-1), (weights * marked).sum(-1).double().mean(-1))

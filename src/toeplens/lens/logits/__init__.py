@@ -1,1 +1,0 @@
-"""Decomposition of logits: content, position, and their interaction."""

@@ -1,1 +1,0 @@
-"""Position in the residual stream."""

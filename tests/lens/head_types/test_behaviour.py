@@ -1,0 +1,614 @@
+"""The shares are what a plain program finds that writes every query's table of logits out, content by position."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.lens.models import decoder
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding, Rotary
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace
+from toeplens.lens.frequency import frequency_use
+from toeplens.lens.head_types import two_way
+from toeplens.lens.head_types.behaviour import Behaviour, PermutationScores, _scores, behaviour, permutation_scores
+from toeplens.lens.kit import movable
+from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, movable_from
+from toeplens.lens.kit.position import position_parts
+from toeplens.lens.kit.trace import Counted
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+FREQUENCIES = (0.0, math.pi, 2 * math.pi, -math.pi, 1e-9, 1e-4, 0.01, 0.3, 1.0, 1.0, 2.5, -0.7)
+SIZES = {"vocab_size": 20, "d_model": 24, "d_ff": 16, "num_layers": 2, "num_heads": 3, "max_len": 16}
+LENGTHS = torch.tensor([8, 5, 1, 7])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("shape", [(3, 4), (1, 4), (1, 1)], ids=str)
+def test_a_bias_by_query_and_position_stays_in_its_place(
+    shape: tuple[int, int], window: int | None, causal: bool
+) -> None:
+    """It adds to the positional part alone; two heads a key, padding, and a position part of the keys beside."""
+    draw = torch.Generator().manual_seed(3)
+    q = torch.randn(3, 4, 9, 6, generator=draw, dtype=torch.float64)
+    k, part = (torch.randn(*size, 9, 6, generator=draw, dtype=torch.float64) for size in ((3, 2), (1, 1)))
+    bias, lengths = torch.randn(*shape, 9, 9, generator=draw, dtype=torch.float64), torch.tensor([9, 6, 8])
+    rates = torch.tensor([1.0, 0.25], dtype=torch.float64)
+    turns = torch.polar(torch.ones(9, 2).double(), torch.arange(9).double()[:, None] * rates)
+
+    def turned(x: Tensor) -> Tensor:
+        """Of dimensions 0 and 2, 1 and 3, at every position of the last but one dimension."""
+        made = torch.complex(x[..., :2], x[..., 2:4]) * turns
+        return torch.cat((made.real, made.imag, x[..., 4:]), -1)
+
+    tables: list[list[np.ndarray]] = [[] for _ in range(4)]
+    for sequence, head in np.ndindex(3, 4):
+        contents = (k - part)[sequence, head // 2, :, None] + part[0, 0]  # of each content at each place
+        logits = 0.5 * torch.einsum("id,mjd->ijm", turned(q)[sequence, head], turned(contents))
+        logits = logits + bias.expand(3, 4, 9, 9)[sequence, head, :, :, None]
+        for query in range(int(lengths[sequence])):
+            keys = [j for j in range(int(lengths[sequence])) if j <= query or not causal]
+            keys = [j for j in keys if window is None or abs(query - j) < window]
+            if len(keys) > 1:
+                tables[head].append(logits[query][keys][:, keys].numpy())
+    given = {"rotation": rates, "pairing": "half", "layout": "bhnd", "scale": 0.5, "k_position": part}
+    found = behaviour(q, k, bias=bias, causal=causal, window=window, lengths=lengths, **given)
+    arrays = np.stack((found.positional, found.symbolic, found.interaction, found.variance))
+    np.testing.assert_allclose(arrays, shares_of(tables), atol=1e-10, rtol=1e-10)
+
+
+def shares_of(tables: list[list[np.ndarray]]) -> np.ndarray:
+    """Positional, symbolic, interaction and mean variance of the tables M[j, m] of each head's queries: [4, H]."""
+    made = []
+    for head in tables:
+        sums, total = np.zeros(3), 0.0
+        for table in head:
+            mean = table.mean()
+            position, content = table.mean(1) - mean, table.mean(0) - mean
+            rest = table - mean - position[:, None] - content
+            sums += [np.mean(x**2) for x in (position, content, rest)]
+            total += np.mean((table - mean) ** 2)
+        assert abs(sums.sum() - total) <= 1e-9 * total
+        made.append([*(sums / total), total / len(head)])
+    return np.array(made).T
+
+
+def seen_by(case: dict[str, Any], sequence: int, query: int) -> range:
+    """The keys that a query sees."""
+    length, end = case["q"].shape[2], int(case["lengths"][sequence])
+    window, chunk = case["window"] or length, case.get("chunk") or length
+    keys = [j for j in range(end) if j // chunk == query // chunk and abs(query - j) < window]
+    keys = [j for j in keys if query < end and (j <= query or not case["causal"])]
+    return range(keys[0], keys[-1] + 1) if keys else range(0)
+
+
+def by_hand(case: dict[str, Any]) -> np.ndarray:
+    """The same of tensors q [B, H, N, d], k [B, G, N, d]: keys are turned pair by pair, the table is written out."""
+    q, k = case["q"].double().numpy(), case["k"].double().numpy()
+    count, heads, length, _ = q.shape
+    p = np.zeros_like(k) if case["k_position"] is None else np.broadcast_to(case["k_position"].numpy(), k.shape)
+    tables = []
+    for head in range(heads):
+        own = head // (heads // k.shape[1])
+        tables.append([])
+        for sequence in range(count):
+            for i in range(length):
+                seen = seen_by(case, sequence, i)
+                if len(seen) < 2:
+                    continue
+                first, stop = seen.start, seen.stop
+                table = np.empty((stop - first, stop - first))
+                for j in range(first, stop):
+                    keys = k[sequence, own, first:stop] - p[sequence, own, first:stop] + p[sequence, own, j]
+                    turned = keys.copy()
+                    theta = torch.zeros(1, 0) if case["rotation"] is None else case["rotation"]
+                    for t in range(theta.shape[-1]):
+                        angle = (j - i) * float(theta[head % len(theta), t])
+                        n = theta.shape[-1]
+                        a, b = (t, t + n) if case["pairing"] == "half" else (2 * t, 2 * t + 1)
+                        turned[:, a] = keys[:, a] * math.cos(angle) - keys[:, b] * math.sin(angle)
+                        turned[:, b] = keys[:, a] * math.sin(angle) + keys[:, b] * math.cos(angle)
+                    table[j - first] = case["scale"] * turned @ q[sequence, head, i]
+                    if case["bias"] is not None:
+                        offset = i - j if case["causal"] else i - j + length - 1
+                        table[j - first] += float(case["bias"][head % len(case["bias"]), offset])
+                tables[-1].append(table)
+    return shares_of(tables)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Any input that `behaviour` takes of tensors."""
+    heads, groups, count = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)]))
+    length, width = draw(st.integers(2, 8)), draw(st.integers(1, 6))
+    made = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made, dtype=torch.float64)
+
+    causal, pairs = draw(st.booleans()), draw(st.integers(0, width // 2))
+    rows = draw(st.sampled_from([1, heads]))
+    picked = draw(st.lists(st.sampled_from(FREQUENCIES), min_size=rows * pairs, max_size=rows * pairs))
+    places = draw(st.sampled_from([None, (length, width), (groups, length, width), (count, groups, length, width)]))
+    bias_rows = draw(st.sampled_from([0, 1, heads]))
+    return {
+        "q": normal(count, heads, length, width),
+        "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
+        "rotation": torch.tensor(picked, dtype=torch.float64).reshape(rows, pairs) if pairs else None,
+        "pairing": draw(st.sampled_from(["interleaved", "half"])),
+        "layout": "bhnd",
+        "bias": normal(bias_rows, length if causal else 2 * length - 1) + 3 if bias_rows else None,
+        "k_position": None if places is None else normal(*places),
+        "causal": causal,
+        "window": draw(st.sampled_from([None, None, 1, 2, 3, 4, 5, 9])),
+        "chunk": draw(st.sampled_from([None, None, 1, 2, 3, 5, 9])),
+        "scale": draw(st.sampled_from([1.0, 0.5])),
+        "lengths": torch.tensor([length, *draw(st.lists(st.integers(0, length), min_size=1, max_size=1))][:count]),
+    }
+
+
+def test_a_window_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of seven queries, in chunks of three."""
+    monkeypatch.setattr(two_way, "CHUNK", 3)
+    q, k = torch.randn(2, 1, 2, 17, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    case = {"q": q, "k": k, "rotation": torch.tensor([[1.0, 0.3]]), "pairing": "half", "layout": "bhnd", "bias": None}
+    case |= {
+        "k_position": None,
+        "causal": True,
+        "window": 7,
+        "chunk": None,
+        "scale": 1.0,
+        "lengths": torch.tensor([17]),
+    }
+    np.testing.assert_allclose(shares(behaviour(**case)), by_hand(case)[:3], rtol=0, atol=1e-8)
+
+
+def shares(found: Behaviour) -> np.ndarray:
+    return np.stack([found.positional, found.symbolic, found.interaction])
+
+
+@given(cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]), st.sampled_from([1, 2, 16]))
+def test_the_closed_form_is_the_table_written_out(case: dict[str, Any], chunk: int, block: int, step: int) -> None:
+    """float64, 1e-8 of the whole variance; with frequencies of 0, pi, 2 pi, nearly 0 and equal ones."""
+    counts = [len(seen_by(case, *place)) for place in np.ndindex(len(case["q"]), case["q"].shape[2])]
+    alone = max(counts) < 2
+    assert movable_of(case).seen().flatten().tolist() == counts
+    expected = by_hand(case) if not alone else np.empty(0)
+    with patch.multiple(two_way, CHUNK=chunk, BLOCK=block, STEP=step):
+        found = behaviour(**case)
+    assert found.queries == sum(count > 1 for count in counts)
+    assert (found.flat == alone).all()
+    if alone:
+        return
+    np.testing.assert_allclose(shares(found), expected[:3], rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.variance, expected[3], rtol=1e-8)
+    assert (shares(found) >= 0).all()
+    assert (found.positional + found.symbolic <= 1 + 1e-12).all()  # exclusion
+    np.testing.assert_allclose(shares(found).sum(0), 1, rtol=0, atol=1e-12)
+    if case["rotation"] is None:
+        assert (found.interaction == 0).all()  # every additive scheme
+
+
+def random_case(length: int = 12, **others: Any) -> dict[str, Any]:
+    made = torch.Generator().manual_seed(3)
+    q, k = torch.randn(2, 2, 2, length, 6, generator=made, dtype=torch.float64).unbind(0)
+    rotation = torch.tensor([1.0, 0.2, 0.01], dtype=torch.float64)
+    return {"q": q, "k": k + 1, "rotation": rotation, "pairing": "interleaved", **others}
+
+
+def test_slow_frequencies_keep_their_digits() -> None:
+    """Turns of 1e-6 in all: Var(P) and Var(I) are of 1e-10 of the squares that they come from (rtol 1e-5)."""
+    case = random_case(rotation=torch.full((1, 3), 1e-6, dtype=torch.float64))
+    case |= {"bias": None, "k_position": None, "causal": True, "scale": 1.0, "pairing": "interleaved", "window": None}
+    case["lengths"] = torch.tensor([12, 12])
+    found, expected = behaviour(**case), by_hand(case)
+    np.testing.assert_allclose(shares(found), expected[:3], rtol=1e-5)
+    assert (found.interaction > 0).all()
+    assert (found.interaction < 1e-9).all()
+
+
+def movable_of(case: dict[str, Any], **others: Any) -> MovableKeys:
+    given = {"pairing": "half"} | case | others
+    return next(movable_from(given.pop("q"), given.pop("k"), Given(**given)))[2]
+
+
+def test_contents_change_places_within_the_window() -> None:
+    """float64, 1e-12; the logits of the permutation scores."""
+    case = random_case(k_position=random_case()["q"].roll(1, 0), bias=torch.linspace(0, 5, 12).double())
+    near, far = (movable_of(case, window=window) for window in (4, None))
+    for query in (2, 9):
+        first = max(0, query - 3)
+        order = torch.arange(query + 1 - first).flip(0)
+        every = torch.cat((torch.arange(first), order + first))
+        expected = far.logits(1, query, every)[..., first:]
+        torch.testing.assert_close(near.logits(1, query, order), expected, rtol=1e-12, atol=1e-12)
+    found = permutation_scores(**case, window=1 + 1, queries=99, permutations=2)
+    assert found.queries == 2 * 11
+
+
+def test_heads_that_do_not_vary_are_flat() -> None:
+    """Both behaviours at once: only where all logits are the same, and then neither is scored."""
+    case = random_case(rotation=None)
+    case["k"] = case["k"][..., :1, :].repeat(1, 1, 12, 1)
+    case["k"][:, 1, 3] += 1
+    found = behaviour(**case)
+    assert found.flat.tolist() == [True, False]
+    assert np.isnan(shares(found)[:, 0]).all()
+    alone = behaviour(case["q"][0, 0, :1], case["k"][0, 0, :1])
+    assert alone.flat.shape == ()
+    assert alone.flat
+    assert alone.queries == 0
+    assert np.isnan(alone.variance)
+
+
+ENCODINGS: dict[str, dict[str, Any]] = {
+    name: {"encoding": name}
+    for name in ("nope", "rope", "alibi", "t5", "sinusoidal", "learned", "rope-absolute", "mla")
+} | {
+    "partial-rope": {"encoding": "partial-rope", "encoding_options": {"rotary_pct": 0.5, "heads": 2}},
+    "rope-yarn": {"encoding": "rope-yarn"},  # its queries and keys have a magnitude
+    "xpos": {"encoding": "xpos", "encoding_options": {"scale_base": 16}},  # and its own at every position
+    "mla-released": {"encoding": "mla", "encoding_options": {"phase_table": "released", "rotary_dim": 4}},
+    "axial-rope": {"encoding": "axial-rope"},
+}
+
+
+@cache
+def model_of(encoding: str, protocol: str) -> Decoder:
+    return decoder(seed=1, protocol=protocol, **SIZES, **ENCODINGS[encoding])
+
+
+def trace_of(encoding: str, protocol: str = "paper", **options: Any) -> AttentionTrace:
+    tokens = torch.randint(0, 20, (4, 8), generator=torch.Generator().manual_seed(2))
+    return AttentionTrace(DecoderSource(model_of(encoding, protocol)), tokens, LENGTHS, **options)
+
+
+def by_the_layer(layer: LayerTrace, part: Tensor, counted: Counted = "all") -> np.ndarray:
+    """Shares from the layer's own logits, one content at a time standing at every position."""
+    count, length = layer.q.shape[0], layer.q.shape[2]
+    content = layer.k - part
+    made = np.stack(
+        [layer.logits(k=content[:, :, m : m + 1] + part).detach().double().numpy() for m in range(length)], axis=-1
+    )
+    tables: list[list[np.ndarray]] = [[] for _ in range(layer.q.shape[1])]
+    for sequence in range(count):
+        end = int(layer.present[sequence].sum())
+        for i in range(end) if counted == "all" else [end - 1]:
+            seen = i + 1 if layer.causal else end
+            if seen > 1:
+                for head, own in enumerate(tables):
+                    own.append(made[sequence, head, i, :seen, :seen])
+    return shares_of(tables)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol", "split"),
+    [(name, "paper", "known") for name in ENCODINGS]
+    + [(name, "released", "known") for name in ("t5", "sinusoidal", "mla")]
+    + [("rope", "released", "mean"), ("mla", "paper", "mean"), ("learned", "paper", "none")],
+)
+def test_a_trace_is_analysed_as_its_layers_own_logits(encoding: str, protocol: str, split: KeySplit) -> None:
+    """float64, 1e-8; both layers."""
+    trace = trace_of(encoding, protocol)
+    found = behaviour(trace, split=split)
+    assert found.positional.shape == (2, 3)
+    assert found.layers == (0, 1)
+    first = None
+    for index, name in enumerate(found.splits):
+        layer = trace[index]
+        first = layer.vectors if index == 0 else first
+        if name == "mean":
+            p = position_parts(trace, layer, "mean")[1]
+        else:
+            assert first is not None
+            p = (first if name == "input" else 0 * first).expand_as(layer.inputs)
+        expected = by_the_layer(layer, layer.part(p, p)[1])
+        np.testing.assert_allclose(shares(found)[:, index], expected[:3], rtol=0, atol=1e-8)
+        np.testing.assert_allclose(found.variance[index], expected[3], rtol=1e-8)
+    multiplies = any(word in encoding for word in ("rope", "mla", "xpos"))
+    assert (found.interaction[:, :2] > 1e-4).all() if multiplies else (found.interaction < 1e-12).all()
+
+
+@pytest.mark.parametrize("encoding", ["rope", "t5"])
+def test_of_the_last_layer_the_query_that_is_read_can_count_alone(encoding: str) -> None:
+    """float64, 1e-8; of the first layer all queries are used, of the last one each sequence's last token's."""
+    trace = trace_of(encoding)
+    every, used = behaviour(trace), behaviour(trace, counted="used")
+    np.testing.assert_array_equal(shares(used)[:, 0], shares(every)[:, 0])
+    layer = trace[1]
+    expected = by_the_layer(layer, 0 * layer.part(layer.inputs, layer.inputs)[1], "used")
+    np.testing.assert_allclose(shares(used)[:, 1], expected[:3], rtol=0, atol=1e-8)
+    assert abs(shares(used)[:, 1] - shares(every)[:, 1]).max() > 1e-3
+    scores = permutation_scores(trace[1], queries=99, permutations=2, counted="used")
+    assert scores.queries == (LENGTHS > 1).sum()
+    mean = behaviour(trace_of(encoding, "released"), counted="used")  # its model reads all positions
+    np.testing.assert_array_equal(shares(mean), shares(behaviour(trace_of(encoding, "released"))))
+
+
+def test_known_position_parts_are_those_of_the_input() -> None:
+    assert behaviour(trace_of("sinusoidal")).splits == ("input", "none")
+    assert behaviour(trace_of("sinusoidal", "released")).splits == ("input", "input")
+    assert behaviour(trace_of("sinusoidal", "released", layers=[1])).splits == ("input",)
+    assert behaviour(trace_of("alibi")).splits == ("none", "none")
+    whole, single = behaviour(trace_of("sinusoidal")), behaviour(trace_of("sinusoidal")[0])
+    np.testing.assert_array_equal(single.positional, whole.positional[0])
+    given = behaviour(trace_of("sinusoidal", layers=[0]), split="input")
+    np.testing.assert_array_equal(given.positional, whole.positional[:1])
+    ablated = behaviour(trace_of("sinusoidal", layers=[0]), split="ablate")
+    np.testing.assert_allclose(ablated.positional, whole.positional[:1], rtol=1e-8)
+
+
+@pytest.mark.parametrize("encoding", ["fox", "grape-path", "tupe", "fire", "shaw"])
+def test_a_term_that_reads_the_query_or_gates_is_additive(encoding: str) -> None:
+    """Against tables by the layer; a sum of position and content has an interaction of 0 (Shaw's reads the query)."""
+    with patch.dict(ENCODINGS, {encoding: {"encoding": encoding}}):
+        layer = trace_of(encoding)[0]
+    found = behaviour(layer)
+    np.testing.assert_allclose(shares(found), by_the_layer(layer, torch.zeros_like(layer.k))[:3], rtol=0, atol=1e-8)
+    assert (found.interaction < 1e-12).all()
+    assert (found.positional > 1e-6).all()
+
+
+@pytest.mark.parametrize("encoding", ["path", "pope", "dape", "rerope"])
+def test_any_logit_of_one_query_and_one_key_has_shares(encoding: str) -> None:
+    """float64, 1e-8, of both layers; permutations of the keys are those of the layer's own logits."""
+    with patch.dict(ENCODINGS, {encoding: {"encoding": encoding}}):
+        trace = trace_of(encoding)
+    for layer in trace:
+        expected = by_the_layer(layer, torch.zeros_like(layer.k))
+        np.testing.assert_allclose(shares(behaviour(layer)), expected[:3], rtol=0, atol=1e-8)
+    keys = next(movable_from(layer, None, Given()))[2]
+    order = torch.tensor([3, 0, 2, 1])
+    changed = layer.k.clone()
+    changed[0, :, :4] = layer.k[0, :, order]
+    expected_logits = layer.logits(k=changed)[0, :, 3, :4].detach()
+    torch.testing.assert_close(keys.logits(0, 3, order), expected_logits, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("field", ["q", "content", "bias"])
+def test_a_wrong_reading_of_a_layer_is_caught(field: str) -> None:
+    """What is put together from a layer must give the layer's own logits."""
+    layer = trace_of("alibi")[0]
+    right = next(movable_from(layer, None, Given(split="none")))[2]
+    assert movable._is_true(layer, right)
+    assert not movable._is_true(layer, replace(right, **{field: getattr(right, field) * 1.01}))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"k": None}, "k"),
+        ({"k": torch.zeros(2, 3, 12, 6)}, "q"),
+        ({"rotation": torch.zeros(5, 3)}, "rotation"),
+        ({"bias": torch.zeros(12), "causal": False}, "bias"),
+        ({"k_position": torch.zeros(3, 12, 6)}, "k_position"),
+        ({"window": 0}, "window"),
+        ({"chunk": 0}, "chunk"),
+        ({"lengths": torch.tensor([1])}, "lengths"),
+        ({"k": torch.full((2, 2, 12, 6), torch.nan)}, "k"),
+    ],
+)
+def test_wrong_input_is_one_sentence(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=f"^{field}(:| must) "):
+        behaviour(**random_case() | change)
+
+
+def test_a_trace_takes_no_tensors() -> None:
+    with pytest.raises(InputError, match=r"^k(:| must) "):
+        behaviour(trace_of("rope"), torch.zeros(2, 2))
+    with pytest.raises(InputError, match=r"^window(:| must) "):
+        behaviour(trace_of("rope"), window=3)
+    with pytest.raises(InputError, match=r"^split(:| must) "):
+        behaviour(trace_of("rope")[0], split="mean")
+
+
+ENCODED = [
+    ("rope", {}),
+    ("rope", {"pairing": "half"}),
+    ("partial-rope", {"rotary_pct": 0.5}),
+    ("rope-yarn", {}),
+    ("xpos", {}),
+    ("alibi", {}),
+    ("t5", {}),
+    ("nope", {}),
+]
+
+
+def encoding_of(name: str, **options: Any) -> PositionalEncoding:
+    torch.manual_seed(0)
+    made = encodings.build(name, d_model=16, num_heads=2, head_dim=8, max_len=8, **options)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return made
+
+
+@pytest.mark.parametrize(("name", "options"), ENCODED)
+@pytest.mark.parametrize("k_position", [False, True])
+def test_an_encoding_is_taken_for_its_rotation_pairing_and_bias(
+    name: str, options: dict[str, Any], k_position: bool
+) -> None:
+    """Against tables of what the encoding itself makes of every key at every place (float64, 1e-6: its own tables)."""
+    encoding = encoding_of(name, **options)
+    q, k = torch.randn(2, 2, 2, 7, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    p = torch.randn(7, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64) if k_position else None
+    lengths, places = torch.tensor([7, 4]), torch.arange(7)
+    given = encoding.bias(places, places)
+    bias = torch.zeros(2, 7, 7) if given is None else given
+    tables: list[list[np.ndarray]] = [[], []]
+    for sequence, query in itertools.product(range(2), range(1, 7)):
+        seen = range(query + 1)
+        for head in range(2 if query < lengths[sequence] else 0):
+            table = np.empty((query + 1, query + 1))
+            for content in seen:
+                own = k[sequence, :, content] - (0 if p is None else p[content])
+                keys = own.unsqueeze(1) + (torch.zeros(7, 8) if p is None else p)
+                turned_q, turned_k = encoding.rotate(q[sequence, None], keys[None], places, places)
+                logits = 0.5 * turned_q[0, head, query] @ turned_k[0, head].T + bias[head, query]
+                table[:, content] = logits[: query + 1].detach().numpy()
+            tables[head].append(table)
+    found = behaviour(q, k, rotation=encoding, k_position=p, lengths=lengths, scale=0.5)
+    expected = shares_of(tables)
+    np.testing.assert_allclose(shares(found), expected[:3], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found.variance, expected[3], rtol=1e-6)
+    assert found.queries == 6 + 3
+
+
+def test_an_encoding_in_every_measure_is_its_frequencies() -> None:
+    """Windows, one head, grouped keys; behaviour, permutations and frequency use."""
+    encoding = encoding_of("rope", pairing="half")
+    assert isinstance(encoding, Rotary)
+    q, k = torch.randn(2, 2, 7, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    k = k[:1]
+    asked: dict[str, Any] = {"rotation": encoding.frequencies[0], "pairing": "half"}
+    for options in ({}, {"window": 3}, {"causal": False}):
+        for measure in (behaviour, permutation_scores, frequency_use):
+            expected, found = (measure(q, k, **options, **each).to_dict() for each in (asked, {"rotation": encoding}))
+            for name, value in expected.items():
+                if isinstance(value, dict):
+                    assert found[name].keys() == value.keys()
+                    for key in value:
+                        np.testing.assert_allclose(found[name][key], value[key], rtol=0, atol=1e-9)
+                else:
+                    np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-9)
+    alone = encodings.build("rope", d_model=8, num_heads=1, head_dim=8, max_len=8)
+    assert behaviour(q[0], k[0], rotation=alone).positional.shape == ()
+
+
+def test_an_encoding_that_does_not_fit_is_refused() -> None:
+    q, k = torch.zeros(2, 2, 7, 8, dtype=torch.float64)
+    encoding = encoding_of("rope")
+    with pytest.raises(InputError, match="bias must not be set with an encoding"):
+        behaviour(q, k, rotation=encoding, bias=torch.zeros(7))
+    with pytest.raises(InputError, match="pairing must be 'interleaved', as in the encoding, got 'half'"):
+        behaviour(q, k, rotation=encoding, pairing="half")
+    with pytest.raises(InputError, match="rotation must have 1 heads of 8 dimensions, as q has, got 2 heads of 8"):
+        behaviour(q[:1], k[:1], rotation=encoding)
+    with pytest.raises(InputError, match=r"FoX reads the tokens' content. Use a trace"):
+        behaviour(q, k, rotation=encoding_of("fox"))
+    with pytest.raises(InputError, match="logits of Shaw are not a sum over pairs of dimensions"):
+        frequency_use(q, k, rotation=encoding_of("shaw"))
+
+
+THETA = torch.tensor([1.3, 0.4], dtype=torch.float64)
+
+
+def case_of(length: int = 5, **others: Any) -> dict[str, Any]:
+    made = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 2, length, 4, generator=made, dtype=torch.float64).unbind(0)
+    return {"q": q, "k": k + 0.7, "rotation": THETA, "pairing": "interleaved", **others}
+
+
+def logits_of(case: dict[str, Any], head: int, i: int, order: tuple[int, ...]) -> np.ndarray:
+    """The logits of one causal query with the key of order[j] at position j, turned pair by pair."""
+    q = torch.view_as_complex(case["q"][head, i].reshape(2, 2)).numpy()
+    k = torch.view_as_complex(case["k"][head].reshape(-1, 2, 2)).numpy()
+    theta = case["rotation"].numpy()
+    made = [(q * k[m].conj() * np.exp(1j * (i - j) * theta)).sum().real for j, m in enumerate(order)]
+    return np.array(made) + case["bias"].numpy()[i - np.arange(i + 1)]
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x) / np.exp(x).sum()
+
+
+def test_scores_tend_to_those_of_all_permutations() -> None:
+    """Every query drawn, 20000 permutations each; the mean over all n! by enumeration, to 0.02."""
+    bias = torch.linspace(0, -1, 5, dtype=torch.float64)
+    case = case_of(bias=bias)
+    found = permutation_scores(**case, queries=100, permutations=20000)
+    assert found.queries == 4
+    for scores, of in ((found.logits, lambda x: x), (found.weights, softmax)):
+        for head in range(2):
+            top, bottom = np.zeros(2), 0.0
+            for i in range(1, 5):
+                base = of(logits_of(case, head, i, tuple(range(i + 1))))
+                terms = []
+                for order in itertools.permutations(range(i + 1)):
+                    changed = of(logits_of(case, head, i, order))
+                    covariances = [np.cov(changed, y, bias=True)[0, 1] for y in (base, base[list(order)])]
+                    terms.append([*covariances, changed.var() + base.var()])
+                mean = np.mean(terms, axis=0)
+                top, bottom = top + 2 * mean[:2], bottom + mean[2]
+            ours = [scores.positional[head], scores.symbolic[head]]
+            np.testing.assert_allclose(ours, top / bottom, rtol=0, atol=0.02)
+
+
+def test_planted_heads_have_a_score_of_one() -> None:
+    """float64, 1e-12: one content under a rotation, a bias alone; and no position at all."""
+    case = case_of(9)
+    same = case["k"][:, :1].expand_as(case["k"])
+    bias = torch.arange(9.0) / 3
+    planted: list[dict[str, Any]] = [{"k": same}, {"q": 0 * case["q"], "bias": bias}]
+    for changed in planted:
+        found = permutation_scores(**{**case, **changed, "permutations": 4})
+        for scores in (found.logits, found.weights):
+            np.testing.assert_allclose(scores.positional, 1, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(scores.positional_error, 0, rtol=0, atol=1e-12)
+            assert (scores.symbolic < 0.9).all()
+    still: dict[str, Any] = {**case, "rotation": None}
+    found = permutation_scores(**still, permutations=4)
+    for scores in (found.logits, found.weights):
+        np.testing.assert_allclose(scores.symbolic, 1, rtol=0, atol=1e-12)
+        assert (scores.positional < 0.9).all()
+
+
+def test_the_error_of_a_ratio_by_hand() -> None:
+    """Two queries: covariances 1 and 3 over variances 2 and 2 are 1 on the whole, residuals -1 and 1."""
+    found = _scores(np.array([[1.0, 0.0, 2.0, 9.0], [3.0, 0.0, 2.0, 9.0]])[..., None])
+    assert found.positional == 1
+    assert found.positional_error == pytest.approx(math.sqrt(2 * 2 / (2 - 1)) / 4)
+
+
+def test_one_query_has_no_error_and_a_flat_head_no_score() -> None:
+    case = case_of(9)
+    single = permutation_scores(**case, queries=1).logits
+    assert np.isfinite(single.positional).all()
+    assert np.isnan(single.positional_error).all()
+    same = case["k"][:, :1].expand_as(case["k"])
+    flat = permutation_scores(**case | {"k": same, "rotation": None})
+    for scores in (flat.logits, flat.weights):
+        assert np.isnan(scores.positional).all()
+        assert np.isnan(scores.symbolic_error).all()
+
+
+def test_a_trace_has_a_score_for_every_head_and_its_record_comes_back() -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 9, "d_model": 8, "d_ff": 8, "num_layers": 2, "num_heads": 2, "max_len": 8}
+    model = Decoder(decoder_config(**sizes, encoding="alibi"))
+    trace = AttentionTrace(DecoderSource(model), torch.arange(14).reshape(2, 7) % 9, torch.tensor([7, 4]))
+    found = permutation_scores(trace, queries=6, permutations=3)
+    assert found.logits.positional.shape == found.weights.symbolic_error.shape == (2, 2)
+    assert (found.queries, found.permutations, found.layers) == ((6, 6), 3, (0, 1))
+    assert permutation_scores(trace, queries=6, permutations=3, counted="used").queries == (6, 2)
+    assert found.splits == ("none", "none")
+    for scores in (
+        found,
+        permutation_scores(case_of()["q"][0], case_of()["k"][0], queries=1),
+        permutation_scores(trace[0], queries=2),
+    ):
+        again = PermutationScores.from_dict(scores.to_dict())
+        assert again.to_dict() == scores.to_dict()
+        assert again.logits.positional.shape == scores.logits.positional.shape
+
+
+def test_wrong_counts_are_one_sentence() -> None:
+    for name in ("queries", "permutations"):
+        with pytest.raises(InputError, match=f"^{name}(:| must) "):
+            permutation_scores(**{**case_of(), name: 0})
+    with pytest.raises(InputError, match=r"^q(:| must) "):
+        permutation_scores(**case_of(1), layout="bhnd")

@@ -1,0 +1,252 @@
+"""The positional main effect is what loops over queries and keys find, with content taken out of it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.lens.models import decoder
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace
+from toeplens.lens.kit import position as module
+from toeplens.lens.kit.position import position_effect, position_means
+from toeplens.model import Decoder
+from toeplens.sources import DecoderSource
+
+HEADS, LENGTH, COUNT = 2, 6, 7
+SIZES = {"vocab_size": 9, "d_model": 16, "d_ff": 12, "num_layers": 2, "num_heads": HEADS, "max_len": 8}
+LENGTHS = torch.tensor([6, 4, 6, 2, 5, 6, 1])
+
+
+@cache
+def model_of(encoding: str = "rope", protocol: str = "paper") -> Decoder:
+    return decoder(seed=3, noise=0.3, encoding=encoding, protocol=protocol, **SIZES)
+
+
+def tokens(count: int = COUNT, length: int = LENGTH) -> Tensor:
+    return torch.randint(1, SIZES["vocab_size"], (count, length), generator=torch.Generator().manual_seed(1))
+
+
+def trace_of(encoding: str = "rope", protocol: str = "paper", lengths: Tensor | None = LENGTHS) -> AttentionTrace:
+    return AttentionTrace(DecoderSource(model_of(encoding, protocol)), tokens(), lengths)
+
+
+# ---- written out ----------------------------------------------------------------------------------------------------
+
+
+def covariance(a: list[float], b: list[float]) -> float:
+    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+    return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / len(a)
+
+
+def mean_keys(layer: LayerTrace, part: Tensor | None, fold: int) -> tuple[dict[int, Tensor], Tensor | float]:
+    """The mean key [H, d] at each position that the fold reaches; and the mean content, where it is known."""
+    present = layer.present.tolist()
+    there = [(b, j) for b, j in itertools.product(range(fold, COUNT, 3), range(LENGTH)) if present[b][j]]
+    found, content = {}, 0.0
+    for position in {j for _, j in there}:
+        here = [b for b, j in there if j == position]
+        if part is None:
+            found[position] = sum(layer.k[b, :, position] for b in here) / len(here)
+        else:
+            content = sum((layer.k - part)[b, :, j] for b, j in there) / len(there)
+            found[position] = content + sum(part[b, :, position] for b in here) / len(here)
+    return found, content
+
+
+def written_out(layer: LayerTrace, part: Tensor | None, rows: Tensor | None) -> list[float]:
+    """Var(P) of each head by loops; the logit of a key at a position is the layer's own, asked for one by one."""
+    result, present = [], layer.present.tolist()
+    tables, whole = [], []
+    for fold in range(3):
+        table, content = mean_keys(layer, part, fold)
+        tables.append(table)
+        keys = torch.zeros_like(layer.k)
+        keys += content if isinstance(content, float) else content.unsqueeze(1)  # where nobody is: CoPE counts it
+        for j, mean in table.items():
+            keys[:, :, j] = mean
+        whole.append(layer.logits(k=keys).tolist())
+    for head in range(HEADS):
+        values = []
+        for b in range(COUNT):
+            one, two = (b + 1) % 3, (b + 2) % 3
+            for i in range(LENGTH) if rows is None else rows[b].tolist():
+                if not present[b][i]:
+                    continue
+                keys = [
+                    j
+                    for j in range(i + 1 if layer.causal else LENGTH)
+                    if present[b][j] and j in tables[one] and j in tables[two]
+                ]
+                if len(keys) > 1:
+                    effects = [[whole[fold][b][head][i][j] for j in keys] for fold in (one, two)]
+                    values.append(covariance(*effects))
+        result.append(sum(values) / len(values))
+    return result
+
+
+def position_part(layer: LayerTrace, first: LayerTrace) -> Tensor | None:
+    """What the vectors added at the input give to the keys: W_K of them, norms at their value."""
+    raw = layer.key_inputs is not layer.inputs
+    if layer.layer > 0 and not raw:
+        return None
+    p = first.vectors.expand_as(layer.inputs)
+    return layer.part(p, p)[1]
+
+
+PAPER = ("nope", "sinusoidal", "alibi", "rope", "rope-absolute", "mla", "shaw", "fox", "cope")
+RELEASED = ("nope", "rope", "mla")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol"), [*((name, "paper") for name in PAPER), *((name, "released") for name in RELEASED)]
+)
+def test_it_is_what_loops_find(encoding: str, protocol: str) -> None:
+    """float64, 1e-12; with and without chosen queries, with padding."""
+    trace = trace_of(encoding, protocol)
+    rows = LENGTHS.unsqueeze(1) - 1
+    every, read = position_effect(trace), position_effect(trace, queries={1: rows})
+    first = trace[0]
+    for number in range(2):
+        layer = trace[number]
+        part = position_part(layer, first)
+        assert every.exact[number] == (part is not None)
+        np.testing.assert_allclose(every.variance[number], written_out(layer, part, None), rtol=0, atol=1e-12)
+        chosen = rows if number == 1 else None
+        np.testing.assert_allclose(read.variance[number], written_out(layer, part, chosen), rtol=0, atol=1e-12)
+    assert every.sequences == COUNT
+    assert every.conditional == (encoding in ("fox", "cope"),) * 2
+    if encoding != "nope" or protocol != "released":  # where there is none
+        assert not np.allclose(every.variance[1], read.variance[1])
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "mla"])
+def test_the_share_is_of_what_the_queries_own_logits_vary_by(encoding: str) -> None:
+    """By loops, float64, 1e-12: every query that sees two keys or more."""
+    trace = trace_of(encoding)
+    found = position_effect(trace)
+    for number, head in itertools.product(range(2), range(HEADS)):
+        logits = trace[number].logits().tolist()
+        own = [logits[b][head][i][: i + 1] for b, length in enumerate(LENGTHS.tolist()) for i in range(1, length)]
+        total = np.mean([np.var(row) for row in own])
+        np.testing.assert_allclose(found.total[number, head], total, rtol=1e-12)
+        np.testing.assert_allclose(found.share[number, head], found.variance[number, head] / total, rtol=1e-12)
+
+
+# ---- what is known beforehand ---------------------------------------------------------------------------------------
+
+
+def noise(seed: int, *, count: int, position: Tensor | float = 0.0, length: int = 5) -> LayerTrace:
+    """A deeper layer without an encoding whose keys are content and, perhaps, a vector for each position."""
+    draw = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(count, HEADS, length, 4, generator=draw, dtype=torch.float64) for _ in range(2))
+    k = k + position
+    x = torch.zeros(count, length, 4, dtype=torch.float64)
+    return LayerTrace(
+        layer=1,
+        inputs=x,
+        key_inputs=x,
+        added=None,
+        q=q,
+        k=k,
+        v=k,
+        encoding=encodings.build("nope", d_model=8, num_heads=HEADS, head_dim=4, max_len=8),
+        positions=torch.arange(length),
+        rows=torch.arange(length),
+        scale=0.5,
+        causal=True,
+        lengths=None,
+        part=lambda q, k: (q, k),
+    )
+
+
+# ---- what must not matter -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["rope", "t5", "cope", "fox", "shaw"])
+@pytest.mark.parametrize("read", [False, True])
+def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more than is asked for, down to one query of one sequence; the numbers are the same (1e-12)."""
+    layer = trace_of(encoding)[1]
+    rows = {1: LENGTHS.unsqueeze(1) - 1} if read else None
+    sizes, form = [], module.attention_logits
+
+    def counted(*given: Any, **options: Any) -> Tensor:
+        sizes.append((made := form(*given, **options)).numel())
+        return made
+
+    monkeypatch.setattr(module, "attention_logits", counted)
+    monkeypatch.setattr(LayerTrace, "logits", None)  # all of them at once
+    whole = position_effect([layer], queries=rows)
+    heads, length = layer.q.shape[1:3]
+    for most in (heads * length * length, 3 * heads * length, heads * length):
+        sizes.clear()
+        monkeypatch.setattr(module, "AT_ONCE", most)
+        found = position_effect([layer], queries=rows)
+        assert max(sizes) <= most
+        for name in ("variance", "total", "share"):
+            np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=0, atol=1e-12)
+
+
+def test_grouped_queries_share_a_mean_key() -> None:
+    layer = noise(2, count=6)
+    shared = replace(layer, k=layer.k[:, :1], v=layer.v[:, :1])
+    twice = replace(layer, k=layer.k[:, :1].repeat(1, HEADS, 1, 1))
+    np.testing.assert_array_equal(position_effect([shared]).variance, position_effect([twice]).variance)
+
+
+# ---- records and refusals -------------------------------------------------------------------------------------------
+
+
+def test_too_little_is_refused() -> None:
+    with pytest.raises(InputError, match=r"layers must have a batch of at least .*, got 2"):
+        position_effect([noise(0, count=2)])
+    with pytest.raises(InputError, match="layers must have at least one entry, got none"):
+        position_effect([])
+
+
+# ---- the mean estimator ----------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 99), batch=st.integers(1, 4), size=st.integers(1, 6), padded=st.booleans())
+def test_means_are_those_of_loops(seed: int, batch: int, size: int, padded: bool) -> None:
+    x = np.random.Generator(np.random.Philox(seed)).normal(size=(batch, size, 3))
+    lengths = np.random.Generator(np.random.Philox(seed)).integers(1, size + 1, batch) if padded else [size] * batch
+    counted = [(b, i) for b in range(batch) for i in range(lengths[b])]
+    wanted = np.full((size, 3), np.nan)
+    for i in range(size):
+        rows = [x[b, i] for b, j in counted if j == i]
+        if rows:
+            wanted[i] = sum(rows) / len(rows) - sum(x[b, j] for b, j in counted) / len(counted)
+    given = torch.tensor(lengths) if padded else None
+    c, p = position_means(torch.from_numpy(x), given)
+    np.testing.assert_allclose(p.numpy(), wanted, atol=1e-12)
+    np.testing.assert_allclose(c.numpy(), x - wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_parts_keep_the_dtype_and_padding_is_not_counted(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 5, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype)
+    lengths = torch.tensor([3, 2, 3])
+    beyond = x.clone()
+    beyond[:, 3:] = torch.nan
+    c, p = position_means(x, lengths)
+    assert c.dtype == p.dtype == dtype
+    assert p[3:].isnan().all()
+    assert torch.equal(c[:, :3], x[:, :3] - p[:3])
+    assert torch.equal(position_means(beyond, lengths)[1][:3], p[:3])
+
+
+def test_a_length_beyond_the_positions_is_refused() -> None:
+    with pytest.raises(InputError, match=r"lengths must be from 0 to 5, got \[3, 6\]"):
+        position_means(torch.zeros(2, 5, 1), torch.tensor([3, 6]))

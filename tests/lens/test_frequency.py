@@ -1,0 +1,451 @@
+"""Frequency use equals what a plain program finds that forms every logit; bands under control are what they say."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.lens.models import decoder
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import BandControl, Rotary, controlled, swapped
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace, rotary_offsets
+from toeplens.lens import frequency as use
+from toeplens.lens.frequency import ablate_bands, frequency_use, layer_use
+from toeplens.lens.kit.terms import NoForm
+from toeplens.lens.kit.trace import Counted
+from toeplens.model import Attention, Decoder
+from toeplens.sources import DecoderSource
+
+SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16, "dropout": 0.0}
+LENGTHS = torch.tensor([7, 4, 1, 7, 5])
+TOKENS = torch.randint(0, 20, (5, 7), generator=torch.Generator().manual_seed(2))
+LABELS = torch.tensor([3, 1, -1, 7, 0])
+
+
+def model_of(encoding: str, seed: int = 1, **fields: Any) -> Decoder:
+    return decoder(seed=seed, encoding=encoding, **SIZES, **fields)
+
+
+@cache
+def plain(seed: int) -> Decoder:
+    """A model that no test changes."""
+    return model_of("rope", seed)
+
+
+def trace_of(model: Decoder, tokens: Tensor = TOKENS, lengths: Tensor | None = LENGTHS) -> AttentionTrace:
+    return AttentionTrace(DecoderSource(model), tokens, lengths)
+
+
+def share_by_hand(terms: list[Tensor]) -> Tensor:
+    """The covariance of each column of the terms with their sum, over its variance."""
+    centred = torch.stack(terms) - torch.stack(terms).mean(0)
+    whole = centred.sum(-1)
+    return (centred * whole.unsqueeze(-1)).sum(0) / whole.square().sum()
+
+
+def by_hand(layer: LayerTrace, count: int, counted: Counted = "all") -> tuple[Tensor, Tensor, Tensor]:
+    """Norms [H, 1 + n] and the two kinds of shares [H, 1 + n + 1], pair by pair, query by query, key by key."""
+    encoding, heads = layer.encoding, layer.q.shape[1]
+    turned_q, turned_k = layer.turned
+    first = getattr(encoding, "first", 0)
+    pairing = getattr(encoding, "pairing", "interleaved")
+    columns: list[list[int]] = [[d for d in range(layer.q.shape[-1]) if not first <= d < first + 2 * count]]
+    for t in range(count):
+        columns.append(
+            [first + 2 * t, first + 2 * t + 1] if pairing == "interleaved" else [first + t, first + t + count]
+        )
+    norms = torch.zeros(heads, 1 + count, dtype=torch.float64)
+    terms: list[list[Tensor]] = [[] for _ in range(heads)]  # one [1 + n + 1] a pair of tokens
+    rows: list[list[Tensor]] = [[] for _ in range(heads)]
+    pairs = 0
+    true = layer.logits()
+    for b, length in enumerate(layer.present.sum(1).tolist()):
+        for i in range(length) if counted == "all" else [length - 1]:
+            keys = range(i + 1) if layer.causal else range(length)
+            pairs += len(keys)
+            for h in range(heads):
+                here = []
+                for j in keys:
+                    parts = [
+                        float((turned_q[b, h, i, dims] * turned_k[b, h, j, dims]).sum()) * layer.scale
+                        for dims in columns
+                    ]
+                    parts.append(float(true[b, h, i, j]) - sum(parts))
+                    here.append(torch.tensor(parts, dtype=torch.float64))
+                    for g, dims in enumerate(columns):
+                        norms[h, g] += layer.q[b, h, i, dims].norm() * layer.k[b, h, j, dims].norm()
+                terms[h] += here
+                rows[h] += [one - torch.stack(here).mean(0) for one in here]
+    return norms / pairs, *(torch.stack([share_by_hand(one) for one in every]) for every in (terms, rows))
+
+
+CASES = [
+    ("rope", {}),
+    ("rope", {"encoding_options": {"pairing": "half"}}),
+    ("rope", {"protocol": "released"}),
+    ("partial-rope", {"encoding_options": {"rotary_pct": 0.5}}),
+    ("partial-rope", {"encoding_options": {"heads": 2}}),
+    ("mla", {}),
+    ("alibi", {}),
+    ("rope-yarn", {}),
+]
+
+
+@pytest.mark.parametrize(("encoding", "fields"), CASES)
+def test_use_by_hand(encoding: str, fields: dict[str, Any]) -> None:
+    """float64, 1e-9 of the largest norm, 1e-9 for shares; causal and not, padded, both pairings."""
+    trace = trace_of(model_of(encoding, **fields))
+    found = frequency_use(trace)
+    count = found.frequencies.shape[-1]
+    layer = trace[1]
+    norms, logits, softmax = by_hand(layer, count)
+    torch.testing.assert_close(found.norms[1], norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.shares.logits[1], logits, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.shares.softmax[1], softmax, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.shares.logits.sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.norm_shares().sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_padding_may_hold_anything(window: int | None) -> None:
+    """NaN behind the end of a sequence changes no number: of tensors, and of a layer."""
+    q, k = torch.randn(2, 2, 3, 9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lengths, theta = torch.tensor([9, 5]), torch.tensor([1.0, 0.1])
+    spoiled = [x.clone() for x in (q, k)]
+    for x in spoiled:
+        x[1, :, 5:] = torch.nan
+    options = {"rotation": theta, "pairing": "half", "lengths": lengths, "window": window}
+    expected, found = (frequency_use(*pair, **options).to_dict() for pair in ((q, k), spoiled))
+    assert found == expected
+    layer = trace_of(plain(1), TOKENS, LENGTHS)[1]
+    parts = [x.clone() for x in (layer.q, layer.k)]
+    for x in parts:
+        x.masked_fill_(~layer.present[:, None, :, None], torch.nan)
+    dirty, clean = (layer_use(each, "all") for each in (replace(layer, q=parts[0], k=parts[1]), layer))
+    torch.testing.assert_close(dirty.shares.logits, clean.shares.logits, rtol=0, atol=0)
+    torch.testing.assert_close(dirty.norms, clean.norms, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_use_of_the_query_that_is_read_alone(encoding: str) -> None:
+    """float64, 1e-9; the last layer's other queries do not count, those of the first layer all do."""
+    trace = trace_of(model_of(encoding))
+    every, used = frequency_use(trace), frequency_use(trace, counted="used")
+    torch.testing.assert_close(used.norms[0], every.norms[0], rtol=1e-12, atol=0)
+    assert torch.equal(frequency_use(trace[1], counted="used").norms, used.norms[1])
+    norms, logits, softmax = by_hand(trace[1], used.frequencies.shape[-1], "used")
+    torch.testing.assert_close(used.norms[1], norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(used.shares.logits[1], logits, rtol=0, atol=1e-9)
+    torch.testing.assert_close(used.shares.softmax[1], softmax, rtol=0, atol=1e-9)
+    q = torch.stack([trace[1].q[b, :, n - 1] for b, n in enumerate(trace[1].present.sum(1).tolist())]).square().sum(0)
+    torch.testing.assert_close(used.q_energy[1], q / q.sum(-1, keepdim=True), rtol=1e-9, atol=0)
+
+
+def by_hand_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
+    """Every term of every logit, pair by pair: key by key of query by query."""
+    q, k, theta = case["q"].double(), case["k"].double(), case["rotation"]
+    heads, length, width = q.shape[1:]
+    n = theta.shape[-1]
+    own = torch.arange(heads) // (heads // k.shape[1])
+    k = k[:, own]
+    columns = [list(range(2 * n, width))]
+    columns += [[t, t + n] if case["pairing"] == "half" else [2 * t, 2 * t + 1] for t in range(n)]
+    made: dict[str, list[Tensor]] = {"norms": [], "logits": [], "softmax": [], "variance": []}
+    for h in range(heads):
+        terms, centred, norms = [], [], []
+        for b, end in enumerate(case["lengths"].tolist()):
+            for i in range(end):
+                window, chunk = case["window"] or length, case.get("chunk") or length
+                first = max(i // chunk * chunk, i + 1 - window)
+                here = []
+                for j in range(first, i + 1 if case["causal"] else min(end, (i // chunk + 1) * chunk, i + window)):
+                    x, y = q[b, h, i], k[b, h, j]
+                    parts = [float(x[columns[0]] @ y[columns[0]])]
+                    for t, (one, two) in enumerate(columns[1:]):
+                        z = complex(x[one], x[two]) * complex(y[one], -y[two])
+                        angle = (i - j) * float(theta[h % len(theta), t])
+                        parts.append((z * complex(math.cos(angle), math.sin(angle))).real)
+                    parts = [case["scale"] * part for part in parts]
+                    at = i - j if case["causal"] else i - j + length - 1
+                    parts.append(0.0 if case["bias"] is None else float(case["bias"][h % len(case["bias"]), at]))
+                    here.append(torch.tensor(parts, dtype=torch.float64))
+                    norms.append(torch.stack([x[dims].norm() * y[dims].norm() for dims in columns]))
+                terms += here
+                centred += [one - torch.stack(here).mean(0) for one in here]
+        made["norms"].append(torch.stack(norms).mean(0))
+        made["logits"].append(share_by_hand(terms))
+        made["softmax"].append(share_by_hand(centred))
+        made["variance"].append(torch.stack(terms).sum(-1).var(correction=0))
+    return {name: torch.stack(values) for name, values in made.items()}
+
+
+@st.composite
+def tensor_cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Any input that `frequency_use` takes of tensors, that varies."""
+    heads, groups, count = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)]))
+    length, width = draw(st.integers(3, 8)), draw(st.integers(1, 5))
+    made = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made, dtype=torch.float64)
+
+    causal, rows = draw(st.booleans()), draw(st.sampled_from([0, 1, heads]))
+    return {
+        "q": normal(count, heads, length, width) + 1,
+        "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
+        "rotation": 2 * normal(draw(st.sampled_from([1, heads])), draw(st.integers(0, width // 2))),
+        "pairing": draw(st.sampled_from(["interleaved", "half"])),
+        "layout": "bhnd",
+        "bias": normal(rows, length if causal else 2 * length - 1) if rows else None,
+        "causal": causal,
+        "window": draw(st.sampled_from([None, None, 2, 3, 4, 5, 9])),
+        "chunk": draw(st.sampled_from([None, None, 2, 3, 5, 9])),
+        "scale": draw(st.sampled_from([1.0, 0.5])),
+        "lengths": torch.tensor([length, draw(st.integers(0, length))])[:count],
+    }
+
+
+@given(tensor_cases(), st.sampled_from([1, 1 << 23]))
+def test_use_of_tensors_by_hand(case: dict[str, Any], at_once: int) -> None:
+    """float64, 1e-9; windows, grouped key heads, padding, biases, both pairings, causal and not."""
+    expected = by_hand_of_tensors(case)
+    with patch.object(use, "_AT_ONCE", at_once):
+        found = frequency_use(**case)
+    for name, values in (("norms", found.norms), ("variance", found.variance), *vars(found.shares).items()):
+        torch.testing.assert_close(
+            values, expected[name], rtol=1e-9, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}"
+        )
+    heads, pairs = case["q"].shape[1], case["rotation"].shape[-1]
+    assert found.layers == ()
+    torch.testing.assert_close(found.frequencies, case["rotation"].expand(heads, pairs))
+    there = torch.arange(case["q"].shape[2]) < case["lengths"][:, None]
+    for given_, energy in ((case["q"], found.q_energy), (case["k"], found.k_energy)):
+        wide = given_.repeat_interleave(heads // given_.shape[1], 1).square()
+        total = (wide * there[:, None, :, None]).sum((0, 2))
+        torch.testing.assert_close(energy, total / total.sum(-1, keepdim=True), rtol=1e-12, atol=0)
+
+
+def test_a_layer_without_a_rotation_is_in_the_first_column() -> None:
+    found = frequency_use(trace_of(model_of("partial-rope", encoding_options={"layers": [1]})))
+    assert found.frequencies[0].isnan().all()
+    assert (found.norms[0, :, 1:] == 0).all()
+    one = torch.ones(4, dtype=torch.float64)
+    torch.testing.assert_close(found.shares.logits[0, :, 0], one, rtol=0, atol=1e-12)
+    assert found.frequencies[1].isfinite().all()
+    assert found.centre()[0].isnan().all()
+
+
+def test_a_planted_band_has_it_all() -> None:
+    """A model whose queries and keys live in one pair uses that frequency alone, and no other is missed."""
+    model = model_of("rope")
+    pair = 2
+    with torch.no_grad():
+        for layer in range(2):
+            attention = model.block(layer).attention
+            assert isinstance(attention, Attention)
+            rows = torch.zeros(3, 4, 8, dtype=torch.bool)
+            rows[:2] = True
+            rows[:2, :, 2 * pair : 2 * pair + 2] = False
+            for parameter in (attention.qkv.weight, attention.qkv.bias):
+                parameter[rows.flatten()] = 0
+    found = frequency_use(trace_of(model))
+    one = torch.ones(2, 4, dtype=torch.float64)
+    torch.testing.assert_close(found.shares.logits[..., 1 + pair], one, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.norm_shares()[..., 1 + pair], one)
+    torch.testing.assert_close(found.massive(2)[0], one)
+    torch.testing.assert_close(found.centre(), found.frequencies[..., pair].log2())
+    for off in ("rotation", "pair"):
+        drops = np.abs(ablate_bands(DecoderSource(model), [(TOKENS, LABELS, LENGTHS)], off=off).drops)
+        assert (np.delete(drops, pair, axis=-1) < 1e-12).all()
+        assert (drops[..., pair] > 1e-9).all()
+
+
+def rotary(name: str = "rope", **options: Any) -> Rotary:
+    built = encodings.build(name, d_model=32, num_heads=4, head_dim=8, max_len=16, **options)
+    assert isinstance(built, Rotary)
+    return built
+
+
+CONTROLS = [
+    BandControl(still=(0, 2)),
+    BandControl(silent=(1,)),
+    BandControl(order=(3, 1, 2, 0)),
+    BandControl(still=(1,), order=(1, 0, 2, 3), heads=(2,)),
+    BandControl(silent=(0, 3), heads=(0, 3)),
+]
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("rope", {}), ("rope", {"pairing": "half"}), ("partial-rope", {"heads": 2}), ("rope-yarn", {})],
+)
+def test_control_by_hand_and_in_the_kernel(name: str, options: dict[str, Any], control: BandControl) -> None:
+    """Each pair's complex product, turned (or not) by hand; float64, 1e-9."""
+    plain = rotary(name, **options)
+    encoding = controlled(plain, control)
+    q, k = torch.randn(2, 1, 4, 5, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    at = torch.arange(5)
+    turned_q, turned_k = encoding.rotate(q, k, at, at)
+    size = plain.magnitude**2
+    frequencies = plain.frequencies_at(at).double().expand(4, -1)
+    kernel = encoding.kernel(torch.arange(-4, 5))
+    assert kernel is not None
+    for h in range(4):
+        mine = control.heads is None or h in control.heads
+        for i in range(5):
+            for j in range(5):
+                total = by_kernel = 0.0
+                for t in range(4):
+                    a, b = (2 * t, 2 * t + 1) if plain.pairing == "interleaved" else (t, t + 4)
+                    z = complex(q[0, h, i, a], q[0, h, i, b]) * complex(k[0, h, j, a], -k[0, h, j, b])
+                    source = control.order[t] if mine and control.order else t
+                    angle = (i - j) * float(frequencies[h, source])
+                    if mine and t in control.still:
+                        angle = 0.0
+                    if not (mine and t in control.silent):
+                        total += size * (z * complex(math.cos(angle), math.sin(angle))).real
+                    by_kernel += (z * complex(kernel[h if len(kernel) > 1 else 0, t, i - j + 4])).real
+                assert float(turned_q[0, h, i] @ turned_k[0, h, j]) == pytest.approx(total, abs=1e-9)
+                assert by_kernel == pytest.approx(total, abs=1e-9)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "mla"])
+@pytest.mark.parametrize("off", ["rotation", "pair"])
+def test_band_drops_are_what_running_the_changed_model_anew_gives(encoding: str, off: Any) -> None:
+    """float64, 1e-9: one band of one head in one layer changed in the whole model, for every place."""
+    source = DecoderSource(model_of(encoding))
+    counted = LABELS >= 0
+
+    def losses(one: DecoderSource) -> Tensor:
+        with torch.no_grad():
+            logits = one.model(TOKENS, LENGTHS)
+        return torch.nn.functional.cross_entropy(logits[counted], LABELS[counted], reduction="none")
+
+    batches = [(TOKENS[:2], LABELS[:2], LENGTHS[:2]), (TOKENS[2:], LABELS[2:], LENGTHS[2:])]
+    found = ablate_bands(source, batches, off=off)
+    intact = losses(source)
+    assert found.baseline == pytest.approx(float(intact.mean()))
+    assert found.examples == 4
+    for layer, pairs in enumerate(source.pairs):
+        for head in range(4):
+            for band in range(pairs):
+                place = {"still" if off == "rotation" else "silent": (band,)}
+                changed = losses(source.controlled(BandControl(**place, heads=(head,)), [layer]))
+                assert found.drops[layer, head, band] == pytest.approx(float((changed - intact).mean()), abs=1e-9)
+    assert (found.low <= found.drops + 1e-12).all()
+    assert (found.drops <= found.high + 1e-12).all()
+
+
+def test_layers_without_a_rotation_have_no_bands() -> None:
+    source = DecoderSource(model_of("partial-rope", encoding_options={"layers": [1]}))
+    found = ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], metric="accuracy")
+    assert np.isnan(found.drops[0]).all()
+    assert np.isfinite(found.drops[1]).all()
+    with pytest.raises(InputError, match=r"^layers must have a rotation \(\[1\]\), got 0"):
+        source.controlled(BandControl(), [0])
+    with pytest.raises(InputError, match=r"^layers must include a layer with a rotation \(\[1\]\), got \[0\]"):
+        ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], layers=[0])
+
+
+def test_bands_exchange_their_frequencies() -> None:
+    assert swapped(6, [0, 1], [4, 5]) == (4, 5, 2, 3, 0, 1)
+    for second in ([5], [0, 4], [4, 6]):
+        with pytest.raises(InputError, match=r"^second must have as many indices"):
+            swapped(6, [0, 1], second)
+
+
+@pytest.mark.parametrize(
+    ("control", "sentence"),
+    [
+        (BandControl(still=(4,)), "still must be different indices from 0 to 3, got .4."),
+        (BandControl(silent=(1, 1)), "silent must be different indices from 0 to 3, got .1, 1."),
+        (BandControl(order=(0, 1)), "order must name each of 0 to 3 once, got .0, 1."),
+        (BandControl(heads=(9,)), "heads must be different indices .*, got .9"),
+    ],
+)
+def test_control_that_does_not_fit_is_refused(control: BandControl, sentence: str) -> None:
+    with pytest.raises(InputError, match=rf"^{sentence}"):
+        controlled(rotary(), control)
+
+
+@pytest.mark.parametrize("encoding", ["fox", "shaw", "urpe", "pope"])
+def test_encodings_without_frequencies_are_refused(encoding: str) -> None:
+    with pytest.raises(NoForm, match=r"^encoding(:| must) "):
+        frequency_use(trace_of(model_of(encoding)))
+
+
+def test_wrong_choices_are_refused() -> None:
+    source = DecoderSource(model_of("alibi"))
+    with pytest.raises(InputError, match=r"no layer of this model rotates"):
+        ablate_bands(source, [(TOKENS, LABELS, LENGTHS)])
+    with pytest.raises(InputError, match=r"^top must be from 1 to 8 \(.*\), got 9"):
+        frequency_use(trace_of(model_of("rope"))).massive(9)
+    with pytest.raises(InputError, match=r"^rotation must not be set with a trace"):
+        frequency_use(trace_of(model_of("rope")), rotation=torch.ones(2))
+    case: dict[str, Any] = dict.fromkeys(("q", "k"), torch.ones(2, 4, 3))
+    for field, value in (("window", 0), ("k", None), ("counted", "used")):
+        with pytest.raises(InputError, match=f"^{field}(:| must) "):
+            frequency_use(**{**case, field: value})
+
+
+def test_a_rotation_the_other_way_round_has_the_centre_of_its_speeds() -> None:
+    """As NanoChat turns. 1e-6."""
+    q, k = torch.randn(2, 3, 9, 6, generator=torch.Generator().manual_seed(0)), torch.randn(3, 9, 6)
+    for speeds in (torch.tensor([1.0, 0.3, 0.1]), torch.tensor([1.0, -0.3, 0.0])):
+        found = frequency_use(q[0], k, rotation=-speeds, pairing="half")
+        weight = found.shares.logits[..., 1:-1].clamp(min=0) * (speeds != 0)
+        octaves = torch.where(speeds != 0, speeds.abs(), 1.0).log2()
+        torch.testing.assert_close(found.centre(), (weight * octaves).sum(-1) / weight.sum(-1), rtol=0, atol=1e-6)
+        assert found.centre().isfinite().all()
+
+
+def offset_case(seed: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(2, 4, 7, 6, generator=random), torch.randn(2, 2, 7, 6, generator=random)
+    return q + torch.randn(6, generator=random), k + torch.randn(6, generator=random)
+
+
+def offsets_by_hand(q: Tensor, k: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
+    strength, angle = torch.zeros(2, 4, 3, dtype=torch.float64)
+    for h in range(4):
+        for t in range(3):
+            found = []
+            for x, head in ((q, h), (k, h // 2)):
+                values = [
+                    complex(*x[b, head, i, 2 * t : 2 * t + 2].tolist()) for b in range(2) for i in range(lengths[b])
+                ]
+                found.append((sum(values) / len(values), sum(map(abs, values)) / len(values)))
+            (mq, sq), (mk, sk) = found
+            strength[h, t] = abs(mq) * abs(mk) / (sq * sk)
+            angle[h, t] = cmath.phase(mq * mk.conjugate())
+    return strength, angle
+
+
+@given(st.integers(0, 10_000), st.integers(1, 7))
+def test_rotary_offsets_are_what_a_loop_finds(seed: int, length: int) -> None:
+    q, k = offset_case(seed)
+    found = rotary_offsets(q, k, 3, torch.tensor([length, 7]), pairing="interleaved")
+    strength, angle = offsets_by_hand(q, k, [length, 7])
+    torch.testing.assert_close(found.strength, strength, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found.angle, angle, rtol=1e-5, atol=1e-6)
+    assert ((found.strength >= 0) & (found.strength <= 1 + 1e-12)).all()
+    assert torch.isnan(rotary_offsets(0 * q, k, 3, pairing="interleaved").strength).all()
+
+
+def test_more_pairs_than_there_are_dimensions() -> None:
+    q, k = offset_case(0)
+    with pytest.raises(InputError, match=r"pairs must fit the dimensions .*, got 4"):
+        rotary_offsets(q, k, 4, pairing="interleaved")

@@ -1,0 +1,288 @@
+"""Seeds of the deposit: what a batch leaves of single examples' positional gradients, and what descent does to P."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.builders import wrong_types
+from tests.lens.models import SMALL, decoder, split
+from torch.nn import functional as F
+
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace
+from toeplens.lens.ablation import Batch
+from toeplens.lens.gradients import (
+    Pool,
+    Strength,
+    batch_sizes,
+    diagonal_means,
+    directions,
+    margins,
+    positional_drift,
+    seed_strength,
+)
+from toeplens.lens.kit.position import position_effect
+from toeplens.model import Decoder
+from toeplens.sources import DecoderSource
+from toeplens.sources.decoder.gradients import DecoderGradients
+
+LAYERS, HEADS, LENGTH, COUNT, CLASSES = 2, 2, 6, 24, 5
+SIZES = {**SMALL, "d_model": 16, "d_ff": 12, "num_heads": HEADS}
+NEVER = ("nope", "alibi", "t5", "relative-table")  # W_Q and W_K of the first layer cannot move P
+CAN = ("rope", "sinusoidal", "rope-absolute", "mla")
+
+
+@cache
+def model_of(encoding: str = "rope", protocol: str = "paper") -> Decoder:
+    return decoder(seed=3, noise=0.3, encoding=encoding, protocol=protocol, **SIZES)
+
+
+def examples(*, padded: bool = True, ignored: int = 0, count: int = COUNT) -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, SIZES["vocab_size"], (count, LENGTH), generator=draw)
+    labels = torch.randint(0, CLASSES, (count,), generator=draw)
+    lengths = torch.randint(2, LENGTH + 1, (count,), generator=draw)
+    labels[1 : 1 + ignored] = -100
+    return tokens, labels, lengths if padded else None
+
+
+def strength_of(vectors: np.ndarray, *, bootstrap: int = 0, seed: int = 0, pieces: int = 1, **options: Any) -> Strength:
+    pool = Pool(len(vectors), bootstrap=bootstrap, seed=seed)
+    for part in np.array_split(vectors, pieces):
+        pool.add(part)
+    return pool.strength(options.pop("sizes", batch_sizes(len(vectors))), **options)
+
+
+# ---- signal to noise by batch size ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.5])
+def test_the_strength_is_the_root_mean_square_over_all_batches_of_the_pool(mean: float) -> None:
+    """Every subset of 7 examples written out (float64, 1e-12); the share is the mean product of different examples."""
+    vectors = np.random.default_rng(0).normal(mean, 1, size=(7, 2, 3))
+    sizes = np.arange(1, 8)
+    found = strength_of(vectors, sizes=sizes)
+    for place in range(2):
+        g = vectors[:, place]
+        energy = np.mean([x @ x for x in g])
+        for n, strength in zip(sizes, found.strength[place], strict=True):
+            squares = [np.square(g[list(chosen)].mean(0)).sum() for chosen in itertools.combinations(range(7), n)]
+            assert strength == pytest.approx((np.mean(squares) / energy) ** 0.5, abs=1e-12)
+        products = [g[i] @ g[j] for i, j in itertools.permutations(range(7), 2)]
+        assert found.share[place] == pytest.approx(np.mean(products) / energy, abs=1e-12)
+    assert found.strength[:, -1] == pytest.approx(
+        np.linalg.norm(vectors.mean(0), axis=1) / np.sqrt(np.square(vectors).sum(2).mean(0))
+    )
+
+
+@pytest.mark.parametrize("width", [1, 20])
+def test_noise_has_the_exponent_of_cancellation_within_its_interval(width: int) -> None:
+    """60 pools of 512: -1/2 lies in nearly all intervals, and a share of 0; the point does in its own."""
+    vectors = np.random.default_rng(3).normal(size=(512, 60, width))
+    found = strength_of(vectors, bootstrap=200)
+    inside = (found.exponent_low <= -0.5) & (found.exponent_high >= -0.5)
+    assert inside.mean() > 0.9
+    assert ((found.share_low <= 0) & (found.share_high >= 0)).mean() > 0.9
+    assert ((found.exponent_low <= found.exponent) & (found.exponent <= found.exponent_high)).all()
+    few = width == 1  # of few numbers the last sizes tell little, and noise in them pulls the point below -1/2
+    assert abs(np.median(found.exponent) + 0.5) < (0.1 if few else 0.02)
+    assert (found.exponent_high < (-0.1 if few else -0.3)).all()
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    vectors = np.zeros((16, 3, 2))
+    vectors[:, 1] = np.nan
+    vectors[:, 2] = 1.0
+    found = strength_of(vectors, bootstrap=5)
+    assert all(np.isnan(value[:2]).all() and np.isfinite(value[2]).all() for value in vars(found).values())
+    without = strength_of(vectors[:, 2:])
+    assert np.isnan([without.share_low, without.share_high, without.exponent_low, without.exponent_high]).all()
+    assert np.isnan(strength_of(vectors[:9, 2:]).exponent).all()  # one size has no slope
+
+
+# ---- diagonal means --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_diagonal_means_are_what_loops_find(protocol: str, padded: bool) -> None:
+    """float64, 1e-14, for offsets of a longer text as well."""
+    tokens, labels, lengths = examples(padded=padded, count=5)
+    source = DecoderGradients(model_of("alibi", protocol))
+    hidden = protocol == "paper" and lengths is not None
+    for layer in source.gradients(tokens, labels, lengths)[1]:
+        found = diagonal_means(layer, LENGTH + 2)
+        first = 0 if protocol == "paper" else -LENGTH - 1
+        assert found.shape[-1] == LENGTH + 2 - first
+        for b, head, column in itertools.product(range(5), range(HEADS), range(found.shape[-1])):
+            size = int(lengths[b]) if hidden else LENGTH
+            last_only = protocol == "paper" and layer.layer == LAYERS - 1
+            values = []
+            for i in [(int(lengths[b]) if padded else LENGTH) - 1] if last_only else range(size):
+                j = i - (column + first)
+                if 0 <= j < size and (protocol == "released" or j <= i):
+                    values.append(float(layer.logits[b, head, 0 if last_only else i, j]))
+            assert float(found[b, head, column]) == pytest.approx(sum(values) / max(1, len(values)), abs=1e-14)
+        assert found.abs().sum() > 1e-3
+
+
+# ---- what moves P ---------------------------------------------------------------------------------------------------
+
+
+def variance_of(model: Decoder, batch: Batch, layer: int) -> np.ndarray:
+    """Var(P) of a layer's heads at the queries that the model computes."""
+    read = {LAYERS - 1: batch[2].unsqueeze(1) - 1} if model.config.readout == "last" else {}
+    return position_effect(AttentionTrace(DecoderSource(model), batch[0], batch[2]), queries=read).variance[layer]
+
+
+def numbers_of(model: Decoder, batch: Batch) -> np.ndarray:
+    """Each example's number at the parameters, [L, H, n], from passes of one example."""
+    source = DecoderGradients(model)
+    _, layers = source.gradients(*batch)
+    pairs = zip(directions(source, batch), layers, strict=True)
+    return torch.stack([direction(layer)[..., 0].T for direction, layer in pairs]).numpy()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol", "layer"),
+    [("rope", "paper", 1), ("sinusoidal", "paper", 0), ("rope", "released", 1), ("alibi", "paper", 1)],
+)
+def test_the_direction_is_the_gradient_of_var_p_and_the_numbers_are_gradients_along_it(
+    encoding: str, protocol: str, layer: int
+) -> None:
+    """Steps of W_Q and W_K along it change Var(P) fastest, across it not at all; each example's number is its own
+    backward pass's gradient along it (float64, 1e-6)."""
+    model, batch = model_of(encoding, protocol), examples()
+    direction = directions(DecoderGradients(model), batch)[layer]
+    numbers = numbers_of(model, batch)[layer]
+    weight = model.block(layer).attention.qkv.weight
+    draw = torch.Generator().manual_seed(0)
+    for head in range(HEADS):
+        along = torch.zeros(3, HEADS, *direction.to_q.shape[1:]).double()
+        along[0, head], along[1, head] = direction.to_q[head], direction.to_k[head]
+        assert float(along.norm()) == pytest.approx(1)
+        other = torch.zeros_like(along)
+        other[:2, head] = torch.randn(along[:2, head].shape, generator=draw)
+        across = other / other.norm()
+        slopes = []
+        for way in (along, across):
+            values = []
+            for sign in (1, -1):
+                twin = copy.deepcopy(model)
+                with torch.no_grad():
+                    twin.block(layer).attention.qkv.weight.add_(sign * 1e-5 * way.flatten(0, 2))
+                values.append(variance_of(twin, batch, layer)[head])
+            slopes.append((values[0] - values[1]) / 2e-5)
+        assert slopes[0] > 1e-3
+        assert slopes[1] == pytest.approx(slopes[0] * float((across * along).sum()), abs=1e-6 * max(1, slopes[0]))
+        for b in (0, 5):
+            alone = [part[b : b + 1] for part in batch]
+            loss = F.cross_entropy(model(alone[0], alone[2]), alone[1])
+            (gradient,) = torch.autograd.grad(loss, weight)
+            assert numbers[head, b] == pytest.approx(-float((gradient * along.flatten(0, 2)).sum()), abs=1e-10)
+
+
+@pytest.mark.parametrize("encoding", [*NEVER, *CAN])
+def test_where_the_first_layers_weights_cannot_move_p_there_is_no_number(encoding: str) -> None:
+    """In float32, as models are."""
+    model = copy.deepcopy(model_of(encoding)).float()
+    found = seed_strength(DecoderGradients(model), [examples()], bootstrap=0)
+    number = found.levels["parameters"].mean[..., 0]
+    assert np.isnan(number[0]).all() == (encoding in NEVER)
+    assert np.isfinite(number[1]).all()
+    assert np.isfinite(found.levels["parameters"].heads.share[1]).all()
+    assert np.isfinite(found.levels["logits"].mean).all()
+
+
+# ---- seed strength ---------------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_strength_of_the_examples_diagonal_means_and_numbers() -> None:
+    model, batch = model_of(), examples(ignored=5)
+    found = seed_strength(DecoderGradients(model), split(batch, 7), bootstrap=30)
+    counted = tuple(part[batch[1] >= 0] for part in batch)
+    losses, layers = DecoderGradients(model).gradients(*counted)
+    vectors = torch.stack([diagonal_means(layer, LENGTH) for layer in layers], dim=1).numpy()
+    numbers = numbers_of(model, counted).transpose(2, 0, 1)[..., None]
+    assert (found.sizes, found.examples) == ((8, 16), COUNT - 5)
+    assert found.loss == pytest.approx(float(losses.mean()))
+    for name, values in (("logits", vectors), ("parameters", numbers)):
+        level = found.levels[name]
+        np.testing.assert_allclose(level.mean, values.mean(0), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(level.signal, np.linalg.norm(values.mean(0), axis=-1), rtol=0, atol=1e-12)
+        for strength, options in ((level.heads, {}), (level.layers, {"together": True})):
+            expected = strength_of(values, bootstrap=30, **options)
+            for key, value in vars(strength).items():
+                np.testing.assert_allclose(value, getattr(expected, key), rtol=1e-6, atol=1e-9)
+
+
+# ---- positional drift ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol"), [("rope", "paper"), ("sinusoidal", "paper"), ("mla", "paper"), ("t5", "released")]
+)
+def test_the_drift_is_the_change_over_a_small_step_against_the_gradient(encoding: str, protocol: str) -> None:
+    """Central difference of Var(P) as `position_effect` has it (float64, 1e-6 of the largest)."""
+    model, batch = model_of(encoding, protocol), examples(ignored=3)
+    found = positional_drift(DecoderGradients(model), batch)
+    tokens, labels, lengths = batch
+    parameters = list(model.parameters())
+    loss = F.cross_entropy(model(tokens, lengths), labels, ignore_index=-100)
+    gradient = torch.autograd.grad(loss, parameters)
+    values = []
+    with torch.no_grad():
+        for step in (1e-6, -1e-6, 0):
+            twin = copy.deepcopy(model)
+            for parameter, along in zip(twin.parameters(), gradient, strict=True):
+                parameter.sub_(step * along)
+            values.append(np.stack([variance_of(twin, batch, layer) for layer in range(LAYERS)]))
+    slope = (values[0] - values[1]) / 2e-6
+    np.testing.assert_allclose(found.drift, slope, rtol=0, atol=1e-6 * np.abs(slope).max())
+    np.testing.assert_allclose(found.effect, values[2], rtol=0, atol=1e-12)
+    norms = [float(torch.cat([x.detach().flatten() for x in part]).norm()) for part in (gradient, parameters)]
+    assert (found.gradient_norm, found.parameter_norm) == (pytest.approx(norms[0]), pytest.approx(norms[1]))
+    np.testing.assert_allclose(found.relative, found.drift * norms[1] / norms[0])
+    assert found.examples == COUNT - 3
+
+
+# ---- margins ---------------------------------------------------------------------------------------------------------
+
+
+def test_margins_by_hand() -> None:
+    found = margins(np.array([[1.0, 6.0, 3.0], [2.0, 0.5, 1.0], [4.0, 4.0, 1.0]]))
+    assert found.ratio.tolist() == [2.0, 2.0, 1.0]
+    assert found.gamma.tolist() == [1.0, 2.0]
+
+
+def test_heads_without_a_signal_have_no_margin() -> None:
+    found = margins(np.array([[np.nan, np.nan], [np.nan, 3.0], [2.0, 1.0], [1.0, 0.0]]))
+    assert np.isnan(found.ratio).tolist() == [True, True, False, True]
+    assert np.isnan(found.gamma).tolist() == [True, True, True]
+    one = margins(np.array([[2.0], [3.0]]))
+    assert np.isnan(one.ratio).all()
+    still = margins(np.array([[0.0, 0.0], [0.0, np.nan], [0.0, 2.0]]))
+    assert np.isnan(still.ratio).all()
+    with pytest.raises(InputError, match="signal must be at least 0, got -1"):
+        margins(np.array([[-1.0, 2.0]]))
+
+
+# ---- records and refusals -------------------------------------------------------------------------------------------
+
+
+@wrong_types
+def test_no_examples_and_unknown_levels_are_refused() -> None:
+    tokens, labels, lengths = examples()
+    source = DecoderGradients(model_of())
+    with pytest.raises(InputError, match="batches must have at least one example that counts"):
+        seed_strength(source, [(tokens, torch.full_like(labels, -100), lengths)])
+    with pytest.raises(InputError, match="levels must include 'logits' or 'parameters', got none"):
+        seed_strength(source, [examples()], levels=())
+    with pytest.raises(InputError, match=r"^levels must be .*, got 'logit'; did you mean 'logits'"):
+        seed_strength(source, [examples()], levels=("logit",))  # type: ignore[arg-type]
