@@ -9,9 +9,10 @@ from typing import Any
 
 from toeplens.engine import Cluster, Job, Limits, Workers, must_have, plan_workers, run_jobs, spread
 from toeplens.engine.many import OnEvent
-from toeplens.ground import InputError, choose, read_json, records, write_json
+from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
+from toeplens.ground.records import Record
 from toeplens.papers.mathematics.expressiveness import expressiveness
 from toeplens.papers.mathematics.logits import distance, latent, normalising, related
 from toeplens.papers.mathematics.position import estimators, manifold
@@ -38,7 +39,7 @@ Place = tuple[str, int]  # experiment and seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(records.Record):
+class Asked(Record):
     """The request in study.json."""
 
     scale: str

@@ -31,9 +31,9 @@ from toeplens.lens.kit.position import position_parts
 from toeplens.lens.kit.terms import rotation_of
 from toeplens.lens.stream import position_subspace
 from toeplens.lens.toeplitz.spectrum import contraction
-from toeplens.papers.mathematics.single_phase import single_phase
 from toeplens.model import Decoder, DecoderConfig
 from toeplens.papers.mathematics.position import TURNED, curve
+from toeplens.papers.mathematics.single_phase import single_phase
 from toeplens.papers.mathematics.statements import Experiment, Part, Records, short, universal
 from toeplens.sources import DecoderSource
 from toeplens.studies.kit.contrasts import difference, of_one

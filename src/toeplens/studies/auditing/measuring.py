@@ -112,7 +112,8 @@ def measure_call(
     by_offset = bias if bias is None or bias.ndim < 4 else None
     if not unknown and placed["rotation"] is not None:
         placed.pop("k_position", None)
-        use = frequency_use(**{**placed, "bias": by_offset})
+        for_frequencies: dict[str, Any] = {**placed, "bias": by_offset}
+        use = frequency_use(**for_frequencies)
         offsets = rotary_offsets(
             placed["q"], placed["k"], len(placed["rotation"]), placed["lengths"], pairing="interleaved", layout="bhnd"
         )

@@ -25,7 +25,8 @@ from toeplens.sources.huggingface.install import install_same
 from toeplens.sources.huggingface.load import Loaded
 from toeplens.studies.auditing import audit
 from toeplens.studies.auditing.record import COLUMNS, AuditRecord, LayerRecord, Method
-from toeplens.studies.kit.questions import LONGEST, SEEDS, Writer
+from toeplens.studies.kit.options import LONGEST, SEEDS
+from toeplens.studies.kit.questions import Writer
 from toeplens.studies.kit.study import State
 from toeplens.studies.kit.verdicts import RULE
 from toeplens.studies.probing import RETRIEVES, Asked, ProbeRecord, Probing
