@@ -14,7 +14,7 @@ from tests.builders import After, refusal, timeless
 
 from toeplens.engine import Job, Limits, run_jobs
 from toeplens.engine import many as engine
-from toeplens.model import attention
+from toeplens.model import decoder
 from toeplens.training import Run, RunSpec, loop, train, train_as_one
 from toeplens.training import run as store
 from toeplens.training.stack import must_stack, pays_alone
@@ -93,7 +93,7 @@ def test_ignored_labels_padding_and_a_last_batch_that_is_smaller(tmp_path: Path)
 
 @pytest.mark.usefixtures("double")
 def test_texts_too_long_for_all_their_weights_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention, "attend", partial(attention.attend, at_once=64))
+    monkeypatch.setattr(decoder, "attend", partial(decoder.attend, at_once=64))
     specs = [tiny(seed, "shaw") for seed in range(2)]
     assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
 

@@ -280,7 +280,7 @@ def spread(term: CovarianceSums, whole: CovarianceSums, pairs: float) -> tuple[T
 def shares_of(
     terms: list[tuple[Tensor, Tensor]], variances: tuple[Tensor, Tensor], energy: Float[Tensor, "H"]
 ) -> Shares:
-    """The terms' spreads divided by the whole's (`spread`); NaN if it does not vary beside the terms' energy."""
+    """The terms' spreads divided by the whole's (`spread`); NaN if it does not vary next to the terms' energy."""
     made = []
     for which, variance in enumerate(variances):
         stacked = torch.stack([term[which] for term in terms], dim=-1)

@@ -31,8 +31,8 @@ _BY_SEED = (
     *(contraction, phases, expressiveness, estimators, manifold, normalising),
     *(filling, distance, latent, related, small_norm),
 )
-EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {each.name: each.run for each in _BY_SEED}
-CLAIMS = claims_on((*_BY_SEED, heads))
+EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {each.name: each.run for each in _BY_SEED}  # by name
+CLAIMS = claims_on((*_BY_SEED, heads))  # the claims on the mathematics
 _FIRST = 42  # as in the papers
 
 Place = tuple[str, int]  # experiment and seed
