@@ -8,6 +8,7 @@ _FILES = Path(__file__).parent / "specs"
 CANONICAL = _FILES / "canonical.yaml"  # the study of the canonical tasks
 CANONICAL_SMOKE = _FILES / "canonical-smoke.yaml"  # toy size
 
+# for citations
 PAPER = Citation(
     key="urrutia2025decoupling",
     authors=(
