@@ -54,9 +54,7 @@ class Sinusoidal(PositionalEncoding):
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
         """The encoding vectors of ``positions``, in float64."""
         phases = positions.to(torch.float64).unsqueeze(-1) * self.frequencies
-        if self.layout == "interleaved":
-            return torch.stack((phases.sin(), phases.cos()), dim=-1).flatten(-2)
-        return torch.cat((phases.sin(), phases.cos()), dim=-1)
+        return torch.stack((phases.sin(), phases.cos()), dim=-1 if self.layout == "interleaved" else -2).flatten(-2)
 
     def embed(self, x: Stream, positions: Positions) -> Stream:
         return x + self.table(positions).to(x.dtype)
@@ -67,20 +65,7 @@ class Sinusoidal(PositionalEncoding):
         return phases.cos().sum(-1).unsqueeze(0).to(torch.get_default_dtype())
 
 
-class _Table(PositionalEncoding):
-    """A [max_len, d_model] table with one row per position, added to the token embeddings."""
-
-    coupling = "input"
-    toeplitz = False
-    bounded = True
-    weight: Tensor
-
-    def embed(self, x: Stream, positions: Positions) -> Stream:
-        self.check_positions(positions)
-        return x + F.embedding(positions, self.weight).to(x.dtype)
-
-
-class Learned(_Table):
+class Learned(PositionalEncoding):
     """One learned vector per position (Gehring et al. 2017; BERT, GPT-2).
 
     Arguments
@@ -88,15 +73,23 @@ class Learned(_Table):
                   found to give interpretable positions (Ito et al. 2024, arXiv 2406.08272)
     """
 
+    coupling = "input"
+    toeplitz = False
+    bounded = True
     citation = "Gehring et al. 2017, arXiv 1705.03122"
     formula = r"x_i + p_i,\quad p_i \text{ learned}"
+    weight: Tensor
 
     def __init__(self, *, init_std: NotNegative = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
         self.weight = self.learned((self.max_len, self.d_model), normal(init_std))
 
+    def embed(self, x: Stream, positions: Positions) -> Stream:
+        self.check_positions(positions)
+        return x + F.embedding(positions, self.weight).to(x.dtype)
 
-class RandomTable(_Table):
+
+class RandomTable(Learned):
     """One random normal vector per position, either fixed (the paper's "random") or trained (the released code).
 
     Arguments
@@ -108,7 +101,7 @@ class RandomTable(_Table):
     formula = r"x_i + p_i,\quad p_i \sim N(0, \sigma^2 I)"
 
     def __init__(self, *, trainable: bool = False, std: Positive = 1.0, **sizes: int) -> None:
-        super().__init__(**sizes)
+        PositionalEncoding.__init__(self, **sizes)
         table = torch.randn(self.max_len, self.d_model) * std
         if trainable:
             self.weight = nn.Parameter(table)
@@ -133,21 +126,16 @@ class ScaledSinusoidal(Sinusoidal):
         self, *, start: Finite | None = None, layout: Literal["interleaved", "halves"] = "halves", **inherited: Any
     ) -> None:
         super().__init__(layout=layout, **inherited)
-        self.start = self.d_model**-0.5 if start is None else start
+        start = self.d_model**-0.5 if start is None else start
         # checkpoints call it ``scale``; as an attribute, ``scale`` is the factor of q . k
-        self._parameters["scale"] = self.learned((), partial(nn.init.constant_, val=self.start))
-
-    @property
-    def number(self) -> Float[Tensor, ""]:
-        """The learned scalar."""
-        return cast(Tensor, self._parameters["scale"])
+        self._parameters["scale"] = self.learned((), partial(nn.init.constant_, val=start))
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
-        return super().table(positions) * self.number.to(torch.float64)
+        return super().table(positions) * cast(Tensor, self._parameters["scale"]).to(torch.float64)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "1 D"]:
         """alpha^2 times the sinusoid's kernel."""
-        return super().kernel(offsets) * self.number**2
+        return super().kernel(offsets) * cast(Tensor, self._parameters["scale"]) ** 2
 
 
 class SHAPE(Sinusoidal):
@@ -233,7 +221,7 @@ class TUPE(PositionalEncoding):
         self.norm = nn.LayerNorm(self.d_model)
         self.to_q, self.to_k = (nn.Linear(self.d_model, self.num_heads * self.head_dim) for _ in range(2))
         self.relative = T5(bidirectional=True, **sizes) if relative else None
-        self.first = nn.Parameter(torch.zeros(2, self.num_heads)) if untied_first else None
+        self.first = self.learned((2, self.num_heads), nn.init.zeros_) if untied_first else None
         own_buckets = relative and untied_first
         self.relative_first = nn.Parameter(torch.empty(2, self.num_heads)) if own_buckets else None
         self.reset_parameters()
@@ -241,8 +229,6 @@ class TUPE(PositionalEncoding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.02)
         super().reset_parameters()
-        if self.first is not None:
-            nn.init.zeros_(self.first)
         if self.relative_first is not None:
             nn.init.normal_(self.relative_first, std=0.02)
 

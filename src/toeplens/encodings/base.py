@@ -58,11 +58,10 @@ class Seen:
         if rows is None:
             queries, keys = q.shape[-2], k.shape[-2]
             if more.get("causal", True) and queries > keys:
-                raise invalid(
-                    "q",
-                    f"have at most as many queries as there are keys ({keys}) in causal attention, unless rows is set",
-                    queries,
+                must = (
+                    f"have at most as many queries as there are keys ({keys}) in causal attention, unless rows is set"
                 )
+                raise invalid("q", must, queries)
             rows = torch.arange(keys - queries, keys, device=q.device)
         return Seen(q, k, rows, **more)
 
@@ -85,10 +84,8 @@ class Seen:
         assert visible is not None
         visible = visible[(None,) * (4 - visible.ndim)]
         own = visible.take_along_dim(self.own_index(), dim=-1).squeeze(-1)
-        tokens = (
-            torch.ones_like(self.k[:, 0, :, 0], dtype=torch.long) if self.padding is None else (~self.padding).long()
-        )
-        counted = tokens.cumsum(-1)[:, None, None, :].masked_fill(~visible, 0)  # from 1
+        tokens = self.k.new_ones(len(self.k), self.k.shape[2]) if self.padding is None else ~self.padding
+        counted = tokens.long().cumsum(-1)[:, None, None, :].masked_fill(~visible, 0)  # from 1
         first = counted.masked_fill(~visible, counted.shape[-1] + 1).amin(-1)
         return bool((own & (counted.amax(-1) - first + 1 != visible.sum(-1))).any())
 
@@ -99,8 +96,7 @@ class Seen:
 
     def own_index(self) -> Int[Tensor, "_B 1 Nq 1"]:
         """The rows as indices of keys, for `torch.take_along_dim`."""
-        rows = self.rows if self.rows.ndim == 2 else self.rows.unsqueeze(0)
-        return rows[:, None, :, None]
+        return self.rows.reshape(-1, 1, self.rows.shape[-1], 1)
 
     @property
     def features(self) -> Notes:
@@ -120,19 +116,19 @@ class Seen:
 
     def visible(self) -> Bool[Tensor, "*B Nq Nk"] | None:
         """True where a query sees a key, computed on request; None if every query sees every key."""
+        visible = self.mask
         if self.texts is not None:
             own = self.texts.gather(1, self.rows.expand(len(self.texts), -1)).unsqueeze(2) == self.texts.unsqueeze(1)
-            own = own.unsqueeze(1)
-            return replace(self, texts=None, mask=own if self.mask is None else own & self.mask).visible()
+            visible = own.unsqueeze(1) if visible is None else own.unsqueeze(1) & visible
         if self.padding is not None:
             real = ~self.padding[:, None, None, :]
-            return replace(self, padding=None, mask=real if self.mask is None else real & self.mask).visible()
+            visible = real if visible is None else real & visible
         if not self.causal:
-            return self.mask
+            return visible
         past = self.past()
         if self.window is not None:
             past = past & ~replace(self, rows=self.rows - self.window).past()
-        return past if self.mask is None else past & self.mask
+        return past if visible is None else past & visible
 
     def past(self) -> Bool[Tensor, "*B Nq Nk"]:
         """True for each query's own key and those before it, without any mask."""
@@ -143,17 +139,17 @@ class Seen:
         """A slice of the queries and keys."""
         mask = self.mask
         if mask is not None:
-            mask = mask[..., keys]
-            mask = mask[..., queries, :] if mask.shape[-2] > 1 else mask
+            mask = mask[..., queries if mask.shape[-2] > 1 else slice(None), keys]
+        rows = self.rows[..., queries]
+        by_key = {name: x[..., keys] for name in ("texts", "padding") if (x := getattr(self, name)) is not None}
         return replace(
             self,
             q=self.q[..., queries, :],
             k=self.k[..., keys, :],
-            rows=self.rows[..., queries] - keys.start if keys.start else self.rows[..., queries],
+            rows=rows - keys.start if keys.start else rows,
             notes=None if self.notes is None else self.notes[..., keys, :],
             mask=mask,
-            texts=None if self.texts is None else self.texts[..., keys],
-            padding=None if self.padding is None else self.padding[..., keys],
+            **by_key,
         )
 
 
@@ -232,7 +228,7 @@ class PositionalEncoding(nn.Module):
             raise invalid("coupling", f"be one of {', '.join(get_args(Coupling))}", self.coupling)
         self.d_model, self.num_heads, self.head_dim, self.max_len = d_model, num_heads, head_dim, max_len
         self._exact: set[str] = set()
-        self._starts: list[tuple[nn.Parameter, Callable[[Tensor], Any]]] = []
+        self._starts: list[tuple[Tensor, Callable[[Tensor], Any]]] = []
 
     @classmethod
     def options(cls) -> dict[str, inspect.Parameter]:
@@ -325,18 +321,25 @@ class PositionalEncoding(nn.Module):
     def learned(self, shape: tuple[int, ...], start: Callable[[Tensor], Any]) -> nn.Parameter:
         """Create a parameter that ``start`` initialises, here and in `reset_parameters`."""
         parameter = nn.Parameter(torch.empty(shape))
-        self._starts.append((parameter, start))
-        with torch.no_grad():
-            start(parameter)
+        self.starts(start, parameter)
         return parameter
 
     @torch.no_grad()
+    def starts(self, start: Callable[[Tensor], Any], *parameters: Tensor) -> None:
+        """Initialise parameters, such as those of a linear layer, by ``start``, here and in `reset_parameters`."""
+        for parameter in parameters:
+            self._starts.append((parameter, start))
+            start(parameter)
+
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Re-initialise all parameters: those made by `learned`, then those of submodules."""
+        """Re-initialise all parameters: those with a start of their own, then submodules that have others."""
         for parameter, start in self._starts:
             start(parameter)
+        own = {id(parameter) for parameter, _ in self._starts}
         for module in self.children():
-            _start_again(module)
+            if any(id(parameter) not in own for parameter in module.parameters()):
+                _start_again(module)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
         """Convert token indices to positions: unchanged, or to coordinates if `axes` > 1."""
@@ -348,10 +351,9 @@ class PositionalEncoding(nn.Module):
 
     def hook(self, name: str, *arguments: Any, seen: Seen) -> Any:
         """Call a hook, with ``seen`` if it declares it. Autocast stays on only for the plain product q . k."""
+        more = {"seen": seen} if name in self._seeing else {}
         with nullcontext() if name == "score" and not self.overrides(name) else without_autocast(seen.q):
-            if name in self._seeing:
-                return getattr(self, name)(*arguments, seen=seen)
-            return getattr(self, name)(*arguments)
+            return getattr(self, name)(*arguments, **more)
 
     def factors_at(self, q_positions: Positions, k_positions: Positions) -> bool:
         """Whether `bias_product` holds for queries at the last of these keys' positions."""
@@ -364,9 +366,7 @@ class PositionalEncoding(nn.Module):
     @property
     def fusable(self) -> bool:
         """Whether fused attention supports it: it acts only through a rotation, a bias, or input vectors."""
-        return not any(
-            self.overrides(hook) for hook in ("score", "transform_logits", "transform_weights", "add_values")
-        )
+        return not any(map(self.overrides, ("score", "transform_logits", "transform_weights", "add_values")))
 
     @property
     def turns_alike(self) -> bool:
@@ -423,7 +423,6 @@ class PositionalEncoding(nn.Module):
 
 
 def _start_again(module: nn.Module) -> None:
-    """Re-initialise a module's parameters, or those of its submodules if it has no ``reset_parameters``."""
     if callable(again := getattr(module, "reset_parameters", None)):
         again()
     else:

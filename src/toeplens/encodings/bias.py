@@ -39,12 +39,10 @@ class OffsetBias(PositionalEncoding):
 
     def _whole_kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         values = self.kernel(offsets)
-        if values.shape != (self.num_heads, len(offsets)):
-            raise invalid(
-                f"{type(self).__name__}.kernel",
-                f"return shape {[self.num_heads, len(offsets)]}",
-                got=f"shape {list(values.shape)}",
-            )
+        wanted = [self.num_heads, len(offsets)]
+        if list(values.shape) != wanted:
+            field = f"{type(self).__name__}.kernel"
+            raise invalid(field, f"return shape {wanted}", got=f"shape {list(values.shape)}")
         return values
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
@@ -67,8 +65,9 @@ class ALiBi(OffsetBias):
 
     def __init__(self, *, slopes: Literal["geometric", "exponential"] = "geometric", **sizes: int) -> None:
         super().__init__(**sizes)
-        rules = {"geometric": geometric_slopes, "exponential": exponential_slopes}
-        self.slopes = self.register_exact("slopes", rules[slopes](self.num_heads))
+        exponential = torch.exp(-torch.arange(self.num_heads, dtype=torch.float64) / self.num_heads)
+        values = geometric_slopes(self.num_heads) if slopes == "geometric" else exponential
+        self.slopes = self.register_exact("slopes", values)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         return -self.slopes.unsqueeze(-1) * offsets.abs()
@@ -98,11 +97,6 @@ def geometric_slopes(num_heads: int) -> Float[Tensor, "H"]:
     lower = 2 ** int(math.log2(num_heads))
     values = powers(lower) + powers(2 * lower)[0::2][: num_heads - lower]
     return torch.tensor(values, dtype=torch.float64)
-
-
-def exponential_slopes(num_heads: int) -> Float[Tensor, "H"]:
-    """e^(-h/H), h = 0..H-1."""
-    return torch.exp(-torch.arange(num_heads, dtype=torch.float64) / num_heads)
 
 
 class T5(OffsetBias):
@@ -149,7 +143,7 @@ class T5(OffsetBias):
         return start + torch.where(distance < exact, distance, far)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        return nn.functional.embedding(self.buckets(offsets), self.weight).transpose(0, 1)
+        return F.embedding(self.buckets(offsets), self.weight).T
 
 
 class RelativeTable(OffsetBias):
@@ -173,7 +167,7 @@ class RelativeTable(OffsetBias):
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         require_whole("RelativeTable", offsets)
         edge = self.max_len - 1
-        return nn.functional.embedding(offsets.clamp(-edge, edge) + edge, self.weight).transpose(0, 1)
+        return F.embedding(offsets.clamp(-edge, edge) + edge, self.weight).T
 
 
 SMALLEST = 0.01  # the released code's lower bound of KERPLE's parameters; here, of their initial values
@@ -309,7 +303,7 @@ class DynamicBias(OffsetBias):
             if isinstance(norm, nn.LayerNorm):
                 x = F.layer_norm(x, x.shape[-1:], norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
             x = F.silu(x)
-        return linear(self.layer_out, x).transpose(0, 1)
+        return linear(self.layer_out, x).T
 
 
 class FIRE(PositionalEncoding):

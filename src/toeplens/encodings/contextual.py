@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -14,11 +15,13 @@ from torch.nn import functional as F
 from toeplens.encodings.base import PositionalEncoding, Seen
 from toeplens.encodings.kit import (
     linear,
+    normal,
     offsets_between,
     require_even,
     require_whole,
     rotary_frequencies,
     short_convolution,
+    sum_from,
     widened,
     without_autocast,
 )
@@ -81,14 +84,9 @@ class CoPE(PositionalEncoding):
         if visible is not None:
             gates = gates.masked_fill(~visible, 0.0)
         if seen.causal:
-            return _sum_from(gates)
+            return sum_from(gates)
         past = seen.past()
-        return _sum_from(gates.masked_fill(~past, 0.0)) + gates.masked_fill(past, 0.0).cumsum(-1)
-
-
-def _sum_from(x: Tensor) -> Tensor:
-    """The reversed cumulative sum: each entry plus those after it."""
-    return x.flip(-1).cumsum(-1).flip(-1)
+        return sum_from(gates.masked_fill(~past, 0.0)) + gates.masked_fill(past, 0.0).cumsum(-1)
 
 
 class RelativeProjection(PositionalEncoding):
@@ -124,8 +122,7 @@ class RelativeProjection(PositionalEncoding):
         nn.init.normal_(self.bank, std=0.02)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        mixed = linear(self.mix, x)
-        return mixed.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return linear(self.mix, x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def bias(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         mixed = seen.own_notes()
@@ -176,14 +173,13 @@ class CumulativeBias(PositionalEncoding):
         """c at each query and key, over the tokens that the query sees, and the queries' weights."""
         notes = seen.own_notes()
         own, totals = notes[..., :1], seen.features[..., 0].unsqueeze(-2)
-        if seen.padding is not None or seen.mask is not None:
-            counts = seen.visible() if seen.is_scattered() else None
-            if counts is None and seen.padding is not None:
-                counts = ~seen.padding[:, None, None, :]
-            if counts is not None:
-                steps = totals.diff(dim=-1, prepend=torch.zeros_like(totals[..., :1]))
-                totals = torch.where(counts, steps, 0.0).cumsum(-1)
-                own = totals.take_along_dim(seen.own_index(), dim=-1)
+        counts = seen.visible() if seen.is_scattered() else None
+        if counts is None and seen.padding is not None:
+            counts = ~seen.padding[:, None, None, :]
+        if counts is not None:
+            steps = totals.diff(dim=-1, prepend=torch.zeros_like(totals[..., :1]))
+            totals = torch.where(counts, steps, 0.0).cumsum(-1)
+            own = totals.take_along_dim(seen.own_index(), dim=-1)
         return own, totals, notes[..., 1:] if notes.shape[-1] > 1 else None
 
     def bias_product(
@@ -222,13 +218,9 @@ class FoX(CumulativeBias):
 
     def __init__(self, *, bias_init: Finite = 0.0, **sizes: int) -> None:
         super().__init__(**sizes)
-        self.bias_init = bias_init
         self.gate = nn.Linear(self.d_model, self.num_heads)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.gate.weight, std=0.02)
-        nn.init.constant_(self.gate.bias, self.bias_init)
+        self.starts(normal(0.02), self.gate.weight)
+        self.starts(partial(nn.init.constant_, val=bias_init), self.gate.bias)
 
     def steps(self, x: Stream) -> Float[Tensor, "B H N"]:
         return -F.logsigmoid(by_head(self.gate, x))
@@ -266,13 +258,9 @@ class CABLE(CumulativeBias):
         self.factorable = not kernelised
         self.stride = nn.Linear(self.d_model, self.num_heads)
         self.weight = nn.Linear(self.d_model, self.num_heads) if weighted else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for layer in (self.stride, self.weight):
-            if layer is not None:
-                nn.init.normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
+        for layer in (self.stride, self.weight) if weighted else (self.stride,):
+            self.starts(normal(0.02), layer.weight)
+            self.starts(nn.init.zeros_, layer.bias)
 
     def steps(self, x: Stream) -> Float[Tensor, "B H N"]:
         z = by_head(self.stride, x)
@@ -330,7 +318,7 @@ class CARoPE(_ContentRotation):
 
     Arguments
         start          ``rope``: with that constant; ``printed``: the formula as printed, without it
-        base, pairing  as in RoPE; base must be over 1
+        base           as in RoPE, over 1
     """
 
     citation = "Veisi et al. 2025, arXiv 2507.23083"
@@ -421,7 +409,8 @@ class SelectiveRoPE(_ContentRotation):
         self.up = nn.Linear(rank, self.num_heads * self.head_dim // 2, bias=False)
         self.taps = self.register_exact("taps", torch.tensor([-1.0, 1.0], dtype=torch.float64).expand(1, 1, 2))
         shape = (self.num_heads, self.head_dim // 2, conv_size or 0)
-        self.conv = None if conv_size is None else self.learned(shape, _as_convolution)
+        bound = (conv_size or 1) ** -0.5  # as torch initialises convolutions of one channel
+        self.conv = None if conv_size is None else self.learned(shape, partial(nn.init.uniform_, a=-bound, b=bound))
         self.gate = nn.Linear(self.d_model, self.num_heads) if gate else None
         self.constant = self.learned((self.num_heads, 1, self.head_dim // 2), nn.init.zeros_) if bias else None
 
@@ -446,11 +435,6 @@ class SelectiveRoPE(_ContentRotation):
         if self.gate is not None:
             steps = steps * notes[..., -1:]
         return seen.sums(steps.to(torch.float64)) * self.frequencies
-
-
-def _as_convolution(taps: Float[Tensor, "H n size"]) -> Tensor:
-    """Initialise like torch's convolutions of one channel each."""
-    return nn.init.uniform_(taps, -(taps.shape[-1] ** -0.5), taps.shape[-1] ** -0.5)
 
 
 class RePo(_ContentRotation):
@@ -479,11 +463,7 @@ class RePo(_ContentRotation):
         width = max(1, self.d_model // 8) if width is None else width
         self.gate, self.content = (nn.Linear(self.d_model, width, bias=False) for _ in range(2))
         self.place_of = nn.Linear(width, self.num_heads, bias=False)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for layer in (self.gate, self.content, self.place_of):
-            nn.init.normal_(layer.weight, std=0.02)
+        self.starts(normal(0.02), self.gate.weight, self.content.weight, self.place_of.weight)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
         wide = x.to(widened(x.dtype))

@@ -67,28 +67,31 @@ class OnGrid:
 
 
 class _Coordinates(OnGrid, Rotary):
-    """A rotation by angles that are linear in a position's coordinates; subclasses define `phases`."""
+    """A rotation by angles that are linear in a position's coordinates.
+
+    Each pair of dimensions is rotated by one coordinate, ``axis_of[t]``, unless a subclass defines `phases`.
+    """
 
     def __init__(
-        self, frequencies: Float[Tensor, "H n"], *, axes: int, grid: Sequence[int] | None, **inherited: Any
+        self,
+        frequencies: Float[Tensor, "H n"],
+        axis_of: Sequence[int] = (),
+        *,
+        axes: int,
+        grid: Sequence[int] | None,
+        **inherited: Any,
     ) -> None:
         super().__init__(frequencies, **inherited)
         self.set_grid(axes, grid)
+        if axis_of:
+            self.axis_of = self.register_exact("axis_of", torch.tensor(axis_of))
+
+    def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B H N n"]:
+        return phases_along(self.coordinates(positions), self.axis_of, frequencies)
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"] | None:
         """The rotation at offsets [D, axes], or [D] (the same along all axes; None with a grid)."""
         return None if offsets.ndim == 1 and self.grid is not None else super().kernel(offsets)
-
-
-class _ByAxis(_Coordinates):
-    """Each pair of dimensions is rotated by one coordinate, ``axis_of[t]``."""
-
-    def __init__(self, frequencies: Float[Tensor, "1 n"], axis_of: Sequence[int], **inherited: Any) -> None:
-        super().__init__(frequencies, **inherited)
-        self.axis_of = self.register_exact("axis_of", torch.tensor(axis_of))
-
-    def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B 1 N n"]:
-        return phases_along(self.coordinates(positions), self.axis_of, frequencies)
 
 
 def phases_along(
@@ -98,7 +101,7 @@ def phases_along(
     return coordinates.index_select(-1, axis_of).unsqueeze(-3) * frequencies.unsqueeze(-2)
 
 
-class AxialRoPE(_ByAxis):
+class AxialRoPE(_Coordinates):
     """Axial RoPE: each axis rotates its own pairs (Su 2021 blog; Fang et al. 2023, EVA-02; Flux; RoPE-ViT).
 
     The pairs of axis 0 come first. RoPE-ViT's base is 100, that of Flux and EVA-02 10000. Published code differs in how
@@ -154,7 +157,7 @@ class AxialRoPE(_ByAxis):
         super().__init__(torch.cat(spectra).unsqueeze(0), axis_of, axes=axes, grid=grid, pairing=pairing, **sizes)
 
 
-class MRoPE(_ByAxis):
+class MRoPE(_Coordinates):
     """Multimodal RoPE: the head's frequencies are divided among time, height and width (Wang et al. 2024, Qwen2-VL).
 
     Text tokens have three equal coordinates, which makes it plain RoPE. The caller provides the coordinates of images
@@ -188,7 +191,9 @@ class MRoPE(_ByAxis):
         require_even("head_dim", head_dim)
         pairs = head_dim // 2
         if sections is None:
-            sections = _default_sections(pairs, interleaved_sections)
+            width = 5 * pairs // 16 if interleaved_sections else (pairs - pairs // 4) // 2
+            height = width if interleaved_sections else (pairs - pairs // 4 + 1) // 2
+            sections = (pairs - height - width, height, width)
         axis_of = axes_of_pairs("sections", sections, pairs, interleaved_sections)
         frequencies = rotary_frequencies(head_dim, base).unsqueeze(0)
         super().__init__(frequencies, axis_of, axes=3, grid=None, pairing=pairing, **sizes)
@@ -204,22 +209,12 @@ def axes_of_pairs(field: str, sections: Sequence[int], pairs: int, interleaved: 
     for axis in (1, 2):
         own = range(axis, pairs, 3)[: sections[axis]]
         if len(own) < sections[axis]:
-            raise invalid(
-                field,
-                f"have {len(own)} {('height', 'width')[axis - 1]} pairs when {pairs} pairs are interleaved",
-                list(sections),
-            )
+            side = ("height", "width")[axis - 1]
+            must = f"have {len(own)} {side} pairs when {pairs} pairs are interleaved"
+            raise invalid(field, must, list(sections))
         for t in own:
             axis_of[t] = axis
     return axis_of
-
-
-def _default_sections(pairs: int, interleaved: bool) -> list[int]:
-    if interleaved:
-        side = 5 * pairs // 16
-        return [pairs - 2 * side, side, side]
-    time = pairs // 4
-    return [time, (pairs - time + 1) // 2, (pairs - time) // 2]
 
 
 class RoPEMixed(_Coordinates):
@@ -428,9 +423,8 @@ class TreePositions(PositionalEncoding):
     def place(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:
         """The path of node i of the complete tree, counted level by level; node i's parent is (i - 1) // branching."""
         most = self._nodes(self.max_depth) - 1
-        require_between(
-            f"be from 0 to {most} with branching {self.branching} and max_depth {self.max_depth}", tokens, most
-        )
+        tree = f"branching {self.branching} and max_depth {self.max_depth}"
+        require_between(f"be from 0 to {most} with {tree}", tokens, most)
         upwards = []
         for _ in range(self.max_depth):
             below = tokens > 0
@@ -441,8 +435,8 @@ class TreePositions(PositionalEncoding):
     def check_positions(self, positions: Positions) -> None:
         """Raise `InputError` for anything but paths of this tree."""
         if positions.shape[-1] != self.max_depth:
-            got = f"{positions.shape[-1]} branches"
-            raise invalid("positions", f"be paths of {self.max_depth} branches, padded with 0", got=got)
+            must = f"be paths of {self.max_depth} branches, padded with 0"
+            raise invalid("positions", must, got=f"{positions.shape[-1]} branches")
         require_between(f"have branches from 1 to {self.branching}, or 0 after the end", positions, self.branching)
         if is_readable(positions) and bool(((positions[..., :-1] == 0) & (positions[..., 1:] > 0)).any()):
             raise InputError("positions must have only 0 after the end of a path.")
@@ -509,11 +503,8 @@ class Syntactic(TreePositions):
         branching = self.branching
         copies = self.d_model // (branching * self.max_depth)
         if copies < 1:
-            raise invalid(
-                "max_depth",
-                f"be small enough that {branching} one-hot branches per level fit in d_model ({self.d_model})",
-                self.max_depth,
-            )
+            must = f"be small enough that {branching} one-hot branches per level fit in d_model ({self.d_model})"
+            raise invalid("max_depth", must, self.max_depth)
         self.raw_decay = self.learned((copies,), partial(nn.init.uniform_, a=0.7, b=0.999))
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
@@ -556,10 +547,9 @@ class SyntacticBias(TreePositions):
 
     def __init__(self, *, max_distance: Count | None = None, init_std: NotNegative = 0.02, **inherited: Any) -> None:
         super().__init__(**inherited)
-        if max_distance is None:
-            max_distance = self.max_depth * (2 if self.by == "path" else 1)
-        self.max_distance = max_distance
-        values = max_distance + 1 if self.by == "path" else 2 * max_distance + 1
+        sides = 1 if self.by == "path" else 2
+        self.max_distance = self.max_depth * (3 - sides) if max_distance is None else max_distance
+        values = sides * self.max_distance + 1
         self.weight = self.learned((values, self.num_heads), normal(init_std))
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:

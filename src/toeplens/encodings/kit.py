@@ -99,6 +99,11 @@ def phases_of(positions: Positions, frequencies: Float[Tensor, "*_H n"]) -> Floa
     return positions.to(torch.float64)[..., None, :, None] * frequencies.unsqueeze(-2)
 
 
+def sum_from(x: Float[Tensor, "*B n"]) -> Float[Tensor, "*B n"]:
+    """The reversed cumulative sum: each entry plus those after it."""
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
 def turns(phases: Float[Tensor, "*H n D"], magnitude: float = 1.0) -> Complex[Tensor, "*H n D"]:
     """Complex numbers e^(i phase)."""
     return torch.polar(torch.full_like(phases, magnitude), phases)
@@ -157,6 +162,14 @@ def require_even(field: str, value: int, why: str = "a rotation takes dimensions
         raise invalid(field, f"be even and at least 2, as {why}", value)
 
 
+def require_train_length(length: int | None, max_len: int) -> int:
+    """The training length (default: ``max_len``); raises `InputError` if no frequency has a full period in it."""
+    field, length = ("max_len", max_len) if length is None else ("train_length", length)
+    if length < 7:
+        raise invalid(field, "be at least 7, for one frequency to remain", length)
+    return length
+
+
 def require_count(**values: Any) -> None:
     """Raise `InputError` unless the values are integers of at least 1."""
     for field, value in values.items():
@@ -171,20 +184,13 @@ def require_number(field: str, value: Any, **limits: float) -> float:
 
 def require_tensor(field: str, x: Any, kind: Kind, shape: Sequence[int | str] | None = None) -> None:
     """Raise `InputError` unless ``x`` is a tensor of this kind and shape; a word in ``shape`` means any size."""
-    whole = isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
-    fits = (
-        isinstance(x, Tensor)
-        and {
-            "bool": x.dtype == torch.bool,
-            "integer": whole,
-            "real": whole or x.is_floating_point(),
-            "float": x.is_floating_point(),
-        }[kind]
-    )
+    fits = False
+    if isinstance(x, Tensor):
+        float_, bool_ = x.is_floating_point(), x.dtype == torch.bool
+        integer = not (float_ or bool_ or x.is_complex())
+        fits = {"bool": bool_, "integer": integer, "real": integer or float_, "float": float_}[kind]
     if shape is not None and fits:
-        fits = x.ndim == len(shape) and all(
-            isinstance(wanted, str) or size == wanted for size, wanted in zip(x.shape, shape, strict=True)
-        )
+        fits = len(shape) == x.ndim and all(isinstance(n, str) or n == x.shape[i] for i, n in enumerate(shape))
     if not fits:
         of = "" if shape is None else f" of shape [{', '.join(map(str, shape))}]"
         got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -195,9 +201,6 @@ def require_tensor(field: str, x: Any, kind: Kind, shape: Sequence[int | str] | 
 def require_indices(field: str, given: Any, count: int) -> None:
     """Raise `InputError` unless the list has distinct indices below ``count``."""
     must_be(field, given, Sequence[int])
-    if (
-        isinstance(given, Tensor)
-        or not all(isinstance(index, int) and 0 <= index < count for index in given)
-        or len(set(given)) != len(given)
-    ):
+    fits = not isinstance(given, Tensor) and all(isinstance(index, int) and 0 <= index < count for index in given)
+    if not fits or len(set(given)) != len(given):
         raise invalid(field, f"be different indices from 0 to {count - 1}", given)

@@ -20,12 +20,13 @@ from toeplens.encodings.kit import (
     offsets_between,
     phases_of,
     require_even,
+    require_train_length,
     require_whole,
     rotary_frequencies,
     turns,
     widened,
 )
-from toeplens.encodings.rotary import Pairing, RoPE, turn_by
+from toeplens.encodings.rotary import Pairing, RoPE, from_pairs, pairs_of, turn_by
 from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries, Stream, Turned
 from toeplens.ground import InputError, invalid
 from toeplens.ground.options import Count, Finite, Limits, NotNegative, Positive, Share
@@ -78,11 +79,7 @@ class HoPE(RoPE):
 
     def __init__(self, *, train_length: int | None = None, **inherited: Any) -> None:
         super().__init__(**inherited)
-        length = self.max_len if train_length is None else train_length
-        if length < 7:
-            field = "max_len" if train_length is None else "train_length"
-            raise invalid(field, "be at least 7, for one frequency to remain", length)
-        self.frequencies[2 * math.pi / self.frequencies > length] = 0
+        self.frequencies[2 * math.pi / self.frequencies > require_train_length(train_length, self.max_len)] = 0
 
 
 class RoPEPlusPlus(RoPE):
@@ -97,7 +94,7 @@ class RoPEPlusPlus(RoPE):
 
     Arguments
         heads          ``shared``: a pair uses the first head's queries and keys, as published; ``own``: each its own
-        base, pairing  as in RoPE; the released code uses halves
+        pairing        as in RoPE; the released code uses halves
     """
 
     citation = "Liu et al. 2025, arXiv 2512.07525"
@@ -119,13 +116,8 @@ class RoPEPlusPlus(RoPE):
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         if self.heads == "shared":
             q, k = q.index_select(1, self.source), k.index_select(1, self.source)
-        if self.pairing == "half":
-            a, b = q.chunk(2, dim=-1)
-            back = torch.cat((b, -a), dim=-1)
-        else:
-            a, b = q.unflatten(-1, (-1, 2)).unbind(-1)
-            back = torch.stack((b, -a), dim=-1).flatten(-2)
-        q = torch.where(self.imaginary[:, None, None], back, q)
+        a, b = pairs_of(q, self.pairing)
+        q = torch.where(self.imaginary[:, None, None], from_pairs(b, -a, self.pairing), q)
         return super().rotate(q, k, q_positions, k_positions)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"]:
@@ -245,11 +237,10 @@ class Remapped(PositionalEncoding):
 
     def offsets(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*B Nq Nk"]:
         """The offset that each pair uses instead of i - j."""
-        ways = self.ways(q_positions, k_positions)
-        q_places, k_places, _ = next(ways)
-        offsets = q_places.unsqueeze(-1) - k_places.unsqueeze(-2)
-        for q_places, k_places, taken in ways:
-            offsets = torch.where(taken, q_places.unsqueeze(-1) - k_places.unsqueeze(-2), offsets)
+        (q_places, k_places, _), *others = self.ways(q_positions, k_positions)
+        offsets = offsets_between(q_places, k_places)
+        for q_places, k_places, taken in others:
+            offsets = torch.where(taken, offsets_between(q_places, k_places), offsets)
         return offsets
 
     def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Pairs:
@@ -260,11 +251,10 @@ class Remapped(PositionalEncoding):
         return product
 
     def _product(self, q: Queries, k: Keys, way: Way) -> Pairs:
-        turned_q, turned_k = (
-            turn_by(x, phases_of(places, self.frequencies), self.pairing)
-            for x, places in zip((q, k), way, strict=False)
+        q, k = (
+            turn_by(x, phases_of(at, self.frequencies), self.pairing) for x, at in zip((q, k), way[:2], strict=True)
         )
-        return turned_q @ turned_k.transpose(-2, -1)
+        return q @ k.transpose(-2, -1)
 
     def _kernel_at(self, offsets: Float[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         return turns(phases_of(offsets, self.frequencies).transpose(-2, -1))
@@ -429,7 +419,7 @@ def following_position(
 
 
 def _ends(tokens: Int[Tensor, "*B"], separators: Sequence[int]) -> Bool[Tensor, "*B"]:
-    if len(separators) < 1:
+    if not separators:
         raise InputError("separators must have at least one token, got none.")
     return torch.isin(tokens, torch.tensor(list(separators), device=tokens.device))
 
@@ -503,25 +493,24 @@ class BiPE(PositionalEncoding):
         return x + F.embedding(places.clamp(0, self.places_max - 1), self.weight).to(x.dtype)
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
-        if not isinstance(self.across, RoPE):
-            return q, k
-        q_segments = self.levels(q_positions)[0]
-        k_segments = q_segments if k_positions is q_positions else self.levels(k_positions)[0]
-        return self.across.rotate(q, k, q_segments, k_segments)
+        return self.across.rotate(q, k, *self._segments(q_positions, k_positions))
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"] | None:
-        if isinstance(self.across, RoPE):
-            return None
-        return self.across.bias(self.levels(q_positions)[0], self.levels(k_positions)[0]) * self.slope_factor
+        bias = self.across.bias(*self._segments(q_positions, k_positions))
+        return None if bias is None else bias * self.slope_factor
 
     def bias_product(
         self, q_positions: Positions, k_positions: Positions
     ) -> tuple[Float[Tensor, "H Nq 1"], Float[Tensor, "*B H Nk 1"]]:
-        a, b = self.across.bias_product(self.levels(q_positions)[0], self.levels(k_positions)[0])
+        a, b = self.across.bias_product(*self._segments(q_positions, k_positions))
         return a * self.slope_factor, b
 
     def factors_at(self, q_positions: Positions, k_positions: Positions) -> bool:
-        return self.factorable and self.across.factors_at(self.levels(q_positions)[0], self.levels(k_positions)[0])
+        return self.factorable and self.across.factors_at(*self._segments(q_positions, k_positions))
+
+    def _segments(self, q_positions: Positions, k_positions: Positions) -> tuple[Tensor, Tensor]:
+        own = self.levels(q_positions)[0]
+        return own, own if k_positions is q_positions else self.levels(k_positions)[0]
 
 
 ENCODINGS: dict[str, type[PositionalEncoding]] = {

@@ -26,9 +26,8 @@ from toeplens.ground.options import Count, Limits
 
 
 def at_each(table: Float[Tensor, "B H N R"], index: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
-    """For every row of ``table``, its entries at that row's indices."""
-    index = index.unsqueeze(-3)  # the same for all heads
-    return table.gather(-1, index.expand(*table.shape[:-1], index.shape[-1]))
+    """For every row of ``table``, its entries at that row's indices, the same for all heads."""
+    return table.gather(-1, index.unsqueeze(-3).expand(*table.shape[:-1], index.shape[-1]))
 
 
 def _indicators(index: Int[Tensor, "D"], count: int) -> Complex[Tensor, "1 n D"]:
@@ -194,12 +193,9 @@ class DeBERTa(PositionalEncoding):
         self.position_buckets = position_buckets
         if position_buckets is not None:
             require_even("position_buckets", position_buckets, "half of them are exact offsets")
-            if position_buckets // 2 >= self.max_distance - 1:
-                raise invalid(
-                    "position_buckets",
-                    f"be under 2 * (max_distance - 1) = {2 * (self.max_distance - 1)}",
-                    position_buckets,
-                )
+            most = 2 * (self.max_distance - 1)
+            if position_buckets >= most:
+                raise invalid("position_buckets", f"be under 2 * (max_distance - 1) = {most}", position_buckets)
         self.terms = tuple(choose("terms", term, ("c2p", "p2c")) for term in terms)
         if not self.terms or len(set(self.terms)) != len(self.terms):
             raise invalid("terms", "be 'c2p', 'p2c', or both, each once", list(terms))
@@ -229,22 +225,20 @@ class DeBERTa(PositionalEncoding):
 
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         if "c2p" in self.terms:
-            products = seen.q @ self._vectors("c2p", seen.q.dtype)
-            logits = logits + seen.scale * at_each(products, self.index(offsets_between(q_positions, k_positions)))
+            index = self.index(offsets_between(q_positions, k_positions))
+            logits = logits + seen.scale * at_each(self._products("c2p", seen.q), index)
         if "p2c" in self.terms:
-            products = seen.k @ self._vectors("p2c", seen.k.dtype)
             back = offsets_between(k_positions, q_positions)
-            picked = at_each(products, self.index(back if self.p2c_index == "paper" else -back))
-            logits = logits + seen.scale * picked.transpose(-2, -1)
+            index = self.index(back if self.p2c_index == "paper" else -back)
+            logits = logits + seen.scale * at_each(self._products("p2c", seen.k), index).mT
         return logits
 
-    def _vectors(self, term: str, dtype: torch.dtype) -> Float[Tensor, "H d R"]:
-        return (self.table.to(dtype) @ self.projections[term].to(dtype)).transpose(-2, -1)
+    def _products(self, term: str, x: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N R"]:
+        return x @ (self.table.to(x.dtype) @ self.projections[term].to(x.dtype)).mT
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         """The functions of the offset that content weights: 1 where an offset or its negative uses a row, else 0."""
-        both = [_indicators(self.index(side), 2 * self.span) for side in (offsets, -offsets)]
-        return torch.cat(both, dim=1)
+        return torch.cat([_indicators(self.index(side), 2 * self.span) for side in (offsets, -offsets)], dim=1)
 
 
 ENCODINGS = {"shaw": Shaw, "transformer-xl": TransformerXL, "deberta": DeBERTa}

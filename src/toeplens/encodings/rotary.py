@@ -53,12 +53,8 @@ class BandControl:
 
     def check(self, pairs: int, num_heads: int) -> None:
         """Raise `InputError` unless all indices fit ``pairs`` frequencies and ``num_heads`` heads."""
-        for field, given, most in (
-            ("still", self.still, pairs),
-            ("silent", self.silent, pairs),
-            ("heads", self.heads or (), num_heads),
-        ):
-            require_indices(field, given, most)
+        for field, most in {"still": pairs, "silent": pairs, "heads": num_heads}.items():
+            require_indices(field, getattr(self, field) or (), most)
         if self.order is not None and sorted(self.order) != list(range(pairs)):
             raise invalid("order", f"name each of 0 to {pairs - 1} once", list(self.order))
 
@@ -89,11 +85,8 @@ def swapped(pairs: int, first: Sequence[int], second: Sequence[int]) -> tuple[in
     order = list(range(pairs))
     bands = [*first, *second]
     if len(first) != len(second) or len(set(bands)) != len(bands) or not all(0 <= t < pairs for t in bands):
-        raise invalid(
-            "second",
-            f"have as many indices from 0 to {pairs - 1} as first, all different",
-            got=f"{list(second)} for {list(first)}",
-        )
+        must = f"have as many indices from 0 to {pairs - 1} as first, all different"
+        raise invalid("second", must, got=f"{list(second)} for {list(first)}")
     for t, s in zip(first, second, strict=True):
         order[t], order[s] = s, t
     return tuple(order)
@@ -113,13 +106,19 @@ def turn(
             wide = wide.clone(memory_format=torch.contiguous_format)  # a complex view needs contiguous pairs
         pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
-    if pairing == "half":
-        a, b = wide.chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-    else:
-        a, b = wide.unflatten(-1, (-1, 2)).unbind(-1)
-        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
-    return turned.to(x.dtype)
+    a, b = pairs_of(wide, pairing)
+    return from_pairs(a * cos - b * sin, a * sin + b * cos, pairing).to(x.dtype)
+
+
+def pairs_of(x: Float[Tensor, "*B d"], pairing: Pairing) -> tuple[Float[Tensor, "*B n"], Float[Tensor, "*B n"]]:
+    """The first and second dimensions of all pairs, as views."""
+    a, b = x.chunk(2, dim=-1) if pairing == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
+    return a, b
+
+
+def from_pairs(a: Float[Tensor, "*B n"], b: Float[Tensor, "*B n"], pairing: Pairing) -> Float[Tensor, "*B d"]:
+    """The vectors with these first and second dimensions of all pairs."""
+    return torch.cat((a, b), dim=-1) if pairing == "half" else torch.stack((a, b), dim=-1).flatten(-2)
 
 
 def turn_by(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*#B #H N n"], pairing: Pairing) -> Tensor:
@@ -182,9 +181,8 @@ class Rotary(PositionalEncoding):
 
     def pair_factors(self, positions: Positions, dtype: torch.dtype) -> Complex[Tensor, "*B H N n"] | None:
         turned = 2 * self.frequencies.shape[-1]
-        if self.control is not None or self.pairing != "interleaved" or turned != self.query_dim:
-            return None
-        if not self._has_own("rotate", "_turn"):
+        adjacent = self.control is None and self.pairing == "interleaved" and turned == self.query_dim
+        if not adjacent or not self._has_own("rotate", "_turn"):
             return None
         return torch.complex(*self.tables(positions, self.frequencies_at(positions), dtype))
 
@@ -268,29 +266,18 @@ class PartialRoPE(Rotary):
         require_even("head_dim", head_dim)
         rotary_dim = int(head_dim * rotary_pct)
         require_even("rotary_pct", rotary_dim, f"{rotary_pct} of head_dim {head_dim} gives the rotated dimensions")
-        chosen = _chosen("heads", heads, num_heads)
+        chosen = list(range(heads)) if isinstance(heads, int) else list(range(num_heads) if heads is None else heads)
+        if (isinstance(heads, int) and heads < 0) or any(not 0 <= head < num_heads for head in chosen):
+            raise invalid("heads", f"be a number from 0 to {num_heads} or a list of indices under {num_heads}", heads)
         on = torch.zeros(num_heads, 1, dtype=torch.float64)
         on[chosen] = 1
-        frequencies = rotary_frequencies(rotary_dim, base) * on
-        super().__init__(frequencies, pairing=pairing, **sizes)
-        if layers is not None and (
-            not all(isinstance(layer, int) and layer >= 0 for layer in layers) or len(set(layers)) != len(layers)
-        ):
-            raise invalid("layers", "be a list of different layers, counted from 0", list(layers))
+        super().__init__(rotary_frequencies(rotary_dim, base) * on, pairing=pairing, **sizes)
         self.layers = None if layers is None else frozenset(layers)
+        if layers is not None and (any(layer < 0 for layer in layers) or len(set(layers)) != len(layers)):
+            raise invalid("layers", "be a list of different layers, counted from 0", list(layers))
 
     def for_layer(self, layer: int) -> PositionalEncoding:
         return self if self.layers is None or layer in self.layers else NoPE(**self.sizes)
-
-
-def _chosen(field: str, value: int | Sequence[int] | None, count: int) -> list[int]:
-    """Indices given as a count (the first ones), a list, or None (all)."""
-    if value is None:
-        return list(range(count))
-    chosen = list(range(value)) if isinstance(value, int) else list(value)
-    if (isinstance(value, int) and not 0 <= value <= count) or any(not 0 <= c < count for c in chosen):
-        raise invalid(field, f"be a number from 0 to {count} or a list of indices under {count}", value)
-    return chosen
 
 
 class RoPEAbsolute(RoPE):
@@ -363,10 +350,8 @@ class MLA(Rotary):
         self.q_compress = self.d_compress if q_compress == "same" else q_compress
         if self.q_compress is not None and not (isinstance(self.q_compress, int) and self.q_compress >= 1):
             raise invalid("q_compress", "be at least 1, 'same', or None", q_compress)
-        self.rotary_query = rotary_query
-        self.latent_norm = latent_norm
-        self.phase_table = phase_table
-        if self.phase_table == "released":
+        self.rotary_query, self.latent_norm, self.phase_table = rotary_query, latent_norm, phase_table
+        if phase_table == "released":
             self.toeplitz = False
             if rotary_dim % 4:
                 raise invalid("rotary_dim", "be a multiple of 4 for the released phase table", rotary_dim)
@@ -434,14 +419,14 @@ class RopeBands(PartialRoPE):
         given = [name for name, value in (("gains", gains), ("keep", keep), ("ramp", ramp)) if value is not None]
         if len(given) > 1:
             raise InputError(f"{given[0]} and {given[1]} must not both be set.")
+        values = torch.ones(1, pairs, dtype=torch.float64)
         if keep is not None:
-            values = _kept(keep, pairs)
+            require_indices("keep", keep, pairs)
+            values = values * torch.isin(torch.arange(pairs), torch.tensor(list(keep)))
         elif ramp is not None:
             values = _ramp(ramp, pairs)
         elif gains is not None:
             values = _gains(gains, self.num_heads, pairs)
-        else:
-            values = torch.ones(1, pairs, dtype=torch.float64)
         chosen = self.frequencies[:1] if frequencies is None else _frequencies(frequencies, pairs)
         turned, still = values.sqrt(), torch.zeros_like(values)
         if self.off == "rotation":
@@ -486,13 +471,6 @@ def _frequencies(given: float | Sequence[float], pairs: int) -> Float[Tensor, "1
         raise invalid("frequencies", f"be one number or a list of {pairs}", values)
     values = [require_number("frequencies", value, at_least=0) for value in values]
     return torch.tensor([values], dtype=torch.float64)
-
-
-def _kept(keep: Sequence[int], pairs: int) -> Float[Tensor, "1 n"]:
-    require_indices("keep", keep, pairs)
-    values = torch.zeros(1, pairs, dtype=torch.float64)
-    values[:, list(keep)] = 1
-    return values
 
 
 def _ramp(ramp: Sequence[float], pairs: int) -> Float[Tensor, "1 n"]:
@@ -582,11 +560,8 @@ class XPos(RoPE):
         limit = int(math.log(torch.finfo(dtype).max) / 4 / float(-self.log_decay.min()))
         widest = max(int(q_places.abs().max()), int(k_places.abs().max()))
         if widest > limit:
-            raise invalid(
-                "positions",
-                f"be within {limit} of the middle position of the keys for {dtype} and this scale_base",
-                widest,
-            )
+            must = f"be within {limit} of the middle position of the keys for {dtype} and this scale_base"
+            raise invalid("positions", must, widest)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         """zeta_t^(delta/B) e^(i delta theta_t)."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import phases_of, require_even, rotary_frequencies, turns, widened
-from toeplens.encodings.rotary import Pairing, RoPE, Rotary, turn, turn_by
+from toeplens.encodings.kit import phases_of, require_even, require_train_length, rotary_frequencies, turns, widened
+from toeplens.encodings.rotary import Pairing, RoPE, Rotary, from_pairs, pairs_of, turn, turn_by
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
 from toeplens.ground import invalid
 from toeplens.ground.options import NotNegative, Positive
@@ -58,8 +58,7 @@ class PoPE(PositionalEncoding):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H d D"]:
         """e^(i (offset theta_c - delta_c)), so that a logit is Re sum_c softplus(q_c) softplus(k_c) kernel_c."""
-        phases = self.frequencies.unsqueeze(-1) * offsets.to(torch.float64) - self._shift().unsqueeze(-1)
-        return turns(phases)
+        return turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64) - self._shift().unsqueeze(-1))
 
 
 def _polar(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*_B #H N d"]) -> Float[Tensor, "B H N e"]:
@@ -97,20 +96,19 @@ class ComplexFormer(RoPE):
         self.offset = self.learned((self.num_heads, self.head_dim // 2), nn.init.zeros_)
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
-        adapted_q, adapted_k = self._adapt(q, self.offset), self._adapt(k, torch.zeros_like(self.offset))
-        turned_q, turned_k = super().rotate(adapted_q, adapted_k, q_positions, k_positions)
+        adapted = self._adapt(q, self.offset), self._adapt(k, torch.zeros_like(self.offset))
+        turned_q, turned_k = super().rotate(*adapted, q_positions, k_positions)
         return turned_q.to(q.dtype), turned_k.to(k.dtype)
 
     def _adapt(self, x: Float[Tensor, "B H N d"], offset: Float[Tensor, "H n"]) -> Float[Tensor, "B H N d"]:
         """Each pair with its phase multiplied by the factor and shifted by the offset, in at least float32."""
         wide = x.to(widened(x.dtype))
-        a, b = wide.chunk(2, dim=-1) if self.pairing == "half" else wide.unflatten(-1, (-1, 2)).unbind(-1)
+        a, b = pairs_of(wide, self.pairing)
         nothing = a.abs() + b.abs() < 1e-18  # zero has no phase, and near zero its derivative explodes
         a = torch.where(nothing, 1.0, a)
         size = torch.where(nothing, 0.0, torch.hypot(a, b))
         phase = self.factor.to(wide.dtype).unsqueeze(-2) * torch.atan2(b, a) + offset.to(wide.dtype).unsqueeze(-2)
-        pair = (size * phase.cos(), size * phase.sin())
-        return torch.cat(pair, dim=-1) if self.pairing == "half" else torch.stack(pair, dim=-1).flatten(-2)
+        return from_pairs(size * phase.cos(), size * phase.sin(), self.pairing)
 
 
 class FoPE(PositionalEncoding):
@@ -159,10 +157,7 @@ class FoPE(PositionalEncoding):
         require_even("head_dim", self.head_dim)
         self.gain, self.padding = gain, padding
         self.pairing: Pairing = pairing
-        length = self.max_len if train_length is None else train_length
-        if length < 7:
-            field = "max_len" if train_length is None else "train_length"
-            raise invalid(field, "be at least 7, for one frequency to remain", length)
+        length = require_train_length(train_length, self.max_len)
         if self.head_dim < 4:
             raise invalid("head_dim", "be at least 4, for one Fourier series", self.head_dim)
         frequencies = rotary_frequencies(self.head_dim, base)
@@ -170,10 +165,8 @@ class FoPE(PositionalEncoding):
         kept = len(self.frequencies)
         size = (self.num_heads, kept, min(kept, self.head_dim // 4))
         for name in ("cosines", "sines"):
-            if learnable:
-                setattr(self, name, nn.Parameter(torch.empty(size)))
-            else:
-                self.register_buffer(name, torch.empty(size))
+            register = self.register_parameter if learnable else self.register_buffer
+            register(name, nn.Parameter(torch.empty(size)) if learnable else torch.empty(size))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -239,9 +232,8 @@ class RollPE(PositionalEncoding):
     def _roll(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
         wide = widened(x.dtype)
         basis = self.basis.to(wide)
-        waves, mean, alternating = (x.to(wide) @ basis).split(
-            (2 * len(self.frequencies), 1, self.head_dim % 2 == 0), dim=-1
-        )
+        sizes = (2 * len(self.frequencies), 1, self.head_dim % 2 == 0)
+        waves, mean, alternating = (x.to(wide) @ basis).split(sizes, dim=-1)
         turned = turn_by(waves, phases_of(positions, self.frequencies), "interleaved")
         signs = self._signs(positions).to(wide)[..., None, :, None]
         return (torch.cat((turned, mean, alternating * signs), dim=-1) @ basis.T).to(x.dtype)
@@ -323,9 +315,8 @@ class HARoPE(RoPE):
     def __init__(self, *, map: Literal["inverse", "shared"] = "inverse", **inherited: Any) -> None:
         super().__init__(**inherited)
         self.map = map
-        self.left, self.right = (
-            self.learned((self.num_heads, self.head_dim, self.head_dim), nn.init.zeros_) for _ in range(2)
-        )
+        shape = (self.num_heads, self.head_dim, self.head_dim)
+        self.left, self.right = (self.learned(shape, nn.init.zeros_) for _ in range(2))
         self.sigma = self.learned((self.num_heads, self.head_dim), partial(nn.init.constant_, val=math.log(math.e - 1)))
 
     def maps(self, dtype: torch.dtype) -> tuple[Float[Tensor, "H d d"], Float[Tensor, "H d d"]]:

@@ -13,19 +13,13 @@ from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding, Seen
 from toeplens.encodings.bias import FIRE, T5, ALiBi, KerpleLog, RelativeTable
-from toeplens.encodings.kit import widened
+from toeplens.encodings.kit import sum_from, widened
 from toeplens.encodings.rotary import RoPE
 from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries, Turned
 from toeplens.ground import InputError, invalid
 from toeplens.ground.options import Count, NotNegative
 
-_BASES: dict[str, type[PositionalEncoding] | None] = {
-    "alibi": ALiBi,
-    "kerple-log": KerpleLog,
-    "fire": FIRE,
-    "rope": RoPE,
-    "none": None,
-}
+_BASES = {"alibi": ALiBi, "kerple-log": KerpleLog, "fire": FIRE, "rope": RoPE, "none": None}
 Base = Literal["alibi", "kerple-log", "fire", "rope", "none"]
 
 
@@ -213,8 +207,8 @@ class StickBreaking(PositionalEncoding):
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         z = logits.to(widened(logits.dtype))
         before, own = _places(seen)
-        left = self._left(z, seen)
-        log_weights = (F.logsigmoid(z) + left[..., 1:]).masked_fill(~(before | own if self.own else before), -torch.inf)
+        left, taken = self._left(z, seen), before | own if self.own else before
+        log_weights = (F.logsigmoid(z) + left[..., 1:]).masked_fill(~taken, -torch.inf)
         if not self.own:
             log_weights = torch.where(own, left[..., :1], log_weights)
         elif self.remainder == "own":
@@ -236,7 +230,7 @@ class StickBreaking(PositionalEncoding):
         breaking, visible = before | own if self.own else before, seen.visible()
         breaking = breaking if visible is None else breaking & visible
         kept = F.logsigmoid(-z).masked_fill(~breaking, 0.0)
-        return F.pad(kept.flip(-1).cumsum(-1).flip(-1), (0, 1))
+        return F.pad(sum_from(kept), (0, 1))
 
     def _sum(self, seen: Seen) -> Float[Tensor, "B H Nq 1"]:
         """1 - R_i, computed again from queries and keys."""
