@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend, attention_logits, attention_weights, conformance
-from toeplens.encodings.scoremap import URPE, DAPEv2
+from toeplens.encodings.logits import URPE, DAPEv2
 
 B, H, N, D = 2, 3, 9, 8
 DAPES: list[tuple[str, dict[str, Any]]] = [

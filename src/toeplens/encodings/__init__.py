@@ -1,6 +1,6 @@
 """Positional encodings behind one interface: `names()`, `build(name, ...)`, and the hooks of `PositionalEncoding`.
 
-To add an encoding, write a class in the file of its family (or a new file) and add it to that file's ``ENCODINGS``.
+To add an encoding, write a class with a ``name`` in the file of its family: ``class RoPE(Rotary, name="rope")``.
 """
 
 from toeplens.encodings.attention import KEPT, attend, attention_logits, attention_weights, fixed_bias

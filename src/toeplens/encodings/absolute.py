@@ -18,7 +18,7 @@ from toeplens.ground import invalid
 from toeplens.ground.options import Finite, Limits, NotNegative, Positive
 
 
-class NoPE(PositionalEncoding):
+class NoPE(PositionalEncoding, name="nope"):
     """No positional encoding (Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023, arXiv 2305.19466)."""
 
     coupling = "none"
@@ -30,7 +30,7 @@ class NoPE(PositionalEncoding):
         return torch.zeros(self.num_heads, offsets.numel(), device=offsets.device)
 
 
-class Sinusoidal(PositionalEncoding):
+class Sinusoidal(PositionalEncoding, name="sinusoidal"):
     """Fixed sines and cosines of the position, added to the token embeddings (Vaswani et al. 2017, section 3.5).
 
     Arguments
@@ -65,7 +65,7 @@ class Sinusoidal(PositionalEncoding):
         return phases.cos().sum(-1).unsqueeze(0).to(torch.get_default_dtype())
 
 
-class Learned(PositionalEncoding):
+class Learned(PositionalEncoding, name="learned"):
     """One learned vector per position (Gehring et al. 2017; BERT, GPT-2).
 
     Arguments
@@ -89,7 +89,7 @@ class Learned(PositionalEncoding):
         return x + F.embedding(positions, self.weight).to(x.dtype)
 
 
-class RandomTable(Learned):
+class RandomTable(Learned, name="random-fixed"):
     """One random normal vector per position, either fixed (the paper's "random") or trained (the released code).
 
     Arguments
@@ -109,7 +109,7 @@ class RandomTable(Learned):
             self.register_buffer("weight", table)
 
 
-class ScaledSinusoidal(Sinusoidal):
+class ScaledSinusoidal(Sinusoidal, name="scaled-sinusoidal"):
     """The sinusoid multiplied by one learned scalar (Li et al. 2019).
 
     As in x-transformers, the scalar starts at 1/sqrt(d_model), so that the vectors are not longer than the token
@@ -138,7 +138,7 @@ class ScaledSinusoidal(Sinusoidal):
         return super().kernel(offsets) * cast(Tensor, self._parameters["scale"]) ** 2
 
 
-class SHAPE(Sinusoidal):
+class SHAPE(Sinusoidal, name="shape"):
     """Shifted absolute positions: in training, each sequence is shifted by a random k (Kiyono et al. 2021).
 
     k is drawn from {0, ..., max_shift} for each sequence on every call of `embed` in training mode. In evaluation
@@ -161,7 +161,7 @@ class SHAPE(Sinusoidal):
         return super().embed(x, positions)
 
 
-class RandomizedSinusoidal(Sinusoidal):
+class RandomizedSinusoidal(Sinusoidal, name="randomized-sinusoidal"):
     """Randomized positions: in training, N positions are replaced by N random ones below ``max_position``, in order.
 
     Ruoss et al. 2023, section 3: on every call of `embed` in training mode, N distinct integers below L are drawn, once
@@ -192,7 +192,7 @@ class RandomizedSinusoidal(Sinusoidal):
         return places[torch.searchsorted(positions.sort(-1).values, positions.contiguous())]
 
 
-class TUPE(PositionalEncoding):
+class TUPE(PositionalEncoding, name="tupe"):
     """Transformer with untied positional encoding: the bias p_i U_q . p_j U_k / sqrt(2 d) (Ke et al. 2021, section 3).
 
     p is a learned table, U_q and U_k project it for each head, and all layers share the bias. As in the authors'
@@ -248,15 +248,3 @@ class TUPE(PositionalEncoding):
         self.check_positions(positions)
         places = layer(self.norm(F.embedding(positions, self.weight)))
         return places.unflatten(-1, (self.num_heads, self.head_dim)).transpose(-3, -2)
-
-
-ENCODINGS = {
-    "nope": NoPE,
-    "sinusoidal": Sinusoidal,
-    "learned": Learned,
-    "random-fixed": RandomTable,
-    "scaled-sinusoidal": ScaledSinusoidal,
-    "shape": SHAPE,
-    "randomized-sinusoidal": RandomizedSinusoidal,
-    "tupe": TUPE,
-}

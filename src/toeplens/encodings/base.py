@@ -212,9 +212,12 @@ class PositionalEncoding(nn.Module):
     layers: frozenset[int] | None = None
     unused_hooks: Set[str] = frozenset()
     _seeing: frozenset[str] = frozenset()
+    _registered: str = ""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
+        """``name``: the name under which this package provides the class (`toeplens.encodings.names`)."""
         super().__init_subclass__(**kwargs)
+        cls._registered = name
         if "__init__" in vars(cls):
             cls.__init__ = checked(cls.__init__)
         if {"bias", "kernel"} & vars(cls).keys() and "bias_product" not in vars(cls):

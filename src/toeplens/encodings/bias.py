@@ -49,7 +49,78 @@ class OffsetBias(PositionalEncoding):
         raise NotImplementedError
 
 
-class ALiBi(OffsetBias):
+class T5(OffsetBias, name="t5"):
+    """One learned value per head and distance bucket, shared by all layers (Raffel et al. 2020, section 2.1).
+
+    Half of the buckets are exact distances, the others grow logarithmically up to ``max_distance``, and larger
+    distances share the last one. T5 does not scale q . k by 1/sqrt(d): its `scale` is 1.
+
+    Arguments
+        num_buckets    number of buckets (both directions together)
+        max_distance   distance from which on all share the last bucket
+        bidirectional  use half of the buckets for keys after the query, as in T5's encoder; otherwise these share
+                       bucket 0
+    """
+
+    citation = "Raffel et al. 2020, arXiv 1910.10683"
+    formula = r"b_{ij} = w_{h,\,\mathrm{bucket}(i - j)}"
+    scale_terms = 0
+
+    def __init__(
+        self, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False, **sizes: int
+    ) -> None:
+        super().__init__(**sizes)
+        ranges = 4 if bidirectional else 2  # near and far, in each direction
+        exact = num_buckets // ranges
+        if num_buckets % ranges or exact < 1:
+            raise invalid("num_buckets", f"be a positive multiple of {ranges}", num_buckets)
+        if max_distance <= exact:
+            raise invalid("max_distance", f"be over the {exact} exact distances", max_distance)
+        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
+        self.weight = nn.Parameter(torch.randn(num_buckets, self.num_heads) * 0.02)
+
+    def buckets(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
+        """The bucket of each offset i - j."""
+        require_whole("T5", offsets)
+        count = self.num_buckets
+        start, distance = 0, offsets.clamp(min=0)
+        if self.bidirectional:
+            count //= 2
+            start, distance = (offsets < 0).to(offsets.dtype) * count, offsets.abs()
+        exact = count // 2
+        ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        far = (exact + (ratio * (count - exact)).to(offsets.dtype)).clamp(max=count - 1)
+        return start + torch.where(distance < exact, distance, far)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        return F.embedding(self.buckets(offsets), self.weight).T
+
+
+class RelativeTable(OffsetBias, name="relative-table"):
+    """One learned value per head and signed distance, no buckets (the released code's "relative", arXiv 2505.13027).
+
+    Distances of ``max_len`` and more share the value of the last one.
+
+    Arguments
+        shared    one table for all layers; otherwise one per layer, as in the released code
+        init_std  standard deviation of the initial table
+    """
+
+    citation = "Gu et al. 2025, arXiv 2505.13027, released code"
+    formula = r"b_{ij} = w_{h,\,i - j}"
+
+    def __init__(self, *, shared: bool = False, init_std: NotNegative = 0.02, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.shared = shared
+        self.weight = self.learned((2 * self.max_len - 1, self.num_heads), normal(init_std))
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        require_whole("RelativeTable", offsets)
+        edge = self.max_len - 1
+        return F.embedding(offsets.clamp(-edge, edge) + edge, self.weight).T
+
+
+class ALiBi(OffsetBias, name="alibi"):
     """A penalty linear in the distance, -m_h |i - j|, with a fixed slope per head (Press et al. 2022, section 3).
 
     Under a causal mask |i - j| is the published i - j; without one it is the usual symmetric form.
@@ -99,77 +170,6 @@ def geometric_slopes(num_heads: int) -> Float[Tensor, "H"]:
     return torch.tensor(values, dtype=torch.float64)
 
 
-class T5(OffsetBias):
-    """One learned value per head and distance bucket, shared by all layers (Raffel et al. 2020, section 2.1).
-
-    Half of the buckets are exact distances, the others grow logarithmically up to ``max_distance``, and larger
-    distances share the last one. T5 does not scale q . k by 1/sqrt(d): its `scale` is 1.
-
-    Arguments
-        num_buckets    number of buckets (both directions together)
-        max_distance   distance from which on all share the last bucket
-        bidirectional  use half of the buckets for keys after the query, as in T5's encoder; otherwise these share
-                       bucket 0
-    """
-
-    citation = "Raffel et al. 2020, arXiv 1910.10683"
-    formula = r"b_{ij} = w_{h,\,\mathrm{bucket}(i - j)}"
-    scale_terms = 0
-
-    def __init__(
-        self, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False, **sizes: int
-    ) -> None:
-        super().__init__(**sizes)
-        ranges = 4 if bidirectional else 2  # near and far, in each direction
-        exact = num_buckets // ranges
-        if num_buckets % ranges or exact < 1:
-            raise invalid("num_buckets", f"be a positive multiple of {ranges}", num_buckets)
-        if max_distance <= exact:
-            raise invalid("max_distance", f"be over the {exact} exact distances", max_distance)
-        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
-        self.weight = nn.Parameter(torch.randn(num_buckets, self.num_heads) * 0.02)
-
-    def buckets(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
-        """The bucket of each offset i - j."""
-        require_whole("T5", offsets)
-        count = self.num_buckets
-        start, distance = 0, offsets.clamp(min=0)
-        if self.bidirectional:
-            count //= 2
-            start, distance = (offsets < 0).to(offsets.dtype) * count, offsets.abs()
-        exact = count // 2
-        ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
-        far = (exact + (ratio * (count - exact)).to(offsets.dtype)).clamp(max=count - 1)
-        return start + torch.where(distance < exact, distance, far)
-
-    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        return F.embedding(self.buckets(offsets), self.weight).T
-
-
-class RelativeTable(OffsetBias):
-    """One learned value per head and signed distance, no buckets (the released code's "relative", arXiv 2505.13027).
-
-    Distances of ``max_len`` and more share the value of the last one.
-
-    Arguments
-        shared    one table for all layers; otherwise one per layer, as in the released code
-        init_std  standard deviation of the initial table
-    """
-
-    citation = "Gu et al. 2025, arXiv 2505.13027, released code"
-    formula = r"b_{ij} = w_{h,\,i - j}"
-
-    def __init__(self, *, shared: bool = False, init_std: NotNegative = 0.02, **sizes: int) -> None:
-        super().__init__(**sizes)
-        self.shared = shared
-        self.weight = self.learned((2 * self.max_len - 1, self.num_heads), normal(init_std))
-
-    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        require_whole("RelativeTable", offsets)
-        edge = self.max_len - 1
-        return F.embedding(offsets.clamp(-edge, edge) + edge, self.weight).T
-
-
 SMALLEST = 0.01  # the released code's lower bound of KERPLE's parameters; here, of their initial values
 
 
@@ -195,7 +195,7 @@ class Kerple(OffsetBias):
         return self.learned((self.num_heads,), lambda x: x.uniform_(SMALLEST, most).expm1_().log_())
 
 
-class KerpleLog(Kerple):
+class KerpleLog(Kerple, name="kerple-log"):
     """The logarithmic kernel -r1 log(1 + r2 |i - j|), r1, r2 > 0: see `Kerple`.
 
     r1 starts from U(0, 2), and r2, also a softplus, from U(0, 1).
@@ -212,7 +212,7 @@ class KerpleLog(Kerple):
         return -size * torch.log1p(rate * offsets.abs().to(rate.dtype))
 
 
-class KerplePower(Kerple):
+class KerplePower(Kerple, name="kerple-power"):
     """The power kernel -r1 |i - j|^r2, r1 > 0 and 0 < r2 < 2: see `Kerple`.
 
     r1 starts from U(0, 1), r2 from U(0, 2). The paper also allows r2 = 2; here r2 is twice the sigmoid of a free
@@ -231,7 +231,7 @@ class KerplePower(Kerple):
         return -F.softplus(size) * offsets.abs().to(power.dtype) ** (2 * power.sigmoid())
 
 
-class Sandwich(OffsetBias):
+class Sandwich(OffsetBias, name="sandwich"):
     """The inner product of sinusoids as a bias, p_i . p_j / c_h, c_h = 8h/H, h = 1..H (Chi et al. 2023).
 
     p_i . p_j is the sum over t of cos((i - j) / base^(2t/width)), t = 0..width/2 - 1, whatever the model's width. It
@@ -260,7 +260,7 @@ class Sandwich(OffsetBias):
         return self.slopes.unsqueeze(-1) * total
 
 
-class DynamicBias(OffsetBias):
+class DynamicBias(OffsetBias, name="dynamic-bias"):
     """An MLP of the signed distance computes each head's bias (Wang et al. 2022, in one dimension).
 
     As in x-transformers: Linear(1, hidden), then depth - 1 times Linear(hidden, hidden), each followed by SiLU, then
@@ -306,7 +306,7 @@ class DynamicBias(OffsetBias):
         return linear(self.layer_out, x).T
 
 
-class FIRE(PositionalEncoding):
+class FIRE(PositionalEncoding, name="fire"):
     """f(psi(i - j) / psi(max(i, L))), psi(x) = log(c x + 1): the distance relative to the query's position.
 
     Li et al. 2024: f is a network 1-32-H with one hidden layer and ReLU. c and the threshold L are learned,
@@ -345,15 +345,3 @@ class FIRE(PositionalEncoding):
         most = torch.log1p(c * torch.maximum(q_positions.to(dtype), threshold)) + 1e-6
         share = (distance / most.unsqueeze(-1)).unsqueeze(-1)
         return linear(self.outer, linear(self.inner, share).relu()).movedim(-1, -3)
-
-
-ENCODINGS: dict[str, type[PositionalEncoding]] = {
-    "t5": T5,
-    "relative-table": RelativeTable,
-    "alibi": ALiBi,
-    "kerple-log": KerpleLog,
-    "kerple-power": KerplePower,
-    "sandwich": Sandwich,
-    "dynamic-bias": DynamicBias,
-    "fire": FIRE,
-}

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from toeplens.encodings.absolute import Sinusoidal
 from toeplens.encodings.base import HOOKS, Coupling, PositionalEncoding, Seen
 from toeplens.encodings.lengths import Tempered
-from toeplens.encodings.relative import DeBERTa, Shaw, TransformerXL
-from toeplens.encodings.rotary import XPos
-from toeplens.encodings.rotations import PoPE
+from toeplens.encodings.logits import DeBERTa, Shaw, TransformerXL
+from toeplens.encodings.rotary import PoPE, XPos
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.ground import InputError, invalid
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,18 +81,16 @@ class Specimen:
         told = {"encoding": encoding, "q_positions": positions, "k_positions": positions, "scale": self.scale}
         return {**told, "notes": encoding.note(x)}
 
-    def attend(
-        self, x: Stream, positions: Positions, *, encoding: PositionalEncoding | None = None, **more: Any
-    ) -> Float[Tensor, "B H N d"]:
-        """The whole layer: input vectors, projections, key features, attention."""
-        x = (encoding or self.encoding).embed(x, positions)
+    def attend(self, x: Stream, positions: Positions, **more: Any) -> Float[Tensor, "B H N d"]:
+        """The whole layer, of this encoding or another ``encoding``: input vectors, projections, attention."""
+        encoding = more.pop("encoding", self.encoding)
+        x = encoding.embed(x, positions)
         return attend(*self.project(x), **self.layer(x, positions, encoding), **more)
 
-    def logits(
-        self, x: Stream, positions: Positions, *, encoding: PositionalEncoding | None = None, **more: Any
-    ) -> Float[Tensor, "B H N N"]:
+    def logits(self, x: Stream, positions: Positions, **more: Any) -> Float[Tensor, "B H N N"]:
         """The layer's logits; minus infinity where a key is masked."""
-        x = (encoding or self.encoding).embed(x, positions)
+        encoding = more.pop("encoding", self.encoding)
+        x = encoding.embed(x, positions)
         return attention_logits(*self.project(x)[:2], **self.layer(x, positions, encoding), **more)
 
     def like(self, dtype: torch.dtype) -> PositionalEncoding:
@@ -158,29 +157,21 @@ def _couplings(specimen: Specimen) -> frozenset[str]:
         kept = beside and apart(q[..., :content], seen.q[..., :content]) <= NOTHING
         found.add("concatenation" if kept else "rotation")
     plain = q @ k.transpose(-2, -1)
-    if apart(encoding.hook("score", q, k, p, p, seen=seen).tril(), plain.tril()) > NOTHING:
-        found.add("accumulated")
+    logits = plain * specimen.scale
+    weights = logits.softmax(-1)
     bias = encoding.hook("bias", p, p, seen=seen)
     if bias is not None and float(bias.detach().abs().max()) > NOTHING:
         found.add("bias")
-    logits = plain * specimen.scale
-    if apart(encoding.hook("transform_logits", logits, p, p, seen=seen).tril(), logits.tril()) > NOTHING:
-        found.add("logits")
-    weights = logits.softmax(-1)
-    if apart(encoding.hook("transform_weights", weights, p, p, seen=seen).tril(), weights.tril()) > NOTHING:
-        found.add("weights")
+    for coupling, hook, given, before in (
+        ("accumulated", "score", (q, k), plain),
+        ("logits", "transform_logits", (logits,), logits),
+        ("weights", "transform_weights", (weights,), weights),
+    ):
+        if apart(encoding.hook(hook, *given, p, p, seen=seen).tril(), before.tril()) > NOTHING:
+            found.add(coupling)
     if "logits" not in found and encoding.hook("add_values", weights, p, p, seen=seen) is not None:
         found.add("logits")
     return frozenset(found or {"none"})
-
-
-def loses_bias(specimen: Specimen) -> bool:
-    """Whether `transform_logits` gives the same result with and without a bias in the logits."""
-    seen, p = _seen(specimen)
-    logits = seen.q @ seen.k.transpose(-2, -1) * specimen.scale
-    hook = specimen.encoding.hook
-    made = [hook("transform_logits", logits + bias, p, p, seen=seen) for bias in (0.0, torch.rand_like(logits))]
-    return apart(*made) <= NOTHING
 
 
 def logits_of(specimen: Specimen, q: Tensor, k: Tensor, x: Tensor, *, causal: bool = True) -> Tensor:
@@ -233,8 +224,7 @@ def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
 
 
 def _is_toeplitz(specimen: Specimen, couplings: frozenset[str]) -> bool:
-    encoding = specimen.encoding
-    strides = (1,) if encoding.bounded else (1, 397)  # close, and far beyond any threshold
+    strides = (1,) if specimen.encoding.bounded else (1, 397)  # close, and far beyond any threshold
     return all(_is_toeplitz_at(specimen, couplings, torch.arange(LENGTH) * stride) for stride in strides)
 
 
@@ -277,6 +267,7 @@ class Broken(Exception):
 
 
 def demand(holds: bool, what: str) -> None:
+    """Raise `Broken` unless something holds."""
     if not holds:
         raise Broken(what)
 
@@ -309,13 +300,13 @@ def shapes(specimen: Specimen) -> str:
         demand(turned_q.dtype == turned_k.dtype == dtype, f"rotate returned {turned_q.dtype} for {dtype}")
         seen = replace(seen, q=turned_q, k=turned_k)
         square = (2, encoding.num_heads, 3, length)
-        score = like.hook("score", turned_q, turned_k, late, p, seen=seen)
-        demand(score.shape == square, f"score returned shape {tuple(score.shape)}, expected {square}")
+        given: dict[str, tuple[Tensor, ...]] = {"score": (turned_q, turned_k)}
+        given |= {hook: (torch.rand(square).to(dtype),) for hook in ("transform_logits", "transform_weights")}
+        for hook, arguments in given.items():
+            made = like.hook(hook, *arguments, late, p, seen=seen)
+            demand(made.shape == square, f"{hook} returned {tuple(made.shape)}, wanted {square}")
         bias = like.hook("bias", late, p, seen=seen)
         demand(bias is None or bias.shape in (square, square[1:]), "bias returned a wrong shape")
-        for hook in ("transform_logits", "transform_weights"):
-            made = like.hook(hook, torch.rand(square).to(dtype), late, p, seen=seen)
-            demand(made.shape == square, f"{hook} returned {tuple(made.shape)}, wanted {square}")
         more = like.hook("add_values", torch.rand(square).to(dtype), late, p, seen=seen)
         demand(more is None or more.shape == (*square[:3], encoding.head_dim), "add_values returned a wrong shape")
         out = specimen.attend(x, p, encoding=like)
@@ -331,7 +322,10 @@ def facts(specimen: Specimen) -> str:
         said, found = getattr(stated, name), getattr(measured, name)
         said, found = (sorted(x) if isinstance(x, frozenset) else x for x in (said, found))
         demand(said == found, f"{name}: declared {said}, measured {found}")
-    demand(encoding.forms_logits or not loses_bias(specimen), "forms_logits: declared False, but a bias is lost")
+    seen, p = _seen(specimen)
+    logits = seen.q @ seen.k.transpose(-2, -1) * specimen.scale
+    biased = [encoding.hook("transform_logits", logits + b, p, p, seen=seen) for b in (0.0, torch.rand_like(logits))]
+    demand(encoding.forms_logits or apart(*biased) > NOTHING, "forms_logits: declared False, but a bias is lost")
     wanted = (encoding.scale_terms * encoding.query_dim) ** -0.5 if encoding.scale_terms else 1.0
     demand(encoding.scale == wanted, f"scale is {encoding.scale}, but scale_terms implies {wanted}")
     demand(bool(encoding.citation.strip()), "citation: missing")
@@ -357,11 +351,8 @@ def kernel(specimen: Specimen) -> str:
         rows = encoding.embed(torch.zeros(1, length, encoding.d_model, dtype=torch.float64), p)[0]
         return f"Gram matrix, {agree(values[0], rows @ rows.T, 1e-6, 'kernel against p_i . p_j'):.0e}"
     if not values.is_complex():
-        demand(
-            "bias" not in encoding._seeing,
-            "kernel: must be complex [H, n, D] or None, as the bias depends on content (a real kernel is the "
-            "whole bias by offset)",
-        )
+        why = "as the bias depends on content (a real kernel is the whole bias by offset)"
+        demand("bias" not in encoding._seeing, f"kernel: must be complex [H, n, D] or None, {why}")
         bias = encoding.bias(p, p)
         bias = torch.zeros_like(values) if bias is None else bias
         return f"bias, {agree(values, bias, 1e-6, 'kernel against bias'):.0e}"
@@ -412,8 +403,7 @@ def paths(specimen: Specimen) -> str:
     """Fused, explicit and chunked attention agree, also for a subset of queries."""
     length, batch = 13, 2
     p, x = specimen.positions(length), specimen.content(2, length)
-    mask = torch.arange(length) < torch.tensor([length, length - 4])[:, None]
-    mask = mask[:, None, None, :]
+    mask = (torch.arange(length) < torch.tensor([[length], [length - 4]]))[:, None, None, :]
     worst, encoding = 0.0, specimen.encoding
     for masked in (None, mask):
         whole = specimen.attend(x, p, mask=masked, fused=False)
@@ -426,11 +416,9 @@ def paths(specimen: Specimen) -> str:
         embedded = encoding.embed(x, p)
         q, k, v = specimen.project(embedded)
         rows = torch.tensor([[5], [8]])
-        each = p.expand(batch, *p.shape)
-        queries = torch.stack([q[b, :, r] for b, r in enumerate(rows)])
-        told = {**specimen.layer(embedded, each), "q_positions": torch.stack([each[b, r] for b, r in enumerate(rows)])}
+        queries, wanted = (torch.stack([x[b, :, r] for b, r in enumerate(rows)]) for x in (q, whole))
+        told = {**specimen.layer(embedded, p.expand(batch, *p.shape)), "q_positions": p[rows]}
         one = attend(queries, k, v, rows=rows, mask=masked, **told)
-        wanted = torch.stack([whole[b, :, r] for b, r in enumerate(rows)])
         worst = max(worst, agree(one, wanted, EXACT, "one query per sequence"))
     return f"fused, explicit, chunks, single queries: {worst:.0e}"
 
@@ -455,9 +443,7 @@ def decoded(
 ) -> Iterator[Float[Tensor, "B H 1 d"]]:
     """Each token's output in turn, from the cached keys, values and key features of earlier tokens."""
     encoding = specimen.encoding
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    notes: Tensor | None = None
+    keys, values, notes = [], [], None
     for n in range(x.shape[1]):
         here, so_far = rows_of(encoding, p, slice(n, n + 1)), rows_of(encoding, p, slice(0, n + 1))
         token = encoding.embed(x[:, n : n + 1], here)
@@ -581,8 +567,8 @@ def gradients(specimen: Specimen) -> str:
     named = {**dict(encoding.named_parameters()), "the content": x}
     for name, parameter in named.items():
         gradient = parameter.grad
-        demand(gradient is not None, f"{name} receives no gradient")
-        assert gradient is not None
+        if gradient is None:
+            raise Broken(f"{name} receives no gradient")
         demand(bool(gradient.isfinite().all()), f"{name} receives a gradient that is not finite")
         demand(bool(gradient.any()), f"{name} receives a gradient of zero")
     return f"{len(named) - 1} parameters" if len(named) > 1 else "no parameters"
@@ -601,9 +587,7 @@ def state(specimen: Specimen) -> str:
 class _Largest(TorchDispatchMode):
     """Remembers the largest storage that any operation returned."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
+    elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -712,18 +696,14 @@ def check(
 
     An encoding that cannot be built from its options raises what `toeplens.encodings.build` raises.
     """
-    for name in skip:
-        choose("skip", name, CHECKS)
-    for name in sizes or {}:
-        choose("sizes", name, SIZES)
-    all_sizes = {**SIZES, **(sizes or {})}
+    for what, names, known in (("skip", skip, CHECKS), ("sizes", sizes or {}, SIZES)):
+        for name in names:
+            choose(what, name, known)
     kind = registry.get(encoding) if isinstance(encoding, str) else encoding
     if not (isinstance(kind, type) and issubclass(kind, PositionalEncoding)):
         raise invalid("encoding", "be a name or a subclass of PositionalEncoding", kind)
 
-    def build() -> PositionalEncoding:
-        return kind(**all_sizes, **options)
-
+    build = partial(kind, **{**SIZES, **(sizes or {})}, **options)
     label = encoding if isinstance(encoding, str) else encoding.__name__
     if options:
         label += f" ({', '.join(f'{name}={value!r}' for name, value in options.items())})"

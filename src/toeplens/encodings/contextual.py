@@ -25,7 +25,7 @@ from toeplens.encodings.kit import (
     widened,
     without_autocast,
 )
-from toeplens.encodings.relative import at_each
+from toeplens.encodings.logits import at_each
 from toeplens.encodings.rotary import Pairing, turn_by
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.ground import invalid
@@ -35,7 +35,7 @@ BLOCK = 64  # keys per block of `accumulate`
 EPS = 1e-6  # added to a squared norm before the square root, as in the released codes
 
 
-class CoPE(PositionalEncoding):
+class CoPE(PositionalEncoding, name="cope"):
     """Contextual position encoding: the query decides which tokens count as steps between it and a key.
 
     Golovneva et al. 2024: each query opens a gate sigmoid(q_i . k_m) to each key. The position of key j is the sum p_ij
@@ -89,7 +89,7 @@ class CoPE(PositionalEncoding):
         return sum_from(gates.masked_fill(~past, 0.0)) + gates.masked_fill(past, 0.0).cumsum(-1)
 
 
-class RelativeProjection(PositionalEncoding):
+class RelativeProjection(PositionalEncoding, name="relative-projection"):
     """Each query token weights a bank of learned curves of the distance: b_ij = w_i . B[i - j].
 
     As in x-transformers (`RelativeProjPositionalBias`, after Thinking Machines' Inkling; there is no paper). The
@@ -202,7 +202,7 @@ class CumulativeBias(PositionalEncoding):
         return add
 
 
-class FoX(CumulativeBias):
+class FoX(CumulativeBias, name="fox"):
     """The Forgetting Transformer: a key's logit decreases by -log f of every token after it, up to and with the query.
 
     Lin et al. 2025: f = sigmoid(w . x + b), one gate per head and token, computed from the layer's input. The bias
@@ -226,7 +226,7 @@ class FoX(CumulativeBias):
         return -F.logsigmoid(by_head(self.gate, x))
 
 
-class CABLE(CumulativeBias):
+class CABLE(CumulativeBias, name="cable"):
     """Context-aware biases for length extrapolation: -g_i times the sum of f_m over m in (j, i].
 
     Veisi et al. 2025: steps f = ReLU(w . x + b) >= 0 and a weight g = softplus(v . x + c) of the query. The
@@ -304,7 +304,7 @@ class _ContentRotation(PositionalEncoding):
         return turn_by(q, own, self.pairing), turn_by(k, angles, self.pairing)
 
 
-class CARoPE(_ContentRotation):
+class CARoPE(_ContentRotation, name="carope"):
     """Context-aware RoPE: tokens set how far each head's angles advance (Veisi et al. 2025).
 
     Each token's step for a head is f = 1/(softplus(x W) + 1). Pair t is rotated by the cumulative sum of f^t over the
@@ -360,7 +360,7 @@ class CARoPE(_ContentRotation):
         return seen.sums(notes.diff(dim=-2, prepend=torch.zeros_like(notes[:, :, :1])))
 
 
-class SelectiveRoPE(_ContentRotation):
+class SelectiveRoPE(_ContentRotation, name="selective-rope"):
     """Selective RoPE: each token determines the step of every pair's angle, and steps add up (Movahedi et al. 2025).
 
     phi is a low-rank projection of the layer's input. Each head's slice of it is normalised and passed through a short
@@ -437,7 +437,7 @@ class SelectiveRoPE(_ContentRotation):
         return seen.sums(steps.to(torch.float64)) * self.frequencies
 
 
-class RePo(_ContentRotation):
+class RePo(_ContentRotation, name="repo"):
     """RePo: each token predicts its own position, a real number per head, used by RoPE (Li et al. 2025).
 
     z = W_o (silu(W_g x) * W_c x), x the layer's input; z need not be ordered or positive. Position numbers and the
@@ -474,7 +474,7 @@ class RePo(_ContentRotation):
         return notes.to(torch.float64) * self.frequencies
 
 
-class TAPA(PositionalEncoding):
+class TAPA(PositionalEncoding, name="tapa"):
     """Token-aware phase attention: a cosine of two tokens' content and their distance (Wang et al. 2025, eq. 12).
 
     Heads are split: the first part of queries and keys gives the amplitude, the rest the phase,
@@ -572,7 +572,7 @@ def accumulate(
     return torch.cat(scores[::-1], dim=-1)[..., :count]
 
 
-class PaTH(PositionalEncoding):
+class PaTH(PositionalEncoding, name="path"):
     """Position by accumulated Householder-like transformations (Yang et al. 2025).
 
     Each token defines H_m = I - beta_m w_m w_m^T from its content. A query and a key are compared through the product
@@ -644,7 +644,7 @@ class PaTH(PositionalEncoding):
             return accumulate(q.to(wide), k.to(wide), w, beta, seen.rows).to(q.dtype)
 
 
-class PaTHFoX(PaTH):
+class PaTHFoX(PaTH, name="path-fox"):
     """PaTH with a forget gate: the logit also decreases by the log gates between key and query (Yang et al. 2025).
 
     log f_m = log sigmoid(u_f . x_m + b_f) is summed over the tokens after the key up to the query, in float64, and
@@ -666,17 +666,3 @@ class PaTHFoX(PaTH):
         sums = seen.sums(F.logsigmoid(seen.features[..., -1:].double()))
         own = replace(seen, notes=sums).own_notes()
         return (own - sums.transpose(-2, -1)).clamp(max=0.0).to(widened(seen.features.dtype))
-
-
-ENCODINGS: dict[str, type[PositionalEncoding]] = {
-    "cope": CoPE,
-    "relative-projection": RelativeProjection,
-    "fox": FoX,
-    "cable": CABLE,
-    "carope": CARoPE,
-    "selective-rope": SelectiveRoPE,
-    "repo": RePo,
-    "tapa": TAPA,
-    "path": PaTH,
-    "path-fox": PaTHFoX,
-}

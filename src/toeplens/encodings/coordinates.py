@@ -101,7 +101,7 @@ def phases_along(
     return coordinates.index_select(-1, axis_of).unsqueeze(-3) * frequencies.unsqueeze(-2)
 
 
-class AxialRoPE(_Coordinates):
+class AxialRoPE(_Coordinates, name="axial-rope"):
     """Axial RoPE: each axis rotates its own pairs (Su 2021 blog; Fang et al. 2023, EVA-02; Flux; RoPE-ViT).
 
     The pairs of axis 0 come first. RoPE-ViT's base is 100, that of Flux and EVA-02 10000. Published code differs in how
@@ -157,7 +157,7 @@ class AxialRoPE(_Coordinates):
         super().__init__(torch.cat(spectra).unsqueeze(0), axis_of, axes=axes, grid=grid, pairing=pairing, **sizes)
 
 
-class MRoPE(_Coordinates):
+class MRoPE(_Coordinates, name="mrope"):
     """Multimodal RoPE: the head's frequencies are divided among time, height and width (Wang et al. 2024, Qwen2-VL).
 
     Text tokens have three equal coordinates, which makes it plain RoPE. The caller provides the coordinates of images
@@ -217,7 +217,7 @@ def axes_of_pairs(field: str, sections: Sequence[int], pairs: int, interleaved: 
     return axis_of
 
 
-class RoPEMixed(_Coordinates):
+class RoPEMixed(_Coordinates, name="rope-mixed"):
     """RoPE-Mixed: every pair is rotated by both coordinates, with frequencies learned per head (Heo et al. 2024).
 
     The angle is x . omega_t, with omega_t a learned vector. The vectors start with lengths base^(-4t/d), t = 0..d/4 -
@@ -295,7 +295,7 @@ def _sizes(field: str, given: Sequence[int]) -> tuple[int, int]:
     return given[0], given[1]
 
 
-class Swin(PlaneBias):
+class Swin(PlaneBias, name="swin"):
     """One learned value per head, row offset and column offset in a window (Liu et al. 2021, section 3.2, eq. 4).
 
     The table has (2M - 1)(2M' - 1) rows for a window of M x M' tokens, in the order of the released code, so that
@@ -324,7 +324,7 @@ class Swin(PlaneBias):
         return self.weight.T[:, row * (2 * last_column + 1) + column]
 
 
-class SwinV2(PlaneBias):
+class SwinV2(PlaneBias, name="swin-v2"):
     """An MLP of log-spaced row and column offsets computes each head's bias (Liu et al. 2022, section 3.3).
 
     b = 16 sigmoid(W2 ReLU(W1 u + c)), u the two offsets, each as sign(x) log2(1 + |x|) / log2(8) of x = 8 delta / (M -
@@ -472,7 +472,7 @@ def tree_distances(a: Int[Tensor, "*#B Nq axes"], b: Int[Tensor, "*#B Nk axes"])
     return distances
 
 
-class Syntactic(TreePositions):
+class Syntactic(TreePositions, name="syntactic"):
     """A vector of the node's path, added to the token embeddings (Shiv and Quirk 2019, section 3).
 
     The branches of a path form a stack, the latest on top, each as a one-hot vector of width ``branching``. A learned
@@ -524,7 +524,7 @@ class Syntactic(TreePositions):
         return x + self.table(positions).to(x.dtype)
 
 
-class SyntacticBias(TreePositions):
+class SyntacticBias(TreePositions, name="syntactic-bias"):
     """One learned value per head and tree distance, added to the logits (Ying et al. 2021, eq. 6).
 
     Graphormer's spatial encoding on a tree: one value for each length of the shortest path between two nodes, shared by
@@ -560,14 +560,3 @@ class SyntacticBias(TreePositions):
             difference = depths(a).unsqueeze(-1) - depths(b).unsqueeze(-2)
             rows = difference.clamp(-self.max_distance, self.max_distance) + self.max_distance
         return F.embedding(rows, self.weight).movedim(-1, -3)
-
-
-ENCODINGS: dict[str, type[PositionalEncoding]] = {
-    "axial-rope": AxialRoPE,
-    "mrope": MRoPE,
-    "rope-mixed": RoPEMixed,
-    "swin": Swin,
-    "swin-v2": SwinV2,
-    "syntactic": Syntactic,
-    "syntactic-bias": SyntacticBias,
-}

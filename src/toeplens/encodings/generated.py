@@ -118,7 +118,7 @@ class _Exponential(_Generated):
         return (blocks @ x.unflatten(-1, blocks.shape[-3:-1]).unsqueeze(-1)).flatten(-3)
 
 
-class LieRE(_Exponential):
+class LieRE(_Exponential, name="liere"):
     """LieRE: a dense rotation exp(sum_a p_a G_a), one generator per axis, head and layer (Ostmeier et al. 2024).
 
     Only entries above the diagonal are used, as in the released code, initialised uniformly from 0 to 2 pi for
@@ -151,53 +151,7 @@ class LieRE(_Exponential):
         return upper - upper.mT
 
 
-class ComRoPE(_Exponential):
-    """ComRoPE: commuting angle matrices, so that logits depend only on the offset (Yu et al. 2025).
-
-    Blocks P_m - P_m^T are learned for each head and layer. In ``ap`` (axial partition) block m rotates only with axis m
-    mod ``axes``. In ``ld`` (linearly dependent) it rotates with every axis, by factors theta_am shared by all
-    heads. All parameters start from N(0, 1), for coordinates from 0 to 1, as in the released code. Its random shifts of
-    the coordinates during training are left out.
-
-    Not verified: the block size of the paper's experiments, which others report as 8; the code's default is 2.
-
-    Arguments
-        variant  ``ld``, the better one in the paper, or ``ap``
-        block    size of the blocks (default: 8, or the next smaller power of two that fits)
-        axes     number of coordinates; published: 2 and 3
-        grid     sizes of the axes, if positions are raster indices
-        extent   divisor of the coordinates (default: the number of positions of each axis, as published: the grid's
-                 sizes, or ``max_len``, our choice)
-    """
-
-    citation = "Yu et al. 2025, arXiv 2506.03737"
-    formula = (
-        r"q_i^\top e^{\sum_a (p_{j,a} - p_{i,a}) A_a} k_j,\quad A_a A_b = A_b A_a,"
-        r"\; A_a = \mathrm{diag}_m\, \theta_{am} (P_m - P_m^\top)"
-    )
-
-    def __init__(self, *, variant: Literal["ld", "ap"] = "ld", block: int | None = None, **inherited: Any) -> None:
-        super().__init__(**inherited)
-        axes = self.axes
-        parts = axes if variant == "ap" else 1
-        if block is None:
-            block = next((size for size in (8, 4, 2) if self.head_dim % (size * parts) == 0), 2)
-        count = self.blocks(block)
-        if count % parts:
-            got = f"{block}, which gives {count}"
-            raise invalid("block", f"give a number of blocks divisible by {axes} axes", got=got)
-        self.weight = self.learned((self.num_heads, count, block, block), normal(1.0))
-        self.factors = None if variant == "ap" else self.learned((axes, count), normal(1.0))
-        own = torch.arange(count) % axes == torch.arange(axes).unsqueeze(-1)
-        self.own = self.register_exact("own", own.to(torch.float64))
-
-    def generators(self) -> Float[Tensor, "H axes m b b"]:
-        weight = self.weight.to(torch.float64)
-        factors = self.own if self.factors is None else self.factors.to(torch.float64)
-        return (weight - weight.mT).unsqueeze(1) * factors[..., None, None]
-
-
-class STRING(_Generated):
+class STRING(_Generated, name="string"):
     """STRING: the most general rotation whose logits depend only on offsets, in two cheap forms (Schenck et al. 2025).
 
     ``cayley``: R(p) = RoPE(p) P with an orthogonal P = (I - S)(I + S)^-1, S skew-symmetric, and RoPE's angles
@@ -287,10 +241,56 @@ class STRING(_Generated):
         return x + (turn_by(parts, phases, "interleaved") - parts) @ waves.T
 
 
+class ComRoPE(_Exponential, name="comrope"):
+    """ComRoPE: commuting angle matrices, so that logits depend only on the offset (Yu et al. 2025).
+
+    Blocks P_m - P_m^T are learned for each head and layer. In ``ap`` (axial partition) block m rotates only with axis m
+    mod ``axes``. In ``ld`` (linearly dependent) it rotates with every axis, by factors theta_am shared by all
+    heads. All parameters start from N(0, 1), for coordinates from 0 to 1, as in the released code. Its random shifts of
+    the coordinates during training are left out.
+
+    Not verified: the block size of the paper's experiments, which others report as 8; the code's default is 2.
+
+    Arguments
+        variant  ``ld``, the better one in the paper, or ``ap``
+        block    size of the blocks (default: 8, or the next smaller power of two that fits)
+        axes     number of coordinates; published: 2 and 3
+        grid     sizes of the axes, if positions are raster indices
+        extent   divisor of the coordinates (default: the number of positions of each axis, as published: the grid's
+                 sizes, or ``max_len``, our choice)
+    """
+
+    citation = "Yu et al. 2025, arXiv 2506.03737"
+    formula = (
+        r"q_i^\top e^{\sum_a (p_{j,a} - p_{i,a}) A_a} k_j,\quad A_a A_b = A_b A_a,"
+        r"\; A_a = \mathrm{diag}_m\, \theta_{am} (P_m - P_m^\top)"
+    )
+
+    def __init__(self, *, variant: Literal["ld", "ap"] = "ld", block: int | None = None, **inherited: Any) -> None:
+        super().__init__(**inherited)
+        axes = self.axes
+        parts = axes if variant == "ap" else 1
+        if block is None:
+            block = next((size for size in (8, 4, 2) if self.head_dim % (size * parts) == 0), 2)
+        count = self.blocks(block)
+        if count % parts:
+            got = f"{block}, which gives {count}"
+            raise invalid("block", f"give a number of blocks divisible by {axes} axes", got=got)
+        self.weight = self.learned((self.num_heads, count, block, block), normal(1.0))
+        self.factors = None if variant == "ap" else self.learned((axes, count), normal(1.0))
+        own = torch.arange(count) % axes == torch.arange(axes).unsqueeze(-1)
+        self.own = self.register_exact("own", own.to(torch.float64))
+
+    def generators(self) -> Float[Tensor, "H axes m b b"]:
+        weight = self.weight.to(torch.float64)
+        factors = self.own if self.factors is None else self.factors.to(torch.float64)
+        return (weight - weight.mT).unsqueeze(1) * factors[..., None, None]
+
+
 SHARE = 1e-12  # share of |a|^2 |b|^2 below which two vectors span no plane
 
 
-class GRAPE(_OwnRotation):
+class GRAPE(_OwnRotation, name="grape"):
     """Multiplicative GRAPE: exp(n sum_r theta_r L_r), each L(a, b) = a b^T - b a^T (Zhang et al. 2025).
 
     The frequencies are learned as logarithms and start as RoPE's. ``canonical`` planes are RoPE's pairs, as in the
@@ -392,7 +392,7 @@ class GRAPE(_OwnRotation):
         return turns(phases_of(offsets, F.pad(angles, (1, 0))).transpose(-2, -1))
 
 
-class GRAPEAdditive(PositionalEncoding):
+class GRAPEAdditive(PositionalEncoding, name="grape-additive"):
     """Additive GRAPE: a penalty linear in the distance, at a rate set by the query and the key (Zhang et al. 2025).
 
     The bias is -|i - j| omega_h (softplus(v_h . q_i / sqrt d) + softplus(u_h . k_j / sqrt d)), generated by a unipotent
@@ -447,7 +447,7 @@ def _rate(x: Float[Tensor, "B H N d"], direction: Float[Tensor, "H d"]) -> Float
     return F.softplus((x.to(wide) * unit.unsqueeze(-2)).sum(-1) * x.shape[-1] ** -0.5)
 
 
-class GRAPEPath(PositionalEncoding):
+class GRAPEPath(PositionalEncoding, name="grape-path"):
     """Path-integral additive GRAPE: each token between key and query lowers the logit (Zhang et al. 2025).
 
     b_ij = alpha_h sum over j < m <= i of log sigmoid(p_i . R_m p'_m / w), with alpha ALiBi's slopes, p a projection of
@@ -497,13 +497,3 @@ class GRAPEPath(PositionalEncoding):
             shares = self.slopes[:, None, None] * F.logsigmoid(seen.own_notes() @ turned.mT / self.width)
         shares = torch.where(past, shares.double(), 0.0)
         return (shares.sum(-1, keepdim=True) - shares.cumsum(-1)).to(widened(seen.q.dtype))
-
-
-ENCODINGS: dict[str, type[PositionalEncoding]] = {
-    "liere": LieRE,
-    "string": STRING,
-    "comrope": ComRoPE,
-    "grape": GRAPE,
-    "grape-additive": GRAPEAdditive,
-    "grape-path": GRAPEPath,
-}

@@ -32,7 +32,7 @@ from toeplens.ground import InputError, invalid
 from toeplens.ground.options import Count, Finite, Limits, NotNegative, Positive, Share
 
 
-class ResonanceRoPE(RoPE):
+class ResonanceRoPE(RoPE, name="resonance-rope"):
     """Resonance RoPE: every wavelength is rounded to a whole number of positions (Wang et al. 2024).
 
     theta_t = 2 pi / round(2 pi / RoPE's). A pair with a full period within the training length then repeats the same
@@ -55,7 +55,7 @@ class ResonanceRoPE(RoPE):
         self.frequencies.copy_(2 * math.pi / self.wavelengths)
 
 
-class HoPE(RoPE):
+class HoPE(RoPE, name="hope"):
     """High-frequency rotary position encoding: keep only pairs with a full period in training (Chen et al. 2024).
 
     Pairs whose period 2 pi / theta_t is longer than the training length are not rotated, so their content counts at any
@@ -82,7 +82,7 @@ class HoPE(RoPE):
         self.frequencies[2 * math.pi / self.frequencies > require_train_length(train_length, self.max_len)] = 0
 
 
-class RoPEPlusPlus(RoPE):
+class RoPEPlusPlus(RoPE, name="rope-plus-plus"):
     """RoPE++: pairs of heads, one with RoPE's real part as its logit, one with the imaginary part (Liu et al. 2025).
 
     The queries of head 2h + 1 are rotated back by a quarter turn, so its logit is Im sum_t q_t conj(k_t)
@@ -146,7 +146,7 @@ class Tempered(PositionalEncoding):
         return (q.to(factor.dtype) * factor).to(q.dtype), k
 
 
-class ScalableSoftmax(Tempered):
+class ScalableSoftmax(Tempered, name="scalable-softmax"):
     """SSMax: logits times s log n, with n the number of competing keys and s learned per head (Nakanishi 2025).
 
     Here n is the query's position + 1: in a causal sequence from position 0 on, the number of keys that the query sees,
@@ -178,7 +178,7 @@ class ScalableSoftmax(Tempered):
         return factor if self.level is None else factor + self.level.to(torch.float64).unsqueeze(-1)
 
 
-class Llama4Temperature(Tempered):
+class Llama4Temperature(Tempered, name="llama4-temperature"):
     """Llama 4's attention temperature: 1 + a log(1 + floor((i + 1) / f)), used on its layers without a rotation.
 
     The factor uses the absolute position, also with a sliding window. Negative positions count as 0. Llama 4 has it
@@ -260,7 +260,7 @@ class Remapped(PositionalEncoding):
         return turns(phases_of(offsets, self.frequencies).transpose(-2, -1))
 
 
-class ReRoPE(Remapped):
+class ReRoPE(Remapped, name="rerope"):
     """Rectified RoPE: offsets beyond a window w are clipped to w (Su 2023).
 
     With a ``leak`` of 1/k, larger offsets continue in steps of 1/k (the published Leaky ReRoPE): r(delta) = w +
@@ -297,7 +297,7 @@ class ReRoPE(Remapped):
         return self._kernel_at(near + self.leak * (offsets - near))
 
 
-class SelfExtend(Remapped):
+class SelfExtend(Remapped, name="self-extend"):
     """Self-Extend: exact offsets below a window w, and offsets between groups of G positions beyond (Jin et al. 2024).
 
     A pair at a distance of w or more has the offset floor(i/G) - floor(j/G) + w - floor(w/G), so the largest offset
@@ -337,7 +337,7 @@ class SelfExtend(Remapped):
         return self._kernel_at(offsets.double()) if self.group == 1 else None
 
 
-class DualChunk(Remapped):
+class DualChunk(Remapped, name="dual-chunk"):
     """Dual Chunk Attention: keys get positions within chunks of s, queries one of three positions (An et al. 2024).
 
     A key is at j mod s. A query is at i mod s for keys of its own chunk; at min(s + i mod s, m) for those of the
@@ -424,7 +424,7 @@ def _ends(tokens: Int[Tensor, "*B"], separators: Sequence[int]) -> Bool[Tensor, 
     return torch.isin(tokens, torch.tensor(list(separators), device=tokens.device))
 
 
-class BiPE(PositionalEncoding):
+class BiPE(PositionalEncoding, name="bipe"):
     """Bilevel positional encoding: a vector for the position in a segment, RoPE or ALiBi for segments (He et al. 2024).
 
     A position is (segment, place), [N, 2] or [B, N, 2]; `segment_positions` and `following_position` compute them. The
@@ -511,16 +511,3 @@ class BiPE(PositionalEncoding):
     def _segments(self, q_positions: Positions, k_positions: Positions) -> tuple[Tensor, Tensor]:
         own = self.levels(q_positions)[0]
         return own, own if k_positions is q_positions else self.levels(k_positions)[0]
-
-
-ENCODINGS: dict[str, type[PositionalEncoding]] = {
-    "resonance-rope": ResonanceRoPE,
-    "hope": HoPE,
-    "rope-plus-plus": RoPEPlusPlus,
-    "scalable-softmax": ScalableSoftmax,
-    "llama4-temperature": Llama4Temperature,
-    "rerope": ReRoPE,
-    "self-extend": SelfExtend,
-    "dual-chunk": DualChunk,
-    "bipe": BiPE,
-}

@@ -15,11 +15,8 @@ from toeplens.encodings.composed import Composed, compose, joint_facts
 from toeplens.ground import InputError, choose, invalid, shown
 from toeplens.ground.errors import first_line
 
-# the modules of this package, each with its ENCODINGS: name -> class
-FAMILIES = (
-    *("absolute", "bias", "rotary", "rotations", "coordinates", "contextual"),
-    *("relative", "scoremap", "scaled", "generated", "lengths"),
-)
+# the modules of this package, in the order of the list of names
+FAMILIES = ("absolute", "bias", "rotary", "coordinates", "contextual", "logits", "scaled", "generated", "lengths")
 
 
 def _all() -> dict[str, type[PositionalEncoding]]:
@@ -31,7 +28,10 @@ def _found() -> tuple[dict[str, type[PositionalEncoding]], dict[str, str]]:
     """The encodings by name, and why encodings of other packages cannot be used."""
     found: dict[str, type[PositionalEncoding]] = {}
     for family in FAMILIES:
-        found.update(import_module(f"toeplens.encodings.{family}").ENCODINGS)
+        module = import_module(f"toeplens.encodings.{family}")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, PositionalEncoding) and kind.__module__ == module.__name__:
+                found |= {kind._registered: kind} if kind._registered else {}
     faults: dict[str, str] = {}
     for entry in entry_points(group="toeplens.encodings"):
         where = f"{entry.value} of the package {'?' if entry.dist is None else entry.dist.name}"

@@ -317,7 +317,7 @@ class ScaledRoPE(Rotary):
         return torch.where(length > self.until, self.beyond, self.frequencies)
 
 
-class LinearRoPE(ScaledRoPE):
+class LinearRoPE(ScaledRoPE, name="rope-linear"):
     """Position interpolation: theta_t / s (Chen et al. 2023, section 2.3).
 
     ``factor`` s (default: 4, the paper's step from 2048 to 8192 tokens); the other options as in `ScaledRoPE`.
@@ -329,7 +329,7 @@ class LinearRoPE(ScaledRoPE):
     defaults: ClassVar = {"factor": 4.0}
 
 
-class NTKRoPE(ScaledRoPE):
+class NTKRoPE(ScaledRoPE, name="rope-ntk"):
     """NTK-aware scaling: base s^(d/(d-2)), which divides theta_t by s^(2t/(d-2)) (Peng et al. 2023, 3.1).
 
     The first frequency is unchanged, the last is divided by s, those between by a power of s. First described by the
@@ -342,7 +342,7 @@ class NTKRoPE(ScaledRoPE):
     defaults: ClassVar = {"factor": 4.0}
 
 
-class DynamicRoPE(ScaledRoPE):
+class DynamicRoPE(ScaledRoPE, name="rope-dynamic"):
     """NTK-aware scaling by the sequence length l: s = a l/N - (a - 1), and 1 for l below N (Peng et al. 2023, 3.3).
 
     N is ``max_position_embeddings``, the training length (default: ``max_len``, so that only longer sequences are
@@ -357,7 +357,7 @@ class DynamicRoPE(ScaledRoPE):
     defaults: ClassVar = {"factor": 1.0}
 
 
-class YaRN(ScaledRoPE):
+class YaRN(ScaledRoPE, name="rope-yarn"):
     """YaRN: pairs with many rotations are kept, others slowed by s, and logits scaled up (Peng et al. 2023, 3.2-3.4).
 
     ``beta_fast`` 32, ``beta_slow`` 1 and the factor 0.1 ln s + 1 of queries and keys are the paper's. The ramp between
@@ -376,7 +376,7 @@ class YaRN(ScaledRoPE):
         return {"original_max_position_embeddings": _trained_on(options, start), **options}
 
 
-class LongRoPE(ScaledRoPE):
+class LongRoPE(ScaledRoPE, name="rope-longrope"):
     """LongRoPE: a divisor per frequency, with one list up to the original length and one beyond (Ding et al. 2024).
 
     The lists result from a search on a trained model, so there are no published defaults. Ours are 1 up to the
@@ -407,7 +407,7 @@ def _trained_on(options: dict[str, Any], start: Start) -> int:
     return options.get("original_max_position_embeddings", max(2, int(start.longest / options.get("factor", 4))))
 
 
-class Llama3RoPE(ScaledRoPE):
+class Llama3RoPE(ScaledRoPE, name="rope-llama3"):
     """Llama 3.1's scaling: pairs with over 4 rotations in 8192 tokens are kept, with less than 1 divided by 8.
 
     Pairs between are interpolated. All defaults, including the base, are Llama 3.1's; other options as in `ScaledRoPE`.
@@ -428,7 +428,7 @@ class Llama3RoPE(ScaledRoPE):
     }
 
 
-class ProportionalRoPE(ScaledRoPE):
+class ProportionalRoPE(ScaledRoPE, name="rope-proportional"):
     """The highest share of RoPE's frequencies, spread as over the whole head, and 0 for the rest (Barbero et al. 2024).
 
     Defaults are those of Gemma 4's global layers: ``partial_rotary_factor`` 0.25 and ``rope_theta`` 1,000,000.
@@ -441,7 +441,7 @@ class ProportionalRoPE(ScaledRoPE):
     defaults: ClassVar = {"partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0, "factor": 1.0}
 
 
-class CLEX(RoPE):
+class CLEX(RoPE, name="clex"):
     """Continuous length extrapolation: log theta as a function of the length's scale t (Chen et al. 2023, section 3).
 
     At t = 1 the frequencies are RoPE's. From there d log theta / dt = W_down a(W_up (log theta + log theta_NTK(t))) +
@@ -546,7 +546,7 @@ class CLEX(RoPE):
 _COMMON = (*SIZES, "pairing")  # the same for all layer types
 
 
-class ConfiguredRoPE(ScaledRoPE):
+class ConfiguredRoPE(ScaledRoPE, name="scaled-rope"):
     """The rotation of a transformers model, from its configuration's ``rope_parameters``.
 
     ``build("scaled-rope", max_len=config.max_position_embeddings, layer_types=config.layer_types, **sizes,
@@ -731,16 +731,3 @@ def _as_transformers(
             given[name] = default
     known = {name: value for name, value in given.items() if name in takes or name not in every_keyword()}
     return known, mscales
-
-
-ENCODINGS: dict[str, type[PositionalEncoding]] = {
-    "rope-linear": LinearRoPE,
-    "rope-ntk": NTKRoPE,
-    "rope-dynamic": DynamicRoPE,
-    "rope-yarn": YaRN,
-    "rope-longrope": LongRoPE,
-    "rope-llama3": Llama3RoPE,
-    "rope-proportional": ProportionalRoPE,
-    "clex": CLEX,
-    "scaled-rope": ConfiguredRoPE,
-}

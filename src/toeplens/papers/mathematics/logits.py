@@ -59,8 +59,8 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, attention_logits, build
 from toeplens.encodings.absolute import Sinusoidal
+from toeplens.encodings.logits import URPE
 from toeplens.encodings.rotary import Rotary, rotary_frequencies
-from toeplens.encodings.scoremap import URPE
 from toeplens.model import Decoder, DecoderConfig
 from toeplens.papers.mathematics.statements import ROUNDING, Margins, Sizes, relative_error, search
 
