@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from toeplens.encodings.rotary import rotary_frequencies
+from toeplens.encodings.kit import rotary_frequencies
 from toeplens.lens import behaviour
 
 Shares = tuple[float, float, float]

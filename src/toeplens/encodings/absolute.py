@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.encodings import kit
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.bias import T5
-from toeplens.encodings.kit import normal, require_even, require_number, rotary_frequencies
 from toeplens.encodings.shapes import Positions, Stream
 from toeplens.ground import invalid
 from toeplens.ground.options import Finite, Limits, NotNegative, Positive
@@ -47,9 +47,9 @@ class Sinusoidal(PositionalEncoding, name="sinusoidal"):
         self, *, base: float = 10000.0, layout: Literal["interleaved", "halves"] = "interleaved", **sizes: int
     ) -> None:
         super().__init__(**sizes)
-        require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
+        kit.require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
         self.layout = layout
-        self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.d_model, base))
+        self.frequencies = self.register_exact("frequencies", kit.rotary_frequencies(self.d_model, base))
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
         """The encoding vectors of ``positions``, in float64."""
@@ -82,7 +82,7 @@ class Learned(PositionalEncoding, name="learned"):
 
     def __init__(self, *, init_std: NotNegative = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
-        self.weight = self.learned((self.max_len, self.d_model), normal(init_std))
+        self.weight = self.learned((self.max_len, self.d_model), kit.normal(init_std))
 
     def embed(self, x: Stream, positions: Positions) -> Stream:
         self.check_positions(positions)
@@ -178,7 +178,7 @@ class RandomizedSinusoidal(Sinusoidal, name="randomized-sinusoidal"):
     def __init__(self, *, max_position: int | None = None, **inherited: Any) -> None:
         super().__init__(**inherited)
         self.max_position = 4 * self.max_len if max_position is None else max_position
-        require_number("max_position", self.max_position, at_least=self.max_len)
+        kit.require_number("max_position", self.max_position, at_least=self.max_len)
 
     def embed(self, x: Stream, positions: Positions) -> Stream:
         return super().embed(x, self.draw(positions) if self.training else positions)

@@ -13,18 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from toeplens.encodings import kit
 from toeplens.encodings.base import PositionalEncoding, Seen
 from toeplens.encodings.cpu_attention import attend_blocked, is_faster
-from toeplens.encodings.kit import (
-    PRECISE,
-    Kind,
-    is_mapped,
-    product_dtype,
-    require_number,
-    require_tensor,
-    widened,
-    without_autocast,
-)
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
 from toeplens.ground import invalid
 
@@ -63,25 +54,25 @@ class Told(Places):
 def check_inputs(q: Tensor, k: Tensor, v: Tensor | None, told: Told) -> None:
     """Raise `InputError` for shapes that do not match; reads no values. See `attend`."""
     encoding = told["encoding"]
-    require_tensor("q", q, "float", ("B", encoding.num_heads, "Nq", "d"))
+    kit.require_tensor("q", q, "float", ("B", encoding.num_heads, "Nq", "d"))
     batch, heads, queries, width = q.shape
-    require_tensor("k", k, "float", (batch, "G", "Nk", width))
+    kit.require_tensor("k", k, "float", (batch, "G", "Nk", width))
     groups, keys = k.shape[1:3]
     if groups < 1 or heads % groups:
         raise invalid("k", f"have a number of heads that divides the {heads} heads of q", groups)
     if v is not None:
-        require_tensor("v", v, "float", (batch, groups, keys, "dv"))
+        kit.require_tensor("v", v, "float", (batch, groups, keys, "dv"))
     check_positions("q_positions", told["q_positions"], encoding, batch, queries)
     check_positions("k_positions", told["k_positions"], encoding, batch, keys)
     rows, mask, window = told.get("rows"), told.get("mask"), told.get("window")
     if mask is not None:
-        require_tensor("mask", mask, "bool")
+        kit.require_tensor("mask", mask, "bool")
         square = (batch, heads, queries, keys)
         fits = 1 <= mask.ndim <= 4 and mask.shape[-1] == keys
         if not fits or any(a not in (1, b) for a, b in zip(reversed(mask.shape), reversed(square), strict=False)):
             whole = f"[batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}]"
             raise invalid("mask", f"broadcast to {whole}, with all keys", got=f"shape {list(mask.shape)}")
-    shapes: dict[str, tuple[Kind, Sequence[int | str]]] = {
+    shapes: dict[str, tuple[kit.Kind, Sequence[int | str]]] = {
         "rows": ("integer", (queries,) if rows is not None and rows.ndim == 1 else (batch, queries)),
         "notes": ("real", (batch, "H", keys, "c")),
         "texts": ("real", (batch, keys)),
@@ -90,16 +81,16 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor | None, told: Told) -> None:
     }
     for name, (kind, shape) in shapes.items():
         if told.get(name) is not None:
-            require_tensor(name, told.get(name), kind, shape)
+            kit.require_tensor(name, told.get(name), kind, shape)
     if window is not None and (window < 1 or not told.get("causal", True)):
         raise invalid("window", "be at least 1, and attention causal", window)
     if told.get("softcap") is not None:
-        require_number("softcap", told.get("softcap"), over=0)
+        kit.require_number("softcap", told.get("softcap"), over=0)
 
 
 def check_positions(name: str, positions: Positions, encoding: PositionalEncoding, batch: int, length: int) -> None:
     """Check that there is one position per token; coordinates, if any, are the last dimension."""
-    require_tensor(name, positions, "real")
+    kit.require_tensor(name, positions, "real")
     shape, axes = positions.shape, encoding.axes
     whole = ((length,), (batch, length), (1, length))
     if shape in whole or (axes > 1 and shape[-1:] == (axes,) and shape[:-1] in whole):
@@ -152,7 +143,7 @@ def attend(
     groups = fused and encoding.turns_alike and not encoding.looks_at_keys and q.device.type == "cpu"
     whole = after_rotation(q, k, told, groups=groups)
     in_order = told.get("rows") is None  # queries are then the last tokens of the keys
-    fused = fused and encoding.fusable and whole.plain and not is_mapped()  # vmap would loop over models or fail
+    fused = fused and encoding.fusable and whole.plain and not kit.is_mapped()  # vmap would loop over models or fail
     whole = whole if fused else whole.ungrouped()
     q_positions, k_positions, seen = whole.q_positions, whole.k_positions, whole.seen
     q, k, causal, scale, window = seen.q, seen.k, seen.causal, seen.scale, seen.window
@@ -168,7 +159,7 @@ def attend(
         flexed = flex_attend(v, encoding, q_positions, k_positions, seen)
         if flexed is not None:
             return flexed
-    factored = fused and added is None and encoding.factorable and causal and product_dtype(q) in PRECISE
+    factored = fused and added is None and encoding.factorable and causal and kit.product_dtype(q) in kit.PRECISE
     factored = factored and in_order and encoding.factors_at(q_positions, k_positions)
     factored = factored and not (encoding.looks_at_keys and seen.is_scattered())
     once = fused and added is None and square and encoding.fixed_bias and not factored
@@ -186,7 +177,7 @@ def attend(
         first = 0 if near is None else max(0, start + earlier + 1 - near)
         last = stop + earlier if in_order and causal else k.shape[-2]
         work = whole.part(slice(start, stop), slice(first, last))
-        if len(starts) > 1 and torch.is_grad_enabled() and not (torch.compiler.is_compiling() or is_mapped()):
+        if len(starts) > 1 and torch.is_grad_enabled() and not (torch.compiler.is_compiling() or kit.is_mapped()):
             parts.append(checkpoint(work.attend, use_reentrant=False))
         else:
             parts.append(work.attend())
@@ -278,10 +269,10 @@ def fixed_bias(
 
     It is float32 if ``dtype`` has 16 bits.
     """
-    with without_autocast(positions):
+    with kit.without_autocast(positions):
         bias = encoding.bias(positions, positions)
     assert bias is not None
-    added = _four(bias.to(widened(dtype)))
+    added = _four(bias.to(kit.widened(dtype)))
     if causal:
         length = added.shape[-1]
         future = torch.ones(length, length, dtype=torch.bool, device=added.device).triu(1)
@@ -360,11 +351,11 @@ class _Queries:
         if bias is None:
             return visible
         q = self.seen.q
-        if product_dtype(q) in PRECISE:
+        if kit.product_dtype(q) in kit.PRECISE:
             return _hidden(bias.to(q.dtype), visible)
         bias = _hidden(bias, visible)  # relative to each row's maximum, so that large entries are rounded least
         largest = bias.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
-        return (bias - largest).to(product_dtype(q))
+        return (bias - largest).to(kit.product_dtype(q))
 
     def logits(self) -> Tensor:
         """The input of the softmax."""
@@ -376,7 +367,7 @@ class _Queries:
             return logits + self.added
         bias = self.hook("bias")
         if bias is not None:
-            logits = logits + bias.to(widened(logits.dtype))
+            logits = logits + bias.to(kit.widened(logits.dtype))
         return _hidden(self.hook("transform_logits", logits), seen.visible())
 
     def weights(self) -> Tensor:

@@ -11,17 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.encodings import kit
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import (
-    linear,
-    normal,
-    offsets_between,
-    on_distinct,
-    require_even,
-    require_whole,
-    rotary_frequencies,
-    widened,
-)
 from toeplens.encodings.shapes import Positions
 from toeplens.ground import invalid
 from toeplens.ground.options import Count, NotNegative, Positive
@@ -33,8 +24,8 @@ class OffsetBias(PositionalEncoding):
     coupling = "bias"
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
-        offsets = offsets_between(q_positions, k_positions)
-        values = on_distinct(self._whole_kernel, offsets.flatten()).unflatten(-1, offsets.shape)
+        offsets = kit.offsets_between(q_positions, k_positions)
+        values = kit.on_distinct(self._whole_kernel, offsets.flatten()).unflatten(-1, offsets.shape)
         return values if offsets.ndim == 2 else values.movedim(0, 1)
 
     def _whole_kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
@@ -81,7 +72,7 @@ class T5(OffsetBias, name="t5"):
 
     def buckets(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
         """The bucket of each offset i - j."""
-        require_whole("T5", offsets)
+        kit.require_whole("T5", offsets)
         count = self.num_buckets
         start, distance = 0, offsets.clamp(min=0)
         if self.bidirectional:
@@ -112,10 +103,10 @@ class RelativeTable(OffsetBias, name="relative-table"):
     def __init__(self, *, shared: bool = False, init_std: NotNegative = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
         self.shared = shared
-        self.weight = self.learned((2 * self.max_len - 1, self.num_heads), normal(init_std))
+        self.weight = self.learned((2 * self.max_len - 1, self.num_heads), kit.normal(init_std))
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        require_whole("RelativeTable", offsets)
+        kit.require_whole("RelativeTable", offsets)
         edge = self.max_len - 1
         return F.embedding(offsets.clamp(-edge, edge) + edge, self.weight).T
 
@@ -208,7 +199,7 @@ class KerpleLog(Kerple, name="kerple-log"):
         self.size, self.rate = self.positive(2.0), self.positive(1.0)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        size, rate = (F.softplus(p.to(widened(p.dtype))).unsqueeze(-1) for p in (self.size, self.rate))
+        size, rate = (F.softplus(p.to(kit.widened(p.dtype))).unsqueeze(-1) for p in (self.size, self.rate))
         return -size * torch.log1p(rate * offsets.abs().to(rate.dtype))
 
 
@@ -227,7 +218,7 @@ class KerplePower(Kerple, name="kerple-power"):
         self.power = self.learned((self.num_heads,), lambda x: x.uniform_(SMALLEST / 2, 1 - SMALLEST / 2).logit_())
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        size, power = (p.to(widened(p.dtype)).unsqueeze(-1) for p in (self.size, self.power))
+        size, power = (p.to(kit.widened(p.dtype)).unsqueeze(-1) for p in (self.size, self.power))
         return -F.softplus(size) * offsets.abs().to(power.dtype) ** (2 * power.sigmoid())
 
 
@@ -248,8 +239,8 @@ class Sandwich(OffsetBias, name="sandwich"):
 
     def __init__(self, *, width: int = 128, base: float = 10000.0, **sizes: int) -> None:
         super().__init__(**sizes)
-        require_even("width", width, "a sinusoid takes dimensions in pairs of sine and cosine")
-        self.frequencies = self.register_exact("frequencies", rotary_frequencies(width, base))
+        kit.require_even("width", width, "a sinusoid takes dimensions in pairs of sine and cosine")
+        self.frequencies = self.register_exact("frequencies", kit.rotary_frequencies(width, base))
         heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64)
         self.slopes = self.register_exact("slopes", self.num_heads / (8 * heads))
 
@@ -295,15 +286,15 @@ class DynamicBias(OffsetBias, name="dynamic-bias"):
         self.layer_out = nn.Linear(hidden, self.num_heads)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        x = offsets.to(widened(self.layer_out.weight.dtype)).unsqueeze(-1)
+        x = offsets.to(kit.widened(self.layer_out.weight.dtype)).unsqueeze(-1)
         if self.log_distance:
             x = x.sign() * x.abs().log1p()
         for layer, norm in zip(self.layers_in, self.norms, strict=True):
-            x = linear(layer, x)
+            x = kit.linear(layer, x)
             if isinstance(norm, nn.LayerNorm):
                 x = F.layer_norm(x, x.shape[-1:], norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
             x = F.silu(x)
-        return linear(self.layer_out, x).T
+        return kit.linear(self.layer_out, x).T
 
 
 class FIRE(PositionalEncoding, name="fire"):
@@ -339,9 +330,9 @@ class FIRE(PositionalEncoding, name="fire"):
         self.inner, self.outer = nn.Linear(1, hidden), nn.Linear(hidden, self.num_heads)
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
-        dtype = widened(self.c.dtype)
+        dtype = kit.widened(self.c.dtype)
         c, threshold = self.c.to(dtype).abs(), (self.multiplier.to(dtype) * self.start_threshold).abs()
-        distance = torch.log1p(c * offsets_between(q_positions, k_positions).abs().to(dtype))
+        distance = torch.log1p(c * kit.offsets_between(q_positions, k_positions).abs().to(dtype))
         most = torch.log1p(c * torch.maximum(q_positions.to(dtype), threshold)) + 1e-6
         share = (distance / most.unsqueeze(-1)).unsqueeze(-1)
-        return linear(self.outer, linear(self.inner, share).relu()).movedim(-1, -3)
+        return kit.linear(self.outer, kit.linear(self.inner, share).relu()).movedim(-1, -3)

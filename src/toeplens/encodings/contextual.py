@@ -12,19 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.encodings import kit
 from toeplens.encodings.base import PositionalEncoding, Seen
-from toeplens.encodings.kit import (
-    linear,
-    normal,
-    offsets_between,
-    require_even,
-    require_whole,
-    rotary_frequencies,
-    short_convolution,
-    sum_from,
-    widened,
-    without_autocast,
-)
 from toeplens.encodings.logits import at_each
 from toeplens.encodings.rotary import Pairing, turn_by
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
@@ -79,14 +68,14 @@ class CoPE(PositionalEncoding, name="cope"):
 
     def places(self, logits: Pairs, seen: Seen) -> Pairs:
         """p_ij: the cumulative sum of gates between key and query."""
-        gates = logits.to(widened(logits.dtype)).sigmoid()
+        gates = logits.to(kit.widened(logits.dtype)).sigmoid()
         visible = seen.visible()
         if visible is not None:
             gates = gates.masked_fill(~visible, 0.0)
         if seen.causal:
-            return sum_from(gates)
+            return kit.sum_from(gates)
         past = seen.past()
-        return sum_from(gates.masked_fill(~past, 0.0)) + gates.masked_fill(past, 0.0).cumsum(-1)
+        return kit.sum_from(gates.masked_fill(~past, 0.0)) + gates.masked_fill(past, 0.0).cumsum(-1)
 
 
 class RelativeProjection(PositionalEncoding, name="relative-projection"):
@@ -122,12 +111,12 @@ class RelativeProjection(PositionalEncoding, name="relative-projection"):
         nn.init.normal_(self.bank, std=0.02)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        return linear(self.mix, x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return kit.linear(self.mix, x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def bias(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         mixed = seen.own_notes()
-        offsets = offsets_between(q_positions, k_positions)
-        require_whole("RelativeProjection", offsets)
+        offsets = kit.offsets_between(q_positions, k_positions)
+        kit.require_whole("RelativeProjection", offsets)
         curves = F.pad(mixed @ self.bank.to(mixed.dtype), (1, 1))  # a column of zeros at either end
         return at_each(curves, offsets.clamp(-1, self.max_distance) + 1)
 
@@ -166,7 +155,7 @@ class CumulativeBias(PositionalEncoding):
 
     def bias(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         own, totals, weights = self._sums(seen)
-        dtype = widened(seen.q.dtype)
+        dtype = kit.widened(seen.q.dtype)
         return self.penalty((own - totals).abs().to(dtype), None if weights is None else weights.to(dtype))
 
     def _sums(self, seen: Seen) -> tuple[Float[Tensor, "B H Nq 1"], Float[Tensor, "B H _Nq Nk"], Tensor | None]:
@@ -219,7 +208,7 @@ class FoX(CumulativeBias, name="fox"):
     def __init__(self, *, bias_init: Finite = 0.0, **sizes: int) -> None:
         super().__init__(**sizes)
         self.gate = nn.Linear(self.d_model, self.num_heads)
-        self.starts(normal(0.02), self.gate.weight)
+        self.starts(kit.normal(0.02), self.gate.weight)
         self.starts(partial(nn.init.constant_, val=bias_init), self.gate.bias)
 
     def steps(self, x: Stream) -> Float[Tensor, "B H N"]:
@@ -259,7 +248,7 @@ class CABLE(CumulativeBias, name="cable"):
         self.stride = nn.Linear(self.d_model, self.num_heads)
         self.weight = nn.Linear(self.d_model, self.num_heads) if weighted else None
         for layer in (self.stride, self.weight) if weighted else (self.stride,):
-            self.starts(normal(0.02), layer.weight)
+            self.starts(kit.normal(0.02), layer.weight)
             self.starts(nn.init.zeros_, layer.bias)
 
     def steps(self, x: Stream) -> Float[Tensor, "B H N"]:
@@ -277,7 +266,7 @@ class CABLE(CumulativeBias, name="cable"):
 
 def by_head(layer: nn.Linear, x: Stream) -> Float[Tensor, "B H N"]:
     """One number per head and token, in float32 or, for float64, float64."""
-    return linear(layer, x.to(widened(x.dtype))).transpose(1, 2)
+    return kit.linear(layer, x.to(kit.widened(x.dtype))).transpose(1, 2)
 
 
 class _ContentRotation(PositionalEncoding):
@@ -290,9 +279,9 @@ class _ContentRotation(PositionalEncoding):
 
     def __init__(self, *, base: float, pairing: Pairing, **sizes: int) -> None:
         super().__init__(**sizes)
-        require_even("head_dim", self.head_dim)
+        kit.require_even("head_dim", self.head_dim)
         self.pairing: Pairing = pairing
-        self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.head_dim, base))
+        self.frequencies = self.register_exact("frequencies", kit.rotary_frequencies(self.head_dim, base))
 
     def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
         """The angles of all keys, in float64."""
@@ -346,8 +335,8 @@ class CARoPE(_ContentRotation, name="carope"):
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
         """The angles of each token: cumulative sums of f^t, in float64."""
-        wide = widened(x.dtype)
-        with without_autocast(x):
+        wide = kit.widened(x.dtype)
+        with kit.without_autocast(x):
             chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
         step = 1 / (F.softplus(chosen.to(torch.float64) + self.start, threshold=40) + 1)
         angles = (step**self.powers).cumsum(-2)
@@ -416,18 +405,18 @@ class SelectiveRoPE(_ContentRotation, name="selective-rope"):
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
         """Phi before its convolution, and the gate."""
-        slices = x.to(widened(x.dtype)).unflatten(-1, (self.num_heads, -1))
+        slices = x.to(kit.widened(x.dtype)).unflatten(-1, (self.num_heads, -1))
         normed = (slices * (slices.square().sum(-1, keepdim=True) + EPS).rsqrt()).flatten(-2)
-        phi = linear(self.up, linear(self.down, normed)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        phi = kit.linear(self.up, kit.linear(self.down, normed)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if self.gate is None:
             return phi
-        return torch.cat((phi, linear(self.gate, normed).sigmoid().transpose(1, 2).unsqueeze(-1)), dim=-1)
+        return torch.cat((phi, kit.linear(self.gate, normed).sigmoid().transpose(1, 2).unsqueeze(-1)), dim=-1)
 
     def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
         seen.require_run(self)
         phi = notes[..., : self.head_dim // 2]
         taps = self.taps.to(phi.dtype) if self.conv is None else self.conv.to(phi.dtype)
-        steps = short_convolution(phi, taps, seen.texts, seen.padding)
+        steps = kit.short_convolution(phi, taps, seen.texts, seen.padding)
         if self.activation == "silu" and self.conv is not None:
             steps = F.silu(steps)
         if self.constant is not None:
@@ -463,12 +452,12 @@ class RePo(_ContentRotation, name="repo"):
         width = max(1, self.d_model // 8) if width is None else width
         self.gate, self.content = (nn.Linear(self.d_model, width, bias=False) for _ in range(2))
         self.place_of = nn.Linear(width, self.num_heads, bias=False)
-        self.starts(normal(0.02), self.gate.weight, self.content.weight, self.place_of.weight)
+        self.starts(kit.normal(0.02), self.gate.weight, self.content.weight, self.place_of.weight)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        wide = x.to(widened(x.dtype))
-        hidden = F.silu(linear(self.gate, wide)) * linear(self.content, wide)
-        return linear(self.place_of, hidden).transpose(1, 2).unsqueeze(-1)
+        wide = x.to(kit.widened(x.dtype))
+        hidden = F.silu(kit.linear(self.gate, wide)) * kit.linear(self.content, wide)
+        return kit.linear(self.place_of, hidden).transpose(1, 2).unsqueeze(-1)
 
     def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
         return notes.to(torch.float64) * self.frequencies
@@ -517,7 +506,7 @@ class TAPA(PositionalEncoding, name="tapa"):
             raise invalid("share", "leave amplitude and phase a dimension each", share)
 
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        wide = widened(seen.q.dtype)
+        wide = kit.widened(seen.q.dtype)
         split = (self.first, self.head_dim - self.first)
         (q_first, q_last), (k_first, k_last) = (x.to(wide).split(split, dim=-1) for x in (seen.q, seen.k))
         amplitude = q_first @ k_first.mT * (seen.scale * math.sqrt(self.head_dim / self.first))
@@ -526,7 +515,7 @@ class TAPA(PositionalEncoding, name="tapa"):
             phase = q_last @ k_last.mT
         else:
             phase = q_last.sum(-1).unsqueeze(-1) + k_last.sum(-1).unsqueeze(-2)
-        distance = offsets_between(q_positions, k_positions).abs().to(torch.float64).unsqueeze(-3)
+        distance = kit.offsets_between(q_positions, k_positions).abs().to(torch.float64).unsqueeze(-3)
         turns = distance**self.alpha / math.sqrt(split[1]) * phase
         return (amplitude * torch.cos(2 * math.pi * turns).to(wide)).to(logits.dtype)
 
@@ -617,9 +606,9 @@ class PaTH(PositionalEncoding, name="path"):
         self.strength = nn.Linear(self.d_model, self.num_heads)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        low = x if self.down is None else linear(self.down, x)
-        direction = linear(self.up, low).unflatten(-1, (self.num_heads, -1))
-        return torch.cat((direction, linear(self.strength, x).unsqueeze(-1)), dim=-1).transpose(1, 2)
+        low = x if self.down is None else kit.linear(self.down, x)
+        direction = kit.linear(self.up, low).unflatten(-1, (self.num_heads, -1))
+        return torch.cat((direction, kit.linear(self.strength, x).unsqueeze(-1)), dim=-1).transpose(1, 2)
 
     def transformations(
         self,
@@ -629,7 +618,7 @@ class PaTH(PositionalEncoding, name="path"):
     ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N"]]:
         """w, of norm 1, and beta of every key, in the dtype of the notes; ``texts`` and ``padding`` as in `Seen`."""
         taps = self.conv.weight.to(notes.dtype).view(self.num_heads, self.head_dim, -1)
-        w = short_convolution(notes[..., : self.head_dim], taps, texts, padding)
+        w = kit.short_convolution(notes[..., : self.head_dim], taps, texts, padding)
         if self.activation == "silu":
             w = F.silu(w)
         beta = 2 * notes[..., self.head_dim].sigmoid()
@@ -638,8 +627,8 @@ class PaTH(PositionalEncoding, name="path"):
 
     def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
         seen.require_run(self)
-        wide = widened(q.dtype)
-        with without_autocast(q):
+        wide = kit.widened(q.dtype)
+        with kit.without_autocast(q):
             w, beta = self.transformations(seen.features.to(wide), seen.texts, seen.padding)
             return accumulate(q.to(wide), k.to(wide), w, beta, seen.rows).to(q.dtype)
 
@@ -660,9 +649,9 @@ class PaTHFoX(PaTH, name="path-fox"):
         self.gate = nn.Linear(self.d_model, self.num_heads)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        return torch.cat((super().note(x), linear(self.gate, x).transpose(1, 2).unsqueeze(-1)), dim=-1)
+        return torch.cat((super().note(x), kit.linear(self.gate, x).transpose(1, 2).unsqueeze(-1)), dim=-1)
 
     def bias(self, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
         sums = seen.sums(F.logsigmoid(seen.features[..., -1:].double()))
         own = replace(seen, notes=sums).own_notes()
-        return (own - sums.transpose(-2, -1)).clamp(max=0.0).to(widened(seen.features.dtype))
+        return (own - sums.transpose(-2, -1)).clamp(max=0.0).to(kit.widened(seen.features.dtype))

@@ -12,20 +12,9 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.encodings import kit
 from toeplens.encodings.absolute import Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import (
-    is_readable,
-    linear,
-    normal,
-    offsets_between,
-    on_distinct,
-    require_between,
-    require_even,
-    require_whole,
-    rotary_frequencies,
-    widened,
-)
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Stream, Turned
 from toeplens.ground import InputError, invalid
@@ -136,7 +125,7 @@ class AxialRoPE(_Coordinates, name="axial-rope"):
         pairing: Pairing = "interleaved",
         **sizes: int,
     ) -> None:
-        require_even("head_dim", sizes["head_dim"])
+        kit.require_even("head_dim", sizes["head_dim"])
         pairs = sizes["head_dim"] // 2
         if not 2 <= axes <= pairs:
             raise invalid("axes", f"be from 2 to {pairs}, one pair of dimensions an axis", axes)
@@ -145,7 +134,7 @@ class AxialRoPE(_Coordinates, name="axial-rope"):
         if len(axes_dims) != axes or any(n < 1 for n in axes_dims) or sum(axes_dims) != pairs:
             raise invalid("axes_dims", f"be {axes} positive numbers, {pairs} pairs together", list(axes_dims))
         if frequencies == "lang":
-            spectra = [rotary_frequencies(2 * n, base) for n in axes_dims]
+            spectra = [kit.rotary_frequencies(2 * n, base) for n in axes_dims]
         else:
             if grid is None:
                 raise InputError("grid must be set for 'pixel' frequencies.")
@@ -188,14 +177,14 @@ class MRoPE(_Coordinates, name="mrope"):
         **sizes: int,
     ) -> None:
         head_dim = sizes["head_dim"]
-        require_even("head_dim", head_dim)
+        kit.require_even("head_dim", head_dim)
         pairs = head_dim // 2
         if sections is None:
             width = 5 * pairs // 16 if interleaved_sections else (pairs - pairs // 4) // 2
             height = width if interleaved_sections else (pairs - pairs // 4 + 1) // 2
             sections = (pairs - height - width, height, width)
         axis_of = axes_of_pairs("sections", sections, pairs, interleaved_sections)
-        frequencies = rotary_frequencies(head_dim, base).unsqueeze(0)
+        frequencies = kit.rotary_frequencies(head_dim, base).unsqueeze(0)
         super().__init__(frequencies, axis_of, axes=3, grid=None, pairing=pairing, **sizes)
 
 
@@ -242,7 +231,7 @@ class RoPEMixed(_Coordinates, name="rope-mixed"):
         head_dim = sizes["head_dim"]
         if head_dim % 4 or head_dim < 4:
             raise invalid("head_dim", "be a multiple of 4: pairs in two directions", head_dim)
-        lengths = rotary_frequencies(head_dim // 2, base).repeat(2).unsqueeze(0)
+        lengths = kit.rotary_frequencies(head_dim // 2, base).repeat(2).unsqueeze(0)
         super().__init__(lengths, axes=2, grid=grid, pairing=pairing, **sizes)
         self.omega = nn.Parameter(torch.empty(self.num_heads, head_dim // 2, 2))
         self.reset_parameters()
@@ -281,7 +270,7 @@ class PlaneBias(OnGrid, PositionalEncoding):
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*B H Nq Nk"]:
         q, k = (self.place(p) if p.ndim == 1 else p for p in (q_positions, k_positions))
-        bias = self.at(*(offsets_between(q[..., axis], k[..., axis]) for axis in range(2)))
+        bias = self.at(*(kit.offsets_between(q[..., axis], k[..., axis]) for axis in range(2)))
         return bias if bias.ndim == 3 else bias.movedim(0, 1)
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Float[Tensor, "H D"] | None:
@@ -317,7 +306,7 @@ class Swin(PlaneBias, name="swin"):
         self.weight = self.learned(((2 * self.window[0] - 1) * (2 * self.window[1] - 1), self.num_heads), start)
 
     def at(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
-        require_whole("Swin", rows)
+        kit.require_whole("Swin", rows)
         last_row, last_column = (size - 1 for size in self.window)
         row = rows.clamp(-last_row, last_row) + last_row
         column = columns.clamp(-last_column, last_column) + last_column
@@ -378,18 +367,18 @@ class SwinV2(PlaneBias, name="swin-v2"):
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         if self.log_factor is None:
             return q, k
-        wide = widened(q.dtype)
+        wide = kit.widened(q.dtype)
         factor = self.log_factor.to(wide).clamp(max=math.log(100)).exp()[:, None, None]
         return (F.normalize(q.to(wide), dim=-1) * factor).to(q.dtype), F.normalize(k.to(wide), dim=-1).to(k.dtype)
 
     def at(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
-        return on_distinct(self._network, rows, columns)
+        return kit.on_distinct(self._network, rows, columns)
 
     def _network(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
-        wide = widened(self.outward.weight.dtype)
+        wide = kit.widened(self.outward.weight.dtype)
         shares = [8 * x.double() / max(1, size - 1) for x, size in zip((rows, columns), self.divided_by, strict=True)]
         spaced = torch.stack([x.sign() * x.abs().log1p() / math.log(8) for x in shares], dim=-1)
-        return 16 * linear(self.outward, F.relu(linear(self.inward, spaced.to(wide)))).sigmoid().movedim(-1, 0)
+        return 16 * kit.linear(self.outward, F.relu(kit.linear(self.inward, spaced.to(wide)))).sigmoid().movedim(-1, 0)
 
 
 By = Literal["path", "depth"]
@@ -424,7 +413,7 @@ class TreePositions(PositionalEncoding):
         """The path of node i of the complete tree, counted level by level; node i's parent is (i - 1) // branching."""
         most = self._nodes(self.max_depth) - 1
         tree = f"branching {self.branching} and max_depth {self.max_depth}"
-        require_between(f"be from 0 to {most} with {tree}", tokens, most)
+        kit.require_between(f"be from 0 to {most} with {tree}", tokens, most)
         upwards = []
         for _ in range(self.max_depth):
             below = tokens > 0
@@ -437,8 +426,8 @@ class TreePositions(PositionalEncoding):
         if positions.shape[-1] != self.max_depth:
             must = f"be paths of {self.max_depth} branches, padded with 0"
             raise invalid("positions", must, got=f"{positions.shape[-1]} branches")
-        require_between(f"have branches from 1 to {self.branching}, or 0 after the end", positions, self.branching)
-        if is_readable(positions) and bool(((positions[..., :-1] == 0) & (positions[..., 1:] > 0)).any()):
+        kit.require_between(f"have branches from 1 to {self.branching}, or 0 after the end", positions, self.branching)
+        if kit.is_readable(positions) and bool(((positions[..., :-1] == 0) & (positions[..., 1:] > 0)).any()):
             raise InputError("positions must have only 0 after the end of a path.")
 
     def paths(self, positions: Positions) -> Int[Tensor, "*B N axes"]:
@@ -512,7 +501,7 @@ class Syntactic(TreePositions, name="syntactic"):
         paths = self.paths(positions)
         if self.by == "depth":
             return self.sinusoid.table(depths(paths))
-        raw = self.raw_decay.to(widened(self.raw_decay.dtype))
+        raw = self.raw_decay.to(kit.widened(self.raw_decay.dtype))
         steps = torch.arange(self.max_depth, device=raw.device).unsqueeze(-1)
         weights = raw.tanh() ** steps * (math.sqrt(self.d_model / 2) / raw.cosh())  # 1 - tanh^2 = 1 / cosh^2
         numbers = torch.arange(1, self.branching + 1, device=paths.device)
@@ -550,7 +539,7 @@ class SyntacticBias(TreePositions, name="syntactic-bias"):
         sides = 1 if self.by == "path" else 2
         self.max_distance = self.max_depth * (3 - sides) if max_distance is None else max_distance
         values = sides * self.max_distance + 1
-        self.weight = self.learned((values, self.num_heads), normal(init_std))
+        self.weight = self.learned((values, self.num_heads), kit.normal(init_std))
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
         a, b = self.paths(q_positions), self.paths(k_positions)

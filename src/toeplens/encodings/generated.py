@@ -12,19 +12,10 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.encodings import kit
 from toeplens.encodings.base import PositionalEncoding, Seen
 from toeplens.encodings.bias import geometric_slopes
 from toeplens.encodings.coordinates import OnGrid
-from toeplens.encodings.kit import (
-    linear,
-    normal,
-    offsets_between,
-    phases_of,
-    require_even,
-    rotary_frequencies,
-    turns,
-    widened,
-)
 from toeplens.encodings.rotary import turn_by
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream, Turned
 from toeplens.ground import invalid
@@ -42,7 +33,7 @@ class _OwnRotation(PositionalEncoding):
         raise NotImplementedError
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
-        wide = widened(q.dtype)
+        wide = kit.widened(q.dtype)
         return self.turned(q.to(wide), q_positions).to(q.dtype), self.turned(k.to(wide), k_positions).to(k.dtype)
 
 
@@ -75,7 +66,7 @@ class _Generated(OnGrid, _OwnRotation):
         """e^(i delta . lambda) of each plane; None if generators do not commute, and for offsets [D] on a grid."""
         if not self.toeplitz or (offsets.ndim == 1 and self.grid is not None and self.axes > 1):
             return None
-        return turns(self.phases(offsets).transpose(-2, -1))
+        return kit.turns(self.phases(offsets).transpose(-2, -1))
 
 
 class _Exponential(_Generated):
@@ -191,10 +182,10 @@ class STRING(_Generated, name="string"):
         self.form = form
         pairs = d // 2 if self.form == "cayley" else (d - 1) // 2
         if self.form == "cayley":
-            require_even("head_dim", d)
+            kit.require_even("head_dim", d)
         elif d < 3:
             raise invalid("head_dim", "be at least 3 for one pair of Fourier components", d)
-        self.frequencies = self.register_exact("frequencies", rotary_frequencies(d, base)[:pairs])
+        self.frequencies = self.register_exact("frequencies", kit.rotary_frequencies(d, base)[:pairs])
         if self.form == "cayley":
             self.skew = self.learned((self.num_heads, d, d), nn.init.zeros_)
         else:
@@ -276,8 +267,8 @@ class ComRoPE(_Exponential, name="comrope"):
         if count % parts:
             got = f"{block}, which gives {count}"
             raise invalid("block", f"give a number of blocks divisible by {axes} axes", got=got)
-        self.weight = self.learned((self.num_heads, count, block, block), normal(1.0))
-        self.factors = None if variant == "ap" else self.learned((axes, count), normal(1.0))
+        self.weight = self.learned((self.num_heads, count, block, block), kit.normal(1.0))
+        self.factors = None if variant == "ap" else self.learned((axes, count), kit.normal(1.0))
         own = torch.arange(count) % axes == torch.arange(axes).unsqueeze(-1)
         self.own = self.register_exact("own", own.to(torch.float64))
 
@@ -327,12 +318,12 @@ class GRAPE(_OwnRotation, name="grape"):
         **sizes: int,
     ) -> None:
         super().__init__(**sizes)
-        require_even("head_dim", self.head_dim)
+        kit.require_even("head_dim", self.head_dim)
         self.planes = planes
         pairs, heads = self.head_dim // 2, self.num_heads if per_head else 1
         if count is not None and (self.planes != "free" or not 1 <= count <= pairs):
             raise invalid("count", f"be from 1 to {pairs}, with planes='free' only", count)
-        start = rotary_frequencies(self.head_dim, base)[:count]
+        start = kit.rotary_frequencies(self.head_dim, base)[:count]
         self.start = self.register_exact("start", start.log())
         self.log_frequency = self.learned((heads, len(start)), nn.init.zeros_)
         self.basis = self.vectors = None
@@ -357,7 +348,7 @@ class GRAPE(_OwnRotation, name="grape"):
     def turned(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
         if self.vectors is not None:
             return self._one(x, positions) if self.vectors.shape[-1] == 2 else self._many(x, positions)
-        phases = phases_of(positions, self.frequencies())
+        phases = kit.phases_of(positions, self.frequencies())
         if self.basis is None:
             return turn_by(x, phases, "interleaved")
         weight = self.basis.to(torch.float64)
@@ -369,7 +360,7 @@ class GRAPE(_OwnRotation, name="grape"):
         a, b = self.vectors.to(torch.float64).unbind(-1)
         aa, bb, ab = (a * a).sum(-1), (b * b).sum(-1), (a * b).sum(-1)
         s = (aa * bb - ab * ab).clamp(min=SHARE * aa * bb).sqrt()
-        phases = phases_of(positions, s.unsqueeze(-1) * self.frequencies())
+        phases = kit.phases_of(positions, s.unsqueeze(-1) * self.frequencies())
         s, aa, bb, ab = (y[:, None, None] for y in (s, aa, bb, ab))
         first, second = (phases.sin() / s).to(x.dtype), ((1 - phases.cos()) / (s * s)).to(x.dtype)
         a, b, aa, bb, ab = (y.to(x.dtype) for y in (a.unsqueeze(-2), b.unsqueeze(-2), aa, bb, ab))
@@ -386,10 +377,10 @@ class GRAPE(_OwnRotation, name="grape"):
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"]:
         """e^(i delta lambda) of each plane of rotation, and first 1 for the unrotated part."""
         if self.vectors is None:
-            return turns(phases_of(offsets, self.frequencies()).transpose(-2, -1))
+            return kit.turns(kit.phases_of(offsets, self.frequencies()).transpose(-2, -1))
         small = self.compressed()[1]
         angles = torch.linalg.eigvalsh(1j * small)[..., small.shape[-1] // 2 :]
-        return turns(phases_of(offsets, F.pad(angles, (1, 0))).transpose(-2, -1))
+        return kit.turns(kit.phases_of(offsets, F.pad(angles, (1, 0))).transpose(-2, -1))
 
 
 class GRAPEAdditive(PositionalEncoding, name="grape-additive"):
@@ -420,7 +411,7 @@ class GRAPEAdditive(PositionalEncoding, name="grape-additive"):
         self.rate = rate
         self.slopes = self.register_exact("slopes", geometric_slopes(self.num_heads))
         self.omega = self.learned((self.num_heads,), partial(nn.init.constant_, val=0.541324854612918))  # softplus: 1
-        shape, start = (self.num_heads, self.head_dim), normal(self.head_dim**-0.5)
+        shape, start = (self.num_heads, self.head_dim), kit.normal(self.head_dim**-0.5)
         self.v = self.learned(shape, start) if "query" in rate else None
         self.u = self.learned(shape, start) if "key" in rate else None
 
@@ -429,10 +420,10 @@ class GRAPEAdditive(PositionalEncoding, name="grape-additive"):
         return self.slopes * F.softplus(self.omega.to(torch.float64))
 
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        wide = widened(logits.dtype)
+        wide = kit.widened(logits.dtype)
         rates = [_rate(seen.q, self.v).unsqueeze(-1)] if self.v is not None else []
         rates += [_rate(seen.k, self.u).unsqueeze(-2)] if self.u is not None else []
-        distances = offsets_between(q_positions, k_positions).abs().to(torch.float64).unsqueeze(-3)
+        distances = kit.offsets_between(q_positions, k_positions).abs().to(torch.float64).unsqueeze(-3)
         penalty = (distances * self.scales()[:, None, None]).to(wide)
         return (logits - penalty * sum(rates[1:], rates[0]) if rates else logits - penalty).to(logits.dtype)
 
@@ -442,7 +433,7 @@ class GRAPEAdditive(PositionalEncoding, name="grape-additive"):
 
 
 def _rate(x: Float[Tensor, "B H N d"], direction: Float[Tensor, "H d"]) -> Float[Tensor, "B H N"]:
-    wide = widened(x.dtype)
+    wide = kit.widened(x.dtype)
     unit = F.normalize(direction.to(wide), dim=-1, eps=1e-6)
     return F.softplus((x.to(wide) * unit.unsqueeze(-2)).sum(-1) * x.shape[-1] ** -0.5)
 
@@ -472,17 +463,17 @@ class GRAPEPath(PositionalEncoding, name="grape-path"):
 
     def __init__(self, *, edges: Literal["endpoint", "token"] = "endpoint", width: int = 8, **sizes: int) -> None:
         super().__init__(**sizes)
-        require_even("width", width)
+        kit.require_even("width", width)
         self.edges, self.width = edges, width
         rows = self.num_heads * width if self.edges == "endpoint" else self.num_heads
         self.probe = nn.Linear(self.d_model, rows, bias=self.edges == "token")
         self.slopes = self.register_exact("slopes", geometric_slopes(self.num_heads))
-        self.starts(normal(0.02), self.probe.weight)
+        self.starts(kit.normal(0.02), self.probe.weight)
         if self.edges == "token":
             self.starts(nn.init.zeros_, self.probe.bias)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        return linear(self.probe, x.to(widened(x.dtype))).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return kit.linear(self.probe, x.to(kit.widened(x.dtype))).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def bias(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         past = seen.past()
@@ -492,8 +483,10 @@ class GRAPEPath(PositionalEncoding, name="grape-path"):
             shares = F.logsigmoid(seen.features[..., 0]).unsqueeze(-2)
         else:
             probes = F.rms_norm(seen.features, (self.width,))
-            phases = phases_of(k_positions, torch.ones(1, self.width // 2, dtype=torch.float64, device=probes.device))
+            phases = kit.phases_of(
+                k_positions, torch.ones(1, self.width // 2, dtype=torch.float64, device=probes.device)
+            )
             turned = turn_by(probes, phases, "half")
             shares = self.slopes[:, None, None] * F.logsigmoid(seen.own_notes() @ turned.mT / self.width)
         shares = torch.where(past, shares.double(), 0.0)
-        return (shares.sum(-1, keepdim=True) - shares.cumsum(-1)).to(widened(seen.q.dtype))
+        return (shares.sum(-1, keepdim=True) - shares.cumsum(-1)).to(kit.widened(seen.q.dtype))

@@ -12,20 +12,10 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.encodings import kit
 from toeplens.encodings.absolute import Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.bias import ALiBi
-from toeplens.encodings.kit import (
-    normal,
-    offsets_between,
-    phases_of,
-    require_even,
-    require_train_length,
-    require_whole,
-    rotary_frequencies,
-    turns,
-    widened,
-)
 from toeplens.encodings.rotary import Pairing, RoPE, from_pairs, pairs_of, turn_by
 from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries, Stream, Turned
 from toeplens.ground import InputError, invalid
@@ -79,7 +69,7 @@ class HoPE(RoPE, name="hope"):
 
     def __init__(self, *, train_length: int | None = None, **inherited: Any) -> None:
         super().__init__(**inherited)
-        self.frequencies[2 * math.pi / self.frequencies > require_train_length(train_length, self.max_len)] = 0
+        self.frequencies[2 * math.pi / self.frequencies > kit.require_train_length(train_length, self.max_len)] = 0
 
 
 class RoPEPlusPlus(RoPE, name="rope-plus-plus"):
@@ -142,7 +132,7 @@ class Tempered(PositionalEncoding):
         raise NotImplementedError
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
-        factor = self.factor(q_positions).to(widened(q.dtype)).unsqueeze(-1)
+        factor = self.factor(q_positions).to(kit.widened(q.dtype)).unsqueeze(-1)
         return (q.to(factor.dtype) * factor).to(q.dtype), k
 
 
@@ -224,9 +214,9 @@ class Remapped(PositionalEncoding):
 
     def __init__(self, *, base: float = 10000.0, pairing: Pairing = "interleaved", **sizes: int) -> None:
         super().__init__(**sizes)
-        require_even("head_dim", self.head_dim)
+        kit.require_even("head_dim", self.head_dim)
         self.pairing: Pairing = pairing
-        self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.head_dim, base).unsqueeze(0))
+        self.frequencies = self.register_exact("frequencies", kit.rotary_frequencies(self.head_dim, base).unsqueeze(0))
 
     def ways(self, q_positions: Positions, k_positions: Positions) -> Iterator[Way]:
         """Yield positions of queries, positions of keys, and the pairs that use them: [Nq, Nk] or [B, Nq, Nk].
@@ -238,9 +228,9 @@ class Remapped(PositionalEncoding):
     def offsets(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*B Nq Nk"]:
         """The offset that each pair uses instead of i - j."""
         (q_places, k_places, _), *others = self.ways(q_positions, k_positions)
-        offsets = offsets_between(q_places, k_places)
+        offsets = kit.offsets_between(q_places, k_places)
         for q_places, k_places, taken in others:
-            offsets = torch.where(taken, offsets_between(q_places, k_places), offsets)
+            offsets = torch.where(taken, kit.offsets_between(q_places, k_places), offsets)
         return offsets
 
     def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Pairs:
@@ -252,12 +242,12 @@ class Remapped(PositionalEncoding):
 
     def _product(self, q: Queries, k: Keys, way: Way) -> Pairs:
         q, k = (
-            turn_by(x, phases_of(at, self.frequencies), self.pairing) for x, at in zip((q, k), way[:2], strict=True)
+            turn_by(x, kit.phases_of(at, self.frequencies), self.pairing) for x, at in zip((q, k), way[:2], strict=True)
         )
         return q @ k.transpose(-2, -1)
 
     def _kernel_at(self, offsets: Float[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
-        return turns(phases_of(offsets, self.frequencies).transpose(-2, -1))
+        return kit.turns(kit.phases_of(offsets, self.frequencies).transpose(-2, -1))
 
 
 class ReRoPE(Remapped, name="rerope"):
@@ -285,7 +275,7 @@ class ReRoPE(Remapped, name="rerope"):
 
     def ways(self, q_positions: Positions, k_positions: Positions) -> Iterator[Way]:
         q_places, k_places = q_positions.double(), k_positions.double()
-        offsets = offsets_between(q_positions, k_positions)
+        offsets = kit.offsets_between(q_positions, k_positions)
         yield q_places, k_places, offsets.abs() <= self.window
         rest = self.window * (1 - self.leak)
         yield q_places * self.leak + rest, k_places * self.leak, offsets > self.window
@@ -324,7 +314,7 @@ class SelfExtend(Remapped, name="self-extend"):
         self.toeplitz = group == 1
 
     def ways(self, q_positions: Positions, k_positions: Positions) -> Iterator[Way]:
-        offsets, shift = offsets_between(q_positions, k_positions), self.window - self.window // self.group
+        offsets, shift = kit.offsets_between(q_positions, k_positions), self.window - self.window // self.group
         yield q_positions.double(), k_positions.double(), offsets.abs() < self.window
         if self.group == 1:
             return
@@ -379,7 +369,7 @@ class DualChunk(Remapped, name="dual-chunk"):
         q_places = (q_positions - q_chunks * self.chunk).double()
         k_places = (k_positions - k_chunks * self.chunk).double()
         last = self.chunk + self.window - (self.largest == "paper")
-        back = offsets_between(q_chunks, k_chunks)
+        back = kit.offsets_between(q_chunks, k_chunks)
         yield q_places, k_places, back <= 0
         yield (q_places + self.chunk).clamp(max=last), k_places, back == 1
         yield torch.full_like(q_places, last), k_places, back > 1
@@ -474,7 +464,7 @@ class BiPE(PositionalEncoding, name="bipe"):
         self.factorable = not rope
         learned = inside == "learned"
         self.inside = None if learned else Sinusoidal(base=base, layout="interleaved", **sizes)
-        self.weight = self.learned((self.places_max, self.d_model), normal(init_std)) if learned else None
+        self.weight = self.learned((self.places_max, self.d_model), kit.normal(init_std)) if learned else None
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:
         return torch.stack((tokens // self.segment, tokens % self.segment), dim=-1)
@@ -489,7 +479,7 @@ class BiPE(PositionalEncoding, name="bipe"):
         if self.weight is None:
             assert self.inside is not None
             return self.inside.embed(x, places)
-        require_whole("BiPE", places)
+        kit.require_whole("BiPE", places)
         return x + F.embedding(places.clamp(0, self.places_max - 1), self.weight).to(x.dtype)
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:

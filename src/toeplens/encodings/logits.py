@@ -12,18 +12,9 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.encodings import kit
 from toeplens.encodings.base import PositionalEncoding, Seen
 from toeplens.encodings.bias import FIRE, T5, ALiBi, KerpleLog, RelativeTable
-from toeplens.encodings.kit import (
-    normal,
-    offsets_between,
-    require_even,
-    require_whole,
-    rotary_frequencies,
-    sum_from,
-    turns,
-    widened,
-)
 from toeplens.encodings.rotary import RoPE
 from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries, Turned
 from toeplens.ground import InputError, choose, invalid
@@ -82,18 +73,18 @@ class Shaw(PositionalEncoding, name="shaw"):
 
     def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
         """The table row of each offset i - j."""
-        require_whole("Shaw", offsets)
+        kit.require_whole("Shaw", offsets)
         return (-offsets).clamp(-self.max_distance, self.max_distance) + self.max_distance
 
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         products = seen.q @ self.keys.to(seen.q.dtype).transpose(-2, -1)
-        return logits + seen.scale * at_each(products, self.index(offsets_between(q_positions, k_positions)))
+        return logits + seen.scale * at_each(products, self.index(kit.offsets_between(q_positions, k_positions)))
 
     def add_values(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Queries | None:
         if self.values is None:
             return None
-        index = self.index(offsets_between(q_positions, k_positions)).unsqueeze(-3).expand(weights.shape)
-        wide = weights.to(widened(weights.dtype))
+        index = self.index(kit.offsets_between(q_positions, k_positions)).unsqueeze(-3).expand(weights.shape)
+        wide = weights.to(kit.widened(weights.dtype))
         sums = wide.new_zeros(*weights.shape[:-1], self.values.shape[-2]).scatter_add(-1, index, wide)
         return sums.to(weights.dtype) @ self.values.to(weights.dtype)
 
@@ -127,11 +118,11 @@ class TransformerXL(PositionalEncoding, name="transformer-xl"):
 
     def __init__(self, *, base: float = 10000.0, tied_biases: bool = True, **sizes: int) -> None:
         super().__init__(**sizes)
-        require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
-        self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.d_model, base))
+        kit.require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
+        self.frequencies = self.register_exact("frequencies", kit.rotary_frequencies(self.d_model, base))
         self.tied_biases = tied_biases
-        self.weight = self.learned((self.num_heads, self.head_dim, self.d_model), normal(0.02))
-        self.u, self.v = (self.learned((self.num_heads, 1, self.head_dim), normal(0.02)) for _ in range(2))
+        self.weight = self.learned((self.num_heads, self.head_dim, self.d_model), kit.normal(0.02))
+        self.u, self.v = (self.learned((self.num_heads, 1, self.head_dim), kit.normal(0.02)) for _ in range(2))
 
     def for_layer(self, layer: int) -> PositionalEncoding:
         own = super().for_layer(layer)
@@ -141,7 +132,7 @@ class TransformerXL(PositionalEncoding, name="transformer-xl"):
         return own
 
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        dtype = widened(seen.q.dtype)
+        dtype = kit.widened(seen.q.dtype)
         weight, u, v = (parameter.to(dtype) for parameter in (self.weight, self.u, self.v))
         on_sin, on_cos = ((seen.q.to(dtype) + v) @ weight).chunk(2, dim=-1)
         q_sin, q_cos = self._tables(q_positions, dtype)
@@ -157,7 +148,7 @@ class TransformerXL(PositionalEncoding, name="transformer-xl"):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         """e^(i delta theta_t), whose real and imaginary parts are the functions of the offset that content weights."""
-        return turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)).unsqueeze(0)
+        return kit.turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)).unsqueeze(0)
 
 
 class DeBERTa(PositionalEncoding, name="deberta"):
@@ -197,7 +188,7 @@ class DeBERTa(PositionalEncoding, name="deberta"):
         self.max_distance = min(512, self.max_len) if max_distance is None else max_distance
         self.position_buckets = position_buckets
         if position_buckets is not None:
-            require_even("position_buckets", position_buckets, "half of them are exact offsets")
+            kit.require_even("position_buckets", position_buckets, "half of them are exact offsets")
             most = 2 * (self.max_distance - 1)
             if position_buckets >= most:
                 raise invalid("position_buckets", f"be under 2 * (max_distance - 1) = {most}", position_buckets)
@@ -207,9 +198,9 @@ class DeBERTa(PositionalEncoding, name="deberta"):
         self.scale_terms = 1 + len(self.terms)
         self.p2c_index = p2c_index
         self.span = self.max_distance if position_buckets is None else position_buckets
-        self.table = self.learned((2 * self.span, self.d_model), normal(0.02))
+        self.table = self.learned((2 * self.span, self.d_model), kit.normal(0.02))
         shape = (self.num_heads, self.d_model, self.head_dim)
-        self.projections = nn.ParameterDict({term: self.learned(shape, normal(0.02)) for term in self.terms})
+        self.projections = nn.ParameterDict({term: self.learned(shape, kit.normal(0.02)) for term in self.terms})
 
     def for_layer(self, layer: int) -> PositionalEncoding:
         own = super().for_layer(layer)
@@ -219,7 +210,7 @@ class DeBERTa(PositionalEncoding, name="deberta"):
 
     def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
         """The table row of each offset."""
-        require_whole("DeBERTa", offsets)
+        kit.require_whole("DeBERTa", offsets)
         if self.position_buckets is not None:
             middle = self.position_buckets // 2
             distance = offsets.abs().clamp(min=middle).to(torch.float64)
@@ -230,10 +221,10 @@ class DeBERTa(PositionalEncoding, name="deberta"):
 
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         if "c2p" in self.terms:
-            index = self.index(offsets_between(q_positions, k_positions))
+            index = self.index(kit.offsets_between(q_positions, k_positions))
             logits = logits + seen.scale * at_each(self._products("c2p", seen.q), index)
         if "p2c" in self.terms:
-            back = offsets_between(k_positions, q_positions)
+            back = kit.offsets_between(k_positions, q_positions)
             index = self.index(back if self.p2c_index == "paper" else -back)
             logits = logits + seen.scale * at_each(self._products("p2c", seen.k), index).mT
         return logits
@@ -432,7 +423,7 @@ class StickBreaking(PositionalEncoding, name="stick-breaking"):
             self.also_couples = ()
 
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        z = logits.to(widened(logits.dtype))
+        z = logits.to(kit.widened(logits.dtype))
         before, own = _places(seen)
         left, taken = self._left(z, seen), before | own if self.own else before
         log_weights = (F.logsigmoid(z) + left[..., 1:]).masked_fill(~taken, -torch.inf)
@@ -457,11 +448,11 @@ class StickBreaking(PositionalEncoding, name="stick-breaking"):
         breaking, visible = before | own if self.own else before, seen.visible()
         breaking = breaking if visible is None else breaking & visible
         kept = F.logsigmoid(-z).masked_fill(~breaking, 0.0)
-        return F.pad(sum_from(kept), (0, 1))
+        return F.pad(kit.sum_from(kept), (0, 1))
 
     def _sum(self, seen: Seen) -> Float[Tensor, "B H Nq 1"]:
         """1 - R_i, computed again from queries and keys."""
-        q, k = (x.to(widened(x.dtype)) for x in (seen.q, seen.k))
+        q, k = (x.to(kit.widened(x.dtype)) for x in (seen.q, seen.k))
         return -torch.expm1(self._left(q @ k.transpose(-2, -1) * seen.scale, seen)[..., :1])
 
 

@@ -14,19 +14,9 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.encodings import kit
 from toeplens.encodings.absolute import NoPE, Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import (
-    phases_of,
-    product_dtype,
-    require_even,
-    require_indices,
-    require_number,
-    require_train_length,
-    rotary_frequencies,
-    turns,
-    widened,
-)
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Stream, Turned
 from toeplens.ground import InputError, invalid
 from toeplens.ground.options import Count, Limits, NotNegative, Positive, Share
@@ -57,7 +47,7 @@ class BandControl:
     def check(self, pairs: int, num_heads: int) -> None:
         """Raise `InputError` unless all indices fit ``pairs`` frequencies and ``num_heads`` heads."""
         for field, most in {"still": pairs, "silent": pairs, "heads": num_heads}.items():
-            require_indices(field, getattr(self, field) or (), most)
+            kit.require_indices(field, getattr(self, field) or (), most)
         if self.order is not None and sorted(self.order) != list(range(pairs)):
             raise invalid("order", f"name each of 0 to {pairs - 1} once", list(self.order))
 
@@ -126,7 +116,7 @@ def from_pairs(a: Float[Tensor, "*B n"], b: Float[Tensor, "*B n"], pairing: Pair
 
 def turn_by(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*#B #H N n"], pairing: Pairing) -> Tensor:
     """Rotate the pairs of ``x`` by angles in float64; their cosines and sines are applied in at least float32."""
-    wide = widened(x.dtype)
+    wide = kit.widened(x.dtype)
     return turn(x, phases.cos().to(wide), phases.sin().to(wide), pairing)
 
 
@@ -155,13 +145,13 @@ class Rotary(PositionalEncoding):
         return self.frequencies
 
     def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B H N n"]:
-        """The angles i theta_t (see `phases_of`)."""
-        return phases_of(positions, frequencies)
+        """The angles i theta_t (see `kit.phases_of`)."""
+        return kit.phases_of(positions, frequencies)
 
     def tables(self, positions: Positions, frequencies: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the phases, times ``magnitude``, in float32 or, for float64 input, float64."""
         phases = self.phases(positions, frequencies)
-        wide = widened(dtype)
+        wide = kit.widened(dtype)
         return (phases.cos() * self.magnitude).to(wide), (phases.sin() * self.magnitude).to(wide)
 
     def _turn(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
@@ -204,7 +194,7 @@ class Rotary(PositionalEncoding):
         A frequency of 0 gives 1. Length-dependent frequencies are those for ``max_len`` positions.
         """
         frequencies = self.frequencies_at(torch.tensor([self.max_len - 1], device=self.frequencies.device))
-        kernel = turns(self.phases(offsets, frequencies).transpose(-2, -1), self.magnitude**2)
+        kernel = kit.turns(self.phases(offsets, frequencies).transpose(-2, -1), self.magnitude**2)
         return kernel if self.control is None else self.control.kernel(kernel, self.num_heads)
 
 
@@ -234,8 +224,8 @@ class RoPE(Rotary, name="rope"):
     )
 
     def __init__(self, *, base: float = 10000.0, pairing: Pairing = "interleaved", **sizes: int) -> None:
-        require_even("head_dim", sizes["head_dim"])
-        super().__init__(rotary_frequencies(sizes["head_dim"], base).unsqueeze(0), pairing=pairing, **sizes)
+        kit.require_even("head_dim", sizes["head_dim"])
+        super().__init__(kit.rotary_frequencies(sizes["head_dim"], base).unsqueeze(0), pairing=pairing, **sizes)
 
 
 class PartialRoPE(Rotary, name="partial-rope"):
@@ -266,15 +256,15 @@ class PartialRoPE(Rotary, name="partial-rope"):
         **sizes: int,
     ) -> None:
         head_dim, num_heads = sizes["head_dim"], sizes["num_heads"]
-        require_even("head_dim", head_dim)
+        kit.require_even("head_dim", head_dim)
         rotary_dim = int(head_dim * rotary_pct)
-        require_even("rotary_pct", rotary_dim, f"{rotary_pct} of head_dim {head_dim} gives the rotated dimensions")
+        kit.require_even("rotary_pct", rotary_dim, f"{rotary_pct} of head_dim {head_dim} gives the rotated dimensions")
         chosen = list(range(heads)) if isinstance(heads, int) else list(range(num_heads) if heads is None else heads)
         if (isinstance(heads, int) and heads < 0) or any(not 0 <= head < num_heads for head in chosen):
             raise invalid("heads", f"be a number from 0 to {num_heads} or a list of indices under {num_heads}", heads)
         on = torch.zeros(num_heads, 1, dtype=torch.float64)
         on[chosen] = 1
-        super().__init__(rotary_frequencies(rotary_dim, base) * on, pairing=pairing, **sizes)
+        super().__init__(kit.rotary_frequencies(rotary_dim, base) * on, pairing=pairing, **sizes)
         self.layers = None if layers is None else frozenset(layers)
         if layers is not None and (any(layer < 0 for layer in layers) or len(set(layers)) != len(layers)):
             raise invalid("layers", "be a list of different layers, counted from 0", list(layers))
@@ -346,8 +336,10 @@ class MLA(Rotary, name="mla"):
     ) -> None:
         head_dim = sizes["head_dim"]
         rotary_dim = 2 * max(1, head_dim // 4) if rotary_dim is None else rotary_dim
-        require_even("rotary_dim", rotary_dim)
-        super().__init__(rotary_frequencies(rotary_dim, base).unsqueeze(0), pairing=pairing, first=head_dim, **sizes)
+        kit.require_even("rotary_dim", rotary_dim)
+        super().__init__(
+            kit.rotary_frequencies(rotary_dim, base).unsqueeze(0), pairing=pairing, first=head_dim, **sizes
+        )
         self.rotary_dim = rotary_dim
         self.d_compress = max(1, self.d_model // 2) if d_compress is None else d_compress
         self.q_compress = self.d_compress if q_compress == "same" else q_compress
@@ -424,7 +416,7 @@ class RopeBands(PartialRoPE, name="rope-bands"):
             raise InputError(f"{given[0]} and {given[1]} must not both be set.")
         values = torch.ones(1, pairs, dtype=torch.float64)
         if keep is not None:
-            require_indices("keep", keep, pairs)
+            kit.require_indices("keep", keep, pairs)
             values = values * torch.isin(torch.arange(pairs), torch.tensor(list(keep)))
         elif ramp is not None:
             values = _ramp(ramp, pairs)
@@ -472,15 +464,15 @@ def _frequencies(given: float | Sequence[float], pairs: int) -> Float[Tensor, "1
     values = list(given) if isinstance(given, Sequence) else [given] * pairs
     if len(values) != pairs:
         raise invalid("frequencies", f"be one number or a list of {pairs}", values)
-    values = [require_number("frequencies", value, at_least=0) for value in values]
+    values = [kit.require_number("frequencies", value, at_least=0) for value in values]
     return torch.tensor([values], dtype=torch.float64)
 
 
 def _ramp(ramp: Sequence[float], pairs: int) -> Float[Tensor, "1 n"]:
     if len(ramp) != 3:
         raise invalid("ramp", "be the three numbers s_hf, s_lf, beta", list(ramp))
-    high, low = (require_number("ramp", value, at_least=0) for value in ramp[:2])
-    beta = require_number("ramp", ramp[2], over=0)
+    high, low = (kit.require_number("ramp", value, at_least=0) for value in ramp[:2])
+    beta = kit.require_number("ramp", ramp[2], over=0)
     share = torch.arange(pairs, dtype=torch.float64) / max(1, pairs - 1)
     return (high + (low - high) * share**beta).unsqueeze(0)
 
@@ -491,7 +483,9 @@ def _gains(gains: Sequence[float] | Sequence[Sequence[float]], num_heads: int, p
     whole = not by_head or len(by_head) == len(gains) == num_heads
     if not whole or any(len(row) != pairs for row in rows):
         raise invalid("gains", f"be a list of {pairs} numbers, or {num_heads} such lists", list(gains))
-    return torch.tensor([[require_number("gains", g, at_least=0) for g in row] for row in rows], dtype=torch.float64)
+    return torch.tensor(
+        [[kit.require_number("gains", g, at_least=0) for g in row] for row in rows], dtype=torch.float64
+    )
 
 
 class PRoPE(RoPE, name="p-rope"):
@@ -544,7 +538,7 @@ class XPos(RoPE, name="xpos"):
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         centre = (k_positions.amin(-1, keepdim=True) + k_positions.amax(-1, keepdim=True)) // 2
         q_places, k_places = q_positions - centre, k_positions - centre
-        self._check_span(q_places, k_places, product_dtype(q))
+        self._check_span(q_places, k_places, kit.product_dtype(q))
         frequencies = self.frequencies_at(k_positions)
         k_tables = self.tables(k_positions, frequencies, k.dtype)
         q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, frequencies, q.dtype)
@@ -553,7 +547,7 @@ class XPos(RoPE, name="xpos"):
     def _scaled(self, tables: tuple[Tensor, Tensor], places: Positions) -> tuple[Tensor, Tensor]:
         """The tables times zeta_t^(position/B)."""
         cos, sin = tables
-        factor = phases_of(places, self.log_decay).exp().to(cos.dtype)
+        factor = kit.phases_of(places, self.log_decay).exp().to(cos.dtype)
         return cos * factor, sin * factor
 
     def _check_span(self, q_places: Positions, k_places: Positions, dtype: torch.dtype) -> None:
@@ -597,12 +591,12 @@ class PoPE(PositionalEncoding, name="pope"):
     ) -> None:
         super().__init__(**sizes)
         self.shared = shared
-        self.frequencies = self.register_exact("frequencies", rotary_frequencies(2 * self.head_dim, base))
+        self.frequencies = self.register_exact("frequencies", kit.rotary_frequencies(2 * self.head_dim, base))
         lowest = -2 * math.pi if init == "uniform" else 0.0
         self.delta = self.learned((self.num_heads, self.head_dim), partial(nn.init.uniform_, a=lowest, b=0.0))
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
-        q_phases, k_phases = (phases_of(positions, self.frequencies) for positions in (q_positions, k_positions))
+        q_phases, k_phases = (kit.phases_of(positions, self.frequencies) for positions in (q_positions, k_positions))
         return _polar(q, q_phases), _polar(k, k_phases + self._shift().unsqueeze(-2))
 
     def _shift(self) -> Float[Tensor, "H d"]:
@@ -610,12 +604,12 @@ class PoPE(PositionalEncoding, name="pope"):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H d D"]:
         """e^(i (offset theta_c - delta_c)), so that a logit is Re sum_c softplus(q_c) softplus(k_c) kernel_c."""
-        return turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64) - self._shift().unsqueeze(-1))
+        return kit.turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64) - self._shift().unsqueeze(-1))
 
 
 def _polar(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*_B #H N d"]) -> Float[Tensor, "B H N e"]:
     """Vectors of magnitude softplus(x) at the given phases: d real parts, then d imaginary ones."""
-    wide = widened(x.dtype)
+    wide = kit.widened(x.dtype)
     size = F.softplus(x.to(wide))
     return torch.cat((size * phases.cos().to(wide), size * phases.sin().to(wide)), dim=-1).to(x.dtype)
 
@@ -654,7 +648,7 @@ class ComplexFormer(RoPE, name="complexformer"):
 
     def _adapt(self, x: Float[Tensor, "B H N d"], offset: Float[Tensor, "H n"]) -> Float[Tensor, "B H N d"]:
         """Each pair with its phase multiplied by the factor and shifted by the offset, in at least float32."""
-        wide = x.to(widened(x.dtype))
+        wide = x.to(kit.widened(x.dtype))
         a, b = pairs_of(wide, self.pairing)
         nothing = a.abs() + b.abs() < 1e-18  # zero has no phase, and near zero its derivative explodes
         a = torch.where(nothing, 1.0, a)
@@ -706,13 +700,13 @@ class FoPE(PositionalEncoding, name="fope"):
         **sizes: int,
     ) -> None:
         super().__init__(**sizes)
-        require_even("head_dim", self.head_dim)
+        kit.require_even("head_dim", self.head_dim)
         self.gain, self.padding = gain, padding
         self.pairing: Pairing = pairing
-        length = require_train_length(train_length, self.max_len)
+        length = kit.require_train_length(train_length, self.max_len)
         if self.head_dim < 4:
             raise invalid("head_dim", "be at least 4, for one Fourier series", self.head_dim)
-        frequencies = rotary_frequencies(self.head_dim, base)
+        frequencies = kit.rotary_frequencies(self.head_dim, base)
         self.frequencies = self.register_exact("frequencies", frequencies[frequencies >= 2 * math.pi / length])
         kept = len(self.frequencies)
         size = (self.num_heads, kept, min(kept, self.head_dim // 4))
@@ -736,8 +730,8 @@ class FoPE(PositionalEncoding, name="fope"):
 
     def tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The series that replace cosines and sines: [H, N, n], or [B, H, N, n] for positions per sequence."""
-        phases = phases_of(positions, self.frequencies)
-        wide = widened(dtype)
+        phases = kit.phases_of(positions, self.frequencies)
+        wide = kit.widened(dtype)
         still = (0, self.head_dim // 2 - self.cosines.shape[-1])
         cosine = F.pad(phases.cos() @ self.cosines.double(), still, value=1.0)
         sine = F.pad(phases.sin() @ self.sines.double(), still, value=1.0 if self.padding == "ones" else 0.0)
@@ -782,11 +776,11 @@ class RollPE(PositionalEncoding, name="rollpe"):
         return self._roll(q, q_positions), self._roll(k, k_positions)
 
     def _roll(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
-        wide = widened(x.dtype)
+        wide = kit.widened(x.dtype)
         basis = self.basis.to(wide)
         sizes = (2 * len(self.frequencies), 1, self.head_dim % 2 == 0)
         waves, mean, alternating = (x.to(wide) @ basis).split(sizes, dim=-1)
-        turned = turn_by(waves, phases_of(positions, self.frequencies), "interleaved")
+        turned = turn_by(waves, kit.phases_of(positions, self.frequencies), "interleaved")
         signs = self._signs(positions).to(wide)[..., None, :, None]
         return (torch.cat((turned, mean, alternating * signs), dim=-1) @ basis.T).to(x.dtype)
 
@@ -796,7 +790,7 @@ class RollPE(PositionalEncoding, name="rollpe"):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         """e^(i delta theta_f) of the Fourier components f = 0, 1, ..., d//2."""
-        waves = turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64))
+        waves = kit.turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64))
         rows = [torch.ones_like(waves[:1]), waves]
         if self.head_dim % 2 == 0:
             rows.append(self._signs(offsets).to(waves.dtype).unsqueeze(0))
@@ -819,7 +813,7 @@ class DRoPE(Rotary, name="drope"):
     formula = r"\mathrm{Re} \sum_t q_t \bar k_t \, e^{\mathrm{i} \delta \varphi}"
 
     def __init__(self, *, step: Positive = 2 * math.pi / 360, pairing: Pairing = "interleaved", **sizes: int) -> None:
-        require_even("head_dim", sizes["head_dim"])
+        kit.require_even("head_dim", sizes["head_dim"])
         same = torch.full((1, sizes["head_dim"] // 2), step, dtype=torch.float64)
         super().__init__(same, pairing=pairing, **sizes)
 
@@ -879,7 +873,7 @@ class HARoPE(RoPE, name="harope"):
         return forward, (u / s) @ v.mT if self.map == "inverse" else forward
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
-        wide = widened(q.dtype)
+        wide = kit.widened(q.dtype)
         on_q, on_k = self.maps(wide)
         turned_q, turned_k = super().rotate(q.to(wide) @ on_q.mT, k.to(wide) @ on_k.mT, q_positions, k_positions)
         return turned_q.to(q.dtype), turned_k.to(k.dtype)

@@ -18,10 +18,10 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.encodings import kit
 from toeplens.encodings.absolute import NoPE
 from toeplens.encodings.base import SIZES, PositionalEncoding
 from toeplens.encodings.coordinates import axes_of_pairs, phases_along
-from toeplens.encodings.kit import require_even, require_number, require_whole, rotary_frequencies, widened
 from toeplens.encodings.rotary import Pairing, RoPE, Rotary
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
 from toeplens.ground import InputError, choose, invalid
@@ -52,8 +52,8 @@ class Start:
     def frequencies(self) -> Float[Tensor, "n"]:
         """RoPE's frequencies, spread over the rotated share of the dimensions."""
         dim = int(self.head_dim * self.share)
-        require_even("partial_rotary_factor", dim, f"{self.share} of head_dim {self.head_dim} is rotated")
-        return rotary_frequencies(dim, self.base)
+        kit.require_even("partial_rotary_factor", dim, f"{self.share} of head_dim {self.head_dim} is rotated")
+        return kit.rotary_frequencies(dim, self.base)
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def yarn(
     mscale_all_dim: NotNegative = 0.0,
     truncate: bool = True,
 ) -> Scaled:
-    require_number("rope_theta", start.base, over=1)
-    require_number("beta_slow", beta_slow, over=0)
-    require_number("beta_fast", beta_fast, at_least=beta_slow)
+    kit.require_number("rope_theta", start.base, over=1)
+    kit.require_number("beta_slow", beta_slow, over=0)
+    kit.require_number("beta_fast", beta_fast, at_least=beta_slow)
     original = original_max_position_embeddings
     factor = start.longest / original if factor is None else factor
 
@@ -153,7 +153,7 @@ def longrope(
     original = original_max_position_embeddings
     factor = start.longest / original if factor is None else factor
     if attention_factor is None:
-        require_number("original_max_position_embeddings", original, over=1)
+        kit.require_number("original_max_position_embeddings", original, over=1)
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     frequencies = start.frequencies
     short = frequencies / _divisors("short_factor", short_factor, len(frequencies))
@@ -169,7 +169,7 @@ def llama3(
     high_freq_factor: Positive,
     original_max_position_embeddings: _Length,
 ) -> Scaled:
-    require_number("high_freq_factor", high_freq_factor, over=low_freq_factor)
+    kit.require_number("high_freq_factor", high_freq_factor, over=low_freq_factor)
     frequencies = start.frequencies
     turns = original_max_position_embeddings * frequencies / (2 * math.pi)
     kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
@@ -177,7 +177,7 @@ def llama3(
 
 
 def proportional(start: Start, *, factor: float = 1.0) -> Scaled:
-    frequencies = rotary_frequencies(start.head_dim, start.base) / factor
+    frequencies = kit.rotary_frequencies(start.head_dim, start.base) / factor
     frequencies[int(start.share * start.head_dim // 2) :] = 0
     return Scaled(frequencies)
 
@@ -278,7 +278,7 @@ class ScaledRoPE(Rotary):
             raise invalid("rope_type", f"be {self.only!r} for this encoding", chosen)
         choose("rope_type", chosen, RULES)
         check(self.options(), given)
-        require_even("head_dim", given["head_dim"])
+        kit.require_even("head_dim", given["head_dim"])
         start = Start(
             given["head_dim"],
             base=given.pop("rope_theta", 10000.0),
@@ -511,7 +511,7 @@ class CLEX(RoPE, name="clex"):
         return tokens + (drawn - torch.arange(length, device=tokens.device))
 
     def frequencies_at(self, k_positions: Positions) -> Frequencies:
-        require_whole("CLEX", k_positions)
+        kit.require_whole("CLEX", k_positions)
         scale = ((length_of(k_positions) + self.trained_on - 1) // self.trained_on).clamp(max=self.max_factor)
         look = scale.device.type == "cpu" and not torch.compiler.is_compiling() and scale.numel() > 0
         table = self.by_scale(int(scale.max()) if look else self.max_factor)
@@ -685,7 +685,7 @@ class ConfiguredRoPE(ScaledRoPE, name="scaled-rope"):
             q, k = (x * size.to(x.dtype) for x in (q, k))
         if not self.temperature:
             return q, k
-        steps = torch.div(q_positions, self.step, rounding_mode="floor").to(widened(q.dtype))
+        steps = torch.div(q_positions, self.step, rounding_mode="floor").to(kit.widened(q.dtype))
         factor = (1 + self.temperature * steps.log1p()).unsqueeze(-1).unsqueeze(-3)
         return (q.to(factor.dtype) * factor).to(q.dtype), k
 

@@ -28,7 +28,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from toeplens.encodings.rotary import rotary_frequencies
+from toeplens.encodings.kit import rotary_frequencies
 from toeplens.lens import bootstrap_means
 from toeplens.papers.mathematics.statements import Experiment, Record, Records, Sizes, universal
 from toeplens.studies.kit.verdicts import Finding, above, below

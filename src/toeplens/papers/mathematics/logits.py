@@ -59,8 +59,9 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, attention_logits, build
 from toeplens.encodings.absolute import Sinusoidal
+from toeplens.encodings.kit import rotary_frequencies
 from toeplens.encodings.logits import URPE
-from toeplens.encodings.rotary import Rotary, rotary_frequencies
+from toeplens.encodings.rotary import Rotary
 from toeplens.model import Decoder, DecoderConfig
 from toeplens.papers.mathematics.statements import ROUNDING, Margins, Sizes, relative_error, search
 

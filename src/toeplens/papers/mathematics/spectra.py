@@ -43,7 +43,7 @@ from numpy.random import Generator
 from scipy.linalg import eigvals_banded, eigvalsh, toeplitz
 from scipy.optimize import linprog, minimize
 
-from toeplens.encodings.rotary import rotary_frequencies
+from toeplens.encodings.kit import rotary_frequencies
 from toeplens.lens.toeplitz.spectrum import szego
 from toeplens.papers.mathematics.statements import ROUNDING, Margins, Record, Sizes, search, short
 
