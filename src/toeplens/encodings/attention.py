@@ -238,11 +238,9 @@ def attention_parts(q: Queries, k: Keys, **told: Unpack[Told]) -> AttentionParts
         if whole.softcap is not None:
             product = whole.softcap * (product / whole.softcap).tanh()
         hidden = logits.isneginf()
-        if visible is not None:
-            hidden = hidden & visible
-        if bool(hidden.any()):
-            visible = ~logits.isneginf()
-        bias = (logits.to(wide) - product).masked_fill(logits.isneginf(), 0.0)
+        if bool((hidden if visible is None else hidden & visible).any()):
+            visible = ~hidden
+        bias = (logits.to(wide) - product).masked_fill(hidden, 0.0)
     elif encoding.overrides("bias"):
         bias = whole.hook("bias")
         bias = None if bias is None else _four(bias)

@@ -17,12 +17,23 @@ from toeplens.encodings.base import HOOKS, Coupling, PositionalEncoding, Seen
 from toeplens.encodings.lengths import Tempered
 from toeplens.encodings.logits import DeBERTa, Shaw, TransformerXL
 from toeplens.encodings.rotary import PoPE, XPos
-from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
+from toeplens.encodings.shapes import Earlier, Keys, Notes, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.ground import InputError, invalid
 
 ALONE = ("rotate", "score", "transform_logits", "transform_weights", "add_values")  # hooks for one encoding
 LINEAR = (Shaw, TransformerXL, DeBERTa)  # these read queries and keys in the logits and add products with them
 Part = PositionalEncoding | type[PositionalEncoding]
+
+
+def _alone(name: str) -> Any:
+    """A hook that only one encoding may use: that of the encoding that has it."""
+
+    def call(self: Composed, *given: Any, seen: Seen | None = None) -> Any:
+        for index in self._acting[name]:
+            return self._ask(index, name, *given, seen=seen)
+        return getattr(PositionalEncoding, name)(self, *given)
+
+    return call
 
 
 def compose(*encodings: PositionalEncoding, names: Sequence[str] = ()) -> Composed:
@@ -58,9 +69,7 @@ class Composed(PositionalEncoding):
         self.parts = nn.ModuleList(each)
         self._acting = {hook: [i for i, part in enumerate(each) if part.overrides(hook)] for hook in HOOKS}
         self._acting["rotate"].sort(key=lambda i: isinstance(each[i], Tempered))
-        self._seeing = frozenset(
-            hook for hook, acting in self._acting.items() if any(hook in each[i]._seeing for i in acting)
-        )
+        self._seeing = frozenset(h for h, acting in self._acting.items() if any(h in each[i]._seeing for i in acting))
         for fact, value in joint_facts(each).items():
             setattr(self, fact, value)
         reading = [part for part in each if _reads(part)]
@@ -87,11 +96,10 @@ class Composed(PositionalEncoding):
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes | None:
         """The key features of all encodings, as one row per token; `own_notes` splits them again."""
-        made: list[Tensor] = []
-        for index in self._noted:
-            notes = self._part(index).note(x, None if before is None else self._own_notes(index, before))
-            assert notes is not None
-            made.append(notes)
+        made: list[Any] = [
+            self._part(index).note(x, None if before is None else self._own_notes(index, before))
+            for index in self._noted
+        ]
         if len(made) < 2:
             return made[0] if made else None
         return torch.cat([notes.transpose(1, 2).flatten(2) for notes in made], dim=-1).unsqueeze(1)
@@ -106,8 +114,7 @@ class Composed(PositionalEncoding):
     def bias(
         self, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
     ) -> Float[Tensor, "*H_Nq_Nk"] | None:
-        acting = self._acting["bias"]
-        made = [self._ask(index, "bias", q_positions, k_positions, seen=seen) for index in acting]
+        made = [self._ask(index, "bias", q_positions, k_positions, seen=seen) for index in self._acting["bias"]]
         biases: list[Tensor] = [bias for bias in made if bias is not None]
         return sum(biases[1:], biases[0]) if biases else None
 
@@ -119,23 +126,7 @@ class Composed(PositionalEncoding):
         pairs = [self._ask(index, "bias_product", q_positions, k_positions, seen=seen) for index in acting]
         return _beside([a for a, _ in pairs]), _beside([b for _, b in pairs])
 
-    def score(self, *given: Any, seen: Seen | None = None) -> Pairs:
-        return self._alone("score", given, seen)
-
-    def transform_logits(self, *given: Any, seen: Seen | None = None) -> Pairs:
-        return self._alone("transform_logits", given, seen)
-
-    def transform_weights(self, *given: Any, seen: Seen | None = None) -> Pairs:
-        return self._alone("transform_weights", given, seen)
-
-    def add_values(self, *given: Any, seen: Seen | None = None) -> Queries | None:
-        return self._alone("add_values", given, seen)
-
-    def _alone(self, name: str, given: tuple[Any, ...], seen: Seen | None) -> Any:
-        """Call a hook that only one encoding may use, on the encoding that has it."""
-        for index in self._acting[name]:
-            return self._ask(index, name, *given, seen=seen)
-        return getattr(PositionalEncoding, name)(self, *given)
+    score, transform_logits, transform_weights, add_values = map(_alone, ALONE[1:])
 
     def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod | None:
         """All score functions in turn; None unless every bias has one."""

@@ -483,10 +483,8 @@ class GRAPEPath(PositionalEncoding, name="grape-path"):
             shares = F.logsigmoid(seen.features[..., 0]).unsqueeze(-2)
         else:
             probes = F.rms_norm(seen.features, (self.width,))
-            phases = kit.phases_of(
-                k_positions, torch.ones(1, self.width // 2, dtype=torch.float64, device=probes.device)
-            )
-            turned = turn_by(probes, phases, "half")
+            ones = torch.ones(1, self.width // 2, dtype=torch.float64, device=probes.device)
+            turned = turn_by(probes, kit.phases_of(k_positions, ones), "half")
             shares = self.slopes[:, None, None] * F.logsigmoid(seen.own_notes() @ turned.mT / self.width)
         shares = torch.where(past, shares.double(), 0.0)
         return (shares.sum(-1, keepdim=True) - shares.cumsum(-1)).to(kit.widened(seen.q.dtype))

@@ -337,9 +337,8 @@ class MLA(Rotary, name="mla"):
         head_dim = sizes["head_dim"]
         rotary_dim = 2 * max(1, head_dim // 4) if rotary_dim is None else rotary_dim
         kit.require_even("rotary_dim", rotary_dim)
-        super().__init__(
-            kit.rotary_frequencies(rotary_dim, base).unsqueeze(0), pairing=pairing, first=head_dim, **sizes
-        )
+        frequencies = kit.rotary_frequencies(rotary_dim, base).unsqueeze(0)
+        super().__init__(frequencies, pairing=pairing, first=head_dim, **sizes)
         self.rotary_dim = rotary_dim
         self.d_compress = max(1, self.d_model // 2) if d_compress is None else d_compress
         self.q_compress = self.d_compress if q_compress == "same" else q_compress
@@ -483,9 +482,8 @@ def _gains(gains: Sequence[float] | Sequence[Sequence[float]], num_heads: int, p
     whole = not by_head or len(by_head) == len(gains) == num_heads
     if not whole or any(len(row) != pairs for row in rows):
         raise invalid("gains", f"be a list of {pairs} numbers, or {num_heads} such lists", list(gains))
-    return torch.tensor(
-        [[kit.require_number("gains", g, at_least=0) for g in row] for row in rows], dtype=torch.float64
-    )
+    values = [[kit.require_number("gains", g, at_least=0) for g in row] for row in rows]
+    return torch.tensor(values, dtype=torch.float64)
 
 
 class PRoPE(RoPE, name="p-rope"):

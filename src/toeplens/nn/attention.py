@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -121,9 +121,8 @@ class Attention(nn.Module):
         does not support.
         """
         if others:
-            raise invalid(
-                "x", "be the only input, as queries, keys and values come from it", got=f"{len(others) + 1} inputs"
-            )
+            must = "be the only input, as queries, keys and values come from it"
+            raise invalid("x", must, got=f"{len(others) + 1} inputs")
         given = {"positions": positions, "key_padding_mask": key_padding_mask, "segments": segments, "cache": cache}
         found = self._positions(x, **given)
         with nullcontext() if cache is None else cache.kept_whole():
@@ -148,8 +147,8 @@ class Attention(nn.Module):
         key_padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
         cache: Cache | None = None,
-    ) -> _Tokens:
-        """Check the inputs of `forward`, and count positions unless they are given."""
+    ) -> tuple[Positions, Tensor | None, Tensor | None]:
+        """Positions, padding and each token's packed document, from the checked inputs of `forward`."""
         require_tensor("x", x, "float", ("B", "N", self.d_model))
         batch, tokens = x.shape[:2]
         if key_padding_mask is not None:
@@ -168,11 +167,10 @@ class Attention(nn.Module):
             cache.require(batch, tokens)
         if positions is None:
             positions = self.encoding.place(_counted(x, key_padding_mask, segments, cache))
-        texts = None if segments is None else _begins(segments).long().cumsum(1)
-        return _Tokens(positions, key_padding_mask, texts)
+        return positions, key_padding_mask, None if segments is None else _begins(segments).long().cumsum(1)
 
     def _inputs(
-        self, x: Tensor, found: _Tokens, mask: Tensor | None, cache: Cache | None
+        self, x: Tensor, found: tuple[Positions, Any, Any], mask: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor, Told]:
         here, padding, texts = found
         x = self.encoding.embed(x, here) if self.embeds else x
@@ -202,14 +200,6 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         groups = "" if self.num_key_heads == self.num_heads else f", num_key_heads={self.num_key_heads}"
         return f"d_model={self.d_model}, num_heads={self.num_heads}{groups}, head_dim={self.head_dim}"
-
-
-class _Tokens(NamedTuple):
-    """Positions ([N], or [B, N] if sequences differ), padding, and each token's packed document."""
-
-    positions: Positions
-    padding: Bool[Tensor, "B N"] | None
-    texts: Int[Tensor, "B N"] | None
 
 
 def _begins(segments: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
@@ -340,9 +330,7 @@ class Cache:
             if new is None:
                 continue
             if name not in self._kept:
-                shape = list(new.shape)
-                shape[dim] = self.room
-                self._kept[name] = new.new_zeros(shape)
+                self._kept[name] = new.new_zeros(*new.shape[:dim], self.room, *new.shape[dim + 1 :])
             self._kept[name].narrow(dim, start, new.shape[dim]).copy_(new.detach())
         keys, values, _, places, hidden = (self._so_far(name, dim) for name, (_, dim) in given.items())
         assert places is not None
@@ -370,13 +358,11 @@ class Cache:
     def kept_whole(self, *, only_looked_at: bool = False) -> Iterator[None]:
         """Restore the cache if an exception is raised inside; always if ``only_looked_at``."""
         before = self.filled, self.ragged
-        done = False
         try:
             yield
-            done = not only_looked_at
+            before = before if only_looked_at else (self.filled, self.ragged)
         finally:
-            if not done:
-                self.filled, self.ragged = before
+            self.filled, self.ragged = before
 
     def _so_far(self, name: str, dim: int) -> Tensor | None:
         kept = self._kept.get(name)
