@@ -103,6 +103,6 @@ def test_xpos_checks_the_range_of_the_dtype_that_products_are_in(monkeypatch: py
     q = k = torch.ones(1, 4, 100, 16)
     places = torch.arange(100)
     encoding.rotate(q, k, places, places)
-    monkeypatch.setattr("toeplens.encodings.rotary.product_dtype", lambda x: torch.float16)
+    monkeypatch.setattr("toeplens.encodings.kit.product_dtype", lambda x: torch.float16)
     with pytest.raises(InputError, match=r"for torch.float16"):
         encoding.rotate(q, k, places, places)

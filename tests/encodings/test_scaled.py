@@ -22,7 +22,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 from toeplens import encodings
 from toeplens.encodings import Rotary, attention_logits
-from toeplens.encodings.scaled import ENCODINGS, ScaledRoPE
+from toeplens.encodings.scaled import ScaledRoPE
 from toeplens.ground import InputError
 
 B, H, D, LONGEST = 2, 2, 16, 64
@@ -377,6 +377,7 @@ def test_the_kernel_is_that_of_the_longest_text_and_carries_the_squared_factor(p
 
 # ---- names, keywords, refusals --------------------------------------------------------------------------------------
 
+ENCODINGS = [n for n in encodings.names() if encodings.get(n).__module__ == ScaledRoPE.__module__]
 NAMED = {name: name.removeprefix("rope-") for name in ENCODINGS if name not in ("clex", "scaled-rope")}
 
 

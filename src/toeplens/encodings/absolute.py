@@ -130,12 +130,17 @@ class ScaledSinusoidal(Sinusoidal, name="scaled-sinusoidal"):
         # checkpoints call it ``scale``; as an attribute, ``scale`` is the factor of q . k
         self._parameters["scale"] = self.learned((), partial(nn.init.constant_, val=start))
 
+    @property
+    def number(self) -> Float[Tensor, ""]:
+        """The learned scalar."""
+        return cast(Tensor, self._parameters["scale"])
+
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
-        return super().table(positions) * cast(Tensor, self._parameters["scale"]).to(torch.float64)
+        return super().table(positions) * self.number.to(torch.float64)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "1 D"]:
         """alpha^2 times the sinusoid's kernel."""
-        return super().kernel(offsets) * cast(Tensor, self._parameters["scale"]) ** 2
+        return super().kernel(offsets) * self.number**2
 
 
 class SHAPE(Sinusoidal, name="shape"):

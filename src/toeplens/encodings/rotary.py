@@ -277,8 +277,7 @@ class RoPEAbsolute(RoPE, name="rope-absolute"):
     """RoPE plus a sinusoid added to the token embeddings (arXiv 2505.13027, section 5.2; the released code's "rope").
 
     Arguments
-        layout         the sinusoid's layout (see `Sinusoidal`)
-        base, pairing  as in RoPE
+        layout  the sinusoid's layout (see `Sinusoidal`)
     """
 
     also_couples = ("input",)
@@ -314,7 +313,6 @@ class MLA(Rotary, name="mla"):
         phase_table   ``rotation``, or ``released``: the released code reads cosines and sines from a concatenated
                       table as if it were interleaved, so that the result is neither a rotation nor a function of
                       the offset
-        base, pairing as in RoPE
     """
 
     coupling = "concatenation"
@@ -378,14 +376,12 @@ class RopeBands(PartialRoPE, name="rope-bands"):
         gains   n = d/2 non-negative numbers, or one such list per head, from the highest frequency to the lowest
         keep    instead of ``gains``: the indices t with a gain of 1; all others have 0
         ramp    instead of ``gains``: (s_hf, s_lf, beta) for g_t = s_hf + (s_lf - s_hf) (t / (n-1))^beta, as published
-        off     what a gain acts on. ``rotation``: the kernel e^(i delta theta_t) becomes (1-g) + g e^(i delta theta_t).
-                A gain of 0 leaves the pair unrotated, so that only its content counts; a gain between 0 and 1 dampens
-                the rotation. This is exact: the pair is split into a rotated copy of weight sqrt(g) and an unrotated
-                one of sqrt(1-g), which adds two dimensions to queries and keys. ``pair``: the pair's part of the logit
-                is multiplied by g, so that 0 removes it and values over 1 amplify it, as published
+        off     what a gain acts on. ``rotation``: the kernel becomes (1-g) + g e^(i delta theta_t), where 0 leaves only
+                the pair's content. This is exact: the pair is split into a rotated copy of weight sqrt(g) and an
+                unrotated one of sqrt(1-g), which adds two dimensions to queries and keys. ``pair``: the pair's part of
+                the logit is multiplied by g, as published
         frequencies  replacement for RoPE's: one for all pairs, or n of them, in radians per position; not negative
         layers  a list of layers, counted from 0 (default: all). The others have no encoding, as in `PartialRoPE`
-        base, pairing  as in RoPE
     """
 
     citation = "Mikaeili et al. 2026, arXiv 2602.05013; gains that freeze a rotation are ours"

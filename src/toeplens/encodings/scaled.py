@@ -58,20 +58,13 @@ class Start:
 
 @dataclass(frozen=True)
 class Scaled:
-    """The result of a rule.
+    """The result of a rule."""
 
-    frequencies  at all lengths, or up to ``until`` tokens
-    magnitude    factor of queries and keys
-    until        length from which on a length-dependent type differs
-    beyond       its frequencies from there on (longrope)
-    growth       growth rate of its base from there on (dynamic)
-    """
-
-    frequencies: Float[Tensor, "n"]
-    magnitude: float = 1.0
-    until: float = math.inf
-    beyond: Float[Tensor, "n"] | None = None
-    growth: float | None = None
+    frequencies: Float[Tensor, "n"]  # at all lengths, or up to ``until`` tokens
+    magnitude: float = 1.0  # factor of queries and keys
+    until: float = math.inf  # length from which on a length-dependent type differs
+    beyond: Float[Tensor, "n"] | None = None  # its frequencies from there on (longrope)
+    growth: float | None = None  # growth rate of its base from there on (dynamic)
 
 
 def length_of(k_positions: Positions) -> Int[Tensor, "*B"]:
@@ -187,18 +180,14 @@ RULES: dict[str, Callable[..., Scaled]] = {
 }
 
 
-def keywords(rope_type: str) -> dict[str, bool]:
-    """A type's own keywords, and whether each is required."""
-    return {name: p.default is p.empty for name, p in parameters(RULES[rope_type]).items() if name != "start"}
+def keywords(rope_type: str) -> dict[str, inspect.Parameter]:
+    """A type's own keywords."""
+    return {name: p for name, p in parameters(RULES[rope_type]).items() if name != "start"}
 
 
-def every_keyword() -> dict[str, Any]:
-    """The own keywords of all types, with their annotations; None is the same as not given."""
-    found: dict[str, Any] = {}
-    for rope_type, rule in RULES.items():
-        for name in keywords(rope_type):
-            found.setdefault(name, parameters(rule)[name].annotation | None)
-    return found
+# the own keywords of all types, with their annotations; None is the same as not given
+EVERY: dict[str, Any] = {n: p.annotation | None for kind in reversed(RULES) for n, p in keywords(kind).items()}
+EVERY = {n: EVERY[n] for kind in RULES for n in keywords(kind)}
 
 
 def apply(rope_type: str, options: dict[str, Any], start: Start) -> Scaled:
@@ -208,19 +197,16 @@ def apply(rope_type: str, options: dict[str, Any], start: Start) -> Scaled:
         if name not in takes:
             known = ", ".join((*takes, *COMMON))
             raise InputError(f"{name}: rope type {rope_type!r} does not take it. It takes {known}.")
-    for name, needed in takes.items():
-        if needed and name not in options:
+    for name, parameter in takes.items():
+        if parameter.default is parameter.empty and name not in options:
             raise InputError(f"{name} must be set for rope type {rope_type!r}.")
     return RULES[rope_type](start, **options)
 
 
 def _divisors(field: str, values: Sequence[float], count: int) -> Float[Tensor, "n"]:
     if len(values) != count or not all(math.isfinite(value) and value > 0 for value in values):
-        raise invalid(
-            field,
-            f"be {count} positive numbers, one per pair of rotated dimensions",
-            got=f"{list(values)[:4]} (length {len(values)})",
-        )
+        must = f"be {count} positive numbers, one per pair of rotated dimensions"
+        raise invalid(field, must, got=f"{list(values)[:4]} (length {len(values)})")
     return torch.tensor(list(values), dtype=torch.float64)
 
 
@@ -285,7 +271,7 @@ class ScaledRoPE(Rotary):
             share=given.pop("partial_rotary_factor", 1.0),
             longest=given.pop("max_position_embeddings", max(1, given["max_len"])),
         )
-        options = {name: given.pop(name) for name in every_keyword() if name in given}
+        options = {name: given.pop(name) for name in EVERY if name in given}
         scaled = apply(chosen, self.complete(options, start), start)
         super().__init__(scaled.frequencies.unsqueeze(0), **given)
         self.rope_type, self.magnitude = chosen, scaled.magnitude
@@ -297,10 +283,10 @@ class ScaledRoPE(Rotary):
     @classmethod
     def options(cls) -> dict[str, inspect.Parameter]:
         defaults = {name: value for name, (value, _) in COMMON.items()} | {"rope_type": cls.only} | cls.defaults
-        hints = {name: hint | None for name, (_, hint) in COMMON.items()} | every_keyword()
+        hints = {name: hint | None for name, (_, hint) in COMMON.items()} | EVERY
         *first, last = COMMON
         kind, rope = inspect.Parameter.KEYWORD_ONLY, {}
-        for name in (*first, *(keywords(cls.only) if cls.only else every_keyword()), last):
+        for name in (*first, *(keywords(cls.only) if cls.only else EVERY), last):
             rope[name] = inspect.Parameter(name, kind, default=defaults.get(name), annotation=hints[name])
         return rope | {name: own for name, own in super().options().items() if name not in rope}
 
@@ -320,7 +306,7 @@ class ScaledRoPE(Rotary):
 class LinearRoPE(ScaledRoPE, name="rope-linear"):
     """Position interpolation: theta_t / s (Chen et al. 2023, section 2.3).
 
-    ``factor`` s (default: 4, the paper's step from 2048 to 8192 tokens); the other options as in `ScaledRoPE`.
+    ``factor`` s (default: 4, the paper's step from 2048 to 8192 tokens).
     """
 
     citation = "Chen et al. 2023, arXiv 2306.15595, section 2.3"
@@ -346,8 +332,7 @@ class DynamicRoPE(ScaledRoPE, name="rope-dynamic"):
     """NTK-aware scaling by the sequence length l: s = a l/N - (a - 1), and 1 for l below N (Peng et al. 2023, 3.3).
 
     N is ``max_position_embeddings``, the training length (default: ``max_len``, so that only longer sequences are
-    scaled). ``factor`` a (default: 1, which is the paper's s = l/N); models in transformers
-    set other values. See `ScaledRoPE` for the length, `kernel` and the other options.
+    scaled). ``factor`` a (default: 1, which is the paper's s = l/N); models in transformers set other values.
     """
 
     citation = "Peng et al. 2023, arXiv 2309.00071, section 3.3"
@@ -363,8 +348,7 @@ class YaRN(ScaledRoPE, name="rope-yarn"):
     ``beta_fast`` 32, ``beta_slow`` 1 and the factor 0.1 ln s + 1 of queries and keys are the paper's. The ramp between
     the two rotation counts is linear in the pair's index, as in the paper's code and in transformers; in the paper it
     is linear in the number of rotations. ``factor`` s is ``max_position_embeddings`` /
-    ``original_max_position_embeddings``. Either may be omitted; without both, s is 4 (our choice). The other options as
-    in `ScaledRoPE`.
+    ``original_max_position_embeddings``. Either may be omitted; without both, s is 4 (our choice).
     """
 
     citation = "Peng et al. 2023, arXiv 2309.00071"
@@ -383,7 +367,7 @@ class LongRoPE(ScaledRoPE, name="rope-longrope"):
     original length, and beyond it the NTK-aware s^(2t/(d-2)), one of the three starting points of the paper's search.
     ``factor`` and ``original_max_position_embeddings`` as in `YaRN`. Queries and keys are multiplied by
     sqrt(1 + ln s / ln N) at all lengths, as in Phi-3. The paper also leaves the first tokens unscaled; Phi-3,
-    transformers and this class do not. See `ScaledRoPE` for the length, `kernel` and the other options.
+    transformers and this class do not.
     """
 
     citation = "Ding et al. 2024, arXiv 2402.13753"
@@ -432,7 +416,7 @@ class ProportionalRoPE(ScaledRoPE, name="rope-proportional"):
     """The highest share of RoPE's frequencies, spread as over the whole head, and 0 for the rest (Barbero et al. 2024).
 
     Defaults are those of Gemma 4's global layers: ``partial_rotary_factor`` 0.25 and ``rope_theta`` 1,000,000.
-    ``factor`` divides the kept frequencies (default: 1). The other options as in `ScaledRoPE`.
+    ``factor`` divides the kept frequencies (default: 1).
     """
 
     citation = "Barbero et al. 2024, arXiv 2410.06205"
@@ -649,39 +633,34 @@ class ConfiguredRoPE(ScaledRoPE, name="scaled-rope"):
         if not self.layer_types:
             return self
         if layer >= len(self.layer_types):
-            raise invalid(
-                "layer_types",
-                f"have an entry for layer {layer}, counted from 0",
-                got=f"{len(self.layer_types)} entries",
-            )
+            must = f"have an entry for layer {layer}, counted from 0"
+            raise invalid("layer_types", must, got=f"{len(self.layer_types)} entries")
         kind = self.layer_types[layer]
         if kind == self.own_type:
             return self
-        if kind in self.others:
-            return cast(ConfiguredRoPE, self.others[kind])
-        return NoPE(**self.sizes)
+        return cast(ConfiguredRoPE, self.others[kind]) if kind in self.others else NoPE(**self.sizes)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
         """Token indices; with ``mrope_section``, three equal coordinates as for text."""
         return tokens if self.axes == 1 else tokens.unsqueeze(-1).expand(*tokens.shape, self.axes)
 
     def frequencies_at(self, k_positions: Positions) -> Frequencies:
-        return super().frequencies_at(k_positions.amax(-1) if self._has_coordinates(k_positions) else k_positions)
+        return super().frequencies_at(self._largest(k_positions))
 
     def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B H N n"]:
-        if not self._has_coordinates(positions):
+        if self.axes == 1 or positions.ndim == 1:
             return super().phases(positions, frequencies)
         return phases_along(positions.to(torch.float64), self.axis_of, frequencies)
 
-    def _has_coordinates(self, positions: Positions) -> bool:
-        return self.axes > 1 and positions.ndim > 1
+    def _largest(self, positions: Positions) -> Positions:
+        """Of a position's coordinates."""
+        return positions if self.axes == 1 or positions.ndim == 1 else positions.amax(-1)
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         q, k = super().rotate(q, k, q_positions, k_positions)
         if self.mscales is not None and self.mscales[0] != self.mscales[1]:
-            positions = k_positions.amax(-1) if self._has_coordinates(k_positions) else k_positions
             short, long = (mscale / self.magnitude for mscale in self.mscales)
-            size = torch.where(length_of(positions) > self.until, long, short)[..., None, None, None]
+            size = torch.where(length_of(self._largest(k_positions)) > self.until, long, short)[..., None, None, None]
             q, k = (x * size.to(x.dtype) for x in (q, k))
         if not self.temperature:
             return q, k
@@ -716,8 +695,8 @@ def _as_transformers(
         given["attention_factor"] = mscales[1]
     if kind == "dynamic" and "alpha" in extra:
         given |= {"rope_type": "ntk", "factor": extra.pop("alpha")}
-    takes = keywords(given["rope_type"]) if given["rope_type"] in RULES else every_keyword()
-    ignored = [name for name in given if name in every_keyword() and name not in takes] + list(extra)
+    takes = keywords(given["rope_type"]) if given["rope_type"] in RULES else EVERY
+    ignored = [name for name in given if name in EVERY and name not in takes] + list(extra)
     if older not in (None, "mrope", named) and named is not None:
         ignored.append("type")
     ignored = [name for name in ignored if not (reads_original and name == "original_max_position_embeddings")]
@@ -729,5 +708,5 @@ def _as_transformers(
     for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
         if not given.get(name, default):
             given[name] = default
-    known = {name: value for name, value in given.items() if name in takes or name not in every_keyword()}
+    known = {name: value for name, value in given.items() if name in takes or name not in EVERY}
     return known, mscales
