@@ -16,7 +16,7 @@ from torch import Tensor
 from toeplens.ground import InputError
 
 _HEADS = ("FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_", "FOR_CAUSAL_LM_", "FOR_TEXT_ENCODING_", "")  # first that is
-_SENSES = (
+_SENSES = [
     "vision",
     "image",
     "pixel",
@@ -29,7 +29,7 @@ _SENSES = (
     "video",
     "visual_feats",
     "codec",
-)
+]
 _LIBRARIES = {"torchaudio", "torchvision", "timm"}  # of sound and images
 _FOREIGN = "shared_kv_states"  # an input: keys and values of another model
 _CODES = "num_channels"  # a field of a part: how many codes of sound it reads at each place
@@ -133,9 +133,7 @@ def small_model(name: str) -> Any:
     model = kind(config).eval()
     generator = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
-        for weight in (
-            each for each in model.parameters() if each.requires_grad
-        ):  # not what is frozen: tables of sines
+        for weight in filter(lambda each: each.requires_grad, model.parameters()):  # not frozen tables of sines
             noise = torch.randn(weight.shape, generator=generator)
             weight.copy_(0.15 * noise if weight.ndim > 1 else weight + 0.1 * noise)
     return model

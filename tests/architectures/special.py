@@ -81,12 +81,11 @@ SMALL: dict[str, Any] = {name: size for size, names in _SIZES for name in names.
 SMALL |= {f"{name}_token_id": token for name, token in _TOKENS.items()}
 # fields that have an entry a layer
 LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types", "no_rope_layers", "indexer_types")
+_BOTH = ("full_attention", "sliding_attention")
 MORE: dict[str, dict[str, Any]] = {
     "blt": _byte_latent(),
     "bamba": {"mamba_n_heads": 16, "attn_layer_indices": [1]},
-    "cohere_compass_text": {
-        "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _scaled("default"))
-    },
+    "cohere_compass_text": {"rope_parameters": dict.fromkeys(_BOTH, _scaled("default"))},
     "cosmos3_edge_text": {"rope_parameters": _axes(2, 3, 3)},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deberta": _DISENTANGLED,
@@ -148,22 +147,12 @@ MORE: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }
 BESIDE: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {"bros": _boxes}  # what goes with tokens, or nothing runs
+_LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # of a type whose position is not told by its default alone
     "esm+rotary": ("esm", {"position_embedding_type": "rotary"}),
     "falcon+alibi": ("falcon", {"alibi": True}),
     "llama+dynamic": ("llama", {"rope_parameters": _scaled("dynamic", factor=4.0)}),
     "llama+linear": ("llama", {"rope_parameters": _scaled("linear", factor=4.0)}),
-    "llama+llama3": (
-        "llama",
-        {
-            "rope_parameters": _scaled(
-                "llama3",
-                factor=8.0,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position_embeddings=16,
-            )
-        },
-    ),
+    "llama+llama3": ("llama", {"rope_parameters": _scaled("llama3", **_LLAMA3)}),
     "llama+yarn": ("llama", {"rope_parameters": _scaled("yarn", factor=4.0, original_max_position_embeddings=16)}),
 }

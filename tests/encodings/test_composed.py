@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -100,23 +98,6 @@ MORE = """
 @pytest.mark.parametrize("name", [*CONFORMING, *(pytest.param(name, marks=pytest.mark.heavy) for name in MORE.split())])
 def test_it_conforms(name: str) -> None:
     check(name, skip=("compile",))
-
-
-COMPILED = """
-import sys
-from toeplens.encodings.conformance import CHECKS, check
-
-for name in sys.argv[1:]:
-    check(name, skip=[each for each in CHECKS if each != "compile"])
-"""
-
-
-@pytest.mark.heavy
-def test_they_compile_in_one_graph() -> None:
-    """In a process of its own: what checks shapes in the tests cannot be compiled."""
-    names = ["rope+alibi", "fox+rope", "relative-projection+fox+carope", "rope+scalable-softmax+t5", "shaw+rope"]
-    done = subprocess.run([sys.executable, "-c", COMPILED, *names], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_facts_of_a_few() -> None:

@@ -141,24 +141,6 @@ def test_the_frequencies_are_the_published_ones(parameters: dict[str, Any]) -> N
         assert encoding.magnitude == pytest.approx(magnitude, rel=1e-14)
 
 
-@pytest.mark.parametrize(("pairing", "places"), [("half", [0, 3, 40, 99]), ("interleaved", [-7, 64, 2])])
-@every_case
-def test_queries_and_keys_are_turned_pair_by_pair(parameters: dict[str, Any], places: list[int], pairing: str) -> None:
-    encoding, positions = build(pairing=pairing, **parameters), torch.tensor(places)
-    q, k = random_heads(len(places))
-    frequencies, magnitude = by_hand(D, LONGEST, max(places) + 1, parameters)
-    n = len(frequencies)
-    for x, turned in zip((q, k), encoding.rotate(q, k, positions, positions), strict=True):
-        expected = x.clone()
-        for t, theta in enumerate(frequencies):
-            a, b = (t, t + n) if pairing == "half" else (2 * t, 2 * t + 1)
-            for row, i in enumerate(places):
-                cos, sin = magnitude * math.cos(i * theta), magnitude * math.sin(i * theta)
-                expected[:, :, row, a] = cos * x[:, :, row, a] - sin * x[:, :, row, b]
-                expected[:, :, row, b] = sin * x[:, :, row, a] + cos * x[:, :, row, b]
-        assert apart(turned, expected) <= 1e-10
-
-
 @pytest.mark.parametrize("factor", [1.0, 2.0, 7.5])
 def test_ntk_aware_scaling_is_rope_with_a_larger_base(factor: float) -> None:
     larger = build("rope", base=10000 * factor ** (D / (D - 2)))

@@ -89,16 +89,8 @@ def _blocks(q: Tensor, causal: bool) -> list[tuple[slice, slice, int]]:
 
 class _Blocked(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        dropout: float,
-        scale: float,
-        causal: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        q, k, v, bias, dropout, scale, causal = inputs
         texts, heads, length, _ = q.shape
         keeps = any(ctx.needs_input_grad)
         blocks = _blocks(q, causal)

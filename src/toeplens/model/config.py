@@ -17,6 +17,7 @@ from toeplens.ground.reading import refuse_truths
 Protocol = Literal["paper", "released"]  # the model of the paper's text, or that of its released code
 DropoutPlace = Literal["weights", "attention", "ffn-hidden", "ffn"]
 _SIZES, _LAYERS = 10**9, 1000
+_OF_ENCODING = ("d_model", "num_heads", "max_len")  # sizes
 
 _PAPER: dict[str, Any] = {
     "causal": True,
@@ -118,14 +119,13 @@ class DecoderConfig(BaseModel):
         if not isinstance(given, dict):
             return given
         refuse_truths(given, cls.model_fields)
-        protocol, encoding = given.get("protocol", "paper"), given.get("encoding", "rope")
+        protocol = given.get("protocol", "paper")
         try:
-            encoding = _named(encoding)
+            encoding = _named(given.get("encoding", "rope"))
         except InputError:
             return given  # errors are raised where it is used
-        if protocol in get_args(Protocol) and isinstance(encoding, str):
-            return protocol_switches(protocol, encoding) | given
-        return given
+        known = protocol in get_args(Protocol) and isinstance(encoding, str)
+        return protocol_switches(protocol, encoding) | given if known else given
 
     @field_validator("encoding_options", "input_encoding_options", mode="after")
     @classmethod
@@ -174,11 +174,8 @@ class DecoderConfig(BaseModel):
         if encoding.layers is not None and max(encoding.layers, default=0) >= self.num_layers:
             raise invalid("encoding_options", f"have layers from 0 to {self.num_layers - 1}", max(encoding.layers))
         if added is not None and added.coupling != "input":
-            raise invalid(
-                "input_encoding",
-                "be an encoding that is added at the input, such as 'sinusoidal'",
-                got=f"{name!r}, with coupling {added.coupling!r}",
-            )
+            must = "be an encoding that is added at the input, such as 'sinusoidal'"
+            raise invalid("input_encoding", must, got=f"{name!r}, with coupling {added.coupling!r}")
         if self.encoding_is_latent and self.key_value_source == "embeddings":
             raise ValueError("key_value_source must be 'layer' for latent attention, got 'embeddings'.")
         return self
@@ -226,14 +223,14 @@ class _Facts(NamedTuple):
 
 def _facts(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> _Facts:
     """Facts of an encoding; it is built only once for each set of options."""
-    three = tuple(sizes[field] for field in ("d_model", "num_heads", "max_len"))
-    return _looked_at(encodings.get(name), name, three, json.dumps(options))
+    three = tuple(sizes[field] for field in _OF_ENCODING)
+    return _measured(encodings.get(name), name, three, json.dumps(options))
 
 
 @lru_cache(maxsize=256)
-def _looked_at(kind: type, name: str, sizes: tuple[int, ...], options: str) -> _Facts:
+def _measured(kind: type, name: str, sizes: tuple[int, ...], options: str) -> _Facts:
     with torch.random.fork_rng(devices=[]):
-        made = _encoding(dict(zip(("d_model", "num_heads", "max_len"), sizes, strict=True)), name, json.loads(options))
+        made = _encoding(dict(zip(_OF_ENCODING, sizes, strict=True)), name, json.loads(options))
     parts = made.each() if isinstance(made, encodings.Composed) else [made]
     layers = [part.layers for part in parts if part.layers is not None]
     named = frozenset().union(*layers) if layers else None
@@ -241,7 +238,7 @@ def _looked_at(kind: type, name: str, sizes: tuple[int, ...], options: str) -> _
 
 
 def _encoding(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
-    three = {field: sizes[field] for field in ("d_model", "num_heads", "max_len")}
+    three = {field: sizes[field] for field in _OF_ENCODING}
     return encodings.build(name, **three, head_dim=three["d_model"] // three["num_heads"], **options)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions, attend
 from toeplens.encodings.attention import Places
-from toeplens.encodings.kit import is_mapped
+from toeplens.encodings.kit import is_readable
 from toeplens.encodings.shapes import Keys, Queries
 from toeplens.ground import invalid
 from toeplens.model.config import DecoderConfig
@@ -126,9 +126,8 @@ class Attention(_Heads):
 
     def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
         to_q, to_k, _ = self.qkv.weight.split(self.out.in_features)
-        return split_heads(F.linear(queries, to_q), self.num_heads), split_heads(
-            F.linear(context, to_k), self.num_heads
-        )
+        q, k = F.linear(queries, to_q), F.linear(context, to_k)
+        return split_heads(q, self.num_heads), split_heads(k, self.num_heads)
 
 
 class LatentProjections(nn.Module):
@@ -147,21 +146,14 @@ class LatentProjections(nn.Module):
         self.norm_kv = nn.RMSNorm(latent, eps=1e-6) if encoding.latent_norm else nn.Identity()
         self.up_q = nn.Linear(latent_q or d_model, d_model, bias=False)
         self.up_kv = nn.Linear(latent, 2 * d_model, bias=False)
-        self.rotary_q = nn.Linear(
-            latent_q or d_model, rotary if self.shared_query else self.num_heads * rotary, bias=False
-        )
+        width = rotary if self.shared_query else self.num_heads * rotary
+        self.rotary_q = nn.Linear(latent_q or d_model, width, bias=False)
         self.rotary_k = nn.Linear(d_model, rotary, bias=False)
 
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self._expand(self.norm_q(self.down_q(queries)), self.norm_kv(self.down_kv(context)), context)
 
-    def project_part(
-        self,
-        queries: Float[Tensor, "B Nq d_model"],
-        context: Float[Tensor, "B Nk d_model"],
-        *,
-        at: tuple[Tensor, Tensor],
-    ) -> tuple[Queries, Keys]:
+    def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
         c_q = frozen(self.norm_q, self.down_q(queries), self.down_q(at[0]))
         c_kv = frozen(self.norm_kv, self.down_kv(context), self.down_kv(at[1]))
         q, k, _ = self._expand(c_q, c_kv, context)
@@ -170,8 +162,7 @@ class LatentProjections(nn.Module):
     def _expand(self, c_q: Tensor, c_kv: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v from the latent vectors and, for the rotary key, from the layer's input; linear, without biases."""
         k_content, v = self.up_kv(c_kv).chunk(2, dim=-1)
-        turned_q = self.rotary_q(c_q)
-        turned_q = split_heads(turned_q, 1 if self.shared_query else self.num_heads)
+        turned_q = split_heads(self.rotary_q(c_q), 1 if self.shared_query else self.num_heads)
         turned_k = split_heads(self.rotary_k(context), 1).expand(-1, self.num_heads, -1, -1)
         content_q, k_content, v = (split_heads(x, self.num_heads) for x in (self.up_q(c_q), k_content, v))
         q = torch.cat((content_q, turned_q.expand(-1, self.num_heads, -1, -1)), dim=-1)
@@ -342,11 +333,8 @@ class Decoder(nn.Module):
         if positions is None:
             table = next((each for each in (self.encoding, self.input_encoding) if each and each.bounded), None)
             if table is not None and tokens.shape[1] > config.max_len:
-                raise invalid(
-                    "max_len",
-                    f"be at least the number of tokens, {tokens.shape[1]}, with {type(table).__name__}",
-                    config.max_len,
-                )
+                must = f"be at least the number of tokens, {tokens.shape[1]}, with {type(table).__name__}"
+                raise invalid("max_len", must, config.max_len)
             positions = self.encoding.place(torch.arange(tokens.shape[1], device=tokens.device))
         by_sequence = self.encoding.by_sequence(positions)
         _check_lengths(lengths, tokens.shape[1])
@@ -429,9 +417,7 @@ class Decoder(nn.Module):
 
 def _check_lengths(lengths: Tensor | None, most: int) -> None:
     """Raise `InputError` for impossible lengths; skipped on a GPU, where reading them would synchronise."""
-    if lengths is None or lengths.device.type != "cpu" or lengths.numel() == 0:
-        return
-    if torch.compiler.is_compiling() or is_mapped():
+    if lengths is None or lengths.device.type != "cpu" or not lengths.numel() or not is_readable(lengths):
         return
     if int(lengths.min()) < 1 or int(lengths.max()) > most:
         raise invalid("lengths", f"be from 1 to {most}", lengths.tolist()[:8])

@@ -61,9 +61,7 @@ def projected(
     return (q, k, v) if turns is None else (_turned(q, of_q), _turned(k, of_k), v)
 
 
-def in_parts(
-    x: Float[Tensor, "B N width"], heads: int
-) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N d"], Float[Tensor, "B H N d"]]:
+def in_parts(x: Float[Tensor, "B N width"], heads: int) -> tuple[Queries, Keys, Keys]:
     """Split the last dimension of ``x`` into queries, keys and values, head by head.
 
     The backward pass of torch's `split` copies the three gradients three times; here each is written once, to its final
@@ -198,16 +196,8 @@ class _Projected(torch.autograd.Function):
     """Internally heads keep the layout of the projection's output, [B, N, parts, H, d], and are rotated in place."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        asking: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        heads: int,
-        of_q: Tensor | None,
-        of_k: Tensor | None,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        x, asking, weight, bias, heads, of_q, of_k = inputs
         apart = 0 if asking is None else len(weight) // 3  # rows of the weights for separate queries
         made = _linear(_rows(x), weight[apart:], None if bias is None else bias[apart:])
         made = made.view(*x.shape[:-1], -1, heads, weight.shape[0] // (3 * heads))
@@ -239,14 +229,8 @@ class _Projected(torch.autograd.Function):
         of_x = torch.mm(whole, weight[apart:]).view(x.shape) if to_x else None
         of_asking = torch.mm(own, weight[:apart]).view(asking.shape) if to_asking else None
         each = zip(_of_linear(wanted, own, _rows(asking)), _of_linear(wanted, whole, _rows(x)), strict=True)
-        return (
-            of_x,
-            of_asking,
-            *(None if a is None or b is None else torch.cat((a, b)) for a, b in each),
-            None,
-            None,
-            None,
-        )
+        of_layer = (None if a is None or b is None else torch.cat((a, b)) for a, b in each)
+        return of_x, of_asking, *of_layer, None, None, None
 
 
 def _plainly_read(x: Tensor, scale: Tensor, shift: Tensor, read: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,9 +242,8 @@ class _Read(torch.autograd.Function):
     """Gradients of the rows are added at their positions, without a zero tensor for each."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, read: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        x, scale, shift, read, eps = inputs
         normed, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], scale, shift, eps)
         at = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1]).add_(read)
         ctx.save_for_backward(x, scale, shift, read, mean, rstd, at)
