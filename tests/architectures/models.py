@@ -16,20 +16,10 @@ from torch import Tensor
 from toeplens.ground import InputError
 
 _HEADS = ("FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_", "FOR_CAUSAL_LM_", "FOR_TEXT_ENCODING_", "")  # first that is
-_SENSES = [
-    "vision",
-    "image",
-    "pixel",
-    "audio",
-    "speech",
-    "acoustic",
-    "vq",
-    "input_features",
-    "input_values",
-    "video",
-    "visual_feats",
-    "codec",
-]
+_SENSES = (
+    *("vision", "image", "pixel", "audio", "speech", "acoustic", "vq", "input_features", "input_values", "video"),
+    *("visual_feats", "codec"),
+)
 _LIBRARIES = {"torchaudio", "torchvision", "timm"}  # of sound and images
 _FOREIGN = "shared_kv_states"  # an input: keys and values of another model
 _CODES = "num_channels"  # a field of a part: how many codes of sound it reads at each place

@@ -1,16 +1,28 @@
-"""Resonance RoPE, HoPE and RoPE++, against plain loops and what their authors' programs compute."""
+"""Encodings for longer texts: wavelengths, remapped positions, temperatures and segments, against plain loops."""
 
 from __future__ import annotations
 
 import cmath
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from tests.encodings.samples import agree, build, pair_by_pair, rope, turned_logits, vectors
-from torch import Tensor
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.encodings.samples import SIZES, agree, build, draw, pair_by_pair, randomised, rope, turned_logits, vectors
+from tests.encodings.samples import build as samples_build
+from torch import Tensor, nn
+from transformers import Llama4TextConfig
+from transformers.models.llama4 import modeling_llama4 as llama4
 
-from toeplens.encodings import BandControl, PositionalEncoding, controlled
+from toeplens import encodings
+from toeplens.encodings import BandControl, PositionalEncoding, attend, attention_logits, attention_weights, controlled
+from toeplens.encodings.lengths import Tempered, following_position, segment_positions
+from toeplens.encodings.rotary import RoPE
+
+# ---- wavelengths, imaginary heads -----------------------------------------------------------------------------------
 
 B, H, D, N = 2, 3, 8, 6
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
@@ -83,3 +95,271 @@ def test_bands_under_control_stop_in_imaginary_heads_too() -> None:
     imaginary = torch.complex(a[..., 0, :], a[..., 1, :]) @ torch.complex(b[..., 0, :], b[..., 1, :]).mH
     agree(ours[:, 1], imaginary.imag, 1e-12)
     agree(ours[:, 0], (q @ k.mT)[:, 0], 1e-12)
+
+
+# ---- remapped positions ---------------------------------------------------------------------------------------------
+
+H_REMAPPED, D_REMAPPED = SIZES["num_heads"], SIZES["head_dim"]
+PLACES_REMAPPED = torch.tensor([0, 1, 2, 5, 7, 8, 9, 20, 21, 63, 64, 1000, 100_003])
+PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("rerope", {}),
+    ("rerope", {"window": 6, "leak": 0.25}),
+    ("self-extend", {"window": 8, "group": 4}),
+    ("self-extend", {"window": 7, "group": 3}),
+    ("dual-chunk", {"chunk": 6, "window": 3}),
+    ("dual-chunk", {"chunk": 6, "window": 3, "largest": "released"}),
+]
+
+
+def remapped(name: str, i: int, j: int, options: dict[str, Any]) -> float:
+    """The papers' offsets of keys that are not after the query."""
+    if name == "rerope":
+        w, leak = options.get("window", 8), options.get("leak", 0.0)
+        return i - j if i - j < w else w + (i - j - w) * leak
+    if name == "self-extend":
+        w, group = options["window"], options["group"]
+        return i - j if i - j < w else i // group - j // group + w - w // group
+    s, w = options["chunk"], options["window"]
+    last = s + w - 1 if options.get("largest", "paper") == "paper" else s + w
+    if i // s == j // s:
+        return i % s - j % s
+    return (min(s + i % s, last) if i // s == j // s + 1 else last) - j % s
+
+
+@PAIRINGS
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_logits_are_the_formulas(name: str, options: dict[str, Any], pairing: str) -> None:
+    encoding = build(name, pairing=pairing, base=500.0, **options)
+    q, k = (
+        draw(2, H_REMAPPED, len(PLACES_REMAPPED), D_REMAPPED),
+        draw(2, H_REMAPPED, len(PLACES_REMAPPED), D_REMAPPED, seed=2),
+    )
+
+    def offset(row: int, column: int) -> float:
+        return (
+            remapped(name, int(PLACES_REMAPPED[row]), int(PLACES_REMAPPED[column]), options) if column <= row else 0.0
+        )
+
+    wanted = pair_by_pair(q, k, lambda b, h, i, j, t: rope(offset(i, j), t, base=500.0), pairing).real.tril()
+    agree(encoding.score(q, k, PLACES_REMAPPED, PLACES_REMAPPED).tril(), wanted, 1e-9)
+    each = torch.stack((PLACES_REMAPPED, PLACES_REMAPPED))
+    agree(encoding.score(q, k, each, each).tril(), wanted, 1e-9)
+    for row in range(len(PLACES_REMAPPED)):
+        for column in range(row + 1):
+            assert float(encoding.offsets(PLACES_REMAPPED, PLACES_REMAPPED)[row, column]) == pytest.approx(
+                offset(row, column)
+            )
+
+
+@PAIRINGS
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("rerope", {"leak": 1.0}),
+        ("rerope", {"window": 10**6}),
+        ("self-extend", {"group": 1}),
+        ("self-extend", {"window": 10**6}),
+        ("dual-chunk", {"chunk": 10**6}),
+    ],
+)
+def test_it_is_rope_where_nothing_is_remapped(name: str, options: dict[str, Any], pairing: str) -> None:
+    q, k, v = (draw(2, H_REMAPPED, len(PLACES_REMAPPED), D_REMAPPED, seed=seed) for seed in range(3))
+    ours, rope = build(name, pairing=pairing, **options), encodings.build("rope", **SIZES, pairing=pairing)
+    for causal in (True, False):
+        told = {"q_positions": PLACES_REMAPPED, "k_positions": PLACES_REMAPPED, "scale": 0.3, "causal": causal}
+        agree(attend(q, k, v, encoding=ours, **told), attend(q, k, v, encoding=rope, **told), 1e-9)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_offsets_stay_where_training_was(one: int, two: int) -> None:
+    i, j = torch.tensor([max(one, two)]), torch.tensor([min(one, two)])
+    assert float(build("rerope", window=9).offsets(i, j)) <= 9
+    assert -5 <= float(build("dual-chunk", chunk=6, window=3).offsets(i, j)) <= 8
+    assert float(build("self-extend", window=8, group=4).offsets(i, j)) <= int(i) // 4 + 6
+
+
+@pytest.mark.parametrize("moved", [1, 8, 24])
+def test_groups_and_chunks_move_with_the_text_in_their_own_steps_alone(moved: int) -> None:
+    groups, chunks = build("self-extend", window=4, group=8), build("dual-chunk", chunk=12, window=3)
+    p = torch.arange(40)
+    assert torch.equal(groups.offsets(p, p), groups.offsets(p + moved, p + moved)) == (moved % 8 == 0)
+    assert torch.equal(chunks.offsets(p, p), chunks.offsets(p + moved, p + moved)) == (moved % 12 == 0)
+    assert not groups.toeplitz
+    assert not chunks.toeplitz
+    assert groups.kernel(p) is None
+    assert chunks.kernel(p) is None
+
+
+def test_default_sizes_are_shares_of_the_longest_text() -> None:
+    sizes = {**SIZES, "max_len": 4096}
+    rerope, extend, dual = (encodings.build(name, **sizes) for name in ("rerope", "self-extend", "dual-chunk"))
+    assert rerope.window == 512
+    assert (extend.window, extend.group) == (1024, 8)
+    assert (dual.chunk, dual.window) == (3072, 1024)
+    assert not isinstance(rerope, RoPE)
+
+
+# ---- temperatures ---------------------------------------------------------------------------------------------------
+
+H_TEMPERED, D_TEMPERED, N_TEMPERED = SIZES["num_heads"], SIZES["head_dim"], 9
+PLACES_TEMPERED = torch.tensor([0, 1, 2, 7, 8, 63, 64, 8191, 1_048_576])
+
+build_tempered = partial(samples_build, std=1.0)
+
+
+def told(encoding: encodings.PositionalEncoding, places: torch.Tensor, **more: Any) -> dict[str, Any]:
+    return {"encoding": encoding, "q_positions": places, "k_positions": places, "scale": encoding.scale, **more}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_scalable_softmax_is_the_formula(bias: bool) -> None:
+    """n^(s z) over its sum, z = q . k / sqrt(d) and n the number of keys: as the paper writes it, without a bias."""
+    encoding = build_tempered("scalable-softmax", bias=bias)
+    q, k = draw(2, H_TEMPERED, N_TEMPERED, D_TEMPERED), draw(2, H_TEMPERED, N_TEMPERED, D_TEMPERED, seed=2)
+    ours = attention_weights(q, k, **told(encoding, torch.arange(N_TEMPERED)))
+    state = {name: value.tolist() for name, value in encoding.named_parameters()}
+    for b in range(2):
+        for h in range(H_TEMPERED):
+            for row in range(N_TEMPERED):
+                z = [float(q[b, h, row] @ k[b, h, j]) / math.sqrt(D_TEMPERED) for j in range(row + 1)]
+                if bias:
+                    parts = [math.exp((state["slope"][h] * math.log(row + 1) + state["level"][h]) * x) for x in z]
+                else:
+                    parts = [(row + 1) ** (state["slope"][h] * x) for x in z]
+                wanted = torch.tensor([x / sum(parts) for x in parts], dtype=torch.float64)
+                agree(ours[b, h, row, : row + 1], wanted, 1e-12)
+
+
+def test_logits_of_the_usual_length_start_at_their_usual_size() -> None:
+    encoding = encodings.build("scalable-softmax", **SIZES)
+    assert isinstance(encoding, Tempered)
+    assert float(encoding.factor(torch.arange(1024)).detach().mean()) == pytest.approx(1, abs=5e-3)
+
+
+def test_llama_4s_factors_are_the_formula() -> None:
+    encoding = build_tempered("llama4-temperature", floor_scale=64, attn_scale=0.3)
+    wanted = [1 + 0.3 * math.log(math.floor((i + 1) / 64) + 1) for i in PLACES_TEMPERED.tolist()]
+    agree(encoding.factor(PLACES_TEMPERED)[0], torch.tensor(wanted, dtype=torch.float64), 1e-15)
+
+
+def test_a_layer_without_rope_is_transformers_llama_4s() -> None:
+    """Theirs forms the factor in float32, so that 1e-6 is asked; all else is float64."""
+    config = Llama4TextConfig(
+        hidden_size=H_TEMPERED * D_TEMPERED,
+        num_attention_heads=H_TEMPERED,
+        num_key_value_heads=H_TEMPERED,
+        head_dim=D_TEMPERED,
+        num_hidden_layers=1,
+        no_rope_layers=[0],
+        floor_scale=3,
+        attn_scale=0.7,
+        attn_temperature_tuning=True,
+    )
+    config._attn_implementation = "eager"
+    theirs = randomised(llama4.Llama4TextAttention(config, 0), 0.5).double().eval()
+    assert not theirs.use_rope
+    x = draw(2, 20, H_TEMPERED * D_TEMPERED)
+    hidden = torch.full((20, 20), float("-inf"), dtype=torch.float64).triu(1)[None, None]
+    wanted = theirs(x, (x, x), hidden)[0]
+
+    def heads(layer: nn.Module) -> torch.Tensor:
+        return layer(x).unflatten(-1, (H_TEMPERED, D_TEMPERED)).transpose(1, 2)
+
+    encoding = build_tempered("llama4-temperature", floor_scale=3, attn_scale=0.7)
+    q, k, v = heads(theirs.q_proj), heads(theirs.k_proj), heads(theirs.v_proj)
+    out = attend(q, k, v, **told(encoding, torch.arange(20)))
+    agree(theirs.o_proj(out.transpose(1, 2).flatten(-2)), wanted, 1e-6)
+    plain = attend(q, k, v, **told(encodings.build("nope", **SIZES), torch.arange(20)))
+    assert float((plain - out).detach().abs().max()) > 0.01
+
+
+def test_the_default_steps_are_llama_4s() -> None:
+    config = Llama4TextConfig()
+    sizes = {**SIZES, "max_len": config.max_position_embeddings}
+    encoding = encodings.build("llama4-temperature", **sizes)
+    assert encoding.floor_scale == config.floor_scale == 8192
+    assert encoding.attn_scale == config.attn_scale
+
+
+# ---- segments -------------------------------------------------------------------------------------------------------
+
+H_SEGMENTS, D_SEGMENTS, N_SEGMENTS = SIZES["num_heads"], SIZES["head_dim"], 12
+SEPARATORS = [3, 7]
+ACROSS = pytest.mark.parametrize("across", ["rope", "alibi"])
+INSIDE = pytest.mark.parametrize("inside", ["learned", "sinusoidal"])
+
+build_segments = partial(samples_build, "bipe", std=1.0)
+
+
+def counted(tokens: list[int], segment: int = 0, place: int = 0) -> list[list[int]]:
+    positions = []
+    for token in tokens:
+        positions.append([segment, place])
+        segment, place = (segment + 1, 0) if token in SEPARATORS else (segment, place + 1)
+    return positions
+
+
+def told_segments(encoding: PositionalEncoding, places: Tensor, **more: Any) -> Any:
+    return {"encoding": encoding, "q_positions": places, "k_positions": places, "scale": encoding.scale, **more}
+
+
+# ---- positions ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 50), st.integers(0, 50))
+def test_a_separator_ends_its_segment(tokens: list[int], segment: int, place: int) -> None:
+    ids = torch.tensor(tokens, dtype=torch.long)
+    assert segment_positions(ids, SEPARATORS).tolist() == counted(tokens)
+    first = torch.tensor([segment, place])
+    assert segment_positions(ids, SEPARATORS, first=first).tolist() == counted(tokens, segment, place)
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=20), st.data())
+def test_decoding_goes_on_where_the_text_was(tokens: list[int], data: st.DataObject) -> None:
+    ids = torch.tensor([tokens, tokens[::-1]])
+    whole = segment_positions(ids, SEPARATORS)
+    cut = data.draw(st.integers(1, len(tokens) - 1))
+    following = following_position(whole[:, cut - 1], ids[:, cut - 1], SEPARATORS)
+    assert torch.equal(following, whole[:, cut])
+    assert torch.equal(segment_positions(ids[:, cut:], SEPARATORS, first=following), whole[:, cut:])
+
+
+def test_running_numbers_are_segments_of_one_length() -> None:
+    assert build_segments(segment=3).place(torch.arange(7)).tolist() == [
+        [0, 0],
+        [0, 1],
+        [0, 2],
+        [1, 0],
+        [1, 1],
+        [1, 2],
+        [2, 0],
+    ]
+    assert build_segments().segment == 8
+
+
+# ---- what enters ----------------------------------------------------------------------------------------------------
+
+
+@ACROSS
+@INSIDE
+def test_places_enter_as_vectors_and_segments_as_rope_or_alibi(across: str, inside: str) -> None:
+    encoding = build_segments(across=across, inside=inside, places_max=4, slope_factor=2.5)
+    positions = segment_positions(torch.tensor([1, 2, 7, 1, 1, 1, 1, 1, 3, 3, 1, 1]), SEPARATORS)
+    segments, places = positions.unbind(-1)
+    x = draw(2, N_SEGMENTS, SIZES["d_model"])
+    if inside == "learned":
+        wanted = x + encoding.get_parameter("weight")[places.clamp(max=3)]
+    else:
+        wanted = encodings.build("sinusoidal", **SIZES).embed(x, places)
+    agree(encoding.embed(x, positions), wanted, 1e-15)
+    q, k = draw(2, H_SEGMENTS, N_SEGMENTS, D_SEGMENTS), draw(2, H_SEGMENTS, N_SEGMENTS, D_SEGMENTS, seed=2)
+    relative = encodings.build(across, **SIZES)
+    if across == "rope":
+        wanted = attention_logits(q, k, **told_segments(relative, segments))
+    else:
+        slopes = relative.get_buffer("slopes")[:, None, None]
+        wanted = q @ k.mT * D_SEGMENTS**-0.5 - 2.5 * slopes * (segments[:, None] - segments).abs()
+        wanted = wanted.masked_fill(torch.ones(N_SEGMENTS, N_SEGMENTS, dtype=torch.bool).triu(1), float("-inf"))
+    ours = attention_logits(q, k, **told_segments(encoding, positions))
+    agree(ours.tril(), wanted.tril(), 1e-12)

@@ -179,7 +179,7 @@ class PositionalEncoding(nn.Module):
         also_couples      further places where it enters, for the few encodings that have two
         data_dependent    whether the position part depends on content, so that the logit of a query and a key is not a
                           fixed set of functions of position, weighted by that query and key
-        toeplitz          whether the position part is a function of the offset i - j only; never if data-dependent
+        toeplitz          whether the position part is a function of the offset i - j only; False if data-dependent
         bounded           whether positions must be below ``max_len``
         length_dependent  whether the largest position changes the result at all positions (dynamic scaling)
         forms_logits      whether `transform_logits` computes logits from queries and keys and so drops a bias
@@ -218,6 +218,8 @@ class PositionalEncoding(nn.Module):
         """``name``: the name under which this package provides the class (`toeplens.encodings.names`)."""
         super().__init_subclass__(**kwargs)
         cls._registered = name
+        if cls.data_dependent:
+            cls.toeplitz = False
         if "__init__" in vars(cls):
             cls.__init__ = checked(cls.__init__)
         if {"bias", "kernel"} & vars(cls).keys() and "bias_product" not in vars(cls):

@@ -42,7 +42,6 @@ class CoPE(PositionalEncoding, name="cope"):
 
     coupling = "logits"
     data_dependent = True
-    toeplitz = False
     pair_width = 4
     citation = "Golovneva et al. 2024, arXiv 2405.18719"
     formula = r"s_{ij} + q_i^\top e\big[\sum_{m=j}^{i} \sigma(s_{im})\big],\quad s_{ij} = q_i^\top k_j / \sqrt d"
@@ -93,7 +92,6 @@ class RelativeProjection(PositionalEncoding, name="relative-projection"):
 
     coupling = "bias"
     data_dependent = True
-    toeplitz = False
     citation = "x-transformers, RelativeProjPositionalBias"
     formula = r"b_{ij} = (W_h x_i)^\top B_{:, \delta}"
 
@@ -130,7 +128,6 @@ class CumulativeBias(PositionalEncoding):
 
     coupling = "bias"
     data_dependent = True
-    toeplitz = False
     shared = False
     factorable = True
 
@@ -274,7 +271,6 @@ class _ContentRotation(PositionalEncoding):
 
     coupling = "rotation"
     data_dependent = True
-    toeplitz = False
     shared = False
 
     def __init__(self, *, base: float, pairing: Pairing, **sizes: int) -> None:
@@ -334,7 +330,6 @@ class CARoPE(_ContentRotation, name="carope"):
         self.weight = self.learned((self.num_heads, self.d_model), nn.init.zeros_)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        """The angles of each token: cumulative sums of f^t, in float64."""
         wide = kit.widened(x.dtype)
         with kit.without_autocast(x):
             chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
@@ -358,8 +353,8 @@ class SelectiveRoPE(_ContentRotation, name="selective-rope"):
     of tokens matters. The cached key features are phi before its convolution, and the gate.
 
     The defaults are those of the paper's language models, with SiLU and gate, as reported by others; the released code
-    leaves both out by default. Left out here: its per-head projection with weight norm, temperatures that are learned
-    or of the paper's tan(theta/2), and the norm of q and k after rotation.
+    has neither by default. Left out here: its per-head projection with weight norm, temperatures that are learned or of
+    the paper's tan(theta/2), and the norm of q and k after rotation.
 
     Arguments
         rank        rank of the projection (16 in the released code; the paper also has 8)
@@ -368,8 +363,7 @@ class SelectiveRoPE(_ContentRotation, name="selective-rope"):
         activation  after the convolution: ``silu`` or ``none``
         gate        with the gate
         bias        add exp(b) to the steps, with b learned and 0 at the start
-        base        500000 in the released code
-        pairing     as in RoPE; the released code uses halves
+        base, pairing  as in RoPE; 500000 and halves in the released code
     """
 
     citation = "Movahedi et al. 2025, arXiv 2511.17388"
@@ -404,7 +398,6 @@ class SelectiveRoPE(_ContentRotation, name="selective-rope"):
         self.constant = self.learned((self.num_heads, 1, self.head_dim // 2), nn.init.zeros_) if bias else None
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        """Phi before its convolution, and the gate."""
         slices = x.to(kit.widened(x.dtype)).unflatten(-1, (self.num_heads, -1))
         normed = (slices * (slices.square().sum(-1, keepdim=True) + EPS).rsqrt()).flatten(-2)
         phi = kit.linear(self.up, kit.linear(self.down, normed)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -435,8 +428,7 @@ class RePo(_ContentRotation, name="repo"):
 
     Arguments
         width    of the hidden layer; default d_model // 8, as published
-        base     500000 in the released code
-        pairing  as in RoPE; the released code uses halves
+        base, pairing  as in RoPE; 500000 and halves in the released code
     """
 
     citation = "Li et al. 2025, arXiv 2512.14391"
@@ -482,7 +474,6 @@ class TAPA(PositionalEncoding, name="tapa"):
 
     coupling = "logits"
     data_dependent = True
-    toeplitz = False
     forms_logits = True
     pair_width = 6
     citation = "Wang et al. 2025, arXiv 2509.12635"
@@ -582,7 +573,6 @@ class PaTH(PositionalEncoding, name="path"):
 
     coupling = "accumulated"
     data_dependent = True
-    toeplitz = False
     shared = False
     citation = "Yang et al. 2025, arXiv 2505.16381"
     formula = r"q_i^\top H_i H_{i-1} \cdots H_{j+1} k_j, \; H_m = I - \beta_m w_m w_m^\top"

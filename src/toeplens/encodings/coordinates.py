@@ -104,7 +104,6 @@ class AxialRoPE(_Coordinates, name="axial-rope"):
         frequencies  ``lang``: base^(-2j/d_a), j = 0..d_a/2 - 1, where an axis has d_a dimensions; ``pixel``: pi times
                      d_a/2 numbers from 1 to max_freq/2, for coordinates from -1 to 1 over the grid; needs ``grid``
         max_freq     see ``frequencies``
-        base, pairing  as in RoPE
     """
 
     citation = "Fang et al. 2023, arXiv 2303.11331; Heo et al. 2024, arXiv 2403.13298"

@@ -295,7 +295,7 @@ class GRAPE(_OwnRotation, name="grape"):
     u = a.x, v = b.x, g = a.b, s^2 = |a|^2 |b|^2 - g^2; several planes are compressed to the 2r dimensions that they
     span. Free planes start orthonormal to each other, along random directions (our choice).
 
-    Left out: the code's factor of 16 on the logarithms, which slows their learning; its opposite direction of rotation;
+    Left out: the code's factor of 16 on the logarithms, which slows their learning, its opposite direction of rotation,
     and the contextual form, whose step is a gate of the token.
 
     Arguments
@@ -455,7 +455,6 @@ class GRAPEPath(PositionalEncoding, name="grape-path"):
 
     coupling = "bias"
     data_dependent = True
-    toeplitz = False
     shared = False
     pair_width = 3
     citation = "Zhang et al. 2025, arXiv 2512.07805, section 5 and appendix C"

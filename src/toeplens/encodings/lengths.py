@@ -51,8 +51,7 @@ class HoPE(RoPE, name="hope"):
     Pairs whose period 2 pi / theta_t is longer than the training length are not rotated, so their content counts at any
     distance. It is p-RoPE with a share set by the training length.
 
-    Two later encodings have the same name but are different: hyperbolic (arXiv 2509.05218), and hybrid for images and
-    text (arXiv 2505.20444).
+    Not to be confused with the HoPE of arXiv 2509.05218 (hyperbolic) and of arXiv 2505.20444 (images and text).
 
     Not verified: the rule, which is taken from works that use it, because neither the paper's text nor the authors'
     code was available. The paper may set the limit differently near that length.
@@ -144,8 +143,8 @@ class ScalableSoftmax(Tempered, name="scalable-softmax"):
     a sliding window, or without a causal mask, n is not the number of visible keys. Negative positions count as 0. The
     query at position 0 is multiplied by log 1 = 0.
 
-    Not verified: the initial s, 0.168, which is from memory of the paper. It is 1 over the mean of log n for n = 1 ..
-    1024, so that logits in sequences of that length start at their usual size.
+    Not verified: the initial s, 0.168, from memory of the paper: 1 over the mean of log n for n = 1 .. 1024, so that
+    logits in sequences of that length start at their usual size.
 
     Arguments
         start   initial value of s
@@ -204,9 +203,7 @@ class Remapped(PositionalEncoding):
     Subclasses define `ways`. Each way is a rotation of all queries and keys and a product; each pair takes the entry of
     its way. Angles are computed in float64, as in `Rotary`.
 
-    Arguments
-        base     theta_t = base^(-2t/d)
-        pairing  as in RoPE
+    ``base`` and ``pairing`` as in `RoPE`.
     """
 
     coupling = "accumulated"
@@ -429,7 +426,6 @@ class BiPE(PositionalEncoding, name="bipe"):
         segment       tokens per segment, if positions are token indices (default: the square root of ``max_len``)
         slope_factor  factor of ALiBi's slopes, as there are fewer segments than tokens; default as in the released code
         init_std      standard deviation of the initial table
-        base, pairing  as in RoPE
     """
 
     coupling = "input"

@@ -262,7 +262,6 @@ class DAPEv2(PositionalEncoding, name="dape-v2"):
 
     coupling = "logits"
     data_dependent = True
-    toeplitz = False
     shared = False
     citation = "Zheng et al. 2024, arXiv 2410.04798"
     formula = r"S + B + f([S; B]), \; S_{ij} = q_i^\top k_j / \sqrt{d}, \; f \text{ convolves along } j"
@@ -408,7 +407,6 @@ class StickBreaking(PositionalEncoding, name="stick-breaking"):
     coupling = "logits"
     also_couples = ("weights",)
     data_dependent = True
-    toeplitz = False
     forms_logits = True
     pair_width = 4
     citation = "Tan et al. 2024, arXiv 2410.17980"

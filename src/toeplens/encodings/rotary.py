@@ -237,7 +237,7 @@ class PartialRoPE(Rotary, name="partial-rope"):
         rotary_pct  share of each head's dimensions that is rotated, starting at the first
         heads       number of heads, starting at the first, or a list of heads, from 0 (default: all)
         layers      a list of layers, from 0 (default: all)
-        base, pairing  as in RoPE; the frequencies are spread over the rotated dimensions
+        base        as in RoPE; the frequencies are spread over the rotated dimensions
     """
 
     citation = "Black et al. 2022, arXiv 2204.06745; Gu et al. 2025, arXiv 2505.13027, section 5.1"
@@ -668,7 +668,7 @@ class FoPE(PositionalEncoding, name="fope"):
         learnable     train the matrices; by default they stay fixed, as in the code
         train_length  sets the lowest frequency (default: ``max_len``)
         padding       ``identity`` (sine 0) or ``ones`` (the released code) for the pairs without a series
-        base, pairing as in RoPE; the released code uses halves
+        pairing       as in RoPE; the released code uses halves
     """
 
     coupling = "rotation"
@@ -799,8 +799,7 @@ class DRoPE(Rotary, name="drope"):
     other heads or other dimensions of the same head.
 
     Arguments
-        step     the angle of one position unit, in radians; the resolution is ours, the paper's angles are real numbers
-        pairing  as in RoPE
+        step  the angle of one position unit, in radians; the resolution is ours, the paper's angles are real numbers
     """
 
     citation = "Zhao et al. 2025, arXiv 2503.15029"

@@ -1,0 +1,538 @@
+"""Rotations against plain loops, transformers, x-transformers, rotary-embedding-torch and torch.roll."""
+
+from __future__ import annotations
+
+import cmath
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from rotary_embedding_torch import RotaryEmbedding
+from tests.encodings.samples import SIZES, agree, build, draw, pair_by_pair, pairs_of, rope, turned_logits, vectors
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from x_transformers import x_transformers
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding, attend, attention_logits
+from toeplens.ground import InputError
+
+# ---- learned frequencies, learned maps, steps that tokens set -------------------------------------------------------
+
+H, D, N = 3, 8, 6
+PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
+PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
+
+
+def inputs(dtype: torch.dtype = torch.float64, length: int = N) -> tuple[Tensor, Tensor, Tensor]:
+    return *vectors(length, dtype=dtype), draw(2, length, 24, seed=3, dtype=dtype)
+
+
+def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, x: Tensor, places: Tensor = PLACES) -> Tensor:
+    notes = encoding.note(x)
+    every = attention_logits(
+        q, k, encoding=encoding, q_positions=places, k_positions=places, scale=1.0, notes=notes, causal=False
+    )
+    return every.detach()
+
+
+def by_hand(q: Tensor, k: Tensor, angle: Any, pairing: str) -> Tensor:
+    """Re sum_t q_t conj(k_t) e^(i angle(b, h, row, column, t))."""
+    return pair_by_pair(q, k, lambda *at: cmath.exp(1j * angle(*at)), pairing).real
+
+
+@PAIRINGS
+@pytest.mark.parametrize("per_head", [False, True])
+def test_learned_frequencies_turn_by_themselves(per_head: bool, pairing: str) -> None:
+    encoding = build("rope-learned", std=0.5, per_head=per_head, pairing=pairing)
+    offsets, places = encoding.offset.tolist(), PLACES.tolist()
+
+    def angle(b: int, h: int, row: int, column: int, t: int) -> float:
+        return (places[row] - places[column]) * (10000.0 ** (-2 * t / D) + offsets[h if per_head else 0][t])
+
+    q, k, x = inputs()
+    assert float((logits(encoding, q, k, x) - by_hand(q, k, angle, pairing)).abs().max()) < 1e-10
+
+
+def test_learned_frequencies_are_rotary_embedding_torchs_and_receive_its_gradient() -> None:
+    ours, theirs = build("rope-learned", std=0.5).float(), RotaryEmbedding(D, learned_freq=True)
+    with torch.no_grad():
+        theirs.freqs.copy_((ours.frequencies + ours.offset)[0])
+    q, k, _ = inputs(torch.float32, 64)
+    places = torch.arange(64)
+    turned_q, turned_k = ours.rotate(q, k, places, places)
+    their_q, their_k = theirs.rotate_queries_or_keys(q), theirs.rotate_queries_or_keys(k)
+    assert float((turned_q - their_q).detach().abs().max()) < 5e-5
+    weights = torch.randn(64, 64).tril()
+    (gradient,) = torch.autograd.grad((turned_q @ turned_k.mT * weights).sum(), ours.offset)
+    (wanted,) = torch.autograd.grad((their_q @ their_k.mT * weights).sum(), theirs.freqs)
+    torch.testing.assert_close(gradient[0], wanted, rtol=1e-4, atol=1e-2)
+
+
+@PAIRINGS
+@pytest.mark.parametrize("name", ["rope-learned", "harope", "carope"])
+def test_it_starts_as_rope(name: str, pairing: str) -> None:
+    q, k, x = inputs()
+    places = torch.arange(N) + 3
+    ours = logits(build(name, pairing=pairing), q, k, x, places)
+    assert float((ours - logits(build("rope", pairing=pairing), q, k, x, places)).abs().max()) < 1e-9
+
+
+@PAIRINGS
+@pytest.mark.parametrize("kind", ["inverse", "shared"])
+def test_haropes_logits_are_the_formulas(kind: str, pairing: str) -> None:
+    encoding = build("harope", std=0.5, map=kind, pairing=pairing)
+    encoding = encoding.double()
+    q, k, x = inputs()
+    mapped_q, mapped_k = torch.empty_like(q), torch.empty_like(k)
+    for h in range(H):
+        u, v = (
+            torch.from_numpy(scipy.linalg.expm(0.5 * (a - a.T)))
+            for a in (encoding.left[h].detach().numpy(), encoding.right[h].detach().numpy())
+        )
+        s = torch.tensor([math.log1p(math.exp(value)) + 1e-6 for value in encoding.sigma[h].tolist()], dtype=u.dtype)
+        on_q = u @ torch.diag(s) @ v.T
+        on_k = torch.linalg.inv(on_q).T if kind == "inverse" else on_q
+        mapped_q[:, h], mapped_k[:, h] = q[:, h] @ on_q.T, k[:, h] @ on_k.T
+    places = PLACES.tolist()
+
+    def angle(b: int, h: int, row: int, column: int, t: int) -> float:
+        return (places[row] - places[column]) * 10000.0 ** (-2 * t / D)
+
+    ours = logits(encoding, q, k, x)
+    assert float((ours - by_hand(mapped_q, mapped_k, angle, pairing)).abs().max()) < 1e-10
+    plain = (q * k).sum(-1)
+    same = ours.diagonal(dim1=-2, dim2=-1)
+    assert torch.allclose(same, plain, rtol=0, atol=1e-10) == (kind == "inverse")
+
+
+@PAIRINGS
+@pytest.mark.parametrize("start", ["rope", "printed"])
+def test_caropes_logits_are_the_formulas(start: str, pairing: str) -> None:
+    encoding = build("carope", std=0.5, start=start, pairing=pairing).double()
+    q, k, x = inputs()
+    weight = encoding.weight.detach()
+    constant = math.log(math.expm1(10000.0 ** (2 / D) - 1)) if start == "rope" else 0.0
+
+    def angle(b: int, h: int, row: int, column: int, t: int) -> float:
+        low, high = sorted((row, column))
+        total = 0.0
+        for m in range(low + 1, high + 1):
+            z = sum(float(x[b, m, c]) * float(weight[h, c]) for c in range(24)) + constant
+            total += (1 / (math.log1p(math.exp(z)) + 1)) ** t
+        return total if row > column else -total
+
+    ours = logits(encoding, q, k, x)
+    assert float((ours - by_hand(q, k, angle, pairing)).abs().max()) < 1e-10
+
+
+def test_carope_takes_no_notice_of_the_numbers_of_positions() -> None:
+    encoding = build("carope", std=0.5)
+    q, k, x = inputs()
+    assert torch.equal(logits(encoding, q, k, x), logits(encoding, q, k, x, PLACES * 2 + 7))
+
+
+# ---- gains per frequency --------------------------------------------------------------------------------------------
+
+PAIRS = D // 2
+PLACES_BANDS = torch.tensor([3, 4, 9, 40, 1000, 12345])
+BY_HEAD = [[1.0, 0.5, 0.0, 0.25], [0.0, 0.0, 1.0, 1.0], [1.0, 0.9, 0.1, 0.0]]
+
+
+def build_bands(name: str, **options: Any) -> PositionalEncoding:
+    return encodings.build(name, **SIZES, **json.loads(json.dumps(options)))
+
+
+def logits_bands(encoding: PositionalEncoding, q: Tensor, k: Tensor) -> Tensor:
+    return turned_logits(encoding, q, k, PLACES_BANDS)
+
+
+def by_hand_bands(q: Tensor, k: Tensor, gains: list[list[float]], off: str, pairing: str) -> Tensor:
+    def factor(b: int, h: int, row: int, column: int, t: int) -> complex:
+        g, turn = gains[h][t], rope(int(PLACES_BANDS[row] - PLACES_BANDS[column]), t)
+        return g * turn if off == "pair" else 1 - g + g * turn
+
+    return pair_by_pair(q, k, factor, pairing).real
+
+
+@PAIRINGS
+@pytest.mark.parametrize("off", ["rotation", "pair"])
+@pytest.mark.parametrize("gains", [BY_HEAD, [1.0, 0.5, 0.0, 0.25]])
+def test_logits_are_the_formulas(gains: list, off: str, pairing: str) -> None:
+    q, k = vectors()
+    ours = logits_bands(build_bands("rope-bands", gains=gains, off=off, pairing=pairing), q, k)
+    wanted = by_hand_bands(q, k, gains if isinstance(gains[0], list) else [gains] * H, off, pairing)
+    assert float((ours - wanted).abs().max()) < 1e-10
+
+
+def test_frequencies_of_ones_own() -> None:
+    """One for all pairs turns the whole vector by one angle; a list is RoPE where it is RoPE's; bands still act."""
+    q, k = vectors()
+    one = logits_bands(build_bands("rope-bands", frequencies=0.7), q, k)
+    wanted = pair_by_pair(
+        q, k, lambda b, h, row, column, t: cmath.exp(0.7j * int(PLACES_BANDS[row] - PLACES_BANDS[column]))
+    )
+    agree(one, wanted.real, 1e-10)
+    given = build_bands("rope").frequencies[0].tolist()
+    same = build_bands("rope-bands", frequencies=given).rotate(q, k, PLACES_BANDS, PLACES_BANDS)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(same, build_bands("rope").rotate(q, k, PLACES_BANDS, PLACES_BANDS), strict=True)
+    )
+    kept = build_bands("rope-bands", frequencies=0.7, keep=[1]).frequencies[0]
+    assert kept.tolist() == [0.0, 0.7, 0.0, 0.0]
+
+
+def test_gains_over_one_raise_a_pair() -> None:
+    q, k = vectors()
+    ours = logits_bands(build_bands("rope-bands", gains=[3.0, 1.0, 0.0, 1.5], off="pair"), q, k)
+    assert float((ours - by_hand_bands(q, k, [[3.0, 1.0, 0.0, 1.5]] * H, "pair", "interleaved")).abs().max()) < 1e-10
+
+
+def test_the_published_ramp_scales_the_keys_of_each_pair() -> None:
+    high, low, beta = 0.4, 1.3, 2.0
+    q, k = vectors()
+    scales = torch.tensor([high + (low - high) * (t / (PAIRS - 1)) ** beta for t in range(PAIRS)], dtype=torch.float64)
+    ours = logits_bands(build_bands("rope-bands", ramp=[high, low, beta], off="pair"), q, k)
+    wanted = logits_bands(build_bands("rope"), q, k * scales.repeat_interleave(2))
+    assert float((ours - wanted).abs().max()) < 1e-12
+
+
+@PAIRINGS
+def test_all_on_is_rope_bit_for_bit_and_all_off_is_nothing(pairing: str) -> None:
+    q, k = vectors()
+    rope = build_bands("rope", pairing=pairing).rotate(q, k, PLACES_BANDS, PLACES_BANDS)
+    for options in ({}, {"gains": [1] * PAIRS}, {"keep": [3, 0, 1, 2]}, {"off": "pair"}, {"ramp": [1, 1, 1]}):
+        ours = build_bands("rope-bands", pairing=pairing, **options).rotate(q, k, PLACES_BANDS, PLACES_BANDS)
+        assert all(torch.equal(a, b) for a, b in zip(ours, rope, strict=True)), options
+    still = build_bands("rope-bands", keep=[], pairing=pairing).rotate(q, k, PLACES_BANDS, PLACES_BANDS)
+    assert torch.equal(still[0], q)
+    assert torch.equal(still[1], k)
+    assert not logits_bands(build_bands("rope-bands", keep=[], off="pair", pairing=pairing), q, k).any()
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
+def test_p_rope_is_the_proportional_rope_of_transformers(p: float) -> None:
+    config = LlamaConfig(
+        hidden_size=H * D,
+        num_attention_heads=H,
+        rope_parameters={"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": p},
+    )
+    theirs, _ = ROPE_INIT_FUNCTIONS["proportional"](config, torch.device("cpu"))
+    ours = build_bands("p-rope", p=p).frequencies[0]
+    assert float((ours - theirs).abs().max()) < 1e-7
+    assert torch.equal(ours == 0, theirs == 0)
+
+
+# ---- polar forms ----------------------------------------------------------------------------------------------------
+
+
+def logits_polar(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:
+    return turned_logits(encoding, q, k, places)
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+def test_popes_logits_are_the_formulas() -> None:
+    encoding = build("pope")
+    with torch.no_grad():
+        encoding.delta.normal_(std=5.0, generator=torch.Generator().manual_seed(1))
+    q, k = vectors()
+    ours = logits_polar(encoding, q, k).detach()
+    deltas = encoding.delta.tolist()
+    assert ours.shape == (2, H, N, N)
+    for b in range(2):
+        for h in range(H):
+            for row, i in enumerate(PLACES.tolist()):
+                for column, j in enumerate(PLACES.tolist()):
+                    total = 0.0
+                    for c in range(D):
+                        delta = min(0.0, max(-2 * math.pi, deltas[h][c]))
+                        size = softplus(float(q[b, h, row, c])) * softplus(float(k[b, h, column, c]))
+                        total += size * math.cos((j - i) * 10000.0 ** (-c / D) + delta)
+                    assert abs(float(ours[b, h, row, column]) - total) < 1e-10
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_pope_is_x_transformers(uniform: bool) -> None:
+    places = torch.arange(128)
+    q, k = vectors(128, dtype=torch.float32)
+    ours, theirs = build("pope", init="uniform" if uniform else "zero"), x_transformers.PolarEmbedding(D, H)
+    with torch.no_grad():
+        theirs.learned_bias.copy_(ours.delta.unsqueeze(1))
+    freqs, bias = theirs(places)
+    their_q = x_transformers.apply_polar_pos_emb(q, freqs)
+    their_k = x_transformers.apply_polar_pos_emb(k, freqs + bias)
+    for a, b in zip(ours.rotate(q, k, places, places), (their_q, their_k), strict=True):
+        assert a.shape == b.shape == (2, H, 128, 2 * D)
+        assert float((a - b).detach().abs().max()) < 5e-5  # its phases are formed in float32
+    assert float((logits_polar(ours, q, k, places) - their_q @ their_k.mT).detach().abs().max()) < 2e-4
+
+
+def test_popes_delta_starts_at_zero_or_uniform_and_each_layer_has_its_own() -> None:
+    torch.manual_seed(0)
+    assert not build("pope").delta.any()
+    drawn = build("pope", init="uniform")
+    values = drawn.delta.detach()
+    assert float(values.max()) <= 0
+    assert float(values.min()) >= -2 * math.pi
+    assert float(values.std()) > 1
+    assert not torch.equal(drawn.for_layer(1).delta, drawn.delta)
+    shared = build("pope", shared=True)
+    assert shared.for_layer(1) is shared
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_complexformers_logits_are_the_formulas(pairing: str) -> None:
+    encoding = build("complexformer", pairing=pairing)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.normal_()
+    q, k = vectors()
+    ours = logits_polar(encoding, q, k)
+    factors, offsets = encoding.factor.tolist(), encoding.offset.tolist()
+    for b, h, row, column in itertools.product(range(2), range(H), range(N), range(N)):
+        pairs, total = zip(pairs_of(q[b, h, row], pairing), pairs_of(k[b, h, column], pairing), strict=True), 0.0
+        for t, (x, y) in enumerate(pairs):
+            angle = factors[h][t] * (cmath.phase(x) - cmath.phase(y)) + offsets[h][t]
+            offset = int(PLACES[row] - PLACES[column])
+            total += abs(x) * abs(y) * math.cos(angle + offset * 10000.0 ** (-2 * t / D))
+        assert abs(float(ours[b, h, row, column]) - total) < 1e-10
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_complexformer_starts_as_rope(pairing: str) -> None:
+    q, k = vectors()
+    ours = logits_polar(build("complexformer", pairing=pairing), q, k).detach()
+    assert float((ours - logits_polar(build("rope", pairing=pairing), q, k)).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0.0, 1e-40, 1e-25, 1e-18])
+def test_complexformers_gradients_are_finite_where_a_query_is_nothing(size: float, dtype: torch.dtype) -> None:
+    encoding = build("complexformer")
+    q, k = vectors(dtype=dtype)
+    q = (q * size).requires_grad_()
+    turned_q, turned_k = encoding.rotate(q, k, PLACES, PLACES)
+    out = turned_q @ turned_k.mT
+    assert bool(out.isfinite().all())
+    assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), (q, *encoding.parameters())))
+
+
+# ---- Fourier series of angles ---------------------------------------------------------------------------------------
+
+D_FOPE = 16
+SIZES_FOPE = {"d_model": 48, "num_heads": H, "head_dim": D_FOPE, "max_len": 512}
+PLACES_FOPE = torch.tensor([0, 1, 9, 40, 300, 12345])
+
+
+def build_fope(seed: int = 0, **options: Any) -> PositionalEncoding:
+    torch.manual_seed(seed)
+    return encodings.build("fope", **SIZES_FOPE, **options)
+
+
+@pytest.mark.parametrize("padding", ["identity", "ones"])
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_what_it_turns_by_is_the_formula(pairing: str, padding: str) -> None:
+    encoding = build_fope(pairing=pairing, padding=padding)
+    kept = [
+        10000.0 ** (-2 * t / D_FOPE) for t in range(D_FOPE // 2) if 10000.0 ** (-2 * t / D_FOPE) >= 2 * math.pi / 512
+    ]
+    assert len(kept) == 4
+    x = draw(2, H, N, D_FOPE)
+    ours = encoding.rotate(x, x, PLACES_FOPE, PLACES_FOPE)[0]
+    for h in range(H):
+        for row, i in enumerate(PLACES_FOPE.tolist()):
+            for t in range(D_FOPE // 2):
+                cosine, sine = 1.0, 1.0 if padding == "ones" else 0.0
+                if t < min(len(kept), D_FOPE // 4):
+                    cosine = sum(float(encoding.cosines[h, f, t]) * math.cos(i * kept[f]) for f in range(len(kept)))
+                    sine = sum(float(encoding.sines[h, f, t]) * math.sin(i * kept[f]) for f in range(len(kept)))
+                a, b = (t, t + D_FOPE // 2) if pairing == "half" else (2 * t, 2 * t + 1)
+                real, imaginary = float(x[1, h, row, a]), float(x[1, h, row, b])
+                assert abs(float(ours[1, h, row, a]) - (real * cosine - imaginary * sine)) < 1e-10
+                assert abs(float(ours[1, h, row, b]) - (imaginary * cosine + real * sine)) < 1e-10
+
+
+def test_without_noise_it_is_rope_on_the_frequencies_that_are_kept() -> None:
+    encoding = build_fope(gain=0.0)
+    x = draw(2, H, N, D_FOPE)
+    ours = encoding.rotate(x, x, PLACES_FOPE, PLACES_FOPE)[0]
+    bands = encodings.build("rope-bands", keep=[0, 1, 2, 3], pairing="half", **SIZES_FOPE)
+    torch.testing.assert_close(ours, bands.rotate(x, x, PLACES_FOPE, PLACES_FOPE)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_with_more_frequencies_than_series_they_start_evenly_apart() -> None:
+    encoding = build_fope(gain=0.0, base=100.0)
+    assert len(encoding.frequencies) == 8
+    for matrix in (encoding.cosines, encoding.sines):
+        assert matrix.shape == (H, 8, 4)
+        assert matrix[1].nonzero().tolist() == [[0, 0], [2, 1], [4, 2], [6, 3]]
+
+
+def test_the_noise_is_xaviers() -> None:
+    torch.manual_seed(0)
+    encoding = encodings.build("fope", d_model=128 * 16, num_heads=16, head_dim=128, max_len=4096, gain=0.3)
+    heads, kept, series = encoding.sines.shape
+    noise = encoding.sines - encoding.sines.round()
+    wanted = 0.3 * math.sqrt(2 / (kept * series + heads * series))  # torch's fans of a three-dimensional tensor
+    assert float(noise.std()) == pytest.approx(wanted, rel=0.02)
+    assert not torch.equal(encoding.sines, encoding.cosines)
+
+
+def test_matrices_are_fixed_unless_learnable_and_saved_either_way() -> None:
+    fixed, learned = build_fope(), build_fope(learnable=True)
+    assert not list(fixed.parameters())
+    assert {name for name, _ in learned.named_parameters()} == {"cosines", "sines"}
+    assert set(fixed.state_dict()) == set(learned.state_dict()) == {"cosines", "sines"}
+    assert isinstance(learned.sines, nn.Parameter)
+    other = build_fope(seed=1)
+    assert not torch.equal(other.sines, fixed.sines)
+    other.load_state_dict(fixed.state_dict())
+    assert torch.equal(other.sines, fixed.sines)
+    assert not torch.equal(fixed.for_layer(1).sines, fixed.sines)
+
+
+# ---- circular shifts and headings -----------------------------------------------------------------------------------
+
+H_ROLLED = 2
+PLACES_ROLLED = torch.tensor([-7, 0, 1, 9, 300, 1_048_576])
+
+
+def build_rolled(name: str, head_dim: int = 8, **options: Any) -> PositionalEncoding:
+    return encodings.build(name, d_model=2 * head_dim, num_heads=H_ROLLED, head_dim=head_dim, max_len=64, **options)
+
+
+@pytest.mark.parametrize("head_dim", [3, 4, 7, 8, 64])
+@pytest.mark.parametrize("speed", [1.0, 2.0, 3.0])
+def test_a_whole_speed_is_torch_roll(speed: float, head_dim: int) -> None:
+    q, k = vectors(N, H_ROLLED, head_dim)
+    ours = build_rolled("rollpe", head_dim, speed=speed).rotate(q, k, PLACES_ROLLED, PLACES_ROLLED)
+    for a, x in zip(ours, (q, k), strict=True):
+        for n, i in enumerate(PLACES_ROLLED.tolist()):
+            assert float((a[:, :, n] - torch.roll(x[:, :, n], int(speed) * i, -1)).abs().max()) < 1e-7
+
+
+@pytest.mark.parametrize("head_dim", [7, 8])
+@pytest.mark.parametrize("speed", [0.25, 0.7, 1.6])
+def test_a_fraction_is_a_phase_in_the_fourier_transform(speed: float, head_dim: int) -> None:
+    q, k = vectors(N, H_ROLLED, head_dim)
+    ours = build_rolled("rollpe", head_dim, speed=speed).rotate(q, k, PLACES_ROLLED, PLACES_ROLLED)[0]
+    for n, i in enumerate(PLACES_ROLLED.tolist()):
+        spectrum = np.fft.rfft(q[:, :, n].numpy(), axis=-1)
+        component = np.arange(spectrum.shape[-1])
+        phases = np.exp(-2j * np.pi * component * speed * i / head_dim)
+        if head_dim % 2 == 0:
+            phases[-1] = (-1) ** (i * round(speed) % 2)
+        wanted = np.fft.irfft(spectrum * phases, n=head_dim, axis=-1)
+        assert float((ours[:, :, n] - torch.from_numpy(wanted)).abs().max()) < 1e-8
+
+
+@pytest.mark.parametrize("head_dim", [7, 8])
+def test_it_is_rope_with_linear_frequencies_in_the_fourier_basis(head_dim: int) -> None:
+    """q.k of rolled vectors is q.k of their sines and cosines, turned; mean and alternating sum are no pairs."""
+    speed = 0.3
+    q, k = vectors(N, H_ROLLED, head_dim)
+    rolled_q, rolled_k = build_rolled("rollpe", head_dim, speed=speed).rotate(q, k, PLACES_ROLLED, PLACES_ROLLED)
+    total = torch.zeros(2, H_ROLLED, N, N, dtype=torch.float64)
+    for f in range(head_dim // 2 + 1):
+        paired = 0 < 2 * f < head_dim
+        x, y = (torch.fft.rfft(z, norm="ortho")[..., f].conj() for z in (q, k))
+        if paired:  # each has a cosine and a sine, which RoPE turns
+            phases = PLACES_ROLLED.double() * (2 * math.pi * f * speed / head_dim)
+            x, y = (z * torch.polar(torch.ones_like(phases), phases) for z in (x, y))
+        total += (2 if paired else 1) * (x.unsqueeze(-1) * y.conj().unsqueeze(-2)).real
+    assert float((rolled_q @ rolled_k.mT - total).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_headings_turn_every_pair_alike(pairing: str) -> None:
+    q, k = vectors(N, H_ROLLED)
+    ours = turned_logits(build_rolled("drope", step=0.1, pairing=pairing), q, k, PLACES_ROLLED)
+    wanted = pair_by_pair(
+        q, k, lambda b, h, i, j, t: cmath.exp(0.1j * int(PLACES_ROLLED[i] - PLACES_ROLLED[j])), pairing
+    )
+    agree(ours, wanted.real, 1e-9)
+
+
+# ---- xPos -----------------------------------------------------------------------------------------------------------
+
+H_XPOS = 2
+SIZES_XPOS = {"d_model": 16, "num_heads": H_XPOS, "head_dim": D, "max_len": 64}
+
+
+def build_xpos(**options: Any) -> PositionalEncoding:
+    return encodings.build("xpos", **SIZES_XPOS, **options)
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+@pytest.mark.parametrize(("gamma", "scale_base"), [(0.4, 512.0), (1.0, 50.0)])
+def test_logits_are_the_formulas_xpos(gamma: float, scale_base: float, pairing: str) -> None:
+    places = torch.tensor([0, 1, 7, 100, 2345])
+    q, k = vectors(len(places), H_XPOS)
+
+    def factor(b: int, h: int, row: int, column: int, t: int) -> complex:
+        offset = int(places[row] - places[column])
+        return ((2 * t / D + gamma) / (1 + gamma)) ** (offset / scale_base) * rope(offset, t)
+
+    ours = turned_logits(build_xpos(gamma=gamma, scale_base=scale_base, pairing=pairing), q, k, places)
+    agree(ours.tril(), pair_by_pair(q, k, factor, pairing).real.tril(), 1e-10)
+
+
+def test_it_is_x_transformers() -> None:
+    places = torch.arange(128)
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.float64, 1e-12)):
+        theirs = x_transformers.RotaryEmbedding(D, use_xpos=True)
+        ours = build_xpos()
+        if dtype == torch.float64:  # its tables are made in float32: give it ours
+            theirs.inv_freq, theirs.scale = ours.frequencies[0], (ours.log_decay * 512).exp()
+        freqs, scale = theirs(places)
+        q, k = vectors(128, H_XPOS, dtype=dtype)
+        their_q = x_transformers.apply_rotary_pos_emb(q, freqs, scale)
+        their_k = x_transformers.apply_rotary_pos_emb(k, freqs, scale**-1)
+        difference = (turned_logits(ours, q, k, places) - their_q @ their_k.mT).tril().abs().max()
+        assert float(difference) <= tolerance
+
+
+@pytest.mark.parametrize("length", [128, 127])
+def test_it_is_rotary_embedding_torchs(length: int) -> None:
+    places = torch.arange(length)
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.float64, 2e-6)):
+        q, k = vectors(length, H_XPOS, dtype=dtype)
+        their_q, their_k = RotaryEmbedding(D, use_xpos=True).to(dtype).rotate_queries_and_keys(q, k)
+        difference = (turned_logits(build_xpos(), q, k, places) - their_q @ their_k.mT).tril().abs().max()
+        assert float(difference) <= tolerance  # its tables are made in float32 in both
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    [(torch.float16, 2000), (torch.bfloat16, 18_000), (torch.float32, 18_000), (torch.float64, 140_000)],
+)
+def test_the_widest_span_is_finite_and_a_wider_one_refused(dtype: torch.dtype, limit: int) -> None:
+    q, k = vectors(64, H_XPOS, dtype=dtype)
+    q, k = 3 * q, 3 * k
+    q, k = q.requires_grad_(), k.requires_grad_()
+    encoding = build_xpos()
+    for start in (0, 1_000_000):
+        places = torch.linspace(0, limit, 64).long() + start
+        for fused in (True, False):
+            out = attend(q, k, k, encoding=encoding, q_positions=places, k_positions=places, scale=0.3, fused=fused)
+            grads = torch.autograd.grad(out.sum(), (q, k))
+            assert all(bool(x.isfinite().all()) for x in (out, *grads))
+        with pytest.raises(InputError, match=r"^positions must be within \d+ of .*\.$"):
+            encoding.rotate(q, k, places * 2, places * 2)
+
+
+def test_the_kernel_decays() -> None:
+    kernel = build_xpos().kernel(torch.arange(2000))
+    assert bool((kernel.abs().diff(dim=-1) < 0).all())
+    torch.testing.assert_close(kernel[..., 0], torch.ones_like(kernel[..., 0]))
