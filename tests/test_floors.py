@@ -110,7 +110,7 @@ def test_the_rule_tells_up_from_down():
     assert allowed("toeplens.cli", "toeplens.report")
     assert allowed("toeplens.__main__", "toeplens.cli.main")
     assert allowed("toeplens.ground.files", "torch.nn")
-    assert not allowed("toeplens.encodings.bias", "toeplens.model.Decoder")
+    assert not allowed("toeplens.encodings.additive", "toeplens.model.Decoder")
     assert not allowed("toeplens.lens.ablation", "toeplens.sources")
     assert not allowed("toeplens.report", "toeplens.cli")
     assert not allowed("toeplens.studies.grid.study", "toeplens.papers.deposit")

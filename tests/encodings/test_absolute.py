@@ -15,7 +15,7 @@ from x_transformers import x_transformers
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
-from toeplens.encodings.absolute import TUPE
+from toeplens.encodings.additive import TUPE
 from toeplens.ground import InputError
 
 H, D = 3, 8

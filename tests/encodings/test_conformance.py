@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import OffsetBias, PositionalEncoding, conformance, offsets_between
-from toeplens.encodings.bias import T5, ALiBi
+from toeplens.encodings.additive import T5, ALiBi
 from toeplens.encodings.conformance import CHECKS, NonConformance, check
 from toeplens.encodings.rotary import RoPE
 from toeplens.ground import InputError

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import OffsetBias, PositionalEncoding, Rotary, offsets_between, registry
-from toeplens.encodings.absolute import NoPE
+from toeplens.encodings.additive import NoPE
 from toeplens.encodings.conformance import Specimen
 from toeplens.encodings.rotary import turn
 from toeplens.ground import InputError

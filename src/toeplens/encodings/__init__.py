@@ -3,9 +3,9 @@
 To add an encoding, write a class with a ``name`` in the file of its family: ``class RoPE(Rotary, name="rope")``.
 """
 
+from toeplens.encodings.additive import OffsetBias
 from toeplens.encodings.attention import KEPT, attend, attention_logits, attention_weights, fixed_bias
 from toeplens.encodings.base import Coupling, PositionalEncoding, Seen
-from toeplens.encodings.bias import OffsetBias
 from toeplens.encodings.composed import Composed, compose
 from toeplens.encodings.kit import offsets_between
 from toeplens.encodings.registry import build, canonical, get, named, names, options, unusable

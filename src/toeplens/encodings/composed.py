@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.absolute import Sinusoidal
+from toeplens.encodings.additive import Sinusoidal
 from toeplens.encodings.base import HOOKS, Coupling, PositionalEncoding, Seen
 from toeplens.encodings.lengths import Tempered
 from toeplens.encodings.logits import DeBERTa, Shaw, TransformerXL

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import kit
-from toeplens.encodings.absolute import Sinusoidal
+from toeplens.encodings.additive import Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Stream, Turned

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import kit
+from toeplens.encodings.additive import geometric_slopes
 from toeplens.encodings.base import PositionalEncoding, Seen
-from toeplens.encodings.bias import geometric_slopes
 from toeplens.encodings.coordinates import OnGrid
 from toeplens.encodings.rotary import turn_by
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream, Turned

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import kit
-from toeplens.encodings.absolute import Sinusoidal
+from toeplens.encodings.additive import ALiBi, Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.bias import ALiBi
 from toeplens.encodings.rotary import Pairing, RoPE, from_pairs, pairs_of, turn_by
 from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries, Stream, Turned
 from toeplens.ground import InputError, invalid

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import kit
+from toeplens.encodings.additive import FIRE, T5, ALiBi, KerpleLog, RelativeTable
 from toeplens.encodings.base import PositionalEncoding, Seen
-from toeplens.encodings.bias import FIRE, T5, ALiBi, KerpleLog, RelativeTable
 from toeplens.encodings.rotary import RoPE
 from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries, Turned
 from toeplens.ground import InputError, choose, invalid

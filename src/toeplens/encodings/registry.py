@@ -16,7 +16,7 @@ from toeplens.ground import InputError, choose, invalid, shown
 from toeplens.ground.errors import first_line
 
 # the modules of this package, in the order of the list of names
-FAMILIES = ("absolute", "bias", "rotary", "coordinates", "contextual", "logits", "scaled", "generated", "lengths")
+FAMILIES = ("additive", "rotary", "coordinates", "contextual", "logits", "scaled", "generated", "lengths")
 
 
 def _all() -> dict[str, type[PositionalEncoding]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import kit
-from toeplens.encodings.absolute import NoPE, Sinusoidal
+from toeplens.encodings.additive import NoPE, Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Stream, Turned
 from toeplens.ground import InputError, invalid

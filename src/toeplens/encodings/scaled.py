@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import kit
-from toeplens.encodings.absolute import NoPE
+from toeplens.encodings.additive import NoPE
 from toeplens.encodings.base import SIZES, PositionalEncoding
 from toeplens.encodings.coordinates import axes_of_pairs, phases_along
 from toeplens.encodings.rotary import Pairing, RoPE, Rotary

@@ -58,7 +58,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, attention_logits, build
-from toeplens.encodings.absolute import Sinusoidal
+from toeplens.encodings.additive import Sinusoidal
 from toeplens.encodings.kit import rotary_frequencies
 from toeplens.encodings.logits import URPE
 from toeplens.encodings.rotary import Rotary

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding
-from toeplens.encodings.absolute import NoPE
+from toeplens.encodings.additive import NoPE
 from toeplens.encodings.kit import require_indices, without_autocast
 from toeplens.ground import InputError, shown
 from toeplens.ground.machine import out_of_memory
