@@ -99,7 +99,7 @@ def test_bands_under_control_stop_in_imaginary_heads_too() -> None:
 
 # ---- remapped positions ---------------------------------------------------------------------------------------------
 
-H_REMAPPED, D_REMAPPED = SIZES["num_heads"], SIZES["head_dim"]
+
 PLACES_REMAPPED = torch.tensor([0, 1, 2, 5, 7, 8, 9, 20, 21, 63, 64, 1000, 100_003])
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -132,8 +132,8 @@ def remapped(name: str, i: int, j: int, options: dict[str, Any]) -> float:
 def test_logits_are_the_formulas(name: str, options: dict[str, Any], pairing: str) -> None:
     encoding = build(name, pairing=pairing, base=500.0, **options)
     q, k = (
-        draw(2, H_REMAPPED, len(PLACES_REMAPPED), D_REMAPPED),
-        draw(2, H_REMAPPED, len(PLACES_REMAPPED), D_REMAPPED, seed=2),
+        draw(2, H, len(PLACES_REMAPPED), D),
+        draw(2, H, len(PLACES_REMAPPED), D, seed=2),
     )
 
     def offset(row: int, column: int) -> float:
@@ -164,7 +164,7 @@ def test_logits_are_the_formulas(name: str, options: dict[str, Any], pairing: st
     ],
 )
 def test_it_is_rope_where_nothing_is_remapped(name: str, options: dict[str, Any], pairing: str) -> None:
-    q, k, v = (draw(2, H_REMAPPED, len(PLACES_REMAPPED), D_REMAPPED, seed=seed) for seed in range(3))
+    q, k, v = (draw(2, H, len(PLACES_REMAPPED), D, seed=seed) for seed in range(3))
     ours, rope = build(name, pairing=pairing, **options), encodings.build("rope", **SIZES, pairing=pairing)
     for causal in (True, False):
         told = {"q_positions": PLACES_REMAPPED, "k_positions": PLACES_REMAPPED, "scale": 0.3, "causal": causal}
@@ -202,7 +202,7 @@ def test_default_sizes_are_shares_of_the_longest_text() -> None:
 
 # ---- temperatures ---------------------------------------------------------------------------------------------------
 
-H_TEMPERED, D_TEMPERED, N_TEMPERED = SIZES["num_heads"], SIZES["head_dim"], 9
+N_TEMPERED = 9
 PLACES_TEMPERED = torch.tensor([0, 1, 2, 7, 8, 63, 64, 8191, 1_048_576])
 
 build_tempered = partial(samples_build, std=1.0)
@@ -216,13 +216,13 @@ def told(encoding: encodings.PositionalEncoding, places: torch.Tensor, **more: A
 def test_scalable_softmax_is_the_formula(bias: bool) -> None:
     """n^(s z) over its sum, z = q . k / sqrt(d) and n the number of keys: as the paper writes it, without a bias."""
     encoding = build_tempered("scalable-softmax", bias=bias)
-    q, k = draw(2, H_TEMPERED, N_TEMPERED, D_TEMPERED), draw(2, H_TEMPERED, N_TEMPERED, D_TEMPERED, seed=2)
+    q, k = draw(2, H, N_TEMPERED, D), draw(2, H, N_TEMPERED, D, seed=2)
     ours = attention_weights(q, k, **told(encoding, torch.arange(N_TEMPERED)))
     state = {name: value.tolist() for name, value in encoding.named_parameters()}
     for b in range(2):
-        for h in range(H_TEMPERED):
+        for h in range(H):
             for row in range(N_TEMPERED):
-                z = [float(q[b, h, row] @ k[b, h, j]) / math.sqrt(D_TEMPERED) for j in range(row + 1)]
+                z = [float(q[b, h, row] @ k[b, h, j]) / math.sqrt(D) for j in range(row + 1)]
                 if bias:
                     parts = [math.exp((state["slope"][h] * math.log(row + 1) + state["level"][h]) * x) for x in z]
                 else:
@@ -246,10 +246,10 @@ def test_llama_4s_factors_are_the_formula() -> None:
 def test_a_layer_without_rope_is_transformers_llama_4s() -> None:
     """Theirs forms the factor in float32, so that 1e-6 is asked; all else is float64."""
     config = Llama4TextConfig(
-        hidden_size=H_TEMPERED * D_TEMPERED,
-        num_attention_heads=H_TEMPERED,
-        num_key_value_heads=H_TEMPERED,
-        head_dim=D_TEMPERED,
+        hidden_size=H * D,
+        num_attention_heads=H,
+        num_key_value_heads=H,
+        head_dim=D,
         num_hidden_layers=1,
         no_rope_layers=[0],
         floor_scale=3,
@@ -259,12 +259,12 @@ def test_a_layer_without_rope_is_transformers_llama_4s() -> None:
     config._attn_implementation = "eager"
     theirs = randomised(llama4.Llama4TextAttention(config, 0), 0.5).double().eval()
     assert not theirs.use_rope
-    x = draw(2, 20, H_TEMPERED * D_TEMPERED)
+    x = draw(2, 20, H * D)
     hidden = torch.full((20, 20), float("-inf"), dtype=torch.float64).triu(1)[None, None]
     wanted = theirs(x, (x, x), hidden)[0]
 
     def heads(layer: nn.Module) -> torch.Tensor:
-        return layer(x).unflatten(-1, (H_TEMPERED, D_TEMPERED)).transpose(1, 2)
+        return layer(x).unflatten(-1, (H, D)).transpose(1, 2)
 
     encoding = build_tempered("llama4-temperature", floor_scale=3, attn_scale=0.7)
     q, k, v = heads(theirs.q_proj), heads(theirs.k_proj), heads(theirs.v_proj)
@@ -284,7 +284,7 @@ def test_the_default_steps_are_llama_4s() -> None:
 
 # ---- segments -------------------------------------------------------------------------------------------------------
 
-H_SEGMENTS, D_SEGMENTS, N_SEGMENTS = SIZES["num_heads"], SIZES["head_dim"], 12
+N_SEGMENTS = 12
 SEPARATORS = [3, 7]
 ACROSS = pytest.mark.parametrize("across", ["rope", "alibi"])
 INSIDE = pytest.mark.parametrize("inside", ["learned", "sinusoidal"])
@@ -353,13 +353,13 @@ def test_places_enter_as_vectors_and_segments_as_rope_or_alibi(across: str, insi
     else:
         wanted = encodings.build("sinusoidal", **SIZES).embed(x, places)
     agree(encoding.embed(x, positions), wanted, 1e-15)
-    q, k = draw(2, H_SEGMENTS, N_SEGMENTS, D_SEGMENTS), draw(2, H_SEGMENTS, N_SEGMENTS, D_SEGMENTS, seed=2)
+    q, k = draw(2, H, N_SEGMENTS, D), draw(2, H, N_SEGMENTS, D, seed=2)
     relative = encodings.build(across, **SIZES)
     if across == "rope":
         wanted = attention_logits(q, k, **told_segments(relative, segments))
     else:
         slopes = relative.get_buffer("slopes")[:, None, None]
-        wanted = q @ k.mT * D_SEGMENTS**-0.5 - 2.5 * slopes * (segments[:, None] - segments).abs()
+        wanted = q @ k.mT * D**-0.5 - 2.5 * slopes * (segments[:, None] - segments).abs()
         wanted = wanted.masked_fill(torch.ones(N_SEGMENTS, N_SEGMENTS, dtype=torch.bool).triu(1), float("-inf"))
     ours = attention_logits(q, k, **told_segments(encoding, positions))
     agree(ours.tril(), wanted.tril(), 1e-12)

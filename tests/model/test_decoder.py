@@ -20,6 +20,9 @@ from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.model import Decoder, DecoderConfig, Protocol, decoder_config, scale_left_open
 from toeplens.model import protocol_switches as switches_of
+from toeplens.model.decoder import frozen
+
+# ---- the decoder -----------------------------------------------------------------------------------------------------
 
 SMALL = {
     "vocab_size": 11,
@@ -499,3 +502,35 @@ def test_a_sequence_longer_than_a_table_of_positions_is_refused() -> None:
             decoder(tokens_like((1, 17)))
     with pytest.raises(InputError, match=r"^positions must be from 0 to 15 .*, got 16"):
         model("learned")(tokens_like((1, 17)), positions=torch.arange(17))
+
+
+# ---- frozen norms ----------------------------------------------------------------------------------------------------
+
+NORMS = {
+    "LayerNorm": lambda width: nn.LayerNorm(width),
+    "LayerNorm without scale": lambda width: nn.LayerNorm(width, elementwise_affine=False),
+    "RMSNorm": lambda width: nn.RMSNorm(width),
+    "RMSNorm with eps": lambda width: nn.RMSNorm(width, eps=1e-3),
+    "none": lambda width: nn.Identity(),
+}
+
+
+@given(name=st.sampled_from(sorted(NORMS)), width=st.integers(2, 9), seed=st.integers(0, 999))
+def test_parts_sum_to_the_norm(name: str, width: int, seed: int) -> None:
+    """float64, 1e-12."""
+    torch.manual_seed(seed)
+    norm = NORMS[name](width).double()
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x, part = torch.randn(2, 3, 5, width, dtype=torch.float64)
+    shift = getattr(norm, "bias", None)
+    with torch.no_grad():
+        summed = frozen(norm, part, x) + frozen(norm, x - part, x)
+        expected = norm(x) - (0 if shift is None else shift)
+        torch.testing.assert_close(summed, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(frozen(norm, 3 * part, x), 3 * frozen(norm, part, x), rtol=0, atol=1e-12)
+
+
+def test_what_is_no_norm_is_refused() -> None:
+    with pytest.raises(TypeError, match="Linear"):
+        frozen(nn.Linear(2, 2), torch.ones(1, 2), torch.ones(1, 2))
