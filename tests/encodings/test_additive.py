@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -171,19 +172,17 @@ def test_tupe_is_a_product_of_positions_of_its_own(relative: bool, untied_first:
     for queries in (torch.tensor(QUERIES), torch.tensor([QUERIES, [1, 2, 0]])):
         bias = encoding.bias(queries, torch.tensor(KEYS))
         by_sequence = bias if queries.ndim == 2 else bias.unsqueeze(0)
-        for b, row in enumerate(queries.reshape(-1, 3).tolist()):
-            for h in range(H):
-                for n, i in enumerate(row):
-                    for m, j in enumerate(KEYS):
-                        if untied_first and 0 in (i, j):
-                            value = 0 if i == 0 else 1
-                            wanted = float(encoding.first[value, h])
-                            wanted += float(encoding.relative_first[value, h]) if relative else 0.0
-                        else:
-                            q, k = place(encoding, encoding.to_q, i, h), place(encoding, encoding.to_k, j, h)
-                            wanted = float(q @ k) / math.sqrt(2 * D)
-                            wanted += float(encoding.relative.kernel(torch.tensor([i - j]))[h, 0]) if relative else 0.0
-                        assert abs(float(by_sequence[b, h, n, m]) - wanted) < 1e-10
+        for (b, row), h in itertools.product(enumerate(queries.reshape(-1, 3).tolist()), range(H)):
+            for (n, i), (m, j) in itertools.product(enumerate(row), enumerate(KEYS)):
+                if untied_first and 0 in (i, j):
+                    value = 0 if i == 0 else 1
+                    wanted = float(encoding.first[value, h])
+                    wanted += float(encoding.relative_first[value, h]) if relative else 0.0
+                else:
+                    q, k = place(encoding, encoding.to_q, i, h), place(encoding, encoding.to_k, j, h)
+                    wanted = float(q @ k) / math.sqrt(2 * D)
+                    wanted += float(encoding.relative.kernel(torch.tensor([i - j]))[h, 0]) if relative else 0.0
+                assert abs(float(by_sequence[b, h, n, m]) - wanted) < 1e-10
 
 
 @pytest.mark.parametrize("relative", [False, True])

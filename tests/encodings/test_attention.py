@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -282,11 +283,9 @@ def test_soft_caps_and_sinks_are_what_their_formulas_say(name: str) -> None:
     if name == "alibi":
         bias = encoding.bias(p, p).expand_as(plain)
     out = attend(q, k, v, sinks=sinks, **told)
-    for b in range(B):
-        for h in range(H):
-            for i in range(N_OPTIONS):
-                row = plain[b, h, i, : i + 1].exp()
-                close(out[b, h, i], (row @ v[b, h, : i + 1]) / (row.sum() + sinks[h].exp()), 1e-12)
+    for b, h, i in itertools.product(range(B), range(H), range(N_OPTIONS)):
+        row = plain[b, h, i, : i + 1].exp()
+        close(out[b, h, i], (row @ v[b, h, : i + 1]) / (row.sum() + sinks[h].exp()), 1e-12)
     if name != "fox":
         capped = attention_logits(q, k, softcap=cap, **told)
         seen = torch.ones(N_OPTIONS, N_OPTIONS, dtype=torch.bool).tril()

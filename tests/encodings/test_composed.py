@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 from typing import Any
@@ -46,23 +47,22 @@ def test_logits_are_the_formula_by_hand(other: str) -> None:
     q, k, x = draw(1, H, N, D), draw(1, H, N, D, seed=2), draw(1, N, SIZES["d_model"], seed=3)
     ours = attention_logits(q, k, **told(encoding, x)).detach()
     products = pair_by_pair(q, k, lambda b, h, i, j, t: rope(i - j, t, base=500.0)).real / math.sqrt(D)
-    for h in range(H):
-        for i in range(N):
-            for j in range(i + 1):
-                logit = float(products[0, h, i, j])
-                for each in (part(encoding, n) for n in range(1, len(encoding.parts))):
-                    state = each.state_dict()
-                    match type(each).__name__:
-                        case "ALiBi":
-                            logit -= 2 ** (-8 * (h + 1) / 2) * (i - j) if h < 2 else 2 ** (-8 / 4) * (i - j)
-                        case "FoX":
-                            gates = x[0] @ state["gate.weight"][h] + state["gate.bias"][h]
-                            logit += sum(math.log(1 / (1 + math.exp(-float(gates[m])))) for m in range(j + 1, i + 1))
-                        case "ScalableSoftmax":
-                            logit *= float(state["slope"][h]) * math.log(i + 1)
-                        case "URPE":
-                            logit += float(state["base.weight"][i - j, h])  # each of the first 16 distances has its own
-                assert float(ours[0, h, i, j]) == pytest.approx(logit, abs=1e-10)
+    for h, i in itertools.product(range(H), range(N)):
+        for j in range(i + 1):
+            logit = float(products[0, h, i, j])
+            for each in (part(encoding, n) for n in range(1, len(encoding.parts))):
+                state = each.state_dict()
+                match type(each).__name__:
+                    case "ALiBi":
+                        logit -= 2 ** (-8 * (h + 1) / 2) * (i - j) if h < 2 else 2 ** (-8 / 4) * (i - j)
+                    case "FoX":
+                        gates = x[0] @ state["gate.weight"][h] + state["gate.bias"][h]
+                        logit += sum(math.log(1 / (1 + math.exp(-float(gates[m])))) for m in range(j + 1, i + 1))
+                    case "ScalableSoftmax":
+                        logit *= float(state["slope"][h]) * math.log(i + 1)
+                    case "URPE":
+                        logit += float(state["base.weight"][i - j, h])  # each of the first 16 distances has its own
+            assert float(ours[0, h, i, j]) == pytest.approx(logit, abs=1e-10)
 
 
 def test_weights_are_changed_after_the_softmax() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
 from functools import partial
 from typing import Any
@@ -42,20 +43,18 @@ def cope_by_loops(encoding: PositionalEncoding, q: Tensor, k: Tensor, *, causal:
     """The gates between query and key, one at a time; ``hidden`` keys have none."""
     last = encoding.positions_max - 1
     made = torch.full((B, H, q.shape[-2], k.shape[-2]), -math.inf, dtype=torch.float64)
-    for b in range(B):
-        for h in range(H):
-            for i in range(q.shape[-2]):
-                content = [float(q[b, h, i] @ k[b, h, m]) * SCALE for m in range(k.shape[-2])]
-                gates = [0.0 if m in hidden else 1 / (1 + math.exp(-content[m])) for m in range(k.shape[-2])]
-                for j in range(k.shape[-2]):
-                    if j in hidden or (causal and j > i):
-                        continue
-                    place = min(sum(gates[j : i + 1]) if j <= i else sum(gates[i + 1 : j + 1]), last)
-                    low = math.floor(place)
-                    high = math.ceil(place)
-                    vector = (1 - place + low) * encoding.weight[low] + (place - low) * encoding.weight[high]
-                    term = float(q[b, h, i] @ vector)
-                    made[b, h, i, j] = content[j] + (term * SCALE if encoding.scaled else term)
+    for b, h, i in itertools.product(range(B), range(H), range(q.shape[-2])):
+        content = [float(q[b, h, i] @ k[b, h, m]) * SCALE for m in range(k.shape[-2])]
+        gates = [0.0 if m in hidden else 1 / (1 + math.exp(-content[m])) for m in range(k.shape[-2])]
+        for j in range(k.shape[-2]):
+            if j in hidden or (causal and j > i):
+                continue
+            place = min(sum(gates[j : i + 1]) if j <= i else sum(gates[i + 1 : j + 1]), last)
+            low = math.floor(place)
+            high = math.ceil(place)
+            vector = (1 - place + low) * encoding.weight[low] + (place - low) * encoding.weight[high]
+            term = float(q[b, h, i] @ vector)
+            made[b, h, i, j] = content[j] + (term * SCALE if encoding.scaled else term)
     return made
 
 
@@ -117,13 +116,11 @@ def test_the_relative_projection_is_a_product_with_the_bank() -> None:
     queries, keys = torch.tensor([3, 70, 100, 5, 66]), torch.tensor([0, 3, 6, 40, 2])
     zeros = torch.zeros(B, H, 5, D, dtype=torch.float64)
     bias = encoding.bias(queries, keys, Seen(zeros, zeros, torch.arange(5), encoding.note(x)))
-    for b in range(B):
-        for h in range(H):
-            for n, i in enumerate(queries.tolist()):
-                mixed = encoding.mix.weight[16 * h : 16 * h + 16] @ x[b, n] + encoding.mix.bias[16 * h : 16 * h + 16]
-                for m, j in enumerate(keys.tolist()):
-                    wanted = float(mixed @ encoding.bank[:, i - j]) if 0 <= i - j < 64 else 0.0
-                    assert abs(float(bias[b, h, n, m]) - wanted) < 1e-10
+    for b, h, (n, i) in itertools.product(range(B), range(H), enumerate(queries.tolist())):
+        mixed = encoding.mix.weight[16 * h : 16 * h + 16] @ x[b, n] + encoding.mix.bias[16 * h : 16 * h + 16]
+        for m, j in enumerate(keys.tolist()):
+            wanted = float(mixed @ encoding.bank[:, i - j]) if 0 <= i - j < 64 else 0.0
+            assert abs(float(bias[b, h, n, m]) - wanted) < 1e-10
 
 
 # ---- biases that add up along the sequence --------------------------------------------------------------------------
@@ -162,20 +159,17 @@ def by_loops(name: str, options: dict[str, Any], encoding: CumulativeBias, x: Te
     def linear(layer: Any, b: int, h: int, m: int) -> float:
         return float(layer.weight[h] @ x[b, m] + layer.bias[h])
 
-    for b in range(B):
-        for h in range(H):
-            for i in range(x.shape[1]):
-                for j in range(x.shape[1]):
-                    between = range(j + 1, i + 1) if j <= i else range(i + 1, j + 1)
-                    if name == "fox":
-                        gates = (1 / (1 + math.exp(-linear(encoding.gate, b, h, m))) for m in between)
-                        bias[b, h, i, j] = sum(math.log(gate) for gate in gates)
-                        continue
-                    step = softplus if options.get("step") == "softplus" else lambda z: max(0.0, z)
-                    total = sum(step(linear(encoding.stride, b, h, m)) for m in between)
-                    total = math.log(total**2 + 1) if options.get("kernelised") else total
-                    weighted = options.get("weighted", True)
-                    bias[b, h, i, j] = -total * (softplus(linear(encoding.weight, b, h, i)) if weighted else 1)
+    for b, h, i, j in itertools.product(range(B), range(H), range(x.shape[1]), range(x.shape[1])):
+        between = range(j + 1, i + 1) if j <= i else range(i + 1, j + 1)
+        if name == "fox":
+            gates = (1 / (1 + math.exp(-linear(encoding.gate, b, h, m))) for m in between)
+            bias[b, h, i, j] = sum(math.log(gate) for gate in gates)
+            continue
+        step = softplus if options.get("step") == "softplus" else lambda z: max(0.0, z)
+        total = sum(step(linear(encoding.stride, b, h, m)) for m in between)
+        total = math.log(total**2 + 1) if options.get("kernelised") else total
+        weighted = options.get("weighted", True)
+        bias[b, h, i, j] = -total * (softplus(linear(encoding.weight, b, h, i)) if weighted else 1)
     return bias
 
 
@@ -375,17 +369,12 @@ def test_tapas_logits_are_the_formulas(alpha: float, share: float, phase: str) -
     encoding = build_angle("tapa", alpha=alpha, share=share, phase=phase)
     q, k, x = content_angle()
     ours, first = logits_angle(encoding, q, k, x), round(share * D)
-    for h in range(H):
-        for row, i in enumerate(PLACES.tolist()):
-            for column, j in enumerate(PLACES.tolist()):
-                a, b = q[1, h, row], k[1, h, column]
-                if phase == "quadratic":
-                    angle = float(a[first:] @ b[first:])
-                else:
-                    angle = float(a[first:].sum() + b[first:].sum())
-                angle *= 2 * math.pi * abs(i - j) ** alpha / math.sqrt(D - first)
-                wanted = float(a[:first] @ b[:first]) / math.sqrt(first) * math.cos(angle)
-                assert abs(float(ours[1, h, row, column]) - wanted) < 1e-10
+    for h, (row, i), (column, j) in itertools.product(range(H), enumerate(PLACES.tolist()), enumerate(PLACES.tolist())):
+        a, b = q[1, h, row], k[1, h, column]
+        angle = float(a[first:] @ b[first:]) if phase == "quadratic" else float(a[first:].sum() + b[first:].sum())
+        angle *= 2 * math.pi * abs(i - j) ** alpha / math.sqrt(D - first)
+        wanted = float(a[:first] @ b[:first]) / math.sqrt(first) * math.cos(angle)
+        assert abs(float(ours[1, h, row, column]) - wanted) < 1e-10
 
 
 # ---- PaTH -----------------------------------------------------------------------------------------------------------
@@ -409,15 +398,14 @@ def by_products(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, rows: Tensor) -> 
     """q_i^T H_i ... H_{j+1} k_j with every matrix written out; for keys after the query, q . k."""
     rows = rows.expand(B, -1)
     out = q @ k.transpose(-1, -2)
-    for b in range(B):
-        for h in range(H):
-            for a, row in enumerate(rows[b].tolist()):
-                for j in range(row + 1):
-                    product = torch.eye(D, dtype=torch.float64)
-                    for m in range(j + 1, row + 1):
-                        one = torch.eye(D, dtype=torch.float64) - beta[b, h, m] * torch.outer(w[b, h, m], w[b, h, m])
-                        product = one @ product
-                    out[b, h, a, j] = q[b, h, a] @ product @ k[b, h, j]
+    for b, h in itertools.product(range(B), range(H)):
+        for a, row in enumerate(rows[b].tolist()):
+            for j in range(row + 1):
+                product = torch.eye(D, dtype=torch.float64)
+                for m in range(j + 1, row + 1):
+                    one = torch.eye(D, dtype=torch.float64) - beta[b, h, m] * torch.outer(w[b, h, m], w[b, h, m])
+                    product = one @ product
+                out[b, h, a, j] = q[b, h, a] @ product @ k[b, h, j]
     return out
 
 
@@ -496,12 +484,11 @@ def from_content(encoding: PaTH, x: Tensor, size: int, silu: bool) -> tuple[Tens
     full = encoding.up.weight if encoding.down is None else encoding.up.weight @ encoding.down.weight
     before, strength = x @ full.T, x @ encoding.strength.weight.T + encoding.strength.bias
     w = torch.zeros(B, H, length, D, dtype=torch.float64)
-    for n in range(length):
-        for tap in range(size):
-            source = n - (size - 1) + tap
-            if source >= 0:
-                weight = encoding.conv.weight[:, 0, tap]
-                w[:, :, n] += (before[:, source] * weight).view(B, H, D)
+    for n, tap in itertools.product(range(length), range(size)):
+        source = n - (size - 1) + tap
+        if source >= 0:
+            weight = encoding.conv.weight[:, 0, tap]
+            w[:, :, n] += (before[:, source] * weight).view(B, H, D)
     if silu:
         w = w / (1 + torch.exp(-w))
     return w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt(), 2 / (1 + torch.exp(-strength.transpose(1, 2)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -351,10 +352,9 @@ def test_what_makes_no_sense_is_refused(name: str, given: dict[str, Any]) -> Non
 @pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_values_of_a_wrong_kind_are_told_what_is_allowed(name: str) -> None:
     """Of every option, its name; what Python or torch make of such a value says neither."""
-    for option in encodings.options(name):
-        for value in (object(), [object()]):
-            with pytest.raises(InputError, match=rf"^{option} must be .+, got .*\.$"):
-                encodings.build(name, **SIZES, **{option: value})
+    for option, value in itertools.product(encodings.options(name), (object(), [object()])):
+        with pytest.raises(InputError, match=rf"^{option} must be .+, got .*\.$"):
+            encodings.build(name, **SIZES, **{option: value})
 
 
 def test_heads_of_a_size_that_cannot_be_turned_are_one_sentence() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
 from functools import partial
 from typing import Any
@@ -164,9 +165,8 @@ def test_shares_of_the_pairs_by_default() -> None:
     assert build("axial-rope", head_dim=14).axis_of.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert build("mrope", head_dim=128).axis_of.bincount().tolist() == [16, 24, 24]
     assert build("mrope", head_dim=128, interleaved_sections=True).axis_of.bincount().tolist() == [24, 20, 20]
-    for head_dim in range(2, 40, 2):
-        for interleaved in (False, True):
-            assert len(build("mrope", head_dim=head_dim, interleaved_sections=interleaved).axis_of) == head_dim // 2
+    for head_dim, interleaved in itertools.product(range(2, 40, 2), (False, True)):
+        assert len(build("mrope", head_dim=head_dim, interleaved_sections=interleaved).axis_of) == head_dim // 2
     with pytest.raises(InputError, match=r"^head_dim must .*, got 6\.$"):
         build("rope-mixed", head_dim=6)
 
@@ -429,11 +429,9 @@ def test_the_bias_is_one_value_a_head_and_distance(by: str) -> None:
     ours = encoding.bias(tensor(*queries), tensor(*keys)).detach()
     each = encoding.bias(tensor(*queries).expand(2, -1, -1), tensor(*keys)).detach()
     assert torch.equal(each, ours.expand(2, -1, -1, -1))
-    for h in range(3):
-        for i, a in enumerate(queries):
-            for j, b in enumerate(keys):
-                row = min(walked(a, b), 3) if by == "path" else max(-3, min(len(a) - len(b), 3)) + 3
-                assert ours[h, i, j] == encoding.weight[row, h]
+    for h, (i, a), (j, b) in itertools.product(range(3), enumerate(queries), enumerate(keys)):
+        row = min(walked(a, b), 3) if by == "path" else max(-3, min(len(a) - len(b), 3)) + 3
+        assert ours[h, i, j] == encoding.weight[row, h]
 
 
 def test_without_a_cap_each_distance_has_its_value() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import partial
 from typing import Any
@@ -67,12 +68,10 @@ def test_lieres_rotation_is_the_exponential_of_its_generators(axes: int, places:
         row = []
         for n in range(N):
             generator = np.zeros((D, D))
-            for a in range(axes):
-                for m in range(D // size):
-                    for i in range(size):
-                        for j in range(i + 1, size):
-                            generator[m * size + i, m * size + j] += at[n, a] * raw[h, a, m, i, j]
-                            generator[m * size + j, m * size + i] -= at[n, a] * raw[h, a, m, i, j]
+            for a, m, i in itertools.product(range(axes), range(D // size), range(size)):
+                for j in range(i + 1, size):
+                    generator[m * size + i, m * size + j] += at[n, a] * raw[h, a, m, i, j]
+                    generator[m * size + j, m * size + i] -= at[n, a] * raw[h, a, m, i, j]
             row.append(exponential(generator))
         matrices.append(row)
     x = draw(2, H, N, D)
@@ -150,16 +149,13 @@ def test_circulant_string_is_the_exponential_of_circulant_matrices(axes: int, pl
     at, column = unit(places, [1.0] * axes), encoding.weight.numpy()
     x = draw(2, H, N, head_dim)
     ours = turned(encoding, x, places)
-    for h in range(H):
-        for n in range(N):
-            generator = np.zeros((head_dim, head_dim))
-            for a in range(axes):
-                circulant = np.array(
-                    [[column[h, a, (i - j) % head_dim] for j in range(head_dim)] for i in range(head_dim)]
-                )
-                generator += at[n, a] * (circulant - circulant.T)
-            wanted = torch.from_numpy(exponential(generator)) @ x[:, h, n].unsqueeze(-1)
-            assert float((ours[:, h, n] - wanted.squeeze(-1)).abs().max()) < 1e-9
+    for h, n in itertools.product(range(H), range(N)):
+        generator = np.zeros((head_dim, head_dim))
+        for a in range(axes):
+            circulant = np.array([[column[h, a, (i - j) % head_dim] for j in range(head_dim)] for i in range(head_dim)])
+            generator += at[n, a] * (circulant - circulant.T)
+        wanted = torch.from_numpy(exponential(generator)) @ x[:, h, n].unsqueeze(-1)
+        assert float((ours[:, h, n] - wanted.squeeze(-1)).abs().max()) < 1e-9
 
 
 def test_cayley_string_on_one_axis_starts_as_rope() -> None:
@@ -293,12 +289,11 @@ def test_the_rate_is_what_query_and_key_say(rate: str) -> None:
         omega = slopes[h] * softplus(float(encoding.omega[h]))
         v = None if encoding.v is None else encoding.v[h] / encoding.v[h].norm()
         u = None if encoding.u is None else encoding.u[h] / encoding.u[h].norm()
-        for row, i in enumerate(PLACES.tolist()):
-            for column, j in enumerate(PLACES.tolist()):
-                total = 1.0 if rate == "constant" else 0.0
-                total += 0.0 if v is None else softplus(float(v @ q[1, h, row]) / math.sqrt(D))
-                total += 0.0 if u is None else softplus(float(u @ k[1, h, column]) / math.sqrt(D))
-                assert abs(float(ours[1, h, row, column]) + abs(i - j) * omega * total) < 1e-10
+        for (row, i), (column, j) in itertools.product(enumerate(PLACES.tolist()), enumerate(PLACES.tolist())):
+            total = 1.0 if rate == "constant" else 0.0
+            total += 0.0 if v is None else softplus(float(v @ q[1, h, row]) / math.sqrt(D))
+            total += 0.0 if u is None else softplus(float(u @ k[1, h, column]) / math.sqrt(D))
+            assert abs(float(ours[1, h, row, column]) + abs(i - j) * omega * total) < 1e-10
 
 
 def test_a_constant_rate_starts_as_alibi() -> None:
@@ -314,18 +309,16 @@ def test_every_token_between_takes_its_share() -> None:
     ours = added(encoding, draw(B, H, N_GRAPE, D), draw(B, H, N_GRAPE, D, seed=2), x, PLACES)
     probes = (x @ encoding.probe.weight.T).unflatten(-1, (H, 4)).transpose(1, 2)
     slopes = [2.0**-4, 2.0**-8, 2.0**-2]
-    for h in range(H):
-        for i in range(N_GRAPE):
-            for j in range(N_GRAPE):
-                total = 0.0
-                for m in range(j + 1, i + 1):
-                    p, own = probes[1, h, m], probes[1, h, i]
-                    p = p / math.sqrt(float((p * p).mean()) + torch.finfo(torch.float64).eps)
-                    c, s = math.cos(PLACES[m]), math.sin(PLACES[m])
-                    turned = [p[0] * c - p[2] * s, p[1] * c - p[3] * s, p[0] * s + p[2] * c, p[1] * s + p[3] * c]
-                    product = sum(float(own[w] * turned[w]) for w in range(4)) / 4
-                    total -= slopes[h] * softplus(-product)
-                assert abs(float(ours[1, h, i, j]) - total) < 1e-10
+    for h, i, j in itertools.product(range(H), range(N_GRAPE), range(N_GRAPE)):
+        total = 0.0
+        for m in range(j + 1, i + 1):
+            p, own = probes[1, h, m], probes[1, h, i]
+            p = p / math.sqrt(float((p * p).mean()) + torch.finfo(torch.float64).eps)
+            c, s = math.cos(PLACES[m]), math.sin(PLACES[m])
+            turned = [p[0] * c - p[2] * s, p[1] * c - p[3] * s, p[0] * s + p[2] * c, p[1] * s + p[3] * c]
+            product = sum(float(own[w] * turned[w]) for w in range(4)) / 4
+            total -= slopes[h] * softplus(-product)
+        assert abs(float(ours[1, h, i, j]) - total) < 1e-10
 
 
 def test_edges_of_tokens_are_the_forgetting_transformer() -> None:

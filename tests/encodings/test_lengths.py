@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
 from functools import partial
 from typing import Any
@@ -219,16 +220,14 @@ def test_scalable_softmax_is_the_formula(bias: bool) -> None:
     q, k = draw(2, H, N_TEMPERED, D), draw(2, H, N_TEMPERED, D, seed=2)
     ours = attention_weights(q, k, **told(encoding, torch.arange(N_TEMPERED)))
     state = {name: value.tolist() for name, value in encoding.named_parameters()}
-    for b in range(2):
-        for h in range(H):
-            for row in range(N_TEMPERED):
-                z = [float(q[b, h, row] @ k[b, h, j]) / math.sqrt(D) for j in range(row + 1)]
-                if bias:
-                    parts = [math.exp((state["slope"][h] * math.log(row + 1) + state["level"][h]) * x) for x in z]
-                else:
-                    parts = [(row + 1) ** (state["slope"][h] * x) for x in z]
-                wanted = torch.tensor([x / sum(parts) for x in parts], dtype=torch.float64)
-                agree(ours[b, h, row, : row + 1], wanted, 1e-12)
+    for b, h, row in itertools.product(range(2), range(H), range(N_TEMPERED)):
+        z = [float(q[b, h, row] @ k[b, h, j]) / math.sqrt(D) for j in range(row + 1)]
+        if bias:
+            parts = [math.exp((state["slope"][h] * math.log(row + 1) + state["level"][h]) * x) for x in z]
+        else:
+            parts = [(row + 1) ** (state["slope"][h] * x) for x in z]
+        wanted = torch.tensor([x / sum(parts) for x in parts], dtype=torch.float64)
+        agree(ours[b, h, row, : row + 1], wanted, 1e-12)
 
 
 def test_logits_of_the_usual_length_start_at_their_usual_size() -> None:

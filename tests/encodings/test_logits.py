@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import partial
 from itertools import product
@@ -49,10 +50,8 @@ def by_loops(added: Any, q: Tensor, k: Tensor, queries: list[int], keys: list[in
     """Scaled logits whose position part is added(head, q_i, k_j, i, j), pair by pair."""
     made = torch.zeros(*q.shape[:-1], k.shape[-2], dtype=torch.float64)
     for b in range(q.shape[0]):
-        for h in range(q.shape[1]):
-            for n, i in enumerate(queries):
-                for m, j in enumerate(keys):
-                    made[b, h, n, m] = SCALE * (float(q[b, h, n] @ k[b, h, m]) + added(h, q[b, h, n], k[b, h, m], i, j))
+        for h, (n, i), (m, j) in itertools.product(range(q.shape[1]), enumerate(queries), enumerate(keys)):
+            made[b, h, n, m] = SCALE * (float(q[b, h, n] @ k[b, h, m]) + added(h, q[b, h, n], k[b, h, m], i, j))
     return made
 
 
@@ -79,12 +78,9 @@ def test_shaw_adds_vectors_to_the_values_too(shared_heads: bool) -> None:
     place = {"encoding": encoding, "q_positions": torch.tensor(QUERIES), "k_positions": torch.tensor(KEYS)}
     weights = attention_weights(q, k, scale=SCALE, causal=False, **place)
     wanted = weights @ v
-    for b in range(B):
-        for h in range(H):
-            for n, i in enumerate(QUERIES):
-                for m, j in enumerate(KEYS):
-                    row = encoding.values[0 if shared_heads else h, max(-3, min(3, j - i)) + 3]
-                    wanted[b, h, n] += weights[b, h, n, m] * row
+    for b, h, (n, i), (m, j) in itertools.product(range(B), range(H), enumerate(QUERIES), enumerate(KEYS)):
+        row = encoding.values[0 if shared_heads else h, max(-3, min(3, j - i)) + 3]
+        wanted[b, h, n] += weights[b, h, n, m] * row
     agree(attend(q, k, v, scale=SCALE, causal=False, **place), wanted, 1e-10)
     without = build("shaw", max_distance=3, shared_heads=shared_heads, on_values=False)
     assert without.add_values(weights, place["q_positions"], place["k_positions"]) is None
@@ -521,17 +517,15 @@ def told(options: dict[str, Any], queries: int, keys: int) -> dict[str, Any]:
 def broken(q: Tensor, k: Tensor, options: dict[str, Any], visible: Tensor) -> Tensor:
     """A stick of length 1 for each query: keys, from the nearest on, take their share of what is left of it."""
     weights = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
-    for b in range(q.shape[0]):
-        for h in range(H):
-            for i in range(q.shape[2]):
-                stick = 1.0
-                for j in range(i if options["own"] else i - 1, -1, -1):
-                    if visible[b, i, j]:
-                        beta = 1 / (1 + math.exp(-float(q[b, h, i] @ k[b, h, j]) / math.sqrt(D)))
-                        weights[b, h, i, j] = beta * stick
-                        stick *= 1 - beta
-                if options["remainder"] == "own" and visible[b, i, i]:
-                    weights[b, h, i, i] += stick
+    for b, h, i in itertools.product(range(q.shape[0]), range(H), range(q.shape[2])):
+        stick = 1.0
+        for j in range(i if options["own"] else i - 1, -1, -1):
+            if visible[b, i, j]:
+                beta = 1 / (1 + math.exp(-float(q[b, h, i] @ k[b, h, j]) / math.sqrt(D)))
+                weights[b, h, i, j] = beta * stick
+                stick *= 1 - beta
+        if options["remainder"] == "own" and visible[b, i, i]:
+            weights[b, h, i, i] += stick
     return weights
 
 

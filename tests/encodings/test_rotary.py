@@ -251,14 +251,13 @@ def test_popes_logits_are_the_formulas() -> None:
     assert ours.shape == (2, H, N, N)
     for b in range(2):
         for h in range(H):
-            for row, i in enumerate(PLACES.tolist()):
-                for column, j in enumerate(PLACES.tolist()):
-                    total = 0.0
-                    for c in range(D):
-                        delta = min(0.0, max(-2 * math.pi, deltas[h][c]))
-                        size = softplus(float(q[b, h, row, c])) * softplus(float(k[b, h, column, c]))
-                        total += size * math.cos((j - i) * 10000.0 ** (-c / D) + delta)
-                    assert abs(float(ours[b, h, row, column]) - total) < 1e-10
+            for (row, i), (column, j) in itertools.product(enumerate(PLACES.tolist()), enumerate(PLACES.tolist())):
+                total = 0.0
+                for c in range(D):
+                    delta = min(0.0, max(-2 * math.pi, deltas[h][c]))
+                    size = softplus(float(q[b, h, row, c])) * softplus(float(k[b, h, column, c]))
+                    total += size * math.cos((j - i) * 10000.0 ** (-c / D) + delta)
+                assert abs(float(ours[b, h, row, column]) - total) < 1e-10
 
 
 @pytest.mark.parametrize("uniform", [False, True])
@@ -350,17 +349,15 @@ def test_what_it_turns_by_is_the_formula(pairing: str, padding: str) -> None:
     assert len(kept) == 4
     x = draw(2, H, N, D_FOPE)
     ours = encoding.rotate(x, x, PLACES_FOPE, PLACES_FOPE)[0]
-    for h in range(H):
-        for row, i in enumerate(PLACES_FOPE.tolist()):
-            for t in range(D_FOPE // 2):
-                cosine, sine = 1.0, 1.0 if padding == "ones" else 0.0
-                if t < min(len(kept), D_FOPE // 4):
-                    cosine = sum(float(encoding.cosines[h, f, t]) * math.cos(i * kept[f]) for f in range(len(kept)))
-                    sine = sum(float(encoding.sines[h, f, t]) * math.sin(i * kept[f]) for f in range(len(kept)))
-                a, b = (t, t + D_FOPE // 2) if pairing == "half" else (2 * t, 2 * t + 1)
-                real, imaginary = float(x[1, h, row, a]), float(x[1, h, row, b])
-                assert abs(float(ours[1, h, row, a]) - (real * cosine - imaginary * sine)) < 1e-10
-                assert abs(float(ours[1, h, row, b]) - (imaginary * cosine + real * sine)) < 1e-10
+    for h, (row, i), t in itertools.product(range(H), enumerate(PLACES_FOPE.tolist()), range(D_FOPE // 2)):
+        cosine, sine = 1.0, 1.0 if padding == "ones" else 0.0
+        if t < min(len(kept), D_FOPE // 4):
+            cosine = sum(float(encoding.cosines[h, f, t]) * math.cos(i * kept[f]) for f in range(len(kept)))
+            sine = sum(float(encoding.sines[h, f, t]) * math.sin(i * kept[f]) for f in range(len(kept)))
+        a, b = (t, t + D_FOPE // 2) if pairing == "half" else (2 * t, 2 * t + 1)
+        real, imaginary = float(x[1, h, row, a]), float(x[1, h, row, b])
+        assert abs(float(ours[1, h, row, a]) - (real * cosine - imaginary * sine)) < 1e-10
+        assert abs(float(ours[1, h, row, b]) - (imaginary * cosine + real * sine)) < 1e-10
 
 
 def test_without_noise_it_is_rope_on_the_frequencies_that_are_kept() -> None:
@@ -417,9 +414,8 @@ def build_rolled(name: str, head_dim: int = 8, **options: Any) -> PositionalEnco
 def test_a_whole_speed_is_torch_roll(speed: float, head_dim: int) -> None:
     q, k = vectors(N, H_ROLLED, head_dim)
     ours = build_rolled("rollpe", head_dim, speed=speed).rotate(q, k, PLACES_ROLLED, PLACES_ROLLED)
-    for a, x in zip(ours, (q, k), strict=True):
-        for n, i in enumerate(PLACES_ROLLED.tolist()):
-            assert float((a[:, :, n] - torch.roll(x[:, :, n], int(speed) * i, -1)).abs().max()) < 1e-7
+    for (a, x), (n, i) in itertools.product(zip(ours, (q, k), strict=True), enumerate(PLACES_ROLLED.tolist())):
+        assert float((a[:, :, n] - torch.roll(x[:, :, n], int(speed) * i, -1)).abs().max()) < 1e-7
 
 
 @pytest.mark.parametrize("head_dim", [7, 8])
