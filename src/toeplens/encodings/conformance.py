@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,26 +38,29 @@ def randomise(encoding: PositionalEncoding, seed: int) -> PositionalEncoding:
     return encoding.eval()
 
 
-@dataclass
 class Specimen:
     """An encoding with random parameters, between random projections of the width it needs; all in float64.
 
-    build  makes a new instance, with new parameters
+    ``build`` makes a new instance, with new parameters.
     """
 
-    build: Callable[[], PositionalEncoding]
-    seed: int = 0
-    encoding: PositionalEncoding = field(init=False)
-
-    def __post_init__(self) -> None:
-        torch.manual_seed(self.seed)
-        self.encoding = randomise(self.build(), self.seed + 1).double()
-        generator = torch.Generator().manual_seed(self.seed + 2)
-        encoding = self.encoding
+    def __init__(self, build: Callable[[], PositionalEncoding], seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.build, self.worst = build, 0.0
+        self.encoding = encoding = randomise(build(), seed + 1).double()
+        self.generator = torch.Generator().manual_seed(seed + 2)
         shape = (3, encoding.num_heads, encoding.d_model, encoding.query_dim)
-        self.projections = torch.randn(shape, generator=generator, dtype=torch.float64) / encoding.d_model**0.5
+        self.projections = torch.randn(shape, generator=self.generator, dtype=torch.float64) / encoding.d_model**0.5
         self.scale = encoding.scale
-        self.generator = generator
+
+    def agree(self, a: Tensor, b: Tensor, what: str, tolerance: float = 1e-9) -> None:
+        """Raise `Broken` unless the relative difference, of which ``worst`` keeps the largest, is small enough.
+
+        The default is for float64 results that differ only in the order of operations.
+        """
+        difference = apart(a, b)
+        demand(difference <= tolerance, f"{what}: relative difference {difference:.1e}, allowed {tolerance:.0e}")
+        self.worst = max(self.worst, difference)
 
     def content(self, batch: int, length: int, dtype: torch.dtype = torch.float64) -> Stream:
         """Random token embeddings, with a mean that is not zero."""
@@ -259,9 +262,6 @@ def declared(encoding: PositionalEncoding) -> Facts:
     return Facts(frozenset({encoding.coupling, *encoding.also_couples}), encoding.data_dependent, encoding.toeplitz)
 
 
-EXACT = 1e-9  # tolerance for float64 results that differ only in the order of operations
-
-
 class Broken(Exception):
     """A check failed; the message says why."""
 
@@ -270,12 +270,6 @@ def demand(holds: bool, what: str) -> None:
     """Raise `Broken` unless something holds."""
     if not holds:
         raise Broken(what)
-
-
-def agree(a: Tensor, b: Tensor, tolerance: float, what: str) -> float:
-    difference = apart(a, b)
-    demand(difference <= tolerance, f"{what}: relative difference {difference:.1e}, allowed {tolerance:.0e}")
-    return difference
 
 
 def shapes(specimen: Specimen) -> str:
@@ -349,23 +343,24 @@ def kernel(specimen: Specimen) -> str:
     values = values.detach().unflatten(-1, offsets.shape)
     if encoding.coupling == "input":
         rows = encoding.embed(torch.zeros(1, length, encoding.d_model, dtype=torch.float64), p)[0]
-        return f"Gram matrix, {agree(values[0], rows @ rows.T, 1e-6, 'kernel against p_i . p_j'):.0e}"
+        specimen.agree(values[0], rows @ rows.T, "kernel against p_i . p_j", 1e-6)
+        return f"Gram matrix, {specimen.worst:.0e}"
     if not values.is_complex():
         why = "as the bias depends on content (a real kernel is the whole bias by offset)"
         demand("bias" not in encoding._seeing, f"kernel: must be complex [H, n, D] or None, {why}")
         bias = encoding.bias(p, p)
         bias = torch.zeros_like(values) if bias is None else bias
-        return f"bias, {agree(values, bias, 1e-6, 'kernel against bias'):.0e}"
+        specimen.agree(values, bias, "kernel against bias", 1e-6)
+        return f"bias, {specimen.worst:.0e}"
     x = specimen.content(1, 1).expand(1, length, -1)
     logits = logits_of(specimen, *specimen.project(x)[:2], x, causal=False)[0].detach()
-    worst = 0.0
     for head in range(encoding.num_heads):
         functions = values[head if len(values) > 1 else 0].flatten(1)
         basis = torch.cat((functions.real, functions.imag, torch.ones(1, functions.shape[1]))).double().T
         target = logits[head].flatten().unsqueeze(-1)
         fitted = basis @ torch.linalg.lstsq(basis, target, driver="gelsd").solution
-        worst = max(worst, agree(fitted, target, 1e-6, "logits outside the span of the kernel's functions"))
-    return f"spans the logits, {worst:.0e}"
+        specimen.agree(fitted, target, "logits outside the span of the kernel's functions", 1e-6)
+    return f"spans the logits, {specimen.worst:.0e}"
 
 
 def positions(specimen: Specimen) -> str:
@@ -374,16 +369,14 @@ def positions(specimen: Specimen) -> str:
     once = specimen.positions(length, 3)
     each = once.expand(2, *once.shape)
     x = specimen.content(2, length)
-    worst = agree(specimen.attend(x, once), specimen.attend(x, each), EXACT, "positions per sequence")
-    linear = torch.stack([torch.arange(length) * 2, torch.arange(length) + 7])
-    rows = encoding.place(linear)
-    if encoding.length_dependent:
-        return f"per sequence, {worst:.0e}"  # the longest sequence decides for all
-    both = specimen.attend(x, rows)
-    for b in range(2):
-        alone = specimen.attend(x[b : b + 1], rows[b])
-        worst = max(worst, agree(both[b : b + 1], alone, EXACT, "a sequence's own positions"))
-    return f"per sequence, {worst:.0e}"
+    specimen.agree(specimen.attend(x, once), specimen.attend(x, each), "positions per sequence")
+    rows = encoding.place(torch.stack([torch.arange(length) * 2, torch.arange(length) + 7]))
+    if not encoding.length_dependent:  # otherwise the longest sequence decides for all
+        both = specimen.attend(x, rows)
+        for b in range(2):
+            alone = specimen.attend(x[b : b + 1], rows[b])
+            specimen.agree(both[b : b + 1], alone, "a sequence's own positions")
+    return f"per sequence, {specimen.worst:.0e}"
 
 
 def causal(specimen: Specimen) -> str:
@@ -394,7 +387,7 @@ def causal(specimen: Specimen) -> str:
     changed[:, place] += 1.0
     for fused in (True, False):
         before, after = (specimen.attend(y, p, fused=fused) for y in (x, changed))
-        agree(before[:, :, :place], after[:, :, :place], EXACT, f"outputs before token {place}, which was changed")
+        specimen.agree(before[:, :, :place], after[:, :, :place], f"outputs before token {place}, which was changed")
         demand(apart(before[:, :, place:], after[:, :, place:]) > 1e-6, "a changed token changed nothing after it")
     return "no information from later tokens"
 
@@ -404,7 +397,7 @@ def paths(specimen: Specimen) -> str:
     length, batch = 13, 2
     p, x = specimen.positions(length), specimen.content(2, length)
     mask = (torch.arange(length) < torch.tensor([[length], [length - 4]]))[:, None, None, :]
-    worst, encoding = 0.0, specimen.encoding
+    encoding = specimen.encoding
     for masked in (None, mask):
         whole = specimen.attend(x, p, mask=masked, fused=False)
         for name, more in {
@@ -412,15 +405,15 @@ def paths(specimen: Specimen) -> str:
             "chunks": {"at_once": batch * encoding.num_heads * length * 3},
             "explicit chunks": {"at_once": 1, "fused": False},
         }.items():
-            worst = max(worst, agree(specimen.attend(x, p, mask=masked, **more), whole, EXACT, f"{name} and explicit"))
+            specimen.agree(specimen.attend(x, p, mask=masked, **more), whole, f"{name} and explicit")
         embedded = encoding.embed(x, p)
         q, k, v = specimen.project(embedded)
         rows = torch.tensor([[5], [8]])
         queries, wanted = (torch.stack([x[b, :, r] for b, r in enumerate(rows)]) for x in (q, whole))
         told = {**specimen.layer(embedded, p.expand(batch, *p.shape)), "q_positions": p[rows]}
         one = attend(queries, k, v, rows=rows, mask=masked, **told)
-        worst = max(worst, agree(one, wanted, EXACT, "one query per sequence"))
-    return f"fused, explicit, chunks, single queries: {worst:.0e}"
+        specimen.agree(one, wanted, "one query per sequence")
+    return f"fused, explicit, chunks, single queries: {specimen.worst:.0e}"
 
 
 def decoding(specimen: Specimen) -> str:
@@ -429,13 +422,12 @@ def decoding(specimen: Specimen) -> str:
     p = specimen.positions(length, start)
     x = specimen.content(2, length)
     full = specimen.attend(x, p)
-    worst = 0.0
     for n, out in enumerate(decoded(specimen, x, p)):
         wanted = full[:, :, n : n + 1]
         if encoding.length_dependent:
             wanted = specimen.attend(x[:, : n + 1], rows_of(encoding, p, slice(0, n + 1)))[:, :, -1:]
-        worst = max(worst, agree(out, wanted, EXACT, f"token {n} decoded with a cache"))
-    return f"with a cache equals the full pass, {worst:.0e}"
+        specimen.agree(out, wanted, f"token {n} decoded with a cache")
+    return f"with a cache equals the full pass, {specimen.worst:.0e}"
 
 
 def decoded(
@@ -477,14 +469,14 @@ def padding(specimen: Specimen) -> str:
             demand(bool(out.isfinite().all()), f"{name} attention after padding is not finite in the {layer} layer")
             demand(not out[1, :, :pads].any(), f"{name} attention of a query that sees no key is not 0")
             if name != "cached" or not encoding.length_dependent:
-                agree(out, outputs["fused"], EXACT, f"{name} and fused attention after padding")
+                specimen.agree(out, outputs["fused"], f"{name} and fused attention after padding")
         hidden = hidden + outputs["explicit"].transpose(1, 2).flatten(-2) @ merge
     hidden[:, pads:].square().sum().backward()
     real = torch.arange(length) % 3 != 2
     places = specimen.positions(int(real.sum()))
     alone = specimen.attend(x[:, real], places)
     between = specimen.attend(x, places[(real.cumsum(0) - 1).clamp(min=0)], padding=~real.expand(2, -1))
-    agree(between[:, :, real], alone, EXACT, "attention with padding between tokens and without it")
+    specimen.agree(between[:, :, real], alone, "attention with padding between tokens and without it")
     for name, gradient in {"the content": x.grad, **{n: w.grad for n, w in encoding.named_parameters()}}.items():
         demand(gradient is None or bool(gradient.isfinite().all()), f"{name} receives a gradient that is not finite")
     return "masked rows are 0 (fused, explicit, chunked, cached), outputs finite, padding between tokens ignored"
@@ -496,10 +488,9 @@ def shift(specimen: Specimen) -> str:
     if not encoding.toeplitz or encoding.coupling == "input" or encoding.length_dependent:
         return "not declared"
     x, p = specimen.content(2, LENGTH), specimen.positions(LENGTH)
-    worst = 0.0
     for distance in (1, 1000, 100_000):
-        worst = max(worst, agree(specimen.attend(x, p + distance), specimen.attend(x, p), EXACT, f"shift {distance}"))
-    return f"by 1, 1000, 100000: {worst:.0e}"
+        specimen.agree(specimen.attend(x, p + distance), specimen.attend(x, p), f"shift {distance}")
+    return f"by 1, 1000, 100000: {specimen.worst:.0e}"
 
 
 def rows_of(encoding: PositionalEncoding, positions: Positions, rows: slice) -> Positions:
@@ -534,8 +525,9 @@ def precision(specimen: Specimen) -> str:
                 refused += 1  # an error message is fine: nothing wrong was computed
                 continue
             past = exact.isfinite()
-            error = agree(ours[past], exact[past], allowed, f"{str(dtype)[6:]} at positions {window[:2].tolist()}...")
-            worst[dtype] = max(worst[dtype], error)
+            where = f"{str(dtype)[6:]} at positions {window[:2].tolist()}..."
+            specimen.agree(ours[past], exact[past], where, allowed)
+            worst[dtype] = max(worst[dtype], apart(ours[past], exact[past]))
     far = f"up to {min(limit - 1, FAR):,}" + (f", {refused} windows rejected" if refused else "")
     return f"float32 {worst[torch.float32]:.0e}, bfloat16 {worst[torch.bfloat16]:.0e} {far}"
 
@@ -551,9 +543,10 @@ def casts(specimen: Specimen) -> str:
         cast = copy.deepcopy(encoding).to(dtype).float()
         cast.load_state_dict(state)
         after = specimen.logits(x, p, encoding=cast), cast.kernel(torch.arange(5))
-        agree(after[0], before[0], 1e-7, f"logits after a round trip through {dtype}")
+        specimen.agree(after[0], before[0], f"logits after a round trip through {dtype}", 1e-7)
         if before[1] is not None and after[1] is not None:
-            agree(torch.view_as_real(after[1] + 0j), torch.view_as_real(before[1] + 0j), 1e-7, f"kernel after {dtype}")
+            kernels = (torch.view_as_real(kernel + 0j) for kernel in (after[1], before[1]))
+            specimen.agree(*kernels, f"kernel after {dtype}", 1e-7)
     return "float16, bfloat16, float64 and back leave phases unchanged"
 
 
