@@ -244,7 +244,7 @@ class CABLE(CumulativeBias, name="cable"):
         self.factorable = not kernelised
         self.stride = nn.Linear(self.d_model, self.num_heads)
         self.weight = nn.Linear(self.d_model, self.num_heads) if weighted else None
-        for layer in (self.stride, self.weight) if weighted else (self.stride,):
+        for layer in [self.stride] if self.weight is None else [self.stride, self.weight]:
             self.starts(kit.normal(0.02), layer.weight)
             self.starts(nn.init.zeros_, layer.bias)
 

@@ -34,9 +34,7 @@ class OnGrid:
 
     def set_grid(self, axes: int, grid: Sequence[int] | None) -> None:
         """Set the number of coordinates and the sizes of the grid."""
-        if grid is not None and (len(grid) != axes or not all(isinstance(size, int) and size > 0 for size in grid)):
-            raise invalid("grid", f"be {axes} positive sizes", list(grid))
-        self.axes, self.grid = axes, None if grid is None else tuple(grid)
+        self.axes, self.grid = axes, None if grid is None else _sizes("grid", grid, axes, f"{axes} positive sizes")
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
         if self.axes == 1:
@@ -277,10 +275,12 @@ class PlaneBias(OnGrid, PositionalEncoding):
         return None if offsets.ndim == 1 else self.at(*offsets.unbind(-1))
 
 
-def _sizes(field: str, given: Sequence[int]) -> tuple[int, int]:
-    if len(given) != 2 or not all(isinstance(size, int) and size > 0 for size in given):
-        raise invalid(field, "be two positive sizes, rows and columns", list(given))
-    return given[0], given[1]
+def _sizes(
+    field: str, given: Sequence[int], axes: int = 2, must: str = "two positive sizes, rows and columns"
+) -> tuple[int, ...]:
+    if len(given) != axes or not all(isinstance(size, int) and size > 0 for size in given):
+        raise invalid(field, f"be {must}", list(given))
+    return tuple(given)
 
 
 class Swin(PlaneBias, name="swin"):

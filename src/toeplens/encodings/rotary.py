@@ -265,9 +265,10 @@ class PartialRoPE(Rotary, name="partial-rope"):
         on = torch.zeros(num_heads, 1, dtype=torch.float64)
         on[chosen] = 1
         super().__init__(kit.rotary_frequencies(rotary_dim, base) * on, pairing=pairing, **sizes)
-        self.layers = None if layers is None else frozenset(layers)
-        if layers is not None and (any(layer < 0 for layer in layers) or len(set(layers)) != len(layers)):
+        known = layers is None or all(isinstance(layer, int) and layer >= 0 for layer in layers)
+        if layers is not None and (not known or len(set(layers)) != len(layers)):
             raise invalid("layers", "be a list of different layers, counted from 0", list(layers))
+        self.layers = None if layers is None else frozenset(layers)
 
     def for_layer(self, layer: int) -> PositionalEncoding:
         return self if self.layers is None or layer in self.layers else NoPE(**self.sizes)
@@ -412,7 +413,7 @@ class RopeBands(PartialRoPE, name="rope-bands"):
         values = torch.ones(1, pairs, dtype=torch.float64)
         if keep is not None:
             kit.require_indices("keep", keep, pairs)
-            values = values * torch.isin(torch.arange(pairs), torch.tensor(list(keep)))
+            values = values * torch.tensor([t in keep for t in range(pairs)])
         elif ramp is not None:
             values = _ramp(ramp, pairs)
         elif gains is not None:
