@@ -343,7 +343,8 @@ class PositionalEncoding(nn.Module):
             start(parameter)
         own = {id(parameter) for parameter, _ in self._starts}
         for module in self.children():
-            if any(id(parameter) not in own for parameter in module.parameters()):
+            held = {id(parameter) for parameter in module.parameters()}
+            if not held or held - own:
                 _start_again(module)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:

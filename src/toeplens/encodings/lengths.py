@@ -405,7 +405,7 @@ def following_position(
 
 
 def _ends(tokens: Int[Tensor, "*B"], separators: Sequence[int]) -> Bool[Tensor, "*B"]:
-    if not separators:
+    if len(separators) < 1:
         raise InputError("separators must have at least one token, got none.")
     return torch.isin(tokens, torch.tensor(list(separators), device=tokens.device))
 

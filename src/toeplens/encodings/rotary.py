@@ -47,7 +47,8 @@ class BandControl:
     def check(self, pairs: int, num_heads: int) -> None:
         """Raise `InputError` unless all indices fit ``pairs`` frequencies and ``num_heads`` heads."""
         for field, most in {"still": pairs, "silent": pairs, "heads": num_heads}.items():
-            kit.require_indices(field, getattr(self, field) or (), most)
+            given = getattr(self, field)
+            kit.require_indices(field, () if given is None else given, most)
         if self.order is not None and sorted(self.order) != list(range(pairs)):
             raise invalid("order", f"name each of 0 to {pairs - 1} once", list(self.order))
 
