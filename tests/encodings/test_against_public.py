@@ -66,18 +66,24 @@ def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
 # ---- rotary ---------------------------------------------------------------------------------------------------------
 
 
-def test_rope_in_halves_is_llamas() -> None:
-    ours = build("rope", pairing="half")
-    config = LlamaConfig(hidden_size=H * D, num_attention_heads=H)
+@pytest.mark.parametrize("width", [D, D // 4])
+def test_rope_in_halves_is_llamas_and_partial_rope_gpt_neoxs(width: int) -> None:
+    """In float32 with their tables; in float64 with tables of our own."""
+    sizes = {"hidden_size": H * D, "num_attention_heads": H}
     q, k = queries_and_keys(torch.float32)
-    cos, sin = llama.LlamaRotaryEmbedding(config)(q, POSITIONS.unsqueeze(0))
-    theirs = llama.apply_rotary_pos_emb(q, k, cos, sin)
-    for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), theirs, strict=True):
+    if width == D:
+        ours, apply = build("rope", pairing="half"), llama.apply_rotary_pos_emb
+        cos, sin = llama.LlamaRotaryEmbedding(LlamaConfig(**sizes))(q, POSITIONS.unsqueeze(0))
+    else:
+        ours, apply = build("partial-rope", rotary_pct=0.25, pairing="half"), gpt_neox.apply_rotary_pos_emb
+        config = GPTNeoXConfig(**sizes, rotary_pct=0.25)
+        cos, sin = gpt_neox.GPTNeoXRotaryEmbedding(config)(q, POSITIONS.unsqueeze(0))
+    assert cos.shape[-1] == width
+    for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), apply(q, k, cos, sin), strict=True):
         agree(a, b, 2e-5)
     q, k = queries_and_keys(torch.float64)
-    table = torch.from_numpy(np.concatenate([angles(), angles()], axis=-1)).unsqueeze(0)
-    theirs = llama.apply_rotary_pos_emb(q, k, table.cos(), table.sin())
-    for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), theirs, strict=True):
+    table = torch.from_numpy(np.concatenate([angles(width), angles(width)], axis=-1)).unsqueeze(0)
+    for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), apply(q, k, table.cos(), table.sin()), strict=True):
         agree(a, b, 1e-12)
 
 
@@ -91,22 +97,6 @@ def test_interleaved_rope_is_gpt_js() -> None:
     table = torch.from_numpy(angles()).unsqueeze(0)
     for a, x in zip(ours.rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
         agree(a, gptj.apply_rotary_pos_emb(x.transpose(1, 2), table.sin(), table.cos()).transpose(1, 2), 1e-12)
-
-
-def test_partial_rope_on_a_quarter_is_gpt_neoxs() -> None:
-    ours = build("partial-rope", rotary_pct=0.25, pairing="half")
-    config = GPTNeoXConfig(hidden_size=H * D, num_attention_heads=H, rotary_pct=0.25)
-    q, k = queries_and_keys(torch.float32)
-    cos, sin = gpt_neox.GPTNeoXRotaryEmbedding(config)(q, POSITIONS.unsqueeze(0))
-    assert cos.shape[-1] == D // 4
-    theirs = gpt_neox.apply_rotary_pos_emb(q, k, cos, sin)
-    for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), theirs, strict=True):
-        agree(a, b, 2e-5)
-    q, k = queries_and_keys(torch.float64)
-    table = torch.from_numpy(np.concatenate([angles(D // 4), angles(D // 4)], axis=-1)).unsqueeze(0)
-    theirs = gpt_neox.apply_rotary_pos_emb(q, k, table.cos(), table.sin())
-    for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), theirs, strict=True):
-        agree(a, b, 1e-12)
 
 
 @pytest.mark.parametrize("base", [10000.0, 500000.0])

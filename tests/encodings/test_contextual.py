@@ -63,7 +63,7 @@ def cope_by_loops(encoding: PositionalEncoding, q: Tensor, k: Tensor, *, causal:
 @pytest.mark.parametrize("options", [{}, {"positions_max": 3}, {"positions_max": 1}, {"scaled": True}])
 def test_cope_counts_the_gates_between_query_and_key(causal: bool, hidden: set[int], options: dict[str, Any]) -> None:
     encoding = build("cope", **options)
-    q, k = vectors()
+    q, k = vectors(N)
     mask = torch.tensor([j not in hidden for j in range(N)])[None, None, None] if hidden else None
     ours = logits(encoding, q, k, causal=causal, mask=mask)
     agree(ours, cope_by_loops(encoding, q, k, causal=causal, hidden=hidden), 1e-10)
@@ -72,7 +72,7 @@ def test_cope_counts_the_gates_between_query_and_key(causal: bool, hidden: set[i
 @pytest.mark.parametrize("causal", [True, False])
 def test_cope_counts_for_queries_that_are_some_of_the_keys(causal: bool) -> None:
     encoding = build("cope")
-    q, k = vectors()
+    q, k = vectors(N)
     whole = logits(encoding, q, k, causal=causal)
     rows = torch.tensor([[8, 0], [4, 5]])
     some = torch.stack([q[b][:, rows[b]] for b in range(B)])
@@ -385,6 +385,7 @@ CASES_PATH: list[tuple[str, dict[str, Any]]] = [
     ("path", {"rank": 5, "conv_size": 4}),
     ("path-fox", {}),
 ]
+every_path = pytest.mark.parametrize(("name", "options"), CASES_PATH)
 
 build_path = partial(samples_build, std=0.5)
 
@@ -494,7 +495,7 @@ def from_content(encoding: PaTH, x: Tensor, size: int, silu: bool) -> tuple[Tens
     return w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt(), 2 / (1 + torch.exp(-strength.transpose(1, 2)))
 
 
-@every_case
+@every_path
 def test_logits_are_the_formula(name: str, options: dict[str, Any]) -> None:
     encoding, length = build_path(name, **options), 9
     x, (q, k, _, _) = draw(B, length, 24, seed=3), inputs(length)
@@ -514,7 +515,7 @@ def test_logits_are_the_formula(name: str, options: dict[str, Any]) -> None:
     assert float((ours - wanted)[..., past].abs().max()) < 1e-11
 
 
-@every_case
+@every_path
 def test_decoding_with_a_cache_crosses_blocks(name: str, options: dict[str, Any]) -> None:
     encoding, length = build_path(name, **options), BLOCK + 3
     x, (q, k, _, _) = draw(B, length, 24, seed=3), inputs(length)
