@@ -126,9 +126,9 @@ class ScaledSinusoidal(Sinusoidal, name="scaled-sinusoidal"):
         self, *, start: Finite | None = None, layout: Literal["interleaved", "halves"] = "halves", **inherited: Any
     ) -> None:
         super().__init__(layout=layout, **inherited)
-        start = self.d_model**-0.5 if start is None else start
+        number = self.d_model**-0.5 if start is None else start
         # checkpoints call it ``scale``; as an attribute, ``scale`` is the factor of q . k
-        self._parameters["scale"] = self.learned((), partial(nn.init.constant_, val=start))
+        self._parameters["scale"] = self.learned((), partial(nn.init.constant_, val=number))
 
     @property
     def number(self) -> Float[Tensor, ""]:

@@ -545,8 +545,8 @@ def casts(specimen: Specimen) -> str:
         after = specimen.logits(x, p, encoding=cast), cast.kernel(torch.arange(5))
         specimen.agree(after[0], before[0], f"logits after a round trip through {dtype}", 1e-7)
         if before[1] is not None and after[1] is not None:
-            kernels = (torch.view_as_real(kernel + 0j) for kernel in (after[1], before[1]))
-            specimen.agree(*kernels, f"kernel after {dtype}", 1e-7)
+            ours, theirs = (torch.view_as_real(kernel + 0j) for kernel in (after[1], before[1]))
+            specimen.agree(ours, theirs, f"kernel after {dtype}", 1e-7)
     return "float16, bfloat16, float64 and back leave phases unchanged"
 
 

@@ -229,7 +229,7 @@ class RoPEMixed(_Coordinates, name="rope-mixed"):
         if head_dim % 4 or head_dim < 4:
             raise invalid("head_dim", "be a multiple of 4: pairs in two directions", head_dim)
         lengths = kit.rotary_frequencies(head_dim // 2, base).repeat(2).unsqueeze(0)
-        super().__init__(lengths, axes=2, grid=grid, pairing=pairing, **sizes)
+        super().__init__(lengths, (), axes=2, grid=grid, pairing=pairing, **sizes)
         self.omega = nn.Parameter(torch.empty(self.num_heads, head_dim // 2, 2))
         self.reset_parameters()
 

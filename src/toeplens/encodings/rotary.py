@@ -707,8 +707,10 @@ class FoPE(PositionalEncoding, name="fope"):
         kept = len(self.frequencies)
         size = (self.num_heads, kept, min(kept, self.head_dim // 4))
         for name in ("cosines", "sines"):
-            register = self.register_parameter if learnable else self.register_buffer
-            register(name, nn.Parameter(torch.empty(size)) if learnable else torch.empty(size))
+            if learnable:
+                self.register_parameter(name, nn.Parameter(torch.empty(size)))
+            else:
+                self.register_buffer(name, torch.empty(size))
         self.reset_parameters()
 
     @torch.no_grad()
