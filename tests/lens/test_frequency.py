@@ -22,7 +22,7 @@ from toeplens.encodings import BandControl, Rotary, controlled, swapped
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, rotary_offsets
 from toeplens.lens import frequency as use
-from toeplens.lens.frequency import ablate_bands, frequency_use, layer_use
+from toeplens.lens.frequency import ablate_bands, frequency_use
 from toeplens.lens.kit.terms import NoForm
 from toeplens.lens.kit.trace import Counted
 from toeplens.model import Attention, Decoder
@@ -133,7 +133,7 @@ def test_padding_may_hold_anything(window: int | None) -> None:
     parts = [x.clone() for x in (layer.q, layer.k)]
     for x in parts:
         x.masked_fill_(~layer.present[:, None, :, None], torch.nan)
-    dirty, clean = (layer_use(each, "all") for each in (replace(layer, q=parts[0], k=parts[1]), layer))
+    dirty, clean = (frequency_use(each) for each in (replace(layer, q=parts[0], k=parts[1]), layer))
     torch.testing.assert_close(dirty.shares.logits, clean.shares.logits, rtol=0, atol=0)
     torch.testing.assert_close(dirty.norms, clean.norms, rtol=0, atol=0)
 

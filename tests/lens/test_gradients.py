@@ -27,7 +27,7 @@ from toeplens.lens.gradients import (
     positional_drift,
     seed_strength,
 )
-from toeplens.lens.kit.position import position_effect
+from toeplens.lens.kit.position import effect_variance, known_key_part
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
@@ -137,8 +137,9 @@ def test_diagonal_means_are_what_loops_find(protocol: str, padded: bool) -> None
 
 def variance_of(model: Decoder, batch: Batch, layer: int) -> np.ndarray:
     """Var(P) of a layer's heads at the queries that the model computes."""
-    read = {LAYERS - 1: batch[2].unsqueeze(1) - 1} if model.config.readout == "last" else {}
-    return position_effect(AttentionTrace(DecoderSource(model), batch[0], batch[2]), queries=read).variance[layer]
+    read = batch[2].unsqueeze(1) - 1 if model.config.readout == "last" and layer == LAYERS - 1 else None
+    trace = AttentionTrace(DecoderSource(model), batch[0], batch[2])[layer]
+    return effect_variance(trace, trace.q, trace.k, known_key_part(trace), read).detach().numpy()
 
 
 def numbers_of(model: Decoder, batch: Batch) -> np.ndarray:
@@ -229,7 +230,7 @@ def test_it_is_the_strength_of_the_examples_diagonal_means_and_numbers() -> None
     ("encoding", "protocol"), [("rope", "paper"), ("sinusoidal", "paper"), ("mla", "paper"), ("t5", "released")]
 )
 def test_the_drift_is_the_change_over_a_small_step_against_the_gradient(encoding: str, protocol: str) -> None:
-    """Central difference of Var(P) as `position_effect` has it (float64, 1e-6 of the largest)."""
+    """Central difference of Var(P) as `effect_variance` has it (float64, 1e-6 of the largest)."""
     model, batch = model_of(encoding, protocol), examples(ignored=3)
     found = positional_drift(DecoderGradients(model), batch)
     tokens, labels, lengths = batch

@@ -105,7 +105,7 @@ class Differentiable(Protocol):
 class PositionalDrift(Record):
     """How the positional main effect of every head changes under plain gradient descent, to first order.
 
-    effect  [L, H] Var(P_h) of the current model (see `position_effect`), in squared logits
+    effect  [L, H] Var(P_h) of the current model (see `effect_variance`), in squared logits
     drift   [L, H] d Var(P_h) / d eta at eta = 0, for parameters - eta * mean gradient
     gradient_norm, parameter_norm  Euclidean norms of the mean gradient and of all parameters
     """
@@ -322,7 +322,7 @@ def seed_strength(
 
     Level ``logits``: the diagonal means of an example's dloss/dL over its visible pairs, by offset (the Toeplitz
     projection of its gradient; offsets longer than a short sequence count as 0). Level ``parameters``: the example's
-    gradient of head h's W_Q and W_K, projected on the unit direction along which Var(P_h) (see `position_effect`)
+    gradient of head h's W_Q and W_K, projected on the unit direction along which Var(P_h) (see `effect_variance`)
     grows fastest at this model with fixed layer inputs, times -1. It is positive if descent on the example makes the
     head more positional. Biases of the projections are left out. In latent attention W_Q acts on the latent vector,
     W_K on the latent vector and (rotary part) on the layer's input; weights shared by heads are treated as if each head

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive
 from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
 from toeplens.lens.head_types.two_way import two_way
-from toeplens.lens.kit.movable import AroundKeys, Given, Keys, movable_from
+from toeplens.lens.kit.movable import Given, Keys, movable_from
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 _NOTHING = 1e-12  # variances below this part of the largest possible mean square count as rounding errors
@@ -76,7 +76,7 @@ class Behaviour(Record):
 def behaviour(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
-    **around: Unpack[AroundKeys],
+    **around: Any,
 ) -> Behaviour:
     """The positional, symbolic and interaction share of every head, exactly: no sampling, no N x N table.
 
@@ -208,7 +208,7 @@ def permutation_scores(
     queries: int = 64,
     permutations: int = 32,
     seed: int = 0,
-    **around: Unpack[AroundKeys],
+    **around: Any,
 ) -> PermutationScores:
     """Monte Carlo scores of invariance (positional) and equivariance (symbolic) under permutations of the keys.
 

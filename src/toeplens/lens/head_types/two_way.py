@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -159,8 +159,6 @@ STEP = 8  # number of queries that see each other's rows one by one
 class Rows:
     """Contents, or positions, that a chunk of queries sees: rows that all see, and rows that only some see.
 
-    Real parts come first, then imaginary parts; after `stepped` they alternate.
-
     products  [*B, 2n, 2n] sums of products of real and imaginary parts, over the rows that all queries see
     own       [*B, C, 2n] query r and later ones see row r
     far       [*B, F, 2n] query r and earlier ones see row r; None if there are no such rows
@@ -172,13 +170,12 @@ class Rows:
 
     def stepped(self) -> tuple[Float[Tensor, "*B U two_n two_n"], Float[Tensor, "*B U P two_n"]]:
         """For each step of queries, the products of the rows that all its queries see, and the rows only some see."""
-        own = _steps(_paired(self.own))
+        own = _steps(self.own)
         steps = own.shape[-3]
-        known = _paired(_paired(self.products).mT).unsqueeze(-3) + _before(own.mT @ own)
+        known = self.products.unsqueeze(-3) + _before(own.mT @ own)
         if self.far is None:
             return known, own
-        far = _paired(self.far)
-        far, others = far[..., : steps * STEP, :], far[..., steps * STEP :, :]
+        far, others = self.far[..., : steps * STEP, :], self.far[..., steps * STEP :, :]
         far = _steps(F.pad(far, (0, 0, 0, max(0, steps * STEP - far.shape[-2]))))
         after = _before((far.mT @ far).flip(-3)).flip(-3)
         return known + after + (others.mT @ others).unsqueeze(-3), torch.cat((own, far), dim=-2)
@@ -202,8 +199,8 @@ def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: R
     allowed = torch.cat((own.tril(), own.triu()), dim=-1)[:, : near_contents.shape[-2]].repeat(group, 1)
     query, row = allowed.nonzero().unbind(-1)
     chosen = queries[..., query, :]
-    put = _real(_complex(near_positions)[..., row, :] * chosen)
-    taken = _real(_complex(near_contents)[..., row, :] * chosen.conj())
+    put = joined(_complex(near_positions)[..., row, :] * chosen)
+    taken = joined(_complex(near_contents)[..., row, :] * chosen.conj())
     each = ((put @ seen) * put).sum(-1) + ((taken @ placed) * taken).sum(-1)
     each = each + ((put @ near_contents.mT).square() * allowed[query]).sum(-1)
     total = total.index_add_(-1, query, each).unflatten(-1, (group, -1))
@@ -225,17 +222,8 @@ def _products(x: Float[Tensor, "*B two_n two_n"]) -> tuple[Complex[Tensor, "*B n
     return real.conj() + 1j * imaginary.conj(), real + 1j * imaginary
 
 
-def _paired(x: Float[Tensor, "*B two_n"]) -> Float[Tensor, "*B two_n"]:
-    """Interleave real and imaginary parts that follow each other as blocks."""
-    return x.unflatten(-1, (2, -1)).mT.flatten(-2).contiguous()
-
-
 def _complex(x: Float[Tensor, "*B two_n"]) -> Complex[Tensor, "*B n"]:
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-
-
-def _real(x: Complex[Tensor, "*B n"]) -> Float[Tensor, "*B two_n"]:
-    return torch.view_as_real(x).flatten(-2)
 
 
 def _steps(x: Tensor) -> Tensor:
@@ -282,8 +270,9 @@ def two_way(keys: Keys) -> TwoWay:
     """
     if isinstance(keys, PairwiseLogits):
         return _tabled(keys)
+    assert isinstance(keys, MovableKeys)
     found = torch.zeros(4, *keys.q.shape[:3], dtype=torch.float64, device=keys.q.device)
-    for part in parts_of(keys):
+    for part in parts_of(replace(keys, table=None)):
         part.put(found, _variances(part.keys))
     if keys.table is not None:
         _add_table(found, keys)
@@ -293,42 +282,27 @@ def two_way(keys: Keys) -> TwoWay:
 def _add_table(found: Float[Tensor, "4 B H N"], keys: MovableKeys) -> None:
     """Replace Var(P) and the size by those with a bias by query and position."""
     assert keys.table is not None
-    length = keys.q.shape[2]
-    rows = torch.arange(length, device=keys.q.device)
-    heads, count = keys.key_heads(slice(None)), keys.seen()
-    for sequence in range(len(keys.q)):
-        q, content = keys.ordered(keys.q[sequence]), keys.ordered(keys.content[sequence])[heads]
-        places = None
-        if keys.places is not None:
-            own = keys.ordered(keys.places[sequence if len(keys.places) > 1 else 0])
-            places = own[heads] if len(own) > 1 else own
-        table = keys.table[sequence if len(keys.table) > 1 else 0].double()
-        for queries in rows.split(max(1, BLOCK // (len(q) * length))):
-            seen = keys.visible(sequence, queries)
-            mean = (seen.double() @ content) / count[sequence, queries].clamp(min=1).unsqueeze(-1)
-            z, own = complex_pairs(q[:, queries], keys.pairs), complex_pairs(mean, keys.pairs)
-            turned = (z * own.conj()) @ keys.turns.transpose(-2, -1)
-            still = (q[:, queries, 2 * keys.pairs :] * mean[..., 2 * keys.pairs :]).sum(-1, keepdim=True)
-            position = turned.real + still + table[:, queries]
-            if places is not None:
-                of_places = complex_pairs(places, keys.pairs).conj() * keys.turns
-                position = position + (z @ of_places.transpose(-2, -1)).real
-                position = position + q[:, queries, 2 * keys.pairs :] @ places[..., 2 * keys.pairs :].transpose(-2, -1)
-            if keys.bias is not None:
-                first = 0 if keys.causal else length - 1
-                offsets = (first + queries.unsqueeze(1) - rows).clamp(0, keys.bias.shape[1] - 1)
-                position = position + keys.bias.double()[:, offsets]
-            several = (count[sequence, queries] > 1).double()
-            each = seen.double() / count[sequence, queries].clamp(min=1).unsqueeze(-1)
-            away = position - (position * each).sum(-1, keepdim=True)
-            found[0, sequence, :, queries] = (away.square() * each).sum(-1) * several
-            found[3, sequence, :, queries] += (table[:, queries].square() * each).sum(-1) * several
+    length, pairs, seen = keys.q.shape[2], keys.pairs, keys.seen()
+    for queries in torch.arange(length, device=keys.q.device).split(max(1, BLOCK // (keys.q.shape[1] * length))):
+        visible = keys.visible(queries).double()
+        each = visible / visible.sum(-1, keepdim=True).clamp(min=1)
+        for sequence, weights in enumerate(each):
+            q = keys.ordered(keys.q[sequence, :, queries])
+            mean = weights @ keys.ordered(keys.content[sequence])[keys.key_heads()]
+            turned = complex_pairs(q, pairs) * complex_pairs(mean, pairs).conj() @ keys.turns.mT
+            still = (q[..., 2 * pairs :] * mean[..., 2 * pairs :]).sum(-1, keepdim=True)
+            position = turned.real + still + keys.of_positions(sequence, queries)
+            away = position - (position * weights).sum(-1, keepdim=True)
+            several = seen[sequence, queries] > 1
+            table = keys.table[sequence if len(keys.table) > 1 else 0][:, queries].double()
+            found[0, sequence, :, queries] = (away.square() * weights).sum(-1) * several
+            found[3, sequence, :, queries] += (table.square() * weights).sum(-1) * several
     finite(found[0].sum(), q=keys.q, k=keys.content, bias=keys.table)
 
 
 def _tabled(keys: PairwiseLogits) -> TwoWay:
     """The variances from the computed tables, over the visible keys; 0 with fewer than two keys."""
-    found = torch.zeros(4, *keys.layer.q.shape[:3], dtype=torch.float64, device=keys.asked.device)
+    found = torch.zeros(4, *keys.layer.q.shape[:3], dtype=torch.float64, device=keys.ends.device)
     for sequences, queries, table, seen in keys.tables():
         both = (seen.unsqueeze(-1) & seen.unsqueeze(-2)).unsqueeze(1)
         count = torch.where(seen.sum(-1) > 1, seen.sum(-1), torch.inf).unsqueeze(1).double()
@@ -533,12 +507,12 @@ class _Tile:
         products = before.contents.products, self._shared(before.positions.products)
         contents, positions = (x[..., : 2 * pairs, : 2 * pairs] for x in products)
         if chunk is None:
-            both = (_paired(_paired(x.squeeze(2)).mT) for x in (positions, contents))
+            both = (x.squeeze(2).contiguous() for x in (positions, contents))
             return _formed(w.flatten(-3, -2), *both).unflatten(-1, w.shape[-3:-1]) / seen**2
         dtype = self.dtype if before.count else torch.float64  # the first rows are centred on a mean of later ones too
 
         def narrow(x: Tensor) -> Tensor:
-            return x[..., : 2 * pairs].squeeze(2).to(dtype)
+            return x[..., : 2 * pairs].squeeze(2).to(dtype).contiguous()
 
         own = chunk.contents.of(narrow), chunk.positions.of(lambda x: narrow(self._shared(x)))
         known = [Rows(narrow(x), rows.own, rows.far) for x, rows in zip((contents, positions), own, strict=True)]

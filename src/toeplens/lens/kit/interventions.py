@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError, invalid
+from toeplens.lens.kit.trace import Replacement, Source
 
 # tokens [b, N], labels [b] or [b, N], lengths [b]; without names, as b may differ between batches
 Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_ *_"], Int[Tensor, "_"] | None]
 Intervention = Literal["zero", "mean", "resample", "position"]
 Metric = Literal["accuracy", "loss", "kl"]
-# for each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding switched off; or nothing
-Replacement = list[Tensor] | Literal["position"] | None
 
 
 def counted_batches(batches: Iterable[Batch]) -> list[Batch]:
@@ -29,33 +28,8 @@ def counted_batches(batches: Iterable[Batch]) -> list[Batch]:
     return kept
 
 
-@runtime_checkable
-class Replayable(Protocol):
-    """What ablation needs from a source: run once, then continue from a layer with some head outputs changed."""
-
-    num_layers: int
-    num_heads: int
-
-    def states(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Any]:
-        """For each layer in order, an opaque state from which `replay` continues at that layer."""
-        ...
-
-    def outputs(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Float[Tensor, "b N H head_dim"]]:
-        """For each layer in order, the head outputs z at all positions, padding included."""
-        ...
-
-    def replay(
-        self, state: Any, gains: Float[Tensor, "V *K H"], replacement: Replacement = None
-    ) -> Float[Tensor, "V b *N C"]:
-        """Class logits with the head outputs changed to gain * z + (1 - gain) * replacement, in V ways.
-
-        Gains and replacements are those of the state's layer, or of that layer and the K - 1 after it.
-        """
-        ...
-
-
 def replacements(
-    source: Replayable, batches: Sequence[Batch], intervention: Intervention, seed: int
+    source: Source, batches: Sequence[Batch], intervention: Intervention, seed: int
 ) -> Callable[[int], Replacement]:
     """A function that returns the replacement of all layers' head outputs for a batch index (see `ablate_heads`)."""
     if intervention == "mean":
@@ -70,7 +44,7 @@ def replacements(
 
 
 @torch.no_grad()
-def mean_outputs(source: Replayable, batches: Sequence[Batch]) -> list[Float[Tensor, "N H head_dim"]]:
+def mean_outputs(source: Source, batches: Sequence[Batch]) -> list[Float[Tensor, "N H head_dim"]]:
     """Each layer's mean head outputs by position, over the counted sequences that have a token there.
 
     The mean is 0 at positions without tokens. Sums are in float64.

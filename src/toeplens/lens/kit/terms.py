@@ -448,11 +448,15 @@ def _bias(layer: LayerTrace) -> Fixed:
     kernel = bias_by_offset(layer)
     if kernel is not None:
         return Offsets(kernel.expand(encoding.num_heads, -1), layer.causal)
-    bias = encoding.bias(layer.positions, layer.positions)
-    assert bias is not None
-    matrix = bias.detach().double()
-    matrix = matrix.expand(encoding.num_heads, -1, -1).unsqueeze(0) if matrix.ndim == 3 else matrix
+    matrix = bias_by_position(layer).expand(-1, encoding.num_heads, -1, -1)
     return Written(matrix.tril() if layer.causal else matrix)
+
+
+def bias_by_position(layer: LayerTrace) -> Float[Tensor, "_B _H R R"]:
+    """The encoding's bias by query and position, in float64."""
+    bias = layer.encoding.bias(layer.positions, layer.positions)
+    assert bias is not None
+    return bias.detach().double() if bias.ndim == 4 else bias.detach().double().unsqueeze(0)
 
 
 def rest(layer: LayerTrace, q: Tensor, k: Tensor) -> Float[Tensor, "B H N N"]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from toeplens.encodings import PositionalEncoding, attend
@@ -104,7 +104,8 @@ class DecoderGradients:
         with torch.no_grad():
             primals = {name: parameter.detach() for name, parameter in parameters.items()}
             found = torch.func.jvp(value, (primals,), (direction,))
-        return found[0].detach(), found[1].detach(), _norm(direction), _norm(primals)
+        norms = [float(torch.nn.utils.get_total_norm(list(each.values()))) for each in (direction, primals)]
+        return found[0].detach(), found[1].detach(), *norms
 
 
 class _Tap(PositionalEncoding):
@@ -222,16 +223,11 @@ def _inputs(model: Decoder, layer: int, step: _Step, vectors: Tensor | None) -> 
     keys = torch.cat((attention.norm_kv(latent), step.keys), dim=-1)
     if part is not None:
         part = torch.cat((frozen(attention.norm_kv, attention.down_kv(part), latent), part), dim=-1)
-    return ProjectionInputs(queries, keys, part, _latent_weights(attention, keys.device))
-
-
-def _latent_weights(attention: LatentAttention, device: torch.device) -> Bool[Tensor, "d F"]:
-    """Content dimensions come from the latent vector, rotary ones from the layer's input."""
-    content, latent = attention.head_dim, attention.down_kv.out_features
-    own = torch.zeros(content + attention.rotary_dim, latent + attention.down_kv.in_features, dtype=torch.bool)
-    own[:content, :latent] = True
-    own[content:, latent:] = True
-    return own.to(device)
+    # content dimensions come from the latent vector, rotary ones from the layer's input
+    own = torch.zeros(step.q.shape[-1], keys.shape[-1], dtype=torch.bool, device=keys.device)
+    own[: attention.head_dim, : latent.shape[-1]] = True
+    own[attention.head_dim :, latent.shape[-1] :] = True
+    return ProjectionInputs(queries, keys, part, own)
 
 
 def _views(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> list[LayerView]:
@@ -264,7 +260,3 @@ def _mean_gradient(model: Decoder, parameters: dict[str, nn.Parameter], batch: B
                 if gradient is not None:
                     total[name] += gradient
     return total
-
-
-def _norm(tensors: dict[str, Tensor]) -> float:
-    return float(torch.stack([tensor.norm() for tensor in tensors.values()]).norm())

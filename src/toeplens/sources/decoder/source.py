@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from toeplens import encodings
 from toeplens.encodings import BandControl, Rotary, attention_weights, controlled
 from toeplens.ground import invalid
-from toeplens.lens.kit.interventions import Replacement
-from toeplens.lens.kit.trace import LayerTrace
+from toeplens.lens.kit.trace import LayerTrace, Replacement
 from toeplens.model import Attention, Block, Context, Decoder
 
 AT_ONCE = {"cpu": 2**19, "cuda": 2**28}  # numbers in the residual stream; on a CPU this fits in the cache
@@ -51,24 +50,6 @@ def replaced_heads(
     if read is None:
         return given.to(x)
     return given.to(x).expand(len(x), -1, -1, -1)[torch.arange(len(x), device=x.device), read].unsqueeze(1)
-
-
-def replay(
-    model: Decoder, bare: Decoder, state: LayerState, gains: Float[Tensor, "V K H"], replacement: Replacement
-) -> Float[Tensor, "V b *N C"]:
-    """Class logits of V copies of a pass that continue from ``state``; see `DecoderSource.replay`."""
-    gains = gains.to("cpu", state.heads.dtype)
-    batch, length = state.inputs.shape[:2]
-    size = max(1, AT_ONCE.get(state.inputs.device.type, AT_ONCE_ELSEWHERE) // (length * model.config.d_model))
-    parts = []
-    for start in range(0, batch, size):
-        some = slice(start, min(start + size, batch))
-        there = replacement
-        if isinstance(there, list):
-            there = [outputs if len(outputs) == 1 else outputs[some] for outputs in there]
-        tree = _Tree(model, bare, gains, there, state.layer, state.context.part(some), some.stop - start, size)
-        parts.append(tree.run(state.inputs[some], state.residual[some], state.heads[some]))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 class _Tree:
@@ -332,7 +313,19 @@ class DecoderSource:
                          head's own output with its encoding switched off, from the layer's input in that copy; None:
                          zeros, so that gain 0 zero-ablates a head
         """
-        return replay(self.model, self._bare, state, gains if gains.ndim == 3 else gains.unsqueeze(1), replacement)
+        gains = (gains if gains.ndim == 3 else gains.unsqueeze(1)).to("cpu", state.heads.dtype)
+        batch, length = state.inputs.shape[:2]
+        at_once = AT_ONCE.get(state.inputs.device.type, AT_ONCE_ELSEWHERE)
+        size = max(1, at_once // (length * self.model.config.d_model))
+        parts = []
+        for start in range(0, batch, size):
+            some, own = slice(start, min(start + size, batch)), replacement
+            if isinstance(own, list):
+                own = [outputs if len(outputs) == 1 else outputs[some] for outputs in own]
+            context = state.context.part(some)
+            tree = _Tree(self.model, self._bare, gains, own, state.layer, context, some.stop - start, size)
+            parts.append(tree.run(state.inputs[some], state.residual[some], state.heads[some]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def scaled(
         self,
