@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 from tests.builders import wrong_types
 from tests.lens import models
-from tests.lens.models import logits_without, loud_decoder, split
+from tests.lens.models import logits_without, loud_decoder, split, with_heads
 from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
 from toeplens.lens import Batch, ablate_heads, bootstrap_means, deposit
-from toeplens.lens.kit.interventions import Intervention, counts, donors, losses, mean_outputs, outcomes, replacements
+from toeplens.lens.kit.interventions import Intervention, counts, donors, losses, outcomes, replacements
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 
@@ -52,30 +52,6 @@ def examples(*, padded: bool = True, ignored: int = 2) -> Batch:
 
 
 # ---- the plain program ----------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def with_heads(model: Decoder, batch: Batch, given: dict[tuple[int, int], Tensor]) -> Tensor:
-    """The whole model run anew; hooks put outputs [b, N, d] into heads' slices of the projections' inputs."""
-    tokens, _, lengths = batch
-    handles = []
-    for (layer, head), outputs in given.items():
-
-        def put(_: Any, args: tuple[Tensor], head: int = head, outputs: Tensor = outputs) -> tuple[Tensor]:
-            z = args[0].clone()
-            here = outputs
-            if z.shape[1] == 1:  # one position is read
-                last = torch.full((len(tokens),), LENGTH - 1) if lengths is None else lengths - 1
-                here = outputs[torch.arange(len(tokens)), last][:, None]
-            z.unflatten(-1, (HEADS, -1))[..., head, :] = here
-            return (z,)
-
-        handles.append(model.block(layer).attention.out.register_forward_pre_hook(put))
-    try:
-        return model(tokens, lengths)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
@@ -239,25 +215,6 @@ def test_heads_of_several_layers_change_as_in_one_pass_with_gains(intervention: 
         torch.testing.assert_close(logits, plain, rtol=0, atol=1e-10)
 
 
-# ---- means ----------------------------------------------------------------------------------------------------------
-
-
-def test_means_leave_padding_and_ignored_examples_out() -> None:
-    source, batch = DecoderSource(decoder(protocol="released")), examples()
-    tokens, labels, lengths = batch
-    assert lengths is not None
-    short = lengths < LENGTH
-    tokens, labels, lengths = tokens[short], labels[short], lengths[short]  # no sequence reaches the last position
-    found = mean_outputs(source, [(tokens, labels, lengths)])
-    elsewhere = tokens.clone()
-    elsewhere[labels < 0] = 1  # what does not count may say anything
-    again = mean_outputs(source, [(elsewhere, labels, lengths)])
-    for layer, other in zip(found, again, strict=True):
-        assert torch.equal(layer, other)
-        assert not layer[-1].any()
-        assert layer[int(lengths[labels >= 0].max()) - 1].any()
-
-
 # ---- donors ---------------------------------------------------------------------------------------------------------
 
 
@@ -287,21 +244,6 @@ def test_one_example_has_no_donor() -> None:
 # ---- gains, examples, and what is known beforehand -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("readout", ["last", "mean", "masked-mean"])
-def test_a_gain_between_scales_the_head(readout: str):
-    model = decoder(readout=readout)
-    batch = examples()
-    gains = torch.tensor([[0.5, 1.0, -2.0]])
-    with torch.no_grad():
-        for layer, state in enumerate(DecoderSource(model).states(batch[0], batch[2])):
-            weight = model.block(layer).attention.out.weight
-            kept = weight.clone()
-            replayed = DecoderSource(model).replay(state, gains)[0]
-            weight.mul_(gains[0].repeat_interleave(model.config.head_dim))
-            torch.testing.assert_close(replayed, model(batch[0], batch[2]), rtol=0, atol=1e-10)
-            weight.copy_(kept)
-
-
 def test_dropout_is_off_and_nothing_stays_changed_in_the_model() -> None:
     model = decoder(dropout=0.5).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -321,18 +263,6 @@ def standing() -> tuple[Decoder, Batch]:
     labels[::3] = torch.randint(0, CLASSES, (20,), generator=draw)
     labels[torch.randperm(60, generator=draw)[:7]] = -100
     return model, (tokens, labels, lengths)
-
-
-def test_ignored_labels_count_nowhere():
-    model, (tokens, labels, lengths) = standing()
-    counted = labels >= 0
-    assert 0 < counted.sum() < len(labels)
-    alone = (tokens[counted], labels[counted], lengths[counted])
-    with_ignored = ablate_heads(DecoderSource(model), [(tokens, labels, lengths)])
-    assert with_ignored.to_dict() == ablate_heads(DecoderSource(model), [alone]).to_dict()
-    assert with_ignored.examples == counted.sum()
-    renamed = (tokens, labels.masked_fill(~counted, -1), lengths)
-    assert ablate_heads(DecoderSource(model), [renamed]).to_dict() == with_ignored.to_dict()
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, HEADS - 1), (LAYERS - 1, 0), (1, 1)])
@@ -435,16 +365,10 @@ def test_stopped_between_two_batches_and_gone_on_with_it_ends_the_same(stop_at: 
     book.stop_at = None
     assert ablate_heads(after, batches, memory=book).to_dict() == whole.to_dict()
     assert before.passes + after.passes == 2 * BATCHES
-
-
-def test_a_memory_that_knows_everything_needs_no_model():
-    model, batch = standing()
-    book = Book()
-    whole = ablate_heads(DecoderSource(model), [batch], memory=book)
-    again = Counting(decoder(seed=5))
-    assert ablate_heads(again, [batch], memory=book).to_dict() == whole.to_dict()
-    assert again.passes == 0
     assert {right.dtype for right in book.kept.values()} == {np.dtype(bool)}
+    again = Counting(decoder(seed=5))  # a memory that has everything needs no model
+    assert ablate_heads(again, batches, memory=book).to_dict() == whole.to_dict()
+    assert again.passes == 0
 
 
 # ---- records and refusals -------------------------------------------------------------------------------------------

@@ -103,19 +103,30 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("encoding", "fields"), CASES)
-def test_use_by_hand(encoding: str, fields: dict[str, Any]) -> None:
-    """float64, 1e-9 of the largest norm, 1e-9 for shares; causal and not, padded, both pairings."""
+@pytest.mark.parametrize(
+    ("encoding", "fields", "counted"),
+    [*((*case, "all") for case in CASES), ("rope", {}, "used"), ("alibi", {}, "used")],
+)
+def test_use_by_hand(encoding: str, fields: dict[str, Any], counted: Counted) -> None:
+    """float64, 1e-9 of the largest norm, 1e-9 for shares; causal and not, padded, both pairings; all queries, or used.
+
+    Of the first layer all queries are used.
+    """
     trace = trace_of(model_of(encoding, **fields))
-    found = frequency_use(trace)
-    count = found.frequencies.shape[-1]
+    found = frequency_use(trace, counted=counted)
     layer = trace[1]
-    norms, logits, softmax = by_hand(layer, count)
+    norms, logits, softmax = by_hand(layer, found.frequencies.shape[-1], counted)
     torch.testing.assert_close(found.norms[1], norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.norms[0], frequency_use(trace).norms[0], rtol=1e-12, atol=0)
     torch.testing.assert_close(found.shares.logits[1], logits, rtol=0, atol=1e-9)
     torch.testing.assert_close(found.shares.softmax[1], softmax, rtol=0, atol=1e-9)
     torch.testing.assert_close(found.shares.logits.sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-9)
     torch.testing.assert_close(found.norm_shares().sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert torch.equal(frequency_use(layer, counted=counted).norms, found.norms[1])
+    if counted == "used":
+        ends = layer.present.sum(1).tolist()
+        q = torch.stack([layer.q[b, :, n - 1] for b, n in enumerate(ends)]).square().sum(0)
+        torch.testing.assert_close(found.q_energy[1], q / q.sum(-1, keepdim=True), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -136,21 +147,6 @@ def test_padding_may_hold_anything(window: int | None) -> None:
     dirty, clean = (frequency_use(each) for each in (replace(layer, q=parts[0], k=parts[1]), layer))
     torch.testing.assert_close(dirty.shares.logits, clean.shares.logits, rtol=0, atol=0)
     torch.testing.assert_close(dirty.norms, clean.norms, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("encoding", ["rope", "alibi"])
-def test_use_of_the_query_that_is_read_alone(encoding: str) -> None:
-    """float64, 1e-9; the last layer's other queries do not count, those of the first layer all do."""
-    trace = trace_of(model_of(encoding))
-    every, used = frequency_use(trace), frequency_use(trace, counted="used")
-    torch.testing.assert_close(used.norms[0], every.norms[0], rtol=1e-12, atol=0)
-    assert torch.equal(frequency_use(trace[1], counted="used").norms, used.norms[1])
-    norms, logits, softmax = by_hand(trace[1], used.frequencies.shape[-1], "used")
-    torch.testing.assert_close(used.norms[1], norms, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(used.shares.logits[1], logits, rtol=0, atol=1e-9)
-    torch.testing.assert_close(used.shares.softmax[1], softmax, rtol=0, atol=1e-9)
-    q = torch.stack([trace[1].q[b, :, n - 1] for b, n in enumerate(trace[1].present.sum(1).tolist())]).square().sum(0)
-    torch.testing.assert_close(used.q_energy[1], q / q.sum(-1, keepdim=True), rtol=1e-9, atol=0)
 
 
 def by_hand_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
@@ -179,7 +175,10 @@ def by_hand_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
                         parts.append((z * complex(math.cos(angle), math.sin(angle))).real)
                     parts = [case["scale"] * part for part in parts]
                     at = i - j if case["causal"] else i - j + length - 1
-                    parts.append(0.0 if case["bias"] is None else float(case["bias"][h % len(case["bias"]), at]))
+                    bias = case["bias"]
+                    if bias is not None:
+                        bias = bias[b, 0, i, j] if bias.ndim == 4 else bias[h % len(bias), at]
+                    parts.append(0.0 if bias is None else float(bias))
                     here.append(torch.tensor(parts, dtype=torch.float64))
                     norms.append(torch.stack([x[dims].norm() * y[dims].norm() for dims in columns]))
                 terms += here
@@ -201,14 +200,15 @@ def tensor_cases(draw: st.DrawFn) -> dict[str, Any]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=made, dtype=torch.float64)
 
-    causal, rows = draw(st.booleans()), draw(st.sampled_from([0, 1, heads]))
+    causal, rows = draw(st.booleans()), draw(st.sampled_from([0, 1, heads, -1]))
+    ends = (length if causal else 2 * length - 1,)
     return {
         "q": normal(count, heads, length, width) + 1,
         "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
         "rotation": 2 * normal(draw(st.sampled_from([1, heads])), draw(st.integers(0, width // 2))),
         "pairing": draw(st.sampled_from(["interleaved", "half"])),
         "layout": "bhnd",
-        "bias": normal(rows, length if causal else 2 * length - 1) if rows else None,
+        "bias": normal(count, 1, length, length) if rows < 0 else normal(rows, *ends) if rows else None,
         "causal": causal,
         "window": draw(st.sampled_from([None, None, 2, 3, 4, 5, 9])),
         "chunk": draw(st.sampled_from([None, None, 2, 3, 5, 9])),
@@ -219,7 +219,7 @@ def tensor_cases(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(tensor_cases(), st.sampled_from([1, 1 << 23]))
 def test_use_of_tensors_by_hand(case: dict[str, Any], at_once: int) -> None:
-    """float64, 1e-9; windows, grouped key heads, padding, biases, both pairings, causal and not."""
+    """float64, 1e-9; windows, grouped key heads, padding, biases of both kinds, both pairings."""
     expected = by_hand_of_tensors(case)
     with patch.object(use, "_AT_ONCE", at_once):
         found = frequency_use(**case)

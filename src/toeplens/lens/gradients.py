@@ -409,31 +409,24 @@ def _applied(weight: Float[Tensor, "H d E"], x: Float[Tensor, "B N E"]) -> Float
 def directions(source: Differentiable, reference: Batch) -> list[Direction]:
     """Each layer's `Direction`, from at least 3 examples; labels are not used."""
     with torch.no_grad():
-        views = source.layers(reference[0], reference[2])
-        return [_direction(view, known_key_part(view.trace)) for view in views]
+        return list(map(_direction, source.layers(reference[0], reference[2])))
 
 
-@torch.enable_grad()
-def _direction(view: LayerView, key_part: Tensor | None) -> Direction:
+def _direction(view: LayerView) -> Direction:
     """The gradient of Var(P) with respect to W_Q and W_K, with fixed layer inputs."""
-    trace, made = in_float64(view.trace), view.projections
-    heads = trace.q.shape[1]
-
+    made, key_part = view.projections, known_key_part(view.trace)
+    trace = in_float64(view.trace)
+    leaves = [x.detach().double().requires_grad_() for x in (trace.q, trace.k, key_part) if x is not None]
+    with torch.enable_grad():
+        variance = effect_variance(trace, *leaves[:2], leaves[2] if len(leaves) > 2 else None, view.rows)
+        at_q, at_k, *at_part = torch.autograd.grad(variance.sum(), leaves)
+    if view.rows is not None:  # at the computed queries
+        at_q = at_q.gather(2, view.rows[:, None, :, None].expand(-1, at_q.shape[1], -1, at_q.shape[3]))
     queries, keys = made.queries.double(), made.keys.double()
-    to_q, to_k = (
-        x.new_zeros(heads, own.shape[-1], x.shape[-1]).requires_grad_()
-        for own, x in ((trace.q, queries), (trace.k, keys))
-    )
-    free = to_k if made.own is None else to_k * made.own
-    q, k = _applied(to_q, queries), trace.k + _applied(free, keys)
-    if view.rows is not None:  # from the computed queries to their positions among all
-        q = torch.zeros_like(trace.q).scatter(2, view.rows[:, None, :, None].expand_as(q), q)
-    q = trace.q + q
-    if key_part is not None:
-        assert made.key_part is not None
-        key_part = key_part.double() + _applied(free, made.key_part.double())
-    variance = effect_variance(trace, q, k, key_part, view.rows)
-    by_q, by_k = torch.autograd.grad(variance.sum(), (to_q, to_k))
+    by_q, by_k = (torch.einsum("bhnd,bne->hde", *pair) for pair in ((at_q, queries), (at_k, keys)))
+    if made.key_part is not None and at_part:
+        by_k = by_k + torch.einsum("bhnd,bne->hde", at_part[0], made.key_part.double())
+    by_k = by_k if made.own is None else by_k * made.own
     size = (by_q.square().sum((1, 2)) + by_k.square().sum((1, 2))).sqrt()
     logits = trace.logits()
     height = torch.where(logits.isfinite(), logits, 0).square().mean().sqrt()

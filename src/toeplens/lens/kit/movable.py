@@ -414,7 +414,7 @@ def _closed_form(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, count
             return None
         bias = terms.bias_by_offset(layer, causal=layer.causal)
         if bias is None:
-            table = terms.bias_by_position(layer)
+            table = terms.bias_by_position(in_float64(layer))
     q = layer.turn(layer.q.double(), layer.q.double())[0] * layer.scale
     return MovableKeys(
         q=q,
