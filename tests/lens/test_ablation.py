@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.lens import Batch, ablate_heads, bootstrap_means, deposit
+from toeplens.lens import Batch, ablate_heads, bootstrap_means
 from toeplens.lens.kit.interventions import Intervention, counts, donors, losses, outcomes, replacements
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
@@ -39,7 +39,6 @@ VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAME
     },
 }
 both_protocols = pytest.mark.parametrize("protocol", ["paper", "released"])
-replacing = pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
 every_intervention = pytest.mark.parametrize("intervention", ["zero", "mean", "resample", "position"])
 
 
@@ -154,32 +153,25 @@ def check(model: Decoder, batch: Batch, intervention: Intervention, metric: Any,
         assert (found.metric, found.intervention, found.method) == ("accuracy", intervention, "exact")
 
 
-@pytest.mark.parametrize(
-    ("variant", "protocol"),
-    [*((name, "paper") for name in VARIANTS), *((name, "released") for name in ("rope", "mla", "mla-released"))],
+EVERY = ("zero", "mean", "resample", "position")
+CASES = (
+    [(name, "paper", way, "loss", way == "zero") for name in VARIANTS for way in ("zero", "position")]
+    + [(name, "released", way, "loss", way == "zero") for name in ("rope", "mla") for way in EVERY]
+    + [(name, "paper", way, "loss", False) for name in ("rope", "mla") for way in ("mean", "resample")]
+    + [("rope", "paper", way, metric, True) for way in EVERY for metric in ("accuracy", "loss", "kl")]
+    + [("mla-released", "released", "zero", "loss", True)]
 )
-@pytest.mark.parametrize("intervention", ["zero", "position"])
+
+
+@pytest.mark.parametrize(("variant", "protocol", "intervention", "metric", "cumulative"), CASES)
 def test_drops_are_what_running_the_whole_model_anew_gives(
-    variant: str, protocol: str, intervention: Intervention
+    variant: str, protocol: str, intervention: Intervention, metric: str, cumulative: bool
 ) -> None:
     if (variant, intervention) != ("mla-released", "position"):  # its tables cannot be switched off
-        check(decoder(variant, protocol), examples(), intervention, "loss", cumulative=intervention == "zero")
+        check(decoder(variant, protocol), examples(), intervention, metric, cumulative=cumulative)
 
 
-@pytest.mark.parametrize("variant", ["rope", "mla"])
-@both_protocols
-@pytest.mark.parametrize("intervention", ["mean", "resample"])
-def test_so_they_are_with_means_and_other_examples(variant: str, protocol: str, intervention: Intervention) -> None:
-    check(decoder(variant, protocol), examples(), intervention, "loss", cumulative=False)
-
-
-@every_intervention
-@pytest.mark.parametrize("metric", ["accuracy", "loss", "kl"])
-def test_so_they_are_with_every_metric_and_together(intervention: Intervention, metric: str) -> None:
-    check(decoder(), examples(), intervention, metric)
-
-
-@replacing
+@pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
 @pytest.mark.parametrize("readout", ["mean", "masked-mean"])
 def test_so_they_are_with_every_readout_and_without_padding(intervention: Intervention, readout: str) -> None:
     check(decoder("alibi", readout=readout), examples(padded=False), intervention, "loss")
@@ -263,37 +255,6 @@ def standing() -> tuple[Decoder, Batch]:
     labels[::3] = torch.randint(0, CLASSES, (20,), generator=draw)
     labels[torch.randperm(60, generator=draw)[:7]] = -100
     return model, (tokens, labels, lengths)
-
-
-@pytest.mark.parametrize(("layer", "head"), [(0, HEADS - 1), (LAYERS - 1, 0), (1, 1)])
-def test_a_planted_head_is_found_and_is_a_single_head_deposit(layer: int, head: int):
-    """All output projections but one head's are nothing, and that head's is loud."""
-    model = decoder(readout="mean")
-    width = model.config.head_dim
-    with torch.no_grad():
-        for index in range(LAYERS):
-            out = model.block(index).attention.out
-            loud = out.weight[:, head * width : (head + 1) * width].clone()
-            out.weight.zero_()
-            if out.bias is not None:
-                out.bias.zero_()
-            if index == layer:
-                out.weight[:, head * width : (head + 1) * width] = 20 * loud
-    with torch.no_grad():
-        tokens, _, lengths = models.examples(200, LENGTH)
-        labels = model(tokens, lengths).argmax(-1)
-        found = ablate_heads(DecoderSource(model), [(tokens, labels, lengths)], chance=1 / CLASSES, bootstrap=100)
-    assert found.baseline == 1.0
-    assert np.flatnonzero(found.drops).tolist() == [layer * HEADS + head]
-    assert found.low[layer, head] > 0.1
-    others = np.delete(found.low.ravel(), layer * HEADS + head), np.delete(found.high.ravel(), layer * HEADS + head)
-    assert not np.any(others)
-    assert found.cumulative[layer, 1:] == pytest.approx(np.full(HEADS, 1 - found.drops[layer, head]))
-    layers = deposit(found)
-    assert [d.kind for d in layers] == ["single-head" if index == layer else "redundant" for index in range(LAYERS)]
-    assert layers[layer].head == head
-    assert layers[layer].half_at == 1
-    assert layers[layer].top_share == layers[layer].effective_heads == 1.0
 
 
 def test_intervals_are_the_paired_bootstrap_of_the_answers():

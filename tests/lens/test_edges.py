@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from toeplens.lens import FrequencyUse, Shares, behaviour, szego, toeplitz_profile
+from toeplens.lens import behaviour, szego, toeplitz_profile
 from toeplens.lens.gradients import Pool
 
 
@@ -25,15 +25,6 @@ def test_a_variance_below_rounding_is_none() -> None:
     assert toeplitz_profile(nothing, nothing).share.isnan().all()
     cancelled = toeplitz_profile(q, k * 0 + 1, bias=torch.full((9,), -4.0 + 1e-6, dtype=torch.float64))
     assert cancelled.share.isnan().all()
-
-
-def test_shares_below_0_have_no_weight_in_the_centre() -> None:
-    """log2 of 4 and 1 weighed 0.6 and 0.2; the frequency of 1/4 works against the others and does not count."""
-    shares = torch.tensor([0.0, 0.6, 0.2, -0.4, 0.6], dtype=torch.float64)
-    one = torch.ones(4, dtype=torch.float64)
-    frequencies = torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64)
-    use = FrequencyUse((), frequencies, one, Shares(shares, shares), torch.tensor(1.0), one / 4, one / 4)
-    assert float(use.centre()) == pytest.approx(0.6 * 2 / 0.8, abs=1e-12)
 
 
 def test_the_interval_of_a_share_has_its_tails() -> None:

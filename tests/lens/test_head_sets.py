@@ -179,9 +179,3 @@ def test_wrong_choices_are_refused(call: Any, options: dict[str, Any], words: st
     model, batch = standing()
     with pytest.raises(InputError, match=words):
         call(DecoderSource(model), [batch], **options)
-
-
-def test_no_examples_are_refused() -> None:
-    model, (tokens, labels, lengths) = standing()
-    with pytest.raises(InputError, match="at least one example that counts"):
-        head_sets(DecoderSource(model), [(tokens, torch.full_like(labels, -100), lengths)])

@@ -238,7 +238,8 @@ def _layer_use(layer: LayerTrace, counted: Counted) -> FrequencyUse:
     [(_, _, keys)] = movable_from(layer, None, Given(split="none", counted=counted))
     if not isinstance(keys, MovableKeys) or (rotation is None and keys.pairs):
         raise terms.NoForm(f"encoding: {name} does not rotate pairs of dimensions by a function of the offset only.")
-    return _use(keys, layer.q, layer.k, None if rotation is None else rotation.frequencies)
+    table = None if keys.table is None else terms.bias_by_position(layer)  # in the layer's precision
+    return _use(replace(keys, table=table), layer.q, layer.k, None if rotation is None else rotation.frequencies)
 
 
 def _shares_by_group(
@@ -285,10 +286,15 @@ def _use(
             terms.where_present(q[:, some].double(), asked),
             terms.where_present(k[:, once].double(), present),
         )
-        norms = _norms(keys, own_q, own_k, each, pairs)
+        norms, others = (terms.grouped(x.square(), keys.groups, 1 + keys.pairs).sqrt() for x in (own_q, own_k))
+        total = norms.new_zeros(norms.shape[1], norms.shape[3])
+        for part in parts_of(replace(keys, q=norms, content=others, bias=None, table=None)):
+            own = part.keys
+            seen = own.q if own.asked is None else terms.where_present(own.q, own.asked)
+            total += (seen * over_keys(own.content, own.causal, own.window)[:, each]).sum((0, 2))
         shares, variance = _shares_by_group(wholes, keys.groups, 1 + keys.pairs, pairs)
         energies = _energy_shares(own_q), _energy_shares(own_k)[each]
-        found.append(FrequencyUse((), frequencies[some], norms, shares, variance, *energies))
+        found.append(FrequencyUse((), frequencies[some], total / pairs, shares, variance, *energies))
     return _together((), found, torch.cat)
 
 
@@ -323,19 +329,6 @@ def _wholes(whole: MovableKeys, heads: slice, at_once: int) -> Iterator[terms.Wh
             k = terms.where_present(keys.content[some][:, once].double(), present[some])
             k = terms.turned_pairs(k, keys.groups, turns.conj())[:, each]
             yield terms.Whole(q, k, fixed, present[some], keys.causal, asked[some], keys.window)
-
-
-def _norms(
-    keys: MovableKeys, q: Float[Tensor, "B h N d"], k: Float[Tensor, "B m N d"], each: Int[Tensor, "h"], pairs: float
-) -> Float[Tensor, "h g"]:
-    """The mean over the visible pairs of the product of norms, by group; ``each`` is the key head of each head."""
-    norms, others = (terms.grouped(x.square(), keys.groups, 1 + keys.pairs).sqrt() for x in (q, k))
-    total = norms.new_zeros(norms.shape[1], norms.shape[3])
-    for part in parts_of(replace(keys, q=norms, content=others, bias=None, table=None)):
-        own = part.keys
-        seen = own.q if own.asked is None else terms.where_present(own.q, own.asked)
-        total += (seen * over_keys(own.content, own.causal, own.window)[:, each]).sum((0, 2))
-    return total / pairs
 
 
 Off = Literal["rotation", "pair"]

@@ -418,7 +418,7 @@ def _direction(view: LayerView) -> Direction:
     trace = in_float64(view.trace)
     leaves = [x.detach().double().requires_grad_() for x in (trace.q, trace.k, key_part) if x is not None]
     with torch.enable_grad():
-        variance = effect_variance(trace, *leaves[:2], leaves[2] if len(leaves) > 2 else None, view.rows)
+        variance = effect_variance(trace, leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, view.rows)
         at_q, at_k, *at_part = torch.autograd.grad(variance.sum(), leaves)
     if view.rows is not None:  # at the computed queries
         at_q = at_q.gather(2, view.rows[:, None, :, None].expand(-1, at_q.shape[1], -1, at_q.shape[3]))

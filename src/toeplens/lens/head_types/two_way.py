@@ -18,12 +18,10 @@ bias with the former is a convolution (FFT). Var(I) needs, for each query, an n_
     Var(I) = 1/2 Re sum_ts [ w_t conj(w_s) Cov(e_t, e_s) conj(Cov(c_t, c_s)) + w_t w_s Cov'(e_t, e_s) conj(Cov'(..)) ],
 
 with Cov' without the conjugate (`summed_squares`). The sums over j of e^(-iota j (theta_t +- theta_s)) are accumulated
-together with those of the keys, not taken in closed form. So no frequency, not even 0 or a multiple of 2 pi, causes a
-small denominator, and e_j may be any factors (such as xPos's, which decay). All covariances are kept about the running
-mean (Chan, Golub, LeVeque 1983), so cancellation is small. Takes O(N d^2) per head, in chunks.
+with those of the keys: no frequency causes a small denominator, and e_j may be any factors (xPos's decay). Covariances
+are kept about the running mean (Chan, Golub, LeVeque 1983), so cancellation is small. Takes O(N d^2) per head.
 
-With a window of w keys, positions are cut into blocks of w: a query sees the keys of its own block up to itself, and
-the end of the previous block. One running sum forwards and one backwards are added; nothing cancels (van Herk 1992).
+With a window, one running sum forwards and one backwards are added, as in `toeplens.lens.kit.toeplitz`.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -48,6 +47,8 @@ from toeplens.lens.kit.movable import (
 )
 from toeplens.lens.kit.terms import Offsets
 from toeplens.lens.kit.toeplitz import finite
+
+STEP = 8  # number of queries that see each other's rows one by one
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,23 @@ class Met:
     def summed(self) -> Float[Tensor, "*B C F"]:
         """Sums over the rows that each query sees."""
         return with_far(self.own.cumsum(-2), None if self.far is None else from_each(self.far, -2), -2)
+
+    def stepped(
+        self, products: Float[Tensor, "*B two_n two_n"]
+    ) -> tuple[Float[Tensor, "*B U two_n two_n"], Float[Tensor, "*B U P two_n"]]:
+        """For each step of queries, the products of the rows that all its queries see, and the rows only some see.
+
+        ``products`` are the sums of products over the rows that all queries of the chunk see.
+        """
+        own = _steps(self.own)
+        steps = own.shape[-3]
+        known = products.unsqueeze(-3) + _before(own.mT @ own)
+        if self.far is None:
+            return known, own
+        far, others = self.far[..., : steps * STEP, :], self.far[..., steps * STEP :, :]
+        far = _steps(F.pad(far, (0, 0, 0, max(0, steps * STEP - far.shape[-2]))))
+        after = _before((far.mT @ far).flip(-3)).flip(-3)
+        return known + after + (others.mT @ others).unsqueeze(-3), torch.cat((own, far), dim=-2)
 
     def along(self, weights: Float[Tensor, "*_B C F"]) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"]]:
         """The sums of (weights . row)^2 and of weights . row, over the rows that each query sees."""
@@ -152,46 +170,20 @@ def with_far(sums: Tensor, far: Tensor | None, dim: int) -> Tensor:
     return sums
 
 
-STEP = 8  # number of queries that see each other's rows one by one
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Contents, or positions, that a chunk of queries sees: rows that all see, and rows that only some see.
-
-    products  [*B, 2n, 2n] sums of products of real and imaginary parts, over the rows that all queries see
-    own       [*B, C, 2n] query r and later ones see row r
-    far       [*B, F, 2n] query r and earlier ones see row r; None if there are no such rows
-    """
-
-    products: Float[Tensor, "*B two_n two_n"]
-    own: Float[Tensor, "*B C two_n"]
-    far: Float[Tensor, "*B F two_n"] | None = None
-
-    def stepped(self) -> tuple[Float[Tensor, "*B U two_n two_n"], Float[Tensor, "*B U P two_n"]]:
-        """For each step of queries, the products of the rows that all its queries see, and the rows only some see."""
-        own = _steps(self.own)
-        steps = own.shape[-3]
-        known = self.products.unsqueeze(-3) + _before(own.mT @ own)
-        if self.far is None:
-            return known, own
-        far, others = self.far[..., : steps * STEP, :], self.far[..., steps * STEP :, :]
-        far = _steps(F.pad(far, (0, 0, 0, max(0, steps * STEP - far.shape[-2]))))
-        after = _before((far.mT @ far).flip(-3)).flip(-3)
-        return known + after + (others.mT @ others).unsqueeze(-3), torch.cat((own, far), dim=-2)
-
-
-def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: Rows) -> Float[Tensor, "b k g C"]:
+def summed_squares(
+    w: Complex[Tensor, "b k g C n"], contents: tuple[Tensor, Met], positions: tuple[Tensor, Met]
+) -> Float[Tensor, "b k g C"]:
     """For each query, the sum over the visible j and m of A_jm^2, where A_jm = Re sum_t w_t e_jt conj(c_mt).
 
     With S = sum_j e_j e_j^H and S' = sum_j e_j e_j^T over the positions, and Z, Z' likewise for the contents, it is
     1/2 Re [ w^T (S * conj Z) conj w + w^T (S' * conj Z') w ], with * entry by entry: n^2 operations per query, for the
     rows that all queries of a step see. Rows that only some see are handled one by one: with u = w e_j, the sum over
     the contents is the quadratic form of u in the contents' products, and likewise with the roles swapped. A_jm is
-    formed where both are such rows. Contents are [b, k, ..], shared by g heads, positions [1, k or 1, ..].
+    formed where both are such rows. Contents are [b, k, ..], shared by g heads, positions [1, k or 1, ..]; of each the
+    products over the rows that all queries see, and the others, with real and imaginary parts alternating.
     """
-    seen, near_contents = contents.stepped()
-    placed, near_positions = positions.stepped()
+    seen, near_contents = contents[1].stepped(contents[0])
+    placed, near_positions = positions[1].stepped(positions[0])
     count, group = w.shape[-2], w.shape[-3]
     queries = _steps(w).transpose(-4, -3).flatten(-3, -2)  # [b, k, U, g STEP, n]
     total = _formed(queries, placed, seen)
@@ -351,8 +343,7 @@ def _tiles(keys: MovableKeys) -> Iterator[tuple[slice, slice]]:
                 yield slice(start, min(start + together, count)), slice(head, min(head + at_once, last))
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """The keys and positions that only some queries of a chunk see, and sums of their squared lengths."""
 
     contents: Met
@@ -515,8 +506,9 @@ class _Tile:
             return x[..., : 2 * pairs].squeeze(2).to(dtype).contiguous()
 
         own = chunk.contents.of(narrow), chunk.positions.of(lambda x: narrow(self._shared(x)))
-        known = [Rows(narrow(x), rows.own, rows.far) for x, rows in zip((contents, positions), own, strict=True)]
-        square = summed_squares(w.to(dtype.to_complex()), *known) / seen**2
+        square = (
+            summed_squares(w.to(dtype.to_complex()), (narrow(contents), own[0]), (narrow(positions), own[1])) / seen**2
+        )
         by_content = _wide(joined(w * position), before.contents.mean.shape[-1])
         by_position = _wide(joined(w.conj() * content), before.positions.mean.shape[-1])
         mean = (w * position * content.conj()).sum(-1).real

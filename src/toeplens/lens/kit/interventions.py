@@ -36,10 +36,18 @@ def replacements(
         means = mean_outputs(source, batches)
         return lambda index: [mean[None, : batches[index][0].shape[1]] for mean in means]
     if intervention == "resample":
-        tokens, lengths, others = _donated(batches, seed)
-        return lambda index: list(
-            source.outputs(tokens[others[index]], None if lengths is None else lengths[others[index]])
-        )
+        widths = {tokens.shape[1] for tokens, _, _ in batches}
+        if len(widths) > 1:
+            raise invalid("batches", "have one width for resampling", sorted(widths))
+        tokens = torch.cat([tokens for tokens, _, _ in batches])
+        lengths = torch.cat([_lengths(tokens, lengths) for tokens, _, lengths in batches])
+        counted = counts(torch.cat([labels for _, labels, _ in batches]))
+        others = torch.arange(len(tokens), device=tokens.device)  # ignored examples keep their own outputs
+        chosen = torch.from_numpy(donors(lengths[counted].cpu().numpy(), seed)).to(tokens.device)
+        others[counted] = others[counted][chosen]
+        of_batch = others.split([len(labels) for _, labels, _ in batches])
+        padded = any(given is not None for _, _, given in batches)
+        return lambda index: list(source.outputs(tokens[of_batch[index]], lengths[of_batch[index]] if padded else None))
     return lambda index: "position" if intervention == "position" else None
 
 
@@ -79,21 +87,6 @@ def donors(lengths: Int[np.ndarray, "n"], seed: int) -> Int[np.ndarray, "n"]:
     for place in np.flatnonzero(found[order] == order):
         found[order[place]] = order[place + 1 if place + 1 < len(order) else place - 1]
     return found
-
-
-def _donated(batches: Sequence[Batch], seed: int) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """All tokens and lengths, and for each batch the indices of its replacements; ignored examples keep their own."""
-    widths = {tokens.shape[1] for tokens, _, _ in batches}
-    if len(widths) > 1:
-        raise invalid("batches", "have one width for resampling", sorted(widths))
-    tokens = torch.cat([tokens for tokens, _, _ in batches])
-    lengths = torch.cat([_lengths(tokens, lengths) for tokens, _, lengths in batches])
-    counted = counts(torch.cat([labels for _, labels, _ in batches]))
-    others = torch.arange(len(tokens), device=tokens.device)
-    chosen = torch.from_numpy(donors(lengths[counted].cpu().numpy(), seed)).to(tokens.device)
-    others[counted] = others[counted][chosen]
-    padded = any(given is not None for _, _, given in batches)
-    return tokens, lengths if padded else None, list(others.split([len(labels) for _, labels, _ in batches]))
 
 
 def _lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:

@@ -543,8 +543,12 @@ def _on_both_sides(keys: MovableKeys, reach: int) -> Iterator[Part]:
         yield Part(_later(keys, reach), every, places[: count - reach], places[reach:])
     last = min(2 * reach, count)
     if last > reach:
-        back = _later(_backwards(_cut(keys, every, count - last, count)), reach)
-        yield Part(back, every, places[max(count - reach, reach) :], places[reach:last].flip(0))
+        end = _cut(keys, every, count - last, count)
+        dims = {"q": 2, "content": 2, "places": 2, "turns": 1, "bias": 1, "asked": 1, "table": (2, 3)}
+        back = {name: x.flip(dim) for name, dim in dims.items() if (x := getattr(end, name)) is not None}
+        yield Part(
+            _later(replace(end, **back), reach), every, places[max(count - reach, reach) :], places[reach:last].flip(0)
+        )
 
 
 def _later(keys: MovableKeys, by: int) -> MovableKeys:
@@ -558,12 +562,6 @@ def _later(keys: MovableKeys, by: int) -> MovableKeys:
     bias = None if keys.bias is None else keys.bias[:, count - 1 - by : 2 * count - 1 - by]
     table = None if keys.table is None else keys.table.roll(by, 2)
     return replace(keys, q=q, causal=True, asked=asked, bias=bias, table=table, window=_shorter(2 * by + 1, count))
-
-
-def _backwards(keys: MovableKeys) -> MovableKeys:
-    """Reverse unpadded sequences, and the two-sided bias by offset."""
-    dims = {"q": 2, "content": 2, "places": 2, "turns": 1, "bias": 1, "asked": 1, "table": (2, 3)}
-    return replace(keys, **{name: x.flip(dim) for name, dim in dims.items() if (x := getattr(keys, name)) is not None})
 
 
 def _cut(keys: MovableKeys, some: Int[Tensor, "b"], start: int, stop: int) -> MovableKeys:

@@ -104,8 +104,8 @@ class DecoderGradients:
         with torch.no_grad():
             primals = {name: parameter.detach() for name, parameter in parameters.items()}
             found = torch.func.jvp(value, (primals,), (direction,))
-        norms = [float(torch.nn.utils.get_total_norm(list(each.values()))) for each in (direction, primals)]
-        return found[0].detach(), found[1].detach(), *norms
+        length, size = (float(torch.nn.utils.get_total_norm(list(each.values()))) for each in (direction, primals))
+        return found[0].detach(), found[1].detach(), length, size
 
 
 class _Tap(PositionalEncoding):
@@ -146,7 +146,6 @@ class _Step:
     q: Float[Tensor, "b H Q d"]
     k: Float[Tensor, "b H N d"]
     tap: _Tap
-    notes: Tensor | None
 
 
 class _Measured(nn.Module):
@@ -189,7 +188,7 @@ def _step(model: Decoder, layer: int, x: Tensor, context: Context) -> _Step:
         queries, residual = queries[at], x[at]
         q_positions = positions[at] if context.by_sequence else positions[rows]
     q, k, v = attention.project(queries, keys)
-    tap, notes = _Tap(attention.encoding), attention.encoding.note(keys)
+    tap = _Tap(attention.encoding)
     z = attend(
         q,
         k,
@@ -199,13 +198,13 @@ def _step(model: Decoder, layer: int, x: Tensor, context: Context) -> _Step:
         k_positions=positions,
         scale=attention.scale,
         rows=None if at is None else rows,
-        notes=notes,
+        notes=attention.encoding.note(keys),
         mask=context.key_mask,
         causal=attention.causal,
         fused=False,
         at_once=_WHOLE,
     )
-    return _Step(x, keys, queries, at, rows, residual, z.transpose(1, 2), q, k, tap, notes)
+    return _Step(x, keys, queries, at, rows, residual, z.transpose(1, 2), q, k, tap)
 
 
 def _inputs(model: Decoder, layer: int, step: _Step, vectors: Tensor | None) -> ProjectionInputs:

@@ -239,19 +239,17 @@ def _by_the_rules(model: Decoder, biases: Tensor) -> Iterator[None]:
 
 
 def _require_linear(model: Decoder, length: int) -> None:
+    """Refuse encodings that are not followed, such as rotations that are not linear for random queries and keys."""
     device = model.readout.weight.device
     for encoding in {id(x): x for x in model.modules() if isinstance(x, PositionalEncoding)}.values():
         plain = encoding.fusable and not encoding.data_dependent
         plain = plain and (encoding.fixed_bias or not encoding.overrides("bias"))
-        if not plain or (encoding.overrides("rotate") and not _turns_linearly(encoding, length, device)):
+        if plain and encoding.overrides("rotate"):
+            shape = (2, 2, 1, encoding.num_heads, length, encoding.query_dim)
+            draw = torch.Generator().manual_seed(0)
+            one, other = torch.randn(shape, generator=draw, dtype=torch.float64).to(device)
+            places = encoding.place(torch.arange(length, device=device))
+            turned = [encoding.rotate(q, k, places, places) for q, k in (one, other, one + other)]
+            plain = all(torch.allclose(a + b, c, rtol=0, atol=1e-9) for a, b, c in zip(*turned, strict=True))
+        if not plain:
             raise invalid("encoding", f"be {_ALLOWED} for relevance", got=type(encoding).__name__)
-
-
-def _turns_linearly(encoding: PositionalEncoding, length: int, device: torch.device) -> bool:
-    """Whether the rotation of a sum is the sum of the rotations, for random queries and keys."""
-    draw = torch.Generator().manual_seed(0)
-    shape = (2, 2, 1, encoding.num_heads, length, encoding.query_dim)
-    one, other = torch.randn(shape, generator=draw, dtype=torch.float64).to(device)
-    places = encoding.place(torch.arange(length, device=device))
-    turned = [encoding.rotate(q, k, places, places) for q, k in (one, other, one + other)]
-    return all(torch.allclose(a + b, both, rtol=0, atol=1e-9) for a, b, both in zip(*turned, strict=True))

@@ -87,7 +87,11 @@ class _Tree:
 
     def _descend(self, layer: int, inputs: Tensor, residual: Tensor, heads: Tensor, members: list[list[int]]) -> None:
         """Continue from nodes of ``layer``, [nodes * b, ...], each with the copies that it represents."""
-        children = self._children(layer, members)
+        found: dict[tuple[int, bytes], list[int]] = {}  # by parent and gains
+        for node, copies in enumerate(members):
+            for each in copies:
+                found.setdefault((node, self.keys[each][layer - self.first]), []).append(each)
+        children = [(node, copies) for (node, _), copies in found.items()]
         changed = _Changed(self, layer, inputs, residual, heads)
         for start in range(0, len(children), self.nodes):
             some = children[start : start + self.nodes]
@@ -102,15 +106,6 @@ class _Tree:
                 x = _finish(self.model.block(index), *_layer_heads(self.model, index, x, context))
             for logits, (_, copies) in zip(self.model.end(x, context).split(self.batch), some, strict=True):
                 self.logits.update(dict.fromkeys(copies, logits))
-
-    def _children(self, layer: int, members: list[list[int]]) -> list[tuple[int, list[int]]]:
-        """The nodes after ``layer``: the parent of each, and the copies that it represents."""
-        index = layer - self.first
-        found: dict[tuple[int, bytes], list[int]] = {}
-        for node, copies in enumerate(members):
-            for each in copies:
-                found.setdefault((node, self.keys[each][index]), []).append(each)
-        return [(node, copies) for (node, _), copies in found.items()]
 
 
 class _Changed:
