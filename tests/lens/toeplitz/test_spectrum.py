@@ -93,6 +93,13 @@ def test_szego_ends_are_those_of_the_matrix(half: int, size: int, seed: int, com
     np.testing.assert_allclose((found.lowest[0], found.highest[0]), eigenvalues[[0, -1]], atol=1e-12)
 
 
+def test_the_ends_of_a_symbol_are_found_between_the_angles_of_the_grid() -> None:
+    """2 cos(phi + 0.3) has its ends at angles that no even grid has."""
+    found = szego(np.array([np.exp(-0.3j), 0, np.exp(0.3j)]), [4])
+    assert found.symbol_low == pytest.approx(-2, abs=1e-12)
+    assert found.symbol_high == pytest.approx(2, abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("kernel", "size", "message"),
     [
