@@ -265,7 +265,9 @@ def two_way(keys: Keys) -> TwoWay:
     assert isinstance(keys, MovableKeys)
     found = torch.zeros(4, *keys.q.shape[:3], dtype=torch.float64, device=keys.q.device)
     for part in parts_of(replace(keys, table=None)):
-        part.put(found, _variances(part.keys))
+        some = found[:, part.sequences]
+        some[..., part.queries] = _variances(part.keys)[..., part.rows]
+        found[:, part.sequences] = some
     if keys.table is not None:
         _add_table(found, keys)
     return TwoWay(*found.clamp(min=0))

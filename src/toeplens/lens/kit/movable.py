@@ -502,12 +502,6 @@ class Part:
     queries: Int[Tensor, "n"]
     rows: Int[Tensor, "n"]
 
-    def put(self, whole: Float[Tensor, "k B H N"], found: Float[Tensor, "k b H n2"]) -> None:
-        """Write the values of the part's rows to their place in the whole."""
-        some = whole[:, self.sequences]
-        some[..., self.queries] = found[..., self.rows]
-        whole[:, self.sequences] = some
-
 
 def parts_of(keys: MovableKeys) -> Iterator[Part]:
     """Parts that contain each query once, with the keys that it sees; queries that see no key are left out.

@@ -387,14 +387,6 @@ class Pieces:
         lengths = None if self.layer.lengths is None else self.layer.lengths.max().unsqueeze(0)
         return replace(self.layer, q=q, k=k, v=self.layer.v[:1], lengths=lengths, notes=None)
 
-    def kernel(self) -> ToeplitzProfile:
-        """The Toeplitz profile of the logits of mean contents."""
-        return _profile(self.mean, self.mean.q, self.mean.k)
-
-    def profile(self) -> ToeplitzProfile:
-        """The Toeplitz profile of the logits."""
-        return _profile(self.layer, self.q, self.k)
-
 
 def where_present(x: Float[Tensor, "B H N d"], present: Bool[Tensor, "B N"]) -> Float[Tensor, "B H N d"]:
     """Set padding to 0, as it may contain NaN."""
@@ -467,7 +459,8 @@ def rest(layer: LayerTrace, q: Tensor, k: Tensor) -> Float[Tensor, "B H N N"]:
     return rest.masked_fill(~logits.isfinite() | ~layer.present[:, None, :, None], 0)
 
 
-def _profile(layer: LayerTrace, q: Tensor, k: Tensor) -> ToeplitzProfile:
+def profile(layer: LayerTrace, q: Tensor, k: Tensor) -> ToeplitzProfile:
+    """The Toeplitz profile of a layer's logits with these queries and keys, over all sequences."""
     bias: Tensor | None = None
     if layer.encoding.overrides("transform_logits"):
         bias = rest(layer, q, k)
