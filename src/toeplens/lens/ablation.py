@@ -619,38 +619,37 @@ def deposit(ablation: HeadAblation, guess: float | None = None) -> list[LayerDep
         raise InputError("ablation must include the cumulative part for a deposit.")
     without = ablation.chance if guess is None else guess
     skill = ablation.baseline - without
-    layers = zip(counted_drops(ablation), ablation.cumulative, strict=True)
-    return [_layer(drops, curve, skill) for drops, curve in layers]
-
-
-def _layer(clipped: Float[np.ndarray, "H"], curve: Float[np.ndarray, "H1"], skill: float) -> LayerDeposit:
-    order = np.argsort(-clipped, kind="stable")
-    total = float(clipped.sum())
-    share = clipped / skill if skill > 0 else np.zeros_like(clipped)
-    peak = float(share[order[0]])
-    second = float(share[order[1]]) if len(order) > 1 else 0.0
-    lost = np.flatnonzero(curve[0] - curve >= LOST * skill) if skill > 0 else np.empty(0, int)
-    half_at = int(lost[0]) if len(lost) else None
-    kind: Kind = "distributed"
-    if skill < SKILL:
-        kind = "no-skill"
-    elif peak >= PEAK and second <= SECOND * peak:
-        kind = "single-head"
-    elif half_at is None:
-        kind = "redundant"
-    elif half_at <= max(2, len(clipped) // 4):
-        kind = "few-head"
-    return LayerDeposit(
-        peak=peak,
-        head=int(order[0]),
-        second=second,
-        top_share=float(clipped.max() / total) if total > 0 else 0.0,
-        effective_heads=float(total**2 / (clipped**2).sum()) if total > 0 else 0.0,
-        gini=gini(clipped),
-        lead=peak - second,
-        half_at=half_at,
-        kind=kind,
-    )
+    found = []
+    for clipped, curve in zip(counted_drops(ablation), ablation.cumulative, strict=True):
+        order = np.argsort(-clipped, kind="stable")
+        total = float(clipped.sum())
+        share = clipped / skill if skill > 0 else np.zeros_like(clipped)
+        peak = float(share[order[0]])
+        second = float(share[order[1]]) if len(order) > 1 else 0.0
+        lost = np.flatnonzero(curve[0] - curve >= LOST * skill) if skill > 0 else np.empty(0, int)
+        half_at = int(lost[0]) if len(lost) else None
+        kind: Kind = "distributed"
+        if skill < SKILL:
+            kind = "no-skill"
+        elif peak >= PEAK and second <= SECOND * peak:
+            kind = "single-head"
+        elif half_at is None:
+            kind = "redundant"
+        elif half_at <= max(2, len(clipped) // 4):
+            kind = "few-head"
+        layer = LayerDeposit(
+            peak=peak,
+            head=int(order[0]),
+            second=second,
+            top_share=float(clipped.max() / total) if total > 0 else 0.0,
+            effective_heads=float(total**2 / (clipped**2).sum()) if total > 0 else 0.0,
+            gini=gini(clipped),
+            lead=peak - second,
+            half_at=half_at,
+            kind=kind,
+        )
+        found.append(layer)
+    return found
 
 
 def gini(values: Float[np.ndarray, "H"]) -> float:

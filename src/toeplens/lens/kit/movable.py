@@ -475,7 +475,8 @@ def _is_true(layer: LayerTrace, keys: Keys) -> bool:
 
 def complex_pairs(x: Float[Tensor, "*B d"], pairs: int) -> Complex[Tensor, "*B n"]:
     """The rotated pairs of `MovableKeys.ordered` dimensions as complex numbers."""
-    return torch.complex(x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2])
+    copied = x[..., : 2 * pairs].clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(copied.unflatten(-1, (pairs, 2)))
 
 
 def joined(z: Complex[Tensor, "*B n"]) -> Float[Tensor, "*B two_n"]:
