@@ -48,47 +48,43 @@ def trace_of(model: Decoder, tokens: Tensor = TOKENS, lengths: Tensor | None = L
     return AttentionTrace(DecoderSource(model), tokens, lengths)
 
 
-def share_by_hand(terms: list[Tensor]) -> Tensor:
+def share_by_hand(terms: Tensor) -> Tensor:
     """The covariance of each column of the terms with their sum, over its variance."""
-    centred = torch.stack(terms) - torch.stack(terms).mean(0)
+    centred = terms - terms.mean(0)
     whole = centred.sum(-1)
     return (centred * whole.unsqueeze(-1)).sum(0) / whole.square().sum()
 
 
-def by_hand(layer: LayerTrace, count: int, counted: Counted = "all") -> tuple[Tensor, Tensor, Tensor]:
-    """Norms [H, 1 + n] and the two kinds of shares [H, 1 + n + 1], pair by pair, query by query, key by key."""
-    encoding, heads = layer.encoding, layer.q.shape[1]
+def of_pairs(terms: list[Tensor], norms: list[Tensor], seen: Tensor) -> dict[str, Tensor]:
+    """Shares, norms and variance of each head, from every term [B, H, N, N] of every logit, and which pairs count."""
+    found: dict[str, list[Tensor]] = {"norms": [], "logits": [], "softmax": [], "variance": []}
+    for h in range(terms[0].shape[1]):
+        own = torch.stack([term[:, h].masked_fill(~seen, 0) for term in terms], -1)
+        row_means = own.sum(2, keepdim=True) / seen.sum(-1).clamp(min=1)[..., None, None]
+        found["norms"].append(torch.stack([norm[:, h][seen] for norm in norms], -1).mean(0))
+        found["logits"].append(share_by_hand(own[seen]))
+        found["softmax"].append(share_by_hand((own - row_means)[seen]))
+        found["variance"].append(own[seen].sum(-1).var(correction=0))
+    return {name: torch.stack(values) for name, values in found.items()}
+
+
+def norms_of(q: Tensor, k: Tensor, columns: list[list[int]]) -> list[Tensor]:
+    return [q[..., dims].norm(dim=-1).unsqueeze(-1) * k[..., dims].norm(dim=-1).unsqueeze(-2) for dims in columns]
+
+
+def by_hand(layer: LayerTrace, count: int, counted: Counted = "all") -> dict[str, Tensor]:
+    """Pair by pair of the layer's turned queries and keys; the rest of its own logits is the last term."""
+    first = getattr(layer.encoding, "first", 0)
+    half = getattr(layer.encoding, "pairing", "interleaved") == "half"
+    columns = [[d for d in range(layer.q.shape[-1]) if not first <= d < first + 2 * count]]
+    columns += [[first + t, first + t + count] if half else [first + 2 * t, first + 2 * t + 1] for t in range(count)]
     turned_q, turned_k = layer.turned
-    first = getattr(encoding, "first", 0)
-    pairing = getattr(encoding, "pairing", "interleaved")
-    columns: list[list[int]] = [[d for d in range(layer.q.shape[-1]) if not first <= d < first + 2 * count]]
-    for t in range(count):
-        columns.append(
-            [first + 2 * t, first + 2 * t + 1] if pairing == "interleaved" else [first + t, first + t + count]
-        )
-    norms = torch.zeros(heads, 1 + count, dtype=torch.float64)
-    terms: list[list[Tensor]] = [[] for _ in range(heads)]  # one [1 + n + 1] a pair of tokens
-    rows: list[list[Tensor]] = [[] for _ in range(heads)]
-    pairs = 0
-    true = layer.logits()
-    for b, length in enumerate(layer.present.sum(1).tolist()):
-        for i in range(length) if counted == "all" else [length - 1]:
-            keys = range(i + 1) if layer.causal else range(length)
-            pairs += len(keys)
-            for h in range(heads):
-                here = []
-                for j in keys:
-                    parts = [
-                        float((turned_q[b, h, i, dims] * turned_k[b, h, j, dims]).sum()) * layer.scale
-                        for dims in columns
-                    ]
-                    parts.append(float(true[b, h, i, j]) - sum(parts))
-                    here.append(torch.tensor(parts, dtype=torch.float64))
-                    for g, dims in enumerate(columns):
-                        norms[h, g] += layer.q[b, h, i, dims].norm() * layer.k[b, h, j, dims].norm()
-                terms[h] += here
-                rows[h] += [one - torch.stack(here).mean(0) for one in here]
-    return norms / pairs, *(torch.stack([share_by_hand(one) for one in every]) for every in (terms, rows))
+    terms = [turned_q[..., dims] @ turned_k[..., dims].mT * layer.scale for dims in columns]
+    seen = layer.present.unsqueeze(2) & layer.present.unsqueeze(1)
+    seen = seen.tril() if layer.causal else seen
+    if counted == "used":
+        seen = seen & (torch.arange(seen.shape[1]) == layer.present.sum(1, keepdim=True) - 1).unsqueeze(-1)
+    return of_pairs([*terms, layer.logits() - sum(terms)], norms_of(layer.q, layer.k, columns), seen)
 
 
 CASES = [
@@ -115,11 +111,11 @@ def test_use_by_hand(encoding: str, fields: dict[str, Any], counted: Counted) ->
     trace = trace_of(model_of(encoding, **fields))
     found = frequency_use(trace, counted=counted)
     layer = trace[1]
-    norms, logits, softmax = by_hand(layer, found.frequencies.shape[-1], counted)
-    torch.testing.assert_close(found.norms[1], norms, rtol=1e-9, atol=1e-12)
+    expected = by_hand(layer, found.frequencies.shape[-1], counted)
+    torch.testing.assert_close(found.norms[1], expected["norms"], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found.norms[0], frequency_use(trace).norms[0], rtol=1e-12, atol=0)
-    torch.testing.assert_close(found.shares.logits[1], logits, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.shares.softmax[1], softmax, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.shares.logits[1], expected["logits"], rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.shares.softmax[1], expected["softmax"], rtol=0, atol=1e-9)
     torch.testing.assert_close(found.shares.logits.sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-9)
     torch.testing.assert_close(found.norm_shares().sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-12)
     assert torch.equal(frequency_use(layer, counted=counted).norms, found.norms[1])
@@ -151,44 +147,31 @@ def test_padding_may_hold_anything(window: int | None) -> None:
 
 
 def by_hand_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
-    """Every term of every logit, pair by pair: key by key of query by query."""
-    q, k, theta = case["q"].double(), case["k"].double(), case["rotation"]
-    heads, length, width = q.shape[1:]
-    n = theta.shape[-1]
-    own = torch.arange(heads) // (heads // k.shape[1])
-    k = k[:, own]
+    """Every term of every logit, pair by pair."""
+    theta, bias = case["rotation"], case["bias"]
+    (heads, length, width), n = case["q"].shape[1:], theta.shape[-1]
+    q, k = case["q"], case["k"].repeat_interleave(heads // case["k"].shape[1], 1)
     columns = [list(range(2 * n, width))]
     columns += [[t, t + n] if case["pairing"] == "half" else [2 * t, 2 * t + 1] for t in range(n)]
-    made: dict[str, list[Tensor]] = {"norms": [], "logits": [], "softmax": [], "variance": []}
-    for h in range(heads):
-        terms, centred, norms = [], [], []
-        for b, end in enumerate(case["lengths"].tolist()):
-            for i in range(end):
-                window, chunk = case["window"] or length, case.get("chunk") or length
-                first = max(i // chunk * chunk, i + 1 - window)
-                here = []
-                for j in range(first, i + 1 if case["causal"] else min(end, (i // chunk + 1) * chunk, i + window)):
-                    x, y = q[b, h, i], k[b, h, j]
-                    parts = [float(x[columns[0]] @ y[columns[0]])]
-                    for t, (one, two) in enumerate(columns[1:]):
-                        z = complex(x[one], x[two]) * complex(y[one], -y[two])
-                        angle = (i - j) * float(theta[h % len(theta), t])
-                        parts.append((z * complex(math.cos(angle), math.sin(angle))).real)
-                    parts = [case["scale"] * part for part in parts]
-                    at = i - j if case["causal"] else i - j + length - 1
-                    bias = case["bias"]
-                    if bias is not None:
-                        bias = bias[b, 0, i, j] if bias.ndim == 4 else bias[h % len(bias), at]
-                    parts.append(0.0 if bias is None else float(bias))
-                    here.append(torch.tensor(parts, dtype=torch.float64))
-                    norms.append(torch.stack([x[dims].norm() * y[dims].norm() for dims in columns]))
-                terms += here
-                centred += [one - torch.stack(here).mean(0) for one in here]
-        made["norms"].append(torch.stack(norms).mean(0))
-        made["logits"].append(share_by_hand(terms))
-        made["softmax"].append(share_by_hand(centred))
-        made["variance"].append(torch.stack(terms).sum(-1).var(correction=0))
-    return {name: torch.stack(values) for name, values in made.items()}
+    offsets = torch.arange(length).unsqueeze(1) - torch.arange(length)
+    terms = [q[..., columns[0]] @ k[..., columns[0]].mT]
+    for t, (one, two) in enumerate(columns[1:]):
+        z = torch.complex(q[..., one], q[..., two])[..., None] * torch.complex(k[..., one], -k[..., two])[..., None, :]
+        terms.append((z * torch.exp(1j * offsets * theta[:, t, None, None])).real)
+    terms = [case["scale"] * term for term in terms]
+    if bias is None:
+        bias = torch.zeros(1, 1)
+    elif bias.ndim == 2:
+        bias = bias[:, (offsets + (0 if case["causal"] else length - 1)).clamp(min=0)]
+    window, chunk = case["window"] or length, case["chunk"] or length
+    chunks = torch.arange(length) // chunk
+    seen = (offsets.abs() < window) & (chunks == chunks.unsqueeze(1)) & ((offsets >= 0) | (not case["causal"]))
+    there = torch.arange(length) < case["lengths"].unsqueeze(1)
+    return of_pairs(
+        [*terms, bias.expand_as(terms[0])],
+        norms_of(q, k, columns),
+        seen & there.unsqueeze(1) & there.unsqueeze(2),
+    )
 
 
 @st.composite
