@@ -85,6 +85,19 @@ def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int
     return with_heads(model, batch, dict.fromkeys(silent, 0))
 
 
+def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Covariance over variance, of [B, H, N, N] over the pairs seen [B, N, N]; and with each row's mean taken out."""
+    found = []
+    for rows in (False, True):
+        x, y = (z.masked_fill(~seen.unsqueeze(1), 0) for z in (part, total))
+        if rows:
+            x, y = (z - (z.sum(-1) / seen.sum(-1).clamp(min=1).unsqueeze(1)).unsqueeze(-1) for z in (x, y))
+        x, y = (z.transpose(0, 1)[:, seen] for z in (x, y))
+        x, y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
+        found.append((x * y).sum(-1) / y.square().sum(-1))
+    return found[0], found[1]
+
+
 class largest(TorchDispatchMode):  # noqa: N801
     """The most numbers that one tensor made inside has."""
 

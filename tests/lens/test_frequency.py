@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lens.models import decoder
+from tests.lens.models import decoder, share_by_hand
 from torch import Tensor
 
 from toeplens import encodings
@@ -48,24 +48,16 @@ def trace_of(model: Decoder, tokens: Tensor = TOKENS, lengths: Tensor | None = L
     return AttentionTrace(DecoderSource(model), tokens, lengths)
 
 
-def share_by_hand(terms: Tensor) -> Tensor:
-    """The covariance of each column of the terms with their sum, over its variance."""
-    centred = terms - terms.mean(0)
-    whole = centred.sum(-1)
-    return (centred * whole.unsqueeze(-1)).sum(0) / whole.square().sum()
-
-
 def of_pairs(terms: list[Tensor], norms: list[Tensor], seen: Tensor) -> dict[str, Tensor]:
     """Shares, norms and variance of each head, from every term [B, H, N, N] of every logit, and which pairs count."""
-    found: dict[str, list[Tensor]] = {"norms": [], "logits": [], "softmax": [], "variance": []}
-    for h in range(terms[0].shape[1]):
-        own = torch.stack([term[:, h].masked_fill(~seen, 0) for term in terms], -1)
-        row_means = own.sum(2, keepdim=True) / seen.sum(-1).clamp(min=1)[..., None, None]
-        found["norms"].append(torch.stack([norm[:, h][seen] for norm in norms], -1).mean(0))
-        found["logits"].append(share_by_hand(own[seen]))
-        found["softmax"].append(share_by_hand((own - row_means)[seen]))
-        found["variance"].append(own[seen].sum(-1).var(correction=0))
-    return {name: torch.stack(values) for name, values in found.items()}
+    total = sum(terms, torch.zeros_like(terms[0]))
+    logits, softmax = zip(*(share_by_hand(term, total, seen) for term in terms), strict=True)
+    return {
+        "norms": torch.stack([norm.transpose(0, 1)[:, seen].mean(-1) for norm in norms], -1),
+        "logits": torch.stack(logits, -1),
+        "softmax": torch.stack(softmax, -1),
+        "variance": total.transpose(0, 1)[:, seen].var(-1, correction=0),
+    }
 
 
 def norms_of(q: Tensor, k: Tensor, columns: list[list[int]]) -> list[Tensor]:

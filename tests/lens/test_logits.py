@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.builders import wrong_types
-from tests.lens.models import decoder
+from tests.lens.models import decoder, share_by_hand
 from torch import Tensor
 
 from toeplens import encodings
@@ -48,23 +48,6 @@ def visible(layer: LayerTrace) -> Tensor:
 
 def dense(parts: LogitParts, name: str, layer: LayerTrace) -> Tensor:
     return torch.stack([parts.matrix(name, sequence) for sequence in range(len(layer.q))])
-
-
-def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Covariance over variance, of [B, H, N, N] over the visible pairs; and with each row's mean taken out."""
-    plain, softmax = [], []
-    for head in range(part.shape[1]):
-        a, b = part[:, head][seen], total[:, head][seen]
-        plain.append(((a - a.mean()) * (b - b.mean())).sum() / ((b - b.mean()) ** 2).sum())
-        top = bottom = 0.0
-        for sequence, row in itertools.product(range(seen.shape[0]), range(seen.shape[1])):
-            keys = seen[sequence, row]
-            if keys.any():
-                a, b = part[sequence, head, row][keys], total[sequence, head, row][keys]
-                top += float(((a - a.mean()) * (b - b.mean())).sum())
-                bottom += float(((b - b.mean()) ** 2).sum())
-        softmax.append(top / bottom)
-    return torch.stack(plain), torch.tensor(softmax, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("encoding", "protocol"), BOTH)
