@@ -96,24 +96,27 @@ class Met:
         return square + far.square().sum(-1), total + far.sum(-1)
 
 
+@dataclass(frozen=True)
 class Moments:
-    """The mean of some rows, and the sums of their products about it."""
+    """The number and mean of some rows, and the sums of their products about it."""
 
-    def __init__(self, mean: Float[Tensor, "*B 1 F"], products: Float[Tensor, "*B F F"] | None = None) -> None:
-        self.mean = mean
-        self.products = mean.new_zeros(*mean.shape[:-2], mean.shape[-1], mean.shape[-1])
-        self.products = self.products if products is None else products
+    count: int
+    mean: Float[Tensor, "*B 1 F"]
+    products: Float[Tensor, "*B F F"]
 
-    def added(self, rows: Float[Tensor, "*B C F"], count: int) -> Moments:
-        """With more rows, centred on this mean; ``count`` is the new number of rows."""
+    def added(self, rows: Float[Tensor, "*B C F"]) -> Moments:
+        """With more rows, centred on this mean."""
+        count = self.count + rows.shape[-2]
         shift = rows.sum(-2, keepdim=True) / count
-        return Moments(self.mean + shift, self.products + rows.mT @ rows - count * (shift.mT @ shift))
+        return Moments(count, self.mean + shift, self.products + rows.mT @ rows - count * (shift.mT @ shift))
 
-    def joined(self, count: int, other: Moments, others: int) -> Moments:
-        """With the rows of another; ``count`` and ``others`` are their numbers of rows."""
-        shift = other.mean - self.mean
-        products = self.products + other.products + count * others / (count + others) * (shift.mT @ shift)
-        return Moments(self.mean + others / (count + others) * shift, products)
+    def joined(self, other: Moments) -> Moments:
+        """With the rows of another."""
+        if not self.count or not other.count:
+            return self if self.count else other
+        shift, both = other.mean - self.mean, self.count + other.count
+        products = self.products + other.products + self.count * other.count / both * (shift.mT @ shift)
+        return Moments(both, self.mean + other.count / both * shift, products)
 
     def of(
         self, weights: Float[Tensor, "*_B C F"], met: Met | None, seen: Float[Tensor, "_"]
@@ -128,25 +131,19 @@ class Moments:
 
 @dataclass(frozen=True)
 class Sums:
-    """Moments of ``count`` rows of keys and positions; ``squares`` [b, k, 1] are their squared lengths, not centred."""
+    """Moments of some keys and positions; ``squares`` [b, k, 1] are their squared lengths, not centred."""
 
-    count: int
     contents: Moments
     positions: Moments
     squares: Tensor
 
     def added(self, contents: Tensor, positions: Tensor, squares: Tensor) -> Sums:
         """With more rows, centred on these means."""
-        count = self.count + contents.shape[-2]
-        moments = self.contents.added(contents, count), self.positions.added(positions, count)
-        return Sums(count, *moments, self.squares + squares.sum(-1))
+        return Sums(self.contents.added(contents), self.positions.added(positions), self.squares + squares.sum(-1))
 
     def joined(self, other: Sums) -> Sums:
-        if not self.count or not other.count:
-            return self if self.count else other
-        contents = self.contents.joined(self.count, other.contents, other.count)
-        positions = self.positions.joined(self.count, other.positions, other.count)
-        return Sums(self.count + other.count, contents, positions, self.squares + other.squares)
+        both = self.contents.joined(other.contents), self.positions.joined(other.positions)
+        return Sums(*both, self.squares + other.squares)
 
 
 def times(x: Float[Tensor, "*B C F"], shared: Float[Tensor, "*_B F e"]) -> Float[Tensor, "*B C e"]:
@@ -433,8 +430,9 @@ class _Tile:
 
     def _none(self, rows: Int[Tensor, "C"]) -> Sums:
         """Empty sums, centred on the mean of these rows."""
-        contents, positions = (Moments(x.mean(-2, keepdim=True)) for x in (self._contents(rows), self.at(rows)))
-        return Sums(0, contents, positions, torch.zeros_like(contents.mean[..., 0, 0]))
+        means = [x.mean(-2, keepdim=True) for x in (self._contents(rows), self.at(rows))]
+        nothing = [Moments(0, x, x.new_zeros(*x.shape[:-2], x.shape[-1], x.shape[-1])) for x in means]
+        return Sums(*nothing, torch.zeros_like(means[0][..., 0, 0]))
 
     def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b k 1 C d"]:
         return self.movable.ordered(self.content[:, :, rows]).unsqueeze(2)
@@ -456,7 +454,7 @@ class _Tile:
     def _answer(self, rows: Int[Tensor, "C"], before: Sums, chunk: _Chunk | None) -> Float[Tensor, "4 b k g C"]:
         """The variances of queries that all see ``before``, and each its own part of the chunk."""
         keys, pairs = self.movable, self.movable.pairs
-        seen = rows * 0 + before.count if chunk is None else rows + 1
+        seen = rows * 0 + before.contents.count if chunk is None else rows + 1
         seen = seen.double() if keys.window is None else seen.clamp(max=keys.window).double()
         q = keys.ordered(keys.q[self.sequences, self.heads, rows]).unflatten(1, self.grouped)
         w = complex_pairs(q, pairs)
@@ -502,7 +500,9 @@ class _Tile:
         if chunk is None:
             both = (x.squeeze(2).contiguous() for x in (positions, contents))
             return _formed(w.flatten(-3, -2), *both).unflatten(-1, w.shape[-3:-1]) / seen**2
-        dtype = self.dtype if before.count else torch.float64  # the first rows are centred on a mean of later ones too
+        dtype = (
+            self.dtype if before.contents.count else torch.float64
+        )  # the first rows are centred on a mean of later ones too
 
         def narrow(x: Tensor) -> Tensor:
             return x[..., : 2 * pairs].squeeze(2).to(dtype).contiguous()
