@@ -121,7 +121,7 @@ def test_the_rule_tells_up_from_down():
 
 
 def test_the_rule_tells_sister_rooms():
-    assert allowed("toeplens.lens.ablation", "toeplens.lens.ablation.Scalable")
+    assert allowed("toeplens.lens.ablation", "toeplens.lens.ablation.HeadSets")
     assert allowed("toeplens.lens.ablation", "toeplens.lens.kit.trace.AttentionTrace")
     assert allowed("toeplens.lens", "toeplens.lens.ablation.ablate_heads")
     assert allowed("toeplens.report.grid.page", "toeplens.studies.auditing.Audit")

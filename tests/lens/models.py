@@ -58,23 +58,44 @@ def split(batch: Batch, size: int) -> list[Batch]:
 
 
 @torch.no_grad()
-def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> Tensor:
-    """The whole model run anew; hooks zero the heads' slices of the INPUT of each output projection."""
+def with_heads(model: Decoder, batch: Batch, given: dict[tuple[int, int], Tensor | int]) -> Tensor:
+    """The whole model run anew; hooks put outputs [b, N, d] into heads' slices of the INPUT of each projection."""
     tokens, _, lengths = batch
     handles = []
-    for layer, head in silent:
+    for (layer, head), outputs in given.items():
 
-        def silence(_: Any, given: tuple[Tensor], head: int = int(head)) -> tuple[Tensor]:
-            z = given[0].clone()
-            z.unflatten(-1, (model.config.num_heads, -1))[..., head, :] = 0
+        def put(_: Any, args: tuple[Tensor], head: int = int(head), outputs: Any = outputs) -> tuple[Tensor]:
+            z = args[0].clone()
+            if isinstance(outputs, Tensor) and z.shape[1] == 1:  # one position is read
+                last = torch.full((len(tokens),), tokens.shape[1]) if lengths is None else lengths
+                outputs = outputs[torch.arange(len(tokens)), last - 1][:, None]
+            z.unflatten(-1, (model.config.num_heads, -1))[..., head, :] = outputs
             return (z,)
 
-        handles.append(model.block(int(layer)).attention.out.register_forward_pre_hook(silence))
+        handles.append(model.block(int(layer)).attention.out.register_forward_pre_hook(put))
     try:
         return model(tokens, lengths)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> Tensor:
+    """The whole model run anew with these heads at zero."""
+    return with_heads(model, batch, dict.fromkeys(silent, 0))
+
+
+def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Covariance over variance, of [B, H, N, N] over the pairs seen [B, N, N]; and with each row's mean taken out."""
+    found = []
+    for rows in (False, True):
+        x, y = (z.masked_fill(~seen.unsqueeze(1), 0) for z in (part, total))
+        if rows:
+            x, y = (z - (z.sum(-1) / seen.sum(-1).clamp(min=1).unsqueeze(1)).unsqueeze(-1) for z in (x, y))
+        x, y = (z.transpose(0, 1)[:, seen] for z in (x, y))
+        x, y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
+        found.append((x * y).sum(-1) / y.square().sum(-1))
+    return found[0], found[1]
 
 
 class largest(TorchDispatchMode):  # noqa: N801

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 from tests.builders import wrong_types
 from tests.lens import models
-from tests.lens.models import logits_without, loud_decoder, split
+from tests.lens.models import logits_without, loud_decoder, split, with_heads
 from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.lens import Batch, ablate_heads, bootstrap_means, deposit
-from toeplens.lens.kit.interventions import Intervention, counts, donors, losses, mean_outputs, outcomes, replacements
-from toeplens.model import Decoder, decoder_config
+from toeplens.lens import Batch, ablate_heads, bootstrap_means
+from toeplens.lens.kit.interventions import Intervention, counts, donors, losses, outcomes, replacements
+from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
 replaying = importlib.import_module("toeplens.sources.decoder.source")
@@ -39,7 +39,6 @@ VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAME
     },
 }
 both_protocols = pytest.mark.parametrize("protocol", ["paper", "released"])
-replacing = pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
 every_intervention = pytest.mark.parametrize("intervention", ["zero", "mean", "resample", "position"])
 
 
@@ -52,30 +51,6 @@ def examples(*, padded: bool = True, ignored: int = 2) -> Batch:
 
 
 # ---- the plain program ----------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def with_heads(model: Decoder, batch: Batch, given: dict[tuple[int, int], Tensor]) -> Tensor:
-    """The whole model run anew; hooks put outputs [b, N, d] into heads' slices of the projections' inputs."""
-    tokens, _, lengths = batch
-    handles = []
-    for (layer, head), outputs in given.items():
-
-        def put(_: Any, args: tuple[Tensor], head: int = head, outputs: Tensor = outputs) -> tuple[Tensor]:
-            z = args[0].clone()
-            here = outputs
-            if z.shape[1] == 1:  # one position is read
-                last = torch.full((len(tokens),), LENGTH - 1) if lengths is None else lengths - 1
-                here = outputs[torch.arange(len(tokens)), last][:, None]
-            z.unflatten(-1, (HEADS, -1))[..., head, :] = here
-            return (z,)
-
-        handles.append(model.block(layer).attention.out.register_forward_pre_hook(put))
-    try:
-        return model(tokens, lengths)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
@@ -178,32 +153,25 @@ def check(model: Decoder, batch: Batch, intervention: Intervention, metric: Any,
         assert (found.metric, found.intervention, found.method) == ("accuracy", intervention, "exact")
 
 
-@pytest.mark.parametrize(
-    ("variant", "protocol"),
-    [*((name, "paper") for name in VARIANTS), *((name, "released") for name in ("rope", "mla", "mla-released"))],
+EVERY = ("zero", "mean", "resample", "position")
+CASES = (
+    [(name, "paper", way, "loss", way == "zero") for name in VARIANTS for way in ("zero", "position")]
+    + [(name, "released", way, "loss", way == "zero") for name in ("rope", "mla") for way in EVERY]
+    + [(name, "paper", way, "loss", False) for name in ("rope", "mla") for way in ("mean", "resample")]
+    + [("rope", "paper", way, metric, True) for way in EVERY for metric in ("accuracy", "loss", "kl")]
+    + [("mla-released", "released", "zero", "loss", True)]
 )
-@pytest.mark.parametrize("intervention", ["zero", "position"])
+
+
+@pytest.mark.parametrize(("variant", "protocol", "intervention", "metric", "cumulative"), CASES)
 def test_drops_are_what_running_the_whole_model_anew_gives(
-    variant: str, protocol: str, intervention: Intervention
+    variant: str, protocol: str, intervention: Intervention, metric: str, cumulative: bool
 ) -> None:
     if (variant, intervention) != ("mla-released", "position"):  # its tables cannot be switched off
-        check(decoder(variant, protocol), examples(), intervention, "loss", cumulative=intervention == "zero")
+        check(decoder(variant, protocol), examples(), intervention, metric, cumulative=cumulative)
 
 
-@pytest.mark.parametrize("variant", ["rope", "mla"])
-@both_protocols
-@pytest.mark.parametrize("intervention", ["mean", "resample"])
-def test_so_they_are_with_means_and_other_examples(variant: str, protocol: str, intervention: Intervention) -> None:
-    check(decoder(variant, protocol), examples(), intervention, "loss", cumulative=False)
-
-
-@every_intervention
-@pytest.mark.parametrize("metric", ["accuracy", "loss", "kl"])
-def test_so_they_are_with_every_metric_and_together(intervention: Intervention, metric: str) -> None:
-    check(decoder(), examples(), intervention, metric)
-
-
-@replacing
+@pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
 @pytest.mark.parametrize("readout", ["mean", "masked-mean"])
 def test_so_they_are_with_every_readout_and_without_padding(intervention: Intervention, readout: str) -> None:
     check(decoder("alibi", readout=readout), examples(padded=False), intervention, "loss")
@@ -211,51 +179,21 @@ def test_so_they_are_with_every_readout_and_without_padding(intervention: Interv
 
 @every_intervention
 @both_protocols
-@pytest.mark.parametrize("numbers", [2 * LENGTH * 24, 4 * LENGTH * 24])
-def test_how_much_is_worked_at_once_does_not_matter(
+@pytest.mark.parametrize("numbers", [2**19, 2 * LENGTH * 24, 4 * LENGTH * 24])
+def test_heads_of_several_layers_change_as_in_one_pass_with_gains(
     intervention: Intervention, protocol: str, numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`replay` of a tree of copies against `scaled`, a plain pass a copy; gains of all sizes, any number at once."""
     source, batch = DecoderSource(decoder("fox" if protocol == "paper" else "rope", protocol)), examples()
-    gains = (torch.rand(6, LAYERS, HEADS, generator=torch.Generator().manual_seed(2)) > 0.4).float()
-    other = replacements(source, [batch], intervention, 0)(0)
-    state = next(iter(source.states(batch[0], batch[2])))
-    whole = source.replay(state, gains, other)
-    monkeypatch.setitem(replaying.AT_ONCE, "cpu", numbers)
-    torch.testing.assert_close(source.replay(state, gains, other), whole, rtol=0, atol=1e-10)
-
-
-@every_intervention
-@both_protocols
-def test_heads_of_several_layers_change_as_in_one_pass_with_gains(intervention: Intervention, protocol: str) -> None:
-    """`replay` of a tree of copies against `scaled`, a plain pass a copy; gains of all sizes."""
-    source, batch = DecoderSource(decoder(protocol=protocol)), examples()
     gains = torch.rand(5, LAYERS, HEADS, generator=torch.Generator().manual_seed(2)).double()
     gains[1], gains[2, 0], gains[3] = 1, gains[4, 0], gains[3].round()
     other = replacements(source, [batch], intervention, 0)(0)
+    monkeypatch.setitem(replaying.AT_ONCE, "cpu", numbers)
     found = source.replay(next(iter(source.states(batch[0], batch[2]))), gains, other)
     for row, logits in zip(gains, found, strict=True):
         with torch.no_grad():
             plain = source.scaled(batch[0], batch[2], row[:, None].expand(-1, COUNT, -1), other)
         torch.testing.assert_close(logits, plain, rtol=0, atol=1e-10)
-
-
-# ---- means ----------------------------------------------------------------------------------------------------------
-
-
-def test_means_leave_padding_and_ignored_examples_out() -> None:
-    source, batch = DecoderSource(decoder(protocol="released")), examples()
-    tokens, labels, lengths = batch
-    assert lengths is not None
-    short = lengths < LENGTH
-    tokens, labels, lengths = tokens[short], labels[short], lengths[short]  # no sequence reaches the last position
-    found = mean_outputs(source, [(tokens, labels, lengths)])
-    elsewhere = tokens.clone()
-    elsewhere[labels < 0] = 1  # what does not count may say anything
-    again = mean_outputs(source, [(elsewhere, labels, lengths)])
-    for layer, other in zip(found, again, strict=True):
-        assert torch.equal(layer, other)
-        assert not layer[-1].any()
-        assert layer[int(lengths[labels >= 0].max()) - 1].any()
 
 
 # ---- donors ---------------------------------------------------------------------------------------------------------
@@ -287,21 +225,6 @@ def test_one_example_has_no_donor() -> None:
 # ---- gains, examples, and what is known beforehand -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("readout", ["last", "mean", "masked-mean"])
-def test_a_gain_between_scales_the_head(readout: str):
-    model = decoder(readout=readout)
-    batch = examples()
-    gains = torch.tensor([[0.5, 1.0, -2.0]])
-    with torch.no_grad():
-        for layer, state in enumerate(DecoderSource(model).states(batch[0], batch[2])):
-            weight = model.block(layer).attention.out.weight
-            kept = weight.clone()
-            replayed = DecoderSource(model).replay(state, gains)[0]
-            weight.mul_(gains[0].repeat_interleave(model.config.head_dim))
-            torch.testing.assert_close(replayed, model(batch[0], batch[2]), rtol=0, atol=1e-10)
-            weight.copy_(kept)
-
-
 def test_dropout_is_off_and_nothing_stays_changed_in_the_model() -> None:
     model = decoder(dropout=0.5).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -321,49 +244,6 @@ def standing() -> tuple[Decoder, Batch]:
     labels[::3] = torch.randint(0, CLASSES, (20,), generator=draw)
     labels[torch.randperm(60, generator=draw)[:7]] = -100
     return model, (tokens, labels, lengths)
-
-
-def test_ignored_labels_count_nowhere():
-    model, (tokens, labels, lengths) = standing()
-    counted = labels >= 0
-    assert 0 < counted.sum() < len(labels)
-    alone = (tokens[counted], labels[counted], lengths[counted])
-    with_ignored = ablate_heads(DecoderSource(model), [(tokens, labels, lengths)])
-    assert with_ignored.to_dict() == ablate_heads(DecoderSource(model), [alone]).to_dict()
-    assert with_ignored.examples == counted.sum()
-    renamed = (tokens, labels.masked_fill(~counted, -1), lengths)
-    assert ablate_heads(DecoderSource(model), [renamed]).to_dict() == with_ignored.to_dict()
-
-
-@pytest.mark.parametrize(("layer", "head"), [(0, HEADS - 1), (LAYERS - 1, 0), (1, 1)])
-def test_a_planted_head_is_found_and_is_a_single_head_deposit(layer: int, head: int):
-    """All output projections but one head's are nothing, and that head's is loud."""
-    model = decoder(readout="mean")
-    width = model.config.head_dim
-    with torch.no_grad():
-        for index in range(LAYERS):
-            out = model.block(index).attention.out
-            loud = out.weight[:, head * width : (head + 1) * width].clone()
-            out.weight.zero_()
-            if out.bias is not None:
-                out.bias.zero_()
-            if index == layer:
-                out.weight[:, head * width : (head + 1) * width] = 20 * loud
-    with torch.no_grad():
-        tokens, _, lengths = models.examples(200, LENGTH)
-        labels = model(tokens, lengths).argmax(-1)
-        found = ablate_heads(DecoderSource(model), [(tokens, labels, lengths)], chance=1 / CLASSES, bootstrap=100)
-    assert found.baseline == 1.0
-    assert np.flatnonzero(found.drops).tolist() == [layer * HEADS + head]
-    assert found.low[layer, head] > 0.1
-    others = np.delete(found.low.ravel(), layer * HEADS + head), np.delete(found.high.ravel(), layer * HEADS + head)
-    assert not np.any(others)
-    assert found.cumulative[layer, 1:] == pytest.approx(np.full(HEADS, 1 - found.drops[layer, head]))
-    layers = deposit(found)
-    assert [d.kind for d in layers] == ["single-head" if index == layer else "redundant" for index in range(LAYERS)]
-    assert layers[layer].head == head
-    assert layers[layer].half_at == 1
-    assert layers[layer].top_share == layers[layer].effective_heads == 1.0
 
 
 def test_intervals_are_the_paired_bootstrap_of_the_answers():
@@ -435,16 +315,10 @@ def test_stopped_between_two_batches_and_gone_on_with_it_ends_the_same(stop_at: 
     book.stop_at = None
     assert ablate_heads(after, batches, memory=book).to_dict() == whole.to_dict()
     assert before.passes + after.passes == 2 * BATCHES
-
-
-def test_a_memory_that_knows_everything_needs_no_model():
-    model, batch = standing()
-    book = Book()
-    whole = ablate_heads(DecoderSource(model), [batch], memory=book)
-    again = Counting(decoder(seed=5))
-    assert ablate_heads(again, [batch], memory=book).to_dict() == whole.to_dict()
-    assert again.passes == 0
     assert {right.dtype for right in book.kept.values()} == {np.dtype(bool)}
+    again = Counting(decoder(seed=5))  # a memory that has everything needs no model
+    assert ablate_heads(again, batches, memory=book).to_dict() == whole.to_dict()
+    assert again.passes == 0
 
 
 # ---- records and refusals -------------------------------------------------------------------------------------------
@@ -474,13 +348,8 @@ def test_no_examples_are_refused():
 
 @pytest.fixture(scope="module")
 def answering() -> Decoder:
-    torch.manual_seed(1)
-    fields = {"vocab_size": 11, "d_model": 16, "d_ff": 16, "num_layers": 3, "num_heads": 2, "max_len": 9}
-    made = Decoder(decoder_config(**fields, readout="each", dropout=0.0)).eval().double()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return made
+    sizes = {"vocab_size": 11, "d_model": 16, "d_ff": 16, "num_layers": 3, "num_heads": 2, "max_len": 9}
+    return models.decoder(seed=1, noise=0.3, **sizes, readout="each", dropout=0.0)
 
 
 @pytest.fixture(scope="module")

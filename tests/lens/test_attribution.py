@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from toeplens.lens.ablation import (
     HeadAblation,
     ablate_heads,
     check_estimates,
-    rank_correlation,
     sample_heads,
 )
 from toeplens.lens.kit.interventions import Batch, Intervention, replacements
@@ -118,37 +116,6 @@ def test_a_source_without_gradients_is_refused() -> None:
 
     with pytest.raises(InputError, match="method must not be 'attribution' for Bare"):
         ablate_heads(Bare(), [batch()], metric="loss", method="attribution")  # type: ignore[arg-type]
-
-
-# ---- rank correlation -----------------------------------------------------------------------------------------------
-
-
-def record(drops: Any, **fields: Any) -> HeadAblation:
-    drops = np.asarray(drops, dtype=float)
-    empty = np.full((drops.shape[0], drops.shape[1] + 1), np.nan)
-    return replace(HeadAblation(drops, drops, drops, 1.0, empty, 10, 0.1), **fields)
-
-
-def test_ranks_are_compared_as_scipy_does() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3, 4)).round(1)
-    y = (x + rng.normal(size=(3, 4))).round(1)
-    found = rank_correlation(record(x), record(y, method="attribution"))
-    assert found.value == pytest.approx(spearmanr(x.ravel(), y.ravel()).statistic, abs=1e-12)
-    assert found.low < found.value < found.high
-    assert found.count == 12
-    assert found == rank_correlation(record(x), record(y))
-    assert found != rank_correlation(record(x), record(y), seed=1)
-    assert rank_correlation(record(x), record(np.exp(x))).value == pytest.approx(1, abs=1e-12)
-    assert rank_correlation(record(x), record(-x)).value == pytest.approx(-1, abs=1e-12)
-
-
-def test_what_cannot_be_compared_is_refused() -> None:
-    one = record(np.eye(3))
-    with pytest.raises(InputError, match=r"attributed must have the heads of exact, \[3, 3\], got \[2, 2\]"):
-        rank_correlation(one, record(np.eye(2)))
-    with pytest.raises(InputError, match="attributed must have the intervention of exact, 'zero', got 'mean'"):
-        rank_correlation(one, record(np.eye(3), intervention="mean"))
 
 
 RNG = np.random.default_rng(0)

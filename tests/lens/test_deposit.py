@@ -64,21 +64,6 @@ def test_every_statistic_is_its_definition(drops: list[float]):
         assert found.top_share == found.effective_heads == 0.0
 
 
-@pytest.mark.parametrize(
-    ("curve", "expected"),
-    [
-        ([0.9, 0.51, 0.49, 0.2], 2),
-        ([0.9, 0.9, 0.9, 0.3], 3),
-        ([0.9, 0.1, 0.9, 0.9], 1),
-        ([0.9, 0.9, 0.9, 0.9], None),
-        ([0.9, 0.6, 0.6, 0.51], None),
-    ],
-)
-def test_half_of_the_skill_is_gone_at_the_first_such_number_of_heads(curve: list[float], expected: int | None):
-    """Skill is 0.9 - 0.1, so half of it is gone at an accuracy of 0.5."""
-    assert one([0.1, 0.1, 0.1], curves=[curve]).half_at == expected
-
-
 def test_each_layer_has_its_own():
     found = deposit(ablation([0.8, 0.0], [0.0, 0.1]))
     assert [layer.head for layer in found] == [0, 1]
@@ -93,34 +78,35 @@ def curve(heads: int, gone_at: int | None, accuracy: float = 0.9) -> list[float]
     return [CHANCE if gone_at is not None and k >= gone_at else accuracy for k in range(heads + 1)]
 
 
-KINDS = [
+KINDS = [  # kind, drops, curve or the number of heads from which on accuracy is chance, that of half of the skill
     # one head carries it
-    ("single-head", [0.8, 0.0, 0.0, 0.0], 1),
-    ("single-head", [0.0, 0.4, 0.2, 0.1], 1),  # just half of the skill, and the second just half of that
-    ("single-head", [0.41, 0.0, 0.0, 0.0], None),
+    ("single-head", [0.8, 0.0, 0.0, 0.0], 1, 1),
+    ("single-head", [0.0, 0.4, 0.2, 0.1], 1, 1),  # just half of the skill, and the second just half of that
+    ("single-head", [0.41, 0.0, 0.0, 0.0], None, None),
+    ("single-head", [0.7], 1, 1),
     # two heads carry it
-    ("few-head", [0.4, 0.4, 0.0, 0.0], 1),
-    ("few-head", [0.1, 0.1, 0.0, 0.0], 2),
-    ("few-head", [0.0] * 16, 4),
-    ("few-head", [0.39, 0.0, 0.0, 0.0], 2),  # one head, but less than half of the skill
-    ("few-head", [0.8, 0.41, 0.0, 0.0], 1),  # the second is more than half of the first
+    ("few-head", [0.1, 0.1, 0.0, 0.0], 2, 2),
+    ("few-head", [0.0] * 16, 4, 4),
+    ("few-head", [0.39, 0.0, 0.0, 0.0], 2, 2),  # one head, but less than half of the skill
+    ("few-head", [0.8, 0.41, 0.0, 0.0], 1, 1),  # the second is more than half of the first
+    ("few-head", [0.1] * 3, [0.9, 0.51, 0.49, 0.2], 2),
+    ("few-head", [0.2, 0.1, 0.1, 0.0, 0.0, 0.0], [0.9, 0.7, 0.4, 0.8, 0.8, 0.8, 0.8], 2),  # although three do not
     # many together carry it
-    ("distributed", [0.1] * 4, 3),
-    ("distributed", [0.0] * 4, 4),
-    ("distributed", [0.0] * 16, 5),
-    ("distributed", [0.39] * 4, 3),
+    ("distributed", [0.1] * 4, 3, 3),
+    ("distributed", [0.0] * 16, 5, 5),
+    ("distributed", [0.2, 0.1, 0.1, 0.0, 0.0, 0.0], [0.9, 0.8, 0.8, 0.8, 0.4, 0.8, 0.8], 4),
     # the layer can be spared
-    ("redundant", [0.0] * 4, None),
-    ("redundant", [0.1, 0.05, 0.0, 0.0], None),
-    ("redundant", [-0.1] * 4, None),
-    ("redundant", [0.0], None),
-    ("single-head", [0.7], 1),
+    ("redundant", [0.1, 0.05, 0.0, 0.0], None, None),
+    ("redundant", [-0.1] * 4, None, None),
+    ("redundant", [0.2, 0.1, 0.1, 0.0, 0.0, 0.0], [0.9, 0.8, 0.7, 0.6, 0.6, 0.7, 0.8], None),
 ]
 
 
-@pytest.mark.parametrize(("kind", "drops", "gone_at"), KINDS)
-def test_kinds_are_what_the_thresholds_say(kind: str, drops: list[float], gone_at: int | None):
-    assert one(drops, curves=[curve(len(drops), gone_at)]).kind == kind
+@pytest.mark.parametrize(("kind", "drops", "gone", "half_at"), KINDS)
+def test_kinds_are_what_the_thresholds_say(kind: str, drops: list[float], gone: Any, half_at: int | None):
+    """Skill is 0.9 - 0.1, so half of it is gone at an accuracy of 0.5."""
+    found = one(drops, curves=[gone if isinstance(gone, list) else curve(len(drops), gone)])
+    assert (found.kind, found.half_at) == (kind, half_at)
 
 
 @given(drops_of_a_layer, st.floats(-0.5, 0.0499), st.booleans())
@@ -147,15 +133,3 @@ def test_a_kind_needs_the_cumulative_part() -> None:
     given = ablation([0.3, 0.2])
     with pytest.raises(InputError, match="ablation must include the cumulative part"):
         deposit(replace(given, cumulative=np.full_like(given.cumulative, np.nan)))
-
-
-@pytest.mark.parametrize(
-    ("curve", "kind"),
-    [
-        ([0.9, 0.7, 0.4, 0.8, 0.8, 0.8, 0.8], "few-head"),  # two of six do, although three do not
-        ([0.9, 0.8, 0.8, 0.8, 0.4, 0.8, 0.8], "distributed"),  # four do, although all six do not
-        ([0.9, 0.8, 0.7, 0.6, 0.6, 0.7, 0.8], "redundant"),
-    ],
-)
-def test_a_kind_is_of_any_number_of_heads_where_the_curve_is_not_monotone(curve: list[float], kind: str) -> None:
-    assert one([0.2, 0.1, 0.1, 0.0, 0.0, 0.0], curves=[curve]).kind == kind

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lens.models import decoder
+from tests.lens.models import decoder, share_by_hand
 from torch import Tensor
 
 from toeplens import encodings
@@ -22,10 +22,10 @@ from toeplens.encodings import BandControl, Rotary, controlled, swapped
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, rotary_offsets
 from toeplens.lens import frequency as use
-from toeplens.lens.frequency import ablate_bands, frequency_use, layer_use
+from toeplens.lens.frequency import ablate_bands, frequency_use
 from toeplens.lens.kit.terms import NoForm
 from toeplens.lens.kit.trace import Counted
-from toeplens.model import Attention, Decoder
+from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16, "dropout": 0.0}
@@ -48,47 +48,35 @@ def trace_of(model: Decoder, tokens: Tensor = TOKENS, lengths: Tensor | None = L
     return AttentionTrace(DecoderSource(model), tokens, lengths)
 
 
-def share_by_hand(terms: list[Tensor]) -> Tensor:
-    """The covariance of each column of the terms with their sum, over its variance."""
-    centred = torch.stack(terms) - torch.stack(terms).mean(0)
-    whole = centred.sum(-1)
-    return (centred * whole.unsqueeze(-1)).sum(0) / whole.square().sum()
+def of_pairs(terms: list[Tensor], norms: list[Tensor], seen: Tensor) -> dict[str, Tensor]:
+    """Shares, norms and variance of each head, from every term [B, H, N, N] of every logit, and which pairs count."""
+    total = sum(terms, torch.zeros_like(terms[0]))
+    logits, softmax = zip(*(share_by_hand(term, total, seen) for term in terms), strict=True)
+    return {
+        "norms": torch.stack([norm.transpose(0, 1)[:, seen].mean(-1) for norm in norms], -1),
+        "logits": torch.stack(logits, -1),
+        "softmax": torch.stack(softmax, -1),
+        "variance": total.transpose(0, 1)[:, seen].var(-1, correction=0),
+    }
 
 
-def by_hand(layer: LayerTrace, count: int, counted: Counted = "all") -> tuple[Tensor, Tensor, Tensor]:
-    """Norms [H, 1 + n] and the two kinds of shares [H, 1 + n + 1], pair by pair, query by query, key by key."""
-    encoding, heads = layer.encoding, layer.q.shape[1]
+def norms_of(q: Tensor, k: Tensor, columns: list[list[int]]) -> list[Tensor]:
+    return [q[..., dims].norm(dim=-1).unsqueeze(-1) * k[..., dims].norm(dim=-1).unsqueeze(-2) for dims in columns]
+
+
+def by_hand(layer: LayerTrace, count: int, counted: Counted = "all") -> dict[str, Tensor]:
+    """Pair by pair of the layer's turned queries and keys; the rest of its own logits is the last term."""
+    first = getattr(layer.encoding, "first", 0)
+    half = getattr(layer.encoding, "pairing", "interleaved") == "half"
+    columns = [[d for d in range(layer.q.shape[-1]) if not first <= d < first + 2 * count]]
+    columns += [[first + t, first + t + count] if half else [first + 2 * t, first + 2 * t + 1] for t in range(count)]
     turned_q, turned_k = layer.turned
-    first = getattr(encoding, "first", 0)
-    pairing = getattr(encoding, "pairing", "interleaved")
-    columns: list[list[int]] = [[d for d in range(layer.q.shape[-1]) if not first <= d < first + 2 * count]]
-    for t in range(count):
-        columns.append(
-            [first + 2 * t, first + 2 * t + 1] if pairing == "interleaved" else [first + t, first + t + count]
-        )
-    norms = torch.zeros(heads, 1 + count, dtype=torch.float64)
-    terms: list[list[Tensor]] = [[] for _ in range(heads)]  # one [1 + n + 1] a pair of tokens
-    rows: list[list[Tensor]] = [[] for _ in range(heads)]
-    pairs = 0
-    true = layer.logits()
-    for b, length in enumerate(layer.present.sum(1).tolist()):
-        for i in range(length) if counted == "all" else [length - 1]:
-            keys = range(i + 1) if layer.causal else range(length)
-            pairs += len(keys)
-            for h in range(heads):
-                here = []
-                for j in keys:
-                    parts = [
-                        float((turned_q[b, h, i, dims] * turned_k[b, h, j, dims]).sum()) * layer.scale
-                        for dims in columns
-                    ]
-                    parts.append(float(true[b, h, i, j]) - sum(parts))
-                    here.append(torch.tensor(parts, dtype=torch.float64))
-                    for g, dims in enumerate(columns):
-                        norms[h, g] += layer.q[b, h, i, dims].norm() * layer.k[b, h, j, dims].norm()
-                terms[h] += here
-                rows[h] += [one - torch.stack(here).mean(0) for one in here]
-    return norms / pairs, *(torch.stack([share_by_hand(one) for one in every]) for every in (terms, rows))
+    terms = [turned_q[..., dims] @ turned_k[..., dims].mT * layer.scale for dims in columns]
+    seen = layer.present.unsqueeze(2) & layer.present.unsqueeze(1)
+    seen = seen.tril() if layer.causal else seen
+    if counted == "used":
+        seen = seen & (torch.arange(seen.shape[1]) == layer.present.sum(1, keepdim=True) - 1).unsqueeze(-1)
+    return of_pairs([*terms, layer.logits() - sum(terms)], norms_of(layer.q, layer.k, columns), seen)
 
 
 CASES = [
@@ -103,19 +91,31 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("encoding", "fields"), CASES)
-def test_use_by_hand(encoding: str, fields: dict[str, Any]) -> None:
-    """float64, 1e-9 of the largest norm, 1e-9 for shares; causal and not, padded, both pairings."""
+@pytest.mark.parametrize(
+    ("encoding", "fields", "counted"),
+    [*((*case, "all") for case in CASES), ("rope", {}, "used"), ("alibi", {}, "used")],
+)
+def test_use_by_hand(encoding: str, fields: dict[str, Any], counted: Counted) -> None:
+    """float64, 1e-9 of the largest norm, 1e-9 for shares; causal and not, padded, both pairings; all queries, or used.
+
+    Of the first layer all queries are used.
+    """
     trace = trace_of(model_of(encoding, **fields))
-    found = frequency_use(trace)
-    count = found.frequencies.shape[-1]
+    found = frequency_use(trace, counted=counted)
     layer = trace[1]
-    norms, logits, softmax = by_hand(layer, count)
-    torch.testing.assert_close(found.norms[1], norms, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(found.shares.logits[1], logits, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.shares.softmax[1], softmax, rtol=0, atol=1e-9)
+    expected = by_hand(layer, found.frequencies.shape[-1], counted)
+    torch.testing.assert_close(found.norms[1], expected["norms"], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.norms[0], frequency_use(trace).norms[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.shares.logits[1], expected["logits"], rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.shares.softmax[1], expected["softmax"], rtol=0, atol=1e-9)
     torch.testing.assert_close(found.shares.logits.sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-9)
     torch.testing.assert_close(found.norm_shares().sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert torch.equal(frequency_use(layer, counted=counted).norms, found.norms[1])
+    torch.testing.assert_close(found.massive(2)[0], found.q_energy.sort(-1).values[..., -2:].sum(-1))
+    if counted == "used":
+        ends = layer.present.sum(1).tolist()
+        q = torch.stack([layer.q[b, :, n - 1] for b, n in enumerate(ends)]).square().sum(0)
+        torch.testing.assert_close(found.q_energy[1], q / q.sum(-1, keepdim=True), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -133,62 +133,37 @@ def test_padding_may_hold_anything(window: int | None) -> None:
     parts = [x.clone() for x in (layer.q, layer.k)]
     for x in parts:
         x.masked_fill_(~layer.present[:, None, :, None], torch.nan)
-    dirty, clean = (layer_use(each, "all") for each in (replace(layer, q=parts[0], k=parts[1]), layer))
+    dirty, clean = (frequency_use(each) for each in (replace(layer, q=parts[0], k=parts[1]), layer))
     torch.testing.assert_close(dirty.shares.logits, clean.shares.logits, rtol=0, atol=0)
     torch.testing.assert_close(dirty.norms, clean.norms, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "alibi"])
-def test_use_of_the_query_that_is_read_alone(encoding: str) -> None:
-    """float64, 1e-9; the last layer's other queries do not count, those of the first layer all do."""
-    trace = trace_of(model_of(encoding))
-    every, used = frequency_use(trace), frequency_use(trace, counted="used")
-    torch.testing.assert_close(used.norms[0], every.norms[0], rtol=1e-12, atol=0)
-    assert torch.equal(frequency_use(trace[1], counted="used").norms, used.norms[1])
-    norms, logits, softmax = by_hand(trace[1], used.frequencies.shape[-1], "used")
-    torch.testing.assert_close(used.norms[1], norms, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(used.shares.logits[1], logits, rtol=0, atol=1e-9)
-    torch.testing.assert_close(used.shares.softmax[1], softmax, rtol=0, atol=1e-9)
-    q = torch.stack([trace[1].q[b, :, n - 1] for b, n in enumerate(trace[1].present.sum(1).tolist())]).square().sum(0)
-    torch.testing.assert_close(used.q_energy[1], q / q.sum(-1, keepdim=True), rtol=1e-9, atol=0)
-
-
 def by_hand_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
-    """Every term of every logit, pair by pair: key by key of query by query."""
-    q, k, theta = case["q"].double(), case["k"].double(), case["rotation"]
-    heads, length, width = q.shape[1:]
-    n = theta.shape[-1]
-    own = torch.arange(heads) // (heads // k.shape[1])
-    k = k[:, own]
+    """Every term of every logit, pair by pair."""
+    theta, bias = case["rotation"], case["bias"]
+    (heads, length, width), n = case["q"].shape[1:], theta.shape[-1]
+    q, k = case["q"], case["k"].repeat_interleave(heads // case["k"].shape[1], 1)
     columns = [list(range(2 * n, width))]
     columns += [[t, t + n] if case["pairing"] == "half" else [2 * t, 2 * t + 1] for t in range(n)]
-    made: dict[str, list[Tensor]] = {"norms": [], "logits": [], "softmax": [], "variance": []}
-    for h in range(heads):
-        terms, centred, norms = [], [], []
-        for b, end in enumerate(case["lengths"].tolist()):
-            for i in range(end):
-                window, chunk = case["window"] or length, case.get("chunk") or length
-                first = max(i // chunk * chunk, i + 1 - window)
-                here = []
-                for j in range(first, i + 1 if case["causal"] else min(end, (i // chunk + 1) * chunk, i + window)):
-                    x, y = q[b, h, i], k[b, h, j]
-                    parts = [float(x[columns[0]] @ y[columns[0]])]
-                    for t, (one, two) in enumerate(columns[1:]):
-                        z = complex(x[one], x[two]) * complex(y[one], -y[two])
-                        angle = (i - j) * float(theta[h % len(theta), t])
-                        parts.append((z * complex(math.cos(angle), math.sin(angle))).real)
-                    parts = [case["scale"] * part for part in parts]
-                    at = i - j if case["causal"] else i - j + length - 1
-                    parts.append(0.0 if case["bias"] is None else float(case["bias"][h % len(case["bias"]), at]))
-                    here.append(torch.tensor(parts, dtype=torch.float64))
-                    norms.append(torch.stack([x[dims].norm() * y[dims].norm() for dims in columns]))
-                terms += here
-                centred += [one - torch.stack(here).mean(0) for one in here]
-        made["norms"].append(torch.stack(norms).mean(0))
-        made["logits"].append(share_by_hand(terms))
-        made["softmax"].append(share_by_hand(centred))
-        made["variance"].append(torch.stack(terms).sum(-1).var(correction=0))
-    return {name: torch.stack(values) for name, values in made.items()}
+    offsets = torch.arange(length).unsqueeze(1) - torch.arange(length)
+    terms = [q[..., columns[0]] @ k[..., columns[0]].mT]
+    for t, (one, two) in enumerate(columns[1:]):
+        z = torch.complex(q[..., one], q[..., two])[..., None] * torch.complex(k[..., one], -k[..., two])[..., None, :]
+        terms.append((z * torch.exp(1j * offsets * theta[:, t, None, None])).real)
+    terms = [case["scale"] * term for term in terms]
+    if bias is None:
+        bias = torch.zeros(1, 1)
+    elif bias.ndim == 2:
+        bias = bias[:, (offsets + (0 if case["causal"] else length - 1)).clamp(min=0)]
+    window, chunk = case["window"] or length, case["chunk"] or length
+    chunks = torch.arange(length) // chunk
+    seen = (offsets.abs() < window) & (chunks == chunks.unsqueeze(1)) & ((offsets >= 0) | (not case["causal"]))
+    there = torch.arange(length) < case["lengths"].unsqueeze(1)
+    return of_pairs(
+        [*terms, bias.expand_as(terms[0])],
+        norms_of(q, k, columns),
+        seen & there.unsqueeze(1) & there.unsqueeze(2),
+    )
 
 
 @st.composite
@@ -201,14 +176,15 @@ def tensor_cases(draw: st.DrawFn) -> dict[str, Any]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=made, dtype=torch.float64)
 
-    causal, rows = draw(st.booleans()), draw(st.sampled_from([0, 1, heads]))
+    causal, rows = draw(st.booleans()), draw(st.sampled_from([0, 1, heads, -1]))
+    ends = (length if causal else 2 * length - 1,)
     return {
         "q": normal(count, heads, length, width) + 1,
         "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
         "rotation": 2 * normal(draw(st.sampled_from([1, heads])), draw(st.integers(0, width // 2))),
         "pairing": draw(st.sampled_from(["interleaved", "half"])),
         "layout": "bhnd",
-        "bias": normal(rows, length if causal else 2 * length - 1) if rows else None,
+        "bias": normal(count, 1, length, length) if rows < 0 else normal(rows, *ends) if rows else None,
         "causal": causal,
         "window": draw(st.sampled_from([None, None, 2, 3, 4, 5, 9])),
         "chunk": draw(st.sampled_from([None, None, 2, 3, 5, 9])),
@@ -219,7 +195,7 @@ def tensor_cases(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(tensor_cases(), st.sampled_from([1, 1 << 23]))
 def test_use_of_tensors_by_hand(case: dict[str, Any], at_once: int) -> None:
-    """float64, 1e-9; windows, grouped key heads, padding, biases, both pairings, causal and not."""
+    """float64, 1e-9; windows, grouped key heads, padding, biases of both kinds, both pairings."""
     expected = by_hand_of_tensors(case)
     with patch.object(use, "_AT_ONCE", at_once):
         found = frequency_use(**case)
@@ -245,31 +221,6 @@ def test_a_layer_without_a_rotation_is_in_the_first_column() -> None:
     torch.testing.assert_close(found.shares.logits[0, :, 0], one, rtol=0, atol=1e-12)
     assert found.frequencies[1].isfinite().all()
     assert found.centre()[0].isnan().all()
-
-
-def test_a_planted_band_has_it_all() -> None:
-    """A model whose queries and keys live in one pair uses that frequency alone, and no other is missed."""
-    model = model_of("rope")
-    pair = 2
-    with torch.no_grad():
-        for layer in range(2):
-            attention = model.block(layer).attention
-            assert isinstance(attention, Attention)
-            rows = torch.zeros(3, 4, 8, dtype=torch.bool)
-            rows[:2] = True
-            rows[:2, :, 2 * pair : 2 * pair + 2] = False
-            for parameter in (attention.qkv.weight, attention.qkv.bias):
-                parameter[rows.flatten()] = 0
-    found = frequency_use(trace_of(model))
-    one = torch.ones(2, 4, dtype=torch.float64)
-    torch.testing.assert_close(found.shares.logits[..., 1 + pair], one, rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.norm_shares()[..., 1 + pair], one)
-    torch.testing.assert_close(found.massive(2)[0], one)
-    torch.testing.assert_close(found.centre(), found.frequencies[..., pair].log2())
-    for off in ("rotation", "pair"):
-        drops = np.abs(ablate_bands(DecoderSource(model), [(TOKENS, LABELS, LENGTHS)], off=off).drops)
-        assert (np.delete(drops, pair, axis=-1) < 1e-12).all()
-        assert (drops[..., pair] > 1e-9).all()
 
 
 def rotary(name: str = "rope", **options: Any) -> Rotary:

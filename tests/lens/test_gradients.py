@@ -27,7 +27,7 @@ from toeplens.lens.gradients import (
     positional_drift,
     seed_strength,
 )
-from toeplens.lens.kit.position import position_effect
+from toeplens.lens.kit.position import effect_variance, known_key_part
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
@@ -81,18 +81,21 @@ def test_the_strength_is_the_root_mean_square_over_all_batches_of_the_pool(mean:
     )
 
 
-@pytest.mark.parametrize("width", [1, 20])
-def test_noise_has_the_exponent_of_cancellation_within_its_interval(width: int) -> None:
-    """60 pools of 512: -1/2 lies in nearly all intervals, and a share of 0; the point does in its own."""
-    vectors = np.random.default_rng(3).normal(size=(512, 60, width))
-    found = strength_of(vectors, bootstrap=200)
-    inside = (found.exponent_low <= -0.5) & (found.exponent_high >= -0.5)
-    assert inside.mean() > 0.9
-    assert ((found.share_low <= 0) & (found.share_high >= 0)).mean() > 0.9
-    assert ((found.exponent_low <= found.exponent) & (found.exponent <= found.exponent_high)).all()
-    few = width == 1  # of few numbers the last sizes tell little, and noise in them pulls the point below -1/2
-    assert abs(np.median(found.exponent) + 0.5) < (0.1 if few else 0.02)
-    assert (found.exponent_high < (-0.1 if few else -0.3)).all()
+def test_the_interval_of_a_share_has_its_tails() -> None:
+    """Resample by resample, with pairs of one example with itself left out."""
+    vectors = np.random.default_rng(0).normal(size=(20, 3)) + 0.3
+    pool = Pool(20, bootstrap=200, seed=4)
+    pool.add(vectors[:, None])
+    found = pool.strength(np.array([8, 16]))
+    rng = np.random.Generator(np.random.Philox(4))
+    shares = []
+    for weights in rng.multinomial(20, np.full(20, 1 / 20), size=200):
+        drawn = np.repeat(vectors, weights, axis=0)
+        products = drawn @ drawn.T
+        which = np.repeat(np.arange(20), weights)
+        shares.append(products[which[:, None] != which].mean() / np.diag(products).mean())
+    expected = np.quantile(shares, [0.025, 0.975])
+    np.testing.assert_allclose([found.share_low[0], found.share_high[0]], expected, rtol=1e-9)
 
 
 def test_nothing_is_said_of_nothing() -> None:
@@ -137,8 +140,9 @@ def test_diagonal_means_are_what_loops_find(protocol: str, padded: bool) -> None
 
 def variance_of(model: Decoder, batch: Batch, layer: int) -> np.ndarray:
     """Var(P) of a layer's heads at the queries that the model computes."""
-    read = {LAYERS - 1: batch[2].unsqueeze(1) - 1} if model.config.readout == "last" else {}
-    return position_effect(AttentionTrace(DecoderSource(model), batch[0], batch[2]), queries=read).variance[layer]
+    read = batch[2].unsqueeze(1) - 1 if model.config.readout == "last" and layer == LAYERS - 1 else None
+    trace = AttentionTrace(DecoderSource(model), batch[0], batch[2])[layer]
+    return effect_variance(trace, trace.q, trace.k, known_key_part(trace), read).detach().numpy()
 
 
 def numbers_of(model: Decoder, batch: Batch) -> np.ndarray:
@@ -229,7 +233,7 @@ def test_it_is_the_strength_of_the_examples_diagonal_means_and_numbers() -> None
     ("encoding", "protocol"), [("rope", "paper"), ("sinusoidal", "paper"), ("mla", "paper"), ("t5", "released")]
 )
 def test_the_drift_is_the_change_over_a_small_step_against_the_gradient(encoding: str, protocol: str) -> None:
-    """Central difference of Var(P) as `position_effect` has it (float64, 1e-6 of the largest)."""
+    """Central difference of Var(P) as `effect_variance` has it (float64, 1e-6 of the largest)."""
     model, batch = model_of(encoding, protocol), examples(ignored=3)
     found = positional_drift(DecoderGradients(model), batch)
     tokens, labels, lengths = batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 from tests.builders import wrong_types
-from tests.lens.models import decoder
+from tests.lens.models import decoder, share_by_hand
 from torch import Tensor
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
-from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, decompose
+from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, Shares, decompose
 from toeplens.lens.kit.terms import shares_of, written_out_profile
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
@@ -49,23 +48,6 @@ def visible(layer: LayerTrace) -> Tensor:
 
 def dense(parts: LogitParts, name: str, layer: LayerTrace) -> Tensor:
     return torch.stack([parts.matrix(name, sequence) for sequence in range(len(layer.q))])
-
-
-def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Covariance over variance, of [B, H, N, N] over the visible pairs; and with each row's mean taken out."""
-    plain, softmax = [], []
-    for head in range(part.shape[1]):
-        a, b = part[:, head][seen], total[:, head][seen]
-        plain.append(((a - a.mean()) * (b - b.mean())).sum() / ((b - b.mean()) ** 2).sum())
-        top = bottom = 0.0
-        for sequence, row in itertools.product(range(seen.shape[0]), range(seen.shape[1])):
-            keys = seen[sequence, row]
-            if keys.any():
-                a, b = part[sequence, head, row][keys], total[sequence, head, row][keys]
-                top += float(((a - a.mean()) * (b - b.mean())).sum())
-                bottom += float(((b - b.mean()) ** 2).sum())
-        softmax.append(top / bottom)
-    return torch.stack(plain), torch.tensor(softmax, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("encoding", "protocol"), BOTH)
@@ -234,33 +216,6 @@ def test_kinds_by_hand(encoding: str, protocol: str, lengths: Tensor | None) -> 
     torch.testing.assert_close(parts.kinds.softmax[:, 1], softmax, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal", "fire", "transformer-xl"])
-def test_places_that_no_sequence_reaches_are_in_no_kernel(encoding: str) -> None:
-    """Against the written-out logits of mean queries and keys of those that are there (float64, 1e-9)."""
-    lengths = torch.tensor([5, 7, 1, 6, 7])
-    trace = trace_of(model_of(encoding, pad_mask=True), lengths)
-    kernel, layer = decompose(trace, 1).kernel, trace[1]
-    means = []
-    for x in (layer.q, layer.k):
-        mean = torch.zeros_like(x[:1])
-        for i in range(7):
-            mean[0, :, i] = x[lengths > i, :, i].mean(0)
-        means.append(mean.expand_as(x))
-    matrix = layer.logits(*means)[1, :, :7, :7]  # of a sequence of 7
-    values = matrix[:, torch.ones(7, 7).tril().bool()]
-    spread = values.var(-1, unbiased=False)
-    offsets = torch.arange(7)[:, None] - torch.arange(7)
-    explained = torch.zeros(4, dtype=torch.float64)
-    for delta in range(7):
-        diagonal = matrix[:, offsets == delta]
-        torch.testing.assert_close(kernel.diagonal_means[:, delta], diagonal.mean(-1), rtol=0, atol=1e-9)
-        explained += diagonal.shape[-1] * (diagonal.mean(-1) - values.mean(-1)) ** 2
-    assert kernel.counts.tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
-    assert kernel.diagonal_means[:, 7:].isnan().all()
-    torch.testing.assert_close(kernel.variance, spread, rtol=1e-9, atol=0)
-    torch.testing.assert_close(kernel.variance_explained, explained / values.shape[-1] / spread, rtol=0, atol=1e-9)
-
-
 def test_profiles_are_of_the_visible_pairs_of_all_sequences_together() -> None:
     """Offset by offset, with padding in none; of parts, and of logits written out (float64, 1e-9)."""
     for encoding in ("t5", "fox"):
@@ -274,63 +229,24 @@ def test_profiles_are_of_the_visible_pairs_of_all_sequences_together() -> None:
             torch.testing.assert_close(found.diagonal_means[:, delta], expected, rtol=0, atol=1e-9)
 
 
-# ---- planted heads -------------------------------------------------------------------------------------------------
-
-
-class Planted:
-    """A source of one layer whose queries and keys are given."""
-
-    num_layers = 1
-
-    def __init__(self, encoding: PositionalEncoding, q: Tensor, k: Tensor) -> None:
-        self.encoding, self.q, self.k = encoding, q, k
-
-    def attention(self, tokens: Tensor, lengths: Tensor | None, **_: Any) -> Iterator[LayerTrace]:
-        batch, _, length, width = self.q.shape
-        inputs = torch.zeros(batch, length, 4, dtype=self.q.dtype)
-        nothing = torch.zeros_like(self.q), torch.zeros_like(self.k)
-        yield LayerTrace(
-            0, inputs, inputs, None, self.q, self.k, self.k, self.encoding, torch.arange(length), torch.arange(length),
-            width**-0.5, True, None, lambda a, b: nothing,
-        )  # fmt: skip
-
-
-def planted(kind: str, seed: int = 0, batch: int = 64, length: int = 24) -> LogitParts:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    sizes = {"d_model": 16, "num_heads": 1, "head_dim": 16, "max_len": length}
-    own, common = (draw(batch, 1, length, 16) for _ in range(2)), draw(2, 16)
-    q, k = own
-    if kind == "position":
-        encoding, q, k = encodings.build("rope", **sizes), (q * 0 + common[0]), (k * 0 + common[1])
-    elif kind == "content":
-        encoding = encodings.build("nope", **sizes)
-    elif kind == "product":  # contents without a mean, at frequencies whose mean over the offsets is near 0
-        encoding = encodings.build("rope", **sizes, base=2.0)
-    else:
-        encoding = encodings.build("alibi", **sizes)
-        q, k = q * 0.15, k * 0.15
-    return decompose(AttentionTrace(Planted(encoding, q, k), torch.zeros(batch, length, dtype=torch.long)), 0)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", ["position", "content", "product", "sum"])
-def test_planted_heads_are_recognised(kind: str, seed: int) -> None:
-    parts = planted(kind, seed)
-    assert parts.named() == [kind]
-    position, content, coupled = parts.kinds.logits[0].tolist()
-    if kind == "position":
-        assert position == pytest.approx(1, abs=1e-9)
-        assert float(parts.kernel.share[0]) == pytest.approx(1, abs=1e-9)
-    if kind in ("content", "sum"):
-        assert coupled == pytest.approx(0, abs=0.03)
-    if kind == "sum":
-        assert min(position, content) > 0.1
-    if kind == "product":
-        assert coupled > 0.9
+@pytest.mark.parametrize(
+    ("shares", "name"),
+    [
+        ((0.95, 0.05, 0.0), "position"),
+        ((0.05, 0.95, 0.0), "content"),
+        ((0.05, 0.0, 0.95), "product"),
+        ((0.5, 0.45, 0.05), "sum"),
+        ((0.5, 0.3, 0.2), "mixed"),
+        ((math.nan,) * 3, "unknown"),
+    ],
+)
+def test_a_head_is_named_after_its_shares(shares: tuple[float, ...], name: str) -> None:
+    parts = decompose(trace_of(model_of("rope")), 1)
+    kinds = Shares(*[torch.tensor([shares] * 4, dtype=torch.float64)] * 2)
+    assert replace(parts, kinds=kinds).named() == [name] * 4
+    assert replace(parts, kinds=kinds, sequences=3).named() == ["unknown"] * 4
+    flat = Shares(*[parts.shares.logits * math.nan] * 2)
+    assert replace(parts, kinds=kinds, shares=flat).named() == ["flat"] * 4
 
 
 def test_shares_of_rounding_noise_are_no_shares() -> None:

@@ -209,15 +209,6 @@ def test_vectors_that_are_moved_to_other_directions_are_displaced() -> None:
     assert (found.alignment <= found.alignment_high).all()
 
 
-def test_without_position_nothing_is_found() -> None:
-    found = representation(traced(drawn(11, 400, SIZE, WIDTH)), reference=line(SIZE, WIDTH, 2))
-    assert found.low[0] < 0 < found.high[0] < 0.01
-    assert abs(found.decodability[0]) < 0.03
-    assert abs(found.coefficient[0]) < 0.1
-    assert np.isnan([found.alignment[0], found.cosine[0], found.mean_cosine[0], found.displaced[0]]).all()
-    assert (found.rank.tolist(), len(found.angles[0])) == ([0], 0)
-
-
 # ---- few sequences ---------------------------------------------------------------------------------------------------
 
 

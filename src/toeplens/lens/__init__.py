@@ -9,7 +9,6 @@ from toeplens.lens.ablation import (
     HeadAblation,
     HeadSets,
     LayerDeposit,
-    Scalable,
     ablate_by,
     ablate_heads,
     check_estimates,
@@ -17,7 +16,6 @@ from toeplens.lens.ablation import (
     deposit,
     gini,
     head_sets,
-    rank_correlation,
     sample_heads,
     sufficient_set,
 )
@@ -42,11 +40,11 @@ from toeplens.lens.gradients import (
 from toeplens.lens.head_types.behaviour import Behaviour, PermutationScores, behaviour, permutation_scores
 from toeplens.lens.head_types.patterns import Patterns, PatternSums, Retrieval, retrieval
 from toeplens.lens.kit.intervals import Estimate, bootstrap_means, over_seeds
-from toeplens.lens.kit.interventions import Batch, Memory, Replayable
-from toeplens.lens.kit.position import PositionEffect, Split, position_effect, position_means, position_parts
+from toeplens.lens.kit.interventions import Batch, Memory
+from toeplens.lens.kit.position import Split, position_means, position_parts
 from toeplens.lens.kit.terms import NoForm, Shares
 from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_profile
-from toeplens.lens.kit.trace import AttentionTrace, LayerTrace, Traceable
+from toeplens.lens.kit.trace import AttentionTrace, LayerTrace, Source
 from toeplens.lens.logits import KINDS, LogitParts, Relevance, decompose
 from toeplens.lens.stream import (
     CurveDimension,
@@ -62,11 +60,9 @@ from toeplens.lens.toeplitz.spectrum import (
     Contraction,
     Szego,
     contraction,
-    extreme_eigenvalues,
     hermitian_part,
     symbol,
     szego,
-    toeplitz_operator,
 )
 
 __all__ = [
@@ -95,21 +91,18 @@ __all__ = [
     "PatternSums",
     "Patterns",
     "PermutationScores",
-    "PositionEffect",
     "PositionSubspace",
     "PositionalDrift",
     "Relevance",
-    "Replayable",
     "Representation",
     "Retrieval",
     "RotaryOffsets",
-    "Scalable",
     "SeedStrength",
     "Shares",
+    "Source",
     "Split",
     "Szego",
     "ToeplitzProfile",
-    "Traceable",
     "ablate_bands",
     "ablate_by",
     "ablate_heads",
@@ -121,7 +114,6 @@ __all__ = [
     "curve_dimension",
     "decompose",
     "deposit",
-    "extreme_eigenvalues",
     "fit_decay",
     "frequency_use",
     "gini",
@@ -131,12 +123,10 @@ __all__ = [
     "neighbour_error",
     "over_seeds",
     "permutation_scores",
-    "position_effect",
     "position_means",
     "position_parts",
     "position_subspace",
     "positional_drift",
-    "rank_correlation",
     "representation",
     "retrieval",
     "rotary_offsets",
@@ -145,7 +135,6 @@ __all__ = [
     "sufficient_set",
     "symbol",
     "szego",
-    "toeplitz_operator",
     "toeplitz_part",
     "toeplitz_profile",
 ]

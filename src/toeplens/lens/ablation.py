@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack, get_args, runtime_checkable
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,14 +15,12 @@ from torch import Tensor
 from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.reading import Count, Share
 from toeplens.ground.records import AtLeast1, Dims, Each, MaybeNaN, Record
-from toeplens.lens.kit.intervals import TAILS, Estimate, bootstrap_means, spearman
+from toeplens.lens.kit.intervals import bootstrap_means, spearman
 from toeplens.lens.kit.interventions import (
     Batch,
     Intervention,
     Memory,
     Metric,
-    Replacement,
-    Replayable,
     counted_batches,
     counts,
     examples_answers,
@@ -31,6 +29,7 @@ from toeplens.lens.kit.interventions import (
     outcomes,
     replacements,
 )
+from toeplens.lens.kit.trace import Replacement, Source
 
 # ---- first-order estimates, checked by exact ablation of a sample of the heads ---------------------------------------
 
@@ -134,19 +133,8 @@ def check_estimates(
     )
 
 
-@runtime_checkable
-class Scalable(Protocol):
-    """What attribution needs from a source: a pass that is differentiable in a gain on each head."""
-
-    def scaled(
-        self, tokens: Tensor, lengths: Tensor | None, gains: Float[Tensor, "L b H"], replacement: Replacement = None
-    ) -> Float[Tensor, "b *N C"]:
-        """Class logits with separate gains on the head outputs per sequence: gain * z + (1 - gain) * replacement."""
-        ...
-
-
 def first_order(
-    source: Replayable, batches: Sequence[Batch], metric: Metric, replacing: Callable[[int], Replacement]
+    source: Source, batches: Sequence[Batch], metric: Metric, replacing: Callable[[int], Replacement]
 ) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "L H n"]]:
     """The loss of each counted example, and the first-order estimate of its rise without each head.
 
@@ -160,7 +148,7 @@ def first_order(
             "kl": "the divergence from the intact model has zero gradient there, so its first-order term is 0",
         }
         raise invalid("metric", f"be 'loss' for attribution ({why[metric]})", metric)
-    if not isinstance(source, Scalable):
+    if not hasattr(source, "scaled"):
         raise InputError(f"method must not be 'attribution' for {type(source).__name__}, which has no gradients.")
     found, slopes = [], []
     for index, (tokens, labels, lengths) in enumerate(batches):
@@ -230,20 +218,8 @@ class HeadAblation(Record):
         return {name: value for name, value in super().to_dict().items() if name != "check" or value is not None}
 
 
-class Choices(TypedDict, total=False):
-    """Keyword arguments of an ablation; see `ablate_heads`."""
-
-    chance: float
-    intervention: Intervention
-    method: Method
-    cumulative: bool
-    bootstrap: int
-    seed: int
-    memory: Memory | None
-
-
 def ablate_heads(
-    source: Replayable, batches: Iterable[Batch], *, metric: Metric = "accuracy", **choices: Unpack[Choices]
+    source: Source, batches: Iterable[Batch], *, metric: Metric = "accuracy", **choices: Any
 ) -> HeadAblation:
     """Ablate each head of each layer and measure the effect on the model (arXiv 2505.13027, section 5.1).
 
@@ -262,7 +238,7 @@ def ablate_heads(
                       ``position``, its own output on the same input with the encoding switched off in that head only:
                       no rotation, no bias, nothing after the softmax, but what was added at the input remains
         method        ``exact``; or ``attribution``, the first-order estimate from one backward pass, for the loss only,
-                      without cumulative ablation; needs a `Scalable` source. A sample of the heads is also ablated
+                      without cumulative ablation; needs a source with `scaled`. A sample of the heads is also ablated
                       exactly, and the result's ``check`` says whether the estimates can be read as effects
         cumulative    also ablate each layer's heads together, in order of importance (default: True)
         bootstrap     resamples for the intervals, 0 for none (default: 1,000)
@@ -277,7 +253,7 @@ def ablate_heads(
 
 def ablate_by(
     metrics: Sequence[Metric],
-    source: Replayable,
+    source: Source,
     batches: Iterable[Batch],
     *,
     chance: float = 0.0,
@@ -341,25 +317,6 @@ def ablate_by(
         numbers = harms.mean(-1), low, high, float(intact.mean()), own, examples, chance
         found[metric] = HeadAblation(*numbers, metric, intervention, method, check)
     return found
-
-
-def rank_correlation(exact: HeadAblation, attributed: HeadAblation, *, samples: int = 1000, seed: int = 0) -> Estimate:
-    """Spearman correlation of two ablations' drops over all heads of a model, with a bootstrap interval over the heads.
-
-    It is nan if all drops of one ablation are equal; such resamples are left out of the interval. The metrics may
-    differ, the interventions may not.
-    """
-    if exact.drops.shape != attributed.drops.shape:
-        raise invalid("attributed", f"have the heads of exact, {list(exact.drops.shape)}", list(attributed.drops.shape))
-    if exact.intervention != attributed.intervention:
-        raise invalid("attributed", f"have the intervention of exact, {exact.intervention!r}", attributed.intervention)
-    both = np.stack((exact.drops.ravel(), attributed.drops.ravel()))
-    count = both.shape[1]
-    rng = np.random.Generator(np.random.Philox(seed))
-    drawn = spearman(both[:, rng.integers(count, size=(samples, count))])
-    known = drawn[~np.isnan(drawn)]
-    low, high = np.quantile(known, TAILS) if len(known) else (np.nan, np.nan)
-    return Estimate(float(spearman(both)), float(low), float(high), count)
 
 
 # ---- sets of heads ---------------------------------------------------------------------------------------------------
@@ -436,7 +393,7 @@ class SufficientSet:
 
 
 def head_sets(
-    source: Replayable,
+    source: Source,
     batches: Iterable[Batch],
     *,
     chance: float = 0.0,
@@ -466,7 +423,7 @@ def head_sets(
 
 
 def cumulative_ablation(
-    source: Replayable,
+    source: Source,
     batches: Iterable[Batch],
     *,
     order: Order = "greedy",
@@ -507,7 +464,7 @@ def cumulative_ablation(
 
 
 def sufficient_set(
-    source: Replayable,
+    source: Source,
     batches: Iterable[Batch],
     *,
     chance: float = 0.0,
@@ -550,7 +507,7 @@ class _Trials:
     """Evaluate a model on one data set with sets of heads ablated."""
 
     def __init__(
-        self, source: Replayable, batches: Iterable[Batch], metric: Metric, intervention: Intervention, seed: int
+        self, source: Source, batches: Iterable[Batch], metric: Metric, intervention: Intervention, seed: int
     ) -> None:
         choose("intervention", intervention, get_args(Intervention))
         self.source = source
@@ -662,38 +619,37 @@ def deposit(ablation: HeadAblation, guess: float | None = None) -> list[LayerDep
         raise InputError("ablation must include the cumulative part for a deposit.")
     without = ablation.chance if guess is None else guess
     skill = ablation.baseline - without
-    layers = zip(counted_drops(ablation), ablation.cumulative, strict=True)
-    return [_layer(drops, curve, skill) for drops, curve in layers]
-
-
-def _layer(clipped: Float[np.ndarray, "H"], curve: Float[np.ndarray, "H1"], skill: float) -> LayerDeposit:
-    order = np.argsort(-clipped, kind="stable")
-    total = float(clipped.sum())
-    share = clipped / skill if skill > 0 else np.zeros_like(clipped)
-    peak = float(share[order[0]])
-    second = float(share[order[1]]) if len(order) > 1 else 0.0
-    lost = np.flatnonzero(curve[0] - curve >= LOST * skill) if skill > 0 else np.empty(0, int)
-    half_at = int(lost[0]) if len(lost) else None
-    kind: Kind = "distributed"
-    if skill < SKILL:
-        kind = "no-skill"
-    elif peak >= PEAK and second <= SECOND * peak:
-        kind = "single-head"
-    elif half_at is None:
-        kind = "redundant"
-    elif half_at <= max(2, len(clipped) // 4):
-        kind = "few-head"
-    return LayerDeposit(
-        peak=peak,
-        head=int(order[0]),
-        second=second,
-        top_share=float(clipped.max() / total) if total > 0 else 0.0,
-        effective_heads=float(total**2 / (clipped**2).sum()) if total > 0 else 0.0,
-        gini=gini(clipped),
-        lead=peak - second,
-        half_at=half_at,
-        kind=kind,
-    )
+    found = []
+    for clipped, curve in zip(counted_drops(ablation), ablation.cumulative, strict=True):
+        order = np.argsort(-clipped, kind="stable")
+        total = float(clipped.sum())
+        share = clipped / skill if skill > 0 else np.zeros_like(clipped)
+        peak = float(share[order[0]])
+        second = float(share[order[1]]) if len(order) > 1 else 0.0
+        lost = np.flatnonzero(curve[0] - curve >= LOST * skill) if skill > 0 else np.empty(0, int)
+        half_at = int(lost[0]) if len(lost) else None
+        kind: Kind = "distributed"
+        if skill < SKILL:
+            kind = "no-skill"
+        elif peak >= PEAK and second <= SECOND * peak:
+            kind = "single-head"
+        elif half_at is None:
+            kind = "redundant"
+        elif half_at <= max(2, len(clipped) // 4):
+            kind = "few-head"
+        layer = LayerDeposit(
+            peak=peak,
+            head=int(order[0]),
+            second=second,
+            top_share=float(clipped.max() / total) if total > 0 else 0.0,
+            effective_heads=float(total**2 / (clipped**2).sum()) if total > 0 else 0.0,
+            gini=gini(clipped),
+            lead=peak - second,
+            half_at=half_at,
+            kind=kind,
+        )
+        found.append(layer)
+    return found
 
 
 def gini(values: Float[np.ndarray, "H"]) -> float:

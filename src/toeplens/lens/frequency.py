@@ -6,9 +6,9 @@ section 3). `ablate_bands` measures the effect of removing one frequency of one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple, Protocol, Unpack, get_args, runtime_checkable
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -23,10 +23,10 @@ from toeplens.ground.reading import Count
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit import terms
 from toeplens.lens.kit.intervals import bootstrap_means
-from toeplens.lens.kit.interventions import Batch, Metric, Replayable, counted_batches, examples_answers, harm
-from toeplens.lens.kit.movable import Around, Given, MovableKeys, in_bhnd, movable_from, parts_of
+from toeplens.lens.kit.interventions import Batch, Metric, counted_batches, examples_answers, harm
+from toeplens.lens.kit.movable import Given, MovableKeys, in_bhnd, movable_from, parts_of
 from toeplens.lens.kit.toeplitz import Layout, as_bhnd, over_keys
-from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
+from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace, Source
 
 
 class RotaryOffsets(NamedTuple):
@@ -169,7 +169,7 @@ class FrequencyUse:
 def frequency_use(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
-    **around: Unpack[Around],
+    **around: Any,
 ) -> FrequencyUse:
     """Norm and variance use of every frequency, for the layers of a trace or for tensors.
 
@@ -188,8 +188,8 @@ def frequency_use(
     if not isinstance(q, Tensor):
         given.require_trace_alone(k)
         if isinstance(q, LayerTrace):
-            return layer_use(q, given.counted)
-        found = [layer_use(layer, given.counted) for layer in q]
+            return _layer_use(q, given.counted)
+        found = [_layer_use(layer, given.counted) for layer in q]
         most = max(one.frequencies.shape[-1] for one in found)
         return _together(tuple(q.layers), [_with_columns(one, most) for one in found])
     if k is not None:
@@ -205,7 +205,7 @@ def frequency_use(
         places = torch.arange(q.shape[-2], device=q.device)
         rates = rates.frequencies_at(places.to(rates.frequencies.device)) if isinstance(rates, Rotary) else None
     plain = q.ndim == 2
-    one = _tensors_use(keys, *((q[None], k[None]) if plain else (q, k)), rates)
+    one = _use(keys, *((q[None], k[None]) if plain else (q, k)), rates)
     return _together((), [one], lambda found: found[0][0]) if plain else one
 
 
@@ -230,25 +230,16 @@ def _with_columns(use: FrequencyUse, pairs: int) -> FrequencyUse:
     return replace(use, frequencies=frequencies, norms=F.pad(use.norms, (0, more)), shares=shares)
 
 
-def layer_use(layer: LayerTrace, counted: Counted) -> FrequencyUse:
-    """The use of a traced layer; raises `NoForm` if its logits are not a sum over pairs of dimensions plus a bias."""
+def _layer_use(layer: LayerTrace, counted: Counted) -> FrequencyUse:
     encoding, name = layer.encoding, type(layer.encoding).__name__
     if encoding.data_dependent or encoding.overrides("transform_logits") or encoding.overrides("transform_weights"):
         raise terms.NoForm(f"encoding: logits of {name} are not a sum over pairs of dimensions and a bias.")
-    pieces = terms.Pieces(layer, torch.zeros_like(layer.inputs), torch.zeros_like(layer.key_inputs), counted)
-    terms.checked(pieces)
-    heads = layer.q.shape[1]
-    groups = torch.zeros(layer.q.shape[-1], dtype=torch.long, device=layer.q.device)
-    frequencies = pieces.q.new_empty(heads, 0)
-    if pieces.rotation is not None:
-        groups, frequencies = pieces.rotation.groups, pieces.rotation.frequencies.double().expand(heads, -1)
-    elif encoding.overrides("rotate"):
+    rotation = terms.rotation_of(layer)
+    [(_, _, keys)] = movable_from(layer, None, Given(split="none", counted=counted))
+    if not isinstance(keys, MovableKeys) or (rotation is None and keys.pairs):
         raise terms.NoForm(f"encoding: {name} does not rotate pairs of dimensions by a function of the offset only.")
-    count = 1 + frequencies.shape[-1]
-    shares = _shares_by_group((batch.whole() for _, batch in pieces.batches()), groups, count, pieces.pairs)
-    q, k = (_by_group(x, groups, count) for x in (pieces.q, pieces.k))
-    norms = (q * over_keys(k, layer.causal)).sum((0, 2)) / pieces.pairs
-    return FrequencyUse((), frequencies, norms, *shares, *map(_energy_shares, (pieces.q, pieces.k)))
+    table = None if keys.table is None else terms.bias_by_position(layer)  # in the layer's precision
+    return _use(replace(keys, table=table), layer.q, layer.k, None if rotation is None else rotation.frequencies)
 
 
 def _shares_by_group(
@@ -267,27 +258,22 @@ def _shares_by_group(
     return terms.shares_of(spreads, variances, energy), (variances[0] / pairs).clamp(min=0)
 
 
-def _by_group(x: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], count: int) -> Float[Tensor, "B H N g"]:
-    """The norm of each group of dimensions."""
-    return terms.grouped(x.square(), groups, count).sqrt()
-
-
 def _energy_shares(x: Float[Tensor, "B H N d"]) -> Float[Tensor, "H d"]:
     """Each dimension's share of the squared norms; NaN if they are 0."""
     energy = x.square().sum((0, 2))
     return energy / energy.sum(-1, keepdim=True)
 
 
-def _tensors_use(
+def _use(
     keys: MovableKeys,
     q: Float[Tensor, "*_B _H _N _d"],
     k: Float[Tensor, "*_B2 _G _N _d"],
     rotation: Float[Tensor, "*_H2 _n"] | None,
 ) -> FrequencyUse:
-    """The use of queries and keys as passed to `frequency_use`."""
+    """The use of queries and keys, given before the rotation too, with the frequencies of the rotation."""
     q, k = (x.reshape(-1, *x.shape[-3:]) for x in (q, k))
     heads, length, width = q.shape[1:]
-    present = _present(keys)
+    present, asked = _counted(keys)
     pairs = float(keys.seen().sum())
     frequencies = (q.new_zeros(1, 0) if rotation is None else rotation).double().expand(heads, -1)
     together = max(1, _AT_ONCE // (length * width))
@@ -296,66 +282,56 @@ def _tensors_use(
         some = slice(start, min(start + together, heads))
         wholes = _wholes(keys, some, max(1, _AT_ONCE // (length * width * together)))
         once, each = keys.key_heads(some).unique(return_inverse=True)
-        own_q, own_k = (terms.where_present(x.double(), present) for x in (q[:, some], k[:, once]))
-        norms = _norms(keys, own_q, own_k, each, pairs)
+        own_q, own_k = (
+            terms.where_present(q[:, some].double(), asked),
+            terms.where_present(k[:, once].double(), present),
+        )
+        norms, others = (terms.grouped(x.square(), keys.groups, 1 + keys.pairs).sqrt() for x in (own_q, own_k))
+        total = norms.new_zeros(norms.shape[1], norms.shape[3])
+        for part in parts_of(replace(keys, q=norms, content=others, bias=None, table=None)):
+            own = part.keys
+            seen = own.q if own.asked is None else terms.where_present(own.q, own.asked)
+            total += (seen * over_keys(own.content, own.causal, own.window)[:, each]).sum((0, 2))
         shares, variance = _shares_by_group(wholes, keys.groups, 1 + keys.pairs, pairs)
         energies = _energy_shares(own_q), _energy_shares(own_k)[each]
-        found.append(FrequencyUse((), frequencies[some], norms, shares, variance, *energies))
+        found.append(FrequencyUse((), frequencies[some], total / pairs, shares, variance, *energies))
     return _together((), found, torch.cat)
 
 
-def _present(keys: MovableKeys) -> Bool[Tensor, "B N"]:
-    return torch.arange(keys.q.shape[2], device=keys.q.device) < keys.ends.unsqueeze(1)
+def _counted(keys: MovableKeys) -> tuple[Bool[Tensor, "B N"], Bool[Tensor, "B N"]]:
+    """The keys and the queries that count."""
+    present = torch.arange(keys.q.shape[2], device=keys.q.device) < keys.ends.unsqueeze(1)
+    return present, present if keys.asked is None else present & keys.asked
 
 
 def _wholes(whole: MovableKeys, heads: slice, at_once: int) -> Iterator[terms.Whole]:
     """The logits of some heads, of ``at_once`` sequences at a time."""
-    own, fixed = whole.key_heads(heads), []
+
+    def own(x: Tensor, dim: int = 0) -> Tensor:
+        return x if x.shape[dim] == 1 else x.narrow(dim, heads.start, heads.stop - heads.start)
+
+    of_key, fixed = whole.key_heads(heads), []
     for part in parts_of(whole):
         keys = part.keys
-        turns = keys.turns if len(keys.turns) == 1 else keys.turns[heads]
-        once, each = own.unique(return_inverse=True) if len(keys.turns) == 1 else (own, slice(None))
+        turns, length = own(keys.turns), keys.q.shape[2]
+        once, each = of_key.unique(return_inverse=True) if len(turns) == 1 else (of_key, slice(None))
         if keys.bias is not None:  # at all offsets, 0 where no key is visible
-            bias = (keys.bias if len(keys.bias) == 1 else keys.bias[heads]).double().expand(len(own), -1)
-            fixed = [terms.Offsets.of(bias, keys.q.shape[2], keys.causal, keys.window)]
-        present = _present(keys)
-        asked = present if keys.asked is None else present & keys.asked
+            bias = own(keys.bias).double().expand(len(of_key), -1)
+            fixed = [terms.Offsets.of(bias, length, keys.causal, keys.window)]
+        present, asked = _counted(keys)
         for start in range(0, len(present), at_once):
             some = slice(start, start + at_once)
+            if keys.table is not None:
+                table = own(keys.table if len(keys.table) == 1 else keys.table[some], 1).double()
+                seen = keys.visible(torch.arange(length, device=table.device))[some] & asked[some].unsqueeze(-1)
+                fixed = [terms.Written((table * seen.unsqueeze(1)).expand(-1, len(of_key), -1, -1))]
             q = terms.where_present(keys.q[some, heads], asked[some])
             k = terms.where_present(keys.content[some][:, once].double(), present[some])
             k = terms.turned_pairs(k, keys.groups, turns.conj())[:, each]
             yield terms.Whole(q, k, fixed, present[some], keys.causal, asked[some], keys.window)
 
 
-def _norms(
-    keys: MovableKeys, q: Float[Tensor, "B h N d"], k: Float[Tensor, "B m N d"], each: Int[Tensor, "h"], pairs: float
-) -> Float[Tensor, "h g"]:
-    """The mean over the visible pairs of the product of norms, by group; ``each`` is the key head of each head."""
-    norms, others = (_by_group(x, keys.groups, 1 + keys.pairs) for x in (q, k))
-    total = norms.new_zeros(norms.shape[1], norms.shape[3])
-    for part in parts_of(replace(keys, q=norms, content=others)):
-        own = part.keys
-        seen = own.q if own.asked is None else terms.where_present(own.q, own.asked)
-        total += (seen * over_keys(own.content, own.causal, own.window)[:, each]).sum((0, 2))
-    return total / pairs
-
-
 Off = Literal["rotation", "pair"]
-
-
-@runtime_checkable
-class Controllable(Replayable, Protocol):
-    """What band ablation needs from a source in addition to replay: head outputs under a `BandControl`."""
-
-    @property
-    def pairs(self) -> Sequence[int]:
-        """Number of rotated pairs of dimensions in each layer; 0 without a rotation."""
-        ...
-
-    def outputs_under(self, state: Any, control: BandControl) -> Float[Tensor, "b N H head_dim"]:
-        """The head outputs of the state's layer at all positions, under the control of its frequencies."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -384,7 +360,7 @@ class BandAblation(Record):
 
 @torch.no_grad()
 def ablate_bands(
-    source: Controllable,
+    source: Source,
     batches: Iterable[Batch],
     *,
     off: Off = "rotation",

@@ -105,7 +105,7 @@ class Differentiable(Protocol):
 class PositionalDrift(Record):
     """How the positional main effect of every head changes under plain gradient descent, to first order.
 
-    effect  [L, H] Var(P_h) of the current model (see `position_effect`), in squared logits
+    effect  [L, H] Var(P_h) of the current model (see `effect_variance`), in squared logits
     drift   [L, H] d Var(P_h) / d eta at eta = 0, for parameters - eta * mean gradient
     gradient_norm, parameter_norm  Euclidean norms of the mean gradient and of all parameters
     """
@@ -322,7 +322,7 @@ def seed_strength(
 
     Level ``logits``: the diagonal means of an example's dloss/dL over its visible pairs, by offset (the Toeplitz
     projection of its gradient; offsets longer than a short sequence count as 0). Level ``parameters``: the example's
-    gradient of head h's W_Q and W_K, projected on the unit direction along which Var(P_h) (see `position_effect`)
+    gradient of head h's W_Q and W_K, projected on the unit direction along which Var(P_h) (see `effect_variance`)
     grows fastest at this model with fixed layer inputs, times -1. It is positive if descent on the example makes the
     head more positional. Biases of the projections are left out. In latent attention W_Q acts on the latent vector,
     W_K on the latent vector and (rotary part) on the layer's input; weights shared by heads are treated as if each head
@@ -409,31 +409,24 @@ def _applied(weight: Float[Tensor, "H d E"], x: Float[Tensor, "B N E"]) -> Float
 def directions(source: Differentiable, reference: Batch) -> list[Direction]:
     """Each layer's `Direction`, from at least 3 examples; labels are not used."""
     with torch.no_grad():
-        views = source.layers(reference[0], reference[2])
-        return [_direction(view, known_key_part(view.trace)) for view in views]
+        return list(map(_direction, source.layers(reference[0], reference[2])))
 
 
-@torch.enable_grad()
-def _direction(view: LayerView, key_part: Tensor | None) -> Direction:
+def _direction(view: LayerView) -> Direction:
     """The gradient of Var(P) with respect to W_Q and W_K, with fixed layer inputs."""
-    trace, made = in_float64(view.trace), view.projections
-    heads = trace.q.shape[1]
-
+    made, key_part = view.projections, known_key_part(view.trace)
+    trace = in_float64(view.trace)
+    leaves = [x.detach().double().requires_grad_() for x in (trace.q, trace.k, key_part) if x is not None]
+    with torch.enable_grad():
+        variance = effect_variance(trace, leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, view.rows)
+        at_q, at_k, *at_part = torch.autograd.grad(variance.sum(), leaves)
+    if view.rows is not None:  # at the computed queries
+        at_q = at_q.gather(2, view.rows[:, None, :, None].expand(-1, at_q.shape[1], -1, at_q.shape[3]))
     queries, keys = made.queries.double(), made.keys.double()
-    to_q, to_k = (
-        x.new_zeros(heads, own.shape[-1], x.shape[-1]).requires_grad_()
-        for own, x in ((trace.q, queries), (trace.k, keys))
-    )
-    free = to_k if made.own is None else to_k * made.own
-    q, k = _applied(to_q, queries), trace.k + _applied(free, keys)
-    if view.rows is not None:  # from the computed queries to their positions among all
-        q = torch.zeros_like(trace.q).scatter(2, view.rows[:, None, :, None].expand_as(q), q)
-    q = trace.q + q
-    if key_part is not None:
-        assert made.key_part is not None
-        key_part = key_part.double() + _applied(free, made.key_part.double())
-    variance = effect_variance(trace, q, k, key_part, view.rows)
-    by_q, by_k = torch.autograd.grad(variance.sum(), (to_q, to_k))
+    by_q, by_k = (torch.einsum("bhnd,bne->hde", *pair) for pair in ((at_q, queries), (at_k, keys)))
+    if made.key_part is not None and at_part:
+        by_k = by_k + torch.einsum("bhnd,bne->hde", at_part[0], made.key_part.double())
+    by_k = by_k if made.own is None else by_k * made.own
     size = (by_q.square().sum((1, 2)) + by_k.square().sum((1, 2))).sqrt()
     logits = trace.logits()
     height = torch.where(logits.isfinite(), logits, 0).square().mean().sqrt()

@@ -1,28 +1,7 @@
-"""Decomposition of logits: attention logits into content and position, exactly; a class logit by relevance.
+"""Decomposition of attention logits into content and position, exactly; the record of a class logit's relevance.
 
 In addition, `kinds_of` estimates what position only and content only contribute to a head's logits, using the other
 sequences.
-
-Layer-wise relevance propagation distributes a class logit back, layer by layer, to the inputs. Here every operation is
-replaced by one with the same value that is homogeneous of degree 1 in the inputs that receive relevance. The relevance
-of x is then x . gradient, and by Euler's theorem the relevances add up to the logit.
-
-From AttnLRP (Achtibat et al. 2024, arXiv 2402.05602)
-    linear maps   each input by its own term (z-rule)
-    norms         linear, with fixed statistics; activations: x times a fixed act(x)/x
-    products      of weights and values, of queries and keys: half to each factor
-    softmax       Taylor's rule: logit j receives L_j (R(A_j) - A_j sum_k R(A_k))
-Ours
-    biases        of linear maps and norms, and the remainder of the softmax rule, are separate terms
-    rotation      L = L_0 + (L - L_0), where L_0 is the logit of the same query and key with both at position 0. For a
-                  rotation L_0 = Re sum_t q_t conj(k_t), without rotation, and the coupled rest is
-                  Re sum_t q_t conj(k_t) (e^(iota delta theta_t) - 1). L_0 belongs to content: half to the query, half
-                  to the key. Of the rest, half belongs to position, a quarter to the query, a quarter to the key. So
-                  content gets (L + L_0)/2 and position (L - L_0)/2: their Shapley values if content without rotation
-                  gives L_0 and rotation without content gives nothing
-    bias          of the logits, which depends only on position: belongs to position
-    input         x = e + p is linear: the vector p belongs to position, the embedding e to content
-    pairs         position's part of a logit belongs half to the query's position, half to the key's
 """
 
 from __future__ import annotations
@@ -33,15 +12,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from toeplens.ground import invalid
 from toeplens.ground.records import Record
 from toeplens.lens.kit import terms
 from toeplens.lens.kit.position import Split, position_parts
-from toeplens.lens.kit.toeplitz import ToeplitzProfile, diagonal_sums
+from toeplens.lens.kit.toeplitz import ToeplitzProfile
 from toeplens.lens.kit.trace import AttentionTrace
-from toeplens.model.decoder import frozen
 
 KINDS = ("position", "content", "coupled")  # kinds of parts of a logit
 PURE = 0.9  # a head is named after one kind from this share on
@@ -180,8 +158,8 @@ def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> Lo
         frequencies=frequencies,
         frequency_shares=frequency_shares,
         kinds=kinds_of(pieces),
-        kernel=pieces.kernel(),
-        profile=pieces.profile(),
+        kernel=terms.profile(pieces.mean, pieces.mean.q, pieces.mean.k),
+        profile=terms.profile(found, pieces.q, pieces.k),
         variance=(variances[0] / pieces.pairs).clamp(min=0),
         error=error,
         _pieces=pieces,
@@ -247,7 +225,7 @@ def _split(
 
 @dataclass(frozen=True)
 class Relevance(Record):
-    """The relevance of content and position for each example's logit. All relevances are in units of the logit.
+    """The relevance of content and position for each example's logit (`toeplens.sources.relevance`), in units of it.
 
     content             [B, N] of the token embedding at each position
     position_input      [B, N] of the vector added to it
@@ -301,74 +279,3 @@ class Relevance(Record):
     def _size(self) -> Float[np.ndarray, "B"]:
         places = np.abs(self.content) + np.abs(self.position_input) + np.abs(self.position_attention)
         return places.sum(1) + np.abs(self.biases) + np.abs(self.softmax)
-
-
-def kept(y: Float[Tensor, "B *N"], constant: Float[Tensor, "..."], unit: Float[Tensor, "B"]) -> Float[Tensor, "B *N"]:
-    """``y``, with the relevance of its summand ``constant`` sent to ``unit`` (ones, one per example)."""
-    return y + constant.detach() * (unit.view(-1, *[1] * (y.ndim - 1)) - 1)
-
-
-def held_norm(norm: nn.Module, x: Float[Tensor, "B N d"], unit: Float[Tensor, "B"]) -> Float[Tensor, "B N d"]:
-    """A norm with fixed statistics; the relevance of its shift goes to ``unit``."""
-    y = frozen(norm, x, x.detach())
-    shift = getattr(norm, "bias", None)
-    return y if shift is None else kept(y + shift, shift, unit)
-
-
-def held_factor(x: Float[Tensor, "*B d"], y: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
-    """An activation's output ``y`` as x times a fixed y/x; 0 where x is 0, as for ReLU and GELU."""
-    return x * torch.where(x == 0, 0, y / x).detach()
-
-
-def product(a: Float[Tensor, "*B n m"], b: Float[Tensor, "*B m k"]) -> Float[Tensor, "*B n k"]:
-    """A matrix product; half of its relevance goes to each factor."""
-    return (a @ b.detach() + a.detach() @ b) / 2
-
-
-def parted_logits(
-    still: tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N d"]],
-    turned: tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N d"]] | None,
-    bias: Float[Tensor, "*_B _H N N"] | None,
-    scale: float,
-) -> tuple[Float[Tensor, "B H N N"], Float[Tensor, "B H N N"]]:
-    """A layer's logits, and position's part of them, as a leaf of the graph.
-
-    Queries and keys are given as they enter the product at position 0, and at their own positions if that differs; the
-    bias is added to the scaled products.
-    """
-    content = product(still[0], still[1].transpose(-2, -1)) * scale
-    position = torch.zeros_like(content)
-    if turned is not None:
-        whole = product(turned[0], turned[1].transpose(-2, -1)) * scale
-        content, position = (whole + content) / 2, (whole - content) / 2
-    if bias is not None:
-        position = position + bias
-    position = position.detach().requires_grad_()
-    return content + position, position
-
-
-def taylor_softmax(
-    logits: Float[Tensor, "B H N K"], visible: Bool[Tensor, "... K"] | None, unit: Float[Tensor, "B"]
-) -> Float[Tensor, "B H N K"]:
-    """Attention weights by Taylor's rule, linear in the logits; the remainder goes to ``unit``."""
-    seen = logits if visible is None else logits.masked_fill(~visible, float("-inf"))
-    weights = seen.softmax(-1)
-    with torch.no_grad():
-        linear = weights * (logits - (weights * logits).sum(-1, keepdim=True))
-    return kept(weights, weights - linear, unit)
-
-
-def by_place(pairs: Float[Tensor, "B H N N"]) -> Float[Tensor, "B N"]:
-    """The relevance of pairs, half at the query's and half at the key's position."""
-    return (pairs.sum((1, 3)) + pairs.sum((1, 2))) / 2
-
-
-def offsets_of(length: int, causal: bool) -> Int[Tensor, "D"]:
-    """The offsets i - j among ``length`` positions."""
-    return torch.arange(0 if causal else 1 - length, length)
-
-
-def by_offset(pairs: Float[Tensor, "B H N N"], causal: bool) -> Float[Tensor, "H D"]:
-    """The relevance of pairs at each of `offsets_of`, summed over the examples."""
-    found = diagonal_sums(pairs.sum(0))
-    return found[:, pairs.shape[-1] - 1 :] if causal else found

@@ -62,13 +62,6 @@ def test_a_constant_difference_has_an_interval_without_width():
     assert high[0] - low[0] > 0.1
 
 
-def test_a_higher_level_is_wider():
-    values = np.random.default_rng(0).random((40, 1))
-    widths = [float(np.diff(np.concatenate(bootstrap_means(values, level=level)))[0]) for level in (0.5, 0.8, 0.95)]
-    assert widths == sorted(widths)
-    assert widths[0] > 0
-
-
 def test_resampling_in_pieces_is_resampling():
     """So many rows that the resamples are drawn in several pieces."""
     values = np.random.default_rng(0).random((2**20, 1))

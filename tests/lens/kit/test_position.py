@@ -19,7 +19,7 @@ from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.kit import position as module
-from toeplens.lens.kit.position import position_effect, position_means
+from toeplens.lens.kit.position import effect_variance, known_key_part, position_means
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
@@ -95,13 +95,9 @@ def written_out(layer: LayerTrace, part: Tensor | None, rows: Tensor | None) -> 
     return result
 
 
-def position_part(layer: LayerTrace, first: LayerTrace) -> Tensor | None:
-    """What the vectors added at the input give to the keys: W_K of them, norms at their value."""
-    raw = layer.key_inputs is not layer.inputs
-    if layer.layer > 0 and not raw:
-        return None
-    p = first.vectors.expand_as(layer.inputs)
-    return layer.part(p, p)[1]
+def effect_of(layer: LayerTrace, rows: Tensor | None = None) -> np.ndarray:
+    with torch.no_grad():
+        return effect_variance(layer, layer.q, layer.k, known_key_part(layer), rows).numpy()
 
 
 PAPER = ("nope", "sinusoidal", "alibi", "rope", "rope-absolute", "mla", "shaw", "fox", "cope")
@@ -112,45 +108,25 @@ RELEASED = ("nope", "rope", "mla")
     ("encoding", "protocol"), [*((name, "paper") for name in PAPER), *((name, "released") for name in RELEASED)]
 )
 def test_it_is_what_loops_find(encoding: str, protocol: str) -> None:
-    """float64, 1e-12; with and without chosen queries, with padding."""
+    """float64, 1e-12; with and without chosen queries, with padding; what is added at the input is known exactly."""
     trace = trace_of(encoding, protocol)
     rows = LENGTHS.unsqueeze(1) - 1
-    every, read = position_effect(trace), position_effect(trace, queries={1: rows})
-    first = trace[0]
-    for number in range(2):
-        layer = trace[number]
-        part = position_part(layer, first)
-        assert every.exact[number] == (part is not None)
-        np.testing.assert_allclose(every.variance[number], written_out(layer, part, None), rtol=0, atol=1e-12)
-        chosen = rows if number == 1 else None
-        np.testing.assert_allclose(read.variance[number], written_out(layer, part, chosen), rtol=0, atol=1e-12)
-    assert every.sequences == COUNT
-    assert every.conditional == (encoding in ("fox", "cope"),) * 2
+    vectors = trace[0].vectors
+    for layer in trace:
+        part = None
+        if layer.layer == 0 or layer.key_inputs is not layer.inputs:
+            part = layer.part(*[vectors.expand_as(layer.inputs)] * 2)[1]
+        every, read = effect_of(layer), effect_of(layer, rows)
+        np.testing.assert_allclose(every, written_out(layer, part, None), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(read, written_out(layer, part, rows), rtol=0, atol=1e-12)
     if encoding != "nope" or protocol != "released":  # where there is none
-        assert not np.allclose(every.variance[1], read.variance[1])
+        assert not np.allclose(every, read)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "alibi", "mla"])
-def test_the_share_is_of_what_the_queries_own_logits_vary_by(encoding: str) -> None:
-    """By loops, float64, 1e-12: every query that sees two keys or more."""
-    trace = trace_of(encoding)
-    found = position_effect(trace)
-    for number, head in itertools.product(range(2), range(HEADS)):
-        logits = trace[number].logits().tolist()
-        own = [logits[b][head][i][: i + 1] for b, length in enumerate(LENGTHS.tolist()) for i in range(1, length)]
-        total = np.mean([np.var(row) for row in own])
-        np.testing.assert_allclose(found.total[number, head], total, rtol=1e-12)
-        np.testing.assert_allclose(found.share[number, head], found.variance[number, head] / total, rtol=1e-12)
-
-
-# ---- what is known beforehand ---------------------------------------------------------------------------------------
-
-
-def noise(seed: int, *, count: int, position: Tensor | float = 0.0, length: int = 5) -> LayerTrace:
-    """A deeper layer without an encoding whose keys are content and, perhaps, a vector for each position."""
+def noise(seed: int, *, count: int, length: int = 5) -> LayerTrace:
+    """A deeper layer without an encoding."""
     draw = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(count, HEADS, length, 4, generator=draw, dtype=torch.float64) for _ in range(2))
-    k = k + position
     x = torch.zeros(count, length, 4, dtype=torch.float64)
     return LayerTrace(
         layer=1,
@@ -170,15 +146,12 @@ def noise(seed: int, *, count: int, position: Tensor | float = 0.0, length: int 
     )
 
 
-# ---- what must not matter -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("encoding", ["rope", "t5", "cope", "fox", "shaw"])
 @pytest.mark.parametrize("read", [False, True])
 def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more than is asked for, down to one query of one sequence; the numbers are the same (1e-12)."""
     layer = trace_of(encoding)[1]
-    rows = {1: LENGTHS.unsqueeze(1) - 1} if read else None
+    rows = LENGTHS.unsqueeze(1) - 1 if read else None
     sizes, form = [], module.attention_logits
 
     def counted(*given: Any, **options: Any) -> Tensor:
@@ -187,32 +160,25 @@ def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch
 
     monkeypatch.setattr(module, "attention_logits", counted)
     monkeypatch.setattr(LayerTrace, "logits", None)  # all of them at once
-    whole = position_effect([layer], queries=rows)
+    whole = effect_of(layer, rows)
     heads, length = layer.q.shape[1:3]
     for most in (heads * length * length, 3 * heads * length, heads * length):
         sizes.clear()
         monkeypatch.setattr(module, "AT_ONCE", most)
-        found = position_effect([layer], queries=rows)
+        np.testing.assert_allclose(effect_of(layer, rows), whole, rtol=0, atol=1e-12)
         assert max(sizes) <= most
-        for name in ("variance", "total", "share"):
-            np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=0, atol=1e-12)
 
 
 def test_grouped_queries_share_a_mean_key() -> None:
     layer = noise(2, count=6)
     shared = replace(layer, k=layer.k[:, :1], v=layer.v[:, :1])
     twice = replace(layer, k=layer.k[:, :1].repeat(1, HEADS, 1, 1))
-    np.testing.assert_array_equal(position_effect([shared]).variance, position_effect([twice]).variance)
-
-
-# ---- records and refusals -------------------------------------------------------------------------------------------
+    np.testing.assert_array_equal(effect_of(shared), effect_of(twice))
 
 
 def test_too_little_is_refused() -> None:
     with pytest.raises(InputError, match=r"layers must have a batch of at least .*, got 2"):
-        position_effect([noise(0, count=2)])
-    with pytest.raises(InputError, match="layers must have at least one entry, got none"):
-        position_effect([])
+        effect_of(noise(0, count=2))
 
 
 # ---- the mean estimator ----------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def test_what_has_no_mean_or_no_count_is_left_out() -> None:
     assert fit_decay(offsets, np.where(kept, means, 1e9), counts=np.where(kept, counts, 0)) == wanted
 
 
-@each_form
+@pytest.mark.parametrize("form", ["linear", "power"])
 def test_blocks_change_little(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     offsets, counts = causal(20_000)
     means = planted(form, offsets) + noise(counts, 0.01)

@@ -138,8 +138,7 @@ def test_a_model_that_answers_at_every_token_has_no_one_answer_to_go_back_from()
     ("rule", "wrong"),
     [
         ("product", torch.matmul),  # weights and values each get all
-        ("held_factor", lambda x, y: y),  # the activation's own gradient
-        ("held_norm", lambda norm, x, unit: norm.forward(x)),  # the norm's own gradient
+        ("frozen", lambda norm, x, at: norm.forward(x) - norm.bias),  # the norm's own gradient
     ],
 )
 def test_a_wrong_rule_is_found(rule: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,33 +8,29 @@ and j. The two-way analysis of variance M_jm = mu + P_j + S_m + I_jm splits Var(
     positional = Var(P) / Var(M),  symbolic = Var(S) / Var(M),  interaction = Var(I) / Var(M),  which sum to 1.
 
 The positional share is 1 exactly if M_jm does not depend on m (invariance), the symbolic share exactly if it does not
-depend on j (equivariance). Their sum is at most 1 (exclusion).
-
-The table exists for every logit that is a function of one query, one key and their positions. What an encoding reads
-from tokens in addition (`PositionalEncoding.note`: FoX's gates, angles computed from content) stays at its position.
-Where position adds to the logit (biases, gates, vectors at the input), M_jm = f_j + g_m and the interaction is exactly
-0; rotations multiply, which causes the interaction. There is no table if the logit of a key depends on the content of
-other keys (CoPE, DAPE v2), and it is not sufficient if weights change after the softmax (URPE, stick-breaking).
-Rotations of pairs, biases by offset and vectors at the input have a closed form (`two_way`); for other encodings the
-table is computed. `permutation_scores` samples permutations of the keys instead, as the paper does.
+depend on j (equivariance). What an encoding reads from tokens in addition (`PositionalEncoding.note`) stays at its
+position. Where position adds to the logit (biases, gates, vectors at the input) the interaction is exactly 0. There is
+no table if the logit of a key depends on the content of other keys (CoPE, DAPE v2), and it is not sufficient if weights
+change after the softmax (URPE, stick-breaking). Rotations of pairs, biases and vectors at the input have a closed form
+(`two_way`); for other encodings the table is computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive
 from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
 from toeplens.lens.head_types.two_way import two_way
-from toeplens.lens.kit.movable import AroundKeys, Given, Keys, movable_from
+from toeplens.lens.kit.movable import Given, Keys, movable_from
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 _NOTHING = 1e-12  # variances below this part of the largest possible mean square count as rounding errors
@@ -68,15 +64,12 @@ class Behaviour(Record):
     layers: tuple[Count, ...] = ()
     splits: tuple[str, ...] = ()
 
-    def verify(self) -> None:
-        one_a_layer(self.positional, queries=self.queries, layers=self.layers, splits=self.splits)
-
 
 @torch.no_grad()
 def behaviour(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
-    **around: Unpack[AroundKeys],
+    **around: Any,
 ) -> Behaviour:
     """The positional, symbolic and interaction share of every head, exactly: no sampling, no N x N table.
 
@@ -119,14 +112,6 @@ def behaviour(
     names, values = ("positional", "symbolic", "interaction", "variance", "flat"), zip(*heads, strict=True)
     arrays = {name: _by_layer(q, each) for name, each in zip(names, values, strict=True)}
     return Behaviour(**arrays, **_described(q, layers, splits, queries))
-
-
-def one_a_layer(array: Float[np.ndarray, "*H"], **given: Any) -> None:
-    """Raise `ValueError` unless tuples have one entry per layer; for tensors they must be empty."""
-    for name, values in given.items():
-        needed = 0 if not given["layers"] else len(array) if array.ndim == 2 else 1
-        if isinstance(values, tuple) and len(values) != needed:
-            raise invalid(name, f"have {needed} entries along L", len(values))
 
 
 def _by_layer(q: Tensor | AttentionTrace | LayerTrace, found: Sequence[np.ndarray]) -> np.ndarray:
@@ -194,11 +179,6 @@ class PermutationScores(Record):
     layers: tuple[Count, ...] = ()
     splits: tuple[str, ...] = ()
 
-    def verify(self) -> None:
-        if self.logits.positional.shape != self.weights.positional.shape:
-            raise ValueError("weights must have the shapes of logits.")
-        one_a_layer(self.logits.positional, queries=self.queries, layers=self.layers, splits=self.splits)
-
 
 @torch.no_grad()
 def permutation_scores(
@@ -208,7 +188,7 @@ def permutation_scores(
     queries: int = 64,
     permutations: int = 32,
     seed: int = 0,
-    **around: Unpack[AroundKeys],
+    **around: Any,
 ) -> PermutationScores:
     """Monte Carlo scores of invariance (positional) and equivariance (symbolic) under permutations of the keys.
 
@@ -256,18 +236,16 @@ def _terms(keys: Keys, queries: int, permutations: int, seed: int) -> Float[np.n
         orders[1:] = rng.permuted(orders[1:], axis=1)
         contents = torch.from_numpy(orders).to(keys.ends.device)
         logits = keys.logits(sequence, query, contents)
-        made.append(np.stack([_agreement(x, contents[1:]) for x in (logits, logits.softmax(-1))]))
+        each = []
+        for x in (logits, logits.softmax(-1)):  # agreement of the original sequence with each of the others
+            square = x.square().mean((-2, -1)) * permutations
+            x = x - x.mean(-1, keepdim=True)
+            first, others = x[:, :1], x[:, 1:]
+            covariances = [(others * y).mean(-1).sum(-1) for y in (first, first[:, 0, contents[1:]])]
+            variances = (first.square() + others.square()).mean(-1).sum(-1)
+            each.append(torch.stack((*(2 * c for c in covariances), variances, square)))
+        made.append(torch.stack(each).cpu().numpy())
     return np.stack(made)
-
-
-def _agreement(x: Float[Tensor, "H K1 n"], orders: Int[Tensor, "K n"]) -> Float[np.ndarray, "4 H"]:
-    """Agreement of the first, original sequence with each of the others."""
-    square = x.square().mean((-2, -1))
-    x = x - x.mean(-1, keepdim=True)
-    first, others = x[:, :1], x[:, 1:]
-    covariances = [(others * y).mean(-1).sum(-1) for y in (first, first[:, 0, orders])]
-    variances = (first.square() + others.square()).mean(-1).sum(-1)
-    return torch.stack((*(2 * c for c in covariances), variances, square * orders.shape[0])).cpu().numpy()
 
 
 def _scores(terms: Float[np.ndarray, "Q 4 H"]) -> Scores:

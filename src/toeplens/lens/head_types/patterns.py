@@ -220,7 +220,11 @@ class PatternSums:
                 self._sums["energy"][heads] += scores.square_().sum((0, 2, 3)).cpu()
         if tokens is not None:
             for total, count, before in (("induction", "eligible", 1), ("duplicate", "copies", 0)):
-                some = _copies(tokens, rows, start - before, logits.shape[-1]) & visible
+                places = torch.arange(start - before, start - before + logits.shape[-1], device=rows.device)
+                same = (
+                    tokens[:, rows, None] == tokens[:, None, places.clamp(min=0)]
+                )  # other copies of the query's token
+                some = (same & (places >= 0) & (places != rows.unsqueeze(-1))).unsqueeze(1) & visible
                 found[total], found[count] = (weights * some.to(weights.dtype)).sum(-1), some.any(-1)
         for name, values in found.items():
             self._sums[name][heads] += values.double().sum((0, 2)).cpu()
@@ -233,13 +237,6 @@ def _by_offset(x: Float[Tensor, "B _H R K"]) -> Float[Tensor, "_H D"]:
     for row in range(count):
         sums[..., count - 1 - row : count - 1 - row + keys].add_(x[..., row, :])
     return sums.double().sum(0).flip(-1)
-
-
-def _copies(tokens: Int[Tensor, "B N"], rows: Int[Tensor, "R"], start: int, count: int) -> Bool[Tensor, "B 1 R K"]:
-    """Whether each of ``count`` positions from ``start`` on holds another copy of the query's token."""
-    places = torch.arange(start, start + count, device=rows.device)
-    same = tokens[:, rows, None] == tokens[:, None, places.clamp(min=0)]
-    return (same & (places >= 0) & (places != rows.unsqueeze(-1))).unsqueeze(1)
 
 
 def _tiles(

@@ -18,19 +18,18 @@ bias with the former is a convolution (FFT). Var(I) needs, for each query, an n_
     Var(I) = 1/2 Re sum_ts [ w_t conj(w_s) Cov(e_t, e_s) conj(Cov(c_t, c_s)) + w_t w_s Cov'(e_t, e_s) conj(Cov'(..)) ],
 
 with Cov' without the conjugate (`summed_squares`). The sums over j of e^(-iota j (theta_t +- theta_s)) are accumulated
-together with those of the keys, not taken in closed form. So no frequency, not even 0 or a multiple of 2 pi, causes a
-small denominator, and e_j may be any factors (such as xPos's, which decay). All covariances are kept about the running
-mean (Chan, Golub, LeVeque 1983), so cancellation is small. Takes O(N d^2) per head, in chunks.
+with those of the keys: no frequency causes a small denominator, and e_j may be any factors (xPos's decay). Covariances
+are kept about the running mean (Chan, Golub, LeVeque 1983), so cancellation is small. Takes O(N d^2) per head.
 
-With a window of w keys, positions are cut into blocks of w: a query sees the keys of its own block up to itself, and
-the end of the previous block. One running sum forwards and one backwards are added; nothing cancels (van Herk 1992).
+With a window, one running sum forwards and one backwards are added, as in `toeplens.lens.kit.toeplitz`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -48,6 +47,8 @@ from toeplens.lens.kit.movable import (
 )
 from toeplens.lens.kit.terms import Offsets
 from toeplens.lens.kit.toeplitz import finite
+
+STEP = 8  # number of queries that see each other's rows one by one
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,23 @@ class Met:
         """Sums over the rows that each query sees."""
         return with_far(self.own.cumsum(-2), None if self.far is None else from_each(self.far, -2), -2)
 
+    def stepped(
+        self, products: Float[Tensor, "*B two_n two_n"]
+    ) -> tuple[Float[Tensor, "*B U two_n two_n"], Float[Tensor, "*B U P two_n"]]:
+        """For each step of queries, the products of the rows that all its queries see, and the rows only some see.
+
+        ``products`` are the sums of products over the rows that all queries of the chunk see.
+        """
+        own = _steps(self.own)
+        steps = own.shape[-3]
+        known = products.unsqueeze(-3) + _before(own.mT @ own)
+        if self.far is None:
+            return known, own
+        far, others = self.far[..., : steps * STEP, :], self.far[..., steps * STEP :, :]
+        far = _steps(F.pad(far, (0, 0, 0, max(0, steps * STEP - far.shape[-2]))))
+        after = _before((far.mT @ far).flip(-3)).flip(-3)
+        return known + after + (others.mT @ others).unsqueeze(-3), torch.cat((own, far), dim=-2)
+
     def along(self, weights: Float[Tensor, "*_B C F"]) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"]]:
         """The sums of (weights . row)^2 and of weights . row, over the rows that each query sees."""
         own = times(weights, self.own.mT).tril()
@@ -78,24 +96,27 @@ class Met:
         return square + far.square().sum(-1), total + far.sum(-1)
 
 
+@dataclass(frozen=True)
 class Moments:
-    """The mean of some rows, and the sums of their products about it."""
+    """The number and mean of some rows, and the sums of their products about it."""
 
-    def __init__(self, mean: Float[Tensor, "*B 1 F"], products: Float[Tensor, "*B F F"] | None = None) -> None:
-        self.mean = mean
-        self.products = mean.new_zeros(*mean.shape[:-2], mean.shape[-1], mean.shape[-1])
-        self.products = self.products if products is None else products
+    count: int
+    mean: Float[Tensor, "*B 1 F"]
+    products: Float[Tensor, "*B F F"]
 
-    def added(self, rows: Float[Tensor, "*B C F"], count: int) -> Moments:
-        """With more rows, centred on this mean; ``count`` is the new number of rows."""
+    def added(self, rows: Float[Tensor, "*B C F"]) -> Moments:
+        """With more rows, centred on this mean."""
+        count = self.count + rows.shape[-2]
         shift = rows.sum(-2, keepdim=True) / count
-        return Moments(self.mean + shift, self.products + rows.mT @ rows - count * (shift.mT @ shift))
+        return Moments(count, self.mean + shift, self.products + rows.mT @ rows - count * (shift.mT @ shift))
 
-    def joined(self, count: int, other: Moments, others: int) -> Moments:
-        """With the rows of another; ``count`` and ``others`` are their numbers of rows."""
-        shift = other.mean - self.mean
-        products = self.products + other.products + count * others / (count + others) * (shift.mT @ shift)
-        return Moments(self.mean + others / (count + others) * shift, products)
+    def joined(self, other: Moments) -> Moments:
+        """With the rows of another."""
+        if not self.count or not other.count:
+            return self if self.count else other
+        shift, both = other.mean - self.mean, self.count + other.count
+        products = self.products + other.products + self.count * other.count / both * (shift.mT @ shift)
+        return Moments(both, self.mean + other.count / both * shift, products)
 
     def of(
         self, weights: Float[Tensor, "*_B C F"], met: Met | None, seen: Float[Tensor, "_"]
@@ -110,25 +131,19 @@ class Moments:
 
 @dataclass(frozen=True)
 class Sums:
-    """Moments of ``count`` rows of keys and positions; ``squares`` [b, k, 1] are their squared lengths, not centred."""
+    """Moments of some keys and positions; ``squares`` [b, k, 1] are their squared lengths, not centred."""
 
-    count: int
     contents: Moments
     positions: Moments
     squares: Tensor
 
     def added(self, contents: Tensor, positions: Tensor, squares: Tensor) -> Sums:
         """With more rows, centred on these means."""
-        count = self.count + contents.shape[-2]
-        moments = self.contents.added(contents, count), self.positions.added(positions, count)
-        return Sums(count, *moments, self.squares + squares.sum(-1))
+        return Sums(self.contents.added(contents), self.positions.added(positions), self.squares + squares.sum(-1))
 
     def joined(self, other: Sums) -> Sums:
-        if not self.count or not other.count:
-            return self if self.count else other
-        contents = self.contents.joined(self.count, other.contents, other.count)
-        positions = self.positions.joined(self.count, other.positions, other.count)
-        return Sums(self.count + other.count, contents, positions, self.squares + other.squares)
+        both = self.contents.joined(other.contents), self.positions.joined(other.positions)
+        return Sums(*both, self.squares + other.squares)
 
 
 def times(x: Float[Tensor, "*B C F"], shared: Float[Tensor, "*_B F e"]) -> Float[Tensor, "*B C e"]:
@@ -152,49 +167,20 @@ def with_far(sums: Tensor, far: Tensor | None, dim: int) -> Tensor:
     return sums
 
 
-STEP = 8  # number of queries that see each other's rows one by one
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Contents, or positions, that a chunk of queries sees: rows that all see, and rows that only some see.
-
-    Real parts come first, then imaginary parts; after `stepped` they alternate.
-
-    products  [*B, 2n, 2n] sums of products of real and imaginary parts, over the rows that all queries see
-    own       [*B, C, 2n] query r and later ones see row r
-    far       [*B, F, 2n] query r and earlier ones see row r; None if there are no such rows
-    """
-
-    products: Float[Tensor, "*B two_n two_n"]
-    own: Float[Tensor, "*B C two_n"]
-    far: Float[Tensor, "*B F two_n"] | None = None
-
-    def stepped(self) -> tuple[Float[Tensor, "*B U two_n two_n"], Float[Tensor, "*B U P two_n"]]:
-        """For each step of queries, the products of the rows that all its queries see, and the rows only some see."""
-        own = _steps(_paired(self.own))
-        steps = own.shape[-3]
-        known = _paired(_paired(self.products).mT).unsqueeze(-3) + _before(own.mT @ own)
-        if self.far is None:
-            return known, own
-        far = _paired(self.far)
-        far, others = far[..., : steps * STEP, :], far[..., steps * STEP :, :]
-        far = _steps(F.pad(far, (0, 0, 0, max(0, steps * STEP - far.shape[-2]))))
-        after = _before((far.mT @ far).flip(-3)).flip(-3)
-        return known + after + (others.mT @ others).unsqueeze(-3), torch.cat((own, far), dim=-2)
-
-
-def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: Rows) -> Float[Tensor, "b k g C"]:
+def summed_squares(
+    w: Complex[Tensor, "b k g C n"], contents: tuple[Tensor, Met], positions: tuple[Tensor, Met]
+) -> Float[Tensor, "b k g C"]:
     """For each query, the sum over the visible j and m of A_jm^2, where A_jm = Re sum_t w_t e_jt conj(c_mt).
 
     With S = sum_j e_j e_j^H and S' = sum_j e_j e_j^T over the positions, and Z, Z' likewise for the contents, it is
     1/2 Re [ w^T (S * conj Z) conj w + w^T (S' * conj Z') w ], with * entry by entry: n^2 operations per query, for the
     rows that all queries of a step see. Rows that only some see are handled one by one: with u = w e_j, the sum over
     the contents is the quadratic form of u in the contents' products, and likewise with the roles swapped. A_jm is
-    formed where both are such rows. Contents are [b, k, ..], shared by g heads, positions [1, k or 1, ..].
+    formed where both are such rows. Contents are [b, k, ..], shared by g heads, positions [1, k or 1, ..]; of each the
+    products over the rows that all queries see, and the others, with real and imaginary parts alternating.
     """
-    seen, near_contents = contents.stepped()
-    placed, near_positions = positions.stepped()
+    seen, near_contents = contents[1].stepped(contents[0])
+    placed, near_positions = positions[1].stepped(positions[0])
     count, group = w.shape[-2], w.shape[-3]
     queries = _steps(w).transpose(-4, -3).flatten(-3, -2)  # [b, k, U, g STEP, n]
     total = _formed(queries, placed, seen)
@@ -202,8 +188,8 @@ def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: R
     allowed = torch.cat((own.tril(), own.triu()), dim=-1)[:, : near_contents.shape[-2]].repeat(group, 1)
     query, row = allowed.nonzero().unbind(-1)
     chosen = queries[..., query, :]
-    put = _real(_complex(near_positions)[..., row, :] * chosen)
-    taken = _real(_complex(near_contents)[..., row, :] * chosen.conj())
+    put = joined(_complex(near_positions)[..., row, :] * chosen)
+    taken = joined(_complex(near_contents)[..., row, :] * chosen.conj())
     each = ((put @ seen) * put).sum(-1) + ((taken @ placed) * taken).sum(-1)
     each = each + ((put @ near_contents.mT).square() * allowed[query]).sum(-1)
     total = total.index_add_(-1, query, each).unflatten(-1, (group, -1))
@@ -225,17 +211,8 @@ def _products(x: Float[Tensor, "*B two_n two_n"]) -> tuple[Complex[Tensor, "*B n
     return real.conj() + 1j * imaginary.conj(), real + 1j * imaginary
 
 
-def _paired(x: Float[Tensor, "*B two_n"]) -> Float[Tensor, "*B two_n"]:
-    """Interleave real and imaginary parts that follow each other as blocks."""
-    return x.unflatten(-1, (2, -1)).mT.flatten(-2).contiguous()
-
-
 def _complex(x: Float[Tensor, "*B two_n"]) -> Complex[Tensor, "*B n"]:
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-
-
-def _real(x: Complex[Tensor, "*B n"]) -> Float[Tensor, "*B two_n"]:
-    return torch.view_as_real(x).flatten(-2)
 
 
 def _steps(x: Tensor) -> Tensor:
@@ -282,9 +259,12 @@ def two_way(keys: Keys) -> TwoWay:
     """
     if isinstance(keys, PairwiseLogits):
         return _tabled(keys)
+    assert isinstance(keys, MovableKeys)
     found = torch.zeros(4, *keys.q.shape[:3], dtype=torch.float64, device=keys.q.device)
-    for part in parts_of(keys):
-        part.put(found, _variances(part.keys))
+    for part in parts_of(replace(keys, table=None)):
+        some = found[:, part.sequences]
+        some[..., part.queries] = _variances(part.keys)[..., part.rows]
+        found[:, part.sequences] = some
     if keys.table is not None:
         _add_table(found, keys)
     return TwoWay(*found.clamp(min=0))
@@ -293,42 +273,27 @@ def two_way(keys: Keys) -> TwoWay:
 def _add_table(found: Float[Tensor, "4 B H N"], keys: MovableKeys) -> None:
     """Replace Var(P) and the size by those with a bias by query and position."""
     assert keys.table is not None
-    length = keys.q.shape[2]
-    rows = torch.arange(length, device=keys.q.device)
-    heads, count = keys.key_heads(slice(None)), keys.seen()
-    for sequence in range(len(keys.q)):
-        q, content = keys.ordered(keys.q[sequence]), keys.ordered(keys.content[sequence])[heads]
-        places = None
-        if keys.places is not None:
-            own = keys.ordered(keys.places[sequence if len(keys.places) > 1 else 0])
-            places = own[heads] if len(own) > 1 else own
-        table = keys.table[sequence if len(keys.table) > 1 else 0].double()
-        for queries in rows.split(max(1, BLOCK // (len(q) * length))):
-            seen = keys.visible(sequence, queries)
-            mean = (seen.double() @ content) / count[sequence, queries].clamp(min=1).unsqueeze(-1)
-            z, own = complex_pairs(q[:, queries], keys.pairs), complex_pairs(mean, keys.pairs)
-            turned = (z * own.conj()) @ keys.turns.transpose(-2, -1)
-            still = (q[:, queries, 2 * keys.pairs :] * mean[..., 2 * keys.pairs :]).sum(-1, keepdim=True)
-            position = turned.real + still + table[:, queries]
-            if places is not None:
-                of_places = complex_pairs(places, keys.pairs).conj() * keys.turns
-                position = position + (z @ of_places.transpose(-2, -1)).real
-                position = position + q[:, queries, 2 * keys.pairs :] @ places[..., 2 * keys.pairs :].transpose(-2, -1)
-            if keys.bias is not None:
-                first = 0 if keys.causal else length - 1
-                offsets = (first + queries.unsqueeze(1) - rows).clamp(0, keys.bias.shape[1] - 1)
-                position = position + keys.bias.double()[:, offsets]
-            several = (count[sequence, queries] > 1).double()
-            each = seen.double() / count[sequence, queries].clamp(min=1).unsqueeze(-1)
-            away = position - (position * each).sum(-1, keepdim=True)
-            found[0, sequence, :, queries] = (away.square() * each).sum(-1) * several
-            found[3, sequence, :, queries] += (table[:, queries].square() * each).sum(-1) * several
+    length, pairs, seen = keys.q.shape[2], keys.pairs, keys.seen()
+    for queries in torch.arange(length, device=keys.q.device).split(max(1, BLOCK // (keys.q.shape[1] * length))):
+        visible = keys.visible(queries).double()
+        each = visible / visible.sum(-1, keepdim=True).clamp(min=1)
+        for sequence, weights in enumerate(each):
+            q = keys.ordered(keys.q[sequence, :, queries])
+            mean = weights @ keys.ordered(keys.content[sequence])[keys.key_heads()]
+            turned = complex_pairs(q, pairs) * complex_pairs(mean, pairs).conj() @ keys.turns.mT
+            still = (q[..., 2 * pairs :] * mean[..., 2 * pairs :]).sum(-1, keepdim=True)
+            position = turned.real + still + keys.of_positions(sequence, queries)
+            away = position - (position * weights).sum(-1, keepdim=True)
+            several = seen[sequence, queries] > 1
+            table = keys.table[sequence if len(keys.table) > 1 else 0][:, queries].double()
+            found[0, sequence, :, queries] = (away.square() * weights).sum(-1) * several
+            found[3, sequence, :, queries] += (table.square() * weights).sum(-1) * several
     finite(found[0].sum(), q=keys.q, k=keys.content, bias=keys.table)
 
 
 def _tabled(keys: PairwiseLogits) -> TwoWay:
     """The variances from the computed tables, over the visible keys; 0 with fewer than two keys."""
-    found = torch.zeros(4, *keys.layer.q.shape[:3], dtype=torch.float64, device=keys.asked.device)
+    found = torch.zeros(4, *keys.layer.q.shape[:3], dtype=torch.float64, device=keys.ends.device)
     for sequences, queries, table, seen in keys.tables():
         both = (seen.unsqueeze(-1) & seen.unsqueeze(-2)).unsqueeze(1)
         count = torch.where(seen.sum(-1) > 1, seen.sum(-1), torch.inf).unsqueeze(1).double()
@@ -377,8 +342,7 @@ def _tiles(keys: MovableKeys) -> Iterator[tuple[slice, slice]]:
                 yield slice(start, min(start + together, count)), slice(head, min(head + at_once, last))
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """The keys and positions that only some queries of a chunk see, and sums of their squared lengths."""
 
     contents: Met
@@ -466,8 +430,9 @@ class _Tile:
 
     def _none(self, rows: Int[Tensor, "C"]) -> Sums:
         """Empty sums, centred on the mean of these rows."""
-        contents, positions = (Moments(x.mean(-2, keepdim=True)) for x in (self._contents(rows), self.at(rows)))
-        return Sums(0, contents, positions, torch.zeros_like(contents.mean[..., 0, 0]))
+        means = [x.mean(-2, keepdim=True) for x in (self._contents(rows), self.at(rows))]
+        nothing = [Moments(0, x, x.new_zeros(*x.shape[:-2], x.shape[-1], x.shape[-1])) for x in means]
+        return Sums(*nothing, torch.zeros_like(means[0][..., 0, 0]))
 
     def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b k 1 C d"]:
         return self.movable.ordered(self.content[:, :, rows]).unsqueeze(2)
@@ -489,7 +454,7 @@ class _Tile:
     def _answer(self, rows: Int[Tensor, "C"], before: Sums, chunk: _Chunk | None) -> Float[Tensor, "4 b k g C"]:
         """The variances of queries that all see ``before``, and each its own part of the chunk."""
         keys, pairs = self.movable, self.movable.pairs
-        seen = rows * 0 + before.count if chunk is None else rows + 1
+        seen = rows * 0 + before.contents.count if chunk is None else rows + 1
         seen = seen.double() if keys.window is None else seen.clamp(max=keys.window).double()
         q = keys.ordered(keys.q[self.sequences, self.heads, rows]).unflatten(1, self.grouped)
         w = complex_pairs(q, pairs)
@@ -533,16 +498,19 @@ class _Tile:
         products = before.contents.products, self._shared(before.positions.products)
         contents, positions = (x[..., : 2 * pairs, : 2 * pairs] for x in products)
         if chunk is None:
-            both = (_paired(_paired(x.squeeze(2)).mT) for x in (positions, contents))
+            both = (x.squeeze(2).contiguous() for x in (positions, contents))
             return _formed(w.flatten(-3, -2), *both).unflatten(-1, w.shape[-3:-1]) / seen**2
-        dtype = self.dtype if before.count else torch.float64  # the first rows are centred on a mean of later ones too
+        dtype = (
+            self.dtype if before.contents.count else torch.float64
+        )  # the first rows are centred on a mean of later ones too
 
         def narrow(x: Tensor) -> Tensor:
-            return x[..., : 2 * pairs].squeeze(2).to(dtype)
+            return x[..., : 2 * pairs].squeeze(2).to(dtype).contiguous()
 
         own = chunk.contents.of(narrow), chunk.positions.of(lambda x: narrow(self._shared(x)))
-        known = [Rows(narrow(x), rows.own, rows.far) for x, rows in zip((contents, positions), own, strict=True)]
-        square = summed_squares(w.to(dtype.to_complex()), *known) / seen**2
+        square = (
+            summed_squares(w.to(dtype.to_complex()), (narrow(contents), own[0]), (narrow(positions), own[1])) / seen**2
+        )
         by_content = _wide(joined(w * position), before.contents.mean.shape[-1])
         by_position = _wide(joined(w.conj() * content), before.positions.mean.shape[-1])
         mean = (w * position * content.conj()).sum(-1).real

@@ -59,14 +59,9 @@ def bootstrap_means(
 
 def over_seeds(values: Float[np.ndarray, "s"]) -> Estimate:
     """Mean over seeds with Student's t interval; unbounded with one seed."""
-    values = np.asarray(values, dtype=float)
     if len(values) == 0:
         raise InputError("values must have at least one seed, got none.")
-    mean = float(values.mean())
-    if len(values) == 1:
-        return Estimate(mean, -np.inf, np.inf, 1)
-    half = float(stdtrit(len(values) - 1, TAILS[1]) * values.std(ddof=1) / np.sqrt(len(values)))
-    return Estimate(mean, mean - half, mean + half, len(values))
+    return over_clusters(np.asarray(values, dtype=float), np.arange(len(values)))
 
 
 def over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]) -> Estimate:

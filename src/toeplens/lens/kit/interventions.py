@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError, invalid
+from toeplens.lens.kit.trace import Replacement, Source
 
 # tokens [b, N], labels [b] or [b, N], lengths [b]; without names, as b may differ between batches
 Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_ *_"], Int[Tensor, "_"] | None]
 Intervention = Literal["zero", "mean", "resample", "position"]
 Metric = Literal["accuracy", "loss", "kl"]
-# for each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding switched off; or nothing
-Replacement = list[Tensor] | Literal["position"] | None
 
 
 def counted_batches(batches: Iterable[Batch]) -> list[Batch]:
@@ -29,48 +28,31 @@ def counted_batches(batches: Iterable[Batch]) -> list[Batch]:
     return kept
 
 
-@runtime_checkable
-class Replayable(Protocol):
-    """What ablation needs from a source: run once, then continue from a layer with some head outputs changed."""
-
-    num_layers: int
-    num_heads: int
-
-    def states(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Any]:
-        """For each layer in order, an opaque state from which `replay` continues at that layer."""
-        ...
-
-    def outputs(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Float[Tensor, "b N H head_dim"]]:
-        """For each layer in order, the head outputs z at all positions, padding included."""
-        ...
-
-    def replay(
-        self, state: Any, gains: Float[Tensor, "V *K H"], replacement: Replacement = None
-    ) -> Float[Tensor, "V b *N C"]:
-        """Class logits with the head outputs changed to gain * z + (1 - gain) * replacement, in V ways.
-
-        Gains and replacements are those of the state's layer, or of that layer and the K - 1 after it.
-        """
-        ...
-
-
 def replacements(
-    source: Replayable, batches: Sequence[Batch], intervention: Intervention, seed: int
+    source: Source, batches: Sequence[Batch], intervention: Intervention, seed: int
 ) -> Callable[[int], Replacement]:
     """A function that returns the replacement of all layers' head outputs for a batch index (see `ablate_heads`)."""
     if intervention == "mean":
         means = mean_outputs(source, batches)
         return lambda index: [mean[None, : batches[index][0].shape[1]] for mean in means]
     if intervention == "resample":
-        tokens, lengths, others = _donated(batches, seed)
-        return lambda index: list(
-            source.outputs(tokens[others[index]], None if lengths is None else lengths[others[index]])
-        )
+        widths = {tokens.shape[1] for tokens, _, _ in batches}
+        if len(widths) > 1:
+            raise invalid("batches", "have one width for resampling", sorted(widths))
+        tokens = torch.cat([tokens for tokens, _, _ in batches])
+        lengths = torch.cat([_lengths(tokens, lengths) for tokens, _, lengths in batches])
+        counted = counts(torch.cat([labels for _, labels, _ in batches]))
+        others = torch.arange(len(tokens), device=tokens.device)  # ignored examples keep their own outputs
+        chosen = torch.from_numpy(donors(lengths[counted].cpu().numpy(), seed)).to(tokens.device)
+        others[counted] = others[counted][chosen]
+        of_batch = others.split([len(labels) for _, labels, _ in batches])
+        padded = any(given is not None for _, _, given in batches)
+        return lambda index: list(source.outputs(tokens[of_batch[index]], lengths[of_batch[index]] if padded else None))
     return lambda index: "position" if intervention == "position" else None
 
 
 @torch.no_grad()
-def mean_outputs(source: Replayable, batches: Sequence[Batch]) -> list[Float[Tensor, "N H head_dim"]]:
+def mean_outputs(source: Source, batches: Sequence[Batch]) -> list[Float[Tensor, "N H head_dim"]]:
     """Each layer's mean head outputs by position, over the counted sequences that have a token there.
 
     The mean is 0 at positions without tokens. Sums are in float64.
@@ -105,21 +87,6 @@ def donors(lengths: Int[np.ndarray, "n"], seed: int) -> Int[np.ndarray, "n"]:
     for place in np.flatnonzero(found[order] == order):
         found[order[place]] = order[place + 1 if place + 1 < len(order) else place - 1]
     return found
-
-
-def _donated(batches: Sequence[Batch], seed: int) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """All tokens and lengths, and for each batch the indices of its replacements; ignored examples keep their own."""
-    widths = {tokens.shape[1] for tokens, _, _ in batches}
-    if len(widths) > 1:
-        raise invalid("batches", "have one width for resampling", sorted(widths))
-    tokens = torch.cat([tokens for tokens, _, _ in batches])
-    lengths = torch.cat([_lengths(tokens, lengths) for tokens, _, lengths in batches])
-    counted = counts(torch.cat([labels for _, labels, _ in batches]))
-    others = torch.arange(len(tokens), device=tokens.device)
-    chosen = torch.from_numpy(donors(lengths[counted].cpu().numpy(), seed)).to(tokens.device)
-    others[counted] = others[counted][chosen]
-    padded = any(given is not None for _, _, given in batches)
-    return tokens, lengths if padded else None, list(others.split([len(labels) for _, labels, _ in batches]))
 
 
 def _lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
@@ -24,21 +24,71 @@ WORK = 1 << 31  # limit on the logits of all tables; above it only the first seq
 _AT_ONCE = 1 << 22  # logits of tables in memory at once
 
 
-@dataclass(frozen=True)
-class PairwiseLogits:
-    """The logits of a layer, in float64, as a function of one query and one key content; the rest stays in place.
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """Keys whose content can be moved to any position, and which of them each query sees.
 
-    A query's table M_jm is the logit at position j of the key whose content is that of position m. What the encoding
-    reads in addition (`PositionalEncoding.note`) belongs to the position. The other fields are as in `MovableKeys`.
+    content  [B, G, N, d] keys before the rotation, minus their position part; head h reads h // (H / G)
+    places   [B or 1, G or 1, N, d] the keys' position part, before the rotation; None if there is none
+    ends     [B] number of tokens of each sequence; later positions are padding
+    asked    [B, N] the queries that count; None if all do
+    causal   whether query i sees key j only for j <= i
+    window   maximum number of keys that a query sees up to its own, on either side if not causal; None for no limit
+    chunk    number of positions per chunk; queries see only keys of their own chunk. None without chunks
     """
 
-    layer: LayerTrace
     content: Float[Tensor, "B G N d"]
     places: Float[Tensor, "_B _G N d"] | None
     ends: Int[Tensor, "B"]
-    asked: Bool[Tensor, "B N"]
+    asked: Bool[Tensor, "B N"] | None = None
+    causal: bool
     window: int | None = None
     chunk: int | None = None
+
+    def span(self, queries: Int[Tensor, "Q"]) -> tuple[Int[Tensor, "Q"], Int[Tensor, "Q"]]:
+        """The first position that each query sees, and the one after the last, without regard to padding."""
+        first, beyond = queries * 0, queries * 0 + self.content.shape[2]
+        if self.chunk is not None:
+            first = queries - queries % self.chunk
+            beyond = first + self.chunk
+        if self.window is not None:
+            first, beyond = (
+                torch.maximum(first, queries + 1 - self.window),
+                torch.minimum(beyond, queries + self.window),
+            )
+        return first, queries + 1 if self.causal else beyond
+
+    def seen(self) -> Int[Tensor, "B N"]:
+        """Number of keys that each query sees; 0 for padding and for queries that do not count."""
+        rows, ends = torch.arange(self.content.shape[2], device=self.ends.device), self.ends.unsqueeze(1)
+        first, beyond = self.span(rows)
+        seen = torch.where(rows < ends, torch.minimum(beyond, ends) - first, 0)
+        return seen if self.asked is None else seen * self.asked
+
+    def visible(self, queries: Int[Tensor, "Q"]) -> Bool[Tensor, "B Q N"]:
+        """Which keys each of these queries sees."""
+        rows = torch.arange(self.content.shape[2], device=self.ends.device)
+        first, beyond = (x.unsqueeze(1) for x in self.span(queries))
+        present = rows < self.ends.unsqueeze(1)
+        return (rows >= first) & (rows < beyond) & present.unsqueeze(1) & present[:, queries].unsqueeze(-1)
+
+    def logits(self, sequence: int, query: int, contents: Int[Tensor, "*K n"]) -> Float[Tensor, "H *K n"]:
+        """The logits of one query, in float64, with other contents at the n positions that it sees.
+
+        ``contents`` says whose content is at each of them, counted from the first; 0, 1, ..., n - 1 is the original.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairwiseLogits(Keys):
+    """The logits of a layer, in float64, as a function of one query and one key content; the rest stays in place.
+
+    A query's table M_jm is the logit at position j of the key whose content is that of position m. What the encoding
+    reads in addition (`PositionalEncoding.note`) belongs to the position.
+    """
+
+    layer: LayerTrace
 
     @classmethod
     def of(cls, layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, asked: Bool[Tensor, "B N"]) -> PairwiseLogits:
@@ -51,19 +101,18 @@ class PairwiseLogits:
             raise invalid("tokens", f"be at most {longest} per sequence with {name} and {heads} heads", length)
         work = (asked.sum(1) * heads * length**2).cumsum(0)
         within = (work <= WORK) | (torch.arange(len(work), device=work.device) == 0)
-        content = layer.k if part is None else layer.k - part.double()
-        return cls(layer, content, part, layer.present.sum(1), asked & within.unsqueeze(1))
-
-    @property
-    def causal(self) -> bool:
-        return self.layer.causal
-
-    def seen(self) -> Int[Tensor, "B N"]:
-        """Number of keys that each query sees; 0 for queries that do not count."""
-        return self._visible(torch.arange(self.asked.shape[1], device=self.asked.device)).sum(-1) * self.asked
+        return cls(
+            layer=layer,
+            content=layer.k if part is None else layer.k - part.double(),
+            places=part,
+            ends=layer.present.sum(1),
+            asked=asked & within.unsqueeze(1),
+            causal=layer.causal,
+        )
 
     def tables(self) -> Iterator[tuple[slice, Int[Tensor, "Q"], Float[Tensor, "b H Q N N"], Bool[Tensor, "b Q N"]]]:
         """Sequences, queries, their tables [position, content], and the visible keys; some at a time."""
+        assert self.asked is not None
         _, heads, length, _ = self.layer.q.shape
         at_once = max(1, _AT_ONCE // (heads * length**2))
         for queries in torch.arange(length, device=self.asked.device).split(min(at_once, length)):
@@ -71,17 +120,17 @@ class PairwiseLogits:
             for start in range(0, len(self.asked), step):
                 some = slice(start, start + step)
                 if self.asked[some, queries].any():
-                    seen = self._visible(queries)[some] & self.asked[some, queries].unsqueeze(-1)
+                    seen = self.visible(queries)[some] & self.asked[some, queries].unsqueeze(-1)
                     last = int(queries[-1]) + 1 if self.causal else length
                     yield some, queries, self._table(some, queries, last), seen
 
     def logits(self, sequence: int, query: int, contents: Int[Tensor, "*K n"]) -> Float[Tensor, "H *K n"]:
-        """See `MovableKeys.logits`."""
-        only = torch.tensor([query], device=self.asked.device)
-        seen = self._visible(only)[sequence, 0].nonzero().flatten()[: contents.shape[-1]]
-        contents = contents + seen[0]
+        """See `Keys.logits`."""
+        only = torch.tensor([query], device=self.ends.device)
+        start = int(self.span(only)[0])
+        contents = contents + start
         table = self._table(slice(sequence, sequence + 1), only, int(contents.max()) + 1)[0, :, 0]
-        return table[:, seen, contents]
+        return table[:, torch.arange(start, start + contents.shape[-1], device=table.device), contents]
 
     def _table(self, sequences: slice, queries: Int[Tensor, "Q"], contents: int) -> Float[Tensor, "b H Q N N"]:
         """The logits of the first ``contents`` contents at every position; 0 for the others."""
@@ -94,48 +143,8 @@ class PairwiseLogits:
             made[..., content] = self.layer.formed(attention_logits, q, keys, sequences, queries).detach()
         return made
 
-    def _visible(self, queries: Int[Tensor, "Q"]) -> Bool[Tensor, "B Q N"]:
-        return visible_keys(queries, self.asked.shape[1], self.ends, self.causal, self.window, self.chunk)
-
-
-def visible_keys(
-    queries: Int[Tensor, "Q"], length: int, ends: Int[Tensor, "B"], causal: bool, window: int | None, chunk: int | None
-) -> Bool[Tensor, "B Q N"]:
-    """Which of ``length`` keys each query sees, in sequences of ``ends`` tokens; otherwise as in `MovableKeys`."""
-    rows = torch.arange(length, device=ends.device)
-    offsets = queries.unsqueeze(1) - rows
-    seen = offsets >= 0 if causal else torch.ones_like(offsets, dtype=torch.bool)
-    if window is not None:
-        seen = seen & (offsets.abs() < window)
-    if chunk is not None:
-        seen = seen & (queries.unsqueeze(1) // chunk == rows // chunk)
-    there = rows < ends.unsqueeze(1)
-    return seen & there.unsqueeze(1) & there[:, queries].unsqueeze(-1)
-
 
 KeySplit = Literal["known", "none", "input", "mean", "ablate"]
-
-
-class Around(TypedDict, total=False):
-    """Arguments in addition to queries and keys, with the defaults of `Given`."""
-
-    rotation: Tensor | PositionalEncoding | None
-    pairing: Pairing | None
-    layout: Layout | None
-    bias: Tensor | None
-    causal: bool
-    scale: float
-    lengths: Tensor | None
-    counted: Counted
-    window: int | None
-    chunk: int | None
-
-
-class AroundKeys(Around, total=False):
-    """The same where keys have a position part."""
-
-    k_position: Tensor | None
-    split: KeySplit
 
 
 @dataclass(frozen=True)
@@ -168,35 +177,21 @@ _CHECKED = 4  # queries per sequence whose logits are recomputed
 _NUMBERS = 2**21  # numbers of moved keys in memory at once
 
 
-@dataclass(frozen=True)
-class MovableKeys:
-    """Queries, and keys whose content can be moved to any position.
+@dataclass(frozen=True, kw_only=True)
+class MovableKeys(Keys):
+    """Queries, and keys whose logits are in closed form.
 
     q        [B, H, N, d] queries, rotated, times the scale of the logits
-    content  [B, G, N, d] keys before the rotation, minus their position part; head h reads h // (H / G)
-    places   [B or 1, G or 1, N, d] the keys' position part, before the rotation; None if there is none
     groups   [d] the pair that each dimension belongs to, from 1, two dimensions each; 0 where it is not rotated
     turns    [H or 1, N, n] factors of the conjugates of a key's pairs at each position: e^(-iota j theta)
     bias     [H or 1, D] by offset, 0 .. N-1 if causal, otherwise -(N-1) .. N-1; None if there is none
-    causal   whether query i sees key j only for j <= i
-    ends     [B] number of tokens of each sequence; later positions are padding
-    asked    [B, N] the queries that count; None if all do
-    window   maximum number of keys that a query sees up to its own, on either side if not causal; None for no limit
-    chunk    number of positions per chunk; queries see only keys of their own chunk. None without chunks
     table    [B or 1, H or 1, N, N] a bias by query and position, independent of content; None if there is none
     """
 
     q: Float[Tensor, "B H N d"]
-    content: Float[Tensor, "B G N d"]
-    places: Float[Tensor, "_B _G N d"] | None
     groups: Int[Tensor, "d"]
     turns: Complex[Tensor, "_H N n"]
-    bias: Float[Tensor, "_H D"] | None
-    causal: bool
-    ends: Int[Tensor, "B"]
-    asked: Bool[Tensor, "B N"] | None = None
-    window: int | None = None
-    chunk: int | None = None
+    bias: Float[Tensor, "_H D"] | None = None
     table: Float[Tensor, "_B _H N N"] | None = None
 
     @property
@@ -205,65 +200,48 @@ class MovableKeys:
         return self.turns.shape[-1]
 
     def ordered(self, x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
-        """Reorder the dimensions, in float64: first of each rotated pair, second of each, then the unrotated ones."""
+        """Reorder the dimensions, in float64: the rotated pairs one after the other, then the unrotated ones."""
         order = self.groups.argsort(stable=True)
-        still = len(order) - 2 * self.pairs
-        return x[..., terms.index_of(torch.cat((order[still::2], order[still + 1 :: 2], order[:still])))].double()
+        return x[..., terms.index_of(order.roll(2 * self.pairs))].double()
 
-    def key_heads(self, heads: slice) -> Int[Tensor, "h"]:
+    def key_heads(self, heads: slice = slice(None)) -> Int[Tensor, "h"]:
         """The key head of each head."""
         count = self.q.shape[1]
         return torch.arange(count, device=self.q.device)[heads] // (count // self.content.shape[1])
 
-    def seen(self) -> Int[Tensor, "B N"]:
-        """Number of keys that each query sees; 0 for padding and for queries that do not count."""
-        rows, ends = torch.arange(self.q.shape[2], device=self.q.device), self.ends.unsqueeze(1)
-        first, beyond = self._span(rows)
-        seen = torch.where(rows < ends, torch.minimum(beyond, ends) - first, 0)
-        return seen if self.asked is None else seen * self.asked
-
-    def visible(self, sequence: int, queries: Int[Tensor, "Q"]) -> Bool[Tensor, "Q N"]:
-        """Which keys each query of a sequence sees."""
-        ends = self.ends[sequence : sequence + 1]
-        return visible_keys(queries, self.q.shape[2], ends, self.causal, self.window, self.chunk)[0]
-
-    def _span(self, rows: Int[Tensor, "_N"]) -> tuple[Int[Tensor, "_N"], Int[Tensor, "_N"]]:
-        """The first position that each query sees, and the one after the last."""
-        first, beyond = rows * 0, rows * 0 + self.q.shape[2]
-        if self.chunk is not None:
-            first = rows - rows % self.chunk
-            beyond = first + self.chunk
-        if self.window is not None:
-            first, beyond = torch.maximum(first, rows + 1 - self.window), torch.minimum(beyond, rows + self.window)
-        return first, rows + 1 if self.causal else beyond
-
     def logits(self, sequence: int, query: int, contents: Int[Tensor, "*K n"]) -> Float[Tensor, "H *K n"]:
-        """The logits of one query, in float64, with other contents at the n positions that it sees.
-
-        ``contents`` says whose content is at each of them, counted from the first; 0, 1, ..., n - 1 is the original.
-        """
-        n, count = contents.shape[-1], self.pairs
-        start = int(self._span(torch.tensor([query]))[0])
+        """See `Keys.logits`."""
+        n = contents.shape[-1]
+        start = int(self.span(torch.tensor([query]))[0])
         rows = torch.arange(start, start + n, device=self.q.device)
         q = self.ordered(self.q[sequence, :, query])
-        v = turned_by(complex_pairs(q, count).unsqueeze(1) * self.turns[:, rows], q.unsqueeze(1))
-        keys = self.ordered(self.content[sequence, :, start : int(self.ends[sequence])])[self.key_heads(slice(None))]
+        v = turned_by(complex_pairs(q, self.pairs).unsqueeze(1) * self.turns[:, rows], q.unsqueeze(1))
+        keys = self.ordered(self.content[sequence, :, start : int(self.ends[sequence])])[self.key_heads()]
         step = max(1, _NUMBERS // v.numel())
         parts = contents.reshape(-1, n).split(step)
         made = torch.cat([torch.einsum("hnd,hknd->hkn", v, keys[:, at]) for at in parts], dim=1)
-        if self.places is not None:
-            own = self.ordered(self.places[sequence if len(self.places) > 1 else 0, :, rows])
-            own = own[self.key_heads(slice(None))] if len(own) > 1 else own
-            made = made + (v * own).sum(-1).unsqueeze(1)
-        if self.bias is not None:
-            first = 0 if self.causal else self.q.shape[2] - 1
-            made = made + self.bias.double()[:, first + query - rows].unsqueeze(1)
-        if self.table is not None:
-            made = made + self.table[sequence if len(self.table) > 1 else 0, :, query, rows].double().unsqueeze(1)
+        made = made + self.of_positions(sequence, torch.tensor([query], device=rows.device))[..., rows]
         return made.unflatten(1, contents.shape[:-1]) if contents.ndim > 1 else made[:, 0]
 
+    def of_positions(self, sequence: int, queries: Int[Tensor, "Q"]) -> Float[Tensor, "_H Q N"]:
+        """The part of a sequence's logits that does not depend on content: the keys' position part and the biases."""
+        length, count = self.q.shape[2], self.pairs
+        made = self.q.new_zeros(1, len(queries), length, dtype=torch.float64)
+        if self.places is not None:
+            q, own = self.ordered(self.q[sequence][:, queries]), self.ordered(_of(self.places, sequence))
+            own = own[self.key_heads()] if len(own) > 1 else own
+            turned = complex_pairs(own, count).conj() * self.turns
+            made = made + (complex_pairs(q, count) @ turned.mT).real + q[..., 2 * count :] @ own[..., 2 * count :].mT
+        if self.bias is not None:
+            offsets = queries.unsqueeze(1) - torch.arange(length, device=queries.device)
+            first = 0 if self.causal else length - 1
+            made = made + self.bias.double()[:, (first + offsets).clamp(0, self.bias.shape[1] - 1)]
+        return made if self.table is None else made + _of(self.table, sequence)[:, queries].double()
 
-Keys = MovableKeys | PairwiseLogits
+
+def _of(x: Float[Tensor, "_B *rest"], sequence: int) -> Float[Tensor, "*rest"]:
+    """One sequence's part of what may be shared by all."""
+    return x[sequence if len(x) > 1 else 0]
 
 
 def movable_from(
@@ -427,17 +405,29 @@ def _of_layer(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted:
 
 def _closed_form(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> MovableKeys | None:
     """The rotation of pairs, bias by offset and position part of the keys; None for encodings that do more."""
-    encoding, bias = layer.encoding, None
+    encoding, bias, table = layer.encoding, None, None
     rotation = None if encoding.data_dependent else _rotation_of(layer)
     if rotation is None or any(map(encoding.overrides, ("score", "transform_logits"))):
         return None
     if encoding.overrides("bias"):
+        if "bias" in encoding._seeing:
+            return None
         bias = terms.bias_by_offset(layer, causal=layer.causal)
         if bias is None:
-            return None
+            table = terms.bias_by_position(in_float64(layer))
     q = layer.turn(layer.q.double(), layer.q.double())[0] * layer.scale
-    content, ends = layer.k if part is None else layer.k.double() - part.double(), layer.present.sum(1)
-    return MovableKeys(q, content, part, *rotation, bias, layer.causal, ends, layer.counted(counted))
+    return MovableKeys(
+        q=q,
+        content=layer.k if part is None else layer.k.double() - part.double(),
+        places=part,
+        groups=rotation[0],
+        turns=rotation[1],
+        bias=bias,
+        table=table,
+        causal=layer.causal,
+        ends=layer.present.sum(1),
+        asked=layer.counted(counted),
+    )
 
 
 def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "_H R n"]] | None:
@@ -485,17 +475,18 @@ def _is_true(layer: LayerTrace, keys: Keys) -> bool:
 
 def complex_pairs(x: Float[Tensor, "*B d"], pairs: int) -> Complex[Tensor, "*B n"]:
     """The rotated pairs of `MovableKeys.ordered` dimensions as complex numbers."""
-    return torch.complex(x[..., :pairs], x[..., pairs : 2 * pairs])
+    copied = x[..., : 2 * pairs].clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(copied.unflatten(-1, (pairs, 2)))
 
 
 def joined(z: Complex[Tensor, "*B n"]) -> Float[Tensor, "*B two_n"]:
-    """Real parts, then imaginary parts."""
-    return torch.cat((z.real, z.imag), dim=-1)
+    """Real and imaginary parts, alternating."""
+    return torch.view_as_real(z).flatten(-2)
 
 
 def turned_by(z: Complex[Tensor, "*B n"], x: Float[Tensor, "*_B d"]) -> Float[Tensor, "*_B2 d"]:
     """`MovableKeys.ordered` dimensions with other values of the rotated pairs."""
-    return torch.cat((z.real, z.imag, x[..., 2 * z.shape[-1] :].expand(*z.shape[:-1], -1)), dim=-1)
+    return torch.cat((joined(z), x[..., 2 * z.shape[-1] :].expand(*z.shape[:-1], -1)), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -511,12 +502,6 @@ class Part:
     sequences: Int[Tensor, "b"]
     queries: Int[Tensor, "n"]
     rows: Int[Tensor, "n"]
-
-    def put(self, whole: Float[Tensor, "k B H N"], found: Float[Tensor, "k b H n2"]) -> None:
-        """Write the values of the part's rows to their place in the whole."""
-        some = whole[:, self.sequences]
-        some[..., self.queries] = found[..., self.rows]
-        whole[:, self.sequences] = some
 
 
 def parts_of(keys: MovableKeys) -> Iterator[Part]:
@@ -553,8 +538,12 @@ def _on_both_sides(keys: MovableKeys, reach: int) -> Iterator[Part]:
         yield Part(_later(keys, reach), every, places[: count - reach], places[reach:])
     last = min(2 * reach, count)
     if last > reach:
-        back = _later(_backwards(_cut(keys, every, count - last, count)), reach)
-        yield Part(back, every, places[max(count - reach, reach) :], places[reach:last].flip(0))
+        end = _cut(keys, every, count - last, count)
+        dims = {"q": 2, "content": 2, "places": 2, "turns": 1, "bias": 1, "asked": 1, "table": (2, 3)}
+        back = {name: x.flip(dim) for name, dim in dims.items() if (x := getattr(end, name)) is not None}
+        yield Part(
+            _later(replace(end, **back), reach), every, places[max(count - reach, reach) :], places[reach:last].flip(0)
+        )
 
 
 def _later(keys: MovableKeys, by: int) -> MovableKeys:
@@ -566,20 +555,8 @@ def _later(keys: MovableKeys, by: int) -> MovableKeys:
     if keys.asked is not None:
         asked = asked & keys.asked.roll(by, 1)
     bias = None if keys.bias is None else keys.bias[:, count - 1 - by : 2 * count - 1 - by]
-    return replace(keys, q=q, causal=True, asked=asked, bias=bias, window=_shorter(2 * by + 1, count))
-
-
-def _backwards(keys: MovableKeys) -> MovableKeys:
-    """Reverse unpadded sequences, and the two-sided bias by offset."""
-    return replace(
-        keys,
-        q=keys.q.flip(2),
-        content=keys.content.flip(2),
-        places=None if keys.places is None else keys.places.flip(2),
-        turns=keys.turns.flip(1),
-        bias=None if keys.bias is None else keys.bias.flip(1),
-        asked=None if keys.asked is None else keys.asked.flip(1),
-    )
+    table = None if keys.table is None else keys.table.roll(by, 2)
+    return replace(keys, q=q, causal=True, asked=asked, bias=bias, table=table, window=_shorter(2 * by + 1, count))
 
 
 def _cut(keys: MovableKeys, some: Int[Tensor, "b"], start: int, stop: int) -> MovableKeys:
@@ -587,18 +564,18 @@ def _cut(keys: MovableKeys, some: Int[Tensor, "b"], start: int, stop: int) -> Mo
     length, count = keys.q.shape[2], stop - start
     if len(some) == len(keys.q) and count == length:
         return replace(keys, chunk=None)
-    rows, places, bias = slice(start, stop), keys.places, keys.bias
-    if places is not None:
-        places = (places[some] if len(places) > 1 else places)[:, :, rows]
+    rows, bias = slice(start, stop), keys.bias
+    places, table = (x if x is None or len(x) == 1 else x[some] for x in (keys.places, keys.table))
     if bias is not None:
         bias = bias[:, :count] if keys.causal else bias[:, length - count : length - 1 + count]
     return replace(
         keys,
         q=keys.q[some][:, :, rows],
         content=keys.content[some][:, :, rows],
-        places=places,
+        places=None if places is None else places[:, :, rows],
         turns=keys.turns[:, rows],
         bias=bias,
+        table=None if table is None else table[:, :, rows, rows],
         ends=(keys.ends[some] - start).clamp(0, count),
         asked=None if keys.asked is None else keys.asked[some][:, rows],
         window=_shorter(keys.window, count),

@@ -387,14 +387,6 @@ class Pieces:
         lengths = None if self.layer.lengths is None else self.layer.lengths.max().unsqueeze(0)
         return replace(self.layer, q=q, k=k, v=self.layer.v[:1], lengths=lengths, notes=None)
 
-    def kernel(self) -> ToeplitzProfile:
-        """The Toeplitz profile of the logits of mean contents."""
-        return _profile(self.mean, self.mean.q, self.mean.k)
-
-    def profile(self) -> ToeplitzProfile:
-        """The Toeplitz profile of the logits."""
-        return _profile(self.layer, self.q, self.k)
-
 
 def where_present(x: Float[Tensor, "B H N d"], present: Bool[Tensor, "B N"]) -> Float[Tensor, "B H N d"]:
     """Set padding to 0, as it may contain NaN."""
@@ -448,11 +440,15 @@ def _bias(layer: LayerTrace) -> Fixed:
     kernel = bias_by_offset(layer)
     if kernel is not None:
         return Offsets(kernel.expand(encoding.num_heads, -1), layer.causal)
-    bias = encoding.bias(layer.positions, layer.positions)
-    assert bias is not None
-    matrix = bias.detach().double()
-    matrix = matrix.expand(encoding.num_heads, -1, -1).unsqueeze(0) if matrix.ndim == 3 else matrix
+    matrix = bias_by_position(layer).expand(-1, encoding.num_heads, -1, -1)
     return Written(matrix.tril() if layer.causal else matrix)
+
+
+def bias_by_position(layer: LayerTrace) -> Float[Tensor, "_B _H R R"]:
+    """The encoding's bias by query and position, in float64."""
+    bias = layer.encoding.bias(layer.positions, layer.positions)
+    assert bias is not None
+    return bias.detach().double() if bias.ndim == 4 else bias.detach().double().unsqueeze(0)
 
 
 def rest(layer: LayerTrace, q: Tensor, k: Tensor) -> Float[Tensor, "B H N N"]:
@@ -463,7 +459,8 @@ def rest(layer: LayerTrace, q: Tensor, k: Tensor) -> Float[Tensor, "B H N N"]:
     return rest.masked_fill(~logits.isfinite() | ~layer.present[:, None, :, None], 0)
 
 
-def _profile(layer: LayerTrace, q: Tensor, k: Tensor) -> ToeplitzProfile:
+def profile(layer: LayerTrace, q: Tensor, k: Tensor) -> ToeplitzProfile:
+    """The Toeplitz profile of a layer's logits with these queries and keys, over all sequences."""
     bias: Tensor | None = None
     if layer.encoding.overrides("transform_logits"):
         bias = rest(layer, q, k)

@@ -210,7 +210,13 @@ def toeplitz_profile(
     offsets = torch.arange(0 if causal else 1 - size, size, device=q.device)
     full = False
     if bias is not None:
-        full = _full(bias, lead, size, len(offsets))
+        full = not (bias.ndim >= 1 and bias.shape[-1] == len(offsets) and broadcasts(bias.shape[:-1], lead))
+        if not full:
+            finite(bias.double().sum(), bias=bias)
+        elif bias.ndim < 2 or bias.shape[-2:] != (size, size) or not broadcasts(bias.shape[:-2], lead):
+            shapes = f"have shape [..., {len(offsets)}] or [..., {size}, {size}]"
+            got = f"shape {list(bias.shape)}"
+            raise invalid("bias", f"{shapes}, with leading dimensions that broadcast to {list(lead)}", got=got)
         bias = bias.expand(*lead, *bias.shape[-1 - full :])
     ends = ends_of(lengths, q)
     counts = (ends[:, None] - offsets.abs()).clamp(min=0)
@@ -239,8 +245,7 @@ def toeplitz_profile(
 def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) -> Float[Tensor, "*_B _N _N"]:
     """The nearest Toeplitz matrix over the visible pairs, zero elsewhere: each diagonal is replaced by its mean.
 
-    Rows are queries; masked entries are not read. Means are taken in float64. Raises `InputError` for matrices that are
-    not square or not finite.
+    Masked entries are not read. Raises `InputError` for matrices that are not square or not finite.
     """
     size = matrix.shape[-1]
     if matrix.ndim < 2 or matrix.shape[-2] != size or size == 0:
@@ -368,20 +373,6 @@ def heads_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
         raise invalid("q", f"have a number of heads divisible by {k.shape[-3]}, the number of heads of k", q.shape[-3])
     return tuple(q.shape[:-2])
-
-
-def _full(bias: Tensor, lead: tuple[int, ...], size: int, offsets: int) -> bool:
-    """Whether the bias is a full matrix, not by offset."""
-    if bias.ndim >= 1 and bias.shape[-1] == offsets and broadcasts(bias.shape[:-1], lead):
-        finite(bias.double().sum(), bias=bias)
-        return False
-    if bias.ndim >= 2 and bias.shape[-2:] == (size, size) and broadcasts(bias.shape[:-2], lead):
-        return True
-    raise invalid(
-        "bias",
-        f"have shape [..., {offsets}] or [..., {size}, {size}], with leading dimensions that broadcast to {list(lead)}",
-        got=f"shape {list(bias.shape)}",
-    )
 
 
 def broadcasts(shape: Sequence[int], lead: Sequence[int]) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.encodings import PositionalEncoding, Positions, attention_logits, attention_weights
+from toeplens.encodings import BandControl, PositionalEncoding, Positions, attention_logits, attention_weights
 from toeplens.encodings.base import Seen
 from toeplens.ground import InputError, choose, invalid
 
@@ -173,11 +173,21 @@ class LayerTrace:
             )
 
 
-@runtime_checkable
-class Traceable(Protocol):
-    """What a trace needs from a source."""
+# for each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding switched off; or nothing
+Replacement = list[Tensor] | Literal["position"] | None
+
+
+class Source(Protocol):
+    """A model that can be traced and replayed, such as `toeplens.sources.DecoderSource`.
+
+    ``pairs`` is the number of rotated pairs of dimensions in each layer; 0 without a rotation.
+    """
 
     num_layers: int
+    num_heads: int
+
+    @property
+    def pairs(self) -> Sequence[int]: ...
 
     def attention(
         self,
@@ -189,6 +199,33 @@ class Traceable(Protocol):
         positional: bool = True,
     ) -> Iterator[LayerTrace]:
         """The chosen layers in order, one at a time; with ``positional=False`` the encoding is switched off."""
+        ...
+
+    def states(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Any]:
+        """For each layer in order, an opaque state from which `replay` continues at that layer."""
+        ...
+
+    def outputs(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Float[Tensor, "b N H head_dim"]]:
+        """For each layer in order, the head outputs z at all positions, padding included."""
+        ...
+
+    def outputs_under(self, state: Any, control: BandControl) -> Float[Tensor, "b N H head_dim"]:
+        """The head outputs of the state's layer at all positions, under the control of its frequencies."""
+        ...
+
+    def replay(
+        self, state: Any, gains: Float[Tensor, "V *K H"], replacement: Replacement = None
+    ) -> Float[Tensor, "V b *N C"]:
+        """Class logits with the head outputs changed to gain * z + (1 - gain) * replacement, in V ways.
+
+        Gains and replacements are those of the state's layer, or of that layer and the K - 1 after it.
+        """
+        ...
+
+    def scaled(
+        self, tokens: Tensor, lengths: Tensor | None, gains: Float[Tensor, "L b H"], replacement: Replacement = None
+    ) -> Float[Tensor, "b *N C"]:
+        """Class logits with separate gains on the heads per sequence, differentiable in the gains (attribution)."""
         ...
 
 
@@ -206,7 +243,7 @@ class AttentionTrace:
 
     def __init__(
         self,
-        source: Traceable,
+        source: Source,
         tokens: Int[Tensor, "B N"],
         lengths: Int[Tensor, "B"] | None = None,
         *,

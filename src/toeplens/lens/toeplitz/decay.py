@@ -88,7 +88,13 @@ def fit_decays(
     if (missing != missing[:1]).any():
         return [fit_decays(offsets, row[None], counts=counts)[0] for row in means]
     offsets, means, weights = _usable(offsets, means, counts)
-    x, y, w = _thinned(offsets, means, weights)
+    x, y, w = offsets, means, weights
+    if len(x) > _BLOCKS:  # weighted averages over blocks of offsets, equal in log(1 + delta - first)
+        reach = np.log1p(x - x[0])
+        _, block = np.unique(np.floor(reach / reach[-1] * _BLOCKS), return_inverse=True)
+        total = np.bincount(block, w)
+        averages = np.stack([np.bincount(block, w * row) for row in y]) / total
+        x, y, w = np.bincount(block, w * x) / total, averages, total
     first, span = x[0], x[-1] - x[0]
     shortest = max(np.diff(x).min() / 10, first / 500)  # below, exp(first / tau) would overflow
     away, ratio = x - first, np.log((1 + x) / (1 + first))
@@ -144,17 +150,6 @@ def _usable(
     if len(offsets) < 4:
         raise invalid("means", "have at least 4 entries that are not nan and have a positive count", len(offsets))
     return offsets, means, weights
-
-
-def _thinned(x: np.ndarray, y: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weighted averages over blocks of offsets, equal in log(1 + delta - first)."""
-    if len(x) <= _BLOCKS:
-        return x, y, w
-    reach = np.log1p(x - x[0])
-    _, block = np.unique(np.floor(reach / reach[-1] * _BLOCKS), return_inverse=True)
-    total = np.bincount(block, w)
-    averages = np.stack([np.bincount(block, w * row) for row in y]) / total
-    return np.bincount(block, w * x) / total, averages, total
 
 
 def _lines(

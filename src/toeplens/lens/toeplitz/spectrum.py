@@ -1,19 +1,15 @@
-"""Spectra of Toeplitz kernels (symbol, extreme eigenvalues), and of heads' matrices with and without position."""
+"""Spectra of Toeplitz kernels (symbol, eigenvalues), and of heads' matrices with and without position."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Complex, Float, Int, Shaped
-from scipy.fft import next_fast_len
-from scipy.linalg import eigvalsh, matmul_toeplitz, toeplitz
+from scipy.linalg import eigvalsh, toeplitz
 from scipy.optimize import minimize_scalar
-from scipy.sparse.linalg import LinearOperator, eigsh, lobpcg
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
@@ -24,10 +20,8 @@ from toeplens.lens.kit.trace import LayerTrace
 
 Kernel = Float[np.ndarray, "D"] | Complex[np.ndarray, "D"]
 
-DENSE_UP_TO = 1024  # maximum rows of a matrix whose eigenvalues are all computed, from the dense matrix
+DENSE_UP_TO = 1024  # maximum number of positions for heads' matrices
 _OVERSAMPLING = 16  # angles per kernel value in the search for the symbol's extremes
-_LANCZOS, _POLISHED = 1e-4, 1e-7  # residuals at which the iterations stop, relative to the largest |symbol - a_0|
-_STEPS = 300  # maximum LOBPCG steps
 
 
 def symbol(
@@ -64,7 +58,7 @@ class Szego:
     symbol_low, symbol_high  the symbol's minimum and maximum
     gap_low, gap_high [K] lowest - symbol_low and symbol_high - highest, never negative beyond rounding
     distribution_gap  [K] largest distance between the sorted eigenvalues and the sorted values of the symbol at N even
-                      angles; nan if N is above `DENSE_UP_TO`
+                      angles
     """
 
     sizes: Int[np.ndarray, "K"]
@@ -88,46 +82,6 @@ def hermitian_part(
     return (kernel + kernel[..., ::-1].conj()) / 2
 
 
-def toeplitz_operator(kernel: Kernel, size: int) -> LinearOperator:
-    """The Toeplitz matrix T_ij = a_(i-j) of ``size`` rows, as a linear operator, in O(N log N) and O(N) memory.
-
-    The kernel is a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), and zero beyond, if ``size`` > M.
-    """
-    return _operator(*_section(kernel, size))
-
-
-def _operator(column: Shaped[np.ndarray, "N"], row: Shaped[np.ndarray, "N"]) -> LinearOperator:
-    # pad columns to a length that suits the FFT (2N - 1 is prime for many powers of two); the padding meets only zeros
-    extra = int(next_fast_len(2 * len(column) - 1)) - (2 * len(column) - 1)  # type: ignore[arg-type]
-
-    def by_fft(column: np.ndarray, row: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        longer = np.pad(row, (0, extra))
-        return lambda x: matmul_toeplitz((column, longer), np.concatenate((x, np.zeros((extra, *x.shape[1:])))))
-
-    product, adjoint = by_fft(column, row), by_fft(row.conj(), column.conj())
-    made: dict[str, Any] = {"matvec": product, "matmat": product, "rmatvec": adjoint, "rmatmat": adjoint}
-    return LinearOperator(shape=(len(column), len(column)), **made | {"dtype": column.dtype})
-
-
-def extreme_eigenvalues(kernel: Kernel, size: int) -> tuple[float, float]:
-    """The lowest and the highest eigenvalue of a Hermitian Toeplitz matrix (theory 4), in memory O(N).
-
-    Up to `DENSE_UP_TO` rows the matrix is solved densely. Above, Lanczos (ARPACK) on the FFT product finds the right
-    extreme, and LOBPCG (Knyazev 2001, SIAM J. Sci. Comput. 23) refines it, with T. Chan's circulant (1988, SIAM J. Sci.
-    Stat. Comput. 9) as preconditioner: at the minimum of a smooth symbol the eigenvalues are O(1/N^2) apart, and
-    Lanczos on its own would need about N steps. Both numbers are then Rayleigh quotients, so they lie within the
-    spectrum to rounding. Their (absolute) error stayed below 1e-7 of the largest |symbol - a_0| for smooth, truncated
-    and random kernels, and mostly below 1e-9.
-
-    The kernel is as in `toeplitz_operator`; raises `InputError` if it is not Hermitian.
-    """
-    _hermitian(kernel)
-    if size <= DENSE_UP_TO:
-        eigenvalues = eigvalsh(toeplitz(*_section(kernel, size)))
-        return float(eigenvalues[0]), float(eigenvalues[-1])
-    return _lowest(kernel, size), -_lowest(-kernel, size)
-
-
 def szego(kernel: Kernel, sizes: Sequence[int]) -> Szego:
     """How the eigenvalues of T_N fill the range of the symbol as N grows (Grenander & Szegő 1958; theory 4).
 
@@ -137,18 +91,24 @@ def szego(kernel: Kernel, sizes: Sequence[int]) -> Szego:
     window's ripples (a positive semi-definite kernel can have a truncated symbol below 0), and sizes much below M need
     not come near its bounds.
 
-    The kernel is as in `toeplitz_operator`. Up to `DENSE_UP_TO` rows all eigenvalues are computed; above it only the
-    extremes (`extreme_eigenvalues`). Raises `InputError` for a kernel that is not Hermitian.
+    Arguments
+        kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), taken as zero beyond
+        sizes   numbers of rows N, in O(N^2) memory and O(N^3) time each
+
+    Raises `InputError` for a kernel that is not Hermitian (see `hermitian_part`) or not finite.
     """
-    _hermitian(kernel)
+    _odd(kernel)
+    if not np.isfinite(kernel).all():
+        raise InputError("kernel must be finite.")
+    if np.abs(kernel - kernel[::-1].conj()).max() > 1e-9 * np.abs(kernel).max():
+        raise InputError("kernel must be Hermitian: k(-delta) = conj(k(delta)). Use `hermitian_part`.")
+    if min(sizes, default=1) < 1:
+        raise invalid("sizes", "be at least 1", min(sizes))
     low, high = _symbol_low(kernel), -_symbol_low(-kernel)
-    ends = np.empty((len(sizes), 2))
-    distribution = np.full(len(sizes), np.nan)
+    ends, distribution = np.empty((len(sizes), 2)), np.empty(len(sizes))
+    half = kernel[len(kernel) // 2 :].astype(np.result_type(kernel.dtype, np.float64))
     for index, size in enumerate(sizes):
-        if size > DENSE_UP_TO:
-            ends[index] = extreme_eigenvalues(kernel, size)
-            continue
-        eigenvalues = eigvalsh(toeplitz(*_section(kernel, size)))
+        eigenvalues = eigvalsh(toeplitz(np.pad(half[:size], (0, max(0, size - len(half))))))
         ends[index] = eigenvalues[[0, -1]]
         distribution[index] = np.abs(eigenvalues - np.sort(np.real(symbol(kernel, size)[1]))).max()
     lowest, highest = ends.T
@@ -158,52 +118,6 @@ def szego(kernel: Kernel, sizes: Sequence[int]) -> Szego:
 def _odd(kernel: Shaped[np.ndarray, "..."]) -> None:
     if kernel.shape[-1] % 2 == 0:
         raise invalid("kernel", "have an odd number of values, 2M - 1", kernel.shape[-1])
-
-
-def _hermitian(kernel: Kernel) -> None:
-    _odd(kernel)
-    if not np.isfinite(kernel).all():
-        raise InputError("kernel must be finite.")
-    if np.abs(kernel - kernel[::-1].conj()).max() > 1e-9 * np.abs(kernel).max():
-        raise InputError("kernel must be Hermitian: k(-delta) = conj(k(delta)). Use `hermitian_part`.")
-
-
-def _section(kernel: Kernel, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first column and the first row of the matrix of ``size`` rows, in double precision."""
-    _odd(kernel)
-    if size < 1:
-        raise invalid("size", "be at least 1", size)
-    values = kernel.astype(np.result_type(kernel.dtype, np.float64))
-    half = len(values) // 2
-    missing = (0, max(0, size - half - 1))
-    return np.pad(values[half : half + size], missing), np.pad(values[half::-1][:size], missing)
-
-
-def _lowest(kernel: Kernel, size: int) -> float:
-    """The lowest eigenvalue, by Lanczos and then by preconditioned LOBPCG; a_0, a pure shift, is set aside."""
-    column, row = _section(kernel, size)
-    diagonal = float(np.real(column[0]))
-    column[0] = row[0] = 0
-    scale = float(np.abs(symbol(np.concatenate((row[:0:-1], column)), 4 * size)[1]).max())
-    if scale == 0:
-        return diagonal
-    # ARPACK's tolerance is relative to the eigenvalue: the shift gives it the size of the symbol, wherever it lies
-    shift = 2 * scale * (np.arange(size) == 0)
-    rng = np.random.Generator(np.random.Philox(0))
-    start = rng.standard_normal(size).astype(column.dtype)
-    _, vector = eigsh(_operator(column - shift, row - shift), 1, which="SA", v0=start, ncv=40, tol=_LANCZOS, rng=rng)  # type: ignore[arg-type]
-    # the inverse of T. Chan's circulant, the nearest one to the matrix, shifted to be positive definite
-    weights, wrapped = np.arange(size) / size, np.concatenate((row[:1], row[:0:-1]))
-    nearest = np.real(np.fft.fft((1 - weights) * column + weights * wrapped))
-    inverse = np.fft.ifft(1 / (nearest - nearest.min() + scale * max(size**-2.0, 1e-6)))
-    inverse = inverse if np.iscomplexobj(column) else np.real(inverse)
-    preconditioner = _operator(inverse, np.concatenate((inverse[:1], inverse[:0:-1])))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # if the steps do not converge: documented
-        values, _ = lobpcg(
-            _operator(column, row), vector, M=preconditioner, largest=False, tol=_POLISHED * scale, maxiter=_STEPS
-        )
-    return diagonal + float(values[0])
 
 
 def _symbol_low(kernel: Kernel) -> float:
@@ -290,7 +204,7 @@ def _width(matrix: Float[Tensor, "H N N"]) -> Float[Tensor, "H"]:
 
 
 def _largest(k: Float[Tensor, "H N d"]) -> Float[Tensor, "H"]:
-    """The largest eigenvalue of the Gram matrix, from the smaller of k k^T and k^T k."""
+    """The largest eigenvalue of the Gram matrix."""
     return torch.linalg.matrix_norm(k, 2) ** 2
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from toeplens.encodings import PositionalEncoding, attend
@@ -104,7 +104,8 @@ class DecoderGradients:
         with torch.no_grad():
             primals = {name: parameter.detach() for name, parameter in parameters.items()}
             found = torch.func.jvp(value, (primals,), (direction,))
-        return found[0].detach(), found[1].detach(), _norm(direction), _norm(primals)
+        length, size = (float(torch.nn.utils.get_total_norm(list(each.values()))) for each in (direction, primals))
+        return found[0].detach(), found[1].detach(), length, size
 
 
 class _Tap(PositionalEncoding):
@@ -145,7 +146,6 @@ class _Step:
     q: Float[Tensor, "b H Q d"]
     k: Float[Tensor, "b H N d"]
     tap: _Tap
-    notes: Tensor | None
 
 
 class _Measured(nn.Module):
@@ -188,7 +188,7 @@ def _step(model: Decoder, layer: int, x: Tensor, context: Context) -> _Step:
         queries, residual = queries[at], x[at]
         q_positions = positions[at] if context.by_sequence else positions[rows]
     q, k, v = attention.project(queries, keys)
-    tap, notes = _Tap(attention.encoding), attention.encoding.note(keys)
+    tap = _Tap(attention.encoding)
     z = attend(
         q,
         k,
@@ -198,13 +198,13 @@ def _step(model: Decoder, layer: int, x: Tensor, context: Context) -> _Step:
         k_positions=positions,
         scale=attention.scale,
         rows=None if at is None else rows,
-        notes=notes,
+        notes=attention.encoding.note(keys),
         mask=context.key_mask,
         causal=attention.causal,
         fused=False,
         at_once=_WHOLE,
     )
-    return _Step(x, keys, queries, at, rows, residual, z.transpose(1, 2), q, k, tap, notes)
+    return _Step(x, keys, queries, at, rows, residual, z.transpose(1, 2), q, k, tap)
 
 
 def _inputs(model: Decoder, layer: int, step: _Step, vectors: Tensor | None) -> ProjectionInputs:
@@ -222,16 +222,11 @@ def _inputs(model: Decoder, layer: int, step: _Step, vectors: Tensor | None) -> 
     keys = torch.cat((attention.norm_kv(latent), step.keys), dim=-1)
     if part is not None:
         part = torch.cat((frozen(attention.norm_kv, attention.down_kv(part), latent), part), dim=-1)
-    return ProjectionInputs(queries, keys, part, _latent_weights(attention, keys.device))
-
-
-def _latent_weights(attention: LatentAttention, device: torch.device) -> Bool[Tensor, "d F"]:
-    """Content dimensions come from the latent vector, rotary ones from the layer's input."""
-    content, latent = attention.head_dim, attention.down_kv.out_features
-    own = torch.zeros(content + attention.rotary_dim, latent + attention.down_kv.in_features, dtype=torch.bool)
-    own[:content, :latent] = True
-    own[content:, latent:] = True
-    return own.to(device)
+    # content dimensions come from the latent vector, rotary ones from the layer's input
+    own = torch.zeros(step.q.shape[-1], keys.shape[-1], dtype=torch.bool, device=keys.device)
+    own[: attention.head_dim, : latent.shape[-1]] = True
+    own[attention.head_dim :, latent.shape[-1] :] = True
+    return ProjectionInputs(queries, keys, part, own)
 
 
 def _views(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> list[LayerView]:
@@ -264,7 +259,3 @@ def _mean_gradient(model: Decoder, parameters: dict[str, nn.Parameter], batch: B
                 if gradient is not None:
                     total[name] += gradient
     return total
-
-
-def _norm(tensors: dict[str, Tensor]) -> float:
-    return float(torch.stack([tensor.norm() for tensor in tensors.values()]).norm())

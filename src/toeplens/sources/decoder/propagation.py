@@ -1,4 +1,26 @@
-"""Relevance propagation through the toeplens decoder: one forward and one backward pass, in float64, on a copy."""
+"""Relevance propagation through the toeplens decoder: one forward and one backward pass, in float64, on a copy.
+
+Layer-wise relevance propagation distributes a class logit back, layer by layer, to the inputs. Here every operation is
+replaced by one with the same value that is homogeneous of degree 1 in the inputs that receive relevance. The relevance
+of x is then x . gradient, and by Euler's theorem the relevances add up to the logit.
+
+From AttnLRP (Achtibat et al. 2024, arXiv 2402.05602)
+    linear maps   each input by its own term (z-rule)
+    norms         linear, with fixed statistics; activations: x times a fixed act(x)/x
+    products      of weights and values, of queries and keys: half to each factor
+    softmax       Taylor's rule: logit j receives L_j (R(A_j) - A_j sum_k R(A_k))
+Ours
+    biases        of linear maps and norms, and the remainder of the softmax rule, are separate terms
+    rotation      L = L_0 + (L - L_0), where L_0 is the logit of the same query and key with both at position 0. For a
+                  rotation L_0 = Re sum_t q_t conj(k_t), without rotation, and the coupled rest is
+                  Re sum_t q_t conj(k_t) (e^(iota delta theta_t) - 1). L_0 belongs to content: half to the query, half
+                  to the key. Of the rest, half belongs to position, a quarter to the query, a quarter to the key. So
+                  content gets (L + L_0)/2 and position (L - L_0)/2: their Shapley values if content without rotation
+                  gives L_0 and rotation without content gives nothing
+    bias          of the logits, which depends only on position: belongs to position
+    input         x = e + p is linear: the vector p belongs to position, the embedding e to content
+    pairs         position's part of a logit belongs half to the query's position, half to the key's
+"""
 
 from __future__ import annotations
 
@@ -10,24 +32,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError, invalid
-from toeplens.lens.logits import (
-    Relevance,
-    by_offset,
-    by_place,
-    held_factor,
-    held_norm,
-    kept,
-    offsets_of,
-    parted_logits,
-    product,
-    taylor_softmax,
-)
+from toeplens.lens.kit.toeplitz import diagonal_sums
+from toeplens.lens.logits import Relevance
 from toeplens.model import Attention, Block, Context, Decoder
+from toeplens.model.decoder import frozen
 from toeplens.sources.decoder.source import DecoderSource, position_vectors
 
 _AT_ONCE = 1 << 21  # query-key pairs of a layer processed at once, over batch and heads
@@ -46,8 +59,7 @@ def relevance(
 ) -> Relevance:
     """The relevance of content, position, biases and softmax for each example's class logit.
 
-    Uses the rules of `toeplens.lens.logits`. Every call checks that the parts add up to the model's own
-    logit. The model is not changed; dropout is off.
+    Every call checks that the parts add up to the model's own logit. The model is not changed; dropout is off.
 
     Arguments
         source   a `Decoder`, or a source of one
@@ -105,19 +117,20 @@ def _propagate(model: Decoder, tokens: Tensor, lengths: Tensor | None, classes: 
         made, positions = _surrogate(model, x, context, biases, softmax)
         total = made.gather(1, chosen.unsqueeze(1)).sum()
         at_x, at_biases, at_softmax, *at_positions = torch.autograd.grad(total, [x, biases, softmax, *positions])
-    pairs = [position.detach() * gradient for position, gradient in zip(positions, at_positions, strict=True)]
-    attention = torch.stack([by_offset(each, model.config.causal) for each in pairs]) / len(tokens)
+    pairs = torch.stack([position.detach() * at for position, at in zip(positions, at_positions, strict=True)])
+    size, causal = tokens.shape[1], model.config.causal
+    attention = diagonal_sums(pairs.sum(1))[..., size - 1 if causal else 0 :] / len(tokens)
     made = {
         "content": (model.embedding(tokens) * at_x).sum(-1),
         "position_input": (vectors * at_x).sum(-1),
-        "position_attention": torch.stack([by_place(each) for each in pairs]).sum(0),
+        "position_attention": ((pairs.sum((2, 4)) + pairs.sum((2, 3))) / 2).sum(0),
         "biases": at_biases,
         "softmax": at_softmax,
         "target": target,
         "classes": chosen,
         "by_layer": attention.sum(-1),
         "by_offset": attention,
-        "offsets": offsets_of(tokens.shape[1], model.config.causal),
+        "offsets": torch.arange(0 if causal else 1 - size, size),
     }
     found = Relevance(**{name: x.detach().cpu().numpy() for name, x in made.items()})
     if not (found.errors <= _TOLERANCE).all():
@@ -133,40 +146,62 @@ def _propagate(model: Decoder, tokens: Tensor, lengths: Tensor | None, classes: 
 def _surrogate(
     model: Decoder, x: Tensor, context: Context, biases: Tensor, softmax: Tensor
 ) -> tuple[Float[Tensor, "b *N C"], list[Float[Tensor, "b H N N"]]]:
-    """The class logits, and position's part of each layer's attention logits."""
+    """The class logits, and position's part of each layer's attention logits, as leaves of the graph."""
     length = x.shape[1]
     visible = context.key_mask
     if model.config.causal:
         past = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()[None, None]
         visible = past if visible is None else past & visible
     positions = []
-    last = model.config.num_layers - 1
-    read = model.read_position(last, x.shape[:2], context)
     for layer in range(model.config.num_layers):
-        x, position = _layer(model.block(layer), x, context, visible, biases, softmax)
+        block = model.block(layer)
+        v, logits, position = _logits(block, x, context, biases)
         positions.append(position)
+        seen = logits if visible is None else logits.masked_fill(~visible, float("-inf"))
+        weights = seen.softmax(-1)
+        with torch.no_grad():
+            linear = weights * (logits - (weights * logits).sum(-1, keepdim=True))
+        z = product(kept(weights, weights - linear, softmax), v)
+        x = block.finish(x, z.transpose(1, 2))
+    read = model.read_position(model.config.num_layers - 1, x.shape[:2], context)
     if read is not None:
         x = x[torch.arange(len(x), device=x.device), read].unsqueeze(1)
     return model.end(x, context), positions
 
 
-def _layer(
-    block: Block, x: Tensor, context: Context, visible: Bool[Tensor, "..."] | None, biases: Tensor, softmax: Tensor
-) -> tuple[Float[Tensor, "b N D"], Float[Tensor, "b H N N"]]:
+def _logits(block: Block, x: Tensor, context: Context, biases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer's values and logits, and position's part of the logits."""
     attention, places = block.attention, context.positions
     normed = block.norm_attention(x)
     q, k, v = attention.project(normed, normed if context.embeddings is None else context.embeddings)
     if isinstance(attention, Attention):
         own = attention.qkv.bias.unflatten(0, (3, attention.num_heads, 1, -1))
         q, k, v = (kept(each, bias, biases) for each, bias in zip((q, k, v), own, strict=True))
-    encoding, still, turned = attention.encoding, (q, k), None
+    encoding, turned = attention.encoding, None
     if encoding.overrides("rotate"):
         nowhere = torch.zeros_like(places)
-        still, turned = encoding.rotate(q, k, nowhere, nowhere), encoding.rotate(q, k, places, places)
+        turned = encoding.rotate(q, k, places, places)
+        q, k = encoding.rotate(q, k, nowhere, nowhere)
+    content = product(q, k.mT) * attention.scale
+    position = torch.zeros_like(content)
+    if turned is not None:
+        whole = product(turned[0], turned[1].mT) * attention.scale
+        content, position = (whole + content) / 2, (whole - content) / 2
     bias = encoding.bias(places, places)
-    logits, position = parted_logits(still, turned, None if bias is None else bias.double(), attention.scale)
-    z = product(taylor_softmax(logits, visible, softmax), v)
-    return block.finish(x, z.transpose(1, 2)), position
+    if bias is not None:
+        position = position + bias.double()
+    position = position.detach().requires_grad_()
+    return v, content + position, position
+
+
+def kept(y: Float[Tensor, "B *N"], constant: Float[Tensor, "..."], unit: Float[Tensor, "B"]) -> Float[Tensor, "B *N"]:
+    """``y``, with the relevance of its summand ``constant`` sent to ``unit`` (ones, one per example)."""
+    return y + constant.detach() * (unit.view(-1, *[1] * (y.ndim - 1)) - 1)
+
+
+def product(a: Float[Tensor, "*B n m"], b: Float[Tensor, "*B m k"]) -> Float[Tensor, "*B n k"]:
+    """A matrix product; half of its relevance goes to each factor."""
+    return (a @ b.detach() + a.detach() @ b) / 2
 
 
 @contextmanager
@@ -178,13 +213,14 @@ def _by_the_rules(model: Decoder, biases: Tensor) -> Iterator[None]:
     """
 
     def norm(module: nn.Module, given: tuple[Tensor], made: Tensor) -> Tensor:
-        return held_norm(module, given[0], biases)
+        held, shift = frozen(module, given[0], given[0].detach()), getattr(module, "bias", None)
+        return held if shift is None else kept(held + shift, shift, biases)
 
     def linear(module: nn.Linear, given: tuple[Tensor], made: Tensor) -> Tensor:
         return made if module.bias is None else kept(made, module.bias, biases)
 
     def activation(module: nn.Module, given: tuple[Tensor], made: Tensor) -> Tensor:
-        return held_factor(given[0], made)
+        return given[0] * torch.where(given[0] == 0, 0, made / given[0]).detach()
 
     rules = {nn.LayerNorm: norm, nn.RMSNorm: norm, nn.Linear: linear, nn.ReLU: activation, nn.GELU: activation}
     modules = list(model.modules())
@@ -203,19 +239,17 @@ def _by_the_rules(model: Decoder, biases: Tensor) -> Iterator[None]:
 
 
 def _require_linear(model: Decoder, length: int) -> None:
+    """Refuse encodings that are not followed, such as rotations that are not linear for random queries and keys."""
     device = model.readout.weight.device
     for encoding in {id(x): x for x in model.modules() if isinstance(x, PositionalEncoding)}.values():
         plain = encoding.fusable and not encoding.data_dependent
         plain = plain and (encoding.fixed_bias or not encoding.overrides("bias"))
-        if not plain or (encoding.overrides("rotate") and not _turns_linearly(encoding, length, device)):
+        if plain and encoding.overrides("rotate"):
+            shape = (2, 2, 1, encoding.num_heads, length, encoding.query_dim)
+            draw = torch.Generator().manual_seed(0)
+            one, other = torch.randn(shape, generator=draw, dtype=torch.float64).to(device)
+            places = encoding.place(torch.arange(length, device=device))
+            turned = [encoding.rotate(q, k, places, places) for q, k in (one, other, one + other)]
+            plain = all(torch.allclose(a + b, c, rtol=0, atol=1e-9) for a, b, c in zip(*turned, strict=True))
+        if not plain:
             raise invalid("encoding", f"be {_ALLOWED} for relevance", got=type(encoding).__name__)
-
-
-def _turns_linearly(encoding: PositionalEncoding, length: int, device: torch.device) -> bool:
-    """Whether the rotation of a sum is the sum of the rotations, for random queries and keys."""
-    draw = torch.Generator().manual_seed(0)
-    shape = (2, 2, 1, encoding.num_heads, length, encoding.query_dim)
-    one, other = torch.randn(shape, generator=draw, dtype=torch.float64).to(device)
-    places = encoding.place(torch.arange(length, device=device))
-    turned = [encoding.rotate(q, k, places, places) for q, k in (one, other, one + other)]
-    return all(torch.allclose(a + b, both, rtol=0, atol=1e-9) for a, b, both in zip(*turned, strict=True))

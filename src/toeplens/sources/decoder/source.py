@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from toeplens import encodings
 from toeplens.encodings import BandControl, Rotary, attention_weights, controlled
 from toeplens.ground import invalid
-from toeplens.lens.kit.interventions import Replacement
-from toeplens.lens.kit.trace import LayerTrace
+from toeplens.lens.kit.trace import LayerTrace, Replacement
 from toeplens.model import Attention, Block, Context, Decoder
 
 AT_ONCE = {"cpu": 2**19, "cuda": 2**28}  # numbers in the residual stream; on a CPU this fits in the cache
@@ -51,24 +50,6 @@ def replaced_heads(
     if read is None:
         return given.to(x)
     return given.to(x).expand(len(x), -1, -1, -1)[torch.arange(len(x), device=x.device), read].unsqueeze(1)
-
-
-def replay(
-    model: Decoder, bare: Decoder, state: LayerState, gains: Float[Tensor, "V K H"], replacement: Replacement
-) -> Float[Tensor, "V b *N C"]:
-    """Class logits of V copies of a pass that continue from ``state``; see `DecoderSource.replay`."""
-    gains = gains.to("cpu", state.heads.dtype)
-    batch, length = state.inputs.shape[:2]
-    size = max(1, AT_ONCE.get(state.inputs.device.type, AT_ONCE_ELSEWHERE) // (length * model.config.d_model))
-    parts = []
-    for start in range(0, batch, size):
-        some = slice(start, min(start + size, batch))
-        there = replacement
-        if isinstance(there, list):
-            there = [outputs if len(outputs) == 1 else outputs[some] for outputs in there]
-        tree = _Tree(model, bare, gains, there, state.layer, state.context.part(some), some.stop - start, size)
-        parts.append(tree.run(state.inputs[some], state.residual[some], state.heads[some]))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 class _Tree:
@@ -106,7 +87,11 @@ class _Tree:
 
     def _descend(self, layer: int, inputs: Tensor, residual: Tensor, heads: Tensor, members: list[list[int]]) -> None:
         """Continue from nodes of ``layer``, [nodes * b, ...], each with the copies that it represents."""
-        children = self._children(layer, members)
+        found: dict[tuple[int, bytes], list[int]] = {}  # by parent and gains
+        for node, copies in enumerate(members):
+            for each in copies:
+                found.setdefault((node, self.keys[each][layer - self.first]), []).append(each)
+        children = [(node, copies) for (node, _), copies in found.items()]
         changed = _Changed(self, layer, inputs, residual, heads)
         for start in range(0, len(children), self.nodes):
             some = children[start : start + self.nodes]
@@ -121,15 +106,6 @@ class _Tree:
                 x = _finish(self.model.block(index), *_layer_heads(self.model, index, x, context))
             for logits, (_, copies) in zip(self.model.end(x, context).split(self.batch), some, strict=True):
                 self.logits.update(dict.fromkeys(copies, logits))
-
-    def _children(self, layer: int, members: list[list[int]]) -> list[tuple[int, list[int]]]:
-        """The nodes after ``layer``: the parent of each, and the copies that it represents."""
-        index = layer - self.first
-        found: dict[tuple[int, bytes], list[int]] = {}
-        for node, copies in enumerate(members):
-            for each in copies:
-                found.setdefault((node, self.keys[each][index]), []).append(each)
-        return [(node, copies) for (node, _), copies in found.items()]
 
 
 class _Changed:
@@ -332,7 +308,19 @@ class DecoderSource:
                          head's own output with its encoding switched off, from the layer's input in that copy; None:
                          zeros, so that gain 0 zero-ablates a head
         """
-        return replay(self.model, self._bare, state, gains if gains.ndim == 3 else gains.unsqueeze(1), replacement)
+        gains = (gains if gains.ndim == 3 else gains.unsqueeze(1)).to("cpu", state.heads.dtype)
+        batch, length = state.inputs.shape[:2]
+        at_once = AT_ONCE.get(state.inputs.device.type, AT_ONCE_ELSEWHERE)
+        size = max(1, at_once // (length * self.model.config.d_model))
+        parts = []
+        for start in range(0, batch, size):
+            some, own = slice(start, min(start + size, batch)), replacement
+            if isinstance(own, list):
+                own = [outputs if len(outputs) == 1 else outputs[some] for outputs in own]
+            context = state.context.part(some)
+            tree = _Tree(self.model, self._bare, gains, own, state.layer, context, some.stop - start, size)
+            parts.append(tree.run(state.inputs[some], state.residual[some], state.heads[some]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def scaled(
         self,
