@@ -14,8 +14,7 @@ from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, captured, intervened, load_model
-from toeplens.sources.huggingface.installed import AttentionPatch
+from toeplens.sources.huggingface import Change, capture, captured, intervened, load_model
 from toeplens.studies import audit
 
 TOKENS = torch.randint(4, 31, (9, 10), generator=torch.Generator().manual_seed(3))
@@ -85,14 +84,14 @@ def test_an_installed_bias_is_the_same_written_into_a_mask() -> None:
 
 @pytest.mark.parametrize("name", ["alibi", "cope"])
 def test_parts_that_are_not_what_the_encoding_did_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = AttentionPatch.parts
+    own = capture.attention_parts
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
         found = own(*args, **kwargs)
         assert found.bias is not None
         return replace(found, bias=1.1 * found.bias)
 
-    monkeypatch.setattr(AttentionPatch, "parts", wrong)
+    monkeypatch.setattr(capture, "attention_parts", wrong)
     with pytest.raises(InputError, match=r"the attention of model.layers.0.self_attn \(LlamaAttention\) was not under"):
         captured(built("Llama", name), INPUTS, lambda call: None)
 

@@ -151,15 +151,6 @@ def test_a_second_one_a_missing_one_and_a_short_table_are_refused() -> None:
         hosts.install(torch.nn.Linear(2, 2), "rope")
 
 
-def test_several_act_together_with_the_model_s_own_pairing(tmp_path: Path) -> None:
-    model = installed(["rope", "fox"], rope={"base": 500.0})  # type: ignore[arg-type]
-    rope, _ = model.toeplens_encodings[0].parts
-    assert (rope.pairing, float(rope.frequencies[0, 1])) == ("half", pytest.approx(500.0**-0.25))
-    assert model.config.toeplens_encodings["encoding"] == "rope + fox"
-    model.save_pretrained(tmp_path)
-    assert logits(hosts.load(tmp_path)).equal(logits(model))
-
-
 def test_a_rotation_of_ours_is_turned_by_the_model_s_own_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then its keys are cached turned, and its attention is torch's; what the model cannot do is done by ours."""
     asked: list[int] = []

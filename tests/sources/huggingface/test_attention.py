@@ -149,7 +149,7 @@ def test_tables_by_offset_are_as_exact_as_their_largest_number(at_once: int) -> 
         for error, passes in ((0.5e-4, True), (4e-4, False)):
             planted = size * bias
             planted[0, 9, 2] += error * size
-            found = masks.table_by_offset(planted, None, False, False, 1e-4)
+            found = masks.by_offset(planted, None, False, False, 1e-4)
             assert (found is not None) == passes
             if found is not None:
                 torch.testing.assert_close(found, size * table.double(), atol=1e-4 * size, rtol=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.sources.huggingface.models import (
     TOKENS,
     XLNET,
     calls_in,
-    padded_inputs,
     state,
     tiny,
 )
@@ -48,8 +46,6 @@ from torch import Tensor
 from toeplens.encodings import BandControl
 from toeplens.encodings.rotary import swapped
 from toeplens.ground import InputError
-from toeplens.lens.head_types.two_way import two_way
-from toeplens.lens.kit.movable import Given, movable_from
 from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.interventions import changed_outputs
 
@@ -150,19 +146,6 @@ def test_one_in_another_is_one_with_the_changes_of_both(order: list[int]) -> Non
     assert state(model) == before
 
 
-def test_one_in_another_may_not_change_the_same_head() -> None:
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    with intervened(model, SEVERAL[1]):
-        outer = logits(model)
-        inner = Change(layer=0, heads=(0, 3), output="zero")
-        with (
-            intervened(model, inner),
-            pytest.raises(InputError, match=r"^changes must not change head 3 of model.* twice"),
-        ):
-            logits(model)
-        assert torch.equal(logits(model), outer)
-
-
 def test_a_pass_that_is_taken_apart_is_not_changed_in_silence() -> None:
     """Neither where another takes it apart, nor where the model is a part of one that is changed."""
     model = tiny("LlamaForCausalLM", **LLAMA)
@@ -177,34 +160,6 @@ def test_a_pass_that_is_taken_apart_is_not_changed_in_silence() -> None:
         with intervened(first, SEVERAL[0]), intervened(second, SEVERAL[1]), pytest.raises(InputError, match=inside):
             logits(model)
     assert state(model) == before
-
-
-def test_alibi_taken_away_is_a_table_of_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("BloomForCausalLM", **BLOOM)
-    with intervened(model, [Change(layer=layer, bias=False) for layer in range(2)]):
-        found = logits(model, padded_inputs())
-    names, build = vars(sys.modules[type(model).__module__]), "build_alibi_tensor"
-    own = names[build]
-    monkeypatch.setitem(names, build, lambda *args, **more: 0 * own(*args, **more))
-    wanted = logits(model, padded_inputs())
-    monkeypatch.undo()
-    there = padded_inputs()["attention_mask"].bool()
-    assert near(found[there], wanted[there])
-    assert apart(wanted[there], logits(model, padded_inputs())[there])
-
-
-def test_t5s_bias_taken_away_is_a_bias_with_weights_of_zero() -> None:
-    model = tiny("T5ForConditionalGeneration", **T5)
-    inputs = INPUTS | {"decoder_input_ids": INPUTS["input_ids"].flip(1)}
-    changes = [Change(layer=layer, side=side, bias=False) for layer in range(2) for side in ("encoder", "decoder")]
-    with intervened(model, changes):
-        found = logits(model, inputs)
-    plain = logits(model, inputs)
-    for name, weight in model.named_parameters():
-        if "relative_attention_bias" in name:
-            weight.data.zero_()
-    assert near(found, logits(model, inputs))
-    assert apart(found, plain)
 
 
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -227,28 +182,6 @@ def test_parts_of_the_logits_are_the_means_of_each_query_s_table(name: str, part
     wanted = brute_force(call, 3, part, range(TOKENS))
     torch.testing.assert_close(found[:, :, 3].double(), wanted, atol=1e-5, rtol=1e-5)
     assert torch.equal(found[:, :, :3], call.heads[:, :, :3].to(found.dtype))
-
-
-@pytest.mark.parametrize("name", ["llama", "window", "partial", "alibi"])
-def test_the_parts_vary_as_the_analysis_of_variance_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`two_way` never forms the logits whose variance it gives."""
-    kind, sizes = PARTS[name]
-    call = calls_in(tiny(kind, **sizes))[0]
-    placed = call.placed()
-    ((_, _, keys),) = movable_from(placed.pop("q"), placed.pop("k"), Given(**placed))
-    analysis = two_way(keys)
-    made: list[Tensor] = []
-    monkeypatch.setattr(
-        "toeplens.sources.huggingface.calls.Attention.softmax",
-        lambda self, logits, *rows: made.append(logits.double()) or logits.softmax(-1),
-    )
-    for part, wanted in (("positional", analysis.positional), ("symbolic", analysis.symbolic)):
-        made.clear()
-        changed_outputs(call, Change(layer=0, attention=part))
-        seen = made[-1].isfinite()
-        mean = made[-1].where(seen, 0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
-        variance = (made[-1] - mean).square().where(seen, 0).sum(-1) / seen.sum(-1)
-        torch.testing.assert_close(variance, wanted, atol=1e-6, rtol=1e-4)
 
 
 WAYS = ["mean", "resample"]

@@ -288,13 +288,6 @@ def test_tables_of_images_and_sounds_are_none_of_the_tokens(
     assert len(made.layers) == words["num_hidden_layers"]
 
 
-def test_layers_of_each_kind_of_attention_keep_their_own_scaling() -> None:
-    ropes = {"sliding_attention": ROPE | {"rope_type": "default"}} | {
-        "full_attention": ROPE | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
-    }
-    assert Loaded(tiny("Gemma3ForCausalLM", **GROUPED | {"head_dim": 8, "rope_parameters": ropes})).longest == 512
-
-
 def test_models_that_do_not_predict_the_next_token_are_refused() -> None:
     t5, bert, llama = (
         Loaded(tiny(kind, **sizes))

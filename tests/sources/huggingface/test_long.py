@@ -23,7 +23,7 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import calls, capture, compared, rotation, trace
-from toeplens.sources.huggingface.patching import NOBODY, OBSERVER, table
+from toeplens.sources.huggingface.model import NOBODY, OBSERVER, table
 from toeplens.sources.huggingface.rotation import find_rotation
 
 KINDS = {"LlamaModel": SIZES, "Gemma3TextModel": NARROW, "GPT2Model": GPT, "BertModel": SIZES, "Qwen2Model": GROUPED}

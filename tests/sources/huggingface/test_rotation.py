@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from toeplens.lens import NoForm, behaviour
 from toeplens.sources.huggingface import AttentionCall
-from toeplens.sources.huggingface.rotation import find_rotation, tables_of
+from toeplens.sources.huggingface.rotation import find_rotation
 
 ANGLES = torch.arange(TOKENS)[:, None] * torch.tensor([1.0, 0.1])
 
@@ -268,8 +268,7 @@ def test_dead_pairs_are_told_apart(pairing: str, start: int, still: int) -> None
         assert not found.dead.any()
         assert not found.tabled.any()
 
-        tables = tables_of([TABLE.cos().float(), TABLE.sin().float()], LENGTH)
-        found = find_rotation(q, k, PLACES, tables=tables)
+        found = find_rotation(q, k, PLACES, beside=[TABLE.cos().float(), TABLE.sin().float()])
         assert torch.equal(found.pairs, pairs)
         assert found.pairing == ("half" if pairing == "half" else "interleaved")
         torch.testing.assert_close(found.frequencies, TURNS, atol=1e-6, rtol=0)

@@ -22,15 +22,12 @@ _EMPTY, _STEPS = 2, 8  # octaves without values between biases and masking value
 def blocks(queries: int, numbers: int, at_once: int | None = None) -> Iterator[slice]:
     """Slices of the queries, each as long as ``at_once`` numbers allow (`AT_ONCE`), with ``numbers`` per query."""
     step = max(1, (at_once or AT_ONCE) // max(1, numbers))
-    for start in range(0, queries, step):
-        yield slice(start, min(start + step, queries))
+    yield from (slice(start, min(start + step, queries)) for start in range(0, queries, step))
 
 
 def low(dtype: torch.dtype) -> float:
-    """A value below every masking value: models add the minimum of their dtype, or -1e9 and less.
-
-    Compared with a visible key, the weight of such a key is 0 in every precision.
-    """
+    """A value below every masking value (models add the minimum of their dtype, or -1e9 and less): compared with a
+    visible key, the weight of such a key is 0 in every precision."""
     return max(torch.finfo(dtype).min / 4, _HIDES)
 
 
@@ -149,10 +146,8 @@ def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"], causal: bool) -> Reach:
 
 
 def padded_lengths(visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, reach: Reach) -> Int[Tensor, "B"] | str | None:
-    """Number of tokens of each sequence, if only padding, ``causal`` and ``reach`` mask keys.
-
-    None without padding; a string that describes the visible keys if anything else is masked.
-    """
+    """Number of tokens of each sequence, if only padding, ``causal`` and ``reach`` mask keys: None without padding, a
+    string that describes the visible keys if anything else is masked."""
     keys = visible.shape[-1]
     seen = torch.zeros(visible.shape[0], keys, dtype=torch.bool, device=visible.device)
     for _, part in _parts(visible):
@@ -173,7 +168,7 @@ def padded_lengths(visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, reach: Rea
     return None if bool(there.all()) else ends
 
 
-def table_by_offset(
+def by_offset(
     bias: Float[Tensor, "B Nq Nk"], seen: Bool[Tensor, "B Nq Nk"] | None, causal: bool, relative: bool, allowed: float
 ) -> Float[Tensor, "D"] | None:
     """One head's bias by offset -(N-1) .. N-1, where keys are visible; None if it does not depend only on the offset.
@@ -274,8 +269,8 @@ class Attention:
 
     def seen(self, rows: Int[Tensor, "R"], keys: slice) -> Bool[Tensor, "_B _H R K"]:
         """Whether these queries see these keys."""
-        place = torch.arange(self.k.shape[2], device=rows.device)[keys]
-        later = place > rows.unsqueeze(-1) if self.causal else torch.zeros_like(place > rows.unsqueeze(-1))
+        later = torch.arange(self.k.shape[2], device=rows.device)[keys] > rows.unsqueeze(-1)
+        later = later & self.causal
         return ~later[None, None] if self.visible is None else at_rows(self.visible[..., keys], rows) & ~later
 
     def softmax(
@@ -300,9 +295,7 @@ class Attention:
             more = self.sinks[:, : len(logits)].transpose(0, 1)
             more = more if rows is None else more.index_select(2, rows)
             if more.shape[2] != logits.shape[2]:
-                raise InputError(
-                    f"sinks: each of {more.shape[2]} queries has its own, so the weights of {logits.shape[2]} queries "
-                    "are unknown. Give fewer tokens."
-                )
+                some = f"{logits.shape[2]} queries are unknown. Give fewer tokens"
+                raise InputError(f"sinks: each of {more.shape[2]} queries has its own, so the weights of {some}.")
         more = more.to(logits.dtype).unsqueeze(-1).expand(*logits.shape[:3], 1)
         return torch.cat((logits, more), -1).softmax(-1)[..., :-1]

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from toeplens.ground import EnvironmentFailure, InputError, invalid
-from toeplens.sources.huggingface.model import words
+from toeplens.sources.huggingface.model import not_loaded, words
 
 _NEEDED = ("gguf", "accelerate")
 _VERSION = re.compile(r"file appears to be version (\d+)")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
-_VALUES = 2**22  # limit on the metadata values of a file: a vocabulary of 262,144 has about a million
 _UNKNOWN = re.compile(r"(\d+)\)? is not a valid (GGMLQuantizationType|GGUFValueType)")
 
 
@@ -71,15 +70,12 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
     except OSError as error:
         raise InputError(f"model: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
     except Exception as error:  # the reader may fail in any way on invalid bytes
-        unknown = _UNKNOWN.search(str(error))
-        if unknown is not None:
+        if unknown := _UNKNOWN.search(str(error)):
             kind = "tensors" if unknown[2] == "GGMLQuantizationType" else "values"
             raise InputError(f"model: {path} stores {kind} in an unknown type (number {unknown[1]}).") from None
-        version = _VERSION.search(str(error))
-        if version is not None:
-            raise InputError(
-                f"model: {path} has GGUF version {version[1]}, which the package gguf does not support."
-            ) from None
+        if version := _VERSION.search(str(error)):
+            why = f"has GGUF version {version[1]}, which the package gguf does not support"
+            raise InputError(f"model: {path} {why}.") from None
         raise InputError(f"model: {path} is damaged or truncated.") from None
     if pieces > 1:
         raise InputError(f"model: {path} is one of {pieces} pieces. Give a complete GGUF file.")
@@ -95,19 +91,11 @@ def _opened(path: Path) -> Any:
     from gguf import GGUFReader
 
     class Reader(GGUFReader):
-        values = 0
-
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **options: Any) -> Any:
             found = super()._get(offset, dtype, count, *order, **options)
             if len(found) < count:
                 raise ValueError("the file ends too early")
             return found
-
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            self.values += 1
-            if self.values > _VALUES:
-                raise ValueError(f"more than {_VALUES} values")
-            return super()._get_field_parts(orig_offs, raw_type)
 
     return Reader(path)
 
@@ -142,19 +130,13 @@ class Checkpoint:
     quantised: Quantised | None = None
 
     def content(self) -> dict[str, Any] | None:
-        """The configuration of a directory, unchecked; None if it cannot be read before loading.
-
-        Raises `InputError` for a directory without one, and if it is not a JSON object. It may contain numbers that are
-        not finite.
-        """
+        """The configuration of a directory, unchecked; None if it cannot be read before loading."""
         if self.quantised is not None or not Path(self.place).exists():
             return None
         path = Path(self.place) / CONFIG
         if not path.is_file():
-            raise InputError(
-                f"model must be the directory of a run or a transformers model, but {self.name} has no {CONFIG} and "
-                f"no {GGUF} file."
-            )
+            but = f"{self.name} has no {CONFIG} and no {GGUF} file"
+            raise InputError(f"model must be the directory of a run or a transformers model, but {but}.")
         content = _json(path)
         if not isinstance(content, dict):
             raise InputError(f"model: {path} is damaged: it is not a configuration.")
@@ -166,21 +148,14 @@ class Checkpoint:
         return [each for each in _pieces(path) if not (path.parent / each).is_file()] if path.is_file() else []
 
     def check_weights(self, named: Any, pickled: bool) -> None:
-        """Refuse weights outside the model's directory and, unless ``pickled``, pickle files.
-
-        Arguments
-            named  the weight file named by the configuration; None if it names none
-        """
-        read = [] if named is None else [str(named)]
-        read += self._files(named, pickled, fetch=True)
-        for each in read:
+        """Refuse weights outside the model's directory and, unless ``pickled``, pickle files; the configuration may
+        have ``named`` one."""
+        for each in [*([] if named is None else [str(named)]), *self._files(named, pickled, fetch=True)]:
             if Path(each).is_absolute() or ".." in Path(each).parts:
                 raise InputError(f"model: weights of {self.name} in {each} lie outside its own directory.")
             if not pickled and not each.endswith((_SAFE, f"{_SAFE}.index.json")):
-                raise InputError(
-                    f"model: weights of {self.name} in {each} are not a {_SAFE} file. Set --pickled to allow pickle "
-                    "checkpoints."
-                )
+                allow = "Set --pickled to allow pickle checkpoints"
+                raise InputError(f"model: weights of {self.name} in {each} are not a {_SAFE} file. {allow}.")
 
     def safetensors(self, named: Any) -> list[Path]:
         """The safetensors files of the weights; for a model on the hub only those in the cache."""
@@ -190,12 +165,9 @@ class Checkpoint:
     def _files(self, named: Any, pickled: bool, fetch: bool = False) -> list[str]:
         """The weight files, the index first; with ``fetch`` the index is downloaded from the hub."""
         order = _WEIGHTS + (_PICKLED if pickled else ()) if named is None else (str(named),)
-        if self.quantised is not None:
-            return []
-        for each in order:
+        for each in order if self.quantised is None else ():
             is_index = each.endswith(".json")
-            path = self._path(each, fetch and is_index)
-            if path is not None:
+            if (path := self._path(each, fetch and is_index)) is not None:
                 return [each, *(_pieces(path) if is_index else ())]
         return []
 
@@ -206,8 +178,8 @@ class Checkpoint:
             return path if path.is_file() else None
         from transformers.utils.hub import cached_file
 
-        names = ("gated_repo", "missing_entries", "connection_errors")
-        quiet = {f"_raise_exceptions_for_{name}": False for name in names}
+        errors = ("gated_repo", "missing_entries", "connection_errors")
+        quiet = {f"_raise_exceptions_for_{name}": False for name in errors}
         found = cached_file(self.place, file, **quiet, **self.options | ({} if fetch else {"local_files_only": True}))
         return None if found is None else Path(found)
 
@@ -257,7 +229,7 @@ def is_there(name: str) -> bool:
         return Path(name).exists()
     except OSError as error:
         told = name if len(name) <= _NAMED else f"{name[:_NAMED]} ..."
-        raise InputError(f"model: {told} could not be loaded: {(error.strerror or str(error)).lower()}.") from None
+        raise not_loaded(told, (error.strerror or str(error)).lower()) from None
 
 
 def _hub_options(name: str) -> dict[str, Any]:
@@ -277,4 +249,4 @@ def _hub_options(name: str) -> dict[str, Any]:
             why = f"and the hub does not have it ({words(error)})"
         else:
             why = f"the hub did not answer within {LIMIT} seconds, and the cache does not contain it"
-    raise InputError(f"model: {name} could not be loaded: file or directory does not exist, {why}.") from None
+    raise not_loaded(name, f"file or directory does not exist, {why}") from None

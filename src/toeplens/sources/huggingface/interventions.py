@@ -35,8 +35,7 @@ from toeplens.sources.huggingface.attention import Attention, at_rows, blocks
 from toeplens.sources.huggingface.calls import AttentionCall, Kind, Place, Side
 from toeplens.sources.huggingface.capture import captured, compared
 from toeplens.sources.huggingface.load import Loaded
-from toeplens.sources.huggingface.model import checked_model, of_libraries, words
-from toeplens.sources.huggingface.patching import NOBODY, OBSERVER
+from toeplens.sources.huggingface.model import NOBODY, OBSERVER, checked_model, of_libraries, words
 from toeplens.sources.huggingface.rotation import as_complex, turn
 
 _HELD = "toeplens_changes"  # attribute of a model's patched forward: the changes
@@ -172,8 +171,7 @@ class Change:
         if self.turns:
             pairs = pairs_of(call, self._turning)
             for field in ("still", "silent"):
-                given = getattr(self.bands, field, ())
-                if given:
+                if given := getattr(self.bands, field, ()):
                     _named(given, field, pairs, call.module)
             if self.bands is not None:
                 try:
@@ -214,10 +212,9 @@ def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
     key is masked for all and one is masked for all but its own query, as XLNet masks padding.
     """
     batch, queries, keys = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+    unknown = "so tokens cannot be resampled or averaged"
     if call.kind == "cross" or (call.visible is not None and queries != keys):
-        raise InputError(
-            f"output: padding among the queries of {call.module} is unknown, so tokens cannot be resampled or averaged."
-        )
+        raise InputError(f"output: padding among the queries of {call.module} is unknown, {unknown}.")
     if call.visible is None:
         return torch.ones(batch, queries, dtype=torch.bool, device=call.q.device)
     place = torch.arange(keys, device=call.q.device)
@@ -232,7 +229,7 @@ def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
     if call.causal:  # only the last query of all, or of a chunk, sees these
         by_others |= (place == keys - 1) | ((place + 1) % (call.chunk or keys) == 0)
     if keys > 1 and bool(seen.all()) and not bool(by_others.all()):
-        raise InputError(f"output: a token of {call.module} may be padding, so tokens cannot be resampled or averaged.")
+        raise InputError(f"output: a token of {call.module} may be padding, {unknown}.")
     return seen.expand(batch, -1)
 
 
@@ -285,14 +282,24 @@ def _of_others(
         return torch.where(tokens, own.where(tokens, 0).sum(0, keepdim=True) / count, own)
     giving = torch.from_numpy(donors(there.sum(1).cpu().numpy(), change.seed)).to(own.device)
     if bool((there & ~there[giving]).any()):
-        raise InputError(
-            "output must not be 'resample' if the batch has no other sequence of at least the same length."
-        )
+        without = "if the batch has no other sequence of at least the same length"
+        raise InputError(f"output must not be 'resample' {without}.")
     return torch.where(tokens, own[giving], own)
 
 
 def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Tensor, "B Nq h dv"]:
-    parts = _of_heads(call, heads)
+    parts = Attention(
+        q=call.q[:, heads],
+        k=call.k[:, _groups(call, heads)],
+        v=call.v[:, [head // (call.q.shape[1] // call.v.shape[1]) for head in heads]],
+        scale=call.scale,
+        softcap=call.softcap,
+        sinks=None if call.sinks is None else call.sinks[heads],
+        bias=_some(call.bias, heads),
+        causal=call.causal,
+        visible=_some(call.visible, heads),
+        factor=_some(call.factor, heads),
+    )
     dtype = torch.promote_types(call.q.dtype, torch.float32)
     if change.turns:
         parts = replace(parts, q=_turned(call, change, 0, heads), k=_turned(call, change, 1, _groups(call, heads)))
@@ -307,23 +314,6 @@ def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Te
         weights = parts.softmax(logits(rows), rows).nan_to_num(nan=0.0)
         found.append((weights @ parts.v.to(dtype)).transpose(1, 2))
     return torch.cat(found, dim=1)
-
-
-def _of_heads(call: AttentionCall, heads: list[int]) -> Attention:
-    shared = call.v.shape[1]
-    values = [head // (call.q.shape[1] // shared) for head in heads]
-    return Attention(
-        q=call.q[:, heads],
-        k=call.k[:, _groups(call, heads)],
-        v=call.v[:, values],
-        scale=call.scale,
-        softcap=call.softcap,
-        sinks=None if call.sinks is None else call.sinks[heads],
-        bias=_some(call.bias, heads),
-        causal=call.causal,
-        visible=_some(call.visible, heads),
-        factor=_some(call.factor, heads),
-    )
 
 
 def _groups(call: AttentionCall, heads: list[int]) -> list[int]:
@@ -459,20 +449,23 @@ def _changing(model: Any) -> Iterator[list[tuple[Change, ...]]]:
         if getattr(observer, "instead", None) in running:  # this pass implements a changed one
             return original(*args, **kwargs)
         if observer is not NOBODY:
-            raise InputError(
-                f"model: {type(model).__name__} must not run with `intervened` inside another pass that is analyzed "
-                "or changed. Give the changes to that pass."
-            )
+            where = "inside another pass that is analyzed or changed. Give the changes to that pass"
+            raise InputError(f"model: {type(model).__name__} must not run with `intervened` {where}.")
         inputs = dict(zip(inspect.signature(original).parameters, args, strict=False)) | kwargs
         changed = Changed(list(chain(*held)))
         running.append(changed)
         try:
             output = captured(model, inputs, changed.note, changed)
-        except (IndexError, RuntimeError) as error:
-            unfit = _unfit(model, inputs, error) if of_libraries(error) else None
-            if unfit is None:
-                raise
-            raise unfit from error
+        except (IndexError, RuntimeError) as error:  # a position or token may have no vector
+            length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
+            limit = Loaded(model).vectors
+            if of_libraries(error) and limit is not None and length > limit:
+                must = f"have at most {limit} tokens, the positions of the model"
+                raise invalid("inputs", must, length) from error
+            if of_libraries(error) and isinstance(error, IndexError):
+                why = f"the model has no vector for one of the tokens or positions ({words(error)})"
+                raise InputError(f"inputs: {why}.") from error
+            raise
         finally:
             running.remove(changed)
         changed.require_all()
@@ -489,17 +482,6 @@ def _changing(model: Any) -> Iterator[list[tuple[Change, ...]]]:
             del model.forward
 
 
-def _unfit(model: Any, inputs: Mapping[str, Any], error: Exception) -> InputError | None:
-    """The error for a pass that failed because a position or token has no vector; None for other failures."""
-    length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
-    limit = Loaded(model).vectors
-    if limit is not None and length > limit:
-        return invalid("inputs", f"have at most {limit} tokens, the positions of the model", length)
-    if isinstance(error, IndexError):
-        return InputError(f"inputs: the model has no vector for one of the tokens or positions ({words(error)}).")
-    return None
-
-
 def compared_changed(
     model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None], changes: Sequence[Change]
 ) -> float:
@@ -508,8 +490,7 @@ def compared_changed(
     Each call reads the output of the changed calls before it; its own parts are passed on as before its change. A
     changed model has no plain pass to compare with, so the distance is the intact one's.
     """
-    whole = compared(model, inputs, lambda call: None)
-    changed = Changed(changes)
+    whole, changed = compared(model, inputs, lambda call: None), Changed(changes)
 
     def look(call: AttentionCall) -> None:
         changed.note(call)
@@ -528,24 +509,21 @@ class Changed:
         self.seen: list[tuple[Kind, Side]] = []
         self.met: set[int] = set()
         self.there: Tensor | None = None  # tokens of the last self-attention that are not padding, for cross-attention
-        self.asked = any(change.kind == "cross" and change.output in ("mean", "resample") for change in changes)
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
-        if self.asked and call.kind == "self":
+        others = any(change.kind == "cross" and change.output in ("mean", "resample") for change in self.changes)
+        if others and call.kind == "self":
             self.there = tokens_of(call)
         known = call.kind == "cross" and self.there is not None and self.there.shape == call.heads.shape[:2]
         found, taken = None, set[int]()
         for change in self.of(call):
             heads = change.heads_of(call)
-            again = sorted(taken & set(heads))
-            if again:
-                raise InputError(f"changes must not change head {again[0]} of {call.module} twice.")
+            if again := taken & set(heads):
+                raise InputError(f"changes must not change head {min(again)} of {call.module} twice.")
             taken |= set(heads)
             made = changed_outputs(call, change, self.there if known else None)
-            if found is None:
-                found = made
-            else:
-                found[:, :, list(heads)] = made[:, :, list(heads)]
+            found = made if found is None else found
+            found[:, :, list(heads)] = made[:, :, list(heads)]
         return found
 
     def of(self, call: AttentionCall) -> Iterator[Change]:
@@ -620,6 +598,5 @@ def calls_of(model: Any, inputs: Mapping[str, Tensor], changes: Sequence[Change]
 def check_predicts(loaded: Loaded, calls: Sequence[Called], what: str) -> None:
     """Refuse a model whose queries see later keys, by the calls of a short pass, if ``what`` needs a causal one."""
     if any(call.kind == "self" and not call.causal for call in calls):
-        raise InputError(
-            f"model: {what} needs causal attention, but {type(loaded.model).__name__} also sees later tokens."
-        )
+        but = f"but {type(loaded.model).__name__} also sees later tokens"
+        raise InputError(f"model: {what} needs causal attention, {but}.")

@@ -71,50 +71,49 @@ class Outcome:
         tensors = (x for x in self.inputs.values() if isinstance(x, Tensor))
         return all(x.ndim > 0 and x.shape[0] == len(self.counted) for x in tensors)
 
+    @classmethod
+    def of(
+        cls, model: Any, inputs: Mapping[str, Any], sides: Collection[str], mask_token: int | None, seed: int
+    ) -> Outcome:
+        """The outcome for a model's class and the sides of its attention on these inputs; see `head_effects`.
 
-def outcome_of(
-    model: Any, inputs: Mapping[str, Any], sides: Collection[str], mask_token: int | None, seed: int
-) -> Outcome:
-    """The outcome for a model's class and the sides of its attention on these inputs; see `head_effects`.
+        A model whose queries see later keys is never tested on the next token, whatever its class is called.
+        """
+        inputs = {name: each for name, each in inputs.items() if each is not None and name != "labels"}
+        side = "decoder_" if getattr(model.config, "is_encoder_decoder", False) else ""
+        tokens = inputs.get(f"{side}input_ids")
+        given = inputs.get(f"{side}inputs_embeds") if tokens is None else tokens
+        if given is None:
+            raise InputError(f"inputs must contain {side}input_ids.")
+        there = inputs.get(f"{side}attention_mask")
+        counted = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+        if isinstance(there, Tensor) and there.shape == counted.shape:
+            counted = there.to(given.device) != 0
+        names = [each.__name__ for each in type(model).__mro__]
+        predicts = any(name.endswith(_PREDICTS) for name in names)
+        fills = any(name.endswith(_FILLS) for name in names)
+        if predicts and not side and "encoder" in sides:
+            predicts, fills = False, True
+        fills = fills and mask_token is not None
+        if tokens is None or model.get_output_embeddings() is None or not (fills or predicts):
+            return cls("states", inputs, counted, None)
+        if predicts:
+            following = counted[:, :-1] & counted[:, 1:]
+            labels = F.pad(tokens[:, 1:].masked_fill(~following, NONE), (0, 1), value=NONE)
+            return cls("loss", inputs, counted, labels)
+        chosen = _chosen(counted, seed)
+        masked = tokens.masked_fill(chosen, mask_token or 0)
+        return cls("loss", inputs | {f"{side}input_ids": masked}, counted, tokens.masked_fill(~chosen, NONE))
 
-    A model whose queries see later keys is never tested on the next token, whatever its class is called.
-    """
-    inputs = {name: each for name, each in inputs.items() if each is not None and name != "labels"}
-    side = "decoder_" if getattr(model.config, "is_encoder_decoder", False) else ""
-    tokens = inputs.get(f"{side}input_ids")
-    given = inputs.get(f"{side}inputs_embeds") if tokens is None else tokens
-    if given is None:
-        raise InputError(f"inputs must contain {side}input_ids.")
-    there = inputs.get(f"{side}attention_mask")
-    counted = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
-    if isinstance(there, Tensor) and there.shape == counted.shape:
-        counted = there.to(given.device) != 0
-    names = [cls.__name__ for cls in type(model).__mro__]
-    predicts = any(name.endswith(_PREDICTS) for name in names)
-    fills = any(name.endswith(_FILLS) for name in names)
-    if predicts and not side and "encoder" in sides:
-        predicts, fills = False, True
-    fills = fills and mask_token is not None
-    if tokens is None or model.get_output_embeddings() is None or not (fills or predicts):
-        return Outcome("states", inputs, counted, None)
-    if predicts:
-        following = counted[:, :-1] & counted[:, 1:]
-        labels = F.pad(tokens[:, 1:].masked_fill(~following, NONE), (0, 1), value=NONE)
-        return Outcome("loss", inputs, counted, labels)
-    chosen = _chosen(counted, seed)
-    masked = tokens.masked_fill(chosen, mask_token or 0)
-    return Outcome("loss", inputs | {f"{side}input_ids": masked}, counted, tokens.masked_fill(~chosen, NONE))
-
-
-def shortened(outcome: Outcome) -> Outcome | None:
-    """The first tokens of long sequences, with states as the outcome; None if they are not long, the inputs contain
-    more than tokens, or padding is among the first tokens."""
-    count, tokens = outcome.counted.shape
-    tensors = [x for x in outcome.inputs.values() if isinstance(x, Tensor)]
-    if tokens < _LONG or any(x.shape != (count, tokens) for x in tensors) or not outcome.counted[:, :_FIRST].all():
-        return None
-    inputs = {name: x[:, :_FIRST] if isinstance(x, Tensor) else x for name, x in outcome.inputs.items()}
-    return Outcome("states", inputs, outcome.counted[:, :_FIRST], None)
+    def shortened(self) -> Outcome | None:
+        """The first tokens of long sequences, with states as the outcome; None if they are not long, the inputs contain
+        more than tokens, or padding is among the first tokens."""
+        count, tokens = self.counted.shape
+        tensors = [x for x in self.inputs.values() if isinstance(x, Tensor)]
+        if tokens < _LONG or any(x.shape != (count, tokens) for x in tensors) or not self.counted[:, :_FIRST].all():
+            return None
+        inputs = {name: x[:, :_FIRST] if isinstance(x, Tensor) else x for name, x in self.inputs.items()}
+        return Outcome("states", inputs, self.counted[:, :_FIRST], None)
 
 
 def _chosen(counted: Bool[Tensor, "B N"], seed: int) -> Bool[Tensor, "B N"]:

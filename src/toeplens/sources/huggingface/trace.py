@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.attention import FILLS, blocks, low
-from toeplens.sources.huggingface.model import tolerance
+from toeplens.sources.huggingface.model import AttentionInputs, tolerance
 
 _PRODUCTS = ("matmul", "rmatmul", "bmm", "baddbmm")
 _SAME = ("view", "reshape", "contiguous", "to", "float", "type", "type_as", "dropout", "clone", "detach")
@@ -164,12 +164,13 @@ class Exponentials(TorchDispatchMode):
 
     def _note(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         given, made = ([x for x in tree_leaves(each) if isinstance(x, Tensor)] for each in ((args, kwargs), out))
+        shape = tuple(given[0].shape) if given else ()
         if any(word in name for word in _SHARING) or any(x.layout is not torch.strided for x in (*given, *made)):
-            self._found(name, _shape(given))
+            self._found(name, shape)
             return
         follows = any(_storage(x) in self._products for x in given)
         if follows and name.rstrip("_") in _EXPONENTIALS and not (name == "pow" and isinstance(args[0], Tensor)):
-            self._found(name, _shape(given))
+            self._found(name, shape)
         if name.rstrip("_") in _MULTIPLIED:
             follows = follows or not any(_storage(x) in self._weights for x in given[-2:])
         if follows:
@@ -181,19 +182,12 @@ def innermost(mode: Products | Exponentials) -> bool:
     return mode is (_get_current_function_mode() if isinstance(mode, Products) else _get_current_dispatch_mode())
 
 
-def _shape(given: list[Tensor]) -> tuple[int, ...]:
-    return tuple(given[0].shape) if given else ()
-
-
 def _storage(x: Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
 def _as_matmul(args: tuple[Any, ...], out: Tensor) -> tuple[str, tuple[Any, ...], Tensor]:
-    """Rewrite a sum over the one index shared only by two factors as a matrix product.
-
-    Tensors that already have the layout of a matrix product stay the same objects; other sums stay ``einsum``.
-    """
+    """Rewrite a sum over the one index shared only by two factors as a matrix product; other sums stay ``einsum``."""
     terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
     if len(terms) != 3 or len(args) != 3 or any(len(set(term)) != len(term) or "." in term for term in terms):
         return "einsum", args, out
@@ -234,9 +228,7 @@ def _fused(
     enable_gqa: bool = False,
 ) -> tuple[Followed, Tensor]:
     """The logits and the values of torch's fused attention."""
-    made = Followed(q, k.transpose(-2, -1), q.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        made = replace(made, causal=True)
+    made = Followed(q, k.transpose(-2, -1), q.shape[-1] ** -0.5 if scale is None else scale, causal=is_causal)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         made = replace(made, hidden=((~attn_mask, 4),))
     elif attn_mask is not None:
@@ -292,11 +284,8 @@ def _number(others: list[Any], most: float | None = None) -> float | None:
 
 
 def at_each_token(made: Followed) -> bool:
-    """Whether the queries are the same numbers in memory all along their second dimension.
-
-    This never happens for heads. So the dimension is the tokens', and each token attends to its own items, such as its
-    states in earlier layers: that is not attention among tokens.
-    """
+    """Whether the queries are the same numbers in memory all along their second dimension, which never happens for
+    heads. So each token attends to its own items, such as its states in earlier layers, not to tokens."""
     return made.left.ndim == 4 and made.left.shape[1] > 1 and made.left.stride(1) == 0
 
 
@@ -309,13 +298,8 @@ def four(x: Tensor, batch: int, ndim: int = 3) -> Tensor:
 
 @dataclass(frozen=True)
 class Eager:
-    """The result of eager attention.
-
-    heads    [B, Nq, H, dv] outputs
-    weights  [B, H, Nq, Nk], if all queries were computed at once; otherwise None
-    rows     [R] queries whose weights were kept
-    own      [B, H, R, Nk] those weights; None if the function returns no weights
-    """
+    """Outputs of eager attention, its weights if all queries were computed at once, and the weights of some queries,
+    ``own``, if the function returns any."""
 
     heads: Float[Tensor, "B Nq H dv"]
     weights: Float[Tensor, "B H Nq Nk"] | None
@@ -324,59 +308,56 @@ class Eager:
 
 
 def run_eager(
-    eager: Callable[..., tuple[Tensor, Tensor | None]],
-    module: nn.Module,
-    query: Float[Tensor, "B H Nq d"],
-    key: Float[Tensor, "B G Nk d"],
-    value: Float[Tensor, "B G Nk dv"],
-    mask: Tensor | None,
-    causal: bool,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    rows: Int[Tensor, "R"],
-    fused: Callable[[], Tensor] | None = None,
+    call: AttentionInputs, causal: bool, rows: Int[Tensor, "R"], fused: Callable[[], Tensor] | None = None
 ) -> Eager:
-    """Run the eager function of ``module`` on all queries: at once if they are few, otherwise in blocks.
+    """Run an eager function on all queries: at once if they are few, otherwise in blocks.
 
     On long inputs only some queries are run; all outputs are then those of ``fused``, if they agree there.
 
     Arguments
-        mask          as passed to the function, or boolean: True where a key is visible
-        causal        whether keys after the query are masked without a mask that says so
-        args, kwargs  other arguments of the function; queries-by-keys tables among them are sliced as the mask is
-        rows          queries whose weights are kept
-        fused         returns all outputs, [B, Nq, H, dv], of the model's fused attention; None if it has none
+        call    of the eager function; queries-by-keys tables among its arguments are sliced as the mask is, and sinks
+                of each query as the queries
+        causal  whether keys after the query are masked without a mask that says so
+        rows    queries whose weights are kept
+        fused   returns all outputs, [B, Nq, H, dv], of the model's fused attention; None if it has none
     """
-    size, keys = (query.shape[2], key.shape[2]), key.shape[2]
-    many = query.shape[0] * query.shape[1] * key.shape[2]
+    queries, keys = size = call.q.shape[2], call.k.shape[2]
+    many = call.q.shape[0] * call.q.shape[1] * keys
+    sinks = sinks_of(call.how, call.q)
 
     def run(part: slice | Tensor, seen: int) -> tuple[Tensor, Tensor | None]:
         cut = (part, slice(0, seen))
-        rest = [_cut(each, size, cut) for each in args], {name: _cut(each, size, cut) for name, each in kwargs.items()}
-        made = _mask(mask, causal, size, cut, query)
-        return eager(module, query[:, :, part], key[:, :, :seen], value[:, :, :seen], made, *rest[0], **rest[1])
+        how = {name: _cut(each, size, cut) for name, each in call.how.items()}
+        if sinks is not None and sinks.ndim == 3:
+            how["sinks"] = call.how["sinks"][:, :, part]
+        some = replace(
+            call,
+            q=call.q[:, :, part],
+            k=call.k[:, :, :seen],
+            v=call.v[:, :, :seen],
+            mask=_mask(call.mask, causal, size, cut, call.q),
+            args=tuple(_cut(each, size, cut) for each in call.args),
+            how=how,
+        )
+        return some.run()
 
-    if fused is not None and many * query.shape[2] >= _LONG:
-        all_heads, (some, weights) = None, run(rows, keys)
+    if fused is not None and many * queries >= _LONG:
+        some, weights = run(rows, keys)
         try:
-            all_heads = fused()
+            all_heads, allowed = fused(), tolerance(some.dtype) * some.abs().max()
+            if weights is not None and (all_heads.index_select(1, rows) - some).abs().max() <= allowed:
+                return Eager(all_heads, None, rows, weights)
         except (ValueError, TypeError, RuntimeError) as error:  # for example with a softcap
             if out_of_memory(error):
                 raise
-        if (
-            all_heads is not None
-            and weights is not None
-            and ((all_heads.index_select(1, rows) - some).abs().max() <= tolerance(some.dtype) * some.abs().max())
-        ):
-            return Eager(all_heads, None, rows, weights)
-    heads, own, whole = [], [], None
-    for part in blocks(query.shape[2], many):
+    heads, own, whole = list[Tensor](), list[Tensor](), None
+    for part in blocks(queries, many):
         seen = min(part.stop, keys) if causal else keys
         out, weights = run(part, seen)
         heads.append(out)
         if weights is not None:
             weights = torch.nn.functional.pad(weights, (0, keys - seen)) if seen < keys else weights
-            whole = weights if part == slice(0, size[0]) else None
+            whole = weights if part == slice(0, queries) else None
             asked = rows[(rows >= part.start) & (rows < part.stop)] - part.start
             own.append(weights.index_select(2, asked))
     joined = torch.cat(own, dim=2) if own else None
@@ -385,8 +366,7 @@ def run_eager(
 
 def _cut(x: Any, size: tuple[int, int], cut: tuple[slice | Tensor, slice]) -> Any:
     """The rows and keys of a queries-by-keys table; anything else is returned unchanged."""
-    table = isinstance(x, Tensor) and x.ndim >= 3 and tuple(x.shape[-2:]) == size
-    return x[..., cut[0], cut[1]] if table else x
+    return x[..., *cut] if isinstance(x, Tensor) and x.ndim >= 3 and x.shape[-2:] == size else x
 
 
 def _mask(
@@ -404,18 +384,9 @@ def _mask(
     return torch.where(mask, torch.zeros((), dtype=like.dtype, device=like.device), torch.finfo(like.dtype).min)
 
 
-def sinks_of(options: Mapping[str, Any], query: Tensor, key: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Sinks as in `Attention`; if each query has its own, also as a table [B, H, Nq, Nk], constant over keys."""
+def sinks_of(options: Mapping[str, Any], query: Float[Tensor, "B H Nq d"]) -> Tensor | None:
+    """Sinks as in `Attention`: one per head, or of each query."""
     sinks = options.get("sinks")
     if not isinstance(sinks, Tensor) or sinks.shape != (*query.shape[:3], 1):
-        return options.get("s_aux"), None
-    return sinks[..., 0].transpose(0, 1), sinks.expand(-1, -1, -1, key.shape[2])
-
-
-def with_sinks(eager: Callable[..., Any]) -> Callable[..., Any]:
-    """Eager attention that takes sinks as a table, which is sliced with the queries, and reads one column of it."""
-
-    def attend(*args: Any, sinks: Tensor, **kwargs: Any) -> Any:
-        return eager(*args, sinks=sinks[..., :1], **kwargs)
-
-    return attend
+        return options.get("s_aux")
+    return sinks[..., 0].transpose(0, 1)
