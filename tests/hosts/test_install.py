@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hosts.families import FAMILIES
+from tests.hosts.families import FAMILIES, installed
 from tests.sources.huggingface.models import GROUPED, INPUTS, state, tiny
 from torch import Tensor
 
@@ -26,16 +26,6 @@ IDS = INPUTS["input_ids"]
 
 def llama(family: str = "Llama") -> Any:
     return tiny(FAMILIES[family][0], **FAMILIES[family][1])
-
-
-def installed(name: str, family: str = "Llama", **options: Any) -> Any:
-    model = llama(family)
-    host = hosts.install(model, name, **options)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in host.encodings.parameters():
-            parameter.normal_(std=0.3)
-    return model
 
 
 def logits(model: Any) -> Tensor:
@@ -105,12 +95,6 @@ def test_it_is_given_back_bit_for_bit() -> None:
 def test_it_compiles_whole() -> None:
     command = [sys.executable, "-m", "tests.hosts.compiling", "rope", "fire", "fox"]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
-
-
-def test_a_dimension_s_partner_is_found_in_either_pairing() -> None:
-    for family, pairing in (("Llama", "half"), ("GLM", "interleaved"), ("Cohere", "interleaved"), ("gpt-oss", "half")):
-        model = llama(family)
-        assert hosts.install(model, "rope").encodings[0].pairing == pairing
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -225,24 +209,6 @@ def test_several_threads_may_ask_one_host() -> None:
             with ThreadPoolExecutor(4) as pool:
                 found = list(pool.map(lambda text: model(text).logits, texts))
             assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, wanted, strict=True))
-
-
-def test_under_autocast_it_is_as_near_as_plain_attention() -> None:
-    """Its queries are float32 there, and products are not. The bound is that of tests/encodings/test_precision.py."""
-
-    def error(model: Any) -> Tensor:
-        ids = torch.randint(31, (1, 300), generator=torch.Generator().manual_seed(0))
-        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-            found = model(ids).logits.double()
-        with torch.no_grad():
-            exact = copy.deepcopy(model).double()(ids).logits
-        return (found - exact).norm() / exact.norm()
-
-    model = tiny(FAMILIES["Llama"][0], **{**FAMILIES["Llama"][1], "max_position_embeddings": 512, "gain": 0.3})
-    plain = error(model)
-    with torch.autocast("cpu", torch.bfloat16):  # the proof is not rounded either
-        hosts.install(model, "fox")
-    assert error(model) <= 3 * plain
 
 
 def test_layers_whose_heads_are_of_one_size_take_an_encoding_where_others_have_another() -> None:

@@ -78,7 +78,7 @@ def test_a_silent_head_is_one_whose_place_before_the_projection_is_empty(kind: s
     assert torch.equal(logits(model), plain)
 
 
-@pytest.mark.parametrize("kind", ["GPTJForCausalLM", "CodeGenForCausalLM", *ROTARY])
+@pytest.mark.parametrize("kind", ["GPTJForCausalLM", *ROTARY])
 def test_tokens_twice_as_far_apart_are_those_of_twice_the_position(kind: str) -> None:
     model = tiny(kind, **ALL[kind][0])
     wanted = logits(model, INPUTS | {"position_ids": 2 * torch.arange(TOKENS).unsqueeze(0)})

@@ -229,6 +229,12 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": ROPE | {"rope_type": kind} | more}
 
 
+EACH = {"sliding_attention": ROPE | {"rope_type": "default"}} | {
+    "full_attention": ROPE | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+}
+LAYERED = GROUPED | {"head_dim": 8, "rope_parameters": EACH}
+
+
 @pytest.mark.parametrize(
     ("kind", "sizes", "limit"),
     [
@@ -237,6 +243,7 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
         ("LlamaForCausalLM", GROUPED | rope("dynamic", factor=4.0), 256),
         ("LlamaForCausalLM", GROUPED | rope("yarn", factor=4.0, original_max_position_embeddings=64), 256),
         ("LlamaForCausalLM", GROUPED | rope("yarn", factor=4.0, original_max_position_embeddings=8), 64),
+        ("Gemma3ForCausalLM", LAYERED, 512),
         ("GPT2LMHeadModel", GPT, 64),
         ("RobertaModel", SIZES | {"pad_token_id": 1}, 62),  # the places up to the padding's are no token's
         ("FalconForCausalLM", SIZES | {"alibi": True}, None),

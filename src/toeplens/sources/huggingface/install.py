@@ -99,11 +99,9 @@ def _example(model: Any) -> dict[str, Tensor]:
     if model.config.model_type == _SPEECH:
         return {"input_values": torch.randn(1, 5600, generator=draw).to(model.device, model.dtype)}
     high = max(2, int(model.config.get_text_config().vocab_size))
-    names = {"input_ids": DECODED}
-    if model.config.is_encoder_decoder:
-        names = {"input_ids": ENCODED, "decoder_input_ids": DECODED}
-    made = {name: torch.randint(high, (1, length), generator=draw) for name, length in names.items()}
-    return {name: x.to(model.device) for name, x in made.items()}
+    two = model.config.is_encoder_decoder
+    names = {"input_ids": ENCODED, "decoder_input_ids": DECODED} if two else {"input_ids": DECODED}
+    return {name: torch.randint(high, (1, n), generator=draw).to(model.device) for name, n in names.items()}
 
 
 def _sides_of(model: Any, max_len: int | None, layers: Sequence[int] | None) -> tuple[list[Side], list[nn.Module]]:
@@ -161,25 +159,16 @@ def _side(model: Any, stack: Any, recorder: _Recorder, max_len: int | None, laye
 
 def _trunk(side: Any, modules: set[nn.Module]) -> nn.Module:
     """The innermost module that receives tokens or states and runs all layers."""
-    inputs = {"input_ids", "hidden_states"}
-    around = [
-        module
-        for module in side.modules()
-        if inputs & set(inspect.signature(module.forward).parameters) and modules <= set(module.modules())
-    ]
-    tokens = [module for module in around if hasattr(module, "get_input_embeddings")]
-    own = [module for module in tokens if "input_ids" in inspect.signature(module.forward).parameters]
+    taken = {each: set(inspect.signature(each.forward).parameters) for each in side.modules()}
+    around = [each for each in taken if taken[each] & {"input_ids", "hidden_states"} and modules <= set(each.modules())]
+    own = [each for each in around if hasattr(each, "get_input_embeddings") and "input_ids" in taken[each]]
     return (own if side.main_input_name == "input_ids" else around)[-1]
 
 
 def _nearest(stack: nn.Module, module: nn.Module, reached: set[nn.Module]) -> nn.Module | None:
     """The innermost member of ``reached`` among a module and those around it."""
-    name = next(name for name, each in stack.named_modules() if each is module)
-    while name:
-        if (around := stack.get_submodule(name)) in reached:
-            return around
-        name = name.rpartition(".")[0]
-    return None
+    around = [each for each in stack.modules() if each in reached and module in set(each.modules())]
+    return around[-1] if around else None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from itertools import chain
 from typing import Any, Literal, NamedTuple, get_args
@@ -40,6 +40,7 @@ from toeplens.sources.huggingface.rotation import as_complex, turn
 
 _HELD = "toeplens_changes"  # attribute of a model's patched forward: the changes
 _SEQUENCES, _TOKENS = 2, 16  # maximum size of a short pass
+_DEFAULTS = {"bands": None, "speed": 1, "bias": True, "attention": None, "output": None}  # which change nothing
 _FASTEST = 1_000_000  # beyond this the angles of a few tokens are rounding errors
 Part = Literal["positional", "symbolic"]
 Output = Literal["zero", "mean", "resample"]
@@ -103,10 +104,9 @@ class Change:
 
     def __post_init__(self) -> None:
         choose("kind", self.kind, get_args(Kind))
-        for field, options in (("side", Side), ("attention", Part), ("output", Output)):
-            value = getattr(self, field)
-            if value is not None:
-                choose(field, value, get_args(options))
+        for name, options in (("side", Side), ("attention", Part), ("output", Output)):
+            if (value := getattr(self, name)) is not None:
+                choose(name, value, get_args(options))
         if self.heads is not None and self.groups is not None:
             raise InputError("heads and groups must not both be set.")
         if self.bands is not None and self.bands.heads is not None:
@@ -115,14 +115,7 @@ class Change:
             raise invalid("speed", f"be from -{_FASTEST} to {_FASTEST}", self.speed)
         if self.seed < 0:
             raise invalid("seed", "be at least 0", self.seed)
-        ways = {
-            "bands": self.bands is not None,
-            "speed": self.speed != 1,
-            "bias": not self.bias,
-            "attention": self.attention is not None,
-            "output": self.output is not None,
-        }
-        given = [name for name, value in ways.items() if value]
+        given = [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
         if not given:
             raise InputError("bands, speed, bias, attention or output must be set.")
         logits = [name for name in given if name in ("bands", "speed", "bias")]
@@ -255,10 +248,7 @@ def changed_outputs(
 
 
 def with_changed_logits(call: AttentionCall, change: Change) -> AttentionCall:
-    """The call with the queries, keys and bias that result from ``bands``, ``speed`` or ``bias``.
-
-    Each query head has its own keys.
-    """
+    """The call with the queries, keys per query head, and bias that result from ``bands``, ``speed`` or ``bias``."""
     change.check(call)
     heads, count = list(change.heads_of(call)), call.q.shape[1]
     q, k = call.q.clone(), call.k.repeat_interleave(count // call.k.shape[1], 1)
@@ -341,10 +331,7 @@ def _turned(call: AttentionCall, change: Change, which: int, heads: list[int]) -
 def _part_logits(
     call: AttentionCall, heads: list[int], parts: Attention, part: Part, dtype: torch.dtype
 ) -> Callable[[Int[Tensor, "R"]], Float[Tensor, "B h R K"]]:
-    """The logits of some queries, of one part plus the mean: with the mean over contents or positions instead of each.
-
-    Pairs are complex numbers, [B, h, N, n], before their rotation and its factors.
-    """
+    """The logits of some queries, of one part plus the mean: with means over contents or positions instead of each."""
     rest_q, rest_k = parts.q.to(dtype), parts.k.to(dtype)  # the dimensions that are not rotated
     q = k = torch.empty(*rest_q.shape[:-1], 0, dtype=dtype.to_complex(), device=rest_q.device)
     turns = q[:, :1]
@@ -383,26 +370,18 @@ def _part_logits(
 def without_position(
     model: Any, inputs: Mapping[str, Any], places: Collection[Place]
 ) -> dict[Place, Float[Tensor, "B Nq H dv"]]:
-    """All heads' outputs with frozen rotation and without bias; earlier layers are not changed.
-
-    Arguments
-        inputs  arguments of ``forward``
-        places  side, kind and layer of the requested calls
+    """All heads' outputs with frozen rotation and without bias, for calls by side, kind and layer; earlier layers are
+    not changed.
 
     Calls without rotation and bias, or with an unknown rotation, are left out. Vectors added at the input are not
-    changed, as they belong to no head. Raises `InputError` as `captured` does.
+    changed, as they belong to no head.
     """
     found: dict[Place, Tensor] = {}
 
     def keep(call: AttentionCall) -> None:
         if call.place in places and call.unknown is None and (call.rotation is not None or call.bias is not None):
-            change = Change(
-                layer=call.layer,
-                kind=call.kind,
-                side=call.side,
-                speed=1.0 if call.rotation is None else 0.0,
-                bias=call.bias is None,
-            )
+            speed, bias = 1.0 if call.rotation is None else 0.0, call.bias is None
+            change = Change(layer=call.layer, kind=call.kind, side=call.side, speed=speed, bias=bias)
             found[call.place] = changed_outputs(call, change).to(call.heads.dtype)
 
     captured(model, inputs, keep)
@@ -501,14 +480,14 @@ def compared_changed(
     return whole
 
 
+@dataclass(eq=False)
 class Changed:
     """Outputs of the calls of one pass under the changes: the ``instead`` argument of `captured`."""
 
-    def __init__(self, changes: Sequence[Change]) -> None:
-        self.changes = changes
-        self.seen: list[tuple[Kind, Side]] = []
-        self.met: set[int] = set()
-        self.there: Tensor | None = None  # tokens of the last self-attention that are not padding, for cross-attention
+    changes: Sequence[Change]
+    seen: list[tuple[Kind, Side]] = field(default_factory=list)
+    met: set[int] = field(default_factory=set)
+    there: Tensor | None = None  # tokens of the last self-attention that are not padding, for cross-attention
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
         others = any(change.kind == "cross" and change.output in ("mean", "resample") for change in self.changes)
@@ -557,15 +536,10 @@ class Called(NamedTuple):
 
 
 def calls_of(model: Any, inputs: Mapping[str, Tensor], changes: Sequence[Change] = ()) -> tuple[Called, ...]:
-    """The attention calls in a pass over the first tokens of the first inputs, in order.
+    """The attention calls in a pass over the first tokens of the first inputs, each [B, N], in order.
 
-    None if that pass fails; the full pass then reports the error.
-
-    Arguments
-        inputs   arguments of ``forward``, each [B, N]
-        changes  changes that will be made; this checks that the model has their targets
-
-    Raises `InputError` for a change of a layer, of heads, groups, frequencies or a bias that the model does not have.
+    None if that pass fails; the full pass then reports the error. Raises `InputError` for a change of a layer, of
+    heads, groups, frequencies or a bias that the model does not have.
     """
     found: list[Called] = []
     refused: list[InputError] = []

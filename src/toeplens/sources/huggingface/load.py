@@ -55,13 +55,13 @@ class Loaded:
     quantised: Quantised | None = None
 
     @property
+    def _source(self) -> str:
+        return self.name or getattr(self.model.config, "name_or_path", "")
+
+    @property
     def called(self) -> str:
         """The name used in records (`called_of`); the model's class if it has no name."""
         return called_of(self._source or type(self.model).__name__)
-
-    @property
-    def _source(self) -> str:
-        return self.name or getattr(self.model.config, "name_or_path", "")
 
     @cached_property
     def attention(self) -> tuple[str, ...]:
