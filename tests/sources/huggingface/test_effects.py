@@ -256,21 +256,6 @@ def test_layers_before_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert counts == [2 + 1 + 1, 2 + 2 + 1, 2 + 3]
 
 
-def test_few_heads_of_neighbouring_layers_go_through_the_same_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first one's layer on, with one pass beside in which nothing is silenced; float32."""
-    model, calls, chosen = model_of("Llama"), calls_of("Llama"), [[1], [0], [2]]
-    monkeypatch.setattr(replay, "_CACHED", 1)
-    monkeypatch.setattr(replay, "_CALLS", 1)
-    counts = counted(model, monkeypatch)
-    found = head_effects(model, inputs_of(model), calls, chosen=chosen)
-    # the intact pass; three from the first layer on; one that ends before the last, and two from there on
-    assert counts == [1 + 3 + 1, 1 + 3 + 1, 1 + 3 + 2]
-    assert found.replayed == 1
-    for ours, theirs, (head,) in zip(found.effects, effects_of("Llama").effects, chosen, strict=True):
-        np.testing.assert_allclose(ours[:, head], theirs[:, head], rtol=1e-5, atol=2e-6)
-        assert np.isnan(np.delete(ours, head, 1)).all()
-
-
 def test_of_long_sequences_it_is_asked_of_their_first_tokens_what_replays_give(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls, chosen = model_of("Llama"), calls_of("Llama"), [[1], [0], [2]]
     inputs = {name: x[:1] for name, x in inputs_of(model).items()}

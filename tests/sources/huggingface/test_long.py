@@ -103,25 +103,6 @@ def test_a_token_that_is_turned_otherwise_is_noticed(token: int, monkeypatch: py
         find_rotation(q, k, positions)
 
 
-def test_the_plain_pass_is_of_the_first_sequence_unless_they_have_to_do_with_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, seen = tiny("LlamaForCausalLM", **SIZES), []
-    forward = model.lm_head.forward
-
-    def watched(x: Tensor) -> Any:
-        seen.append(len(x))
-        return forward(x)
-
-    monkeypatch.setattr(model.lm_head, "forward", watched)
-    assert compared(model, INPUTS, lambda call: None) < 1e-5
-    assert seen == [1, 2]
-    seen.clear()
-    monkeypatch.setattr(model.lm_head, "forward", lambda x: watched(x) + len(x))
-    assert compared(model, INPUTS, lambda call: None) < 1e-5
-    assert seen == [1, 2, 2]
-
-
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", "BertModel", "LlamaModel", "T5Model"])
 def test_the_plain_pass_of_a_long_sequence_is_of_its_first_tokens_unless_later_ones_matter_to_them(
     name: str, monkeypatch: pytest.MonkeyPatch

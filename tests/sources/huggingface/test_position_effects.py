@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.builders import tiny as run_spec_of
 from tests.sources.huggingface.models import BLOOM, GPT, GROUPED, INPUTS, NARROW, SIZES, T5, calls_in, tiny
 from torch.nn import functional as F
 
@@ -16,7 +14,6 @@ from toeplens.encodings import BandControl
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import AttentionCall, Change, NoPosition, band_effects, head_effects, intervened
 from toeplens.studies import audit
-from toeplens.training import train
 
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": GROUPED,
@@ -117,8 +114,3 @@ def test_what_has_no_bands_is_refused() -> None:
         band_effects(model, INPUTS, calls)
     with pytest.raises(InputError, match=r"^bands must be at least 1, got 0"):
         band_effects(model, INPUTS, calls, bands=0)
-
-
-def test_bands_of_a_run_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^effects must be one of attribution, exact, none, position for a run"):
-        audit(train(run_spec_of(), tmp_path), effects="bands")

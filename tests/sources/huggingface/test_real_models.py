@@ -101,13 +101,3 @@ def test_its_own_rotation_out_and_in_again(model: Any) -> None:
     assert float((unpadded(model) - plain).abs().max()) <= 5e-5 * size
     hosts.uninstall(model)
     assert unpadded(model).equal(plain)
-
-
-@pytest.mark.parametrize("name", ["rope", "alibi", "path", "fox", "rope+fox"])
-def test_generation_with_a_cache_is_generation_without(model: Any, name: str) -> None:
-    hosts.install(model, name)
-    how = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False}
-    try:
-        assert model.generate(IDS, **how).equal(model.generate(IDS, use_cache=False, **how))
-    finally:
-        hosts.uninstall(model)

@@ -115,11 +115,8 @@ def just_causal(visible: Bool[Tensor, "_B _H Nq Nk"]) -> bool:
 
 
 class Reach(NamedTuple):
-    """How far queries see.
-
-    window  maximum number of keys up to its own that a query sees, on either side if not causal; None for no limit
-    chunk   number of positions per chunk; a causal query sees no key of an earlier chunk. None without chunks
-    """
+    """How far queries see: at most ``window`` keys up to their own, on either side if not causal, or, if causal, no key
+    of an earlier chunk, of ``chunk`` positions; None for no limit and no chunks."""
 
     window: int | None = None
     chunk: int | None = None

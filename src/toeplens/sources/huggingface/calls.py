@@ -113,14 +113,19 @@ def prove(
     Raises `InputError` that names the module if they differ from the model's own, and if rounding could explain any
     weights. Queries that see no key are ignored: their weights depend on the model's substitute for minus infinity.
     """
-    _check_shapes(name, parts, rows, own, heads)
+    q, k, v = parts.q, parts.k, parts.v
+    fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[1] % k.shape[1] == 0 and q.shape[1] % v.shape[1] == 0
+    fits = fits and q.shape[3] == k.shape[3] and (own is None or own.shape == (*q.shape[:2], len(rows), k.shape[2]))
+    if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, own, heads) if x is not None)
+        raise not_understood(name, f"shapes of its queries, keys, values, weights and outputs do not match: {shapes}")
     formed = parts.logits(rows)
     visible = formed.isfinite()
     asked = visible.any(-1, keepdim=True)
     formed = formed.masked_fill(~asked, 0)
     weights = replace(parts, factor=None).softmax(formed, rows)
     factor = None if parts.factor is None else at_rows(parts.factor, rows).double()
-    v = parts.v.repeat_interleave(parts.q.shape[1] // parts.v.shape[1], 1).double()
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1).double()
     outputs = heads.index_select(1, rows).transpose(1, 2).double()
 
     widest = max(parts.q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps)
@@ -187,15 +192,6 @@ def prove(
         more = f"more than rounding{coarse} explains{hint}"
         raise not_understood(name, f"its weights fit logits {1 + scale:.6f} times as large, {more}")
     return Proof(wrong, far_out, len(rows), float((allowed * asked).max()), used, logit, undecided)
-
-
-def _check_shapes(name: str, parts: Attention, rows: Tensor, own: Tensor | None, heads: Tensor) -> None:
-    q, k, v = parts.q, parts.k, parts.v
-    fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[1] % k.shape[1] == 0 and q.shape[1] % v.shape[1] == 0
-    fits = fits and q.shape[3] == k.shape[3] and (own is None or own.shape == (*q.shape[:2], len(rows), k.shape[2]))
-    if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
-        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, own, heads) if x is not None)
-        raise not_understood(name, f"shapes of its queries, keys, values, weights and outputs do not match: {shapes}")
 
 
 def _unit_roundoff(q: Tensor, dtype: torch.dtype) -> float:

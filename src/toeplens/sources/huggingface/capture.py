@@ -152,10 +152,8 @@ class _Frame:
         *_, rows, columns = (0, 0, *shape)
         if (rows == self.tokens and columns >= self.tokens) or not shape:
             return f"its {name!r} is not a softmax of a traced product"
-        return (
-            f"its {name!r} has shape {list(shape)}: bands or blocks of keys instead of one product of all "
-            f"{self.tokens} queries and keys"
-        )
+        instead = f"instead of one product of all {self.tokens} queries and keys"
+        return f"its {name!r} has shape {list(shape)}: bands or blocks of keys {instead}"
 
 
 class _PassObserver(hf.Observer):
@@ -280,8 +278,7 @@ class _PassObserver(hf.Observer):
         named.apply_defaults()
         options = named.arguments | named.arguments.get("kwargs", {})
         scale = options.get("scaling")
-        if scale is None:
-            scale = getattr(module, "scaling", call.q.shape[-1] ** -0.5)
+        scale = float(getattr(module, "scaling", call.q.shape[-1] ** -0.5) if scale is None else scale)
         with self.outside():
             eager_call = replace(call, function=eager, mask=mask, context=None)
             rows = proved_rows(call.q, call.k)
@@ -290,15 +287,8 @@ class _PassObserver(hf.Observer):
                 raise hf.not_understood(self.name(module), "it returns no weights")
             terms = [x for x in (options.get("position_bias"), mask) if x is not None and x.dtype != torch.bool]
             hidden = [~mask] if mask is not None and mask.dtype == torch.bool else []
-            parts = Attention(
-                q=call.q,
-                k=call.k,
-                v=call.v,
-                scale=float(scale),
-                causal=causal,
-                softcap=options.get("softcap"),
-                sinks=trace.sinks_of(options, call.q),
-            )
+            cap, sinks = options.get("softcap"), trace.sinks_of(options, call.q)
+            parts = Attention(q=call.q, k=call.k, v=call.v, scale=scale, causal=causal, softcap=cap, sinks=sinks)
             put = self._add(module, parts, made, terms, hidden, None if here is None else here.positions)
         return (made.heads if put is None else put), made.weights
 
@@ -364,17 +354,9 @@ class _PassObserver(hf.Observer):
         patch: AttentionPatch = vars(module)[hf.INSTALLED]
         frame, (k, _, arguments) = self._frame(module), patch.arguments(call, here)
         made = attention_parts(call.q, k, **arguments)
-        parts = Attention(
-            q=made.q,
-            k=made.k,
-            v=call.v,
-            scale=float(call.scale),
-            softcap=call.how.get("softcap"),
-            sinks=call.how.get("s_aux"),
-            bias=made.bias,
-            visible=made.visible,
-            factor=made.factor,
-        )
+        cap, sinks = call.how.get("softcap"), call.how.get("s_aux")
+        own = {name: getattr(made, name) for name in ("q", "k", "bias", "visible", "factor")}
+        parts = Attention(v=call.v, scale=float(call.scale), softcap=cap, sinks=sinks, **own)
         parts, added = self._causal(parts, frame), None if made.values is None else made.values.transpose(1, 2)
         proof = prove(self.name(module), parts, rows, None, heads, added)
         unrotated, rotation, why = self._installed_rotation(call, made, positions)
@@ -563,11 +545,11 @@ def offset_share(q: Float[Tensor, "1 H N d"], k: Float[Tensor, "1 G N d"]) -> fl
 def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> float:
     """Run `captured` and a plain pass of the model in its own attention; returns the largest difference of outputs.
 
-    The difference is relative to the largest output. Outputs are compared for the first sequence, of a long sequence
-    only for its first 256 tokens: the last states, or for a language model the logits at the last 64 positions, which
-    depend on all layers and earlier positions. If these are not equal, because sequences or positions affect one
-    another, all outputs are compared; all tokens are used if the attention is custom code. Both passes draw the same
-    random numbers, and the caller's generators are not changed.
+    The difference is relative to the largest output: of the last states, or of a language model's logits at the last 64
+    positions, which depend on all layers and earlier positions. Outputs are compared for the first sequence, of a long
+    sequence only for its first 256 tokens (not if attention is custom code); if these are not equal, because sequences
+    or positions affect one another, for all. Both passes draw the same random numbers, and the caller's generators are
+    not changed.
 
     Raises `InputError` if the outputs differ by more than rounding, and as `captured` does.
     """

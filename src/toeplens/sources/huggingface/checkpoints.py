@@ -21,14 +21,10 @@ _UNKNOWN = re.compile(r"(\d+)\)? is not a valid (GGMLQuantizationType|GGUFValueT
 
 @dataclass(frozen=True)
 class Quantised:
-    """The weights of a GGUF file, which are dequantised on loading.
+    """The weights of a GGUF file, which are dequantised on loading."""
 
-    architecture  as named in the file
-    types         number of tensors of each type, the most frequent first
-    """
-
-    architecture: str
-    types: tuple[tuple[str, int], ...]
+    architecture: str  # as named in the file
+    types: tuple[tuple[str, int], ...]  # number of tensors of each type, the most frequent first
 
     def __str__(self) -> str:
         """Such as ``GGUF, dequantised from Q4_1 (210 tensors), F32 (61)``."""
@@ -54,12 +50,21 @@ def read_gguf(path: Path) -> Quantised:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, _size: int, _changed: int) -> Quantised:
+    from gguf import GGUFReader
+
+    class Reader(GGUFReader):  # does not read past the end of the file, whatever its counts say
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **options: Any) -> Any:
+            found = super()._get(offset, dtype, count, *order, **options)
+            if len(found) < count:
+                raise ValueError("the file ends too early")
+            return found
+
     try:
         with path.open("rb") as stream:
             begins = stream.read(4)
         if begins != b"GGUF":
             raise InputError(f"model: {path} is not a GGUF file: it does not start with GGUF.")
-        found = _opened(path)
+        found = Reader(path)
         pieces = _number(found, "split.count")
         architecture = found.fields["general.architecture"].contents()
         layers = _number(found, f"{architecture}.block_count")
@@ -86,20 +91,6 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
     return Quantised(str(architecture), tuple(types.most_common()))
 
 
-def _opened(path: Path) -> Any:
-    """A `gguf.GGUFReader` that does not read past the end of the file, whatever its counts say."""
-    from gguf import GGUFReader
-
-    class Reader(GGUFReader):
-        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **options: Any) -> Any:
-            found = super()._get(offset, dtype, count, *order, **options)
-            if len(found) < count:
-                raise ValueError("the file ends too early")
-            return found
-
-    return Reader(path)
-
-
 def _number(found: Any, name: str) -> int:
     value = found.fields.get(name)
     return 0 if value is None else int(value.contents())
@@ -116,18 +107,12 @@ _NAMED = 100  # maximum characters of an invalid name in messages
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of a model.
+    """The files of a model."""
 
-    name       as requested
-    place      what transformers loads from: a directory, or a name on the hub
-    options    other arguments for loading
-    quantised  contents of a GGUF file; None for other weights
-    """
-
-    name: str
-    place: str
-    options: dict[str, Any] = field(default_factory=dict)
-    quantised: Quantised | None = None
+    name: str  # as requested
+    place: str  # what transformers loads from: a directory, or a name on the hub
+    options: dict[str, Any] = field(default_factory=dict)  # other arguments for loading
+    quantised: Quantised | None = None  # contents of a GGUF file; None for other weights
 
     def content(self) -> dict[str, Any] | None:
         """The configuration of a directory, unchecked; None if it cannot be read before loading."""

@@ -109,11 +109,9 @@ def head_effects(
     language model with a given mask token. For all other models, the effect is measured on the last hidden states.
     Padding is ignored.
 
-    The layers before a head's layer run once; their last output is reused in the passes for later heads, several heads
-    per pass if sequences are short. Each such set contains a pass without ablation. If that does not give the intact
-    states (layers that share keys, or pass on more than one output), whole passes are run instead. For long sequences
-    this is tested on their first tokens, as it depends only on the architecture. The head of the model is run on some
-    positions at a time. The model is restored afterwards.
+    The layers before a head's layer run once, and several heads share a pass if sequences are short. Passes without
+    ablation, for long sequences of their first tokens, test whether that gives the intact states; if not (layers that
+    share keys, or pass on more than one output), whole passes are run. The model is restored afterwards.
 
     Arguments
         model        a `transformers.PreTrainedModel`
@@ -151,7 +149,7 @@ def head_effects(
 
         known = replay.intact_from(passes, places)
         effects, replayed = replay.one_by_one(passes, places, counts, wanted, change, on_call, on_progress, known)
-    return HeadEffects(tuple(effects), _intact_loss(passes), outcome.effect, method, replayed)
+    return HeadEffects(tuple(effects), passes.intact_loss, outcome.effect, method, replayed)
 
 
 @torch.inference_mode(False)
@@ -200,7 +198,7 @@ def head_estimates(
             raise NoGradient(f"method must be exact for {what}, got attribution.") from error
         for index, each in zip(there, made, strict=True):
             effects[index] = each
-    return HeadEffects(tuple(effects), _intact_loss(passes), outcome.effect, "attribution", 0)
+    return HeadEffects(tuple(effects), passes.intact_loss, outcome.effect, "attribution", 0)
 
 
 @torch.inference_mode(False)
@@ -239,7 +237,7 @@ def band_effects(
     with _passes(model, outcome, calls) as (passes, places):
         every = [range(count) for count in counts]
         effects, _ = replay.one_by_one(passes, places, counts, every, layers.change, on_progress=on_progress)
-    return BandEffects(tuple(effects), _intact_loss(passes), outcome.effect, layers.bands, layers.frequencies, off)
+    return BandEffects(tuple(effects), passes.intact_loss, outcome.effect, layers.bands, layers.frequencies, off)
 
 
 def _outcome(
@@ -269,10 +267,6 @@ def place_of(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Addr
     if not own:
         raise InputError(f"calls: {name} of layer {layer} is not called in the forward pass.")
     return own[0]
-
-
-def _intact_loss(passes: Passes) -> Float[np.ndarray, "B"] | None:
-    return None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
 
 
 def _without_position(model: Any, inputs: Mapping[str, Any], calls: Sequence[Silenced]) -> list[Tensor | None]:

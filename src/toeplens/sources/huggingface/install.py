@@ -14,7 +14,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.absolute import NoPE
 from toeplens.encodings.kit import require_indices, without_autocast
 from toeplens.ground import InputError, shown
@@ -43,19 +42,15 @@ ENCODED, DECODED = 5, 7  # example lengths; they differ, so that each side's att
 
 
 class _Recorder(hf.Observer):
-    """Records the calls of attention and their outputs, except those of a replaced forward.
-
-    reached  modules that receive arguments of their stack
-    turns    how rotations passed to a module pair dimensions (None if it is not a pure rotation)
-    """
+    """Records the calls of attention and their outputs, except those of a replaced forward."""
 
     pieces = True
 
     def __init__(self) -> None:
         self.calls: list[hf.AttentionInputs] = []
         self.outputs: list[Tensor] = []
-        self.reached: set[nn.Module] = set()
-        self.turns: dict[nn.Module, str | None] = {}
+        self.reached: set[nn.Module] = set()  # modules that receive arguments of their stack
+        self.turns: dict[nn.Module, str | None] = {}  # how modules' rotations pair dimensions; None if not pure
 
     def attend(self, call: hf.AttentionInputs) -> Any:
         made = call.run()
@@ -265,8 +260,14 @@ class Host:
                 got = list(self.layers or ())
                 raise InputError(f"layers must not be set: {what} at the input of all layers, got {got}.")
         self._asking = asking
-        for side, encoding in zip(sides, first, strict=True):
-            self._patch(side, encoding)
+        for side, shared in zip(sides, first, strict=True):
+            stack = StackPatch(side, shared, bool(asking), self.name)
+            self._patches.append(stack)
+            for layer in range(len(side.modules)) if self.layers is None else self.layers:
+                encoding = shared.for_layer(layer).to(device=self.model.device, dtype=self.model.dtype)
+                if not any(encoding is known for known in self.encodings):
+                    self.encodings.append(encoding)
+                self._patches.append(AttentionPatch(stack, layer, encoding))
         for module in asking:
             module.__dict__[BEFORE] = module.config._attn_implementation_internal  # type: ignore[union-attr]
         for config, _ in self._implementations if asking else ():
@@ -277,15 +278,6 @@ class Host:
         layers = None if self.layers is None else list(self.layers)
         described = {"encoding": self.name, "layers": layers, "max_len": self.max_len, **self.options}
         setattr(self.model.config, MODULES, described)  # from which the encoding is restored on loading
-
-    def _patch(self, side: Side, first: PositionalEncoding) -> None:
-        stack = StackPatch(side, first, bool(self._asking), self.name)
-        self._patches.append(stack)
-        for layer in range(len(side.modules)) if self.layers is None else self.layers:
-            encoding = first.for_layer(layer).to(device=self.model.device, dtype=self.model.dtype)
-            if not any(encoding is known for known in self.encodings):
-                self.encodings.append(encoding)
-            self._patches.append(AttentionPatch(stack, layer, encoding))
 
     def leave(self) -> None:
         """Remove the encoding from the model."""
@@ -397,11 +389,8 @@ def install(
 
 
 def install_same(model: Any, other: Any) -> None:
-    """Install the same encoding as in another model, if any, with initial parameters.
-
-    Arguments
-        model  built from a copy of the other's configuration
-    """
+    """Install the same encoding as in another model, if any, with initial parameters, in a model built from a copy of
+    its configuration."""
     host: Host | None = vars(other).get(HOST)
     if host is None:
         return

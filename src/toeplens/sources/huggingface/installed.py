@@ -99,24 +99,15 @@ def _attach(cache: Any, extras: CacheExtras) -> None:
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """One pass of a stack of layers.
+    """One pass of a stack of layers."""
 
-    positions    of the new tokens: [N], or [B, N] if sequences differ
-    k_positions  of all tokens so far: [M] or [B, M]
-    padding      True where a token so far is padding: [B, M]; None if none is
-    extras       of the cache's keys, including these tokens
-    before       the notes of each layer for earlier tokens
-    tables       cosines and sines of the new tokens, by encoding
-    weights      whether attention weights are requested
-    """
-
-    positions: Int[Tensor, "*B N"]
-    k_positions: Int[Tensor, "*B M"]
-    padding: Bool[Tensor, "B M"] | None
-    extras: CacheExtras
-    before: dict[int, Notes]
-    tables: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    weights: bool = False
+    positions: Int[Tensor, "*B N"]  # of the new tokens: [N], or [B, N] if sequences differ
+    k_positions: Int[Tensor, "*B M"]  # of all tokens so far: [M] or [B, M]
+    padding: Bool[Tensor, "B M"] | None  # True where a token so far is padding: [B, M]; None if none is
+    extras: CacheExtras  # of the cache's keys, including these tokens
+    before: dict[int, Notes]  # the notes of each layer for earlier tokens
+    tables: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cosines and sines, by encoding
+    weights: bool = False  # whether attention weights are requested
 
     def padding_of(self, count: int) -> Bool[Tensor, "B count"] | None:
         """True where one of ``count`` keys is padding; None if none is."""
@@ -189,28 +180,18 @@ def _padding(
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a model: a stack and its self-attention, layer by layer.
+    """One side of a model: a stack and its self-attention, layer by layer."""
 
-    stack    the module that runs the layers
-    modules  their attention
-    heads, head_dim, d_model  sizes of a layer's attention
-    max_len  number of positions that a table must have
-    tables   modules that look up positions in a table at the input
-    turns    how each layer's rotation pairs dimensions, if it is a pure rotation of queries and keys
-    reached  for each attention module, itself or the module around it that receives arguments of the stack
-    causal   whether attention is causal
-    """
-
-    stack: nn.Module
-    modules: list[nn.Module]
-    heads: int
+    stack: nn.Module  # the module that runs the layers
+    modules: list[nn.Module]  # their attention
+    heads: int  # sizes of a layer's attention
     head_dim: int
     d_model: int
-    max_len: int
-    tables: list[nn.Module]
-    turns: list[str | None]
-    reached: list[nn.Module | None]
-    causal: bool
+    max_len: int  # number of positions that a table must have
+    tables: list[nn.Module]  # modules that look up positions in a table at the input
+    turns: list[str | None]  # how each layer's rotation pairs dimensions, if it is a pure rotation of queries and keys
+    reached: list[nn.Module | None]  # by attention module, itself or one around it, with arguments of the stack
+    causal: bool  # whether attention is causal
 
     def build(self, name: str | Sequence[str], options: dict[str, Any]) -> PositionalEncoding:
         """The encoding for this side; ``pairing`` and ``bidirectional`` default to the model's own."""
@@ -346,17 +327,13 @@ class AttentionPatch:
         if (forward := own_forward(module)) is not None:
             module.forward = partial(forward, module)
 
-    @property
-    def encoding(self) -> PositionalEncoding:
-        return self._encoding
+    def _rotates(self) -> bool:
+        """Whether the module's own rotation function, which must pair halves, can apply all that the encoding does.
 
-    @encoding.setter
-    def encoding(self, encoding: PositionalEncoding) -> None:
-        # Whether the module's own rotation function can apply everything that the encoding does to queries and keys.
-        # Keys are then cached after the rotation, and each is rotated once. The function must pair halves; the encoding
-        # must rotate all heads alike, by angles that do not depend on the length.
-        self._encoding = encoding
-        self._rotates = (
+        Keys are then cached after the rotation. All heads must be rotated alike, by angles independent of the length.
+        """
+        encoding = self.encoding
+        return (
             isinstance(encoding, Rotary)
             and not any(encoding.overrides(hook) for hook in HOOKS if hook not in ("embed", "rotate"))
             and encoding.turns_alike
@@ -381,7 +358,7 @@ class AttentionPatch:
         hidden = next((kwargs[name] for name in ("hidden_states", "x") if name in kwargs), args[0] if args else None)
         given: Any = kwargs.get("position_embeddings")
         encoding: Any = self.encoding
-        turned = self._rotates and isinstance(given, tuple)
+        turned = isinstance(given, tuple) and self._rotates()
         turned = turned and given[0].shape[-1] == 2 * encoding.frequencies.shape[-1]  # the angles of both halves
         if turned:
             kwargs["position_embeddings"] = _tables(encoding, now, given[0].dtype)

@@ -278,18 +278,13 @@ def _of_others(
 
 
 def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Tensor, "B Nq h dv"]:
-    parts = Attention(
-        q=call.q[:, heads],
-        k=call.k[:, _groups(call, heads)],
-        v=call.v[:, [head // (call.q.shape[1] // call.v.shape[1]) for head in heads]],
-        scale=call.scale,
-        softcap=call.softcap,
-        sinks=None if call.sinks is None else call.sinks[heads],
-        bias=_some(call.bias, heads),
-        causal=call.causal,
-        visible=_some(call.visible, heads),
-        factor=_some(call.factor, heads),
-    )
+    own = {name: getattr(call, name) for name in ("scale", "softcap", "causal")}
+    for name in ("bias", "visible", "factor"):
+        x = getattr(call, name)
+        own[name] = x[:, heads] if x is not None and x.shape[1] > 1 else x
+    q, k, sinks = call.q[:, heads], call.k[:, _groups(call, heads)], None if call.sinks is None else call.sinks[heads]
+    v = call.v[:, [head // (call.q.shape[1] // call.v.shape[1]) for head in heads]]
+    parts = Attention(q=q, k=k, v=v, sinks=sinks, **own)
     dtype = torch.promote_types(call.q.dtype, torch.float32)
     if change.turns:
         parts = replace(parts, q=_turned(call, change, 0, heads), k=_turned(call, change, 1, _groups(call, heads)))
@@ -308,10 +303,6 @@ def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Te
 
 def _groups(call: AttentionCall, heads: list[int]) -> list[int]:
     return [head // (call.q.shape[1] // call.k.shape[1]) for head in heads]
-
-
-def _some(x: Tensor | None, heads: list[int]) -> Tensor | None:
-    return x[:, heads] if x is not None and x.shape[1] > 1 else x
 
 
 def _turned(call: AttentionCall, change: Change, which: int, heads: list[int]) -> Float[Tensor, "B h N d"]:

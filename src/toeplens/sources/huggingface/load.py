@@ -39,20 +39,13 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model on its device, in evaluation mode, and facts about it.
+    """A model on its device, in evaluation mode, and facts about it."""
 
-    model     a `transformers.PreTrainedModel`
-    name      as requested; None for a model passed as an object
-    missing   weights of the model that the checkpoint lacks, so that they are random
-    left_over tensors of the checkpoint that the model does not use
-    quantised how the weights of a GGUF file were stored; None for others
-    """
-
-    model: Any
-    name: str | None = None
-    missing: tuple[str, ...] = ()
-    left_over: tuple[str, ...] = ()
-    quantised: Quantised | None = None
+    model: Any  # a `transformers.PreTrainedModel`
+    name: str | None = None  # as requested; None for a model passed as an object
+    missing: tuple[str, ...] = ()  # weights of the model that the checkpoint lacks, so that they are random
+    left_over: tuple[str, ...] = ()  # tensors of the checkpoint that the model does not use
+    quantised: Quantised | None = None  # how the weights of a GGUF file were stored; None for others
 
     @property
     def _source(self) -> str:
@@ -109,9 +102,8 @@ class Loaded:
     def longest(self) -> int | None:
         """How many tokens the model supports; None if neither a table nor its configuration says so.
 
-        This is the length of a table of position vectors, or ``max_position_embeddings`` of the configuration. That
-        limit also holds for models with rotations, whose angles beyond it are untrained. Scaled rotations extend it by
-        their factor. Models with ALiBi have no limit.
+        That is the length of a table of positions, or ``max_position_embeddings`` of the configuration, beyond which
+        the angles of rotations are untrained. Scaled rotations extend it by their factor; ALiBi has no limit.
         """
         return self._limits[0][0] if self._limits else None
 
@@ -150,13 +142,8 @@ class Loaded:
             raise InputError(f"model: weights {_RANDOM}: {_listed(self.missing)}.")
 
     def check_attention(self, module: str) -> None:
-        """Refuse missing or unused weights in this attention, which was run, or in an attention around it.
-
-        Weights of all layers count, including unused ones of a layer that the model does not have.
-
-        Arguments
-            module  its name, optionally followed by its class
-        """
+        """Refuse missing or unused weights in this attention, which was run, or in an attention around it, including
+        unused ones of a layer that the model does not have. Its class may follow its name."""
         inner = module.split(" (")[0]
         named = dict(self.model.named_modules())
         wrapped = [name for name in self.attention if name and _ATTENTION.search(type(named[name]).__name__)]
@@ -277,11 +264,9 @@ def _load(name: str, dtype: Dtype | None, device: str, pickled: bool) -> Loaded:
         if dtype not in (None, "auto"):
             chosen = getattr(torch, dtype)
         options = {"dtype": chosen, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
-        if place == "auto":
-            options["device_map"] = "auto"
-        full = EnvironmentFailure(
-            f"model: {name} does not fit in the memory of {place}. Use a smaller dtype or another device."
-        )
+        options |= {"config": config, "output_loading_info": True} | ({"device_map": place} if place == "auto" else {})
+        use = "Use a smaller dtype or another device"
+        full = EnvironmentFailure(f"model: {name} does not fit in the memory of {place}. {use}.")
         if place == "cpu":
             least = _least(cls, config, chosen, files.quantised)
             if least > memory():
@@ -293,9 +278,7 @@ def _load(name: str, dtype: Dtype | None, device: str, pickled: bool) -> Loaded:
         safetensors = files.safetensors(named)
         try:
             _check_dtypes(config, safetensors, name)
-            model, info = cls.from_pretrained(
-                files.place, config=config, output_loading_info=True, **files.options, **options
-            )
+            model, info = cls.from_pretrained(files.place, **files.options, **options)
             model = model if place == "auto" else model.to(place)
         except InputError:
             raise

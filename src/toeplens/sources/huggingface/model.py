@@ -295,26 +295,18 @@ _EAGER = "eager_attention_forward"  # suffix of the name of a model's own eager 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What a module passes to an attention function.
+    """What a module passes to an attention function."""
 
-    function    the function that it calls
-    from_table  whether that is an entry of the interface's table, or the model's own eager function
-    q, k, v     [B, H, Nq, d], [B, G, Nk, d], [B, G, Nk, dv]
-    mask        added to the logits, or True where a key is visible
-    args, how   other arguments, without the context of a pass
-    context     what an installed encoding passes on (`installed.LayerContext`)
-    """
-
-    function: Callable[..., Any]
-    from_table: bool
+    function: Callable[..., Any]  # the function that it calls
+    from_table: bool  # whether that is an entry of the interface's table, or the model's own eager function
     module: nn.Module
-    q: Tensor
+    q: Tensor  # [B, H, Nq, d], [B, G, Nk, d], [B, G, Nk, dv]
     k: Tensor
     v: Tensor
-    mask: Tensor | None
-    args: tuple[Any, ...]
+    mask: Tensor | None  # added to the logits, or True where a key is visible
+    args: tuple[Any, ...]  # other arguments, without the context of a pass
     how: dict[str, Any]
-    context: Any = None
+    context: Any = None  # what an installed encoding passes on (`installed.LayerContext`)
 
     @property
     def scale(self) -> float:
@@ -335,20 +327,15 @@ class AttentionInputs:
 def inputs_of(function: Any, from_table: bool, module: nn.Module, *args: Any, **how: Any) -> AttentionInputs:
     """The inputs in a call of an attention function."""
     names = ("query", "key", "value", "attention_mask")[len(args) :]
-    first = [*args[:4], *(how.pop(name) for name in names)]
-    return AttentionInputs(function, from_table, module, *first, args[4:], how, how.pop(CONTEXT, None))
+    q, k, v, mask = *args[:4], *(how.pop(name) for name in names)
+    return AttentionInputs(function, from_table, module, q, k, v, mask, args[4:], how, how.pop(CONTEXT, None))
 
 
 class Observer:
-    """Is called on events in the passes of its thread; this base class changes nothing.
+    """Is called on events in the passes of its thread; this base class changes nothing."""
 
-    pieces  whether several attention calls of a module with the same queries and keys but other values are combined
-            into one; if not, they are an error
-    skips   whether its passes may leave out modules
-    """
-
-    pieces = False
-    skips = False
+    pieces = False  # whether several calls of a module with the same queries and keys are one; if not, an error
+    skips = False  # whether its passes may leave out modules
     asked: tuple[weakref.ref[Any], ...] = ()  # a module, queries and keys
 
     def attend(self, call: AttentionInputs) -> Any:

@@ -40,18 +40,14 @@ _FILLS = ("ForMaskedLM",)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What effects are measured on in a pass.
+    """What effects are measured on in a pass."""
 
-    effect   ``loss`` or ``states``
-    inputs   inputs of the pass
-    counted  [B, N] tokens of the last hidden states without padding
-    labels   [B, N] the token predicted from each position's state, -100 for none; None without a loss
-    """
-
-    effect: Effect
-    inputs: dict[str, Any]
-    counted: Bool[Tensor, "B N"]
-    labels: Int[Tensor, "B N"] | None
+    effect: Effect  # ``loss`` or ``states``
+    inputs: dict[str, Any]  # inputs of the pass
+    counted: Bool[Tensor, "B N"]  # tokens of the last hidden states without padding
+    labels: (
+        Int[Tensor, "B N"] | None
+    )  # the token predicted from each position's state, -100 for none; None without a loss
 
     @property
     def tokens(self) -> int:
@@ -89,9 +85,9 @@ class Outcome:
         counted = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
         if isinstance(there, Tensor) and there.shape == counted.shape:
             counted = there.to(given.device) != 0
-        names = [each.__name__ for each in type(model).__mro__]
-        predicts = any(name.endswith(_PREDICTS) for name in names)
-        fills = any(name.endswith(_FILLS) for name in names)
+        predicts, fills = (
+            any(each.__name__.endswith(ends) for each in type(model).__mro__) for ends in (_PREDICTS, _FILLS)
+        )
         if predicts and not side and "encoder" in sides:
             predicts, fills = False, True
         fills = fills and mask_token is not None
@@ -101,7 +97,11 @@ class Outcome:
             following = counted[:, :-1] & counted[:, 1:]
             labels = F.pad(tokens[:, 1:].masked_fill(~following, NONE), (0, 1), value=NONE)
             return cls("loss", inputs, counted, labels)
-        chosen = _chosen(counted, seed)
+        random, chosen = np.random.Generator(np.random.Philox(seed)), torch.zeros(counted.shape, dtype=torch.bool)
+        for row, real in zip(chosen, counted.cpu().numpy(), strict=True):  # 15 % of each sequence's tokens
+            if len(places := np.flatnonzero(real)):
+                row[random.choice(places, max(1, round(_MASKED * len(places))), replace=False)] = True
+        chosen = chosen.to(counted.device)
         masked = tokens.masked_fill(chosen, mask_token or 0)
         return cls("loss", inputs | {f"{side}input_ids": masked}, counted, tokens.masked_fill(~chosen, NONE))
 
@@ -116,27 +116,14 @@ class Outcome:
         return Outcome("states", inputs, self.counted[:, :_FIRST], None)
 
 
-def _chosen(counted: Bool[Tensor, "B N"], seed: int) -> Bool[Tensor, "B N"]:
-    """15 % of each sequence's tokens, at least one, chosen by a seed."""
-    random = np.random.Generator(np.random.Philox(seed))
-    chosen = torch.zeros(counted.shape, dtype=torch.bool)
-    for row, there in zip(chosen, counted.cpu().numpy(), strict=True):
-        places = np.flatnonzero(there)
-        if len(places):
-            row[random.choice(places, max(1, round(_MASKED * len(places))), replace=False)] = True
-    return chosen.to(counted.device)
-
-
 def losses(
     labels: Int[Tensor, "R N"],
     logits: Callable[[Int[Tensor, "n"]], Float[Tensor, "R n V"]],
     vocabulary: int,
     blocks: int,
 ) -> Float[Tensor, "R K"]:
-    """Cross-entropy of each row in nats, float64, split over blocks of positions: their mean is the mean over labels.
-
-    ``logits`` returns those at some positions. NaN without a label.
-    """
+    """Cross-entropy of each row in nats, float64, split over blocks of positions: their mean is the mean over labels,
+    NaN without one. ``logits`` returns those at some positions."""
     each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
     most = min(AT_ONCE, _ON_CPU) if labels.device.type == "cpu" else AT_ONCE
     for places in pieces(labels, vocabulary, most):
@@ -149,9 +136,6 @@ class Readout:
     """A head whose logits are weight x + bias, so that losses can be computed for some words at a time.
 
     Going through all logits of a long input repeatedly would take over half as long as the product itself.
-
-    weight  [V, d]
-    bias    [V]; None without one
     """
 
     weight: Float[Tensor, "V d"]
@@ -257,11 +241,8 @@ def cross_entropies(logits: Float[Tensor, "R n V"], labels: Int[Tensor, "R n"]) 
 def moved(
     states: Float[Tensor, "R N d"], intact: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"], blocks: int
 ) -> Float[Tensor, "R K"]:
-    """Mean squared distance of states from the intact ones, relative to the variance of these over tokens.
-
-    R is copies x B. Mean over the dimensions and counted tokens, float64, split over blocks of positions. NaN if the
-    variance is 0.
-    """
+    """Mean squared distance of states (R is copies x B) from the intact ones, relative to the variance of these over
+    tokens, NaN if that is 0; float64, split over blocks of positions."""
     own = wide(intact)
     middle = _counted(intact, counted).sum(1, keepdim=True, dtype=torch.float64) / counted.sum(1).view(-1, 1, 1)
     spread = _counted((own - middle.to(own.dtype)).square(), counted).sum(1, dtype=torch.float64).sum(-1)

@@ -98,29 +98,23 @@ class _Enough(Exception):
 
 @dataclass(eq=False)
 class Replay(hf.Observer):
-    """One pass over some copies of a batch, which may skip layers, change head outputs, and keep outputs.
-
-    rows     number of copies of the batch, one after the other
-    changes  functions of the heads' outputs, by address
-    start    layer calls before this one, from 0 in the order of the pass, are skipped: they return what is held
-    held     by list of layers, the output of its last layer before ``start`` in a pass of as many copies
-    until    the pass ends before this layer call, and ``kept`` has the outputs so far; 0 for a whole pass
-    kept     by list of layers, the output of its last layer so far; empty for a whole pass
-    order    the addresses encountered
-    output   the model's output, with logits only at the last position
-    """
+    """One pass over some copies of a batch, which may skip layers, change head outputs, and keep outputs."""
 
     skips = True
 
     passes: Passes
-    rows: int = 1
-    changes: Mapping[Address, Altered] = field(default_factory=dict)
-    start: int = 0
-    held: Mapping[str, Any] = field(default_factory=dict)
-    until: int = 0
-    kept: dict[str, Any] = field(default_factory=dict)
-    order: list[Address] = field(default_factory=list)
-    output: Any = None
+    rows: int = 1  # number of copies of the batch, one after the other
+    changes: Mapping[Address, Altered] = field(default_factory=dict)  # of the heads' outputs
+    start: int = (
+        0  # layer calls before this one, from 0 in the order of the pass, are skipped: they return what is held
+    )
+    held: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # by list of layers, the output of its last layer before start
+    until: int = 0  # the pass ends before this layer call, and `kept` has the outputs so far; 0 for a whole pass
+    kept: dict[str, Any] = field(default_factory=dict)  # by list of layers, the output of its last layer so far
+    order: list[Address] = field(default_factory=list)  # the addresses encountered
+    output: Any = None  # the model's output, with logits only at the last position
     _parts: dict[nn.Module, Any] = field(default_factory=dict)
     _fed: Tensor | None = None
     _items: int = 0
@@ -159,7 +153,8 @@ class Replay(hf.Observer):
     def states(self) -> Float[Tensor, "R N d"]:
         """The output of the part that ran last: the last hidden states, before the head."""
         found = getattr(self.output, "last_hidden_state", None)
-        return _first(next(reversed(self._parts.values()), self.output)) if found is None else found
+        part = next(reversed(self._parts.values()), self.output) if found is None else found
+        return part if isinstance(part, Tensor) else part[0]
 
     def _copied(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """New tensors with every sequence ``rows`` times, copy after copy; tensors without a batch are cloned."""
@@ -253,26 +248,18 @@ def _fresh(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) else x
 
 
-def _first(output: Any, name: str = "") -> Tensor:
+def _first(output: Any, name: str) -> Tensor:
     """The tensor of this name in an output; the first one if there is none."""
-    found = getattr(output, name, None) if name else None
+    found = getattr(output, name, None)
     return (output if isinstance(output, Tensor) else output[0]) if found is None else found
 
 
 class Passes:
     """Passes of one model over one batch, starting with the intact one; within `observed`.
 
-    batch       number of sequences
-    kind        the model's class
-    width       maximum number of copies of the batch per pass: some thousand tokens together
-    same        allowed distance of equal states, relative to their size, due to rounding
-    states      [B, N, d] of the intact pass
-    order       the addresses encountered in it
-    baseline    [B, K] its losses; None without a loss
-    vocabulary  number of logits per position; 0 without a loss
-    readout     the model's head, if it is one matrix product
-
-    Raises `InputError` for a head that is not supported.
+    The intact pass has ``states`` [B, N, d], an ``order`` of addresses and, with a loss, a ``baseline`` [B, K] and a
+    ``vocabulary``; ``readout`` is the model's head if it is one matrix product. At most ``width`` copies share a pass.
+    Equal states differ by at most ``same`` of their size. Raises `InputError` for a head that is not supported.
     """
 
     @torch.no_grad()
@@ -300,6 +287,11 @@ class Passes:
             self.readout = Readout.of(anatomy.embedding, self.states[:, -1:], intact.logits)
             self.baseline = self.losses(intact)
 
+    @property
+    def intact_loss(self) -> Float[np.ndarray, "B"] | None:
+        """The intact loss of each sequence; None without a loss."""
+        return None if self.baseline is None else self.baseline.mean(1).cpu().numpy()
+
     def run(self, rows: int = 1, **parts: Any) -> Replay:
         """One pass up to the head. Raises `InputError` unless it has one last hidden state per token."""
         found = Replay(self, rows, **parts)
@@ -325,13 +317,9 @@ class Passes:
     ) -> tuple[int, list[range]]:
         """Number of copies per pass, and which neighbouring calls share passes, so that few layers are run.
 
-        Passes of several calls start at the first one's layer. One copy if copies are not independent.
-
-        Arguments
-            items   for each call in order, the layer call that it is in or before
-            counts  number of changes of each call
-            intact  minimum number of unchanged copies in passes that start at each call's layer
-            alike   whether copies are known to be independent; otherwise a pass of two is run
+        Calls are in or before the layer calls ``items``, in order, and have ``counts`` of changes; passes that start at
+        their layer have at least ``intact`` unchanged copies. Passes of several calls start at the first one's layer.
+        One copy if copies are not independent, which a pass of two tests unless they are known to be ``alike``.
         """
         layers = 1 + max(each.item for each in self.order)
         fixed = _CALLS  # a layer's calls cost as much as some tokens, on a CPU fewer for larger weights
@@ -383,11 +371,7 @@ def together(
 ) -> tuple[float, list[range]]:
     """The minimum cost, in layers, of passes with ``width`` copies, and which neighbouring calls they then combine.
 
-    Arguments
-        left    number of layers from each call's on
-        counts  number of changes of each call
-        alone   fixed cost of a pass, in copies
-        intact  minimum number of unchanged copies in passes that start at each call's layer
+    Calls have ``left`` layers from theirs on; a pass has a fixed cost, ``alone``, in copies. See `Passes.plan`.
     """
     best: list[tuple[float, list[range]]] = [(0.0, [])]
     for stop in range(1, len(left) + 1):
@@ -420,13 +404,11 @@ def one_by_one(
 ) -> tuple[list[Float[np.ndarray, "B K _H"]], int]:
     """Each call's effects, NaN for what is not chosen; and the number of calls that were replayed from their layer.
 
-    The changes of a call, one head or band each, are copies of the batch in a few passes with equally many copies.
-    Neighbouring calls are combined if that runs fewer layers in all (`Passes.plan`). A pass of two unchanged copies,
-    both of which must give the intact states, tests whether copies are independent (not needed for calls known to give
-    them); if not, passes have one copy. The output of the layers before a call is computed once. In the last pass from
-    each layer, some copies are unchanged and must give the intact states; if a replay fails, whole passes are run from
-    that layer on. For calls known to give these states (`intact_from`), only the passes from the first layer are
-    checked, and others if they have copies to spare.
+    The changes of a call, one head or band each, are copies of the batch in a few passes with equally many copies;
+    neighbouring calls may share them (`Passes.plan`). The output of the layers before a call is computed once. In the
+    last pass from each layer, some copies are unchanged and must give the intact states; if a replay fails, whole
+    passes are run from that layer on. For calls known to give these states (`intact_from`), only the passes from the
+    first layer are checked, and others if they have copies to spare.
     """
     effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
     total = sum(map(len, chosen))

@@ -32,13 +32,8 @@ def layouts_of(both: Both, allowed: float, count: int | None = None) -> Iterator
     """Pairings, and the dimensions of each pair before and after, that fit where most is rotated; likeliest first.
 
     Dimensions that are 0 in all queries and keys do not change, but may still be rotated. So the rotated part is any
-    range in which the changed dimensions form pairs, with as few nonzero unchanged dimensions as possible.
-
-    Arguments
-        allowed  largest difference of the rotated numbers, relative to the largest
-        count    number of pairs (default: any)
-
-    Raises `NoForm` if nothing changes.
+    range in which the changed dimensions form pairs, with as few nonzero unchanged dimensions as possible. Rotated
+    numbers may differ by ``allowed`` of the largest. Raises `NoForm` if nothing changes.
     """
     moved = torch.stack([(before != after).flatten(0, -2).any(0) for before, after in both]).any(0)
     if not bool(moved.any()):
@@ -51,7 +46,12 @@ def layouts_of(both: Both, allowed: float, count: int | None = None) -> Iterator
             beside = start + torch.arange(2 * number, device=moved.device).view(-1, 2)
             # half apart, adjacent, or adjacent before and half apart after
             pairs, out = half if name == "half" else beside, beside if name == "beside" else half
-            if all(_misfit(few, pairs, out) <= allowed for few in parts):
+            for few in parts:  # the best rotation of each pair at each position, equal for all heads
+                each = [(as_complex(before, pairs), as_complex(after, out)) for before, after in few]
+                wrong = max(float((ratio(each) * x - y).abs().max()) for x, y in each)
+                if not wrong / max(float(y.abs().max()) for _, y in each) <= allowed:
+                    break
+            else:
                 yield "half" if name == "half" else "interleaved", pairs, out
 
 
@@ -60,16 +60,13 @@ def _candidates(moved: Bool[Tensor, "d"], alive: Bool[Tensor, "d"]) -> list[tupl
     low precision the slowest pairs may not show."""
     at, width = moved.nonzero().flatten().tolist(), len(moved)
     first, end = at[0], at[-1] + 1
-    lowest = first
-    while lowest > 0 and not alive[lowest - 1]:
-        lowest -= 1
+    lowest = 1 + max([-1, *alive[:first].nonzero().flatten().tolist()])
     still = [0, *(alive & ~moved).cumsum(0).tolist()]  # number of nonzero unchanged dimensions before this one
     found = []
     for start in range(first, lowest - 1, -1):
         for count in range((end - start + 1) // 2, (width - start) // 2 + 1):
-            stop = start + 2 * count
-            edges = (start == 0) + (stop == width)
-            rank = (still[stop] - still[start], -edges, first - start, count)
+            edges = (start == 0) + (start + 2 * count == width)
+            rank = (still[start + 2 * count] - still[start], -edges, first - start, count)
             found.append((rank, start, count))
     return [(name, start, count) for _, start, count in sorted(found) for name in ("half", "beside", "sorted")]
 
@@ -85,13 +82,6 @@ def as_complex(x: Float[Tensor, "*B d"], pairs: Int[Tensor, "n 2"]) -> Complex[T
     """Each pair as a complex number."""
     first, second = (x[..., index_of(dimensions)] for dimensions in pairs.unbind(-1))
     return torch.complex(first, second)
-
-
-def _misfit(both: Both, pairs: Tensor, out: Tensor) -> float:
-    """Error of the best rotation of each pair at each position, equal for all heads."""
-    parts = [(as_complex(before, pairs), as_complex(after, out)) for before, after in both]
-    wrong = max(float((ratio(parts) * x - y).abs().max()) for x, y in parts)
-    return wrong / max(float(y.abs().max()) for _, y in parts)
 
 
 def before_rotation(final: Tensor, turned: list[Turned]) -> Tensor | None:
@@ -380,11 +370,8 @@ def of_equal_tokens(
     """q [1, H, N, d] and k [1, G, N, d] of the first sequence, as they enter their product; None if there is none.
 
     Before its own call, the module runs up to its product on the same input, but with the states of the last token at
-    every position. Any difference between positions is then due to position, whatever caused it.
-
-    Arguments
-        states  the module's input, with the tokens along ``axis``; every input of that shape is changed alike if it
-                comes from tokens, that is, differs between sequences
+    every position (along ``axis``). Any difference between positions is then due to position, whatever caused it. Every
+    input of that shape is changed alike if it comes from tokens, that is, differs between sequences.
     """
     sequences = 0 if axis else 1
 

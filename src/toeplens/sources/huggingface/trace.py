@@ -32,35 +32,23 @@ _MULTIPLIED = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot")
 
 @dataclass(frozen=True)
 class Followed:
-    """What is known about a tensor of logits or weights: logits = scale left @ right + the sum of the terms.
+    """What is known about a tensor of logits or weights: logits = scale left @ right + the sum of the terms."""
 
-    left, right  the factors, [B, H, N, d] and [B, H, d, N] or with batch and heads as one dimension
-    terms        added terms, each with the number of dimensions that the logits had at the time
-    hidden       masks, True where a key is masked, likewise
-    causal       whether the keys after the query are masked in addition
-    taken        whether the softmax has been applied
-    weights      the weights that were multiplied by the values; None before that, and for fused attention
-    broken       the first operation that was not supported; None if all were
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # [B, H, N, d], or with batch and heads as one dimension
+    right: Tensor  # [B, H, d, N], likewise
     scale: float = 1.0
-    terms: tuple[tuple[Tensor, int], ...] = ()
-    hidden: tuple[tuple[Tensor, int], ...] = ()
-    causal: bool = False
-    taken: bool = False
-    weights: Tensor | None = None
-    broken: str | None = None
+    terms: tuple[tuple[Tensor, int], ...] = ()  # each with the number of dimensions that the logits had at the time
+    hidden: tuple[tuple[Tensor, int], ...] = ()  # masks, True where a key is masked, likewise
+    causal: bool = False  # whether the keys after the query are masked in addition
+    taken: bool = False  # whether the softmax has been applied
+    weights: Tensor | None = None  # those multiplied by the values; None before that, and for fused attention
+    broken: str | None = None  # the first operation that was not supported; None if all were
 
 
 @dataclass(eq=False)
 class Products(TorchFunctionMode):
-    """Follows the products of queries and keys while ``watching()``; passes on the attention found, values and outputs.
-
-    The mode acts only in its own thread. It does not change the model's results unless ``found`` returns replacements
-    of the outputs, of the same shape. It does not keep queries-by-keys tables alive.
-    """
+    """Follows the products of queries and keys while ``watching()``, in its own thread; passes on the attention found,
+    values and outputs, which ``found`` may replace. It does not keep queries-by-keys tables alive."""
 
     watching: Callable[[], bool]
     found: Callable[[Followed, Tensor, Tensor], Tensor | None]
@@ -127,22 +115,17 @@ class Products(TorchFunctionMode):
         if made is not None and made.taken:
             if made.broken is None:
                 return self.found(replace(made, weights=left), right, out)
-            else:
-                self.last = f"{made.broken!r} between the softmax and the product with the values"
+            self.last = f"{made.broken!r} between the softmax and the product with the values"
         elif left.ndim in (3, 4) and right.ndim == left.ndim:
-            terms = ()
-            if name == "baddbmm":
-                terms = ((given[0] * kwargs.get("beta", 1), out.ndim),)
+            terms = ((given[0] * kwargs.get("beta", 1), out.ndim),) if name == "baddbmm" else ()
             self._follow_on(out, Followed(left, right, float(kwargs.get("alpha", 1)), terms))
         return None
 
 
 class Exponentials(TorchDispatchMode):
-    """Reports every operation, while ``watching()``, that may distribute weight among keys, followed or not.
-
-    These are a softmax of anything, by any torch function, and an exponential that depends on a product of two tensors
-    that are not parameters. It sees the operations inside torch's functions and compiled code.
-    """
+    """Reports every operation, while ``watching()``, that may distribute weight among keys, followed or not: a softmax
+    of anything, by any torch function, and an exponential that depends on a product of two tensors that are not
+    parameters. It sees the operations inside torch's functions and compiled code."""
 
     def __init__(
         self, watching: Callable[[], bool], found: Callable[[str, tuple[int, ...]], None], weights: Iterable[Tensor]
@@ -229,10 +212,9 @@ def _fused(
 ) -> tuple[Followed, Tensor]:
     """The logits and the values of torch's fused attention."""
     made = Followed(q, k.transpose(-2, -1), q.shape[-1] ** -0.5 if scale is None else scale, causal=is_causal)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        made = replace(made, hidden=((~attn_mask, 4),))
-    elif attn_mask is not None:
-        made = replace(made, terms=((attn_mask, 4),))
+    if attn_mask is not None:
+        boolean = attn_mask.dtype == torch.bool
+        made = replace(made, hidden=((~attn_mask, 4),)) if boolean else replace(made, terms=((attn_mask, 4),))
     return made, v
 
 
@@ -291,9 +273,8 @@ def at_each_token(made: Followed) -> bool:
 
 def four(x: Tensor, batch: int, ndim: int = 3) -> Tensor:
     """[B, H, ., .] from a tensor with ``ndim`` dimensions; with three, the first is batch and heads."""
-    if x.ndim == 3 and ndim == 3 and x.shape[0] % batch == 0 and x.shape[0] > 1:
-        return x.reshape(batch, -1, *x.shape[1:])
-    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+    both = x.ndim == 3 and ndim == 3 and x.shape[0] % batch == 0 and x.shape[0] > 1
+    return x.reshape(batch, -1, *x.shape[1:]) if both else x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
 @dataclass(frozen=True)
@@ -312,14 +293,9 @@ def run_eager(
 ) -> Eager:
     """Run an eager function on all queries: at once if they are few, otherwise in blocks.
 
-    On long inputs only some queries are run; all outputs are then those of ``fused``, if they agree there.
-
-    Arguments
-        call    of the eager function; queries-by-keys tables among its arguments are sliced as the mask is, and sinks
-                of each query as the queries
-        causal  whether keys after the query are masked without a mask that says so
-        rows    queries whose weights are kept
-        fused   returns all outputs, [B, Nq, H, dv], of the model's fused attention; None if it has none
+    On long inputs only some queries are run; all outputs, [B, Nq, H, dv], are then those of ``fused``, if they agree
+    there. Queries-by-keys tables among the call's arguments are sliced as the mask is, and sinks of each query as the
+    queries. If ``causal``, keys after the query are masked without a mask that says so. Weights of ``rows`` are kept.
     """
     queries, keys = size = call.q.shape[2], call.k.shape[2]
     many = call.q.shape[0] * call.q.shape[1] * keys
