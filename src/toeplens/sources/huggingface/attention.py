@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -114,16 +113,13 @@ def just_causal(visible: Bool[Tensor, "_B _H Nq Nk"]) -> bool:
     return all(bool((part == _earlier(rows, part)).all()) for rows, part in _parts(visible))
 
 
-class Reach(NamedTuple):
-    """How far queries see: at most ``window`` keys up to their own, on either side if not causal, or, if causal, no key
-    of an earlier chunk, of ``chunk`` positions; None for no limit and no chunks."""
+def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"] | None, causal: bool) -> tuple[int | None, int | None]:
+    """The smallest window, or the size of the chunks, that contain all visible keys of a mask, or neither.
 
-    window: int | None = None
-    chunk: int | None = None
-
-
-def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"], causal: bool) -> Reach:
-    """The smallest window, or the chunks, that contain all visible keys of a mask."""
+    A query sees at most that many keys up to its own, on either side if not causal; or no key of an earlier chunk.
+    """
+    if visible is None:
+        return None, None
     reach, keys, firsts = 0, visible.shape[-1], []
     for rows, part in _parts(visible):
         near = part.any(0).any(0)
@@ -133,18 +129,20 @@ def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"], causal: bool) -> Reach:
         reach = max(reach, int(((torch.maximum(own - first, last - own) + 1) * near.any(-1)).max()))
         firsts.append(torch.where(near.any(-1), first, own))
     if reach >= keys:
-        return Reach()
+        return None, None
     first = torch.cat(firsts)
     chunk = int(first.clamp(max=1).argmax())  # the first query that does not see key 0
     places = torch.arange(len(first), device=first.device)
     if causal and chunk > 1 and bool((first == places - places % chunk).all()):
-        return Reach(chunk=chunk)
-    return Reach(window=reach)
+        return None, chunk
+    return reach, None
 
 
-def padded_lengths(visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, reach: Reach) -> Int[Tensor, "B"] | str | None:
-    """Number of tokens of each sequence, if only padding, ``causal`` and ``reach`` mask keys: None without padding, a
-    string that describes the visible keys if anything else is masked."""
+def padded_lengths(
+    visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, window: int | None = None, chunk: int | None = None
+) -> Int[Tensor, "B"] | str | None:
+    """Number of tokens of each sequence, if only padding, ``causal``, a window and chunks mask keys: None without
+    padding, a string that describes the visible keys if anything else is masked."""
     keys = visible.shape[-1]
     seen = torch.zeros(visible.shape[0], keys, dtype=torch.bool, device=visible.device)
     for _, part in _parts(visible):
@@ -155,10 +153,10 @@ def padded_lengths(visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, reach: Rea
         wanted = there[:, None, None, :].expand(-1, 1, rows.stop - rows.start, -1)
         if causal:
             wanted = wanted & _earlier(rows, part)
-        if reach.window is not None:
-            wanted = wanted & _earlier(rows, part, 1 - reach.window) & ~_earlier(rows, part, reach.window)
-        if reach.chunk is not None:
-            own, other = (places // reach.chunk for places in _places(rows, part))
+        if window is not None:
+            wanted = wanted & _earlier(rows, part, 1 - window) & ~_earlier(rows, part, window)
+        if chunk is not None:
+            own, other = (places // chunk for places in _places(rows, part))
             wanted = wanted & (own == other)
         if bool(((part != wanted) & there[:, None, rows, None]).any()):
             return "some of the keys"

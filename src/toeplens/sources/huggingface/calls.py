@@ -37,15 +37,7 @@ from torch import Tensor
 from toeplens.encodings.kit import product_dtype
 from toeplens.ground import InputError
 from toeplens.lens.kit.terms import NoForm
-from toeplens.sources.huggingface.attention import (
-    Attention,
-    Reach,
-    at_rows,
-    blocks,
-    by_offset,
-    padded_lengths,
-    reach_of,
-)
+from toeplens.sources.huggingface.attention import Attention, at_rows, blocks, by_offset, padded_lengths, reach_of
 from toeplens.sources.huggingface.model import not_understood, tolerance
 from toeplens.sources.huggingface.rotation import Rotation
 
@@ -332,19 +324,19 @@ class AttentionCall(Attention):
             yield rows, first, made, weights if self.visible is None else weights.nan_to_num(nan=0.0)
 
     @cached_property
-    def _reach(self) -> Reach:
-        there = self.visible is not None and self.kind == "self" and self.q.shape[2] == self.k.shape[2]
-        return reach_of(self.visible, self.causal) if there and self.visible is not None else Reach()
+    def _reach(self) -> tuple[int | None, int | None]:
+        there = self.kind == "self" and self.q.shape[2] == self.k.shape[2]
+        return reach_of(self.visible if there else None, self.causal)
 
     @property
     def window(self) -> int | None:
         """Maximum number of keys up to its own that a query sees, on either side if not causal; None for no limit."""
-        return self._reach.window
+        return self._reach[0]
 
     @property
     def chunk(self) -> int | None:
         """Number of positions per chunk; a query sees no key of an earlier chunk. None without chunks."""
-        return self._reach.chunk
+        return self._reach[1]
 
     @cached_property
     def lengths(self) -> Int[Tensor, "B"] | None:
@@ -354,7 +346,7 @@ class AttentionCall(Attention):
         """
         if self.visible is None:
             return None
-        ends = padded_lengths(self.visible, self.causal, self._reach)
+        ends = padded_lengths(self.visible, self.causal, self.window, self.chunk)
         if isinstance(ends, str):
             raise NoForm(
                 f"{self.module}: its queries see {ends}. Known masks are all keys, earlier keys, a window and chunks."

@@ -25,14 +25,7 @@ from toeplens.sources.huggingface import trace
 from toeplens.sources.huggingface.attention import Attention, bias_and_mask, just_causal, one_way
 from toeplens.sources.huggingface.calls import AttentionCall, Proof, Side, joined, prove, proved_rows
 from toeplens.sources.huggingface.installed import AttentionPatch, LayerContext
-from toeplens.sources.huggingface.rotation import (
-    Rotation,
-    Turned,
-    before_rotation,
-    find_rotation,
-    of_equal_tokens,
-    stays,
-)
+from toeplens.sources.huggingface.rotation import Rotation, before_rotation, find_rotation, of_equal_tokens, stays
 
 _HELD = ("past_key_values", "cache_params")  # inputs that would contain the keys of all layers
 _LOOKED_AT = 256  # positions whose logits are computed to measure how much the offset explains
@@ -142,7 +135,7 @@ class _Frame:
     equal: tuple[Tensor, Tensor] | None  # queries and keys if all tokens were equal
     calls: list[AttentionCall] = field(default_factory=list)
     inside: int = 0  # calls of modules in it
-    turned: list[Turned] = field(default_factory=list)
+    turned: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     beside: list[Tensor] = field(default_factory=list)  # other inputs of rotations
     shared: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # see `Exponentials`
 

@@ -21,7 +21,6 @@ from toeplens.ground.machine import out_of_memory
 from toeplens.ground.options import must_be
 from toeplens.sources.huggingface import model as hf
 from toeplens.sources.huggingface.installed import (
-    BEFORE,
     AttentionPatch,
     Side,
     StackPatch,
@@ -54,7 +53,7 @@ class _Recorder(hf.Observer):
 
     def attend(self, call: hf.AttentionInputs) -> Any:
         made = call.run()
-        if hf.INSTALLED not in vars(call.module) or BEFORE in vars(call.module):
+        if hf.INSTALLED not in vars(call.module) or hf.BEFORE in vars(call.module):
             self.calls.append(call)
             self.outputs.append(made[0])
         return made
@@ -269,7 +268,7 @@ class Host:
                     self.encodings.append(encoding)
                 self._patches.append(AttentionPatch(stack, layer, encoding))
         for module in asking:
-            module.__dict__[BEFORE] = module.config._attn_implementation_internal  # type: ignore[union-attr]
+            module.__dict__[hf.BEFORE] = module.config._attn_implementation_internal  # type: ignore[union-attr]
         for config, _ in self._implementations if asking else ():
             config._attn_implementation_internal = hf.NAME
         self.encodings._tied_weights_keys = _tied(self.encodings)  # type: ignore[assignment]
@@ -284,7 +283,7 @@ class Host:
         for patch in self._patches:
             patch.remove()
         for module in self._asking:
-            module.__dict__.pop(BEFORE, None)
+            module.__dict__.pop(hf.BEFORE, None)
         for config, before in self._implementations:
             config._attn_implementation_internal = before
         self.model.__dict__.pop(HOST, None)

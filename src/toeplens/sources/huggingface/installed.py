@@ -23,7 +23,6 @@ from toeplens.ground import InputError, invalid
 from toeplens.nn.attention import count_unpadded
 from toeplens.sources.huggingface import model as hf
 
-BEFORE = "toeplens_before"  # attribute of an attention module: its previous attention implementation
 _EXTRAS = "toeplens_memory"  # attribute of a transformers cache
 
 
@@ -507,7 +506,7 @@ def attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Ten
 def plain_attention(call: hf.AttentionInputs, weights: bool = False) -> tuple[Tensor, Tensor | None]:
     """The module's original attention: torch's fused one, or its own eager one with a numeric mask, which also returns
     weights."""
-    if call.module.__dict__.get(BEFORE) == "sdpa" and not weights:
+    if call.module.__dict__.get(hf.BEFORE) == "sdpa" and not weights:
         return replace(call, function=hf.table()["sdpa"], context=None).run()
     mask, queries, keys = call.mask, call.q.shape[2], call.k.shape[2]
     if mask is None and queries > 1 and call.causal(default=False):

@@ -71,6 +71,7 @@ def of_libraries(error: BaseException) -> bool:
 
 INSTALLED = "toeplens_seat"  # attribute of an attention module: its installed encoding (`AttentionPatch`)
 CONTEXT = "toeplens_pass"  # argument by which layers pass on the context of a pass, and a module to its attention
+BEFORE = "toeplens_before"  # attribute of an attention module: its previous attention implementation
 NAME = "toeplens"  # name of the attention implementation of a model with an installed encoding
 _ATTENTION = re.compile("Attention|Attn|MLA(?![a-z])")
 Rounded = Literal["call", "states", "pass", "installed"]
