@@ -60,13 +60,8 @@ def bias_and_mask(
     """The sum of the added terms where keys are visible, and the mask of visible keys; None if they do nothing.
 
     An added term masks a key if it makes its weight 0; this distinguishes it from a bias (see `hides_from`). It is
-    tested at the queries with known weights that see any key.
-
-    Arguments
-        terms    terms added to the logits
-        hidden   additional masks, True where keys are masked
-        rows     queries whose weights are known
-        weights  returns those, or computes them with a bias and a mask if they are not known
+    tested at the queries with known weights, ``rows``, that see any key; ``weights`` returns those, or computes them
+    with a bias and a mask. ``hidden`` are additional masks, True where keys are masked.
     """
     levels, lowest = [hides_from(term) for term in terms], [low(term.dtype) for term in terms]
     for place, term in enumerate(terms):
@@ -166,12 +161,8 @@ def padded_lengths(
 def by_offset(
     bias: Float[Tensor, "B Nq Nk"], seen: Bool[Tensor, "B Nq Nk"] | None, causal: bool, relative: bool, allowed: float
 ) -> Float[Tensor, "D"] | None:
-    """One head's bias by offset -(N-1) .. N-1, where keys are visible; None if it does not depend only on the offset.
-
-    Arguments
-        relative  whether to subtract the value at each query's own key first, for queries that see it
-        allowed   largest difference, relative to the largest bias, that rounding explains
-    """
+    """One head's bias by offset -(N-1) .. N-1, where keys are visible; None if it does not depend only on the offset,
+    up to ``allowed`` of the largest. If ``relative``, the value at each query's own key is subtracted first."""
     length = bias.shape[1]
     sums, counts = torch.zeros(2, 2 * length - 1, dtype=torch.float64, device=bias.device)
 
@@ -271,13 +262,8 @@ class Attention:
     def softmax(
         self, logits: Float[Tensor, "B H R K"], rows: Int[Tensor, "R"] | None = None, keys: slice = slice(None)
     ) -> Float[Tensor, "B H R K"]:
-        """The weights. A sink is one more logit of each head, whose weight is dropped.
-
-        Arguments
-            rows, keys  the queries and keys of the logits (default: all)
-
-        Raises `InputError` for some of the queries without ``rows`` if each query has its own sink.
-        """
+        """The weights of these queries and keys (default: all). A sink is one more logit of each head, whose weight is
+        dropped. Raises `InputError` for some of the queries without ``rows`` if each query has its own sink."""
         if self.factor is not None:
             factor = self.factor[: len(logits), ..., keys]
             factor = factor if rows is None else at_rows(factor, rows)

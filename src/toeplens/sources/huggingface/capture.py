@@ -6,7 +6,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,10 +57,9 @@ def captured(
     """Run a transformers model once and pass each verified attention call to ``on_layer`` before the pass continues.
 
     The model runs in evaluation mode without a key cache. If it uses transformers' attention interface, its own eager
-    attention runs, some queries at a time. Afterwards the model and transformers' tables are restored, even after an
-    error. Only one layer's attention is in memory at a time, unless ``on_layer`` keeps it. Passes in other threads are
-    not observed. Layers without attention (recurrences, convolutions, linear attention) are ignored; modules that are
-    named after attention are only ignored if nothing in them can be a softmax.
+    attention runs, some queries at a time. Afterwards everything is restored, even after an error. Only one layer's
+    attention is in memory at a time, unless ``on_layer`` keeps it. Passes in other threads are not observed. Layers
+    without attention are ignored; modules that are named after attention only if nothing in them can be a softmax.
 
     Arguments
         model     a `transformers.PreTrainedModel`
@@ -142,8 +141,7 @@ class _Frame:
     def not_followed(self) -> str:
         """Why its first operation that may distribute weight among keys is not a supported attention."""
         name, shape = self.shared[0]
-        *_, rows, columns = (0, 0, *shape)
-        if (rows == self.tokens and columns >= self.tokens) or not shape:
+        if not shape or (shape[-2:-1] == (self.tokens,) and shape[-1] >= self.tokens):
             return f"its {name!r} is not a softmax of a traced product"
         instead = f"instead of one product of all {self.tokens} queries and keys"
         return f"its {name!r} has shape {list(shape)}: bands or blocks of keys {instead}"
@@ -548,12 +546,12 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     """
     with hf.patched(model, _shortened(model)), torch.no_grad():
         few, own = _own(model, inputs)
-        with _drawn_alike(model):
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
             made = _first(captured(model, inputs, on_layer))
         dtype = hf.precision(model)
         far, allowed = hf.apart(made[tuple(map(slice, own.shape[:2]))], own), hf.tolerance(dtype, "pass")
         if not far <= allowed and few is not inputs:
-            far = hf.apart(made, _first(_plain(model, inputs)))
+            far = hf.apart(made, _plain(model, inputs))
     if not far <= allowed:
         said = str(dtype).removeprefix("torch.")
         coarse = "" if said.endswith(("32", "64")) else f" ({said} rounds coarsely: use --dtype float32)"
@@ -572,14 +570,14 @@ def _own(model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Tens
         few = {name: x[:1, :first] for name, x in inputs.items()}
         if any(x.shape != inputs[name].shape for name, x in few.items()):
             with suppress(InputError):
-                return few, _first(_plain(model, few))
-    return inputs, _first(_plain(model, inputs))
+                return few, _plain(model, few)
+    return inputs, _plain(model, inputs)
 
 
-def _plain(model: Any, inputs: Mapping[str, Any]) -> Any:
+def _plain(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     try:
-        with _drawn_alike(model):
-            return model(**inputs)
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            return _first(model(**inputs))
     except Exception as error:
         if out_of_memory(error) or not hf.of_libraries(error):
             raise
@@ -589,10 +587,6 @@ def _plain(model: Any, inputs: Mapping[str, Any]) -> Any:
         longer = f" (a sequence has {length} tokens, and its configuration says {said[0]})" if said else ""
         why = f"{hf.words(error)}{longer}"
         raise InputError(f"model: {type(model).__name__} does not run on this input: {why}.") from error
-
-
-def _drawn_alike(model: Any) -> AbstractContextManager[None]:
-    return torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])
 
 
 def _shortened(model: Any) -> Iterator[hf.Entry]:

@@ -36,8 +36,7 @@ class Quantised:
 def read_gguf(path: Path) -> Quantised:
     """Read the metadata of a GGUF file without dequantising weights.
 
-    Raises `InputError` for a file that is not GGUF, is truncated, is one of several pieces or has tensors of an unknown
-    type; `EnvironmentFailure` if the package gguf or accelerate is missing.
+    Raises `InputError` for a file that is not a whole GGUF file or has tensors of an unknown type.
     """
     for needed in _NEEDED:
         try:
@@ -186,11 +185,7 @@ def _pieces(index: Path) -> list[str]:
 
 
 def checkpoint_of(name: str) -> Checkpoint:
-    """The files of a model, from a directory, a GGUF file, a directory with one, or a name on the hub.
-
-    Raises `InputError` for a file that is not GGUF, for a directory with several GGUF files and no configuration, and
-    for names that neither the hub nor its cache has.
-    """
+    """The files of a model, from a directory, a GGUF file, a directory with one, or a name on the hub."""
     if not is_there(name):
         return Checkpoint(name, name, _hub_options(name))
     path = Path(name)

@@ -164,8 +164,7 @@ def head_estimates(
 ) -> HeadEffects:
     """Estimates of `head_effects` on a loss for all heads at once, from one forward and a few backward passes.
 
-    They are of first and second order in the change of a head's output. Neither need be close to the exact effect, so
-    check them against exact effects of some heads.
+    They are of first and second order in the change of a head's output, and may be far from its exact effect.
 
     Arguments
         model, inputs, calls, mask_token  as in `head_effects`
@@ -320,7 +319,15 @@ def _attributed(passes: Passes, probes: Mapping[Address, _Probe], seed: int) -> 
         predicted = (labels != NONE).sum(1)
         each, ends = 1 / predicted.clamp_min(1).view(-1, 1, 1), [probe.at for probe in probes.values()]
         total = [torch.zeros_like(end, dtype=torch.float64) for end in ends]
-        for number, upstream in enumerate(_upstream(passes, run, labels, seed)):
+        random = torch.Generator().manual_seed(seed)
+        # the gradient of the summed losses of all labels at the last hidden states, for the true and for drawn labels
+        gradients = [torch.zeros_like(run.states) for _ in range(1 + _DRAWS)]
+        for some in pieces(labels, passes.vocabulary, _LOGITS):
+            states, own = run.states.detach()[:, some], labels[:, some]
+            shares, slopes = _by_gradient(run, states) if passes.readout is None else passes.readout.slopes(states)
+            for gradient, drawn in zip(gradients, [own, *_drawn(shares, own, random)], strict=True):
+                gradient[:, some] = slopes(drawn).to(gradient)
+        for number, upstream in enumerate(gradients):
             slopes = torch.autograd.grad(run.states, ends, upstream, retain_graph=True)
             for place, slope in enumerate(x.double() for x in slopes):
                 if number:  # of drawn labels: products with the sums over spans
@@ -331,19 +338,6 @@ def _attributed(passes: Passes, probes: Mapping[Address, _Probe], seed: int) -> 
     known, blocks = (predicted > 0).view(-1, 1, 1), passes.outcome.blocks
     split = [torch.stack([in_blocks(x.to(known.device), blocks) for x in found.unbind(2)], 2) for found in total]
     return [torch.where(known, each, torch.nan).cpu().numpy() for each in split]
-
-
-def _upstream(passes: Passes, run: Replay, labels: Int[Tensor, "B N"], seed: int) -> list[Float[Tensor, "B N d"]]:
-    """The gradient of the summed losses of all labels at the last hidden states, for the true labels and for drawn
-    ones."""
-    random = torch.Generator().manual_seed(seed)
-    found = [torch.zeros_like(run.states) for _ in range(1 + _DRAWS)]
-    for some in pieces(labels, passes.vocabulary, _LOGITS):
-        states, own = run.states.detach()[:, some], labels[:, some]
-        shares, slopes = _by_gradient(run, states) if passes.readout is None else passes.readout.slopes(states)
-        for upstream, each in zip(found, [own, *_drawn(shares, own, random)], strict=True):
-            upstream[:, some] = slopes(each).to(upstream)
-    return found
 
 
 def _by_gradient(

@@ -47,8 +47,7 @@ def as_tokens(model: Any, inputs: Mapping[str, Any]) -> tuple[Numbered, Int[Tens
         inputs  arguments of its ``forward`` by name, sequences along the first dimension: ``input_values``
                 [B, samples], ``input_features``, ``inputs_embeds``, ...
 
-    Raises `InputError` for inputs without a tensor, for different numbers of sequences, for a mask with masked
-    positions, for an encoder-decoder model, for one that does not run on the inputs, and as `captured` does.
+    Raises `InputError` for inputs that are not whole sequences, for an encoder-decoder model, and as `captured` does.
     """
     loaded = open_model(model)
     given = _checked(loaded.model, inputs)

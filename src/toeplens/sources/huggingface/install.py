@@ -233,7 +233,7 @@ def _is_quarter(plain: Tensor, turned: Tensor, width: int, pairing: str) -> bool
 class Host:
     """An encoding installed in a model, and the means to uninstall it.
 
-    encodings  a module list, one per layer and side, or one shared by all; trained and saved with the model
+    ``encodings`` is a module list, one per layer and side, or one shared by all; trained and saved with the model.
     """
 
     def __init__(
@@ -408,16 +408,8 @@ def uninstall(model: Any) -> None:
 
 
 def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> None:
-    """Install the encoding that a configuration describes, with its weights.
-
-    Arguments
-        described  the entry ``toeplens_encodings`` of the configuration
-        files      of the checkpoint with the model's own weights
-        name       the model's name for messages
-
-    Raises `InputError` for an invalid entry, for an encoding that cannot be installed in the model, and for weights
-    that are not the encoding's.
-    """
+    """Install the encoding that the entry ``toeplens_encodings`` of a configuration describes, with its weights from
+    the files of the checkpoint. Raises `InputError` if they do not fit."""
     entry = f"the entry {MODULES} of its configuration"
     if not isinstance(described, dict) or "encoding" not in described or {"model", "prove"} & set(described):
         raise hf.not_loaded(name, f"{entry} is damaged ({shown(described)})")

@@ -154,10 +154,9 @@ class Change:
             _named(self.groups, "groups", groups, call.module)
             size = heads // groups
             return tuple(head for group in self.groups for head in range(group * size, (group + 1) * size))
-        if self.heads is None:
-            return tuple(range(heads))
-        _named(self.heads, "heads", heads, call.module)
-        return self.heads
+        if self.heads is not None:
+            _named(self.heads, "heads", heads, call.module)
+        return tuple(range(heads)) if self.heads is None else self.heads
 
     def check(self, call: AttentionCall) -> None:
         """Raise an `InputError` that names the module if the call does not have what is to be changed."""
@@ -231,9 +230,7 @@ def changed_outputs(
 ) -> Float[Tensor, "B Nq H dv"]:
     """All heads' outputs with the change; in float32, or the model's own dtype if wider.
 
-    ``there`` says which queries are tokens, not padding, which a cross-attention does not know (default: from the
-    call's own mask, `tokens_of`). Raises `InputError` if the call does not have what is to be changed, and for ``mean``
-    and ``resample`` if padding is not known.
+    ``there`` says which queries are tokens, not padding, which a cross-attention does not know (default: `tokens_of`).
     """
     heads = list(change.heads_of(call))
     change.check(call)
@@ -361,11 +358,10 @@ def _part_logits(
 def without_position(
     model: Any, inputs: Mapping[str, Any], places: Collection[Place]
 ) -> dict[Place, Float[Tensor, "B Nq H dv"]]:
-    """All heads' outputs with frozen rotation and without bias, for calls by side, kind and layer; earlier layers are
-    not changed.
+    """All heads' outputs with frozen rotation and without bias, for calls by side, kind and layer.
 
-    Calls without rotation and bias, or with an unknown rotation, are left out. Vectors added at the input are not
-    changed, as they belong to no head.
+    Calls without rotation and bias, or with an unknown rotation, are left out. Earlier layers, and vectors added at the
+    input, which belong to no head, are not changed.
     """
     found: dict[Place, Tensor] = {}
 
@@ -391,9 +387,8 @@ def intervened(model: Any, changes: Sequence[Change] | Change) -> Iterator[None]
         model    a `transformers.PreTrainedModel`
         changes  the changes; may be empty
 
-    A pass raises `InputError` as `captured` does; for a layer, heads or frequencies that the model does not have; if
-    the target of a change does not exist (a rotation, a bias, a positional part); for tokens or positions without
-    vectors; and if it is run inside another captured or changed pass.
+    A pass raises `InputError` as `captured` does, if what is to be changed does not exist (a layer, heads, a bias), for
+    tokens or positions without vectors, and if it is run inside another captured or changed pass.
     """
     checked_model(model)
     held: list[tuple[Change, ...]] | None = getattr(vars(model).get("forward"), _HELD, None)

@@ -227,19 +227,15 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
     Missing or unused attention weights are only detected when the attention runs (`Loaded.check_attention`).
 
     Raises `InputError` for a model that does not exist, is not a text model of transformers, has more than 1000 layers,
-    has a configuration or weights that cannot be read or do not match, or has only pickled weights that are not
-    allowed; `EnvironmentFailure` if transformers is missing or memory is insufficient.
+    or cannot be read as its configuration says; `EnvironmentFailure` if transformers or memory is missing.
     """
     choose("dtype", dtype, get_args(Dtype))
     return _load(name, dtype, device, pickled)
 
 
 def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
-    """Load a model by its name or directory (`load_model`); model objects and `Loaded` ones are passed through.
-
-    Raises `InputError` as `load_model` does, for other objects, and for a model without the encoding that its
-    configuration says is installed.
-    """
+    """Load a model by its name or directory (`load_model`); model objects and `Loaded` ones are passed through, unless
+    the encoding that the configuration says is installed is not."""
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | Path):

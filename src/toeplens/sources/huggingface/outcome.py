@@ -133,10 +133,8 @@ def losses(
 
 @dataclass(frozen=True)
 class Readout:
-    """A head whose logits are weight x + bias, so that losses can be computed for some words at a time.
-
-    Going through all logits of a long input repeatedly would take over half as long as the product itself.
-    """
+    """A head whose logits are weight x + bias, so that losses can be computed for some words at a time: going through
+    all logits of a long input repeatedly would take over half as long as the product itself."""
 
     weight: Float[Tensor, "V d"]
     bias: Float[Tensor, "V"] | None

@@ -38,9 +38,8 @@ def predictions(
 ) -> Predictions:
     """How well the tokens at some positions are predicted from those before them.
 
-    The model must be in evaluation mode. Long inputs are processed in blocks, with the model's key cache. They are
-    processed in one pass if blocks would change the result (the cache holds something else, such as a recurrent state,
-    or a rotation depends on the length), and with ``changes``, whose passes have no cache.
+    The model must be in evaluation mode. Long inputs are processed in blocks, with the model's key cache, unless that
+    would change the result (a recurrent state, a rotation that depends on the length) or there are ``changes``.
 
     Arguments
         model    a `transformers.PreTrainedModel` that predicts the next token

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,19 +69,13 @@ def anatomy_of(model: Any) -> Anatomy:
 
 def observed(model: Any, anatomy: Anatomy) -> AbstractContextManager[None]:
     """Report the passes inside, layer by layer, to the observer of their thread (`patched`)."""
-    embedding = () if anatomy.embedding is None else (anatomy.embedding,)
-    modules = {*anatomy.items, *anatomy.written, *anatomy.parts, *embedding}
-    return hf.patched(model, hf.visited(modules), _attention(model))
-
-
-def _attention(model: Any) -> Iterator[hf.Entry]:
-    """Observed entries of the interface's table, under their own names, and the model's own eager attention."""
-    if not hf.asks_interface(*hf.attention_modules(model)):
-        return
-    names = {str(getattr(config, "_attn_implementation", None)) for config in hf.configs_of(model)}
-    names |= {hf.NAME} if hf.is_host(model) else set()
-    yield from hf.table_entries(names & hf.table().keys())
-    yield from hf.eager_entries(model)
+    modules = {*anatomy.items, *anatomy.written, *anatomy.parts, anatomy.embedding} - {None}
+    changes = [hf.visited(modules)]
+    if hf.asks_interface(*hf.attention_modules(model)):  # its table, under its own names, and its own eager attention
+        names = {str(getattr(config, "_attn_implementation", None)) for config in hf.configs_of(model)}
+        names |= {hf.NAME} if hf.is_host(model) else set()
+        changes += [hf.table_entries(names & hf.table().keys()), hf.eager_entries(model)]
+    return hf.patched(model, *changes)
 
 
 class Address(NamedTuple):
@@ -201,9 +195,8 @@ class Replay(hf.Observer):
             heads = four(out, self.passes.batch * self.rows).transpose(1, 2)
             return change(heads).transpose(1, 2).reshape(out.shape)
 
-        with Products(lambda: True, changed) as products:
+        with Products(lambda: True, changed):
             output = forward(*args, **kwargs)
-        products.forget()
         if count != 1:
             self.order.remove(address)
         return output
@@ -326,8 +319,7 @@ class Passes:
         if self.outcome.counted.device.type == "cpu":
             weights = sum(weight.numel() for layer in self.anatomy.items for weight in layer.parameters())
             fixed = min(fixed, _WORTH * layers // max(1, weights))
-        alone = fixed / (self.batch * self.outcome.tokens)
-        left = [layers - item for item in items]
+        alone, left = fixed / (self.batch * self.outcome.tokens), [layers - item for item in items]
         widths = range(1, min(max(counts) + 1, self.width) + 1)
         found = {width: together(left, counts, width, alone, intact) for width in widths}
         width = min(widths, key=lambda width: found[width][0])

@@ -24,7 +24,6 @@ _GLANCED = 3  # positions on which most pairings are ruled out
 _ROUNDED = 4  # number of roundings, each by one unit, of a multiplied number
 
 Layout = tuple[Pairing, Int[Tensor, "n 2"], Int[Tensor, "n 2"]]
-Turned = tuple[Tensor, Tensor]  # input and output of a rotation
 Both = list[tuple[Float[Tensor, "B _H N d"], Float[Tensor, "B _H N d"]]]  # queries and keys, before and after
 
 
@@ -84,8 +83,8 @@ def as_complex(x: Float[Tensor, "*B d"], pairs: Int[Tensor, "n 2"]) -> Complex[T
     return torch.complex(first, second)
 
 
-def before_rotation(final: Tensor, turned: list[Turned]) -> Tensor | None:
-    """Queries or keys with the rotation of some of their dimensions undone; None if it is not contained in them.
+def before_rotation(final: Tensor, turned: list[tuple[Tensor, Tensor]]) -> Tensor | None:
+    """Queries or keys with one of these rotations of some of their dimensions undone; None if they contain none.
 
     The rotated tensor may have been multiplied afterwards by a number per token and head, as by a norm without weights.
     Such a factor commutes with the rotation, so it is applied to the result.
@@ -409,10 +408,8 @@ def stays(
     positions: Int[Tensor, "_B N"],
     rounding: torch.dtype,
 ) -> bool:
-    """Whether queries and keys of equal tokens are equal at every position, apart from the rotation.
-
-    A factor of a query may depend on its position, as it stays there. Compared in their own dtype, float32 at least.
-    """
+    """Whether queries and keys of equal tokens are equal at every position, apart from the rotation and factors of
+    queries. Compared in their own dtype, float32 at least."""
     allowed = max(tolerance(q.dtype), tolerance(rounding))
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(dtype), k.to(dtype)

@@ -58,11 +58,6 @@ class Products(TorchFunctionMode):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def forget(self) -> None:
-        """Release all followed tensors."""
-        self._known.clear()
-        self.last = None
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
