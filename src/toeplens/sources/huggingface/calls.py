@@ -167,11 +167,9 @@ def prove(
         where = f"from logits up to {size} in {dtype}{hint}"
         raise InputError(f"model: the attention of {name} has values that are not finite, {where}.")
     if undecided > 0.5:
-        many = f"{100 * undecided:.0f}% of its queries. Use --dtype float32 (or a model in float32)"
-        coarse = f"{dtype} is too coarse for the attention of {name}"
-        raise InputError(
-            f"model: {coarse}. Its logits are up to {size}: rounding may halve the largest weight of {many}."
-        )
+        halved = f"rounding may halve the largest weight of {100 * undecided:.0f}% of its queries"
+        coarse = f"{dtype} is too coarse for the attention of {name}. Its logits are up to {size}"
+        raise InputError(f"model: {coarse}: {halved}. Use --dtype float32 (or a model in float32).")
     if not used <= 1:
         weights_differ = "" if wrong is None else f"its weights differ by {wrong:.1e} and "
         raise not_understood(
@@ -348,9 +346,8 @@ class AttentionCall(Attention):
             return None
         ends = padded_lengths(self.visible, self.causal, self.window, self.chunk)
         if isinstance(ends, str):
-            raise NoForm(
-                f"{self.module}: its queries see {ends}. Known masks are all keys, earlier keys, a window and chunks."
-            )
+            known = "Known masks are all keys, earlier keys, a window and chunks"
+            raise NoForm(f"{self.module}: its queries see {ends}. {known}.")
         return None if ends is None else ends.expand(self.q.shape[0])
 
     def bias_by_offset(self) -> Float[Tensor, "_H D"] | None:

@@ -246,8 +246,7 @@ class _PassObserver(hf.Observer):
         made = [x for x in (output if isinstance(output, tuple) else (output,)) if isinstance(x, Tensor)]
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         for after in made:
-            before = next((x for x in given if x.shape == after.shape), None)
-            if before is not None:
+            if (before := next((x for x in given if x.shape == after.shape), None)) is not None:
                 given = [x for x in given if x is not before]
                 self.frames[-1].turned.append((before, after))
         self.frames[-1].beside += given

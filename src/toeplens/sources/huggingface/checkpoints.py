@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,8 @@ def read_gguf(path: Path) -> Quantised:
     Raises `InputError` for a file that is not a whole GGUF file or has tensors of an unknown type.
     """
     for needed in _NEEDED:
-        try:
-            __import__(needed)
-        except ImportError:
-            raise EnvironmentFailure(f"{needed} is not installed. Run: pip install 'toeplens[gguf]'.") from None
+        if find_spec(needed) is None:
+            raise EnvironmentFailure(f"{needed} is not installed. Run: pip install 'toeplens[gguf]'.")
     about = path.stat()
     return _read(path, about.st_size, about.st_mtime_ns)
 
@@ -115,9 +114,9 @@ class Checkpoint:
 
     def content(self) -> dict[str, Any] | None:
         """The configuration of a directory, unchecked; None if it cannot be read before loading."""
-        if self.quantised is not None or not Path(self.place).exists():
-            return None
         path = Path(self.place) / CONFIG
+        if self.quantised is not None or not path.parent.exists():
+            return None
         if not path.is_file():
             but = f"{self.name} has no {CONFIG} and no {GGUF} file"
             raise InputError(f"model must be the directory of a run or a transformers model, but {but}.")

@@ -308,8 +308,7 @@ def _attributed(passes: Passes, probes: Mapping[Address, _Probe], seed: int) -> 
 
     Let a_i = d_i . dl/dz_i at position i, with l the loss of a sequence of n labels, and b_i the same for n l with
     drawn labels. The estimate is sum_i a_i + mean over draws of sum over spans (sum_i b_i)^2 / 2n. The sum over
-    positions is split over blocks of the head's own positions (the mean of these parts is the sum). Parameter gradients
-    are switched off to save memory.
+    positions is split over blocks of the head's own positions (the mean of these parts is the sum).
     """
     labels = passes.outcome.labels
     assert labels is not None
@@ -366,10 +365,8 @@ def _drawn(
 
 @contextmanager
 def _without_gradients(model: nn.Module) -> Iterator[None]:
-    learnt = [weight for weight in model.parameters() if weight.requires_grad]
+    learnt = [weight.requires_grad_(False) for weight in model.parameters() if weight.requires_grad]
     try:
-        for weight in learnt:
-            weight.requires_grad_(False)
         yield
     finally:
         for weight in learnt:
@@ -400,11 +397,8 @@ class _Layers:
         held = self._outputs(index)
 
         def altered(outputs: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
-            copies = outputs.unflatten(0, (len(chosen), -1))
-            made = [
-                own if band == replay.NOTHING else held[band].to(own) for own, band in zip(copies, chosen, strict=True)
-            ]
-            return torch.cat(made)
+            copies = zip(outputs.unflatten(0, (len(chosen), -1)), chosen, strict=True)
+            return torch.cat([own if band == replay.NOTHING else held[band].to(own) for own, band in copies])
 
         return altered
 

@@ -32,7 +32,6 @@ from toeplens.sources.huggingface.installed import (
 HOST = "toeplens_host"  # attribute of the model
 MODULES = "toeplens_encodings"  # name of the encodings' weights in the state dict, and of the configuration entry
 MARK = "open_this_model_with_toeplens_hosts_load"  # extra weight name, which transformers reports as unknown
-_TOLD = 3  # maximum weight names in a message
 _POSITION = ("position_bias", "position_embeddings")  # arguments of an attention that contain position
 _TABLES = ("wpe", "embed_positions", "position_embeddings")  # names of position tables in the supported families
 _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_source_positions")
@@ -390,8 +389,7 @@ def install(
 def install_same(model: Any, other: Any) -> None:
     """Install the same encoding as in another model, if any, with initial parameters, in a model built from a copy of
     its configuration."""
-    host: Host | None = vars(other).get(HOST)
-    if host is None:
+    if (host := vars(other).get(HOST)) is None:
         return
     for config, (_, before) in zip(hf.configs_of(model), host._implementations, strict=True):
         config._attn_implementation_internal = before
@@ -401,8 +399,7 @@ def install_same(model: Any, other: Any) -> None:
 
 def uninstall(model: Any) -> None:
     """Restore a model to its state before `install`, with its own positional encoding."""
-    host = hf.checked_model(model).__dict__.get(HOST)
-    if host is None:
+    if (host := hf.checked_model(model).__dict__.get(HOST)) is None:
         raise InputError("model: no encoding is installed.")
     host.leave()
 
@@ -434,7 +431,6 @@ def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> N
         if key in known and not (x.shape == known[key].shape and x.is_floating_point() and bool(x.isfinite().all()))
     )
     if wrong:
-        more = f" and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
-        what = f"Missing, unexpected, of another shape or not finite: {', '.join(wrong[:_TOLD])}{more}"
+        what = f"Missing, unexpected, of another shape or not finite: {hf.listed(wrong)}"
         raise hf.not_loaded(name, f"its weights do not match the encoding {host.name!r}. {what}")
     host.encodings.load_state_dict(found, strict=False)

@@ -138,7 +138,7 @@ def _begin(x: Tensor, given: Mapping[str, Any], owner: str, weights: bool) -> Fo
     if held != past or extras.owner != owner:
         must = "be empty or filled by this model with its encoding installed"
         raise invalid("past_key_values", must, got=f"a cache of {past} tokens")
-    padding = _padding(mask, extras.padding, batch, past, tokens, device)
+    padding = _padding(mask, extras.padding, past, x)
     if positions is not None and positions.ndim != 2:
         raise invalid("position_ids", "be [B, N]", got=f"a shape of {tuple(positions.shape)}")
     if positions is None and padding is not None:
@@ -156,11 +156,10 @@ def _begin(x: Tensor, given: Mapping[str, Any], owner: str, weights: bool) -> Fo
     return ForwardContext(here, there, padding, kept, dict(extras.notes), weights=weights)
 
 
-def _padding(
-    mask: Any, before: Tensor | None, batch: int, past: int, tokens: int, device: torch.device
-) -> Tensor | None:
+def _padding(mask: Any, before: Tensor | None, past: int, x: Tensor) -> Tensor | None:
     """True where a token so far is padding; None if none is. These are the zeros of a mask [B, M]; in a mask by queries
     and keys (of a static cache) the new tokens that do not see themselves."""
+    batch, tokens, device = x.shape[0], x.shape[1], x.device
     if isinstance(mask, dict):
         mask = next((each for each in mask.values() if isinstance(each, Tensor)), None)
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4) or mask.shape[-1] < past + tokens:
@@ -172,9 +171,7 @@ def _padding(
         new = ~own if own.dtype == torch.bool else own != 0
         known = torch.zeros(batch, past, dtype=torch.bool, device=device) if before is None else before
         padding = torch.cat((known, new.expand(batch, -1)), dim=1)
-    if torch.compiler.is_compiling():
-        return padding
-    return padding if bool(padding.any()) else None
+    return padding if torch.compiler.is_compiling() or bool(padding.any()) else None
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ _COUNTS = {"num_hidden_layers", "n_layer", "num_attention_heads", "num_key_value
 _MOST_LAYERS = 1000  # as for the toeplens decoder
 _IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
 _WHOLE = re.compile(r"[IU]\d|BOOL")  # dtypes of safetensors
-_TOLD = 3  # maximum weight names in a message
 _RANDOM = "are missing from the checkpoint and would be random"
 _ATTENTION = re.compile("(Attention|Attn|MLA)$")  # an attention class, not a layer around it
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -139,7 +138,7 @@ class Loaded:
     def check_all(self) -> None:
         """Refuse a model if its checkpoint lacks any weights, as these would be random."""
         if self.missing:
-            raise InputError(f"model: weights {_RANDOM}: {_listed(self.missing)}.")
+            raise InputError(f"model: weights {_RANDOM}: {hf.listed(self.missing)}.")
 
     def check_attention(self, module: str) -> None:
         """Refuse missing or unused weights in this attention, which was run, or in an attention around it, including
@@ -156,7 +155,7 @@ class Loaded:
             each = zip(self.left_over, alike[len(starts) :], strict=True)
             found = [key for key, name in each if name.startswith(tuple(alike[: len(starts)]))]
         if found:
-            raise InputError(f"model: weights of the attention {wrong}: {_listed(found)}.")
+            raise InputError(f"model: weights of the attention {wrong}: {hf.listed(found)}.")
 
 
 def _prefix(model: Any) -> str:
@@ -282,8 +281,7 @@ def _load(name: str, dtype: Dtype | None, device: str, pickled: bool) -> Loaded:
             if out_of_memory(error):
                 raise full from None
             raise hf.not_loaded(name, _why(error, files, config, pickled)) from None
-        unlike = sorted(info["mismatched_keys"])
-        if unlike:
+        if unlike := sorted(info["mismatched_keys"]):
             key, there, wanted = unlike[0]
             more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""
             shapes = f"{list(there)} in its weights but {list(wanted)} in its configuration"
@@ -374,8 +372,7 @@ def place_of(device: str) -> str:
 
 
 def _config(transformers: Any, files: Checkpoint) -> Any:
-    content = files.content()
-    if content is not None:
+    if (content := files.content()) is not None:
         _check_fields(files.name, content)
     try:
         config = transformers.AutoConfig.from_pretrained(files.place, trust_remote_code=False, **files.options)
@@ -446,8 +443,7 @@ def _class(transformers: Any, config: Any, name: str) -> Any:
 
 
 def _why(error: Exception, files: Checkpoint, config: Any, pickled: bool) -> str:
-    missing = files.missing()
-    if missing:
+    if missing := files.missing():
         return f"its file {missing[0]} is missing{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}"
     if isinstance(error, SafetensorError):
         return f"its weights are damaged ({hf.words(error)})"
@@ -464,7 +460,3 @@ def _finite(x: Tensor) -> bool:
     """Whether all values are finite, by their extremes, without another tensor of their size."""
     known = type(x) in (Tensor, nn.Parameter) and x.dtype in _FLOATS and x.numel() > 0
     return not known or all(map(math.isfinite, torch.stack(x.detach().aminmax()).tolist()))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")

@@ -11,8 +11,8 @@ import re
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -28,6 +28,7 @@ from toeplens.encodings.kit import product_dtype
 from toeplens.ground import EnvironmentFailure, InputError, invalid
 from toeplens.ground.machine import out_of_memory
 
+_TOLD = 3  # maximum names in a message
 _LONGEST = 200  # maximum characters of an error in messages
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _CHECKED = re.compile(
@@ -91,6 +92,11 @@ def library() -> Any:
     except ImportError as error:
         raise EnvironmentFailure("transformers is not installed. Run: pip install 'toeplens[hf]'.") from error
     return transformers
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
 
 
 def not_loaded(name: str, why: str) -> InputError:
@@ -169,10 +175,8 @@ def rotations_of(config: Any) -> list[Mapping[str, Any]]:
 
 def input_embedding(model: Any) -> Any:
     """The module that embeds the tokens; None if the model does not say."""
-    try:
+    with suppress(NotImplementedError, AttributeError):
         return model.get_input_embeddings()
-    except (NotImplementedError, AttributeError):
-        return None
 
 
 def precision(model: nn.Module) -> torch.dtype:

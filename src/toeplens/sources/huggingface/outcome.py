@@ -85,9 +85,8 @@ class Outcome:
         counted = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
         if isinstance(there, Tensor) and there.shape == counted.shape:
             counted = there.to(given.device) != 0
-        predicts, fills = (
-            any(each.__name__.endswith(ends) for each in type(model).__mro__) for ends in (_PREDICTS, _FILLS)
-        )
+        names = [each.__name__ for each in type(model).__mro__]
+        predicts, fills = (any(name.endswith(ends) for name in names) for ends in (_PREDICTS, _FILLS))
         if predicts and not side and "encoder" in sides:
             predicts, fills = False, True
         fills = fills and mask_token is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.attention import FILLS, blocks, low
@@ -53,7 +53,7 @@ class Products(TorchFunctionMode):
     watching: Callable[[], bool]
     found: Callable[[Followed, Tensor, Tensor], Tensor | None]
     last: str | None = None  # why the last softmax of logits, or use of its weights, is not supported
-    _known: dict[int, tuple[weakref.ref[Tensor], Followed]] = field(default_factory=dict)
+    _known: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)  # to `Followed`
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Products(TorchFunctionMode):
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if name in _PRODUCTS and len(given) >= 2:
             return self._product(name, given, kwargs, out)
-        known = [(x, made) for x in given if (made := self._of(x)) is not None]
+        known = [(x, made) for x in given if (made := self._known.get(x)) is not None]
         if not known:
             return None
         # for two tables of logits, follow the first supported one; the other is a term
@@ -86,34 +86,21 @@ class Products(TorchFunctionMode):
             made = _next(name, followed, args, kwargs, out, made) or replace(made, broken=name)
         if name == "softmax" and made.broken is not None:
             self.last = f"{made.broken!r} between the product of queries and keys and its softmax"
-        self._follow_on(out, made)
+        self._known[out] = made
         return None
-
-    def _of(self, x: Tensor) -> Followed | None:
-        entry = self._known.get(id(x))
-        return entry[1] if entry is not None and entry[0]() is x else None
-
-    def _follow_on(self, x: Tensor, made: Followed) -> None:
-        key, known = id(x), self._known
-
-        def forget(ref: weakref.ref[Tensor]) -> None:
-            if key in known and known[key][0] is ref:  # the id may belong to another tensor by now
-                del known[key]
-
-        known[key] = (weakref.ref(x, forget), made)
 
     def _product(self, name: str, given: list[Tensor], kwargs: dict[str, Any], out: Tensor) -> Tensor | None:
         if name == "rmatmul":
             given = given[::-1]
         left, right = given[-2:]
-        made = self._of(left)
+        made = self._known.get(left)
         if made is not None and made.taken:
             if made.broken is None:
                 return self.found(replace(made, weights=left), right, out)
             self.last = f"{made.broken!r} between the softmax and the product with the values"
         elif left.ndim in (3, 4) and right.ndim == left.ndim:
             terms = ((given[0] * kwargs.get("beta", 1), out.ndim),) if name == "baddbmm" else ()
-            self._follow_on(out, Followed(left, right, float(kwargs.get("alpha", 1)), terms))
+            self._known[out] = Followed(left, right, float(kwargs.get("alpha", 1)), terms)
         return None
 
 
