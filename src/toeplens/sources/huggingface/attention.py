@@ -67,8 +67,7 @@ def bias_and_mask(
     for place, term in enumerate(terms):
         if levels[place] > lowest[place]:
             own = weights(*_split(terms, hidden, keys, lowest))
-            visible = _split(terms, hidden, keys, levels)[1]
-            if visible is not None:
+            if (visible := _split(terms, hidden, keys, levels)[1]) is not None:
                 hides = (at_rows(term, rows) <= levels[place]) & at_rows(visible, rows).any(-1, keepdim=True)
                 levels[place] = lowest[place] if bool((own * hides).any()) else levels[place]
     return _split(terms, hidden, keys, levels)

@@ -261,7 +261,6 @@ class _PassObserver(hf.Observer):
             return heads if put is None else put, None
         module, mask = call.module, call.mask
         mask = None if mask is None else mask[..., : call.k.shape[2]]  # a static cache has more
-        # as in torch's fused attention
         causal = call.from_table and mask is None and call.q.shape[2] > 1 and call.causal(default=True)
         eager = hf.eager_function(module) if call.from_table else call.function
         named = inspect.signature(eager).bind(module, call.q, call.k, call.v, mask, *call.args, **call.how)

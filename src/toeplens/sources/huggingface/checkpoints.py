@@ -90,8 +90,7 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
 
 
 def _number(found: Any, name: str) -> int:
-    value = found.fields.get(name)
-    return 0 if value is None else int(value.contents())
+    return int(found.fields[name].contents()) if name in found.fields else 0
 
 
 CONFIG = "config.json"
@@ -142,8 +141,8 @@ class Checkpoint:
 
     def safetensors(self, named: Any) -> list[Path]:
         """The safetensors files of the weights; for a model on the hub only those in the cache."""
-        files = [self._path(each) for each in self._files(named, pickled=False) if each.endswith(_SAFE)]
-        return [path for path in files if path is not None]
+        files = (each for each in self._files(named, pickled=False) if each.endswith(_SAFE))
+        return [path for each in files if (path := self._path(each)) is not None]
 
     def _files(self, named: Any, pickled: bool, fetch: bool = False) -> list[str]:
         """The weight files, the index first; with ``fetch`` the index is downloaded from the hub."""

@@ -117,8 +117,8 @@ def _sides_of(model: Any, max_len: int | None, layers: Sequence[int] | None) -> 
 
 
 def _side(model: Any, stack: Any, recorder: _Recorder, max_len: int | None, layers: Sequence[int] | None) -> Side:
-    inside, kind, calls = set(stack.modules()), type(model).__name__, recorder.calls
-    found = [call for call in calls if call.module in inside and call.q.shape[2] == call.k.shape[2]]
+    inside, kind = set(stack.modules()), type(model).__name__
+    found = [call for call in recorder.calls if call.module in inside and call.q.shape[2] == call.k.shape[2]]
     modules = [call.module for call in found] or [module for module in stack.modules() if own_forward(module)]
     if not modules or len(set(modules)) != len(modules):
         raise _not_installable(f"{kind} does not call transformers' attention interface once per layer")
@@ -230,10 +230,8 @@ def _is_quarter(plain: Tensor, turned: Tensor, width: int, pairing: str) -> bool
 
 
 class Host:
-    """An encoding installed in a model, and the means to uninstall it.
-
-    ``encodings`` is a module list, one per layer and side, or one shared by all; trained and saved with the model.
-    """
+    """An encoding installed in a model, and the means to uninstall it. ``encodings`` is a module list, one per layer and
+    side, or one shared by all; trained and saved with the model."""
 
     def __init__(
         self, model: Any, name: str, layers: Sequence[int] | None, max_len: int | None, options: dict[str, Any]
@@ -416,11 +414,11 @@ def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> N
         if out_of_memory(error):
             raise
         raise hf.not_loaded(name, f"{entry} does not match the model ({hf.words(error)})") from None
-    found: dict[str, Tensor] = {}
+    found, start = dict[str, Tensor](), f"{MODULES}."
     for file in files:
         with safe_open(file, framework="pt") as opened:
-            names = (key for key in opened.keys() if key.startswith(f"{MODULES}."))  # noqa: SIM118
-            found |= {key.removeprefix(f"{MODULES}."): opened.get_tensor(key) for key in names}
+            names = (key for key in opened.keys() if key.startswith(start))  # noqa: SIM118
+            found |= {key.removeprefix(start): opened.get_tensor(key) for key in names}
     found.pop(MARK, None)
     known = host.encodings.state_dict()
     needed = set(known) - set(_tied(host.encodings)) - {MARK}

@@ -324,10 +324,8 @@ class AttentionPatch:
             module.forward = partial(forward, module)
 
     def _rotates(self) -> bool:
-        """Whether the module's own rotation function, which must pair halves, can apply all that the encoding does.
-
-        Keys are then cached after the rotation. All heads must be rotated alike, by angles independent of the length.
-        """
+        """Whether the module's own rotation function, which must pair halves, can apply all that the encoding does: it
+        must rotate all heads alike, by angles independent of the length. Keys are then cached after the rotation."""
         encoding = self.encoding
         return (
             isinstance(encoding, Rotary)

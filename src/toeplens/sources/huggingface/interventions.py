@@ -200,8 +200,7 @@ def _named(indices: Sequence[int], field: str, count: int, where: str) -> None:
 def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
     """Which queries of a self-attention are tokens: those whose key some query sees. The others are padding.
 
-    Raises `InputError` if this is not known: for cross-attention, for queries of other tokens than the keys, and if no
-    key is masked for all and one is masked for all but its own query, as XLNet masks padding.
+    Raises `InputError` if this is not known, as for XLNet, whose padding sees itself.
     """
     batch, queries, keys = call.q.shape[0], call.q.shape[2], call.k.shape[2]
     unknown = "so tokens cannot be resampled or averaged"
@@ -265,8 +264,8 @@ def _of_others(
     """Means and outputs of other sequences; padding is not used and not changed."""
     tokens = there[:, :, None, None]
     if change.output == "mean":
-        count = tokens.sum(0, keepdim=True).clamp_min(1)
-        return torch.where(tokens, own.where(tokens, 0).sum(0, keepdim=True) / count, own)
+        mean = own.where(tokens, 0).sum(0, keepdim=True) / tokens.sum(0, keepdim=True).clamp_min(1)
+        return torch.where(tokens, mean, own)
     giving = torch.from_numpy(donors(there.sum(1).cpu().numpy(), change.seed)).to(own.device)
     if bool((there & ~there[giving]).any()):
         without = "if the batch has no other sequence of at least the same length"

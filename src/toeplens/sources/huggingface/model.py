@@ -220,9 +220,8 @@ _ALONE: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 def patched(model: nn.Module, *changes: Iterable[Entry]) -> Iterator[None]:
     """Put a model in evaluation mode without a key cache and apply other changes; restores everything afterwards.
 
-    Only one such pass of a model runs at a time: other threads wait. Passes of other models do not wait, and may change
-    what they share with it: the first one makes the change, the last one reverts it. So patched values must work for
-    any caller, inside a pass or not.
+    Only one such pass of a model runs at a time: other threads wait. Passes of other models may change what they share
+    with it: the first one makes the change, the last one reverts it. So patched values must work for any caller.
     """
     with _LOCK:
         lock = _ALONE.setdefault(model, threading.RLock())

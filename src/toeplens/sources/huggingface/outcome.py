@@ -168,8 +168,7 @@ class Readout:
 
     def cross_entropies(self, states: Float[Tensor, "R N d"], labels: Int[Tensor, "R N"]) -> Float[Tensor, "R N"]:
         """Cross-entropy at each position, 0 without a label, in float64; sums over words are at least float32."""
-        there = labels != NONE
-        each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
+        there, each = labels != NONE, torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
         if not there.any():
             return each
         rows, wanted = states[there.to(states.device)].split(_ROWS_AT_ONCE), labels[there].split(_ROWS_AT_ONCE)

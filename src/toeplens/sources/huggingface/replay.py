@@ -184,8 +184,7 @@ class Replay(hf.Observer):
     def _attention(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Attention written in the module's own code: change the product of weights and values."""
         address = self._address(module)
-        change = self.changes.get(address)
-        if change is None:
+        if (change := self.changes.get(address)) is None:
             return forward(*args, **kwargs)
         count = 0
 
@@ -202,8 +201,8 @@ class Replay(hf.Observer):
         return output
 
     def _item(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        number, self._items = self._items, self._items + 1
-        where = self.passes.anatomy.items[module]
+        number, where = self._items, self.passes.anatomy.items[module]
+        self._items += 1
         if number < self.start:
             return self.held[where]
         before, self._inside = self._inside, number

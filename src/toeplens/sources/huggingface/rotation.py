@@ -101,8 +101,7 @@ def before_rotation(final: Tensor, turned: list[tuple[Tensor, Tensor]]) -> Tenso
             # which rotated head each head may have: one after another, or each several times in a row
             orders = [places % groups, *([] if groups in (1, heads) else [places // (heads // groups)])]
             for start, order in product(dict.fromkeys((0, full - width)), orders):
-                factor = _factor(final[..., start : start + width], y[:, order], exact)
-                if factor is not None:
+                if (factor := _factor(final[..., start : start + width], y[:, order], exact)) is not None:
                     whole = final.clone()
                     whole[..., start : start + width] = x[:, order] if exact else factor * x[:, order]
                     return whole
