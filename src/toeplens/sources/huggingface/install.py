@@ -230,8 +230,8 @@ def _is_quarter(plain: Tensor, turned: Tensor, width: int, pairing: str) -> bool
 
 
 class Host:
-    """An encoding installed in a model, and the means to uninstall it. ``encodings`` is a module list, one per layer and
-    side, or one shared by all; trained and saved with the model."""
+    """An encoding installed in a model, and the means to uninstall it. ``encodings`` is a module list, one per layer
+    and side, or one shared by all; trained and saved with the model."""
 
     def __init__(
         self, model: Any, name: str, layers: Sequence[int] | None, max_len: int | None, options: dict[str, Any]
