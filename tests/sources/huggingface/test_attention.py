@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import (
-    GPT,
-    NARROW,
-    PADDED,
-    SIZES,
-    TOKENS,
-    calls_in,
-    padded_inputs,
-    tiny,
-)
+from tests.sources.huggingface.models import GPT, NARROW, PADDED, SIZES, TOKENS, calls_in, padded_inputs, tiny
 from torch import Tensor
 
 from toeplens.sources.huggingface import attention as masks

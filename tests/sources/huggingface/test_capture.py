@@ -10,70 +10,56 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import (
-    BLOOM,
-    GPT,
-    GROUPED,
-    LATENT,
-    NARROW,
-    PADDED,
-    SIZES,
-    T5,
-    TOKENS,
-    padded_inputs,
-    state,
-    tiny,
-)
+from tests.sources.huggingface import models
 from torch import Tensor, nn
 
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import AttentionCall, captured
 
-FALCON = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
+FALCON = {name: size for name, size in models.SIZES.items() if name != "intermediate_size"}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama": ("LlamaForCausalLM", GROUPED),
-    "Llama-yarn": ("LlamaForCausalLM", GROUPED | {"rope_parameters": YARN}),
-    "Mistral": ("MistralForCausalLM", GROUPED | {"sliding_window": 4}),
+    "Llama": ("LlamaForCausalLM", models.GROUPED),
+    "Llama-yarn": ("LlamaForCausalLM", models.GROUPED | {"rope_parameters": YARN}),
+    "Mistral": ("MistralForCausalLM", models.GROUPED | {"sliding_window": 4}),
     "Llama4": (
         "Llama4ForCausalLM",
-        NARROW | {"attention_chunk_size": 5, "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 2},
+        models.NARROW
+        | {"attention_chunk_size": 5, "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 2},
     ),
-    "ModernBert": ("ModernBertForMaskedLM", SIZES | {"local_attention": 6, "global_attn_every_n_layers": 2}),
-    "Gemma2": ("Gemma2ForCausalLM", NARROW | {"attn_logit_softcapping": 0.5}),
+    "ModernBert": ("ModernBertForMaskedLM", models.SIZES | {"local_attention": 6, "global_attn_every_n_layers": 2}),
+    "Gemma2": ("Gemma2ForCausalLM", models.NARROW | {"attn_logit_softcapping": 0.5}),
     "GPTNeoX": (
         "GPTNeoXForCausalLM",
-        SIZES | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 10000.0}},
+        models.SIZES
+        | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 10000.0}},
     ),
-    "GPTJ": ("GPTJForCausalLM", GPT | {"rotary_dim": 4}),
+    "GPTJ": ("GPTJForCausalLM", models.GPT | {"rotary_dim": 4}),
     "Falcon-alibi": ("FalconForCausalLM", FALCON | {"alibi": True}),
-    "Bloom": ("BloomForCausalLM", BLOOM),
-    "T5": ("T5ForConditionalGeneration", T5),
-    "Bert": ("BertModel", SIZES),
+    "Bloom": ("BloomForCausalLM", models.BLOOM),
+    "T5": ("T5ForConditionalGeneration", models.T5),
+    "Bert": ("BertModel", models.SIZES),
     "GptOss": (
         "GptOssForCausalLM",
-        NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": YARN},
+        models.NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": YARN},
     ),
-    "DeepseekV2": ("DeepseekV2ForCausalLM", LATENT),
+    "DeepseekV2": ("DeepseekV2ForCausalLM", models.LATENT),
     "DebertaV2": (
         "DebertaV2Model",
-        SIZES | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16},
+        models.SIZES | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16},
     ),
 }
-UNPLACED = {
-    "DebertaV2": "not a function of the offset",
-    "T5": "different sequences",
-}  # why a layer has no such form
+UNPLACED = {"DebertaV2": "not a function of the offset", "T5": "different sequences"}  # why a layer has no such form
 
 
 @cache
 def model_of(name: str) -> Any:
     kind, sizes = MODELS[name]
-    return tiny(kind, **sizes)
+    return models.tiny(kind, **sizes)
 
 
 def inputs_of(model: nn.Module) -> dict[str, Tensor]:
-    inputs = padded_inputs()
+    inputs = models.padded_inputs()
     return inputs | ({"decoder_input_ids": inputs["input_ids"][:, :7]} if model.config.is_encoder_decoder else {})
 
 
@@ -169,7 +155,7 @@ def test_placed_layers_have_the_models_logits(name: str) -> None:
         assert (parts.pop("pairing"), parts.pop("layout")) == ("interleaved", "bhnd")
         padded = name != "T5" or call.side == "encoder"
         assert (lengths is not None) == padded
-        assert lengths is None or lengths.tolist() == [TOKENS, PADDED]
+        assert lengths is None or lengths.tolist() == [models.TOKENS, models.PADDED]
         ours, own = remade(**parts), call.logits()
         if call.softcap is not None:
             ours = call.softcap * (ours / call.softcap).tanh()
@@ -193,12 +179,12 @@ def test_model_and_tables_stay_as_they_were(name: str) -> None:
     model.train()
     first = next(module for module in model.modules() if isinstance(module, nn.Dropout | nn.Linear))
     first.eval()  # not all modules need be in the same mode
-    before = state(model)
+    before = models.state(model)
     out = captured(model, inputs_of(model), lambda call: None)
-    assert state(model) == before
+    assert models.state(model) == before
     with pytest.raises(ZeroDivisionError):
         captured(model, inputs_of(model), lambda call: call.layer / 0)  # type: ignore[arg-type, return-value]
-    assert state(model) == before
+    assert models.state(model) == before
     model.eval()
     with torch.no_grad():
         torch.testing.assert_close(out.logits, model(**inputs_of(model)).logits, atol=1e-4, rtol=1e-4)

@@ -10,29 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.sources.huggingface.models import (
-    BLOOM,
-    GPT,
-    GROUPED,
-    LATENT,
-    NARROW,
-    PADDED,
-    SIZES,
-    T5,
-    TOKENS,
-    calls_in,
-    fsmt,
-    padded_inputs,
-    state,
-    tiny,
-)
+from tests.sources.huggingface import models
 from torch import Tensor, nn
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import outcome, replay
 from toeplens.sources.huggingface.effects import HeadEffects, head_effects
 
-SHARED = NARROW | {
+SHARED = models.NARROW | {
     "num_hidden_layers": 4,
     "num_kv_shared_layers": 2,
     "hidden_size_per_layer_input": 4,
@@ -44,17 +29,22 @@ SHARED = NARROW | {
     "activation_sparsity_pattern": [0.0] * 4,
 }
 MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, output projection, calls replayed
-    "Llama": ("LlamaForCausalLM", GROUPED | {"num_hidden_layers": 3}, "self_attn.o_proj", 2),
-    "Gemma2": ("Gemma2ForCausalLM", NARROW | {"final_logit_softcapping": 2.0}, "self_attn.o_proj", 1),
-    "GPT2": ("GPT2LMHeadModel", GPT, "attn.c_proj", 1),
-    "GPTJ": ("GPTJForCausalLM", GPT | {"rotary_dim": 4}, "attn.out_proj", 1),
-    "Bloom": ("BloomForCausalLM", BLOOM, "self_attention.dense", 1),
-    "Bert": ("BertModel", SIZES, "attention.output.dense", 1),
-    "Bert-masked": ("BertForMaskedLM", SIZES, "attention.output.dense", 1),
-    "Albert": ("AlbertModel", SIZES | {"embedding_size": 16}, "attention.dense", 1),
-    "T5": ("T5ForConditionalGeneration", T5, "Attention.o", 5),
-    "GptOss": ("GptOssForCausalLM", NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1}, "self_attn.o_proj", 1),
-    "DeepseekV3": ("DeepseekV3ForCausalLM", LATENT, "self_attn.o_proj", 1),
+    "Llama": ("LlamaForCausalLM", models.GROUPED | {"num_hidden_layers": 3}, "self_attn.o_proj", 2),
+    "Gemma2": ("Gemma2ForCausalLM", models.NARROW | {"final_logit_softcapping": 2.0}, "self_attn.o_proj", 1),
+    "GPT2": ("GPT2LMHeadModel", models.GPT, "attn.c_proj", 1),
+    "GPTJ": ("GPTJForCausalLM", models.GPT | {"rotary_dim": 4}, "attn.out_proj", 1),
+    "Bloom": ("BloomForCausalLM", models.BLOOM, "self_attention.dense", 1),
+    "Bert": ("BertModel", models.SIZES, "attention.output.dense", 1),
+    "Bert-masked": ("BertForMaskedLM", models.SIZES, "attention.output.dense", 1),
+    "Albert": ("AlbertModel", models.SIZES | {"embedding_size": 16}, "attention.dense", 1),
+    "T5": ("T5ForConditionalGeneration", models.T5, "Attention.o", 5),
+    "GptOss": (
+        "GptOssForCausalLM",
+        models.NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1},
+        "self_attn.o_proj",
+        1,
+    ),
+    "DeepseekV3": ("DeepseekV3ForCausalLM", models.LATENT, "self_attn.o_proj", 1),
     "Gemma3n-text": ("Gemma3nForCausalLM", SHARED, "self_attn.o_proj", 0),
     # layers hand on [altup, B, N, D], of which neither the first nor the last part is a copy of the batch
     "Gemma3n-own": (
@@ -64,7 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, out
         3,
     ),
     # layers hand on [N, B, D]; with a cache FSMT hides nothing, not even what comes next
-    "FSMT": ("FSMTForConditionalGeneration", fsmt(2) | {"use_cache": False}, "out_proj", 5),
+    "FSMT": ("FSMTForConditionalGeneration", models.fsmt(2) | {"use_cache": False}, "out_proj", 5),
 }
 MASK = 3
 STATES = ("Bert", "Albert")  # no loss
@@ -77,11 +67,11 @@ def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
 @cache
 def _model(name: str, dtype: torch.dtype) -> Any:
     kind, sizes, _, _ = MODELS[name]
-    return tiny(kind, **sizes).to(dtype)
+    return models.tiny(kind, **sizes).to(dtype)
 
 
 def inputs_of(model: Any) -> dict[str, Tensor]:
-    inputs = padded_inputs()
+    inputs = models.padded_inputs()
     if model.config.is_encoder_decoder:
         tokens, there = inputs["input_ids"], inputs["attention_mask"]
         inputs |= {"decoder_input_ids": tokens[:, 2:9], "decoder_attention_mask": there[:, 5:]}
@@ -90,7 +80,7 @@ def inputs_of(model: Any) -> dict[str, Tensor]:
 
 @cache
 def calls_of(name: str) -> list[tuple[str, str, str, int, int]]:
-    calls = calls_in(model_of(name), inputs_of(model_of(name)))
+    calls = models.calls_in(model_of(name), inputs_of(model_of(name)))
     return [(c.module, c.side, c.kind, c.layer, c.heads.shape[2]) for c in calls]
 
 
@@ -106,7 +96,7 @@ def labels_of(name: str, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], 
         random = np.random.Generator(np.random.Philox(0))
         tokens = inputs["input_ids"].clone()
         labels = torch.full_like(tokens, -1)
-        for row, length in enumerate((TOKENS, PADDED)):
+        for row, length in enumerate((models.TOKENS, models.PADDED)):
             for place in random.choice(np.arange(length), max(1, round(0.15 * length)), replace=False):
                 labels[row, place], tokens[row, place] = tokens[row, place].clone(), MASK
         return inputs | {"input_ids": tokens}, labels
@@ -144,7 +134,7 @@ def measured(name: str, dtype: torch.dtype) -> Callable[[], Any]:
     def plain() -> Any:
         out = model(**inputs)
         if labels is None:
-            return [out[0][0].double(), out[0][1, :PADDED].double()]
+            return [out[0][0].double(), out[0][1, : models.PADDED].double()]
         chances = out.logits.double().log_softmax(-1)
         rows = []
         for row in range(2):
@@ -327,17 +317,17 @@ def test_model_and_tables_stay_as_they_were(name: str) -> None:
     inputs, calls = inputs_of(model), calls_of(name)
     model.train()
     next(model.parameters()).requires_grad_(False)
-    before = state(model)
+    before = models.state(model)
 
     def stop(done: int, total: int) -> None:
         raise ZeroDivisionError
 
     for method in ("exact", "attribution"):
         found = head_effects(model, inputs, calls, method=method)
-        assert state(model) == before
+        assert models.state(model) == before
         with pytest.raises(ZeroDivisionError):
             head_effects(model, inputs, calls, method=method, on_progress=stop)
-        assert state(model) == before
+        assert models.state(model) == before
         if method == "exact":
             np.testing.assert_allclose(found.effects[1], effects_of(name).effects[1], atol=1e-6)
     next(model.parameters()).requires_grad_(True)
@@ -356,7 +346,9 @@ def test_sequences_without_a_prediction_have_no_effect() -> None:
             assert np.isnan(each).tolist() == [[False] * 4, [True] * 4]
     bert = model_of("Bert-masked")
     assert head_effects(bert, inputs_of(bert), calls_of("Bert-masked")).outcome == "states"  # no mask token
-    own = tiny("BertLMHeadModel", **SIZES | {"num_hidden_layers": 1})  # sees what comes next, so it is not asked for it
+    own = models.tiny(
+        "BertLMHeadModel", **models.SIZES | {"num_hidden_layers": 1}
+    )  # sees what comes next, so it is not asked for it
     call = ("bert.encoder.layer.0.attention.self", "encoder", "self", 0, 4)
     assert head_effects(own, inputs_of(own), [call]).outcome == "states"
     found = head_effects(own, inputs_of(own), [call], mask_token=MASK)

@@ -6,18 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import (
-    GPT,
-    GROUPED,
-    INPUTS,
-    NARROW,
-    SIZES,
-    T5,
-    TOKENS,
-    calls_in,
-    padded_inputs,
-    tiny,
-)
+from tests.sources.huggingface import models
 from torch import Tensor
 
 from toeplens.ground import InputError
@@ -26,22 +15,28 @@ from toeplens.sources.huggingface import calls, capture, compared, rotation, tra
 from toeplens.sources.huggingface.model import NOBODY, OBSERVER, table
 from toeplens.sources.huggingface.rotation import find_rotation
 
-KINDS = {"LlamaModel": SIZES, "Gemma3TextModel": NARROW, "GPT2Model": GPT, "BertModel": SIZES, "Qwen2Model": GROUPED}
+KINDS = {
+    "LlamaModel": models.SIZES,
+    "Gemma3TextModel": models.NARROW,
+    "GPT2Model": models.GPT,
+    "BertModel": models.SIZES,
+    "Qwen2Model": models.GROUPED,
+}
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_attention_is_the_eager_one(kind: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its outputs go on and are proved, with the eager weights of some queries."""
-    model, inputs = tiny(kind, **KINDS[kind]), padded_inputs() if padded else INPUTS
-    whole = calls_in(model, inputs)
+    model, inputs = models.tiny(kind, **KINDS[kind]), models.padded_inputs() if padded else models.INPUTS
+    whole = models.calls_in(model, inputs)
     monkeypatch.setattr(trace, "_LONG", 1)
     monkeypatch.setattr(calls, "_AT_ONCE", 1)
-    found = calls_in(model, inputs)
+    found = models.calls_in(model, inputs)
     assert len(found) == len(whole) == 2
     for call, own in zip(found, whole, strict=True):
         assert own.weights is not None
-        assert (call.weights, call.proof.queries, own.proof.queries) == (None, 8, TOKENS)
+        assert (call.weights, call.proof.queries, own.proof.queries) == (None, 8, models.TOKENS)
         assert call.proof.weights is not None
         assert max(call.proof.weights, call.proof.outputs) < 1e-5
         torch.testing.assert_close(call.heads, own.heads, atol=1e-5, rtol=1e-4)
@@ -52,8 +47,8 @@ def test_fused_attention_is_the_eager_one(kind: str, padded: bool, monkeypatch: 
 @pytest.mark.parametrize("way", ["another", "refused"])
 def test_fused_attention_that_is_another_is_not_gone_on_with(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that knows nothing of a cap, or says so."""
-    model, own = tiny("LlamaModel", **SIZES), table()["sdpa"]
-    whole = calls_in(model)
+    model, own = models.tiny("LlamaModel", **models.SIZES), table()["sdpa"]
+    whole = models.calls_in(model)
 
     def other(*args: Any, **more: Any) -> Any:
         if way == "refused":
@@ -62,7 +57,7 @@ def test_fused_attention_that_is_another_is_not_gone_on_with(way: str, monkeypat
 
     monkeypatch.setattr(trace, "_LONG", 1)
     monkeypatch.setitem(table(), "sdpa", other)
-    for call, before in zip(calls_in(model), whole, strict=True):
+    for call, before in zip(models.calls_in(model), whole, strict=True):
         assert call.weights is not None
         torch.testing.assert_close(call.heads, before.heads, atol=1e-6, rtol=1e-6)
 
@@ -110,9 +105,9 @@ def test_the_plain_pass_of_a_long_sequence_is_of_its_first_tokens_unless_later_o
     """Twelve tokens, of which six are the first."""
     monkeypatch.setattr(capture, "_FIRST", 6)
     monkeypatch.setattr(capture, "_LAST", 4)
-    sizes = {"GPT2LMHeadModel": GPT, "T5Model": T5}.get(name, SIZES)
-    model, lengths = tiny(name, **sizes), list[int]()
-    inputs = {"input_ids": INPUTS["input_ids"][:1]}
+    sizes = {"GPT2LMHeadModel": models.GPT, "T5Model": models.T5}.get(name, models.SIZES)
+    model, lengths = models.tiny(name, **sizes), list[int]()
+    inputs = {"input_ids": models.INPUTS["input_ids"][:1]}
     if name == "T5Model":
         inputs["decoder_input_ids"] = inputs["input_ids"]
     embedding = model.encoder.embed_tokens if name == "T5Model" else model.get_input_embeddings()
@@ -128,8 +123,8 @@ def test_a_pass_that_is_otherwise_at_the_first_or_the_last_tokens_is_noticed(
 ) -> None:
     """Where all outputs are compared, as later tokens matter to the first ones; and of the first ones anyway."""
     monkeypatch.setattr(capture, "_FIRST", 6)
-    model = tiny("BertModel" if place == 9 else "LlamaModel", **SIZES)
-    inputs = {"input_ids": INPUTS["input_ids"][:1]}
+    model = models.tiny("BertModel" if place == 9 else "LlamaModel", **models.SIZES)
+    inputs = {"input_ids": models.INPUTS["input_ids"][:1]}
     last = model.encoder.layer[-1] if place == 9 else model.layers[-1]
     own = last.forward
 
@@ -148,7 +143,7 @@ def test_a_pass_that_is_otherwise_at_the_first_or_the_last_tokens_is_noticed(
 def test_attention_by_hand_that_goes_by_the_length_is_not_changed_by_a_short_pass() -> None:
     """BigBird attends to everything from then on where it once read few tokens."""
     sizes = {"sep_token_id": 2, "num_hidden_layers": 1, "max_position_embeddings": 1024}
-    model = tiny("BigBirdModel", **SIZES | sizes | {"attention_type": "block_sparse"})
+    model = models.tiny("BigBirdModel", **models.SIZES | sizes | {"attention_type": "block_sparse"})
     tokens = torch.randint(4, 31, (1, 768), generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match="was not understood"):
         compared(model, {"input_ids": tokens}, lambda call: None)

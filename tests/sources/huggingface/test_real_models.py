@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.sources.huggingface.models import calls_in
-from tests.sources.huggingface.ways import (
-    angles,
-    brute_force,
-    logits,
-    near,
-    stopped,
-)
+from tests.sources.huggingface.ways import angles, brute_force, logits, near, stopped
 from torch import Tensor
 
 from toeplens import hosts
