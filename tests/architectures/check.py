@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.sources.huggingface.model import attention_modules
-from toeplens.sources.huggingface.patching import asking_for, patched
+from toeplens.sources.huggingface.model import asking_for, attention_modules, patched
 from toeplens.sources.huggingface.trace import Followed, Products, at_each_token
 from toeplens.studies.auditing.inputs import repeated
 from toeplens.studies.auditing.record import LayerRecord

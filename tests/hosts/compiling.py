@@ -5,20 +5,13 @@ from __future__ import annotations
 import sys
 
 import torch
-from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import INPUTS, tiny
-
-from toeplens import hosts
+from tests.hosts.families import installed
+from tests.sources.huggingface.models import INPUTS
 
 
 def main(name: str) -> None:
     """Without a break in the graph, with padding, the numbers and gradients of the model as it is."""
-    model = tiny(FAMILIES["Llama"][0], **FAMILIES["Llama"][1]).train()
-    host = hosts.install(model, name)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in host.encodings.parameters():
-            parameter.normal_(std=0.3)
+    model = installed(name).train()
     ids = INPUTS["input_ids"]
     mask = torch.ones_like(ids)
     mask[1, 9:] = 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.sources.huggingface.models import BLOOM, GPT, GROUPED, LATENT, SIZES, T5
+import torch
+from tests.sources.huggingface.models import BLOOM, GPT, GROUPED, LATENT, SIZES, T5, tiny
+
+from toeplens import hosts
 
 _NARROW = GROUPED | {"head_dim": 8, "sliding_window": 6}
 _BART = {"vocab_size": 31, "d_model": 32, "max_position_embeddings": 64} | {
@@ -49,3 +52,14 @@ TABLES = {  # of positions, at the input
 }
 ROTATING = ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma 2", "Gemma 3", "GPT-NeoX", "gpt-oss", "Phi-3", "OLMo 2"]
 ROTATING += ["Granite", "StableLM", "Starcoder 2", "GLM", "Cohere"]
+
+
+def installed(name: str, family: str = "Llama", **options: Any) -> Any:
+    """A tiny model with an encoding whose parameters are drawn."""
+    model = tiny(FAMILIES[family][0], **FAMILIES[family][1])
+    host = hosts.install(model, name, **options)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in host.encodings.parameters():
+            parameter.normal_(std=0.3)
+    return model

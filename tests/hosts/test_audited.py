@@ -8,32 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hosts.families import FAMILIES
+from tests.hosts.families import FAMILIES, installed
 from tests.sources.huggingface.models import calls_in, tiny
 from torch import Tensor
 
-from toeplens import hosts
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, captured, intervened, load_model
-from toeplens.sources.huggingface.installed import AttentionPatch
+from toeplens.sources.huggingface import Change, capture, captured, intervened, load_model
 from toeplens.studies import audit
 
 TOKENS = torch.randint(4, 31, (9, 10), generator=torch.Generator().manual_seed(3))
 INPUTS = {"input_ids": TOKENS}
-
-
-def built(family: str, name: str | None = None, **options: Any) -> Any:
-    """A tiny model, with an encoding whose parameters are drawn, if one is named."""
-    kind, sizes = FAMILIES[family]
-    model = tiny(kind, **sizes)
-    if name is None:
-        return model
-    host = hosts.install(model, name, **options)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in host.encodings.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return model
 
 
 def logits(model: Any, *changes: Change) -> Tensor:
@@ -53,7 +37,7 @@ CASES += [("Gemma 3", "stick-breaking"), ("BLOOM", "shaw"), ("BLOOM", "rope+fox"
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_a_saved_model_has_the_audit_of_the_one_in_memory(family: str, name: str, tmp_path: Path) -> None:
     """And both are of the weights that the model gives when it is asked for them."""
-    model = built(family, name)
+    model = installed(name, family)
     made = audit(model, TOKENS, effects="none")
     model.save_pretrained(tmp_path)
     again = load_model(str(tmp_path), device="cpu")
@@ -75,9 +59,9 @@ def test_an_installed_bias_is_the_same_written_into_a_mask() -> None:
     mask = -(torch.tensor([2.0**-2, 2**-4, 2**-6, 2**-8])[:, None, None] * offsets)
     mask = mask.masked_fill(offsets < 0, torch.finfo(torch.float32).min).expand(9, -1, -1, -1)
     by_hand = INPUTS | {"attention_mask": mask, "position_ids": torch.zeros_like(TOKENS)}
-    plain = built("Llama")
+    plain = tiny(FAMILIES["Llama"][0], **FAMILIES["Llama"][1])
     plain.set_attn_implementation("eager")
-    for ours, theirs in zip(calls_in(built("Llama", "alibi"), INPUTS), calls_in(plain, by_hand), strict=True):
+    for ours, theirs in zip(calls_in(installed("alibi"), INPUTS), calls_in(plain, by_hand), strict=True):
         torch.testing.assert_close(ours.logits(), theirs.logits(), atol=1e-5, rtol=1e-5)
         assert ours.bias_by_offset() is not None
         assert (ours.encoding, theirs.encoding) == ("alibi", None)
@@ -85,31 +69,31 @@ def test_an_installed_bias_is_the_same_written_into_a_mask() -> None:
 
 @pytest.mark.parametrize("name", ["alibi", "cope"])
 def test_parts_that_are_not_what_the_encoding_did_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = AttentionPatch.parts
+    own = capture.attention_parts
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
         found = own(*args, **kwargs)
         assert found.bias is not None
         return replace(found, bias=1.1 * found.bias)
 
-    monkeypatch.setattr(AttentionPatch, "parts", wrong)
+    monkeypatch.setattr(capture, "attention_parts", wrong)
     with pytest.raises(InputError, match=r"the attention of model.layers.0.self_attn \(LlamaAttention\) was not under"):
-        captured(built("Llama", name), INPUTS, lambda call: None)
+        captured(installed(name), INPUTS, lambda call: None)
 
 
 def test_changes_are_of_the_installed_encoding() -> None:
-    none = logits(built("Llama", "nope"))
+    none = logits(installed("nope"))
     both = range(2)
     for name, change in (("alibi", {"bias": False}), ("rope", {"speed": 0.0}), ("partial-rope", {"speed": 0.0})):
-        changed = logits(built("Llama", name), *(Change(layer=layer, **change) for layer in both))
+        changed = logits(installed(name), *(Change(layer=layer, **change) for layer in both))
         torch.testing.assert_close(changed, none, atol=2e-5, rtol=1e-5)
-    rotated, fox = built("Llama", "rope+fox"), built("Llama", "fox")
+    rotated, fox = installed("rope+fox"), installed("fox")
     fox.toeplens_encodings.load_state_dict(
         {key.replace("parts.1.", ""): x for key, x in rotated.toeplens_encodings.state_dict().items()}
     )
     stopped = logits(rotated, *(Change(layer=layer, speed=0.0) for layer in both))
     torch.testing.assert_close(stopped, logits(fox), atol=2e-5, rtol=1e-5)
-    cope = built("Llama", "cope")
+    cope = installed("cope")
     for change, said in (
         ({"speed": 0.0}, "speed: the rotation of .* is unknown"),
         ({"bias": False}, "bias: the bias of .* cannot be removed"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.builders import REPRESENTATIVES
-from tests.hosts.families import FAMILIES
+from tests.hosts.families import FAMILIES, installed
 from tests.sources.huggingface.models import tiny
 from torch import Tensor
 
@@ -24,17 +24,11 @@ OTHER_NAMES = ["rope", "stick-breaking", "alibi", "sinusoidal", "path", "shaw", 
 
 def host(name: str, family: str = "Llama") -> Any:
     """A model in float64 with the encoding at random parameters; None where it cannot act there."""
-    model = tiny(FAMILIES[family][0], **FAMILIES[family][1]).double()
     if name == "mla":
         with pytest.raises(InputError, match="needs queries and keys of"):
-            hosts.install(model, name)
+            installed(name, family)
         return None
-    installed = hosts.install(model, name)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in installed.encodings.parameters():
-            parameter.normal_(std=0.3)
-    return model
+    return installed(name, family).double()
 
 
 def depends_on_length(model: Any) -> bool:

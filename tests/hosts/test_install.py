@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hosts.families import FAMILIES
+from tests.hosts.families import FAMILIES, installed
 from tests.sources.huggingface.models import GROUPED, INPUTS, state, tiny
 from torch import Tensor
 
@@ -26,16 +26,6 @@ IDS = INPUTS["input_ids"]
 
 def llama(family: str = "Llama") -> Any:
     return tiny(FAMILIES[family][0], **FAMILIES[family][1])
-
-
-def installed(name: str, family: str = "Llama", **options: Any) -> Any:
-    model = llama(family)
-    host = hosts.install(model, name, **options)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in host.encodings.parameters():
-            parameter.normal_(std=0.3)
-    return model
 
 
 def logits(model: Any) -> Tensor:
@@ -107,12 +97,6 @@ def test_it_compiles_whole() -> None:
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
 
 
-def test_a_dimension_s_partner_is_found_in_either_pairing() -> None:
-    for family, pairing in (("Llama", "half"), ("GLM", "interleaved"), ("Cohere", "interleaved"), ("gpt-oss", "half")):
-        model = llama(family)
-        assert hosts.install(model, "rope").encodings[0].pairing == pairing
-
-
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("rope", {"layers": [5]}, r"^layers must be different indices from 0 to 1, got \[5\]"),
     ("sinusoidal", {"layers": [0]}, r"^layers must not be set: its vectors enter at the input .*, got \[0\]"),
@@ -149,15 +133,6 @@ def test_a_second_one_a_missing_one_and_a_short_table_are_refused() -> None:
         hosts.install(model, "rope")
     with pytest.raises(InputError, match=r"^model must be a transformers.PreTrainedModel, got a Linear"):
         hosts.install(torch.nn.Linear(2, 2), "rope")
-
-
-def test_several_act_together_with_the_model_s_own_pairing(tmp_path: Path) -> None:
-    model = installed(["rope", "fox"], rope={"base": 500.0})  # type: ignore[arg-type]
-    rope, _ = model.toeplens_encodings[0].parts
-    assert (rope.pairing, float(rope.frequencies[0, 1])) == ("half", pytest.approx(500.0**-0.25))
-    assert model.config.toeplens_encodings["encoding"] == "rope + fox"
-    model.save_pretrained(tmp_path)
-    assert logits(hosts.load(tmp_path)).equal(logits(model))
 
 
 def test_a_rotation_of_ours_is_turned_by_the_model_s_own_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,24 +209,6 @@ def test_several_threads_may_ask_one_host() -> None:
             with ThreadPoolExecutor(4) as pool:
                 found = list(pool.map(lambda text: model(text).logits, texts))
             assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, wanted, strict=True))
-
-
-def test_under_autocast_it_is_as_near_as_plain_attention() -> None:
-    """Its queries are float32 there, and products are not. The bound is that of tests/encodings/test_precision.py."""
-
-    def error(model: Any) -> Tensor:
-        ids = torch.randint(31, (1, 300), generator=torch.Generator().manual_seed(0))
-        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-            found = model(ids).logits.double()
-        with torch.no_grad():
-            exact = copy.deepcopy(model).double()(ids).logits
-        return (found - exact).norm() / exact.norm()
-
-    model = tiny(FAMILIES["Llama"][0], **{**FAMILIES["Llama"][1], "max_position_embeddings": 512, "gain": 0.3})
-    plain = error(model)
-    with torch.autocast("cpu", torch.bfloat16):  # the proof is not rounded either
-        hosts.install(model, "fox")
-    assert error(model) <= 3 * plain
 
 
 def test_layers_whose_heads_are_of_one_size_take_an_encoding_where_others_have_another() -> None:

@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import (
-    GPT,
-    NARROW,
-    PADDED,
-    SIZES,
-    TOKENS,
-    calls_in,
-    padded_inputs,
-    tiny,
-)
+from tests.sources.huggingface.models import GPT, NARROW, PADDED, SIZES, TOKENS, calls_in, padded_inputs, tiny
 from torch import Tensor
 
 from toeplens.sources.huggingface import attention as masks
@@ -110,13 +101,13 @@ def test_masks_are_read_in_blocks(at_once: int) -> None:
     assert masks.reach_of(visible & chunks, True) == (None, 5)
     for some, causal, reach in ((near, False, (4, None)), (visible & chunks, True, (None, 5))):
         made, there = some.expand(2, 1, TOKENS, TOKENS), torch.tensor([TOKENS, 9])[:, None, None, None] > PLACES
-        assert masks.padded_lengths(made, causal, masks.Reach(*reach)) is None
-        ends = masks.padded_lengths(made & there, causal, masks.reach_of(made & there, causal))
+        assert masks.padded_lengths(made, causal, *reach) is None
+        ends = masks.padded_lengths(made & there, causal, *masks.reach_of(made & there, causal))
         assert isinstance(ends, Tensor)
         assert ends.tolist() == [TOKENS, 9]
         hidden = made.clone()
         hidden[..., 8, 7] = False
-        assert masks.padded_lengths(hidden, causal, masks.Reach(*reach)) == "some of the keys"
+        assert masks.padded_lengths(hidden, causal, *reach) == "some of the keys"
     for row in (1, 4, 9):  # one key after its query, in each block of queries
         later = visible.clone()
         later[..., row, row + 1] = True
@@ -131,13 +122,13 @@ def test_what_padding_sees_does_not_matter(at_once: int) -> None:
     for seen in (visible[1, 0, 8], torch.zeros(TOKENS, dtype=torch.bool), (PLACES > 2) & (PLACES < 9)):
         padded = visible.clone()
         padded[1, 0, 9:] = seen
-        ends = masks.padded_lengths(padded, True, masks.Reach())
+        ends = masks.padded_lengths(padded, True)
         assert isinstance(ends, Tensor)
         assert ends.tolist() == [TOKENS, 9]
     other = visible.clone()
     other[1, 0, 8, 3] = False
-    assert masks.padded_lengths(other, True, masks.Reach()) == "some of the keys"
-    assert masks.padded_lengths(CAUSAL[None, None], True, masks.Reach()) is None
+    assert masks.padded_lengths(other, True) == "some of the keys"
+    assert masks.padded_lengths(CAUSAL[None, None], True) is None
 
 
 def test_tables_by_offset_are_as_exact_as_their_largest_number(at_once: int) -> None:
@@ -149,7 +140,7 @@ def test_tables_by_offset_are_as_exact_as_their_largest_number(at_once: int) -> 
         for error, passes in ((0.5e-4, True), (4e-4, False)):
             planted = size * bias
             planted[0, 9, 2] += error * size
-            found = masks.table_by_offset(planted, None, False, False, 1e-4)
+            found = masks.by_offset(planted, None, False, False, 1e-4)
             assert (found is not None) == passes
             if found is not None:
                 torch.testing.assert_close(found, size * table.double(), atol=1e-4 * size, rtol=0)

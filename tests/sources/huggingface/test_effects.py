@@ -4,34 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.sources.huggingface.models import (
-    BLOOM,
-    GPT,
-    GROUPED,
-    LATENT,
-    NARROW,
-    PADDED,
-    SIZES,
-    T5,
-    TOKENS,
-    calls_in,
-    fsmt,
-    padded_inputs,
-    state,
-    tiny,
-)
+from tests.sources.huggingface import models
 from torch import Tensor, nn
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import outcome, replay
 from toeplens.sources.huggingface.effects import HeadEffects, head_effects
 
-SHARED = NARROW | {
+SHARED = models.NARROW | {
     "num_hidden_layers": 4,
     "num_kv_shared_layers": 2,
     "hidden_size_per_layer_input": 4,
@@ -43,17 +29,22 @@ SHARED = NARROW | {
     "activation_sparsity_pattern": [0.0] * 4,
 }
 MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, output projection, calls replayed
-    "Llama": ("LlamaForCausalLM", GROUPED | {"num_hidden_layers": 3}, "self_attn.o_proj", 2),
-    "Gemma2": ("Gemma2ForCausalLM", NARROW | {"final_logit_softcapping": 2.0}, "self_attn.o_proj", 1),
-    "GPT2": ("GPT2LMHeadModel", GPT, "attn.c_proj", 1),
-    "GPTJ": ("GPTJForCausalLM", GPT | {"rotary_dim": 4}, "attn.out_proj", 1),
-    "Bloom": ("BloomForCausalLM", BLOOM, "self_attention.dense", 1),
-    "Bert": ("BertModel", SIZES, "attention.output.dense", 1),
-    "Bert-masked": ("BertForMaskedLM", SIZES, "attention.output.dense", 1),
-    "Albert": ("AlbertModel", SIZES | {"embedding_size": 16}, "attention.dense", 1),
-    "T5": ("T5ForConditionalGeneration", T5, "Attention.o", 5),
-    "GptOss": ("GptOssForCausalLM", NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1}, "self_attn.o_proj", 1),
-    "DeepseekV3": ("DeepseekV3ForCausalLM", LATENT, "self_attn.o_proj", 1),
+    "Llama": ("LlamaForCausalLM", models.GROUPED | {"num_hidden_layers": 3}, "self_attn.o_proj", 2),
+    "Gemma2": ("Gemma2ForCausalLM", models.NARROW | {"final_logit_softcapping": 2.0}, "self_attn.o_proj", 1),
+    "GPT2": ("GPT2LMHeadModel", models.GPT, "attn.c_proj", 1),
+    "GPTJ": ("GPTJForCausalLM", models.GPT | {"rotary_dim": 4}, "attn.out_proj", 1),
+    "Bloom": ("BloomForCausalLM", models.BLOOM, "self_attention.dense", 1),
+    "Bert": ("BertModel", models.SIZES, "attention.output.dense", 1),
+    "Bert-masked": ("BertForMaskedLM", models.SIZES, "attention.output.dense", 1),
+    "Albert": ("AlbertModel", models.SIZES | {"embedding_size": 16}, "attention.dense", 1),
+    "T5": ("T5ForConditionalGeneration", models.T5, "Attention.o", 5),
+    "GptOss": (
+        "GptOssForCausalLM",
+        models.NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1},
+        "self_attn.o_proj",
+        1,
+    ),
+    "DeepseekV3": ("DeepseekV3ForCausalLM", models.LATENT, "self_attn.o_proj", 1),
     "Gemma3n-text": ("Gemma3nForCausalLM", SHARED, "self_attn.o_proj", 0),
     # layers hand on [altup, B, N, D], of which neither the first nor the last part is a copy of the batch
     "Gemma3n-own": (
@@ -63,7 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, out
         3,
     ),
     # layers hand on [N, B, D]; with a cache FSMT hides nothing, not even what comes next
-    "FSMT": ("FSMTForConditionalGeneration", fsmt(2) | {"use_cache": False}, "out_proj", 5),
+    "FSMT": ("FSMTForConditionalGeneration", models.fsmt(2) | {"use_cache": False}, "out_proj", 5),
 }
 MASK = 3
 STATES = ("Bert", "Albert")  # no loss
@@ -76,24 +67,21 @@ def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
 @cache
 def _model(name: str, dtype: torch.dtype) -> Any:
     kind, sizes, _, _ = MODELS[name]
-    return tiny(kind, **sizes).to(dtype)
+    return models.tiny(kind, **sizes).to(dtype)
 
 
 def inputs_of(model: Any) -> dict[str, Tensor]:
-    inputs = padded_inputs()
+    inputs = models.padded_inputs()
     if model.config.is_encoder_decoder:
         tokens, there = inputs["input_ids"], inputs["attention_mask"]
         inputs |= {"decoder_input_ids": tokens[:, 2:9], "decoder_attention_mask": there[:, 5:]}
     return inputs
 
 
-def places_in(model: Any, inputs: dict[str, Tensor]) -> list[tuple[str, str, str, int, int]]:
-    return [(c.module, c.side, c.kind, c.layer, c.heads.shape[2]) for c in calls_in(model, inputs)]
-
-
 @cache
 def calls_of(name: str) -> list[tuple[str, str, str, int, int]]:
-    return places_in(model_of(name), inputs_of(model_of(name)))
+    calls = models.calls_in(model_of(name), inputs_of(model_of(name)))
+    return [(c.module, c.side, c.kind, c.layer, c.heads.shape[2]) for c in calls]
 
 
 @cache
@@ -108,7 +96,7 @@ def labels_of(name: str, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], 
         random = np.random.Generator(np.random.Philox(0))
         tokens = inputs["input_ids"].clone()
         labels = torch.full_like(tokens, -1)
-        for row, length in enumerate((TOKENS, PADDED)):
+        for row, length in enumerate((models.TOKENS, models.PADDED)):
             for place in random.choice(np.arange(length), max(1, round(0.15 * length)), replace=False):
                 labels[row, place], tokens[row, place] = tokens[row, place].clone(), MASK
         return inputs | {"input_ids": tokens}, labels
@@ -124,6 +112,19 @@ def labels_of(name: str, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], 
     return inputs, labels
 
 
+def silence(head: int, heads: int, turn: int) -> Callable[..., Any]:
+    """A hook that sets a head's part of a projection's input to 0, the ``turn``-th time that it is called."""
+    passed = count()
+
+    def hook(projection: nn.Module, args: Any) -> Any:
+        x = args[0].clone()
+        if next(passed) == turn:
+            x.unflatten(-1, (heads, -1))[..., head, :] = 0
+        return (x, *args[1:])
+
+    return hook
+
+
 def measured(name: str, dtype: torch.dtype) -> Callable[[], Any]:
     """What a plain pass gives: each sequence's loss, or its last hidden states at its tokens."""
     model = model_of(name, dtype)
@@ -133,7 +134,7 @@ def measured(name: str, dtype: torch.dtype) -> Callable[[], Any]:
     def plain() -> Any:
         out = model(**inputs)
         if labels is None:
-            return [out[0][0].double(), out[0][1, :PADDED].double()]
+            return [out[0][0].double(), out[0][1, : models.PADDED].double()]
         chances = out.logits.double().log_softmax(-1)
         rows = []
         for row in range(2):
@@ -144,8 +145,8 @@ def measured(name: str, dtype: torch.dtype) -> Callable[[], Any]:
     return plain
 
 
-def plain_effects(name: str, dtype: torch.dtype, gain: float = 0.0) -> list[np.ndarray]:
-    """Each head's effects, by whole passes in which its part of the projection's input is multiplied by the gain."""
+def plain_effects(name: str, dtype: torch.dtype = torch.float32) -> list[np.ndarray]:
+    """Each head's effects, by whole passes in which its part of the projection's input is 0."""
     model, plain = model_of(name, dtype), measured(name, dtype)
     intact = plain()
     by_call = []
@@ -154,28 +155,12 @@ def plain_effects(name: str, dtype: torch.dtype, gain: float = 0.0) -> list[np.n
         prefix, turn = module.split(" (")[0], turns.get(module, 0)
         turns[module] = turn + 1
         ending = MODELS[name][2]
-        found = [m for n, m in model.named_modules() if n.endswith(ending) and (n + ".").startswith(_block(prefix))]
+        around = prefix.removesuffix(".self") + "."  # BERT's projection is not in the module that is captured
+        found = [m for n, m in model.named_modules() if n.endswith(ending) and (n + ".").startswith(around)]
         assert len(found) == 1
         rows = []
         for head in range(heads):
-            passed = [0]
-
-            def silence(
-                projection: nn.Module,
-                args: Any,
-                at: tuple[int, int, int] = (head, heads, turn),
-                passed: list[int] = passed,
-            ) -> Any:
-                head, heads, turn = at
-                passed[0] += 1
-                if passed[0] - 1 != turn:
-                    return None
-                x = args[0].clone()
-                width = x.shape[-1] // heads
-                x[..., head * width : (head + 1) * width] *= gain
-                return (x, *args[1:])
-
-            handle = found[0].register_forward_pre_hook(silence)
+            handle = found[0].register_forward_pre_hook(silence(head, heads, turn))
             silenced = plain()
             handle.remove()
             if isinstance(intact, list):
@@ -187,11 +172,6 @@ def plain_effects(name: str, dtype: torch.dtype, gain: float = 0.0) -> list[np.n
     return by_call
 
 
-def _block(prefix: str) -> str:
-    """The module around an attention in which its projection is: BERT's is not in the module that is captured."""
-    return prefix.removesuffix(".self") + "."
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_effects_are_those_of_plain_passes(name: str) -> None:
     found = effects_of(name)
@@ -200,7 +180,7 @@ def test_exact_effects_are_those_of_plain_passes(name: str) -> None:
     assert len(found.effects) == len(calls_of(name))
     if found.baseline is not None:
         np.testing.assert_allclose(found.baseline, measured(name, torch.float32)(), rtol=1e-5)
-    for ours, theirs in zip(found.effects, plain_effects(name, torch.float32), strict=True):
+    for ours, theirs in zip(found.effects, plain_effects(name), strict=True):
         assert ours.dtype == np.float64
         assert np.abs(theirs).max() > 1e-3
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -266,21 +246,6 @@ def test_layers_before_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert counts == [2 + 1 + 1, 2 + 2 + 1, 2 + 3]
 
 
-def test_few_heads_of_neighbouring_layers_go_through_the_same_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first one's layer on, with one pass beside in which nothing is silenced; float32."""
-    model, calls, chosen = model_of("Llama"), calls_of("Llama"), [[1], [0], [2]]
-    monkeypatch.setattr(replay, "_CACHED", 1)
-    monkeypatch.setattr(replay, "_CALLS", 1)
-    counts = counted(model, monkeypatch)
-    found = head_effects(model, inputs_of(model), calls, chosen=chosen)
-    # the intact pass; three from the first layer on; one that ends before the last, and two from there on
-    assert counts == [1 + 3 + 1, 1 + 3 + 1, 1 + 3 + 2]
-    assert found.replayed == 1
-    for ours, theirs, (head,) in zip(found.effects, effects_of("Llama").effects, chosen, strict=True):
-        np.testing.assert_allclose(ours[:, head], theirs[:, head], rtol=1e-5, atol=2e-6)
-        assert np.isnan(np.delete(ours, head, 1)).all()
-
-
 def test_of_long_sequences_it_is_asked_of_their_first_tokens_what_replays_give(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls, chosen = model_of("Llama"), calls_of("Llama"), [[1], [0], [2]]
     inputs = {name: x[:1] for name, x in inputs_of(model).items()}
@@ -326,7 +291,7 @@ def test_layers_that_share_more_than_their_output_take_whole_passes(
     monkeypatch.setattr(last, "forward", take)
     found = head_effects(model, inputs_of(model), calls_of("Llama"))
     assert found.replayed <= 1
-    for ours, theirs in zip(found.effects, plain_effects("Llama", torch.float32), strict=True):
+    for ours, theirs in zip(found.effects, plain_effects("Llama"), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -342,39 +307,30 @@ def test_sequences_that_depend_on_each_other_are_run_one_at_a_time(monkeypatch: 
     monkeypatch.setattr(last, "forward", crowded)
     found = head_effects(model, inputs_of(model), calls_of("Llama"))
     assert found.replayed == 2
-    for ours, theirs in zip(found.effects, plain_effects("Llama", torch.float32), strict=True):
+    for ours, theirs in zip(found.effects, plain_effects("Llama"), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPTJ", "T5"])
-def test_model_and_tables_stay_as_they_were(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_and_tables_stay_as_they_were(name: str) -> None:
     model = model_of(name)
     inputs, calls = inputs_of(model), calls_of(name)
     model.train()
     next(model.parameters()).requires_grad_(False)
-    before = state(model)
+    before = models.state(model)
 
     def stop(done: int, total: int) -> None:
         raise ZeroDivisionError
 
     for method in ("exact", "attribution"):
         found = head_effects(model, inputs, calls, method=method)
-        assert state(model) == before
+        assert models.state(model) == before
         with pytest.raises(ZeroDivisionError):
             head_effects(model, inputs, calls, method=method, on_progress=stop)
-        assert state(model) == before
+        assert models.state(model) == before
         if method == "exact":
             np.testing.assert_allclose(found.effects[1], effects_of(name).effects[1], atol=1e-6)
     next(model.parameters()).requires_grad_(True)
-
-    def full(*args: Any) -> Any:
-        raise torch.OutOfMemoryError("out of memory")
-
-    monkeypatch.setattr(replay, "apart", full)
-    model.eval()
-    with pytest.raises(torch.OutOfMemoryError):
-        head_effects(model, inputs, calls)
-    model.train()
     model.eval()
 
 
@@ -390,7 +346,9 @@ def test_sequences_without_a_prediction_have_no_effect() -> None:
             assert np.isnan(each).tolist() == [[False] * 4, [True] * 4]
     bert = model_of("Bert-masked")
     assert head_effects(bert, inputs_of(bert), calls_of("Bert-masked")).outcome == "states"  # no mask token
-    own = tiny("BertLMHeadModel", **SIZES | {"num_hidden_layers": 1})  # sees what comes next, so it is not asked for it
+    own = models.tiny(
+        "BertLMHeadModel", **models.SIZES | {"num_hidden_layers": 1}
+    )  # sees what comes next, so it is not asked for it
     call = ("bert.encoder.layer.0.attention.self", "encoder", "self", 0, 4)
     assert head_effects(own, inputs_of(own), [call]).outcome == "states"
     found = head_effects(own, inputs_of(own), [call], mask_token=MASK)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import effects, replay
 from toeplens.sources.huggingface.effects import head_estimates
-from toeplens.sources.huggingface.outcome import NONE, Readout, outcome_of
+from toeplens.sources.huggingface.outcome import NONE, Outcome, Readout
 from toeplens.sources.huggingface.replay import anatomy_of, observed
 
 NAMES = ["Llama", "GPT2", "Bert-masked", "Gemma2"]  # the last has a cap after its head
@@ -155,7 +155,7 @@ def test_estimates_of_taking_position_are_derivatives_on_the_way_there(monkeypat
     anatomy = anatomy_of(model)
     inputs = inputs_of(model)
     with observed(model, anatomy):
-        passes = replay.Passes(model, anatomy, outcome_of(model, inputs, {"decoder"}, None, 0))
+        passes = replay.Passes(model, anatomy, Outcome.of(model, inputs, {"decoder"}, None, 0))
         places = [effects.place_of(model, call, passes.order) for call in calls]
         for call, put in enumerate(instead):
             if put is None:

@@ -23,11 +23,7 @@ from toeplens.sources.huggingface.interventions import NotThere
             Change(layer=0, groups=(2,), output="zero"),
             r"groups must be different numbers from 0 to 1 in .*, got \[2\]",
         ),
-        (
-            "LlamaForCausalLM",
-            Change(layer=0, bias=False),
-            r"bias: model.* adds no bias to its logits\.",
-        ),
+        ("LlamaForCausalLM", Change(layer=0, bias=False), r"bias: model.* adds no bias to its logits\."),
         (
             "LlamaForCausalLM",
             Change(layer=0, bands=BandControl(order=(1, 0))),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 from typing import Any
 
@@ -10,50 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sources.huggingface.models import (
-    BLOOM,
-    INPUTS,
-    NARROW,
-    SIZES,
-    T5,
-    TOKENS,
-    XLNET,
-    calls_in,
-    padded_inputs,
-    state,
-    tiny,
-)
-from tests.sources.huggingface.ways import (
-    ALL,
-    LLAMA,
-    MIXED,
-    ROTARY,
-    angles,
-    apart,
-    brute_force,
-    by_loops,
-    emptied,
-    exchanged,
-    heads_in,
-    logits,
-    mask_of,
-    near,
-    of_pairs,
-    put_out,
-    silenced,
-    stopped,
-)
+from tests.sources.huggingface import ways
+from tests.sources.huggingface.models import BLOOM, INPUTS, NARROW, SIZES, T5, TOKENS, XLNET, calls_in, state, tiny
 from torch import Tensor
 
 from toeplens.encodings import BandControl
 from toeplens.encodings.rotary import swapped
 from toeplens.ground import InputError
-from toeplens.lens.head_types.two_way import two_way
-from toeplens.lens.kit.movable import Given, movable_from
 from toeplens.sources.huggingface import Change, intervened
 from toeplens.sources.huggingface.interventions import changed_outputs
 
-PLACE = ROTARY["LlamaForCausalLM"][1]
+PLACE = ways.ROTARY["LlamaForCausalLM"][1]
 SEVERAL = [
     Change(layer=0, heads=(1,), output="zero"),
     Change(layer=0, heads=(2, 3), speed=0.0),
@@ -65,63 +31,63 @@ WIDE = {
 }  # whose rotation, of a quarter of the dimensions, has else one pair
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", ways.ALL)
 def test_a_silent_head_is_one_whose_place_before_the_projection_is_empty(kind: str) -> None:
     """With nothing changed the pass is the plain one; nothing is left behind."""
-    sizes, place = ALL[kind]
+    sizes, place = ways.ALL[kind]
     model = tiny(kind, **sizes)
-    plain, before = logits(model), state(model)
-    with put_out(model, place, 1, 4, emptied(2)):
-        wanted = logits(model)
-    assert apart(wanted, plain)
+    plain, before = ways.logits(model), state(model)
+    with ways.put_out(model, place, 1, 4, ways.emptied(2)):
+        wanted = ways.logits(model)
+    assert ways.apart(wanted, plain)
     with intervened(model, []):
-        assert near(logits(model), plain)
+        assert ways.near(ways.logits(model), plain)
     with intervened(model, Change(layer=1, heads=(2,), output="zero")):
-        assert near(logits(model), wanted)
+        assert ways.near(ways.logits(model), wanted)
     assert state(model) == before
-    assert torch.equal(logits(model), plain)
+    assert torch.equal(ways.logits(model), plain)
 
 
-@pytest.mark.parametrize("kind", ["GPTJForCausalLM", "CodeGenForCausalLM", *ROTARY])
+@pytest.mark.parametrize("kind", ["GPTJForCausalLM", *ways.ROTARY])
 def test_tokens_twice_as_far_apart_are_those_of_twice_the_position(kind: str) -> None:
-    model = tiny(kind, **ALL[kind][0])
-    wanted = logits(model, INPUTS | {"position_ids": 2 * torch.arange(TOKENS).unsqueeze(0)})
-    assert apart(wanted, logits(model))
+    model = tiny(kind, **ways.ALL[kind][0])
+    wanted = ways.logits(model, INPUTS | {"position_ids": 2 * torch.arange(TOKENS).unsqueeze(0)})
+    assert ways.apart(wanted, ways.logits(model))
     with intervened(model, [Change(layer=layer, speed=2.0) for layer in range(2)]):
-        assert near(logits(model), wanted)
+        assert ways.near(ways.logits(model), wanted)
 
 
-@pytest.mark.parametrize("kind", ROTARY)
+@pytest.mark.parametrize("kind", ways.ROTARY)
 def test_bands_are_columns_of_the_model_s_own_table_of_angles(kind: str) -> None:
     """Still, silent and exchanged pairs, of which the models have 2 or 4; and all of them stopped."""
-    model = tiny(kind, **ROTARY[kind][0] | ({"hidden_size": 64} if kind in WIDE else {}))
-    plain, (_, call) = logits(model), calls_in(model)
+    model = tiny(kind, **ways.ROTARY[kind][0] | ({"hidden_size": 64} if kind in WIDE else {}))
+    plain, (_, call) = ways.logits(model), calls_in(model)
     pairs = len(call.rotation.frequencies) if call.rotation else 0
     for change, edited in (
-        ({"speed": 0.0}, stopped),
-        ({"bands": BandControl(still=(0,))}, of_pairs([0], stopped)),
-        ({"bands": BandControl(silent=(1,))}, of_pairs([1], silenced)),
-        ({"bands": BandControl(order=swapped(pairs, [0], [1]))}, exchanged(0, 1)),
+        ({"speed": 0.0}, ways.stopped),
+        ({"bands": BandControl(still=(0,))}, ways.of_pairs([0], ways.stopped)),
+        ({"bands": BandControl(silent=(1,))}, ways.of_pairs([1], ways.silenced)),
+        ({"bands": BandControl(order=swapped(pairs, [0], [1]))}, ways.exchanged(0, 1)),
     ):
-        with angles(model, 1, edited):
-            wanted = logits(model)
-        assert apart(wanted, plain), change
+        with ways.angles(model, 1, edited):
+            wanted = ways.logits(model)
+        assert ways.apart(wanted, plain), change
         with intervened(model, Change(layer=1, **change)):
-            assert near(logits(model), wanted), change
+            assert ways.near(ways.logits(model), wanted), change
 
 
 def test_one_head_of_a_group_and_a_whole_group() -> None:
     """Outputs before the projection: of a head that is changed as where all are, of others as they were."""
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    plain = heads_in(model, PLACE, 1)
-    with angles(model, 1, stopped):
-        still = heads_in(model, PLACE, 1)
+    model = tiny("LlamaForCausalLM", **ways.LLAMA)
+    plain = ways.heads_in(model, PLACE, 1)
+    with ways.angles(model, 1, ways.stopped):
+        still = ways.heads_in(model, PLACE, 1)
     for change, heads in (
         (Change(layer=1, heads=(3,), speed=0.0), {3}),
         (Change(layer=1, groups=(0,), speed=0.0), {0, 1}),
     ):
         with intervened(model, change):
-            found = heads_in(model, PLACE, 1)
+            found = ways.heads_in(model, PLACE, 1)
         for head in range(4):
             wanted = (still if head in heads else plain)[:, :, head]
             torch.testing.assert_close(found[:, :, head], wanted, atol=1e-5, rtol=1e-5)
@@ -130,88 +96,44 @@ def test_one_head_of_a_group_and_a_whole_group() -> None:
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
 def test_one_in_another_is_one_with_the_changes_of_both(order: list[int]) -> None:
     """To the last bit, and on the way out as on the way in; an empty one is as none."""
-    model = tiny("LlamaForCausalLM", **LLAMA)
+    model = tiny("LlamaForCausalLM", **ways.LLAMA)
     before, changes = state(model), [SEVERAL[each] for each in order]
     together = []
     for count in range(4):
         with intervened(model, changes[:count]):
-            together.append(logits(model))
-    assert all(apart(x, y) for x, y in pairwise(together))
+            together.append(ways.logits(model))
+    assert all(ways.apart(x, y) for x, y in pairwise(together))
     with intervened(model, ()):
-        assert torch.equal(logits(model), together[0])
+        assert torch.equal(ways.logits(model), together[0])
         with intervened(model, changes[0]):
-            assert torch.equal(logits(model), together[1])
+            assert torch.equal(ways.logits(model), together[1])
             with intervened(model, []), intervened(model, changes[1:]):
-                assert torch.equal(logits(model), together[3])
+                assert torch.equal(ways.logits(model), together[3])
             with intervened(model, changes[1]):
-                assert torch.equal(logits(model), together[2])
-            assert torch.equal(logits(model), together[1])
-        assert torch.equal(logits(model), together[0])
+                assert torch.equal(ways.logits(model), together[2])
+            assert torch.equal(ways.logits(model), together[1])
+        assert torch.equal(ways.logits(model), together[0])
     assert state(model) == before
-
-
-def test_one_in_another_may_not_change_the_same_head() -> None:
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    with intervened(model, SEVERAL[1]):
-        outer = logits(model)
-        inner = Change(layer=0, heads=(0, 3), output="zero")
-        with (
-            intervened(model, inner),
-            pytest.raises(InputError, match=r"^changes must not change head 3 of model.* twice"),
-        ):
-            logits(model)
-        assert torch.equal(logits(model), outer)
 
 
 def test_a_pass_that_is_taken_apart_is_not_changed_in_silence() -> None:
     """Neither where another takes it apart, nor where the model is a part of one that is changed."""
-    model = tiny("LlamaForCausalLM", **LLAMA)
+    model = tiny("LlamaForCausalLM", **ways.LLAMA)
     before = state(model)
-    with (
-        intervened(model, SEVERAL),
-        pytest.raises(InputError, match=r"^model: LlamaForCausalLM must not run with"),
-    ):
+    with intervened(model, SEVERAL), pytest.raises(InputError, match=r"^model: LlamaForCausalLM must not run with"):
         calls_in(model)
     inside = r"^model: LlamaModel must not run with `intervened` inside another pass that is analyzed or changed"
     for first, second in ((model, model.model), (model.model, model)):
         with intervened(first, SEVERAL[0]), intervened(second, SEVERAL[1]), pytest.raises(InputError, match=inside):
-            logits(model)
+            ways.logits(model)
     assert state(model) == before
 
 
-def test_alibi_taken_away_is_a_table_of_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("BloomForCausalLM", **BLOOM)
-    with intervened(model, [Change(layer=layer, bias=False) for layer in range(2)]):
-        found = logits(model, padded_inputs())
-    names, build = vars(sys.modules[type(model).__module__]), "build_alibi_tensor"
-    own = names[build]
-    monkeypatch.setitem(names, build, lambda *args, **more: 0 * own(*args, **more))
-    wanted = logits(model, padded_inputs())
-    monkeypatch.undo()
-    there = padded_inputs()["attention_mask"].bool()
-    assert near(found[there], wanted[there])
-    assert apart(wanted[there], logits(model, padded_inputs())[there])
-
-
-def test_t5s_bias_taken_away_is_a_bias_with_weights_of_zero() -> None:
-    model = tiny("T5ForConditionalGeneration", **T5)
-    inputs = INPUTS | {"decoder_input_ids": INPUTS["input_ids"].flip(1)}
-    changes = [Change(layer=layer, side=side, bias=False) for layer in range(2) for side in ("encoder", "decoder")]
-    with intervened(model, changes):
-        found = logits(model, inputs)
-    plain = logits(model, inputs)
-    for name, weight in model.named_parameters():
-        if "relative_attention_bias" in name:
-            weight.data.zero_()
-    assert near(found, logits(model, inputs))
-    assert apart(found, plain)
-
-
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", LLAMA),
+    "llama": ("LlamaForCausalLM", ways.LLAMA),
     "window": ("MistralForCausalLM", NARROW),
     "cap": ("Gemma2ForCausalLM", NARROW),
-    "sinks": ("GptOssForCausalLM", NARROW | MIXED),
+    "sinks": ("GptOssForCausalLM", NARROW | ways.MIXED),
     "partial": ("GPTNeoXForCausalLM", SIZES),
     "alibi": ("BloomForCausalLM", BLOOM),
     "encoder": ("EsmForMaskedLM", SIZES | {"position_embedding_type": "rotary", "mask_token_id": 3}),
@@ -224,31 +146,9 @@ def test_parts_of_the_logits_are_the_means_of_each_query_s_table(name: str, part
     kind, sizes = PARTS[name]
     call = calls_in(tiny(kind, **sizes))[0]
     found = changed_outputs(call, Change(layer=0, heads=(3,), attention=part))
-    wanted = brute_force(call, 3, part, range(TOKENS))
+    wanted = ways.brute_force(call, 3, part, range(TOKENS))
     torch.testing.assert_close(found[:, :, 3].double(), wanted, atol=1e-5, rtol=1e-5)
     assert torch.equal(found[:, :, :3], call.heads[:, :, :3].to(found.dtype))
-
-
-@pytest.mark.parametrize("name", ["llama", "window", "partial", "alibi"])
-def test_the_parts_vary_as_the_analysis_of_variance_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`two_way` never forms the logits whose variance it gives."""
-    kind, sizes = PARTS[name]
-    call = calls_in(tiny(kind, **sizes))[0]
-    placed = call.placed()
-    ((_, _, keys),) = movable_from(placed.pop("q"), placed.pop("k"), Given(**placed))
-    analysis = two_way(keys)
-    made: list[Tensor] = []
-    monkeypatch.setattr(
-        "toeplens.sources.huggingface.calls.Attention.softmax",
-        lambda self, logits, *rows: made.append(logits.double()) or logits.softmax(-1),
-    )
-    for part, wanted in (("positional", analysis.positional), ("symbolic", analysis.symbolic)):
-        made.clear()
-        changed_outputs(call, Change(layer=0, attention=part))
-        seen = made[-1].isfinite()
-        mean = made[-1].where(seen, 0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
-        variance = (made[-1] - mean).square().where(seen, 0).sum(-1) / seen.sum(-1)
-        torch.testing.assert_close(variance, wanted, atol=1e-6, rtol=1e-4)
 
 
 WAYS = ["mean", "resample"]
@@ -269,13 +169,13 @@ def otherwise_padded(tokens: Tensor, mask: Tensor, seed: int) -> Tensor:
 @pytest.mark.parametrize("way", WAYS)
 def test_in_a_padded_batch_they_are_those_of_the_tokens_alone(way: Any, side: str, kind: str) -> None:
     place = "bert.encoder.layer.{}.attention.output.dense" if kind == "BertForMaskedLM" else PLACE
-    model, mask = tiny(kind, **NARROW), mask_of(LENGTHS, side)
+    model, mask = tiny(kind, **NARROW), ways.mask_of(LENGTHS, side)
     inputs, there = {"input_ids": text(4), "attention_mask": mask}, mask.bool()
-    with put_out(model, place, 0, 4, by_loops(way, there, [0, 3])):
-        wanted = logits(model, inputs)[there]
-    assert apart(wanted, logits(model, inputs)[there])
+    with ways.put_out(model, place, 0, 4, ways.by_loops(way, there, [0, 3])):
+        wanted = ways.logits(model, inputs)[there]
+    assert ways.apart(wanted, ways.logits(model, inputs)[there])
     with intervened(model, Change(layer=0, heads=(0, 3), output=way, seed=2)):
-        assert near(logits(model, inputs)[there], wanted)
+        assert ways.near(ways.logits(model, inputs)[there], wanted)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -283,23 +183,25 @@ def test_in_a_padded_batch_they_are_those_of_the_tokens_alone(way: Any, side: st
 @settings(max_examples=12, deadline=None)
 @given(lengths=st.lists(st.integers(1, TOKENS), min_size=1, max_size=2), seed=st.integers(0, 999))
 def test_other_tokens_in_the_padding_s_place_change_nothing(way: Any, side: str, lengths: list[int], seed: int) -> None:
-    model, mask = tiny("LlamaForCausalLM", **LLAMA), mask_of([TOKENS, *lengths, TOKENS], side)
+    model, mask = tiny("LlamaForCausalLM", **ways.LLAMA), ways.mask_of([TOKENS, *lengths, TOKENS], side)
     with intervened(model, [Change(layer=layer, output=way) for layer in range(2)]):
         found, again = (
-            logits(model, {"input_ids": tokens, "attention_mask": mask})[mask.bool()]
+            ways.logits(model, {"input_ids": tokens, "attention_mask": mask})[mask.bool()]
             for tokens in (text(len(mask)), otherwise_padded(text(len(mask)), mask, seed))
         )
-    assert near(found, again, 1e-6)
+    assert ways.near(found, again, 1e-6)
 
 
 def test_the_longest_sequence_has_another_to_draw_from_or_is_refused() -> None:
-    model = tiny("LlamaForCausalLM", **LLAMA)
-    inputs = {"input_ids": text(2), "attention_mask": mask_of([TOKENS, 5])}
+    model = tiny("LlamaForCausalLM", **ways.LLAMA)
+    inputs = {"input_ids": text(2), "attention_mask": ways.mask_of([TOKENS, 5])}
     refused = r"^output must not be 'resample' if the batch has no other sequence"
     with intervened(model, Change(layer=0, output="resample")), pytest.raises(InputError, match=refused):
-        logits(model, inputs)
+        ways.logits(model, inputs)
     with intervened(model, Change(layer=1, output="mean")):  # where it is alone, its own are the mean
-        assert near(logits(model, inputs)[0, 5:], logits(tiny("LlamaForCausalLM", **LLAMA), inputs)[0, 5:])
+        assert ways.near(
+            ways.logits(model, inputs)[0, 5:], ways.logits(tiny("LlamaForCausalLM", **ways.LLAMA), inputs)[0, 5:]
+        )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -312,6 +214,6 @@ def test_where_padding_is_not_known_it_is_refused(way: Any) -> None:
         changed_outputs(cross, Change(layer=0, kind="cross", output=way))
     model = tiny("XLNetLMHeadModel", **XLNET)
     with intervened(model, Change(layer=0, output=way)):
-        assert logits(model, {"input_ids": text(3)}).isfinite().all()
+        assert ways.logits(model, {"input_ids": text(3)}).isfinite().all()
         with pytest.raises(InputError, match=r"^output: a token of transformer.* may be padding"):
-            logits(model, {"input_ids": text(3), "attention_mask": mask_of([12, 12, 9])})
+            ways.logits(model, {"input_ids": text(3), "attention_mask": ways.mask_of([12, 12, 9])})

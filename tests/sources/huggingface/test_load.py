@@ -229,6 +229,12 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": ROPE | {"rope_type": kind} | more}
 
 
+EACH = {"sliding_attention": ROPE | {"rope_type": "default"}} | {
+    "full_attention": ROPE | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+}
+LAYERED = GROUPED | {"head_dim": 8, "rope_parameters": EACH}
+
+
 @pytest.mark.parametrize(
     ("kind", "sizes", "limit"),
     [
@@ -237,6 +243,7 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
         ("LlamaForCausalLM", GROUPED | rope("dynamic", factor=4.0), 256),
         ("LlamaForCausalLM", GROUPED | rope("yarn", factor=4.0, original_max_position_embeddings=64), 256),
         ("LlamaForCausalLM", GROUPED | rope("yarn", factor=4.0, original_max_position_embeddings=8), 64),
+        ("Gemma3ForCausalLM", LAYERED, 512),
         ("GPT2LMHeadModel", GPT, 64),
         ("RobertaModel", SIZES | {"pad_token_id": 1}, 62),  # the places up to the padding's are no token's
         ("FalconForCausalLM", SIZES | {"alibi": True}, None),
@@ -286,13 +293,6 @@ def test_tables_of_images_and_sounds_are_none_of_the_tokens(
     assert (loaded.vectors, loaded.longest) == (None, 64)
     made = audit(loaded.model, torch.randint(3, 30, (2, 14)), effects="none")
     assert len(made.layers) == words["num_hidden_layers"]
-
-
-def test_layers_of_each_kind_of_attention_keep_their_own_scaling() -> None:
-    ropes = {"sliding_attention": ROPE | {"rope_type": "default"}} | {
-        "full_attention": ROPE | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
-    }
-    assert Loaded(tiny("Gemma3ForCausalLM", **GROUPED | {"head_dim": 8, "rope_parameters": ropes})).longest == 512
 
 
 def test_models_that_do_not_predict_the_next_token_are_refused() -> None:

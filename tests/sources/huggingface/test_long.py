@@ -6,42 +6,37 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import (
-    GPT,
-    GROUPED,
-    INPUTS,
-    NARROW,
-    SIZES,
-    T5,
-    TOKENS,
-    calls_in,
-    padded_inputs,
-    tiny,
-)
+from tests.sources.huggingface import models
 from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import calls, capture, compared, rotation, trace
-from toeplens.sources.huggingface.patching import NOBODY, OBSERVER, table
+from toeplens.sources.huggingface.model import NOBODY, OBSERVER, table
 from toeplens.sources.huggingface.rotation import find_rotation
 
-KINDS = {"LlamaModel": SIZES, "Gemma3TextModel": NARROW, "GPT2Model": GPT, "BertModel": SIZES, "Qwen2Model": GROUPED}
+KINDS = {
+    "LlamaModel": models.SIZES,
+    "Gemma3TextModel": models.NARROW,
+    "GPT2Model": models.GPT,
+    "BertModel": models.SIZES,
+    "Qwen2Model": models.GROUPED,
+}
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_attention_is_the_eager_one(kind: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its outputs go on and are proved, with the eager weights of some queries."""
-    model, inputs = tiny(kind, **KINDS[kind]), padded_inputs() if padded else INPUTS
-    whole = calls_in(model, inputs)
+    model, inputs = models.tiny(kind, **KINDS[kind]), models.padded_inputs() if padded else models.INPUTS
+    whole = models.calls_in(model, inputs)
     monkeypatch.setattr(trace, "_LONG", 1)
     monkeypatch.setattr(calls, "_AT_ONCE", 1)
-    found = calls_in(model, inputs)
+    found = models.calls_in(model, inputs)
     assert len(found) == len(whole) == 2
     for call, own in zip(found, whole, strict=True):
         assert own.weights is not None
-        assert (call.weights, call.proof.queries, own.proof.queries) == (None, 8, TOKENS)
+        assert (call.weights, call.proof.queries, own.proof.queries) == (None, 8, models.TOKENS)
         assert call.proof.weights is not None
         assert max(call.proof.weights, call.proof.outputs) < 1e-5
         torch.testing.assert_close(call.heads, own.heads, atol=1e-5, rtol=1e-4)
@@ -52,8 +47,8 @@ def test_fused_attention_is_the_eager_one(kind: str, padded: bool, monkeypatch: 
 @pytest.mark.parametrize("way", ["another", "refused"])
 def test_fused_attention_that_is_another_is_not_gone_on_with(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that knows nothing of a cap, or says so."""
-    model, own = tiny("LlamaModel", **SIZES), table()["sdpa"]
-    whole = calls_in(model)
+    model, own = models.tiny("LlamaModel", **models.SIZES), table()["sdpa"]
+    whole = models.calls_in(model)
 
     def other(*args: Any, **more: Any) -> Any:
         if way == "refused":
@@ -62,7 +57,7 @@ def test_fused_attention_that_is_another_is_not_gone_on_with(way: str, monkeypat
 
     monkeypatch.setattr(trace, "_LONG", 1)
     monkeypatch.setitem(table(), "sdpa", other)
-    for call, before in zip(calls_in(model), whole, strict=True):
+    for call, before in zip(models.calls_in(model), whole, strict=True):
         assert call.weights is not None
         torch.testing.assert_close(call.heads, before.heads, atol=1e-6, rtol=1e-6)
 
@@ -103,35 +98,16 @@ def test_a_token_that_is_turned_otherwise_is_noticed(token: int, monkeypatch: py
         find_rotation(q, k, positions)
 
 
-def test_the_plain_pass_is_of_the_first_sequence_unless_they_have_to_do_with_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, seen = tiny("LlamaForCausalLM", **SIZES), []
-    forward = model.lm_head.forward
-
-    def watched(x: Tensor) -> Any:
-        seen.append(len(x))
-        return forward(x)
-
-    monkeypatch.setattr(model.lm_head, "forward", watched)
-    assert compared(model, INPUTS, lambda call: None) < 1e-5
-    assert seen == [1, 2]
-    seen.clear()
-    monkeypatch.setattr(model.lm_head, "forward", lambda x: watched(x) + len(x))
-    assert compared(model, INPUTS, lambda call: None) < 1e-5
-    assert seen == [1, 2, 2]
-
-
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", "BertModel", "LlamaModel", "T5Model"])
 def test_the_plain_pass_of_a_long_sequence_is_of_its_first_tokens_unless_later_ones_matter_to_them(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twelve tokens, of which six are the first; logits of the last four are formed."""
+    """Twelve tokens, of which six are the first."""
     monkeypatch.setattr(capture, "_FIRST", 6)
     monkeypatch.setattr(capture, "_LAST", 4)
-    sizes = {"GPT2LMHeadModel": GPT, "T5Model": T5}.get(name, SIZES)
-    model, lengths = tiny(name, **sizes), list[int]()
-    inputs = {"input_ids": INPUTS["input_ids"][:1]}
+    sizes = {"GPT2LMHeadModel": models.GPT, "T5Model": models.T5}.get(name, models.SIZES)
+    model, lengths = models.tiny(name, **sizes), list[int]()
+    inputs = {"input_ids": models.INPUTS["input_ids"][:1]}
     if name == "T5Model":
         inputs["decoder_input_ids"] = inputs["input_ids"]
     embedding = model.encoder.embed_tokens if name == "T5Model" else model.get_input_embeddings()
@@ -139,16 +115,6 @@ def test_the_plain_pass_of_a_long_sequence_is_of_its_first_tokens_unless_later_o
     assert compared(model, inputs, lambda call: None) < 1e-5
     handle.remove()
     assert lengths == {"BertModel": [6, 12, 12], "T5Model": [12, 12]}.get(name, [6, 12])
-    if not name.endswith("LMHeadModel") and name != "LlamaForCausalLM":
-        return
-    both: list[Tensor] = []
-    handle = model.lm_head.register_forward_hook(lambda module, args, out: both.append(out))
-    compared(model, inputs, lambda call: None)
-    handle.remove()
-    with torch.no_grad():
-        logits = model(**inputs).logits
-    torch.testing.assert_close(both[0], logits[:, 2:6], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(both[1], logits[:, [2, 3, 4, 5, 8, 9, 10, 11]], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("place", [2, 9])
@@ -157,8 +123,8 @@ def test_a_pass_that_is_otherwise_at_the_first_or_the_last_tokens_is_noticed(
 ) -> None:
     """Where all outputs are compared, as later tokens matter to the first ones; and of the first ones anyway."""
     monkeypatch.setattr(capture, "_FIRST", 6)
-    model = tiny("BertModel" if place == 9 else "LlamaModel", **SIZES)
-    inputs = {"input_ids": INPUTS["input_ids"][:1]}
+    model = models.tiny("BertModel" if place == 9 else "LlamaModel", **models.SIZES)
+    inputs = {"input_ids": models.INPUTS["input_ids"][:1]}
     last = model.encoder.layer[-1] if place == 9 else model.layers[-1]
     own = last.forward
 
@@ -174,17 +140,11 @@ def test_a_pass_that_is_otherwise_at_the_first_or_the_last_tokens_is_noticed(
         compared(model, inputs, lambda call: None)
 
 
-def tokens_of(count: int, last: int | None = None) -> dict[str, Tensor]:
-    tokens = torch.randint(4, 31, (1, count), generator=torch.Generator().manual_seed(0))
-    if last is not None:
-        tokens[0, -1] = last
-    return {"input_ids": tokens}
-
-
 def test_attention_by_hand_that_goes_by_the_length_is_not_changed_by_a_short_pass() -> None:
     """BigBird attends to everything from then on where it once read few tokens."""
     sizes = {"sep_token_id": 2, "num_hidden_layers": 1, "max_position_embeddings": 1024}
-    model = tiny("BigBirdModel", **SIZES | sizes | {"attention_type": "block_sparse"})
+    model = models.tiny("BigBirdModel", **models.SIZES | sizes | {"attention_type": "block_sparse"})
+    tokens = torch.randint(4, 31, (1, 768), generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match="was not understood"):
-        compared(model, tokens_of(768), lambda call: None)
+        compared(model, {"input_ids": tokens}, lambda call: None)
     assert model.attention_type == "block_sparse"

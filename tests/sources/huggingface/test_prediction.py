@@ -89,13 +89,9 @@ def test_changes_are_those_of_the_changed_pass(tokens: Tensor) -> None:
     assert bool((found.right == right).all())
 
 
-@pytest.mark.parametrize("places", [[], [0], [40], [3, 2], [3, 3]])
-def test_places_that_are_not_there(places: list[int], tokens: Tensor) -> None:
-    with pytest.raises(InputError, match=r"places must be of 1 to 39 and ascend"):
-        prediction.predictions(made("Llama"), tokens, places)
-
-
-def test_a_model_without_logits(tokens: Tensor) -> None:
-    model = tiny("LlamaModel", **GROUPED)
+def test_places_that_are_not_there_and_models_without_logits(tokens: Tensor) -> None:
+    for places in ([], [0], [40], [3, 2], [3, 3]):
+        with pytest.raises(InputError, match=r"places must be of 1 to 39 and ascend"):
+            prediction.predictions(made("Llama"), tokens, places)
     with pytest.raises(InputError, match="model: LlamaModel returns no logits"):
-        prediction.predictions(model, tokens, [3])
+        prediction.predictions(tiny("LlamaModel", **GROUPED), tokens, [3])

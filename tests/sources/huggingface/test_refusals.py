@@ -7,17 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import (
-    GPT,
-    INPUTS,
-    SIZES,
-    TOKENS,
-    WIDTH,
-    Hand,
-    SoftAttention,
-    calls_in,
-    tiny,
-)
+from tests.sources.huggingface.models import GPT, INPUTS, SIZES, TOKENS, WIDTH, Hand, SoftAttention, calls_in, tiny
 from torch import Tensor, nn
 
 from toeplens.ground import EnvironmentFailure, InputError
@@ -134,10 +124,7 @@ def test_attention_without_a_softmax_is_passed_by() -> None:
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (
-            BandedAttention,
-            "parts.1 .BandedAttention. was not understood: its '_softmax' is not a softmax of",
-        ),
+        (BandedAttention, "parts.1 .BandedAttention. was not understood: its '_softmax' is not a softmax of"),
         (BlockAttention, r"its '_softmax' has shape \[2, 2, 4, 3, 3\]: bands or blocks of keys instead"),
         (ExponentialAttention, "parts.1 .ExponentialAttention. was not understood: its 'exp'"),
         (TorchAttention, "parts.1 .TorchAttention. was not understood: its '.*(attention|softmax)"),

@@ -7,27 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GROUPED, NARROW, SIZES, T5, calls_in, state, tiny
+from tests.sources.huggingface.models import NARROW, SIZES, T5, calls_in, state, tiny
+from tests.sources.huggingface.test_effects import SHARED
 
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import Change, compared_changed
 from toeplens.studies import audit
 
 TEXT = torch.randint(4, 31, (2, 12), generator=torch.Generator().manual_seed(3))
-GEMMA3N = GROUPED | {
-    "vocab_size_per_layer_input": 31,
-    "hidden_size_per_layer_input": 8,
-    "num_hidden_layers": 4,
-    "intermediate_size": [48] * 4,
-    "head_dim": 8,
-    "sliding_window": 6,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_kv_shared_layers": 2,
-    "laurel_rank": 8,
-    "altup_num_inputs": 2,
-    "activation_sparsity_pattern": [0.0] * 4,
-}
-GEMMA4 = {name: GEMMA3N[name] for name in GEMMA3N if not name.startswith(("laurel", "altup", "activation"))} | {
+GEMMA4 = {name: SHARED[name] for name in SHARED if not name.startswith(("laurel", "altup", "activation"))} | {
     "intermediate_size": 48,
     "global_head_dim": 8,
 }
@@ -51,7 +39,7 @@ def test_tokens_without_a_vector_hide_no_rotation(kind: str, sizes: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes"), [("Gemma3nForCausalLM", GEMMA3N), ("Gemma4ForCausalLM", GEMMA4)], ids=["gemma3n", "gemma4"]
+    ("kind", "sizes"), [("Gemma3nForCausalLM", SHARED), ("Gemma4ForCausalLM", GEMMA4)], ids=["gemma3n", "gemma4"]
 )
 def test_layers_with_another_layers_keys_are_read_and_changed(kind: str, sizes: dict[str, Any]) -> None:
     model = tiny(kind, **sizes)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.sources.huggingface.models import GROUPED, TOKENS, Hand, SoftAttention, calls_in, tiny
 from torch import Tensor, nn
 
-from toeplens.lens import NoForm, behaviour
+from toeplens.lens import NoForm
 from toeplens.sources.huggingface import AttentionCall
-from toeplens.sources.huggingface.rotation import find_rotation, tables_of
+from toeplens.sources.huggingface.rotation import find_rotation
 
 ANGLES = torch.arange(TOKENS)[:, None] * torch.tensor([1.0, 0.1])
 
@@ -268,8 +268,7 @@ def test_dead_pairs_are_told_apart(pairing: str, start: int, still: int) -> None
         assert not found.dead.any()
         assert not found.tabled.any()
 
-        tables = tables_of([TABLE.cos().float(), TABLE.sin().float()], LENGTH)
-        found = find_rotation(q, k, PLACES, tables=tables)
+        found = find_rotation(q, k, PLACES, beside=[TABLE.cos().float(), TABLE.sin().float()])
         assert torch.equal(found.pairs, pairs)
         assert found.pairing == ("half" if pairing == "half" else "interleaved")
         torch.testing.assert_close(found.frequencies, TURNS, atol=1e-6, rtol=0)
@@ -281,27 +280,6 @@ def test_dead_pairs_are_told_apart(pairing: str, start: int, still: int) -> None
 def only_call(model: Any) -> AttentionCall:
     (call,) = calls_in(model, TEXT)
     return call
-
-
-def test_norms_that_switch_pairs_off() -> None:
-    """Gemma 3 norms queries and keys by 1 + w, then turns them: w = -1 in both halves of pairs 0, 2 and 3."""
-    sizes = ONE | {"head_dim": 12, "query_pre_attn_scalar": 12, "sliding_window": 64}
-    model = tiny("Gemma3ForCausalLM", gain=0.3, **sizes)
-    norms = model.model.layers[0].self_attn.q_norm, model.model.layers[0].self_attn.k_norm
-    before = only_call(model)
-    assert before.rotation is not None
-    with torch.no_grad():
-        for norm in norms:
-            norm.weight[[0, 2, 3, 6, 8, 9]] = -1
-    call = only_call(model)
-    assert call.unknown is None
-    assert call.rotation is not None
-    assert call.rotation.dead.tolist() == [True, False, True, True, False, False]
-    assert call.rotation.tabled.tolist() == call.rotation.dead.tolist()
-    torch.testing.assert_close(call.rotation.frequencies, before.rotation.frequencies, atol=1e-6, rtol=0)
-    shares = behaviour(**call.placed())
-    assert not shares.flat.any()
-    assert float(shares.interaction.min()) > 0
 
 
 def test_pairs_too_slow_for_a_low_precision_are_the_tables() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.hosts.test_audited import built as host
+from tests.hosts.families import installed
 from tests.sources.huggingface.test_load import LLAMA, TOKENS, built, changed, saved
 
 from toeplens import hosts
@@ -79,7 +79,7 @@ def test_kernels_that_a_configuration_names_are_never_asked_for(field: str, kern
 
 def test_a_host_s_directory_runs_no_code_and_reads_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
-    model = host("Llama", "fire")
+    model = installed("fire")
     place = saved(model, tmp_path / "evil")
     (place / "evil.py").write_text("raise SystemExit")
     with pytest.raises(InputError, match="it needs its own code, which is never run"):
@@ -95,7 +95,7 @@ def test_a_host_s_directory_runs_no_code_and_reads_no_pickle(tmp_path: Path, mon
 
 @pytest.mark.parametrize("size", ["1GB", "4KB"])  # of one file, and of several
 def test_a_stray_file_does_not_give_an_encoding_s_weights(size: str, tmp_path: Path) -> None:
-    model, place = host("Llama", "fire"), tmp_path
+    model, place = installed("fire"), tmp_path
     model.save_pretrained(place, max_shard_size=size)
     assert (place / INDEX).exists() == (size == "4KB")
     stray = {key: torch.full_like(x, 7) for key, x in model.state_dict().items() if ENTRY in key}
@@ -115,7 +115,7 @@ def test_a_stray_file_does_not_give_an_encoding_s_weights(size: str, tmp_path: P
     ],
 )
 def test_an_entry_that_is_damaged_is_one_sentence(entry: Any, said: str, tmp_path: Path) -> None:
-    place = changed(saved(host("Llama", "fire"), tmp_path), **{ENTRY: entry})
+    place = changed(saved(installed("fire"), tmp_path), **{ENTRY: entry})
     for opened in (hosts.load, lambda path: load_model(str(path), device="cpu")):
         with pytest.raises(InputError, match=said) as refused:
             opened(place)
@@ -124,7 +124,7 @@ def test_an_entry_that_is_damaged_is_one_sentence(entry: Any, said: str, tmp_pat
 
 @pytest.mark.parametrize("change", ["shape", "nan", "missing", "cut"])
 def test_weights_of_an_encoding_that_are_damaged_are_refused(change: str, tmp_path: Path) -> None:
-    place = saved(host("Llama", "fire"), tmp_path)
+    place = saved(installed("fire"), tmp_path)
     state = load_file(place / WHOLE)
     key = next(key for key in state if ENTRY in key and "open_this" not in key)
     changed_to = {"shape": state[key].flatten()[:1], "int8": state[key].to(torch.int8), "nan": torch.nan * state[key]}
@@ -149,7 +149,7 @@ def test_weights_of_an_encoding_that_are_damaged_are_refused(change: str, tmp_pa
     ],
 )
 def test_a_host_s_architecture_is_a_model_of_its_configuration(change: dict[str, Any], tmp_path: Path) -> None:
-    place = changed(saved(host("Llama", "fire"), tmp_path), **change)
+    place = changed(saved(installed("fire"), tmp_path), **change)
     before = set(vars(transformers.PreTrainedModel))
     with pytest.raises(InputError, match=r"architecture|could not be loaded"):
         hosts.load(place)

@@ -20,27 +20,18 @@ MIXED = {"num_local_experts": 2, "num_experts_per_tok": 1}
 # the output projection of a layer's attention, from the model on
 ROTARY: dict[str, tuple[dict[str, Any], str]] = {
     "LlamaForCausalLM": (GROUPED, "model.layers.{}.self_attn.o_proj"),
-    "Qwen3ForCausalLM": (NARROW, "model.layers.{}.self_attn.o_proj"),
     "Gemma2ForCausalLM": (NARROW, "model.layers.{}.self_attn.o_proj"),
     "Gemma3ForCausalLM": (NARROW, "model.layers.{}.self_attn.o_proj"),
-    "PhiForCausalLM": (SIZES, "model.layers.{}.self_attn.dense"),
     "StableLmForCausalLM": (GROUPED, "model.layers.{}.self_attn.o_proj"),
     "GPTNeoXForCausalLM": (SIZES, "gpt_neox.layers.{}.attention.dense"),
-    "CohereForCausalLM": (GROUPED, "model.layers.{}.self_attn.o_proj"),
     "GlmForCausalLM": (NARROW, "model.layers.{}.self_attn.o_proj"),
-    "SmolLM3ForCausalLM": (GROUPED, "model.layers.{}.self_attn.o_proj"),
     "DeepseekV3ForCausalLM": (LATENT, "model.layers.{}.self_attn.o_proj"),
     "GptOssForCausalLM": (NARROW | MIXED, "model.layers.{}.self_attn.o_proj"),
 }
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "GPT2LMHeadModel": (GPT, "transformer.h.{}.attn.c_proj"),
     "GPTJForCausalLM": (GPT | {"rotary_dim": 4}, "transformer.h.{}.attn.out_proj"),
-    "CodeGenForCausalLM": (GPT | {"rotary_dim": 4}, "transformer.h.{}.attn.out_proj"),
     "BloomForCausalLM": (BLOOM, "transformer.h.{}.self_attention.dense"),
-    "MptForCausalLM": (
-        {"vocab_size": 31, "d_model": 32, "n_heads": 4, "n_layers": 2},
-        "transformer.blocks.{}.attn.out_proj",
-    ),
     "OPTForCausalLM": (
         SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32},
         "model.decoder.layers.{}.self_attn.out_proj",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,15 +21,12 @@ _EMPTY, _STEPS = 2, 8  # octaves without values between biases and masking value
 def blocks(queries: int, numbers: int, at_once: int | None = None) -> Iterator[slice]:
     """Slices of the queries, each as long as ``at_once`` numbers allow (`AT_ONCE`), with ``numbers`` per query."""
     step = max(1, (at_once or AT_ONCE) // max(1, numbers))
-    for start in range(0, queries, step):
-        yield slice(start, min(start + step, queries))
+    yield from (slice(start, min(start + step, queries)) for start in range(0, queries, step))
 
 
 def low(dtype: torch.dtype) -> float:
-    """A value below every masking value: models add the minimum of their dtype, or -1e9 and less.
-
-    Compared with a visible key, the weight of such a key is 0 in every precision.
-    """
+    """A value below every masking value (models add the minimum of their dtype, or -1e9 and less): compared with a
+    visible key, the weight of such a key is 0 in every precision."""
     return max(torch.finfo(dtype).min / 4, _HIDES)
 
 
@@ -64,20 +60,14 @@ def bias_and_mask(
     """The sum of the added terms where keys are visible, and the mask of visible keys; None if they do nothing.
 
     An added term masks a key if it makes its weight 0; this distinguishes it from a bias (see `hides_from`). It is
-    tested at the queries with known weights that see any key.
-
-    Arguments
-        terms    terms added to the logits
-        hidden   additional masks, True where keys are masked
-        rows     queries whose weights are known
-        weights  returns those, or computes them with a bias and a mask if they are not known
+    tested at the queries with known weights, ``rows``, that see any key; ``weights`` returns those, or computes them
+    with a bias and a mask. ``hidden`` are additional masks, True where keys are masked.
     """
     levels, lowest = [hides_from(term) for term in terms], [low(term.dtype) for term in terms]
     for place, term in enumerate(terms):
         if levels[place] > lowest[place]:
             own = weights(*_split(terms, hidden, keys, lowest))
-            visible = _split(terms, hidden, keys, levels)[1]
-            if visible is not None:
+            if (visible := _split(terms, hidden, keys, levels)[1]) is not None:
                 hides = (at_rows(term, rows) <= levels[place]) & at_rows(visible, rows).any(-1, keepdim=True)
                 levels[place] = lowest[place] if bool((own * hides).any()) else levels[place]
     return _split(terms, hidden, keys, levels)
@@ -117,19 +107,13 @@ def just_causal(visible: Bool[Tensor, "_B _H Nq Nk"]) -> bool:
     return all(bool((part == _earlier(rows, part)).all()) for rows, part in _parts(visible))
 
 
-class Reach(NamedTuple):
-    """How far queries see.
+def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"] | None, causal: bool) -> tuple[int | None, int | None]:
+    """The smallest window, or the size of the chunks, that contain all visible keys of a mask, or neither.
 
-    window  maximum number of keys up to its own that a query sees, on either side if not causal; None for no limit
-    chunk   number of positions per chunk; a causal query sees no key of an earlier chunk. None without chunks
+    A query sees at most that many keys up to its own, on either side if not causal; or no key of an earlier chunk.
     """
-
-    window: int | None = None
-    chunk: int | None = None
-
-
-def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"], causal: bool) -> Reach:
-    """The smallest window, or the chunks, that contain all visible keys of a mask."""
+    if visible is None:
+        return None, None
     reach, keys, firsts = 0, visible.shape[-1], []
     for rows, part in _parts(visible):
         near = part.any(0).any(0)
@@ -139,20 +123,20 @@ def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"], causal: bool) -> Reach:
         reach = max(reach, int(((torch.maximum(own - first, last - own) + 1) * near.any(-1)).max()))
         firsts.append(torch.where(near.any(-1), first, own))
     if reach >= keys:
-        return Reach()
+        return None, None
     first = torch.cat(firsts)
     chunk = int(first.clamp(max=1).argmax())  # the first query that does not see key 0
     places = torch.arange(len(first), device=first.device)
     if causal and chunk > 1 and bool((first == places - places % chunk).all()):
-        return Reach(chunk=chunk)
-    return Reach(window=reach)
+        return None, chunk
+    return reach, None
 
 
-def padded_lengths(visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, reach: Reach) -> Int[Tensor, "B"] | str | None:
-    """Number of tokens of each sequence, if only padding, ``causal`` and ``reach`` mask keys.
-
-    None without padding; a string that describes the visible keys if anything else is masked.
-    """
+def padded_lengths(
+    visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, window: int | None = None, chunk: int | None = None
+) -> Int[Tensor, "B"] | str | None:
+    """Number of tokens of each sequence, if only padding, ``causal``, a window and chunks mask keys: None without
+    padding, a string that describes the visible keys if anything else is masked."""
     keys = visible.shape[-1]
     seen = torch.zeros(visible.shape[0], keys, dtype=torch.bool, device=visible.device)
     for _, part in _parts(visible):
@@ -163,25 +147,21 @@ def padded_lengths(visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, reach: Rea
         wanted = there[:, None, None, :].expand(-1, 1, rows.stop - rows.start, -1)
         if causal:
             wanted = wanted & _earlier(rows, part)
-        if reach.window is not None:
-            wanted = wanted & _earlier(rows, part, 1 - reach.window) & ~_earlier(rows, part, reach.window)
-        if reach.chunk is not None:
-            own, other = (places // reach.chunk for places in _places(rows, part))
+        if window is not None:
+            wanted = wanted & _earlier(rows, part, 1 - window) & ~_earlier(rows, part, window)
+        if chunk is not None:
+            own, other = (places // chunk for places in _places(rows, part))
             wanted = wanted & (own == other)
         if bool(((part != wanted) & there[:, None, rows, None]).any()):
             return "some of the keys"
     return None if bool(there.all()) else ends
 
 
-def table_by_offset(
+def by_offset(
     bias: Float[Tensor, "B Nq Nk"], seen: Bool[Tensor, "B Nq Nk"] | None, causal: bool, relative: bool, allowed: float
 ) -> Float[Tensor, "D"] | None:
-    """One head's bias by offset -(N-1) .. N-1, where keys are visible; None if it does not depend only on the offset.
-
-    Arguments
-        relative  whether to subtract the value at each query's own key first, for queries that see it
-        allowed   largest difference, relative to the largest bias, that rounding explains
-    """
+    """One head's bias by offset -(N-1) .. N-1, where keys are visible; None if it does not depend only on the offset,
+    up to ``allowed`` of the largest. If ``relative``, the value at each query's own key is subtracted first."""
     length = bias.shape[1]
     sums, counts = torch.zeros(2, 2 * length - 1, dtype=torch.float64, device=bias.device)
 
@@ -274,20 +254,15 @@ class Attention:
 
     def seen(self, rows: Int[Tensor, "R"], keys: slice) -> Bool[Tensor, "_B _H R K"]:
         """Whether these queries see these keys."""
-        place = torch.arange(self.k.shape[2], device=rows.device)[keys]
-        later = place > rows.unsqueeze(-1) if self.causal else torch.zeros_like(place > rows.unsqueeze(-1))
+        later = torch.arange(self.k.shape[2], device=rows.device)[keys] > rows.unsqueeze(-1)
+        later = later & self.causal
         return ~later[None, None] if self.visible is None else at_rows(self.visible[..., keys], rows) & ~later
 
     def softmax(
         self, logits: Float[Tensor, "B H R K"], rows: Int[Tensor, "R"] | None = None, keys: slice = slice(None)
     ) -> Float[Tensor, "B H R K"]:
-        """The weights. A sink is one more logit of each head, whose weight is dropped.
-
-        Arguments
-            rows, keys  the queries and keys of the logits (default: all)
-
-        Raises `InputError` for some of the queries without ``rows`` if each query has its own sink.
-        """
+        """The weights of these queries and keys (default: all). A sink is one more logit of each head, whose weight is
+        dropped. Raises `InputError` for some of the queries without ``rows`` if each query has its own sink."""
         if self.factor is not None:
             factor = self.factor[: len(logits), ..., keys]
             factor = factor if rows is None else at_rows(factor, rows)
@@ -300,9 +275,7 @@ class Attention:
             more = self.sinks[:, : len(logits)].transpose(0, 1)
             more = more if rows is None else more.index_select(2, rows)
             if more.shape[2] != logits.shape[2]:
-                raise InputError(
-                    f"sinks: each of {more.shape[2]} queries has its own, so the weights of {logits.shape[2]} queries "
-                    "are unknown. Give fewer tokens."
-                )
+                some = f"{logits.shape[2]} queries are unknown. Give fewer tokens"
+                raise InputError(f"sinks: each of {more.shape[2]} queries has its own, so the weights of {some}.")
         more = more.to(logits.dtype).unsqueeze(-1).expand(*logits.shape[:3], 1)
         return torch.cat((logits, more), -1).softmax(-1)[..., :-1]

@@ -37,16 +37,8 @@ from torch import Tensor
 from toeplens.encodings.kit import product_dtype
 from toeplens.ground import InputError
 from toeplens.lens.kit.terms import NoForm
-from toeplens.sources.huggingface.attention import (
-    Attention,
-    Reach,
-    at_rows,
-    blocks,
-    padded_lengths,
-    reach_of,
-    table_by_offset,
-)
-from toeplens.sources.huggingface.model import tolerance
+from toeplens.sources.huggingface.attention import Attention, at_rows, blocks, by_offset, padded_lengths, reach_of
+from toeplens.sources.huggingface.model import not_understood, tolerance
 from toeplens.sources.huggingface.rotation import Rotation
 
 _AT_ONCE = 1 << 19  # weights formed again, over batch and heads
@@ -113,18 +105,26 @@ def prove(
     Raises `InputError` that names the module if they differ from the model's own, and if rounding could explain any
     weights. Queries that see no key are ignored: their weights depend on the model's substitute for minus infinity.
     """
-    _check_shapes(name, parts, rows, own, heads)
+    q, k, v = parts.q, parts.k, parts.v
+    fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[1] % k.shape[1] == 0 and q.shape[1] % v.shape[1] == 0
+    fits = fits and q.shape[3] == k.shape[3] and (own is None or own.shape == (*q.shape[:2], len(rows), k.shape[2]))
+    if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, own, heads) if x is not None)
+        raise not_understood(name, f"shapes of its queries, keys, values, weights and outputs do not match: {shapes}")
     formed = parts.logits(rows)
     visible = formed.isfinite()
     asked = visible.any(-1, keepdim=True)
     formed = formed.masked_fill(~asked, 0)
     weights = replace(parts, factor=None).softmax(formed, rows)
     factor = None if parts.factor is None else at_rows(parts.factor, rows).double()
-    v = parts.v.repeat_interleave(parts.q.shape[1] // parts.v.shape[1], 1).double()
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1).double()
     outputs = heads.index_select(1, rows).transpose(1, 2).double()
 
     widest = max(parts.q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-    unit, least = _unit_roundoff(parts.q, widest), max(_LEAST, torch.finfo(widest).tiny * _eps(widest))
+    unit, least = (
+        _unit_roundoff(parts.q, widest),
+        max(_LEAST, torch.finfo(widest).smallest_normal * torch.finfo(widest).eps),
+    )
     delta = _logit_rounding(parts, rows, formed, unit) + _FLOAT32 * (formed.amax(-1, keepdim=True) - formed)
     delta = delta.nan_to_num(0.0, posinf=_LARGEST).clamp(max=_LARGEST).masked_fill(~visible, 0)
     keys = weights.shape[-1]
@@ -164,55 +164,34 @@ def prove(
     coarse = f" in {dtype}" if unit > _FLOAT32 else ""
     hint = f"; try --dtype float32 instead of {dtype}" if coarse else ""
     if not bool((outputs * asked).isfinite().all()):
-        raise InputError(
-            f"model: the attention of {name} has values that are not finite, from logits up to {size} in {dtype}{hint}."
-        )
+        where = f"from logits up to {size} in {dtype}{hint}"
+        raise InputError(f"model: the attention of {name} has values that are not finite, {where}.")
     if undecided > 0.5:
-        raise InputError(
-            f"model: {dtype} is too coarse for the attention of {name}. Its logits are up to {size}: rounding may "
-            f"halve the largest weight of {100 * undecided:.0f}% of its queries. Use --dtype float32 (or a model in "
-            "float32)."
-        )
+        halved = f"rounding may halve the largest weight of {100 * undecided:.0f}% of its queries"
+        coarse = f"{dtype} is too coarse for the attention of {name}. Its logits are up to {size}"
+        raise InputError(f"model: {coarse}: {halved}. Use --dtype float32 (or a model in float32).")
     if not used <= 1:
         weights_differ = "" if wrong is None else f"its weights differ by {wrong:.1e} and "
-        raise InputError(
-            f"model: the attention of {name} was not understood: recomputed from its parts, {weights_differ}its "
-            f"outputs differ by {far_out:.1e} (relative), {used:.3g} times the rounding{coarse} of logits up to "
-            f"{size}. Supported parts are a scaled product, a cap, a bias, a mask and sinks{hint}."
+        raise not_understood(
+            name,
+            f"recomputed from its parts, {weights_differ}its outputs differ by {far_out:.1e} (relative), {used:.3g} "
+            f"times the rounding{coarse} of logits up to {size}. Supported parts are a scaled product, a cap, a bias, "
+            f"a mask and sinks{hint}",
         )
     if scale is not None:
-        raise InputError(
-            f"model: the attention of {name} was not understood: its weights fit logits {1 + scale:.6f} times as "
-            f"large, more than rounding{coarse} explains{hint}."
-        )
+        more = f"more than rounding{coarse} explains{hint}"
+        raise not_understood(name, f"its weights fit logits {1 + scale:.6f} times as large, {more}")
     return Proof(wrong, far_out, len(rows), float((allowed * asked).max()), used, logit, undecided)
-
-
-def _check_shapes(name: str, parts: Attention, rows: Tensor, own: Tensor | None, heads: Tensor) -> None:
-    q, k, v = parts.q, parts.k, parts.v
-    fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[1] % k.shape[1] == 0 and q.shape[1] % v.shape[1] == 0
-    fits = fits and q.shape[3] == k.shape[3] and (own is None or own.shape == (*q.shape[:2], len(rows), k.shape[2]))
-    if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
-        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, own, heads) if x is not None)
-        raise InputError(
-            f"model: the attention of {name} was not understood: shapes of its queries, keys, values, weights and "
-            f"outputs do not match: {shapes}."
-        )
-
-
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
 
 
 def _unit_roundoff(q: Tensor, dtype: torch.dtype) -> float:
     """Unit roundoff of products of queries, and of outputs of this dtype; coarser if torch may round float32."""
-    found = max(_eps(product_dtype(q)), _eps(dtype), _eps(torch.float32))
-    allowed = torch.get_float32_matmul_precision()
+    used, allowed = [product_dtype(q), dtype, torch.float32], torch.get_float32_matmul_precision()
     if allowed == "medium":
-        found = max(found, _eps(torch.bfloat16))
+        used.append(torch.bfloat16)
     elif allowed == "high" and q.is_cuda:  # TF32 has the digits of float16
-        found = max(found, _eps(torch.float16))
-    return found / 2
+        used.append(torch.float16)
+    return max(torch.finfo(each).eps for each in used) / 2
 
 
 def _logit_rounding(
@@ -266,19 +245,14 @@ def _others(x: Float[Tensor, "B H R Nk"]) -> Float[Tensor, "B H R Nk"]:
 
 def _used(far: Tensor, allowed: Tensor) -> float:
     """The largest share of the allowed difference; infinite for nan."""
-    shares = (
-        (far.abs() / allowed).nan_to_num(nan=torch.inf) if bool(far.isfinite().all()) else far.new_tensor(torch.inf)
-    )
-    return float(shares.max()) if shares.numel() else 0.0
+    if not bool(far.isfinite().all()):
+        return torch.inf
+    return float((far.abs() / allowed).nan_to_num(nan=torch.inf).max()) if far.numel() else 0.0
 
 
 def _scale_error(residual: Float[Tensor, "B H R n"], slope: Float[Tensor, "B H R n"], unit: float) -> float | None:
-    """The relative error of the scale that explains the residuals best; None if rounding explains it.
-
-    Arguments
-        residual  the model's weights or outputs, minus those formed again
-        slope     their derivative with respect to the log of the logits' scale
-    """
+    """The relative error of the scale that explains the residuals best, given the derivative with respect to the log of
+    the scale; None if rounding explains it."""
     norm = float(slope.square().sum())
     if norm == 0:
         return None
@@ -348,19 +322,19 @@ class AttentionCall(Attention):
             yield rows, first, made, weights if self.visible is None else weights.nan_to_num(nan=0.0)
 
     @cached_property
-    def _reach(self) -> Reach:
-        there = self.visible is not None and self.kind == "self" and self.q.shape[2] == self.k.shape[2]
-        return reach_of(self.visible, self.causal) if there and self.visible is not None else Reach()
+    def _reach(self) -> tuple[int | None, int | None]:
+        there = self.kind == "self" and self.q.shape[2] == self.k.shape[2]
+        return reach_of(self.visible if there else None, self.causal)
 
     @property
     def window(self) -> int | None:
         """Maximum number of keys up to its own that a query sees, on either side if not causal; None for no limit."""
-        return self._reach.window
+        return self._reach[0]
 
     @property
     def chunk(self) -> int | None:
         """Number of positions per chunk; a query sees no key of an earlier chunk. None without chunks."""
-        return self._reach.chunk
+        return self._reach[1]
 
     @cached_property
     def lengths(self) -> Int[Tensor, "B"] | None:
@@ -370,11 +344,10 @@ class AttentionCall(Attention):
         """
         if self.visible is None:
             return None
-        ends = padded_lengths(self.visible, self.causal, self._reach)
+        ends = padded_lengths(self.visible, self.causal, self.window, self.chunk)
         if isinstance(ends, str):
-            raise NoForm(
-                f"{self.module}: its queries see {ends}. Known masks are all keys, earlier keys, a window and chunks."
-            )
+            known = "Known masks are all keys, earlier keys, a window and chunks"
+            raise NoForm(f"{self.module}: its queries see {ends}. {known}.")
         return None if ends is None else ends.expand(self.q.shape[0])
 
     def bias_by_offset(self) -> Float[Tensor, "_H D"] | None:
@@ -395,7 +368,7 @@ class AttentionCall(Attention):
                 bias = bias.expand(len(seen), -1, -1)
             # with fewer tokens, any table depends only on the offset up to a constant per query
             ways = (False, True) if length > _TOLD else (False,)
-            tries = (table_by_offset(bias, seen, self.causal, relative, allowed) for relative in ways)
+            tries = (by_offset(bias, seen, self.causal, relative, allowed) for relative in ways)
             table = next((each for each in tries if each is not None), None)
             if table is None:
                 raise NoForm(f"{self.module}: its bias is not a function of the offset only.")
@@ -403,11 +376,8 @@ class AttentionCall(Attention):
         return torch.stack(found)
 
     def _bias_rounding(self) -> float:
-        """Largest relative difference that rounding explains for a 16-bit bias, even if converted later.
-
-        Such a bias contains only 16-bit numbers, or their products with the scale (Falcon's ALiBi). Each is off by half
-        a unit in the last place of the largest, and so is the subtracted value at the query's own key.
-        """
+        """Largest relative difference that rounding explains for a 16-bit bias, even if converted later: one that
+        contains only 16-bit numbers, or their products with the scale (Falcon's ALiBi)."""
         assert self.bias is not None
         for dtype in (torch.bfloat16, torch.float16):
             for unit in (1.0, self.scale):
@@ -417,10 +387,8 @@ class AttentionCall(Attention):
         return 0.0
 
     def _bias_by_position(self) -> Float[Tensor, "_B _H N N"] | None:
-        """The bias as a table, if it does not depend on the content of keys; None if that is not known.
-
-        An installed encoding's bias does not, nor does a bias that is equal for several sequences.
-        """
+        """The bias as a table, if it does not depend on the content of keys, as an installed encoding's or one that is
+        equal for several sequences; None if that is not known."""
         assert self.bias is not None
         if self.bias.shape[2] not in (1, self.q.shape[2]):
             return None

@@ -7,29 +7,25 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from toeplens.ground import EnvironmentFailure, InputError, invalid
-from toeplens.sources.huggingface.model import words
+from toeplens.sources.huggingface.model import not_loaded, words
 
 _NEEDED = ("gguf", "accelerate")
 _VERSION = re.compile(r"file appears to be version (\d+)")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
-_VALUES = 2**22  # limit on the metadata values of a file: a vocabulary of 262,144 has about a million
 _UNKNOWN = re.compile(r"(\d+)\)? is not a valid (GGMLQuantizationType|GGUFValueType)")
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """The weights of a GGUF file, which are dequantised on loading.
+    """The weights of a GGUF file, which are dequantised on loading."""
 
-    architecture  as named in the file
-    types         number of tensors of each type, the most frequent first
-    """
-
-    architecture: str
-    types: tuple[tuple[str, int], ...]
+    architecture: str  # as named in the file
+    types: tuple[tuple[str, int], ...]  # number of tensors of each type, the most frequent first
 
     def __str__(self) -> str:
         """Such as ``GGUF, dequantised from Q4_1 (210 tensors), F32 (61)``."""
@@ -41,26 +37,32 @@ class Quantised:
 def read_gguf(path: Path) -> Quantised:
     """Read the metadata of a GGUF file without dequantising weights.
 
-    Raises `InputError` for a file that is not GGUF, is truncated, is one of several pieces or has tensors of an unknown
-    type; `EnvironmentFailure` if the package gguf or accelerate is missing.
+    Raises `InputError` for a file that is not a whole GGUF file or has tensors of an unknown type.
     """
     for needed in _NEEDED:
-        try:
-            __import__(needed)
-        except ImportError:
-            raise EnvironmentFailure(f"{needed} is not installed. Run: pip install 'toeplens[gguf]'.") from None
+        if find_spec(needed) is None:
+            raise EnvironmentFailure(f"{needed} is not installed. Run: pip install 'toeplens[gguf]'.")
     about = path.stat()
     return _read(path, about.st_size, about.st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
 def _read(path: Path, _size: int, _changed: int) -> Quantised:
+    from gguf import GGUFReader
+
+    class Reader(GGUFReader):  # does not read past the end of the file, whatever its counts say
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **options: Any) -> Any:
+            found = super()._get(offset, dtype, count, *order, **options)
+            if len(found) < count:
+                raise ValueError("the file ends too early")
+            return found
+
     try:
         with path.open("rb") as stream:
             begins = stream.read(4)
         if begins != b"GGUF":
             raise InputError(f"model: {path} is not a GGUF file: it does not start with GGUF.")
-        found = _opened(path)
+        found = Reader(path)
         pieces = _number(found, "split.count")
         architecture = found.fields["general.architecture"].contents()
         layers = _number(found, f"{architecture}.block_count")
@@ -71,15 +73,12 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
     except OSError as error:
         raise InputError(f"model: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
     except Exception as error:  # the reader may fail in any way on invalid bytes
-        unknown = _UNKNOWN.search(str(error))
-        if unknown is not None:
+        if unknown := _UNKNOWN.search(str(error)):
             kind = "tensors" if unknown[2] == "GGMLQuantizationType" else "values"
             raise InputError(f"model: {path} stores {kind} in an unknown type (number {unknown[1]}).") from None
-        version = _VERSION.search(str(error))
-        if version is not None:
-            raise InputError(
-                f"model: {path} has GGUF version {version[1]}, which the package gguf does not support."
-            ) from None
+        if version := _VERSION.search(str(error)):
+            why = f"has GGUF version {version[1]}, which the package gguf does not support"
+            raise InputError(f"model: {path} {why}.") from None
         raise InputError(f"model: {path} is damaged or truncated.") from None
     if pieces > 1:
         raise InputError(f"model: {path} is one of {pieces} pieces. Give a complete GGUF file.")
@@ -90,31 +89,8 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
     return Quantised(str(architecture), tuple(types.most_common()))
 
 
-def _opened(path: Path) -> Any:
-    """A `gguf.GGUFReader` that does not read past the end of the file, whatever its counts say."""
-    from gguf import GGUFReader
-
-    class Reader(GGUFReader):
-        values = 0
-
-        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **options: Any) -> Any:
-            found = super()._get(offset, dtype, count, *order, **options)
-            if len(found) < count:
-                raise ValueError("the file ends too early")
-            return found
-
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            self.values += 1
-            if self.values > _VALUES:
-                raise ValueError(f"more than {_VALUES} values")
-            return super()._get_field_parts(orig_offs, raw_type)
-
-    return Reader(path)
-
-
 def _number(found: Any, name: str) -> int:
-    value = found.fields.get(name)
-    return 0 if value is None else int(value.contents())
+    return int(found.fields[name].contents()) if name in found.fields else 0
 
 
 CONFIG = "config.json"
@@ -128,33 +104,21 @@ _NAMED = 100  # maximum characters of an invalid name in messages
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of a model.
+    """The files of a model."""
 
-    name       as requested
-    place      what transformers loads from: a directory, or a name on the hub
-    options    other arguments for loading
-    quantised  contents of a GGUF file; None for other weights
-    """
-
-    name: str
-    place: str
-    options: dict[str, Any] = field(default_factory=dict)
-    quantised: Quantised | None = None
+    name: str  # as requested
+    place: str  # what transformers loads from: a directory, or a name on the hub
+    options: dict[str, Any] = field(default_factory=dict)  # other arguments for loading
+    quantised: Quantised | None = None  # contents of a GGUF file; None for other weights
 
     def content(self) -> dict[str, Any] | None:
-        """The configuration of a directory, unchecked; None if it cannot be read before loading.
-
-        Raises `InputError` for a directory without one, and if it is not a JSON object. It may contain numbers that are
-        not finite.
-        """
-        if self.quantised is not None or not Path(self.place).exists():
-            return None
+        """The configuration of a directory, unchecked; None if it cannot be read before loading."""
         path = Path(self.place) / CONFIG
+        if self.quantised is not None or not path.parent.exists():
+            return None
         if not path.is_file():
-            raise InputError(
-                f"model must be the directory of a run or a transformers model, but {self.name} has no {CONFIG} and "
-                f"no {GGUF} file."
-            )
+            but = f"{self.name} has no {CONFIG} and no {GGUF} file"
+            raise InputError(f"model must be the directory of a run or a transformers model, but {but}.")
         content = _json(path)
         if not isinstance(content, dict):
             raise InputError(f"model: {path} is damaged: it is not a configuration.")
@@ -166,36 +130,26 @@ class Checkpoint:
         return [each for each in _pieces(path) if not (path.parent / each).is_file()] if path.is_file() else []
 
     def check_weights(self, named: Any, pickled: bool) -> None:
-        """Refuse weights outside the model's directory and, unless ``pickled``, pickle files.
-
-        Arguments
-            named  the weight file named by the configuration; None if it names none
-        """
-        read = [] if named is None else [str(named)]
-        read += self._files(named, pickled, fetch=True)
-        for each in read:
+        """Refuse weights outside the model's directory and, unless ``pickled``, pickle files; the configuration may
+        have ``named`` one."""
+        for each in [*([] if named is None else [str(named)]), *self._files(named, pickled, fetch=True)]:
             if Path(each).is_absolute() or ".." in Path(each).parts:
                 raise InputError(f"model: weights of {self.name} in {each} lie outside its own directory.")
             if not pickled and not each.endswith((_SAFE, f"{_SAFE}.index.json")):
-                raise InputError(
-                    f"model: weights of {self.name} in {each} are not a {_SAFE} file. Set --pickled to allow pickle "
-                    "checkpoints."
-                )
+                allow = "Set --pickled to allow pickle checkpoints"
+                raise InputError(f"model: weights of {self.name} in {each} are not a {_SAFE} file. {allow}.")
 
     def safetensors(self, named: Any) -> list[Path]:
         """The safetensors files of the weights; for a model on the hub only those in the cache."""
-        files = [self._path(each) for each in self._files(named, pickled=False) if each.endswith(_SAFE)]
-        return [path for path in files if path is not None]
+        files = (each for each in self._files(named, pickled=False) if each.endswith(_SAFE))
+        return [path for each in files if (path := self._path(each)) is not None]
 
     def _files(self, named: Any, pickled: bool, fetch: bool = False) -> list[str]:
         """The weight files, the index first; with ``fetch`` the index is downloaded from the hub."""
         order = _WEIGHTS + (_PICKLED if pickled else ()) if named is None else (str(named),)
-        if self.quantised is not None:
-            return []
-        for each in order:
+        for each in order if self.quantised is None else ():
             is_index = each.endswith(".json")
-            path = self._path(each, fetch and is_index)
-            if path is not None:
+            if (path := self._path(each, fetch and is_index)) is not None:
                 return [each, *(_pieces(path) if is_index else ())]
         return []
 
@@ -206,8 +160,8 @@ class Checkpoint:
             return path if path.is_file() else None
         from transformers.utils.hub import cached_file
 
-        names = ("gated_repo", "missing_entries", "connection_errors")
-        quiet = {f"_raise_exceptions_for_{name}": False for name in names}
+        errors = ("gated_repo", "missing_entries", "connection_errors")
+        quiet = {f"_raise_exceptions_for_{name}": False for name in errors}
         found = cached_file(self.place, file, **quiet, **self.options | ({} if fetch else {"local_files_only": True}))
         return None if found is None else Path(found)
 
@@ -229,11 +183,7 @@ def _pieces(index: Path) -> list[str]:
 
 
 def checkpoint_of(name: str) -> Checkpoint:
-    """The files of a model, from a directory, a GGUF file, a directory with one, or a name on the hub.
-
-    Raises `InputError` for a file that is not GGUF, for a directory with several GGUF files and no configuration, and
-    for names that neither the hub nor its cache has.
-    """
+    """The files of a model, from a directory, a GGUF file, a directory with one, or a name on the hub."""
     if not is_there(name):
         return Checkpoint(name, name, _hub_options(name))
     path = Path(name)
@@ -257,7 +207,7 @@ def is_there(name: str) -> bool:
         return Path(name).exists()
     except OSError as error:
         told = name if len(name) <= _NAMED else f"{name[:_NAMED]} ..."
-        raise InputError(f"model: {told} could not be loaded: {(error.strerror or str(error)).lower()}.") from None
+        raise not_loaded(told, (error.strerror or str(error)).lower()) from None
 
 
 def _hub_options(name: str) -> dict[str, Any]:
@@ -277,4 +227,4 @@ def _hub_options(name: str) -> dict[str, Any]:
             why = f"and the hub does not have it ({words(error)})"
         else:
             why = f"the hub did not answer within {LIMIT} seconds, and the cache does not contain it"
-    raise InputError(f"model: {name} could not be loaded: file or directory does not exist, {why}.") from None
+    raise not_loaded(name, f"file or directory does not exist, {why}") from None

@@ -17,33 +17,12 @@ from toeplens.encodings import BandControl
 from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.machine import out_of_memory
 from toeplens.lens.frequency import Off
+from toeplens.sources.huggingface import replay
 from toeplens.sources.huggingface.calls import AttentionCall, Place
 from toeplens.sources.huggingface.capture import captured
 from toeplens.sources.huggingface.interventions import Change, changed_outputs, without_position
-from toeplens.sources.huggingface.outcome import (
-    NONE,
-    Effect,
-    Outcome,
-    cross_entropies,
-    in_blocks,
-    outcome_of,
-    pieces,
-    shortened,
-    wide,
-)
-from toeplens.sources.huggingface.replay import (
-    NOTHING,
-    Address,
-    Altered,
-    Anatomy,
-    Passes,
-    Replay,
-    anatomy_of,
-    fits,
-    intact_from,
-    observed,
-    one_by_one,
-)
+from toeplens.sources.huggingface.outcome import NONE, Effect, Outcome, cross_entropies, in_blocks, pieces, wide
+from toeplens.sources.huggingface.replay import Address, Altered, Passes, Replay
 
 _DRAWS = 4  # draws of labels
 _SPAN = 8  # neighbouring positions whose products are included
@@ -63,8 +42,10 @@ class NoPosition(InputError):
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _Effects:
     parts: tuple[Float[np.ndarray, "B K _H"], ...]
+    baseline: Float[np.ndarray, "B"] | None
+    outcome: Effect
 
     @property
     def effects(self) -> tuple[Float[np.ndarray, "B _H"], ...]:
@@ -73,7 +54,7 @@ class _Parts:
 
 
 @dataclass(frozen=True)
-class HeadEffects(_Parts):
+class HeadEffects(_Effects):
     """The effects of the heads.
 
     parts     for each attention call, [B, K, H] float64: the effect of ablating a head in each sequence, split over K
@@ -88,29 +69,21 @@ class HeadEffects(_Parts):
     replayed  number of calls that were replayed from their layer on; the others took whole passes
     """
 
-    baseline: Float[np.ndarray, "B"] | None
-    outcome: Effect
     method: Method
     replayed: int
 
 
 @dataclass(frozen=True)
-class BandEffects(_Parts):
-    """The effects of frequency bands.
+class BandEffects(_Effects):
+    """The effects of freezing or removing frequency bands in all heads of a layer; otherwise as `HeadEffects`.
 
-    parts        for each attention call, [B, K, n] float64, as in `HeadEffects`: the effect of freezing or removing a
-                 band in all heads of the layer
     bands        for each call, the pairs of each band; none without a known rotation
     frequencies  for each call, those of the rotation, in radians per position
-    baseline     [B] the intact loss; None for ``states``
-    outcome      ``loss`` or ``states``
     off          how a band was removed
     """
 
     bands: tuple[tuple[tuple[int, ...], ...], ...]
     frequencies: tuple[Float[np.ndarray, "_pairs"], ...]
-    baseline: Float[np.ndarray, "B"] | None
-    outcome: Effect
     off: Off
 
 
@@ -136,11 +109,9 @@ def head_effects(
     language model with a given mask token. For all other models, the effect is measured on the last hidden states.
     Padding is ignored.
 
-    The layers before a head's layer run once; their last output is reused in the passes for later heads, several heads
-    per pass if sequences are short. Each such set contains a pass without ablation. If that does not give the intact
-    states (layers that share keys, or pass on more than one output), whole passes are run instead. For long sequences
-    this is tested on their first tokens, as it depends only on the architecture. The head of the model is run on some
-    positions at a time. The model is restored afterwards.
+    The layers before a head's layer run once, and several heads share a pass if sequences are short. Passes without
+    ablation, for long sequences of their first tokens, test whether that gives the intact states; if not (layers that
+    share keys, or pass on more than one output), whole passes are run. The model is restored afterwards.
 
     Arguments
         model        a `transformers.PreTrainedModel`
@@ -159,11 +130,11 @@ def head_effects(
     no head has any, and for a model whose head or attention is not supported.
     """
     choose("method", method, get_args(Method))
-    report = on_progress or (lambda done, total: None)
     counts = [heads for *_, heads in calls]
     if method == "attribution":
         found = head_estimates(model, inputs, calls, mask_token=mask_token, seed=seed)
-        report(sum(counts), sum(counts))
+        if on_progress is not None:
+            on_progress(sum(counts), sum(counts))
         return found
     outcome = _outcome(model, inputs, calls, mask_token, seed)
     wanted = [range(count) for count in counts] if chosen is None else chosen
@@ -172,17 +143,13 @@ def head_effects(
         instead = _without_position(model, outcome.inputs, calls)
         wanted = [() if put is None else heads for put, heads in zip(instead, wanted, strict=True)]
     with _passes(model, outcome, calls) as (passes, places):
-        effects, replayed = one_by_one(
-            passes,
-            places,
-            counts,
-            wanted,
-            lambda index, heads: _replaced(passes.batch, counts[index], heads, instead[index]),
-            on_call or (lambda index, parts: None),
-            report,
-            _known(model, passes.anatomy, outcome, places),
-        )
-    return HeadEffects(tuple(effects), _intact_loss(passes), outcome.effect, method, replayed)
+
+        def change(index: int, heads: Sequence[int]) -> Altered:
+            return _replaced(passes.batch, counts[index], heads, instead[index])
+
+        known = replay.intact_from(passes, places)
+        effects, replayed = replay.one_by_one(passes, places, counts, wanted, change, on_call, on_progress, known)
+    return HeadEffects(tuple(effects), passes.intact_loss, outcome.effect, method, replayed)
 
 
 @torch.inference_mode(False)
@@ -197,8 +164,7 @@ def head_estimates(
 ) -> HeadEffects:
     """Estimates of `head_effects` on a loss for all heads at once, from one forward and a few backward passes.
 
-    They are of first and second order in the change of a head's output. Neither need be close to the exact effect, so
-    check them against exact effects of some heads.
+    They are of first and second order in the change of a head's output, and may be far from its exact effect.
 
     Arguments
         model, inputs, calls, mask_token  as in `head_effects`
@@ -227,12 +193,11 @@ def head_estimates(
         except RuntimeError as error:
             if out_of_memory(error):
                 raise
-            raise NoGradient(
-                f"method must be exact for {passes.kind}, whose gradient does not reach all heads, got attribution."
-            ) from error
+            what = f"{passes.kind}, whose gradient does not reach all heads"
+            raise NoGradient(f"method must be exact for {what}, got attribution.") from error
         for index, each in zip(there, made, strict=True):
             effects[index] = each
-    return HeadEffects(tuple(effects), _intact_loss(passes), outcome.effect, "attribution", 0)
+    return HeadEffects(tuple(effects), passes.intact_loss, outcome.effect, "attribution", 0)
 
 
 @torch.inference_mode(False)
@@ -269,16 +234,9 @@ def band_effects(
         raise NoPosition("effects: 'bands' needs a known rotation, but no head of these layers has one.")
     counts = [len(each) for each in layers.bands]
     with _passes(model, outcome, calls) as (passes, places):
-        effects, _ = one_by_one(
-            passes,
-            places,
-            counts,
-            [range(count) for count in counts],
-            layers.change,
-            lambda index, parts: None,
-            on_progress or (lambda done, total: None),
-        )
-    return BandEffects(tuple(effects), layers.bands, layers.frequencies, _intact_loss(passes), outcome.effect, off)
+        every = [range(count) for count in counts]
+        effects, _ = replay.one_by_one(passes, places, counts, every, layers.change, on_progress=on_progress)
+    return BandEffects(tuple(effects), passes.intact_loss, outcome.effect, layers.bands, layers.frequencies, off)
 
 
 def _outcome(
@@ -286,13 +244,13 @@ def _outcome(
 ) -> Outcome:
     """The measured outcome, with inputs copied out of inference mode, so that they allow gradients."""
     inputs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
-    return outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
+    return Outcome.of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
 
 
 @contextmanager
 def _passes(model: Any, outcome: Outcome, calls: Sequence[Silenced]) -> Iterator[tuple[Passes, list[Address]]]:
-    anatomy = anatomy_of(model)
-    with observed(model, anatomy):
+    anatomy = replay.anatomy_of(model)
+    with replay.observed(model, anatomy):
         passes = Passes(model, anatomy, outcome)
         yield passes, [place_of(model, call, passes.order) for call in calls]
 
@@ -310,24 +268,6 @@ def place_of(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Addr
     return own[0]
 
 
-def _known(model: Any, anatomy: Anatomy, outcome: Outcome, places: Sequence[Address]) -> frozenset[int]:
-    """The calls of a long input for which a replay on its first tokens gives the intact states; none if the first
-    tokens cannot be run separately, or attention is custom code, which may depend on the length."""
-    few = None if anatomy.written else shortened(outcome)
-    if few is None:
-        return frozenset()
-    try:
-        return intact_from(Passes(model, anatomy, few), places)
-    except Exception as error:
-        if out_of_memory(error):
-            raise
-        return frozenset()
-
-
-def _intact_loss(passes: Passes) -> Float[np.ndarray, "B"] | None:
-    return None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
-
-
 def _without_position(model: Any, inputs: Mapping[str, Any], calls: Sequence[Silenced]) -> list[Tensor | None]:
     places = [call[1:4] for call in calls]
     found = without_position(model, inputs, places)
@@ -340,25 +280,26 @@ def _replaced(batch: int, count: int, heads: Sequence[int], put: Tensor | None) 
     chosen = (torch.tensor(heads).unsqueeze(-1) == torch.arange(count)).repeat_interleave(batch, 0)
 
     def replaced(outputs: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
-        fits(outputs, *chosen.shape)
+        replay.fits(outputs, *chosen.shape)
         other = outputs.new_zeros(()) if put is None else put.to(outputs).repeat(len(heads), 1, 1, 1)
         return torch.where(chosen.to(outputs.device)[:, None, :, None], other, outputs)
 
     return replaced
 
 
+@dataclass(eq=False)
 class _Probe:
     """Adds to each head's output, at each position, a zero variable times the difference from its replacement."""
 
-    def __init__(self, rows: int, heads: int, instead: Tensor | None) -> None:
-        self.shape = rows, heads
-        self.at = torch.empty(0)
-        self._instead = instead
+    rows: int
+    heads: int
+    instead: Tensor | None
+    at: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def __call__(self, heads: Float[Tensor, "B N H dv"]) -> Float[Tensor, "B N H dv"]:
-        fits(heads, *self.shape)
+        replay.fits(heads, self.rows, self.heads)
         self.at = torch.zeros(heads.shape[:3], dtype=wide(heads).dtype, device=heads.device, requires_grad=True)
-        by = -heads if self._instead is None else self._instead.to(heads) - heads
+        by = -heads if self.instead is None else self.instead.to(heads) - heads
         return (heads + self.at.unsqueeze(-1) * by).to(heads.dtype)
 
 
@@ -367,8 +308,7 @@ def _attributed(passes: Passes, probes: Mapping[Address, _Probe], seed: int) -> 
 
     Let a_i = d_i . dl/dz_i at position i, with l the loss of a sequence of n labels, and b_i the same for n l with
     drawn labels. The estimate is sum_i a_i + mean over draws of sum over spans (sum_i b_i)^2 / 2n. The sum over
-    positions is split over blocks of the head's own positions (the mean of these parts is the sum). Parameter gradients
-    are switched off to save memory.
+    positions is split over blocks of the head's own positions (the mean of these parts is the sum).
     """
     labels = passes.outcome.labels
     assert labels is not None
@@ -378,27 +318,25 @@ def _attributed(passes: Passes, probes: Mapping[Address, _Probe], seed: int) -> 
         predicted = (labels != NONE).sum(1)
         each, ends = 1 / predicted.clamp_min(1).view(-1, 1, 1), [probe.at for probe in probes.values()]
         total = [torch.zeros_like(end, dtype=torch.float64) for end in ends]
-        for number, upstream in enumerate(_upstream(passes, run, labels, seed)):
+        random = torch.Generator().manual_seed(seed)
+        # the gradient of the summed losses of all labels at the last hidden states, for the true and for drawn labels
+        gradients = [torch.zeros_like(run.states) for _ in range(1 + _DRAWS)]
+        for some in pieces(labels, passes.vocabulary, _LOGITS):
+            states, own = run.states.detach()[:, some], labels[:, some]
+            shares, slopes = _by_gradient(run, states) if passes.readout is None else passes.readout.slopes(states)
+            for gradient, drawn in zip(gradients, [own, *_drawn(shares, own, random)], strict=True):
+                gradient[:, some] = slopes(drawn).to(gradient)
+        for number, upstream in enumerate(gradients):
             slopes = torch.autograd.grad(run.states, ends, upstream, retain_graph=True)
             for place, slope in enumerate(x.double() for x in slopes):
-                products = slope if number == 0 else slope * _over_spans(slope)
-                total[place] += products * each.to(slope.device) / (1 if number == 0 else 2 * _DRAWS)
+                if number:  # of drawn labels: products with the sums over spans
+                    count = slope.shape[1]
+                    sums = F.pad(slope, (0, 0, 0, -count % _SPAN)).unflatten(1, (-1, _SPAN)).sum(2)
+                    slope = slope * sums.repeat_interleave(_SPAN, 1)[:, :count]
+                total[place] += slope * each.to(slope.device) / (2 * _DRAWS if number else 1)
     known, blocks = (predicted > 0).view(-1, 1, 1), passes.outcome.blocks
     split = [torch.stack([in_blocks(x.to(known.device), blocks) for x in found.unbind(2)], 2) for found in total]
     return [torch.where(known, each, torch.nan).cpu().numpy() for each in split]
-
-
-def _upstream(passes: Passes, run: Replay, labels: Int[Tensor, "B N"], seed: int) -> list[Float[Tensor, "B N d"]]:
-    """The gradient of the summed losses of all labels at the last hidden states, for the true labels and for drawn
-    ones."""
-    random = torch.Generator().manual_seed(seed)
-    found = [torch.zeros_like(run.states) for _ in range(1 + _DRAWS)]
-    for some in pieces(labels, passes.vocabulary, _LOGITS):
-        states, own = run.states.detach()[:, some], labels[:, some]
-        shares, slopes = _by_gradient(run, states) if passes.readout is None else passes.readout.slopes(states)
-        for upstream, each in zip(found, [own, *_drawn(shares, own, random)], strict=True):
-            upstream[:, some] = slopes(each).to(upstream)
-    return found
 
 
 def _by_gradient(
@@ -425,39 +363,23 @@ def _drawn(
         yield torch.where(labels == NONE, NONE, each)
 
 
-def _over_spans(x: Float[Tensor, "B N H"]) -> Float[Tensor, "B N H"]:
-    count = x.shape[1]
-    summed = F.pad(x, (0, 0, 0, -count % _SPAN)).unflatten(1, (-1, _SPAN)).sum(2)
-    return summed.repeat_interleave(_SPAN, 1)[:, :count]
-
-
 @contextmanager
 def _without_gradients(model: nn.Module) -> Iterator[None]:
-    learnt = [weight for weight in model.parameters() if weight.requires_grad]
+    learnt = [weight.requires_grad_(False) for weight in model.parameters() if weight.requires_grad]
     try:
-        for weight in learnt:
-            weight.requires_grad_(False)
         yield
     finally:
         for weight in learnt:
             weight.requires_grad_(True)
 
 
-@dataclass(eq=False)
 class _Layers:
     """The layers' rotations, and their head outputs without each band, for some layers at a time."""
 
-    model: Any
-    inputs: Mapping[str, Any]
-    places: Sequence[Place]
-    most: int
-    off: Off
-    bands: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    frequencies: tuple[Float[np.ndarray, "_pairs"], ...] = ()
-    _sizes: dict[Place, int] = field(default_factory=dict)
-    _held: dict[Place, list[Tensor]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, model: Any, inputs: Mapping[str, Any], places: Sequence[Place], most: int, off: Off) -> None:
+        self.model, self.inputs, self.places, self.off = model, inputs, places, off
+        self._sizes: dict[Place, int] = {}
+        self._held: dict[Place, list[Tensor]] = {}
         found: dict[Place, Float[np.ndarray, "_pairs"]] = {}
 
         def look(call: AttentionCall) -> None:
@@ -465,9 +387,9 @@ class _Layers:
             if call.rotation is not None and call.unknown is None:
                 found[call.place] = call.rotation.frequencies.cpu().numpy()
 
-        captured(self.model, self.inputs, look)
-        self.frequencies = tuple(found.get(place, np.empty(0)) for place in self.places)
-        cuts = [np.array_split(np.arange(len(each)), max(1, min(self.most, len(each)))) for each in self.frequencies]
+        captured(model, inputs, look)
+        self.frequencies = tuple(found.get(place, np.empty(0)) for place in places)
+        cuts = [np.array_split(np.arange(len(each)), max(1, min(most, len(each)))) for each in self.frequencies]
         self.bands = tuple(tuple(tuple(band.tolist()) for band in cut if len(band)) for cut in cuts)
 
     def change(self, index: int, chosen: Sequence[int]) -> Altered:
@@ -475,9 +397,8 @@ class _Layers:
         held = self._outputs(index)
 
         def altered(outputs: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
-            copies = outputs.unflatten(0, (len(chosen), -1))
-            made = [own if band == NOTHING else held[band].to(own) for own, band in zip(copies, chosen, strict=True)]
-            return torch.cat(made)
+            copies = zip(outputs.unflatten(0, (len(chosen), -1)), chosen, strict=True)
+            return torch.cat([own if band == replay.NOTHING else held[band].to(own) for own, band in copies])
 
         return altered
 
@@ -495,11 +416,9 @@ class _Layers:
             way = "still" if self.off == "rotation" else "silent"
 
             def keep(call: AttentionCall) -> None:
-                named = {"layer": call.layer, "kind": call.kind, "side": call.side}
-                self._held[call.place] = [
-                    changed_outputs(call, Change(**named, bands=BandControl(**{way: band}))).to(call.heads.dtype)
-                    for band in self.bands[wanted[call.place]]
-                ]
+                for band in self.bands[wanted[call.place]] if call.place in wanted else ():
+                    change = Change(layer=call.layer, kind=call.kind, side=call.side, bands=BandControl(**{way: band}))
+                    self._held.setdefault(call.place, []).append(changed_outputs(call, change).to(call.heads.dtype))
 
-            captured(self.model, self.inputs, lambda call: keep(call) if call.place in wanted else None)
+            captured(self.model, self.inputs, keep)
         return self._held[place]

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from toeplens.ground import InputError, invalid
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.calls import AttentionCall
 from toeplens.sources.huggingface.capture import captured
 from toeplens.sources.huggingface.load import Loaded, open_model
 from toeplens.sources.huggingface.model import of_libraries, words
@@ -48,14 +47,15 @@ def as_tokens(model: Any, inputs: Mapping[str, Any]) -> tuple[Numbered, Int[Tens
         inputs  arguments of its ``forward`` by name, sequences along the first dimension: ``input_values``
                 [B, samples], ``input_features``, ``inputs_embeds``, ...
 
-    Raises `InputError` for inputs without a tensor, for different numbers of sequences, for a mask with masked
-    positions, for an encoder-decoder model, for one that does not run on the inputs, and as `captured` does.
+    Raises `InputError` for inputs that are not whole sequences, for an encoder-decoder model, and as `captured` does.
     """
     loaded = open_model(model)
     given = _checked(loaded.model, inputs)
-    count = len(next(iter(given.values())))
-    frames = _frames(loaded.model, given)
-    first = _first_number(given)
+    count, frames, digest = len(next(iter(given.values()))), _frames(loaded.model, given), hashlib.sha256()
+    for name, x in sorted(given.items()):
+        digest.update(f"{name} {list(x.shape)} {x.dtype}".encode())
+        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    first = int.from_bytes(digest.digest()[:_FIRST], "big")
     numbers = first + torch.arange(count * frames).view(count, frames)
     said = {each.name: getattr(loaded, each.name) for each in fields(loaded)}
     return Numbered(**said | {"model": _reading(loaded.model, given, first, frames)}), numbers
@@ -86,12 +86,9 @@ def _checked(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
 def _frames(model: Any, given: Mapping[str, Tensor]) -> int:
     """The number of queries of the first attention, from a pass over the first sequence."""
     found: list[int] = []
-
-    def look(call: AttentionCall) -> None:
-        found.append(call.q.shape[2])
-
+    some = {name: x[:1].to(model.device) for name, x in given.items()}
     try:
-        captured(model, {name: x[:1].to(model.device) for name, x in given.items()}, look)
+        captured(model, some, lambda call: found.append(call.q.shape[2]))
     except InputError:
         raise
     except Exception as error:
@@ -101,14 +98,6 @@ def _frames(model: Any, given: Mapping[str, Tensor]) -> int:
     if found[0] < 2:
         raise InputError("inputs must give at least 2 frames, got 1.")
     return found[0]
-
-
-def _first_number(given: Mapping[str, Tensor]) -> int:
-    digest = hashlib.sha256()
-    for name, x in sorted(given.items()):
-        digest.update(f"{name} {list(x.shape)} {x.dtype}".encode())
-        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return int.from_bytes(digest.digest()[:_FIRST], "big")
 
 
 def _reading(model: Any, given: Mapping[str, Tensor], first: int, frames: int) -> Any:
@@ -123,11 +112,11 @@ def _reading(model: Any, given: Mapping[str, Tensor], first: int, frames: int) -
             raise InputError(f"tokens must be whole sequences of {frames} frames. Give shorter inputs for fewer.")
         return kind.forward(self, **{name: x[rows[:, 0].to(x.device)].to(rows.device) for name, x in given.items()})
 
-    def none(self: Any) -> nn.Module | None:
-        """None: frame numbers are not embedded."""
-        return None
-
-    methods = {"forward": forward, "get_input_embeddings": none, "get_output_embeddings": none}
+    # frame numbers are not embedded
+    methods = {
+        "forward": forward,
+        **dict.fromkeys(("get_input_embeddings", "get_output_embeddings"), lambda self: None),
+    }
     found = copy.copy(model)
     found.__class__ = type(kind.__name__, (kind,), methods | {"__module__": kind.__module__, "__doc__": kind.__doc__})
     return found

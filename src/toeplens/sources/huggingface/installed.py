@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from secrets import token_hex
 from typing import Any
 
@@ -14,26 +14,21 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings import PositionalEncoding, Rotary, attend, attention_weights
-from toeplens.encodings.attention import AttentionParts, Told, attention_parts
+from toeplens import encodings
+from toeplens.encodings import MLA, PositionalEncoding, Rotary, attend, attention_weights
+from toeplens.encodings.attention import Told
 from toeplens.encodings.base import HOOKS
 from toeplens.encodings.shapes import Notes, Positions
 from toeplens.ground import InputError, invalid
 from toeplens.nn.attention import count_unpadded
-from toeplens.sources.huggingface.model import INSTALLED, NAME, library
-from toeplens.sources.huggingface.patching import OBSERVER, eager_function, table
+from toeplens.sources.huggingface import model as hf
 
-CONTEXT = "toeplens_pass"  # argument by which layers pass on the context of a pass, and a module to its attention
-BEFORE = "toeplens_before"  # attribute of an attention module: its previous attention implementation
 _EXTRAS = "toeplens_memory"  # attribute of a transformers cache
 
 
 @dataclass
 class CacheExtras:
-    """What a cache does not hold of its keys: positions, [B, M] or [1, M], and each layer's notes [B, H, M, c].
-
-    ``owner`` is the name of their stack.
-    """
+    """What a cache does not hold of its keys: the name of their stack, positions, [B, M] or [1, M], and notes."""
 
     owner: str
     positions: Int[Tensor, "_ M"] | None = None
@@ -85,13 +80,9 @@ class _WithExtras:
         return _new_cache, (type(self).__mro__[2],), self.__dict__
 
 
-_CACHES: dict[type, type] = {}  # by class of transformers
-
-
+@cache
 def _with_extras(kind: type) -> type:
-    if kind not in _CACHES:
-        _CACHES[kind] = type(kind.__name__, (_WithExtras, kind), {"__module__": kind.__module__})
-    return _CACHES[kind]
+    return type(kind.__name__, (_WithExtras, kind), {"__module__": kind.__module__})
 
 
 def _new_cache(kind: type) -> Any:
@@ -107,67 +98,37 @@ def _attach(cache: Any, extras: CacheExtras) -> None:
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """One pass of a stack of layers.
+    """One pass of a stack of layers."""
 
-    positions    of the new tokens: [N], or [B, N] if sequences differ
-    k_positions  of all tokens so far: [M] or [B, M]
-    padding      True where a token so far is padding: [B, M]; None if none is
-    extras       of the cache's keys, including these tokens
-    before       the notes of each layer for earlier tokens
-    tables       cosines and sines of the new tokens, by encoding
-    weights      whether attention weights are requested
-    """
-
-    positions: Int[Tensor, "*B N"]
-    k_positions: Int[Tensor, "*B M"]
-    padding: Bool[Tensor, "B M"] | None
-    extras: CacheExtras
-    before: dict[int, Notes]
-    tables: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    weights: bool = False
+    positions: Int[Tensor, "*B N"]  # of the new tokens: [N], or [B, N] if sequences differ
+    k_positions: Int[Tensor, "*B M"]  # of all tokens so far: [M] or [B, M]
+    padding: Bool[Tensor, "B M"] | None  # True where a token so far is padding: [B, M]; None if none is
+    extras: CacheExtras  # of the cache's keys, including these tokens
+    before: dict[int, Notes]  # the notes of each layer for earlier tokens
+    tables: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cosines and sines, by encoding
+    weights: bool = False  # whether attention weights are requested
 
     def padding_of(self, count: int) -> Bool[Tensor, "B count"] | None:
-        """True where one of ``count`` keys, those of `keys`, is padding; None if none is."""
+        """True where one of ``count`` keys is padding; None if none is."""
         return None if self.padding is None else _last(self.padding, count)
-
-    def keys(self, count: int) -> Int[Tensor, "*B count"]:
-        """Positions of the keys that a layer's cache returns: the last ones, or all plus unused slots."""
-        return _last(self.k_positions, count)
-
-    def rows(self, count: int) -> Int[Tensor, "N"] | None:
-        """Indices of the new tokens among ``count`` keys; None if they are the last ones."""
-        known, new = self.k_positions.shape[-1], self.positions.shape[-1]
-        return None if count <= known else torch.arange(known - new, known, device=self.positions.device)
 
 
 def _last(x: Tensor, count: int) -> Tensor:
+    """Of all tokens so far, those whose keys a layer's cache returns: the last ones, or all plus unused slots."""
     known = x.shape[-1]
     return x[..., known - count :] if count <= known else F.pad(x, (0, count - known))
 
 
-def begin(
-    batch: int,
-    tokens: int,
-    device: torch.device,
-    *,
-    owner: str,
-    position_ids: Tensor | None,
-    attention_mask: Any,
-    cache: Any,
-    weights: bool = False,
-) -> ForwardContext:
-    """Start a pass of ``tokens`` new tokens per sequence.
-
-    Positions are those passed in; otherwise tokens are counted after those in the cache, without padding.
-    """
+def _begin(x: Tensor, given: Mapping[str, Any], owner: str, weights: bool) -> ForwardContext:
+    """Start a pass of the new tokens x [B, N, ...], given the arguments of a stack. If it gets no positions, tokens are
+    counted after those in the cache, without padding."""
+    batch, tokens, device = x.shape[0], x.shape[1], x.device
+    cache, mask, positions = (given.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
     past = 0 if cache is None else int(cache.get_seq_length())
-    shape = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else []
+    shape = list(mask.shape) if isinstance(mask, Tensor) else []
     if len(shape) == 2 and (shape[0] != batch or shape[1] < past + tokens):
-        raise invalid(
-            "attention_mask",
-            f"have shape [{batch}, {past + tokens}], including the tokens in the cache",
-            got=f"shape {shape}",
-        )
+        must = f"have shape [{batch}, {past + tokens}], including the tokens in the cache"
+        raise invalid("attention_mask", must, got=f"shape {shape}")
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
     keys = getattr(layers[0], "keys", None) if past and layers else None
     if isinstance(keys, Tensor) and keys.numel() and len(keys) != batch:
@@ -175,12 +136,9 @@ def begin(
     extras = (cache.__dict__.get(_EXTRAS) if past else None) or CacheExtras(owner)
     held = 0 if extras.positions is None else extras.positions.shape[1]
     if held != past or extras.owner != owner:
-        raise InputError(
-            "past_key_values must be empty or filled by this model with its encoding installed, got a cache of "
-            f"{past} tokens."
-        )
-    padding = _padding(attention_mask, extras.padding, batch, past, tokens, device)
-    positions = position_ids
+        must = "be empty or filled by this model with its encoding installed"
+        raise invalid("past_key_values", must, got=f"a cache of {past} tokens")
+    padding = _padding(mask, extras.padding, past, x)
     if positions is not None and positions.ndim != 2:
         raise invalid("position_ids", "be [B, N]", got=f"a shape of {tuple(positions.shape)}")
     if positions is None and padding is not None:
@@ -198,14 +156,10 @@ def begin(
     return ForwardContext(here, there, padding, kept, dict(extras.notes), weights=weights)
 
 
-def _padding(
-    mask: Any, before: Tensor | None, batch: int, past: int, tokens: int, device: torch.device
-) -> Tensor | None:
-    """True where a token so far is padding; None if none is.
-
-    In a mask [B, M] these are the zeros. In a mask by queries and keys (of a static cache) these are the new tokens
-    that do not see themselves, in addition to the padding known ``before``.
-    """
+def _padding(mask: Any, before: Tensor | None, past: int, x: Tensor) -> Tensor | None:
+    """True where a token so far is padding; None if none is. These are the zeros of a mask [B, M]; in a mask by queries
+    and keys (of a static cache) the new tokens that do not see themselves."""
+    batch, tokens, device = x.shape[0], x.shape[1], x.device
     if isinstance(mask, dict):
         mask = next((each for each in mask.values() if isinstance(each, Tensor)), None)
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4) or mask.shape[-1] < past + tokens:
@@ -217,36 +171,56 @@ def _padding(
         new = ~own if own.dtype == torch.bool else own != 0
         known = torch.zeros(batch, past, dtype=torch.bool, device=device) if before is None else before
         padding = torch.cat((known, new.expand(batch, -1)), dim=1)
-    if torch.compiler.is_compiling():
-        return padding
-    return padding if bool(padding.any()) else None
+    return padding if torch.compiler.is_compiling() or bool(padding.any()) else None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a model: a stack and its self-attention, layer by layer."""
+
+    stack: nn.Module  # the module that runs the layers
+    modules: list[nn.Module]  # their attention
+    heads: int  # sizes of a layer's attention
+    head_dim: int
+    d_model: int
+    max_len: int  # number of positions that a table must have
+    tables: list[nn.Module]  # modules that look up positions in a table at the input
+    turns: list[str | None]  # how each layer's rotation pairs dimensions, if it is a pure rotation of queries and keys
+    reached: list[nn.Module | None]  # by attention module, itself or one around it, with arguments of the stack
+    causal: bool  # whether attention is causal
+
+    def build(self, name: str | Sequence[str], options: dict[str, Any]) -> PositionalEncoding:
+        """The encoding for this side; ``pairing`` and ``bidirectional`` default to the model's own."""
+        sizes = {"d_model": self.d_model, "num_heads": self.heads, "head_dim": self.head_dim, "max_len": self.max_len}
+        parts = encodings.named(name)
+        if len(parts) == 1:
+            options = self._own(parts[0]) | options
+        else:
+            options = options | {part: self._own(part) | dict(options.get(part, {})) for part in parts}
+        made = encodings.build(name, **sizes, **options)
+        if isinstance(made, MLA) or made.query_dim != self.head_dim:
+            heads = f"heads of {type(self.modules[0]).__name__} have {self.head_dim}"
+            raise InputError(f"encoding: {name!r} needs queries and keys of {made.query_dim} dimensions, but {heads}.")
+        return made
+
+    def _own(self, name: str) -> dict[str, Any]:
+        pairing = next((each for each in self.turns if each), None)
+        own = {"pairing": pairing, "bidirectional": not self.causal or None}
+        return {option: value for option, value in own.items() if value and option in encodings.options(name)}
 
 
 class StackPatch:
     """A module that runs layers one after another: a decoder-only model's trunk, or one side of an encoder-decoder.
 
     Arguments
-        module    the stack
         encoding  the encoding of its first layer; its vectors are added to the token embeddings
-        tables    the modules that look up positions in a table, whose vectors are set to 0
-        carries   whether arguments of the stack are passed on to its layers
-        causal    whether its attention is causal if a module does not say
-        asks      the required name of its attention implementation; None if the family's own forward is replaced
+        asks      whether it uses the attention interface; if not, the family's own forward is replaced
         name      of the encoding
     """
 
-    def __init__(
-        self,
-        module: Any,
-        encoding: PositionalEncoding,
-        tables: list[nn.Module],
-        *,
-        carries: bool,
-        causal: bool,
-        asks: str | None,
-        name: str,
-    ) -> None:
-        self.encoding, self.carries, self.causal, self.asks, self.name = encoding, carries, causal, asks, name
+    def __init__(self, side: Side, encoding: PositionalEncoding, asks: bool, name: str) -> None:
+        self.side, self.encoding, self.asks, self.name = side, encoding, asks, name
+        module: Any = side.stack
         self.now: ForwardContext | None = None
         self.owner = token_hex(8)
         self._signature = inspect.signature(module.forward)
@@ -254,7 +228,7 @@ class StackPatch:
         self._hooks = [
             module.register_forward_pre_hook(self._begin, with_kwargs=True),
             module.register_forward_hook(self._end, with_kwargs=True, always_call=True),
-            *(table.register_forward_hook(_nothing) for table in tables),
+            *(table.register_forward_hook(_nothing) for table in side.tables),
         ]
         self._waiting: Positions | None = None  # of tokens whose embedding has not yet been called in this pass
         self._embedding: nn.Module | None = None  # the embedding with our hook
@@ -267,27 +241,16 @@ class StackPatch:
             hook.remove()
 
     def _begin(self, module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if self.asks is not None and module.config._attn_implementation != self.asks:
-            raise InputError(
-                f"model: attention was set to {module.config._attn_implementation!r} after an encoding was installed. "
-                "Uninstall the encoding first."
-            )
+        if self.asks and module.config._attn_implementation != hf.NAME:
+            said = f"attention was set to {module.config._attn_implementation!r} after an encoding was installed"
+            raise InputError(f"model: {said}. Uninstall the encoding first.")
         given = dict(zip(self._signature.parameters, args, strict=False)) | kwargs
         tokens = given.get("input_ids")
         x = given.get(self._vectors) if tokens is None else tokens
         if not isinstance(x, Tensor):
             return args, kwargs
-        now = begin(
-            x.shape[0],
-            x.shape[1],
-            x.device,
-            owner=self.owner,
-            position_ids=given.get("position_ids"),
-            attention_mask=given.get("attention_mask"),
-            cache=given.get("past_key_values"),
-            weights=bool(given.get("output_attentions", getattr(module.config, "output_attentions", False))),
-        )
-        self.now = now
+        weights = given.get("output_attentions", getattr(module.config, "output_attentions", False))
+        now = self.now = _begin(x, given, self.owner, bool(weights))
         if self.encoding.overrides("embed"):
             positions = self.encoding.place(now.positions)
             if tokens is None:
@@ -296,8 +259,8 @@ class StackPatch:
                 if module.get_input_embeddings() is not self._embedding:  # it was replaced
                     self._hook_embedding(module.get_input_embeddings())
                 self._waiting = positions
-        if self.carries:
-            given[CONTEXT] = now
+        if any(self.side.reached):
+            given[hf.CONTEXT] = now
         return (), given
 
     def _hook_embedding(self, embedding: nn.Module) -> None:
@@ -312,9 +275,9 @@ class StackPatch:
         return self.encoding.embed(output, positions)
 
     def _end(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        now, self.now = kwargs.get(CONTEXT, self.now), None
+        now, self.now = kwargs.get(hf.CONTEXT, self.now), None
         unused, self._waiting = self._waiting is not None, None
-        if unused and output is not None and not OBSERVER.get().skips:
+        if unused and output is not None and not hf.OBSERVER.get().skips:
             raise InputError("model: it does not call its token embedding, so no vectors can be added.")
         cache = getattr(output, "past_key_values", None)
         if cache is not None and now is not None and hasattr(cache, "get_seq_length"):
@@ -328,16 +291,17 @@ def _nothing(module: nn.Module, args: Any, output: Any) -> Any:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """The context of a pass for one attention module.
-
-    now     the pass
-    notes   of all tokens so far
-    turned  whether the module's own function applies the whole encoding, as a rotation of queries and keys
-    """
+    """The context of a pass for one attention module: the pass, the notes of all tokens so far, and whether the
+    module's own function applies the whole encoding, as a rotation of queries and keys."""
 
     now: ForwardContext
     notes: Tensor | None
     turned: bool
+
+    @property
+    def positions(self) -> Int[Tensor, "_B N"]:
+        """Positions of the new tokens."""
+        return self.now.positions.view(-1, self.now.positions.shape[-1])
 
 
 class AttentionPatch:
@@ -345,55 +309,36 @@ class AttentionPatch:
 
     It receives the pass through the layers' arguments and stores nothing of it. So a layer that is recomputed in the
     backward pass (gradient checkpointing) finds its own pass, whatever else was run in between.
-
-    Arguments
-        layer   of the stack, from 0
-        around  the module itself or one around it, which receives the pass; None if there is none
-        turns   how the module's own rotation pairs dimensions, if it is a pure rotation of queries and keys
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        stack: StackPatch,
-        layer: int,
-        encoding: PositionalEncoding,
-        *,
-        around: nn.Module | None,
-        turns: str | None,
-    ) -> None:
-        self.module, self.stack, self.layer, self.turns = module, stack, layer, turns
-        self.encoding = encoding
+    def __init__(self, stack: StackPatch, layer: int, encoding: PositionalEncoding) -> None:
+        self.stack, self.layer, self.encoding = stack, layer, encoding
         self._told: ForwardContext | None = None  # the pass, if it only reaches the module around this one
-        module.__dict__[INSTALLED] = self
+        self.module = module = stack.side.modules[layer]
+        around = stack.side.reached[layer]
+        module.__dict__[hf.INSTALLED] = self
         self._hooks = [module.register_forward_pre_hook(self._before, with_kwargs=True)]
         if around is not None and around is not module:
             self._hooks.append(around.register_forward_pre_hook(self._tell, with_kwargs=True))
         if (forward := own_forward(module)) is not None:
             module.forward = partial(forward, module)
 
-    @property
-    def encoding(self) -> PositionalEncoding:
-        return self._encoding
-
-    @encoding.setter
-    def encoding(self, encoding: PositionalEncoding) -> None:
-        # Whether the module's own rotation function can apply everything that the encoding does to queries and keys.
-        # Keys are then cached after the rotation, and each is rotated once. The function must pair halves; the encoding
-        # must rotate all heads alike, by angles that do not depend on the length.
-        self._encoding = encoding
-        self._rotates = (
+    def _rotates(self) -> bool:
+        """Whether the module's own rotation function, which must pair halves, can apply all that the encoding does: it
+        must rotate all heads alike, by angles independent of the length. Keys are then cached after the rotation."""
+        encoding = self.encoding
+        return (
             isinstance(encoding, Rotary)
             and not any(encoding.overrides(hook) for hook in HOOKS if hook not in ("embed", "rotate"))
             and encoding.turns_alike
             and not (encoding.length_dependent or encoding.first)
             and encoding.axes == 1
-            and self.turns == encoding.pairing == "half"
+            and self.stack.side.turns[self.layer] == encoding.pairing == "half"
         )
 
     def remove(self) -> None:
         """Restore the module."""
-        del self.module.__dict__[INSTALLED]
+        del self.module.__dict__[hf.INSTALLED]
         self.module.__dict__.pop("forward", None)
         for hook in self._hooks:
             hook.remove()
@@ -401,13 +346,13 @@ class AttentionPatch:
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Compute the content's notes, and pass the identity rotation, or the encoding's own, to the module."""
         kwargs = dict(kwargs)
-        now = kwargs.pop(CONTEXT, None) or self._told or _written_on(kwargs.get("alibi"), self.stack.now)
+        now = kwargs.pop(hf.CONTEXT, None) or self._told or _written_on(kwargs.get("alibi"), self.stack.now)
         if now is None:
             raise InputError("model: a layer was called outside of the model's forward pass.")
         hidden = next((kwargs[name] for name in ("hidden_states", "x") if name in kwargs), args[0] if args else None)
         given: Any = kwargs.get("position_embeddings")
         encoding: Any = self.encoding
-        turned = self._rotates and isinstance(given, tuple)
+        turned = isinstance(given, tuple) and self._rotates()
         turned = turned and given[0].shape[-1] == 2 * encoding.frequencies.shape[-1]  # the angles of both halves
         if turned:
             kwargs["position_embeddings"] = _tables(encoding, now, given[0].dtype)
@@ -416,11 +361,11 @@ class AttentionPatch:
         if (around := kwargs.get("relative_position_embeddings")) is not None:  # Wav2Vec2-Conformer's
             still = torch.stack((torch.ones_like(around[0]), torch.zeros_like(around[0])))
             kwargs["relative_position_embeddings"] = still if (module.position_embeddings_type == "rotary") else around
-        kwargs[CONTEXT] = LayerContext(now, self._note(hidden, now), turned)
+        kwargs[hf.CONTEXT] = LayerContext(now, self._note(hidden, now), turned)
         return args, kwargs
 
     def _tell(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self._told = kwargs.get(CONTEXT)
+        self._told = kwargs.get(hf.CONTEXT)
 
     def _note(self, hidden: Any, now: ForwardContext) -> Tensor | None:
         """The notes of all tokens so far; a recomputed layer does not add to a cache twice."""
@@ -436,64 +381,42 @@ class AttentionPatch:
         now.extras.notes[self.layer] = notes.detach()
         return notes
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, here: LayerContext, **how: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attention by the encoding, in the format of transformers' attention interface, [B, N, H, d].
-
-        If the model passes a mask, only the mask determines which keys are visible; causal attention may not need one.
-        Attention weights are returned, too, if the pass requests them.
-        """
-        k, v, arguments = self._arguments(module, q, k, v, mask, here, how)
-        out = attend(q, k, v, dropout=how.get("dropout") or 0.0, **arguments)
-        weights = attention_weights(q, k, **arguments) if here.now.weights else None
+    def attend(self, call: hf.AttentionInputs, here: LayerContext) -> tuple[Tensor, Tensor | None]:
+        """Attention by the encoding, [B, N, H, d], and its weights if the pass requests them."""
+        k, v, arguments = self.arguments(call, here)
+        out = attend(call.q, k, v, dropout=call.how.get("dropout") or 0.0, **arguments)
+        weights = attention_weights(call.q, k, **arguments) if here.now.weights else None
         return out.transpose(1, 2).contiguous(), weights
 
-    def parts(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, here: LayerContext, **how: Any
-    ) -> AttentionParts:
-        """The parts of the same attention."""
-        k, _, arguments = self._arguments(module, q, k, v, mask, here, how)
-        return attention_parts(q, k, **arguments)
-
-    def _arguments(
-        self,
-        module: nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        here: LayerContext,
-        how: dict[str, Any],
-    ) -> tuple[Tensor, Tensor, Told]:
-        now, notes = here.now, here.notes
-        mask = None if mask is None else _visible(mask)
-        if notes is not None and k.shape[2] < notes.shape[2]:  # a sliding-window cache
-            k, v, mask = _with_dropped(k, v, mask, q.shape[2], notes.shape[2] - k.shape[2])
+    def arguments(self, call: hf.AttentionInputs, here: LayerContext) -> tuple[Tensor, Tensor, Told]:
+        """Keys, values and other arguments of `toeplens.encodings.attend`; a mask that is passed on is all there is."""
+        now, notes, q, k, v = here.now, here.notes, call.q, call.k, call.v
+        mask = None if call.mask is None else _visible(call.mask)
+        dropped = 0 if notes is None else notes.shape[2] - k.shape[2]
+        if dropped > 0:  # by a sliding-window cache: masked slots, whose notes still count (in a running sum)
+            if mask is None:
+                mask = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool, device=k.device)
+                mask = mask.tril(k.shape[2] - q.shape[2])
+            k, v, mask = F.pad(k, (0, 0, dropped, 0)), F.pad(v, (0, 0, dropped, 0)), F.pad(mask, (dropped, 0))
         count, positions = k.shape[2], now.positions
-        k_positions = now.keys(count)
+        k_positions, known = _last(now.k_positions, count), now.k_positions.shape[-1]
         places = self.encoding.place(positions)
-        causal = getattr(module, "is_causal", self.stack.causal) if how.get("is_causal") is None else how["is_causal"]
+        rows = None if count <= known else torch.arange(known - positions.shape[-1], known, device=positions.device)
         arguments: Told = {
             "encoding": self.encoding,
             "q_positions": places,
             "k_positions": places if k_positions.shape == positions.shape else self.encoding.place(k_positions),
-            "scale": scale_of(q, how),
-            "rows": now.rows(count),
+            "scale": call.scale,
+            "rows": rows,
             "notes": notes if notes is None else F.pad(notes, (0, 0, 0, count - notes.shape[2])),
             "mask": mask,
-            "causal": bool(causal) and mask is None,
+            "causal": mask is None and call.causal(self.stack.side.causal),
             "texts": None if notes is None else _texts(mask, q.shape[0], count),
             "padding": None if notes is None else now.padding_of(count),
-            "softcap": how.get("softcap"),
-            "sinks": how.get("s_aux"),
+            "softcap": call.how.get("softcap"),
+            "sinks": call.how.get("s_aux"),
         }
         return k, v, arguments
-
-
-def scale_of(q: Tensor, how: Mapping[str, Any]) -> float:
-    """The factor of q . k that a module passes to the attention interface."""
-    return q.shape[-1] ** -0.5 if how.get("scaling") is None else how["scaling"]
 
 
 def _tables(encoding: Any, now: ForwardContext, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -510,9 +433,9 @@ def _written_on(tensor: Tensor | None, now: ForwardContext | None) -> ForwardCon
     """The pass stored with a tensor: BLOOM's layers do not accept further arguments."""
     if tensor is None:
         return now
-    if not hasattr(tensor, CONTEXT):
-        setattr(tensor, CONTEXT, now)
-    return getattr(tensor, CONTEXT)
+    if not hasattr(tensor, hf.CONTEXT):
+        setattr(tensor, hf.CONTEXT, now)
+    return getattr(tensor, hf.CONTEXT)
 
 
 def _visible(mask: Tensor) -> Tensor:
@@ -535,23 +458,14 @@ def _texts(mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
     return begins.long().cumsum(-1).expand(batch, -1)
 
 
-def _with_dropped(
-    k: Tensor, v: Tensor, mask: Tensor | None, queries: int, dropped: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Masked slots for keys that left the cache but whose notes still count (in a convolution or a running sum)."""
-    if mask is None:
-        mask = torch.ones(1, 1, queries, k.shape[2], dtype=torch.bool, device=k.device).tril(k.shape[2] - queries)
-    return F.pad(k, (0, 0, dropped, 0)), F.pad(v, (0, 0, dropped, 0)), F.pad(mask, (dropped, 0), value=False)
-
-
 def _bloom(module: Any, hidden_states: Tensor, residual: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
     """BLOOM's forward, without its linear biases."""
     q, k, v = module._reshape(module.query_key_value(hidden_states))
     if (past := given.get("layer_past")) is not None:
         k, v = past.update(k, v, module.layer_idx)
     rate = module.attention_dropout.p if module.training else 0.0
-    how = {"scaling": module.inv_norm_factor, "dropout": rate, "is_causal": True, CONTEXT: given[CONTEXT]}
-    z, weights = table()[NAME](module, q, k, v, given.get("attention_mask"), **how)
+    how = {"scaling": module.inv_norm_factor, "dropout": rate, "is_causal": True, hf.CONTEXT: given[hf.CONTEXT]}
+    z, weights = hf.table()[hf.NAME](module, q, k, v, given.get("attention_mask"), **how)
     out = module.dense(z.flatten(-2))
     return residual + F.dropout(out, p=module.hidden_dropout, training=module.training), weights
 
@@ -563,46 +477,35 @@ def own_forward(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]
 
 def register() -> None:
     """Register the attention function ``toeplens`` with transformers, with the masks of fused attention."""
-    transformers = library()
+    transformers = hf.library()
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    transformers.AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    transformers.AttentionInterface.register(hf.NAME, attention)
+    AttentionMaskInterface.register(hf.NAME, sdpa_mask)
 
 
-def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
+def attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """A module's attention, with its encoding unless already applied, otherwise unchanged."""
-    patch: AttentionPatch | None = module.__dict__.get(INSTALLED)
-    told: LayerContext | ForwardContext | None = kwargs.pop(CONTEXT, None)
-    now = told.now if isinstance(told, LayerContext) else told
+    call = hf.inputs_of(attention, True, module, *args, **kwargs)
+    patch: AttentionPatch | None = module.__dict__.get(hf.INSTALLED)
+    here: LayerContext | ForwardContext | None = call.context
     if patch is not None:
-        if not isinstance(told, LayerContext):
+        if not isinstance(here, LayerContext):
             raise InputError(f"model: {type(module).__name__} does not pass on the arguments of its attention.")
-        if not told.turned:
-            return patch.attend(module, query, key, value, attention_mask, told, **kwargs)
-    weights = now is not None and now.weights
-    return plain_attention(module, query, key, value, attention_mask, weights=weights, **kwargs)
+        if not here.turned:
+            return patch.attend(call, here)
+    now = here.now if isinstance(here, LayerContext) else here
+    return plain_attention(call, weights=now is not None and now.weights)
 
 
-def plain_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    weights: bool = False,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+def plain_attention(call: hf.AttentionInputs, weights: bool = False) -> tuple[Tensor, Tensor | None]:
     """The module's original attention: torch's fused one, or its own eager one with a numeric mask, which also returns
     weights."""
-    if module.__dict__.get(BEFORE) == "sdpa" and not weights:
-        return table()["sdpa"](module, query, key, value, mask, **kwargs)
-    queries, keys = query.shape[2], key.shape[2]
-    causal = getattr(module, "is_causal", False) if kwargs.get("is_causal") is None else kwargs["is_causal"]
-    if mask is None and causal and queries > 1:
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)[None, None]
+    if call.module.__dict__.get(hf.BEFORE) == "sdpa" and not weights:
+        return replace(call, function=hf.table()["sdpa"], context=None).run()
+    mask, queries, keys = call.mask, call.q.shape[2], call.k.shape[2]
+    if mask is None and queries > 1 and call.causal(default=False):
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=call.q.device).tril(keys - queries)[None, None]
     if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
-    return eager_function(module)(module, query, key, value, mask, **kwargs)
+        mask = torch.zeros_like(mask, dtype=call.q.dtype).masked_fill(~mask, torch.finfo(call.q.dtype).min)
+    return replace(call, function=hf.eager_function(call.module), mask=mask, context=None).run()

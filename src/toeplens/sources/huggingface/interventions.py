@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from itertools import chain
 from typing import Any, Literal, NamedTuple, get_args
@@ -35,12 +35,12 @@ from toeplens.sources.huggingface.attention import Attention, at_rows, blocks
 from toeplens.sources.huggingface.calls import AttentionCall, Kind, Place, Side
 from toeplens.sources.huggingface.capture import captured, compared
 from toeplens.sources.huggingface.load import Loaded
-from toeplens.sources.huggingface.model import checked_model, of_libraries, words
-from toeplens.sources.huggingface.patching import NOBODY, OBSERVER
+from toeplens.sources.huggingface.model import NOBODY, OBSERVER, checked_model, of_libraries, words
 from toeplens.sources.huggingface.rotation import as_complex, turn
 
 _HELD = "toeplens_changes"  # attribute of a model's patched forward: the changes
 _SEQUENCES, _TOKENS = 2, 16  # maximum size of a short pass
+_DEFAULTS = {"bands": None, "speed": 1, "bias": True, "attention": None, "output": None}  # which change nothing
 _FASTEST = 1_000_000  # beyond this the angles of a few tokens are rounding errors
 Part = Literal["positional", "symbolic"]
 Output = Literal["zero", "mean", "resample"]
@@ -104,10 +104,9 @@ class Change:
 
     def __post_init__(self) -> None:
         choose("kind", self.kind, get_args(Kind))
-        for field, options in (("side", Side), ("attention", Part), ("output", Output)):
-            value = getattr(self, field)
-            if value is not None:
-                choose(field, value, get_args(options))
+        for name, options in (("side", Side), ("attention", Part), ("output", Output)):
+            if (value := getattr(self, name)) is not None:
+                choose(name, value, get_args(options))
         if self.heads is not None and self.groups is not None:
             raise InputError("heads and groups must not both be set.")
         if self.bands is not None and self.bands.heads is not None:
@@ -116,14 +115,7 @@ class Change:
             raise invalid("speed", f"be from -{_FASTEST} to {_FASTEST}", self.speed)
         if self.seed < 0:
             raise invalid("seed", "be at least 0", self.seed)
-        ways = {
-            "bands": self.bands is not None,
-            "speed": self.speed != 1,
-            "bias": not self.bias,
-            "attention": self.attention is not None,
-            "output": self.output is not None,
-        }
-        given = [name for name, value in ways.items() if value]
+        given = [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
         if not given:
             raise InputError("bands, speed, bias, attention or output must be set.")
         logits = [name for name in given if name in ("bands", "speed", "bias")]
@@ -162,18 +154,16 @@ class Change:
             _named(self.groups, "groups", groups, call.module)
             size = heads // groups
             return tuple(head for group in self.groups for head in range(group * size, (group + 1) * size))
-        if self.heads is None:
-            return tuple(range(heads))
-        _named(self.heads, "heads", heads, call.module)
-        return self.heads
+        if self.heads is not None:
+            _named(self.heads, "heads", heads, call.module)
+        return tuple(range(heads)) if self.heads is None else self.heads
 
     def check(self, call: AttentionCall) -> None:
         """Raise an `InputError` that names the module if the call does not have what is to be changed."""
         if self.turns:
             pairs = pairs_of(call, self._turning)
             for field in ("still", "silent"):
-                given = getattr(self.bands, field, ())
-                if given:
+                if given := getattr(self.bands, field, ()):
                     _named(given, field, pairs, call.module)
             if self.bands is not None:
                 try:
@@ -210,14 +200,12 @@ def _named(indices: Sequence[int], field: str, count: int, where: str) -> None:
 def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
     """Which queries of a self-attention are tokens: those whose key some query sees. The others are padding.
 
-    Raises `InputError` if this is not known: for cross-attention, for queries of other tokens than the keys, and if no
-    key is masked for all and one is masked for all but its own query, as XLNet masks padding.
+    Raises `InputError` if this is not known, as for XLNet, whose padding sees itself.
     """
     batch, queries, keys = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+    unknown = "so tokens cannot be resampled or averaged"
     if call.kind == "cross" or (call.visible is not None and queries != keys):
-        raise InputError(
-            f"output: padding among the queries of {call.module} is unknown, so tokens cannot be resampled or averaged."
-        )
+        raise InputError(f"output: padding among the queries of {call.module} is unknown, {unknown}.")
     if call.visible is None:
         return torch.ones(batch, queries, dtype=torch.bool, device=call.q.device)
     place = torch.arange(keys, device=call.q.device)
@@ -232,7 +220,7 @@ def tokens_of(call: AttentionCall) -> Bool[Tensor, "B N"]:
     if call.causal:  # only the last query of all, or of a chunk, sees these
         by_others |= (place == keys - 1) | ((place + 1) % (call.chunk or keys) == 0)
     if keys > 1 and bool(seen.all()) and not bool(by_others.all()):
-        raise InputError(f"output: a token of {call.module} may be padding, so tokens cannot be resampled or averaged.")
+        raise InputError(f"output: a token of {call.module} may be padding, {unknown}.")
     return seen.expand(batch, -1)
 
 
@@ -241,9 +229,7 @@ def changed_outputs(
 ) -> Float[Tensor, "B Nq H dv"]:
     """All heads' outputs with the change; in float32, or the model's own dtype if wider.
 
-    ``there`` says which queries are tokens, not padding, which a cross-attention does not know (default: from the
-    call's own mask, `tokens_of`). Raises `InputError` if the call does not have what is to be changed, and for ``mean``
-    and ``resample`` if padding is not known.
+    ``there`` says which queries are tokens, not padding, which a cross-attention does not know (default: `tokens_of`).
     """
     heads = list(change.heads_of(call))
     change.check(call)
@@ -258,10 +244,7 @@ def changed_outputs(
 
 
 def with_changed_logits(call: AttentionCall, change: Change) -> AttentionCall:
-    """The call with the queries, keys and bias that result from ``bands``, ``speed`` or ``bias``.
-
-    Each query head has its own keys.
-    """
+    """The call with the queries, keys per query head, and bias that result from ``bands``, ``speed`` or ``bias``."""
     change.check(call)
     heads, count = list(change.heads_of(call)), call.q.shape[1]
     q, k = call.q.clone(), call.k.repeat_interleave(count // call.k.shape[1], 1)
@@ -281,18 +264,23 @@ def _of_others(
     """Means and outputs of other sequences; padding is not used and not changed."""
     tokens = there[:, :, None, None]
     if change.output == "mean":
-        count = tokens.sum(0, keepdim=True).clamp_min(1)
-        return torch.where(tokens, own.where(tokens, 0).sum(0, keepdim=True) / count, own)
+        mean = own.where(tokens, 0).sum(0, keepdim=True) / tokens.sum(0, keepdim=True).clamp_min(1)
+        return torch.where(tokens, mean, own)
     giving = torch.from_numpy(donors(there.sum(1).cpu().numpy(), change.seed)).to(own.device)
     if bool((there & ~there[giving]).any()):
-        raise InputError(
-            "output must not be 'resample' if the batch has no other sequence of at least the same length."
-        )
+        without = "if the batch has no other sequence of at least the same length"
+        raise InputError(f"output must not be 'resample' {without}.")
     return torch.where(tokens, own[giving], own)
 
 
 def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Tensor, "B Nq h dv"]:
-    parts = _of_heads(call, heads)
+    own = {name: getattr(call, name) for name in ("scale", "softcap", "causal")}
+    for name in ("bias", "visible", "factor"):
+        x = getattr(call, name)
+        own[name] = x[:, heads] if x is not None and x.shape[1] > 1 else x
+    q, k, sinks = call.q[:, heads], call.k[:, _groups(call, heads)], None if call.sinks is None else call.sinks[heads]
+    v = call.v[:, [head // (call.q.shape[1] // call.v.shape[1]) for head in heads]]
+    parts = Attention(q=q, k=k, v=v, sinks=sinks, **own)
     dtype = torch.promote_types(call.q.dtype, torch.float32)
     if change.turns:
         parts = replace(parts, q=_turned(call, change, 0, heads), k=_turned(call, change, 1, _groups(call, heads)))
@@ -309,29 +297,8 @@ def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Te
     return torch.cat(found, dim=1)
 
 
-def _of_heads(call: AttentionCall, heads: list[int]) -> Attention:
-    shared = call.v.shape[1]
-    values = [head // (call.q.shape[1] // shared) for head in heads]
-    return Attention(
-        q=call.q[:, heads],
-        k=call.k[:, _groups(call, heads)],
-        v=call.v[:, values],
-        scale=call.scale,
-        softcap=call.softcap,
-        sinks=None if call.sinks is None else call.sinks[heads],
-        bias=_some(call.bias, heads),
-        causal=call.causal,
-        visible=_some(call.visible, heads),
-        factor=_some(call.factor, heads),
-    )
-
-
 def _groups(call: AttentionCall, heads: list[int]) -> list[int]:
     return [head // (call.q.shape[1] // call.k.shape[1]) for head in heads]
-
-
-def _some(x: Tensor | None, heads: list[int]) -> Tensor | None:
-    return x[:, heads] if x is not None and x.shape[1] > 1 else x
 
 
 def _turned(call: AttentionCall, change: Change, which: int, heads: list[int]) -> Float[Tensor, "B h N d"]:
@@ -351,10 +318,7 @@ def _turned(call: AttentionCall, change: Change, which: int, heads: list[int]) -
 def _part_logits(
     call: AttentionCall, heads: list[int], parts: Attention, part: Part, dtype: torch.dtype
 ) -> Callable[[Int[Tensor, "R"]], Float[Tensor, "B h R K"]]:
-    """The logits of some queries, of one part plus the mean: with the mean over contents or positions instead of each.
-
-    Pairs are complex numbers, [B, h, N, n], before their rotation and its factors.
-    """
+    """The logits of some queries, of one part plus the mean: with means over contents or positions instead of each."""
     rest_q, rest_k = parts.q.to(dtype), parts.k.to(dtype)  # the dimensions that are not rotated
     q = k = torch.empty(*rest_q.shape[:-1], 0, dtype=dtype.to_complex(), device=rest_q.device)
     turns = q[:, :1]
@@ -393,26 +357,17 @@ def _part_logits(
 def without_position(
     model: Any, inputs: Mapping[str, Any], places: Collection[Place]
 ) -> dict[Place, Float[Tensor, "B Nq H dv"]]:
-    """All heads' outputs with frozen rotation and without bias; earlier layers are not changed.
+    """All heads' outputs with frozen rotation and without bias, for calls by side, kind and layer.
 
-    Arguments
-        inputs  arguments of ``forward``
-        places  side, kind and layer of the requested calls
-
-    Calls without rotation and bias, or with an unknown rotation, are left out. Vectors added at the input are not
-    changed, as they belong to no head. Raises `InputError` as `captured` does.
+    Calls without rotation and bias, or with an unknown rotation, are left out. Earlier layers, and vectors added at the
+    input, which belong to no head, are not changed.
     """
     found: dict[Place, Tensor] = {}
 
     def keep(call: AttentionCall) -> None:
         if call.place in places and call.unknown is None and (call.rotation is not None or call.bias is not None):
-            change = Change(
-                layer=call.layer,
-                kind=call.kind,
-                side=call.side,
-                speed=1.0 if call.rotation is None else 0.0,
-                bias=call.bias is None,
-            )
+            speed, bias = 1.0 if call.rotation is None else 0.0, call.bias is None
+            change = Change(layer=call.layer, kind=call.kind, side=call.side, speed=speed, bias=bias)
             found[call.place] = changed_outputs(call, change).to(call.heads.dtype)
 
     captured(model, inputs, keep)
@@ -431,9 +386,8 @@ def intervened(model: Any, changes: Sequence[Change] | Change) -> Iterator[None]
         model    a `transformers.PreTrainedModel`
         changes  the changes; may be empty
 
-    A pass raises `InputError` as `captured` does; for a layer, heads or frequencies that the model does not have; if
-    the target of a change does not exist (a rotation, a bias, a positional part); for tokens or positions without
-    vectors; and if it is run inside another captured or changed pass.
+    A pass raises `InputError` as `captured` does, if what is to be changed does not exist (a layer, heads, a bias), for
+    tokens or positions without vectors, and if it is run inside another captured or changed pass.
     """
     checked_model(model)
     held: list[tuple[Change, ...]] | None = getattr(vars(model).get("forward"), _HELD, None)
@@ -459,20 +413,23 @@ def _changing(model: Any) -> Iterator[list[tuple[Change, ...]]]:
         if getattr(observer, "instead", None) in running:  # this pass implements a changed one
             return original(*args, **kwargs)
         if observer is not NOBODY:
-            raise InputError(
-                f"model: {type(model).__name__} must not run with `intervened` inside another pass that is analyzed "
-                "or changed. Give the changes to that pass."
-            )
+            where = "inside another pass that is analyzed or changed. Give the changes to that pass"
+            raise InputError(f"model: {type(model).__name__} must not run with `intervened` {where}.")
         inputs = dict(zip(inspect.signature(original).parameters, args, strict=False)) | kwargs
         changed = Changed(list(chain(*held)))
         running.append(changed)
         try:
             output = captured(model, inputs, changed.note, changed)
-        except (IndexError, RuntimeError) as error:
-            unfit = _unfit(model, inputs, error) if of_libraries(error) else None
-            if unfit is None:
-                raise
-            raise unfit from error
+        except (IndexError, RuntimeError) as error:  # a position or token may have no vector
+            length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
+            limit = Loaded(model).vectors
+            if of_libraries(error) and limit is not None and length > limit:
+                must = f"have at most {limit} tokens, the positions of the model"
+                raise invalid("inputs", must, length) from error
+            if of_libraries(error) and isinstance(error, IndexError):
+                why = f"the model has no vector for one of the tokens or positions ({words(error)})"
+                raise InputError(f"inputs: {why}.") from error
+            raise
         finally:
             running.remove(changed)
         changed.require_all()
@@ -489,17 +446,6 @@ def _changing(model: Any) -> Iterator[list[tuple[Change, ...]]]:
             del model.forward
 
 
-def _unfit(model: Any, inputs: Mapping[str, Any], error: Exception) -> InputError | None:
-    """The error for a pass that failed because a position or token has no vector; None for other failures."""
-    length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
-    limit = Loaded(model).vectors
-    if limit is not None and length > limit:
-        return invalid("inputs", f"have at most {limit} tokens, the positions of the model", length)
-    if isinstance(error, IndexError):
-        return InputError(f"inputs: the model has no vector for one of the tokens or positions ({words(error)}).")
-    return None
-
-
 def compared_changed(
     model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None], changes: Sequence[Change]
 ) -> float:
@@ -508,8 +454,7 @@ def compared_changed(
     Each call reads the output of the changed calls before it; its own parts are passed on as before its change. A
     changed model has no plain pass to compare with, so the distance is the intact one's.
     """
-    whole = compared(model, inputs, lambda call: None)
-    changed = Changed(changes)
+    whole, changed = compared(model, inputs, lambda call: None), Changed(changes)
 
     def look(call: AttentionCall) -> None:
         changed.note(call)
@@ -520,32 +465,29 @@ def compared_changed(
     return whole
 
 
+@dataclass(eq=False)
 class Changed:
     """Outputs of the calls of one pass under the changes: the ``instead`` argument of `captured`."""
 
-    def __init__(self, changes: Sequence[Change]) -> None:
-        self.changes = changes
-        self.seen: list[tuple[Kind, Side]] = []
-        self.met: set[int] = set()
-        self.there: Tensor | None = None  # tokens of the last self-attention that are not padding, for cross-attention
-        self.asked = any(change.kind == "cross" and change.output in ("mean", "resample") for change in changes)
+    changes: Sequence[Change]
+    seen: list[tuple[Kind, Side]] = field(default_factory=list)
+    met: set[int] = field(default_factory=set)
+    there: Tensor | None = None  # tokens of the last self-attention that are not padding, for cross-attention
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
-        if self.asked and call.kind == "self":
+        others = any(change.kind == "cross" and change.output in ("mean", "resample") for change in self.changes)
+        if others and call.kind == "self":
             self.there = tokens_of(call)
         known = call.kind == "cross" and self.there is not None and self.there.shape == call.heads.shape[:2]
         found, taken = None, set[int]()
         for change in self.of(call):
             heads = change.heads_of(call)
-            again = sorted(taken & set(heads))
-            if again:
-                raise InputError(f"changes must not change head {again[0]} of {call.module} twice.")
+            if again := taken & set(heads):
+                raise InputError(f"changes must not change head {min(again)} of {call.module} twice.")
             taken |= set(heads)
             made = changed_outputs(call, change, self.there if known else None)
-            if found is None:
-                found = made
-            else:
-                found[:, :, list(heads)] = made[:, :, list(heads)]
+            found = made if found is None else found
+            found[:, :, list(heads)] = made[:, :, list(heads)]
         return found
 
     def of(self, call: AttentionCall) -> Iterator[Change]:
@@ -579,15 +521,10 @@ class Called(NamedTuple):
 
 
 def calls_of(model: Any, inputs: Mapping[str, Tensor], changes: Sequence[Change] = ()) -> tuple[Called, ...]:
-    """The attention calls in a pass over the first tokens of the first inputs, in order.
+    """The attention calls in a pass over the first tokens of the first inputs, each [B, N], in order.
 
-    None if that pass fails; the full pass then reports the error.
-
-    Arguments
-        inputs   arguments of ``forward``, each [B, N]
-        changes  changes that will be made; this checks that the model has their targets
-
-    Raises `InputError` for a change of a layer, of heads, groups, frequencies or a bias that the model does not have.
+    None if that pass fails; the full pass then reports the error. Raises `InputError` for a change of a layer, of
+    heads, groups, frequencies or a bias that the model does not have.
     """
     found: list[Called] = []
     refused: list[InputError] = []
@@ -620,6 +557,5 @@ def calls_of(model: Any, inputs: Mapping[str, Tensor], changes: Sequence[Change]
 def check_predicts(loaded: Loaded, calls: Sequence[Called], what: str) -> None:
     """Refuse a model whose queries see later keys, by the calls of a short pass, if ``what`` needs a causal one."""
     if any(call.kind == "self" and not call.causal for call in calls):
-        raise InputError(
-            f"model: {what} needs causal attention, but {type(loaded.model).__name__} also sees later tokens."
-        )
+        but = f"but {type(loaded.model).__name__} also sees later tokens"
+        raise InputError(f"model: {what} needs causal attention, {but}.")

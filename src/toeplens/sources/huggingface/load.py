@@ -20,16 +20,9 @@ from torch import Tensor, nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose, invalid, shown
 from toeplens.ground.machine import free_memory, memory, out_of_memory, size
+from toeplens.sources.huggingface import model as hf
 from toeplens.sources.huggingface.checkpoints import Checkpoint, Quantised, checkpoint_of
 from toeplens.sources.huggingface.install import HOST, MODULES, reinstall
-from toeplens.sources.huggingface.model import (
-    attention_modules,
-    checked_model,
-    input_embedding,
-    library,
-    rotations_of,
-    words,
-)
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 _TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
@@ -38,46 +31,39 @@ _COUNTS = {"num_hidden_layers", "n_layer", "num_attention_heads", "num_key_value
 _MOST_LAYERS = 1000  # as for the toeplens decoder
 _IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
 _WHOLE = re.compile(r"[IU]\d|BOOL")  # dtypes of safetensors
-_TOLD = 3  # maximum weight names in a message
+_RANDOM = "are missing from the checkpoint and would be random"
 _ATTENTION = re.compile("(Attention|Attn|MLA)$")  # an attention class, not a layer around it
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model on its device, in evaluation mode, and facts about it.
+    """A model on its device, in evaluation mode, and facts about it."""
 
-    model     a `transformers.PreTrainedModel`
-    name      as requested; None for a model passed as an object
-    missing   weights of the model that the checkpoint lacks, so that they are random
-    left_over tensors of the checkpoint that the model does not use
-    quantised how the weights of a GGUF file were stored; None for others
-    """
+    model: Any  # a `transformers.PreTrainedModel`
+    name: str | None = None  # as requested; None for a model passed as an object
+    missing: tuple[str, ...] = ()  # weights of the model that the checkpoint lacks, so that they are random
+    left_over: tuple[str, ...] = ()  # tensors of the checkpoint that the model does not use
+    quantised: Quantised | None = None  # how the weights of a GGUF file were stored; None for others
 
-    model: Any
-    name: str | None = None
-    missing: tuple[str, ...] = ()
-    left_over: tuple[str, ...] = ()
-    quantised: Quantised | None = None
+    @property
+    def _source(self) -> str:
+        return self.name or getattr(self.model.config, "name_or_path", "")
 
     @property
     def called(self) -> str:
         """The name used in records (`called_of`); the model's class if it has no name."""
         return called_of(self._source or type(self.model).__name__)
 
-    @property
-    def _source(self) -> str:
-        return self.name or getattr(self.model.config, "name_or_path", "")
-
     @cached_property
     def attention(self) -> tuple[str, ...]:
         """The names of the modules whose class is an attention."""
-        return tuple(attention_modules(self.model).values())
+        return tuple(hf.attention_modules(self.model).values())
 
     @cached_property
     def vocabulary(self) -> int | None:
         """How many tokens the model has embeddings for; None if not known."""
-        weight = getattr(input_embedding(self.model), "weight", None)
+        weight = getattr(hf.input_embedding(self.model), "weight", None)
         found = getattr(self.model.config, "vocab_size", None) if weight is None else weight.shape[0]
         return found if isinstance(found, int) else None
 
@@ -85,14 +71,20 @@ class Loaded:
     def vectors(self) -> int | None:
         """How many tokens the model has position vectors for; None if it has no table of positions.
 
-        For models with several towers only tables next to a token embedding count, not those of images or sounds.
+        For models with several towers only tables next to a token embedding count, not those of images or sounds: the
+        model's input embedding, one with as many tokens, or, if the model does not say which that is, any.
         """
-        tables, words = dict[nn.Embedding, bool](), input_embedding(self.model)
+        tables, tokens = dict[nn.Embedding, bool](), hf.input_embedding(self.model)
         for name, module in self.model.named_modules():
             parent, _, last = name.rpartition(".")
             if isinstance(module, nn.Embedding) and _TABLE.search(last):
-                tables[module] = _embeds(self.model.get_submodule(parent), module, words)
-        if not isinstance(words, nn.Embedding) and not any(tables.values()):  # only images or sounds
+                beside = [x for x in self.model.get_submodule(parent).modules() if isinstance(x, nn.Embedding)]
+                beside = [each for each in beside if each is not module]
+                if isinstance(tokens, nn.Embedding):
+                    size = tokens.num_embeddings
+                    beside = [x for x in beside if x.weight is tokens.weight or x.num_embeddings == size]
+                tables[module] = bool(beside)
+        if not isinstance(tokens, nn.Embedding) and not any(tables.values()):  # only images or sounds
             tables = dict.fromkeys(tables, True)
         found = []
         for table in (table for table, counts in tables.items() if counts):
@@ -102,17 +94,15 @@ class Loaded:
 
     @cached_property
     def _limits(self) -> list[tuple[int, str]]:
-        stated = _stated(self.model.config)
-        limits = ((self.vectors, "the positions"), (stated, "the max_position_embeddings"))
+        limits = ((self.vectors, "the positions"), (_stated(self.model.config), "the max_position_embeddings"))
         return sorted((limit, f"{what} of the model") for limit, what in limits if limit is not None)
 
     @property
     def longest(self) -> int | None:
         """How many tokens the model supports; None if neither a table nor its configuration says so.
 
-        This is the length of a table of position vectors, or ``max_position_embeddings`` of the configuration. That
-        limit also holds for models with rotations, whose angles beyond it are untrained. Scaled rotations extend it by
-        their factor. Models with ALiBi have no limit.
+        That is the length of a table of positions, or ``max_position_embeddings`` of the configuration, beyond which
+        the angles of rotations are untrained. Scaled rotations extend it by their factor; ALiBi has no limit.
         """
         return self._limits[0][0] if self._limits else None
 
@@ -125,9 +115,8 @@ class Loaded:
     def check_decoder(self, what: str) -> None:
         """Refuse a model with an encoder if ``what`` needs one that predicts the next token."""
         if self.model.config.is_encoder_decoder:
-            raise InputError(
-                f"model: {what} needs a decoder-only model, but {type(self.model).__name__} has an encoder."
-            )
+            but = f"{type(self.model).__name__} has an encoder"
+            raise InputError(f"model: {what} needs a decoder-only model, but {but}.")
 
     def tokenizer(self) -> Any:
         """The model's tokenizer. Raises `InputError` if there is none, or if the model has no name."""
@@ -136,68 +125,41 @@ class Loaded:
         return load_tokenizer(self._source)
 
     def check_numbers(self) -> None:
-        """Refuse weights and rotation frequencies that are not finite.
-
-        Offloaded weights are not checked.
-        """
+        """Refuse weights and rotation frequencies that are not finite; offloaded weights are not checked."""
         for name, module in self.model.named_modules():
             weights, others = dict(module.named_parameters(recurse=False)), dict(module.named_buffers(recurse=False))
-            lost = [each for each, x in {**weights, **others}.items() if x.is_meta]
-            where = f"{name}." if name else ""
+            lost, where = [each for each, x in (weights | others).items() if x.is_meta], f"{name}." if name else ""
             if lost and not hasattr(module, "_hf_hook"):
                 raise InputError(f"model: {where}{lost[0]} is on the device meta. Move the model to another device.")
-            speeds = {each: x for each, x in others.items() if each.endswith("inv_freq")}
-            for each, x in {**weights, **speeds}.items():
+            for each, x in (weights | {each: x for each, x in others.items() if each.endswith("inv_freq")}).items():
                 if not x.is_meta and not _finite(x):
                     raise InputError(f"model: {where}{each} must be finite.")
 
     def check_all(self) -> None:
         """Refuse a model if its checkpoint lacks any weights, as these would be random."""
         if self.missing:
-            raise InputError(
-                f"model: weights are missing from the checkpoint and would be random: {_listed(self.missing)}."
-            )
+            raise InputError(f"model: weights {_RANDOM}: {hf.listed(self.missing)}.")
 
     def check_attention(self, module: str) -> None:
-        """Refuse missing or unused weights in this attention, which was run, or in an attention around it.
-
-        Weights of all layers count, including unused ones of a layer that the model does not have.
-
-        Arguments
-            module  its name, optionally followed by its class
-        """
+        """Refuse missing or unused weights in this attention, which was run, or in an attention around it, including
+        unused ones of a layer that the model does not have. Its class may follow its name."""
         inner = module.split(" (")[0]
         named = dict(self.model.named_modules())
         wrapped = [name for name in self.attention if name and _ATTENTION.search(type(named[name]).__name__)]
         starts = [f"{name}." for name in (inner, *(name for name in wrapped if inner.startswith(f"{name}.")))]
-        lost = [key for key in self.missing if key.startswith(tuple(starts))]
-        if lost:
-            raise InputError(
-                f"model: weights of the attention are missing from the checkpoint and would be random: {_listed(lost)}."
-            )
-        alike = tuple(self._alike(start) for start in starts)
-        extra = [key for key in self.left_over if self._alike(key).startswith(alike)]
-        if extra:
-            raise InputError(
-                "model: weights of the attention in the checkpoint do not belong to its configuration: "
-                f"{_listed(extra)}."
-            )
-
-    def _alike(self, name: str) -> str:
-        return re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name.removeprefix(_prefix(self.model)))
+        wrong, prefix = _RANDOM, _prefix(self.model)
+        found = [key for key in self.missing if key.startswith(tuple(starts))]
+        if not found:
+            wrong = "in the checkpoint do not belong to its configuration"
+            alike = [re.sub(r"(^|\.)\d+(?=\.)", r"\1*", x.removeprefix(prefix)) for x in (*starts, *self.left_over)]
+            each = zip(self.left_over, alike[len(starts) :], strict=True)
+            found = [key for key, name in each if name.startswith(tuple(alike[: len(starts)]))]
+        if found:
+            raise InputError(f"model: weights of the attention {wrong}: {hf.listed(found)}.")
 
 
 def _prefix(model: Any) -> str:
     return f"{getattr(model, 'base_model_prefix', '') or '?'}."
-
-
-def _embeds(module: nn.Module, table: nn.Embedding, words: Any) -> bool:
-    """Whether a module embeds tokens in addition to looking up positions in a table: by the model's input embedding, by
-    one with as many tokens, or, if the model does not say which that is, by any."""
-    others = [each for each in module.modules() if isinstance(each, nn.Embedding) and each is not table]
-    if not isinstance(words, nn.Embedding):
-        return bool(others)
-    return any(each.weight is words.weight or each.num_embeddings == words.num_embeddings for each in others)
 
 
 def _stated(config: Any) -> int | None:
@@ -211,7 +173,7 @@ def _stated(config: Any) -> int | None:
     if not isinstance(limit, int) or limit < 1 or getattr(text, "alibi", False):
         return None
     reached = [limit]
-    for rope in rotations_of(text):
+    for rope in hf.rotations_of(text):
         # dynamic scaling starts beyond the configuration's limit
         first = limit if rope.get("rope_type") == "dynamic" else rope.get("original_max_position_embeddings")
         factor = rope.get("factor")
@@ -264,35 +226,29 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
     Missing or unused attention weights are only detected when the attention runs (`Loaded.check_attention`).
 
     Raises `InputError` for a model that does not exist, is not a text model of transformers, has more than 1000 layers,
-    has a configuration or weights that cannot be read or do not match, or has only pickled weights that are not
-    allowed; `EnvironmentFailure` if transformers is missing or memory is insufficient.
+    or cannot be read as its configuration says; `EnvironmentFailure` if transformers or memory is missing.
     """
     choose("dtype", dtype, get_args(Dtype))
     return _load(name, dtype, device, pickled)
 
 
 def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
-    """Load a model by its name or directory (`load_model`); model objects and `Loaded` ones are passed through.
-
-    Raises `InputError` as `load_model` does, for other objects, and for a model without the encoding that its
-    configuration says is installed.
-    """
+    """Load a model by its name or directory (`load_model`); model objects and `Loaded` ones are passed through, unless
+    the encoding that the configuration says is installed is not."""
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | Path):
         return load_model(str(model), dtype=dtype, device=device, pickled=pickled)
-    described = getattr(checked_model(model).config, MODULES, None)
+    described = getattr(hf.checked_model(model).config, MODULES, None)
     if described is not None and HOST not in vars(model):
-        raise InputError(
-            f"model: the encoding {shown(described)} of its configuration is not installed. Open its directory with "
-            "toeplens.hosts.load."
-        )
+        what = f"the encoding {shown(described)} of its configuration"
+        raise InputError(f"model: {what} is not installed. Open its directory with toeplens.hosts.load.")
     return Loaded(model)
 
 
 def _load(name: str, dtype: Dtype | None, device: str, pickled: bool) -> Loaded:
     """A model from its files; None as dtype: as saved."""
-    transformers, place = library(), place_of(device)
+    transformers, place = hf.library(), place_of(device)
     with _quiet(transformers):
         files = checkpoint_of(name)
         config = _config(transformers, files)
@@ -303,41 +259,33 @@ def _load(name: str, dtype: Dtype | None, device: str, pickled: bool) -> Loaded:
         if dtype not in (None, "auto"):
             chosen = getattr(torch, dtype)
         options = {"dtype": chosen, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
-        if place == "auto":
-            options["device_map"] = "auto"
-        full = EnvironmentFailure(
-            f"model: {name} does not fit in the memory of {place}. Use a smaller dtype or another device."
-        )
+        options |= {"config": config, "output_loading_info": True} | ({"device_map": place} if place == "auto" else {})
+        use = "Use a smaller dtype or another device"
+        full = EnvironmentFailure(f"model: {name} does not fit in the memory of {place}. {use}.")
         if place == "cpu":
             least = _least(cls, config, chosen, files.quantised)
             if least > memory():
                 raise full
             if least > (free := free_memory()):
-                raise EnvironmentFailure(
-                    f"model: weights of {name} need {size(least)} of memory, but only {size(free)} are free. Use a "
-                    "smaller dtype (bfloat16 halves it) or another device."
-                )
+                need = f"need {size(least)} of memory, but only {size(free)} are free"
+                smaller = "Use a smaller dtype (bfloat16 halves it) or another device"
+                raise EnvironmentFailure(f"model: weights of {name} {need}. {smaller}.")
         safetensors = files.safetensors(named)
         try:
             _check_dtypes(config, safetensors, name)
-            model, info = cls.from_pretrained(
-                files.place, config=config, output_loading_info=True, **files.options, **options
-            )
+            model, info = cls.from_pretrained(files.place, **files.options, **options)
             model = model if place == "auto" else model.to(place)
         except InputError:
             raise
         except Exception as error:  # transformers may raise anything for a bad file
             if out_of_memory(error):
                 raise full from None
-            raise InputError(f"model: {name} could not be loaded: {_why(error, files, config, pickled)}") from None
-        unlike = sorted(info["mismatched_keys"])
-        if unlike:
+            raise hf.not_loaded(name, _why(error, files, config, pickled)) from None
+        if unlike := sorted(info["mismatched_keys"]):
             key, there, wanted = unlike[0]
             more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""
-            raise InputError(
-                f"model: {name} could not be loaded: {key}{more} has shape {list(there)} in its weights but "
-                f"{list(wanted)} in its configuration."
-            )
+            shapes = f"{list(there)} in its weights but {list(wanted)} in its configuration"
+            raise hf.not_loaded(name, f"{key}{more} has shape {shapes}")
         own = {key for key, _ in model.named_buffers()}  # old checkpoints kept masks with the weights
         left_over = tuple(sorted(key for key in info["unexpected_keys"] if key not in own))
         _check_dtypes(config, safetensors, name, model)
@@ -360,9 +308,7 @@ def _check_dtypes(config: Any, files: Sequence[Path], name: str, model: nn.Modul
                 dtype = str(opened.get_slice(key).get_dtype())
                 is_weight = {key, f"{prefix}{key}", key.removeprefix(prefix)} & wanted
                 if dtype.startswith("C") or (_WHOLE.match(dtype) and is_weight):
-                    raise InputError(
-                        f"model: {name} could not be loaded: {key} must have a floating-point dtype, got {dtype}."
-                    )
+                    raise hf.not_loaded(name, f"{key} must have a floating-point dtype, got {dtype}")
 
 
 def _least(cls: Any, config: Any, dtype: torch.dtype, quantised: Quantised | None) -> int:
@@ -379,14 +325,14 @@ def _least(cls: Any, config: Any, dtype: torch.dtype, quantised: Quantised | Non
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a model. Raises `InputError` if there is none."""
     try:
-        with _quiet(library()):
+        with _quiet(hf.library()):
             files = checkpoint_of(name)
-            found = library().AutoTokenizer.from_pretrained(files.place, trust_remote_code=False, **files.options)
+            found = hf.library().AutoTokenizer.from_pretrained(files.place, trust_remote_code=False, **files.options)
             # without any files transformers creates a tokenizer with only special tokens and a mark for blanks
             empty = len(set(found.get_vocab().values()) - set(found.all_special_ids)) < 2
         why = "it has no vocabulary"
     except Exception as error:  # its files may be invalid in any way
-        found, empty, why = None, True, words(error)
+        found, empty, why = None, True, hf.words(error)
     if empty:
         raise InputError(f"model: {name} has no readable tokenizer ({why}), which text needs. Give tokens.")
     return found
@@ -396,9 +342,8 @@ def load_tokenizer(name: str) -> Any:
 def _quiet(transformers: Any) -> Iterator[None]:
     """Without the progress bars and warnings of transformers and the hub; errors are still raised."""
     gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")  # it has its own progress bar
-    logs = transformers.utils.logging
-    hub, level, bars = logging.getLogger("huggingface_hub"), logs.get_verbosity(), logs.is_progress_bar_enabled()
-    before = hub.level
+    logs, hub = transformers.utils.logging, logging.getLogger("huggingface_hub")
+    level, bars, before = logs.get_verbosity(), logs.is_progress_bar_enabled(), hub.level
     logs.set_verbosity(logs.CRITICAL)
     logs.disable_progress_bar()
     bar, gguf.tqdm = gguf.tqdm, lambda each, **_: each
@@ -427,15 +372,14 @@ def place_of(device: str) -> str:
 
 
 def _config(transformers: Any, files: Checkpoint) -> Any:
-    content = files.content()
-    if content is not None:
+    if (content := files.content()) is not None:
         _check_fields(files.name, content)
     try:
         config = transformers.AutoConfig.from_pretrained(files.place, trust_remote_code=False, **files.options)
     except Exception as error:  # its values may fail in any way in the model's class
         own_code = "trust_remote_code" in str(error)
-        why = "it needs its own code, which is never run" if own_code else words(error)
-        raise InputError(f"model: {files.name} could not be loaded: {why}.") from None
+        why = "it needs its own code, which is never run" if own_code else hf.words(error)
+        raise hf.not_loaded(files.name, why) from None
     _check_fields(files.name, config.to_dict())
     _only_torch(config)
     return config
@@ -455,16 +399,15 @@ def _only_torch(config: Any) -> None:
 def _check_fields(name: str, content: dict[str, Any]) -> None:
     """Refuse impossible numbers of layers, which would be built one by one, and rotation bases that are not numbers."""
     for field, value in _fields(content):
-        number = isinstance(value, int | float)
+        number, must = isinstance(value, int | float), ""
         if number and _LAYERS.match(field) and value > _MOST_LAYERS:
-            must = f"at most {_MOST_LAYERS}"
+            must = f"be at most {_MOST_LAYERS}"
         elif number and field in _COUNTS and value < 1:
-            must = "at least 1"
+            must = "be at least 1"
         elif field == "rope_theta" and value is not None and not (number and value > 0):
-            must = "a number above 0"
-        else:
-            continue
-        raise InputError(f"model: {field} in the configuration of {name} must be {must}, got {shown(value)}.")
+            must = "be a number above 0"
+        if must:
+            raise invalid(f"model: {field} in the configuration of {name}", must, value)
 
 
 def _fields(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -483,44 +426,37 @@ def _class(transformers: Any, config: Any, name: str) -> Any:
     named = getattr(config, "architectures", None) or []
     if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
         raise InputError(f"model: architectures in the configuration of {name} must be a list of names, got {named!r}.")
+    base = transformers.PreTrainedModel
     for wanted in named:
-        cls, base = getattr(transformers, wanted, None), transformers.PreTrainedModel
+        cls = getattr(transformers, wanted, None)
         if isinstance(cls, type) and issubclass(cls, base) and cls is not base:
             if cls.config_class is not None and not isinstance(config, cls.config_class):
                 raise InputError(f"model: {name} has the architecture {wanted} but the type {config.model_type}.")
             return cls
     if named:
-        raise InputError(
-            f"model: {name} has the architecture {named[0]}, which transformers {transformers.__version__} does not "
-            "have."
-        )
-    kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
-    for kind in kinds:
+        version = f"transformers {transformers.__version__}"
+        raise InputError(f"model: {name} has the architecture {named[0]}, which {version} does not have.")
+    for kind in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel):
         if type(config) in kind._model_mapping:
             return kind._model_mapping[type(config)]
     raise InputError(f"model: {name} has the type {config.model_type}, which transformers does not know.")
 
 
 def _why(error: Exception, files: Checkpoint, config: Any, pickled: bool) -> str:
-    missing = files.missing()
-    if missing:
-        return f"its file {missing[0]} is missing{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}."
+    if missing := files.missing():
+        return f"its file {missing[0]} is missing{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}"
     if isinstance(error, SafetensorError):
-        return f"its weights are damaged ({words(error)})."
+        return f"its weights are damaged ({hf.words(error)})"
     if not pickled and "safetensors" in str(error) and isinstance(error, OSError):
-        return "it has no safetensors weights. Set --pickled to allow pickle checkpoints."
+        return "it has no safetensors weights. Set --pickled to allow pickle checkpoints"
     if isinstance(error, KeyError):  # of a table of what transformers has by that name
         named = [field for field, value in _fields(config.to_dict()) if isinstance(value, str) and value in error.args]
         if named:
-            return f"its {named[0]} is {error.args[0]!r}, which transformers does not know."
-    return f"{words(error)}."
+            return f"its {named[0]} is {error.args[0]!r}, which transformers does not know"
+    return hf.words(error)
 
 
 def _finite(x: Tensor) -> bool:
     """Whether all values are finite, by their extremes, without another tensor of their size."""
     known = type(x) in (Tensor, nn.Parameter) and x.dtype in _FLOATS and x.numel() > 0
     return not known or all(map(math.isfinite, torch.stack(x.detach().aminmax()).tolist()))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")

@@ -40,18 +40,14 @@ _FILLS = ("ForMaskedLM",)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What effects are measured on in a pass.
+    """What effects are measured on in a pass."""
 
-    effect   ``loss`` or ``states``
-    inputs   inputs of the pass
-    counted  [B, N] tokens of the last hidden states without padding
-    labels   [B, N] the token predicted from each position's state, -100 for none; None without a loss
-    """
-
-    effect: Effect
-    inputs: dict[str, Any]
-    counted: Bool[Tensor, "B N"]
-    labels: Int[Tensor, "B N"] | None
+    effect: Effect  # ``loss`` or ``states``
+    inputs: dict[str, Any]  # inputs of the pass
+    counted: Bool[Tensor, "B N"]  # tokens of the last hidden states without padding
+    labels: (
+        Int[Tensor, "B N"] | None
+    )  # the token predicted from each position's state, -100 for none; None without a loss
 
     @property
     def tokens(self) -> int:
@@ -71,61 +67,52 @@ class Outcome:
         tensors = (x for x in self.inputs.values() if isinstance(x, Tensor))
         return all(x.ndim > 0 and x.shape[0] == len(self.counted) for x in tensors)
 
+    @classmethod
+    def of(
+        cls, model: Any, inputs: Mapping[str, Any], sides: Collection[str], mask_token: int | None, seed: int
+    ) -> Outcome:
+        """The outcome for a model's class and the sides of its attention on these inputs; see `head_effects`.
 
-def outcome_of(
-    model: Any, inputs: Mapping[str, Any], sides: Collection[str], mask_token: int | None, seed: int
-) -> Outcome:
-    """The outcome for a model's class and the sides of its attention on these inputs; see `head_effects`.
+        A model whose queries see later keys is never tested on the next token, whatever its class is called.
+        """
+        inputs = {name: each for name, each in inputs.items() if each is not None and name != "labels"}
+        side = "decoder_" if getattr(model.config, "is_encoder_decoder", False) else ""
+        tokens = inputs.get(f"{side}input_ids")
+        given = inputs.get(f"{side}inputs_embeds") if tokens is None else tokens
+        if given is None:
+            raise InputError(f"inputs must contain {side}input_ids.")
+        there = inputs.get(f"{side}attention_mask")
+        counted = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+        if isinstance(there, Tensor) and there.shape == counted.shape:
+            counted = there.to(given.device) != 0
+        names = [each.__name__ for each in type(model).__mro__]
+        predicts, fills = (any(name.endswith(ends) for name in names) for ends in (_PREDICTS, _FILLS))
+        if predicts and not side and "encoder" in sides:
+            predicts, fills = False, True
+        fills = fills and mask_token is not None
+        if tokens is None or model.get_output_embeddings() is None or not (fills or predicts):
+            return cls("states", inputs, counted, None)
+        if predicts:
+            following = counted[:, :-1] & counted[:, 1:]
+            labels = F.pad(tokens[:, 1:].masked_fill(~following, NONE), (0, 1), value=NONE)
+            return cls("loss", inputs, counted, labels)
+        random, chosen = np.random.Generator(np.random.Philox(seed)), torch.zeros(counted.shape, dtype=torch.bool)
+        for row, real in zip(chosen, counted.cpu().numpy(), strict=True):  # 15 % of each sequence's tokens
+            if len(places := np.flatnonzero(real)):
+                row[random.choice(places, max(1, round(_MASKED * len(places))), replace=False)] = True
+        chosen = chosen.to(counted.device)
+        masked = tokens.masked_fill(chosen, mask_token or 0)
+        return cls("loss", inputs | {f"{side}input_ids": masked}, counted, tokens.masked_fill(~chosen, NONE))
 
-    A model whose queries see later keys is never tested on the next token, whatever its class is called.
-    """
-    inputs = {name: each for name, each in inputs.items() if each is not None and name != "labels"}
-    side = "decoder_" if getattr(model.config, "is_encoder_decoder", False) else ""
-    tokens = inputs.get(f"{side}input_ids")
-    given = inputs.get(f"{side}inputs_embeds") if tokens is None else tokens
-    if given is None:
-        raise InputError(f"inputs must contain {side}input_ids.")
-    there = inputs.get(f"{side}attention_mask")
-    counted = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
-    if isinstance(there, Tensor) and there.shape == counted.shape:
-        counted = there.to(given.device) != 0
-    names = [cls.__name__ for cls in type(model).__mro__]
-    predicts = any(name.endswith(_PREDICTS) for name in names)
-    fills = any(name.endswith(_FILLS) for name in names)
-    if predicts and not side and "encoder" in sides:
-        predicts, fills = False, True
-    fills = fills and mask_token is not None
-    if tokens is None or model.get_output_embeddings() is None or not (fills or predicts):
-        return Outcome("states", inputs, counted, None)
-    if predicts:
-        following = counted[:, :-1] & counted[:, 1:]
-        labels = F.pad(tokens[:, 1:].masked_fill(~following, NONE), (0, 1), value=NONE)
-        return Outcome("loss", inputs, counted, labels)
-    chosen = _chosen(counted, seed)
-    masked = tokens.masked_fill(chosen, mask_token or 0)
-    return Outcome("loss", inputs | {f"{side}input_ids": masked}, counted, tokens.masked_fill(~chosen, NONE))
-
-
-def shortened(outcome: Outcome) -> Outcome | None:
-    """The first tokens of long sequences, with states as the outcome; None if they are not long, the inputs contain
-    more than tokens, or padding is among the first tokens."""
-    count, tokens = outcome.counted.shape
-    tensors = [x for x in outcome.inputs.values() if isinstance(x, Tensor)]
-    if tokens < _LONG or any(x.shape != (count, tokens) for x in tensors) or not outcome.counted[:, :_FIRST].all():
-        return None
-    inputs = {name: x[:, :_FIRST] if isinstance(x, Tensor) else x for name, x in outcome.inputs.items()}
-    return Outcome("states", inputs, outcome.counted[:, :_FIRST], None)
-
-
-def _chosen(counted: Bool[Tensor, "B N"], seed: int) -> Bool[Tensor, "B N"]:
-    """15 % of each sequence's tokens, at least one, chosen by a seed."""
-    random = np.random.Generator(np.random.Philox(seed))
-    chosen = torch.zeros(counted.shape, dtype=torch.bool)
-    for row, there in zip(chosen, counted.cpu().numpy(), strict=True):
-        places = np.flatnonzero(there)
-        if len(places):
-            row[random.choice(places, max(1, round(_MASKED * len(places))), replace=False)] = True
-    return chosen.to(counted.device)
+    def shortened(self) -> Outcome | None:
+        """The first tokens of long sequences, with states as the outcome; None if they are not long, the inputs contain
+        more than tokens, or padding is among the first tokens."""
+        count, tokens = self.counted.shape
+        tensors = [x for x in self.inputs.values() if isinstance(x, Tensor)]
+        if tokens < _LONG or any(x.shape != (count, tokens) for x in tensors) or not self.counted[:, :_FIRST].all():
+            return None
+        inputs = {name: x[:, :_FIRST] if isinstance(x, Tensor) else x for name, x in self.inputs.items()}
+        return Outcome("states", inputs, self.counted[:, :_FIRST], None)
 
 
 def losses(
@@ -134,10 +121,8 @@ def losses(
     vocabulary: int,
     blocks: int,
 ) -> Float[Tensor, "R K"]:
-    """Cross-entropy of each row in nats, float64, split over blocks of positions: their mean is the mean over labels.
-
-    ``logits`` returns those at some positions. NaN without a label.
-    """
+    """Cross-entropy of each row in nats, float64, split over blocks of positions: their mean is the mean over labels,
+    NaN without one. ``logits`` returns those at some positions."""
     each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
     most = min(AT_ONCE, _ON_CPU) if labels.device.type == "cpu" else AT_ONCE
     for places in pieces(labels, vocabulary, most):
@@ -147,13 +132,8 @@ def losses(
 
 @dataclass(frozen=True)
 class Readout:
-    """A head whose logits are weight x + bias, so that losses can be computed for some words at a time.
-
-    Going through all logits of a long input repeatedly would take over half as long as the product itself.
-
-    weight  [V, d]
-    bias    [V]; None without one
-    """
+    """A head whose logits are weight x + bias, so that losses can be computed for some words at a time: going through
+    all logits of a long input repeatedly would take over half as long as the product itself."""
 
     weight: Float[Tensor, "V d"]
     bias: Float[Tensor, "V"] | None
@@ -188,8 +168,7 @@ class Readout:
 
     def cross_entropies(self, states: Float[Tensor, "R N d"], labels: Int[Tensor, "R N"]) -> Float[Tensor, "R N"]:
         """Cross-entropy at each position, 0 without a label, in float64; sums over words are at least float32."""
-        there = labels != NONE
-        each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
+        there, each = labels != NONE, torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
         if not there.any():
             return each
         rows, wanted = states[there.to(states.device)].split(_ROWS_AT_ONCE), labels[there].split(_ROWS_AT_ONCE)
@@ -258,11 +237,8 @@ def cross_entropies(logits: Float[Tensor, "R n V"], labels: Int[Tensor, "R n"]) 
 def moved(
     states: Float[Tensor, "R N d"], intact: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"], blocks: int
 ) -> Float[Tensor, "R K"]:
-    """Mean squared distance of states from the intact ones, relative to the variance of these over tokens.
-
-    R is copies x B. Mean over the dimensions and counted tokens, float64, split over blocks of positions. NaN if the
-    variance is 0.
-    """
+    """Mean squared distance of states (R is copies x B) from the intact ones, relative to the variance of these over
+    tokens, NaN if that is 0; float64, split over blocks of positions."""
     own = wide(intact)
     middle = _counted(intact, counted).sum(1, keepdim=True, dtype=torch.float64) / counted.sum(1).view(-1, 1, 1)
     spread = _counted((own - middle.to(own.dtype)).square(), counted).sum(1, dtype=torch.float64).sum(-1)

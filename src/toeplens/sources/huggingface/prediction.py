@@ -12,8 +12,7 @@ from torch import Tensor
 
 from toeplens.ground import InputError, invalid
 from toeplens.sources.huggingface.interventions import Change, intervened
-from toeplens.sources.huggingface.model import INSTALLED, checked_model, configs_of, rotations_of
-from toeplens.sources.huggingface.patching import patched
+from toeplens.sources.huggingface.model import INSTALLED, checked_model, configs_of, patched, rotations_of
 
 _AT_ONCE = 1 << 27  # maximum logits of a block of tokens, over its sequences
 _SHORTEST, _LONGEST = 64, 1024  # tokens per block
@@ -39,9 +38,8 @@ def predictions(
 ) -> Predictions:
     """How well the tokens at some positions are predicted from those before them.
 
-    The model must be in evaluation mode. Long inputs are processed in blocks, with the model's key cache. They are
-    processed in one pass if blocks would change the result (the cache holds something else, such as a recurrent state,
-    or a rotation depends on the length), and with ``changes``, whose passes have no cache.
+    The model must be in evaluation mode. Long inputs are processed in blocks, with the model's key cache, unless that
+    would change the result (a recurrent state, a rotation that depends on the length) or there are ``changes``.
 
     Arguments
         model    a `transformers.PreTrainedModel` that predicts the next token
@@ -89,7 +87,14 @@ def _passes(
         stop = min(last, start + step)
         some = [place for place in places if start < place <= stop]
         at = [place - 1 - start for place in some]
-        given, logits = _given(model, tokens[:, start:stop], at, changes, held | {"use_cache": stop - start < last})
+        here = torch.tensor(at, dtype=torch.long, device=tokens.device)
+        keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        more = held | {"use_cache": stop - start < last} | ({"logits_to_keep": here if at else 1} if keeps else {})
+        with intervened(model, changes) if changes else patched(model):
+            given = model(tokens[:, start:stop], **more)
+        logits = getattr(given, "logits", None)
+        if not isinstance(logits, Tensor):
+            raise InputError(f"model: {type(model).__name__} returns no logits. Use a model that predicts tokens.")
         keys = getattr(given, "past_key_values", None)
         kinds = {type(layer).__name__ for layer in getattr(keys, "layers", ())}  # does it hold only keys and values?
         if stop - start < last and not (kinds and kinds <= _KEYS):  # all tokens at once
@@ -98,7 +103,8 @@ def _passes(
         held = {"past_key_values": keys}
         start = stop
         if some:
-            yield some, logits
+            logits = logits if keeps else logits[:, here]
+            yield some, logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _by_length(model: Any) -> bool:
@@ -107,20 +113,3 @@ def _by_length(model: Any) -> bool:
     if any(patch.encoding.length_dependent for patch in patches):
         return True
     return any(each.get("rope_type") in _BY_LENGTH for config in configs_of(model) for each in rotations_of(config))
-
-
-def _given(
-    model: Any, tokens: Int[Tensor, "B N"], at: list[int], changes: Sequence[Change], more: dict[str, Any]
-) -> tuple[Any, Float[Tensor, "B n V"]]:
-    """The output of a pass, and its logits at some of the tokens."""
-    here = torch.tensor(at, dtype=torch.long, device=tokens.device)
-    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-    if keeps:
-        more = more | {"logits_to_keep": here if at else 1}
-    with intervened(model, changes) if changes else patched(model):
-        given = model(tokens, **more)
-    logits = getattr(given, "logits", None)
-    if not isinstance(logits, Tensor):
-        raise InputError(f"model: {type(model).__name__} returns no logits. Use a model that predicts tokens.")
-    logits = logits if keeps else logits[:, here]
-    return given, logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,27 +17,8 @@ from torch.utils._pytree import tree_map
 
 from toeplens.ground import InputError, invalid
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.model import (
-    NAME,
-    asks_interface,
-    attention_modules,
-    configs_of,
-    input_embedding,
-    is_host,
-    precision,
-    tolerance,
-)
+from toeplens.sources.huggingface import model as hf
 from toeplens.sources.huggingface.outcome import Outcome, Readout, apart, losses, moved, over_labels, wide
-from toeplens.sources.huggingface.patching import (
-    Entry,
-    Observer,
-    eager_entries,
-    observing,
-    patched,
-    table,
-    table_entries,
-    visited,
-)
 from toeplens.sources.huggingface.trace import Followed, Products, four
 
 _CACHED, _TOKENS = 4096, 12288  # maximum tokens of a pass over its copies: on a CPU (cache size), and elsewhere
@@ -65,7 +46,7 @@ class Anatomy:
 
 def anatomy_of(model: Any) -> Anatomy:
     """Find the layers, the attention and the head of a transformers model."""
-    attention = attention_modules(model)
+    attention = hf.attention_modules(model)
     named = dict(model.named_modules(remove_duplicate=False))
     items: dict[nn.Module, str] = {}
     parts: set[nn.Module] = set()
@@ -77,9 +58,9 @@ def anatomy_of(model: Any) -> Anatomy:
             items |= dict.fromkeys(named[lists].children(), lists)
             above = above[: above.index(lists)]
         parts |= {named[each] for each in above}
-    written = frozenset(module for module in attention if not asks_interface(module))
+    written = frozenset(module for module in attention if not hf.asks_interface(module))
     embedding = model.get_output_embeddings()
-    if embedding is None or embedding is input_embedding(model):
+    if embedding is None or embedding is hf.input_embedding(model):
         return Anatomy(items, written, frozenset(parts), None)
     whole = {part for part in parts if embedding in set(part.modules())}
     parts -= {part for part in whole if any(each in parts - whole for each in part.modules())}
@@ -88,22 +69,13 @@ def anatomy_of(model: Any) -> Anatomy:
 
 def observed(model: Any, anatomy: Anatomy) -> AbstractContextManager[None]:
     """Report the passes inside, layer by layer, to the observer of their thread (`patched`)."""
-    embedding = () if anatomy.embedding is None else (anatomy.embedding,)
-    modules = {*anatomy.items, *anatomy.written, *anatomy.parts, *embedding}
-    return patched(model, visited(modules), _attention(model))
-
-
-def _attention(model: Any) -> Iterator[Entry]:
-    """Observed entries of the attention interface's table, or the model's own eager attention.
-
-    The entries keep their names, so that masks and everything else that depends on the name do not change.
-    """
-    if not asks_interface(*attention_modules(model)):
-        return
-    names = {str(getattr(config, "_attn_implementation", None)) for config in configs_of(model)}
-    names |= {NAME} if is_host(model) else set()
-    yield from table_entries(names & table().keys())
-    yield from eager_entries(model)
+    modules = {*anatomy.items, *anatomy.written, *anatomy.parts, anatomy.embedding} - {None}
+    changes = [hf.visited(modules)]
+    if hf.asks_interface(*hf.attention_modules(model)):  # its table, under its own names, and its own eager attention
+        names = {str(getattr(config, "_attn_implementation", None)) for config in hf.configs_of(model)}
+        names |= {hf.NAME} if hf.is_host(model) else set()
+        changes += [hf.table_entries(names & hf.table().keys()), hf.eager_entries(model)]
+    return hf.patched(model, *changes)
 
 
 class Address(NamedTuple):
@@ -119,36 +91,29 @@ class _Enough(Exception):
 
 
 @dataclass(eq=False)
-class Replay(Observer):
-    """One pass over some copies of a batch, which may skip layers, change head outputs, and keep outputs.
-
-    rows     number of copies of the batch, one after the other
-    changes  functions of the heads' outputs, by address
-    start    layer calls before this one, from 0 in the order of the pass, are skipped: they return what is held
-    held     by list of layers, the output of its last layer before ``start`` in a pass of as many copies
-    until    the pass ends before this layer call, and ``kept`` has the outputs so far; 0 for a whole pass
-    kept     by list of layers, the output of its last layer so far; empty for a whole pass
-    order    the addresses encountered
-    output   the model's output, with logits only at the last position
-    """
+class Replay(hf.Observer):
+    """One pass over some copies of a batch, which may skip layers, change head outputs, and keep outputs."""
 
     skips = True
 
     passes: Passes
-    rows: int = 1
-    changes: Mapping[Address, Altered] = field(default_factory=dict)
-    start: int = 0
-    held: Mapping[str, Any] = field(default_factory=dict)
-    until: int = 0
-    kept: dict[str, Any] = field(default_factory=dict)
-    order: list[Address] = field(default_factory=list)
-    output: Any = None
+    rows: int = 1  # number of copies of the batch, one after the other
+    changes: Mapping[Address, Altered] = field(default_factory=dict)  # of the heads' outputs
+    start: int = (
+        0  # layer calls before this one, from 0 in the order of the pass, are skipped: they return what is held
+    )
+    held: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # by list of layers, the output of its last layer before start
+    until: int = 0  # the pass ends before this layer call, and `kept` has the outputs so far; 0 for a whole pass
+    kept: dict[str, Any] = field(default_factory=dict)  # by list of layers, the output of its last layer so far
+    order: list[Address] = field(default_factory=list)  # the addresses encountered
+    output: Any = None  # the model's output, with logits only at the last position
     _parts: dict[nn.Module, Any] = field(default_factory=dict)
     _fed: Tensor | None = None
     _items: int = 0
     _inside: int | None = None
     _seen: Counter[tuple[nn.Module, int]] = field(default_factory=Counter)
-    _aside: bool = False
     _within: bool = False
 
     def run(self) -> None:
@@ -156,7 +121,9 @@ class Replay(Observer):
         self.kept = dict(self.held) if self.until else {}
         self.held = tree_map(_fresh, dict(self.held))  # layers may modify their inputs
         try:
-            self.output = self._forward(self._copied(self.passes.outcome.inputs))
+            inputs = self._copied(self.passes.outcome.inputs)
+            with hf.observing(self):
+                self.output = self.passes.model(**inputs)
         except _Enough:
             return
         finally:
@@ -171,7 +138,8 @@ class Replay(Observer):
         """Logits of some of the last hidden states, from the model's own head only."""
         self._fed = states
         try:
-            return logits_in(self._forward(self.passes.outcome.inputs))
+            with hf.observing(self):
+                return _first(self.passes.model(**self.passes.outcome.inputs), "logits")
         finally:
             self._fed = None
 
@@ -179,47 +147,32 @@ class Replay(Observer):
     def states(self) -> Float[Tensor, "R N d"]:
         """The output of the part that ran last: the last hidden states, before the head."""
         found = getattr(self.output, "last_hidden_state", None)
-        return _first(next(reversed(self._parts.values()), self.output)) if found is None else found
-
-    def _forward(self, inputs: Mapping[str, Any]) -> Any:
-        with observing(self):
-            return self.passes.model(**inputs)
+        part = next(reversed(self._parts.values()), self.output) if found is None else found
+        return part if isinstance(part, Tensor) else part[0]
 
     def _copied(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """New tensors with every sequence ``rows`` times, copy after copy; tensors without a batch are cloned."""
-        if self.rows == 1:
-            return inputs
 
         def copy(x: Any) -> Any:
             batched = isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == self.passes.batch
             return x.repeat(self.rows, *(1,) * (x.ndim - 1)) if batched else _fresh(x)
 
-        return tree_map(copy, inputs)
+        return inputs if self.rows == 1 else tree_map(copy, inputs)
 
     def visit(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A module of the anatomy is called."""
         anatomy = self.passes.anatomy
-        roles = (
-            (anatomy.written, self._attention),
-            (anatomy.items, self._item),
-            (anatomy.parts, self._part),
-            ((anatomy.embedding,), self._embedding),
-        )
-        for modules, role in roles:
+        groups = anatomy.written, anatomy.items, anatomy.parts, (anatomy.embedding,)
+        for modules, role in zip(groups, (self._attention, self._item, self._part, self._embedding), strict=True):
             if module in modules:
                 forward = partial(role, module, forward)
         return forward(*args, **kwargs)
 
-    def attend(self, function: Callable[..., Any], from_table: bool, module: nn.Module, *args: Any, **more: Any) -> Any:
-        """A module uses the attention interface; ``function`` is the attention that it would run."""
-        if self._aside:
-            return function(module, *args, **more)
-        self._aside = True
-        try:
-            heads, *rest = function(module, *args, **more)
-        finally:
-            self._aside = False
-        change = self.changes.get(self._address(module))
+    def attend(self, call: hf.AttentionInputs) -> Any:
+        """A module uses the attention interface."""
+        with hf.observing(hf.NOBODY):
+            heads, *rest = call.run()
+        change = self.changes.get(self._address(call.module))
         return (heads if change is None else change(heads), *rest)
 
     def _address(self, module: nn.Module) -> Address:
@@ -231,8 +184,7 @@ class Replay(Observer):
     def _attention(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Attention written in the module's own code: change the product of weights and values."""
         address = self._address(module)
-        change = self.changes.get(address)
-        if change is None:
+        if (change := self.changes.get(address)) is None:
             return forward(*args, **kwargs)
         count = 0
 
@@ -242,16 +194,15 @@ class Replay(Observer):
             heads = four(out, self.passes.batch * self.rows).transpose(1, 2)
             return change(heads).transpose(1, 2).reshape(out.shape)
 
-        with Products(lambda: True, changed) as products:
+        with Products(lambda: True, changed):
             output = forward(*args, **kwargs)
-        products.forget()
         if count != 1:
             self.order.remove(address)
         return output
 
     def _item(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        number, self._items = self._items, self._items + 1
-        where = self.passes.anatomy.items[module]
+        number, where = self._items, self.passes.anatomy.items[module]
+        self._items += 1
         if number < self.start:
             return self.held[where]
         before, self._inside = self._inside, number
@@ -289,30 +240,18 @@ def _fresh(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) else x
 
 
-def logits_in(output: Any) -> Tensor:
-    """The logits in the output of a language model."""
-    found = getattr(output, "logits", None)
-    return _first(output) if found is None else found
-
-
-def _first(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
+def _first(output: Any, name: str) -> Tensor:
+    """The tensor of this name in an output; the first one if there is none."""
+    found = getattr(output, name, None)
+    return (output if isinstance(output, Tensor) else output[0]) if found is None else found
 
 
 class Passes:
     """Passes of one model over one batch, starting with the intact one; within `observed`.
 
-    batch       number of sequences
-    kind        the model's class
-    width       maximum number of copies of the batch per pass: some thousand tokens together
-    same        allowed distance of equal states, relative to their size, due to rounding
-    states      [B, N, d] of the intact pass
-    order       the addresses encountered in it
-    baseline    [B, K] its losses; None without a loss
-    vocabulary  number of logits per position; 0 without a loss
-    readout     the model's head, if it is one matrix product
-
-    Raises `InputError` for a head that is not supported.
+    The intact pass has ``states`` [B, N, d], an ``order`` of addresses and, with a loss, a ``baseline`` [B, K] and a
+    ``vocabulary``; ``readout`` is the model's head if it is one matrix product. At most ``width`` copies share a pass.
+    Equal states differ by at most ``same`` of their size. Raises `InputError` for a head that is not supported.
     """
 
     @torch.no_grad()
@@ -323,44 +262,40 @@ class Passes:
         self.width = max(1, tokens // (self.batch * outcome.tokens)) if outcome.copies else 1
         self.kind = type(model).__name__
         self.readout: Readout | None = None
-        self.same = tolerance(precision(model), "states")
+        self.same = hf.tolerance(hf.precision(model), "states")
         self._starts: dict[int, tuple[int, dict[str, Any]]] = {}  # by copies, a layer call and the outputs before it
         intact = self.run()
         self.states, self.order, self.baseline, self.vocabulary = intact.states, intact.order, None, 0
         if outcome.labels is not None:
-            own = logits_in(intact.output)[:, -1:]
+            own = _first(intact.output, "logits")[:, -1:]
             again = intact.logits(self.states[:, -1:])
             self.vocabulary = again.shape[-1]
             far = float((wide(again) - wide(own)).abs().max()) if again.shape == own.shape else torch.inf
             if not far <= self.same * float(wide(own).abs().max().clamp_min(1)):
-                raise InputError(
-                    f"model: the head of {self.kind} was not understood: logits at a position depend on more than the "
-                    "last hidden state there."
-                )
+                why = "logits at a position depend on more than the last hidden state there"
+                raise InputError(f"model: the head of {self.kind} was not understood: {why}.")
             if (last := int(outcome.labels.max())) >= self.vocabulary:
-                raise InputError(
-                    f"inputs must have tokens under {self.vocabulary}, the logits of {self.kind}, got {last}."
-                )
+                raise invalid("inputs", f"have tokens under {self.vocabulary}, the logits of {self.kind}", last)
             self.readout = Readout.of(anatomy.embedding, self.states[:, -1:], intact.logits)
             self.baseline = self.losses(intact)
+
+    @property
+    def intact_loss(self) -> Float[np.ndarray, "B"] | None:
+        """The intact loss of each sequence; None without a loss."""
+        return None if self.baseline is None else self.baseline.mean(1).cpu().numpy()
 
     def run(self, rows: int = 1, **parts: Any) -> Replay:
         """One pass up to the head. Raises `InputError` unless it has one last hidden state per token."""
         found = Replay(self, rows, **parts)
         found.run()
-        wanted = (self.batch * rows, self.outcome.counted.shape[1])
-        if found.states.ndim != 3 or found.states.shape[:2] != wanted:
-            raise InputError(
-                f"model: the last hidden states of {self.kind} must start with shape {list(wanted)}, one per token, "
-                f"got {list(found.states.shape)}."
-            )
+        wanted, shape = [self.batch * rows, self.outcome.counted.shape[1]], list(found.states.shape)
+        if len(shape) != 3 or shape[:2] != wanted:
+            must = f"start with shape {wanted}, one per token"
+            raise invalid(f"model: the last hidden states of {self.kind}", must, got=str(shape))
         return found
 
     def start(self, item: int, copies: int) -> dict[str, Any]:
-        """Arguments of `run` for passes of this many copies that start at a layer call, which must not descend.
-
-        The output of the layers before it is computed once, from where the last such pass ended.
-        """
+        """Arguments of `run` for passes of this many copies that start at a layer call, which must not descend."""
         reached, held = self._starts.get(copies, (0, {}))
         if reached < item:
             found = Replay(self, copies, start=reached, held=held, until=item)
@@ -374,21 +309,16 @@ class Passes:
     ) -> tuple[int, list[range]]:
         """Number of copies per pass, and which neighbouring calls share passes, so that few layers are run.
 
-        Passes of several calls start at the first one's layer. One copy if copies are not independent.
-
-        Arguments
-            items   for each call in order, the layer call that it is in or before
-            counts  number of changes of each call
-            intact  minimum number of unchanged copies in passes that start at each call's layer
-            alike   whether copies are known to be independent; otherwise a pass of two is run
+        Calls are in or before the layer calls ``items``, in order, and have ``counts`` of changes; passes that start at
+        their layer have at least ``intact`` unchanged copies. Passes of several calls start at the first one's layer.
+        One copy if copies are not independent, which a pass of two tests unless they are known to be ``alike``.
         """
         layers = 1 + max(each.item for each in self.order)
         fixed = _CALLS  # a layer's calls cost as much as some tokens, on a CPU fewer for larger weights
         if self.outcome.counted.device.type == "cpu":
             weights = sum(weight.numel() for layer in self.anatomy.items for weight in layer.parameters())
             fixed = min(fixed, _WORTH * layers // max(1, weights))
-        alone = fixed / (self.batch * self.outcome.tokens)
-        left = [layers - item for item in items]
+        alone, left = fixed / (self.batch * self.outcome.tokens), [layers - item for item in items]
         widths = range(1, min(max(counts) + 1, self.width) + 1)
         found = {width: together(left, counts, width, alone, intact) for width in widths}
         width = min(widths, key=lambda width: found[width][0])
@@ -406,10 +336,8 @@ class Passes:
         copies = found.states[first * self.batch :].split(self.batch)
         far = max(apart(states, self.states, self.outcome.counted) for states in copies)
         if not far <= self.same:
-            raise InputError(
-                f"model: {self.kind} is not deterministic: two runs without ablation differ by {far:.1e} in the last "
-                "hidden states."
-            )
+            by = f"{far:.1e} in the last hidden states"
+            raise InputError(f"model: {self.kind} is not deterministic: two runs without ablation differ by {by}.")
 
     def effects(self, found: Replay, copies: int) -> Float[Tensor, "R K"]:
         """The effect in each row of a pass's first copies, split over the outcome's blocks."""
@@ -434,35 +362,24 @@ def together(
 ) -> tuple[float, list[range]]:
     """The minimum cost, in layers, of passes with ``width`` copies, and which neighbouring calls they then combine.
 
-    Arguments
-        left    number of layers from each call's on
-        counts  number of changes of each call
-        alone   fixed cost of a pass, in copies
-        intact  minimum number of unchanged copies in passes that start at each call's layer
+    Calls have ``left`` layers from theirs on; a pass has a fixed cost, ``alone``, in copies. See `Passes.plan`.
     """
-    best, begins = [0.0], list[int]()
+    best: list[tuple[float, list[range]]] = [(0.0, [])]
     for stop in range(1, len(left) + 1):
-        cost = {
-            start: best[start] + left[start] * -(-(sum(counts[start:stop]) + intact[start]) // width) * (width + alone)
-            for start in range(stop - 1, -1, -1)
-        }
-        begins.append(min(cost, key=lambda start: cost[start]))
-        best.append(cost[begins[-1]])
-    groups, stop = list[range](), len(left)
-    while stop:
-        groups.append(range(begins[stop - 1], stop))
-        stop = groups[-1].start
-    return best[-1], groups[::-1]
+        found = []
+        for start in range(stop - 1, -1, -1):
+            passes = -(-(sum(counts[start:stop]) + intact[start]) // width)
+            cost = best[start][0] + left[start] * passes * (width + alone)
+            found.append((cost, [*best[start][1], range(start, stop)]))
+        best.append(min(found, key=lambda each: each[0]))
+    return best[-1]
 
 
 def fits(heads: Tensor, rows: int, count: int) -> None:
     """Refuse head outputs that do not have this many sequences and heads."""
-    if heads.ndim != 4 or heads.shape[0] != rows or heads.shape[2] != count:
-        raise invalid(
-            "calls",
-            f"have {rows} sequences and {count} heads",
-            got=f"shape {list(heads.shape)} (sequences, queries, heads, width)",
-        )
+    if heads.ndim != 4 or heads.shape[::2] != (rows, count):
+        shape = f"shape {list(heads.shape)} (sequences, queries, heads, width)"
+        raise invalid("calls", f"have {rows} sequences and {count} heads", got=shape)
 
 
 @torch.no_grad()
@@ -472,19 +389,17 @@ def one_by_one(
     counts: Sequence[int],
     chosen: Sequence[Sequence[int]],
     change: Callable[[int, Sequence[int]], Altered],
-    on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None],
-    on_progress: Callable[[int, int], None],
+    on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
     known: Collection[int] = (),
 ) -> tuple[list[Float[np.ndarray, "B K _H"]], int]:
     """Each call's effects, NaN for what is not chosen; and the number of calls that were replayed from their layer.
 
-    The changes of a call, one head or band each, are copies of the batch in a few passes with equally many copies.
-    Neighbouring calls are combined if that runs fewer layers in all (`Passes.plan`). A pass of two unchanged copies,
-    both of which must give the intact states, tests whether copies are independent (not needed for calls known to give
-    them); if not, passes have one copy. The output of the layers before a call is computed once. In the last pass from
-    each layer, some copies are unchanged and must give the intact states; if a replay fails, whole passes are run from
-    that layer on. For calls known to give these states (`intact_from`), only the passes from the first layer are
-    checked, and others if they have copies to spare.
+    The changes of a call, one head or band each, are copies of the batch in a few passes with equally many copies;
+    neighbouring calls may share them (`Passes.plan`). The output of the layers before a call is computed once. In the
+    last pass from each layer, some copies are unchanged and must give the intact states; if a replay fails, whole
+    passes are run from that layer on. For calls known to give these states (`intact_from`), only the passes from the
+    first layer are checked, and others if they have copies to spare.
     """
     effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
     total = sum(map(len, chosen))
@@ -522,7 +437,8 @@ def one_by_one(
                     break
                 if some:
                     values.append(passes.effects(found, len(some)))
-                on_progress(done + start + len(some), total)
+                if on_progress is not None:
+                    on_progress(done + start + len(some), total)
             else:
                 break
             ways.pop(0)
@@ -531,18 +447,28 @@ def one_by_one(
         split = torch.cat(values).unflatten(0, (-1, passes.batch)).permute(1, 2, 0).cpu().numpy()
         for column, (index, head) in enumerate(heads):
             effects[index][:, :, head] = split[:, :, column]
-        for index in calls:
-            on_call(index, effects[index])
+            if on_call is not None and head == chosen[index][-1]:  # the last one
+                on_call(index, effects[index])
         done += len(heads)
     return effects, replayed
 
 
 @torch.no_grad()
 def intact_from(passes: Passes, places: Sequence[Address]) -> frozenset[int]:
-    """The calls from whose layer on a replay of two unchanged copies gives the intact states."""
+    """The calls of a long input for which a replay of two copies of its first tokens gives the intact states; none if
+    these cannot be run separately, or attention is custom code, which may depend on the length."""
+    few = None if passes.anatomy.written else passes.outcome.shortened()
+    if few is None:
+        return frozenset()
     late = sorted((index for index, place in enumerate(places) if place.item), key=lambda index: places[index].item)
-    for index in late:
-        parts = passes.start(places[index].item, 2)
-        passes.start(places[index].item, 1)  # so that what these layers leave elsewhere is not of two copies
-        passes.require_same(passes.run(2, **parts))
+    try:
+        short = Passes(passes.model, passes.anatomy, few)
+        for index in late:
+            parts = short.start(places[index].item, 2)
+            short.start(places[index].item, 1)  # so that what these layers leave elsewhere is not of two copies
+            short.require_same(short.run(2, **parts))
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return frozenset()
     return frozenset(late)

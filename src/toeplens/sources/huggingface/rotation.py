@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import torch
@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_map
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground.machine import out_of_memory
 from toeplens.lens.kit.terms import NoForm, index_of
-from toeplens.sources.huggingface.model import tolerance
-from toeplens.sources.huggingface.patching import Observer, observing
+from toeplens.sources.huggingface.model import AttentionInputs, Observer, observing, tolerance
 from toeplens.sources.huggingface.trace import Followed, Products, four
 
 _TRIED = 32  # positions on which pairings of dimensions are tested
@@ -25,7 +24,6 @@ _GLANCED = 3  # positions on which most pairings are ruled out
 _ROUNDED = 4  # number of roundings, each by one unit, of a multiplied number
 
 Layout = tuple[Pairing, Int[Tensor, "n 2"], Int[Tensor, "n 2"]]
-Turned = tuple[Tensor, Tensor]  # input and output of a rotation
 Both = list[tuple[Float[Tensor, "B _H N d"], Float[Tensor, "B _H N d"]]]  # queries and keys, before and after
 
 
@@ -33,13 +31,8 @@ def layouts_of(both: Both, allowed: float, count: int | None = None) -> Iterator
     """Pairings, and the dimensions of each pair before and after, that fit where most is rotated; likeliest first.
 
     Dimensions that are 0 in all queries and keys do not change, but may still be rotated. So the rotated part is any
-    range in which the changed dimensions form pairs, with as few nonzero unchanged dimensions as possible.
-
-    Arguments
-        allowed  largest difference of the rotated numbers, relative to the largest
-        count    number of pairs (default: any)
-
-    Raises `NoForm` if nothing changes.
+    range in which the changed dimensions form pairs, with as few nonzero unchanged dimensions as possible. Rotated
+    numbers may differ by ``allowed`` of the largest. Raises `NoForm` if nothing changes.
     """
     moved = torch.stack([(before != after).flatten(0, -2).any(0) for before, after in both]).any(0)
     if not bool(moved.any()):
@@ -48,38 +41,33 @@ def layouts_of(both: Both, allowed: float, count: int | None = None) -> Iterator
     parts = [[(b[:, :, -few:], a[:, :, -few:]) for b, a in both] for few in (_GLANCED, _TRIED)]
     for name, start, number in _candidates(moved, alive):
         if count in (None, number):
-            pairs, out = (x.to(moved.device) for x in _dimensions(name, start, number))
-            if all(_misfit(few, pairs, out) <= allowed for few in parts):
+            half = start + torch.arange(2 * number, device=moved.device).view(2, -1).T
+            beside = start + torch.arange(2 * number, device=moved.device).view(-1, 2)
+            # half apart, adjacent, or adjacent before and half apart after
+            pairs, out = half if name == "half" else beside, beside if name == "beside" else half
+            for few in parts:  # the best rotation of each pair at each position, equal for all heads
+                each = [(as_complex(before, pairs), as_complex(after, out)) for before, after in few]
+                wrong = max(float((ratio(each) * x - y).abs().max()) for x, y in each)
+                if not wrong / max(float(y.abs().max()) for _, y in each) <= allowed:
+                    break
+            else:
                 yield "half" if name == "half" else "interleaved", pairs, out
 
 
 def _candidates(moved: Bool[Tensor, "d"], alive: Bool[Tensor, "d"]) -> list[tuple[str, int, int]]:
-    """Layout, first dimension and number of pairs, likeliest first.
-
-    The rotated part starts at a changed dimension, or before it at zeros. In low precision the slowest pairs may not
-    show, so more dimensions may be rotated than changed.
-    """
+    """Layout, first dimension and number of pairs, likeliest first; more dimensions may be rotated than changed, as in
+    low precision the slowest pairs may not show."""
     at, width = moved.nonzero().flatten().tolist(), len(moved)
     first, end = at[0], at[-1] + 1
-    lowest = first
-    while lowest > 0 and not alive[lowest - 1]:
-        lowest -= 1
+    lowest = 1 + max([-1, *alive[:first].nonzero().flatten().tolist()])
     still = [0, *(alive & ~moved).cumsum(0).tolist()]  # number of nonzero unchanged dimensions before this one
     found = []
     for start in range(first, lowest - 1, -1):
         for count in range((end - start + 1) // 2, (width - start) // 2 + 1):
-            stop = start + 2 * count
-            edges = (start == 0) + (stop == width)
-            rank = (still[stop] - still[start], -edges, first - start, count)
+            edges = (start == 0) + (start + 2 * count == width)
+            rank = (still[start + 2 * count] - still[start], -edges, first - start, count)
             found.append((rank, start, count))
     return [(name, start, count) for _, start, count in sorted(found) for name in ("half", "beside", "sorted")]
-
-
-def _dimensions(name: str, start: int, count: int) -> tuple[Int[Tensor, "n 2"], Int[Tensor, "n 2"]]:
-    """The dimensions of each pair before and after: half apart, adjacent, or one before and the other after."""
-    half = start + torch.stack((torch.arange(count), torch.arange(count) + count), -1)
-    beside = start + torch.arange(2 * count).view(-1, 2)
-    return half if name == "half" else beside, beside if name == "beside" else half
 
 
 def ratio(parts: list[tuple[Tensor, Tensor]]) -> Complex[Tensor, "B 1 N n"]:
@@ -95,47 +83,29 @@ def as_complex(x: Float[Tensor, "*B d"], pairs: Int[Tensor, "n 2"]) -> Complex[T
     return torch.complex(first, second)
 
 
-def _misfit(both: Both, pairs: Tensor, out: Tensor) -> float:
-    """Error of the best rotation of each pair at each position, equal for all heads."""
-    parts = [(as_complex(before, pairs), as_complex(after, out)) for before, after in both]
-    wrong = max(float((ratio(parts) * x - y).abs().max()) for x, y in parts)
-    return wrong / max(float(y.abs().max()) for _, y in parts)
-
-
-def before_rotation(final: Tensor, turned: list[Turned]) -> Tensor | None:
-    """Queries or keys with the rotation of some of their dimensions undone; None if it is not contained in them.
+def before_rotation(final: Tensor, turned: list[tuple[Tensor, Tensor]]) -> Tensor | None:
+    """Queries or keys with one of these rotations of some of their dimensions undone; None if they contain none.
 
     The rotated tensor may have been multiplied afterwards by a number per token and head, as by a norm without weights.
     Such a factor commutes with the rotation, so it is applied to the result.
     """
+    heads, tokens, full = final.shape[1:]
+    places = torch.arange(heads, device=final.device)
+    tried = [(x, y) for x, y in reversed(turned) if y.ndim == 4 and y.numel()]
+    tried = [(x.transpose(1, axis), y.transpose(1, axis)) for x, y in tried for axis in (1, 2)]
     for exact in (True, False):
-        for before, after in reversed(turned):
-            if after.ndim != 4:
+        for x, y in tried:
+            groups, width = y.shape[1], y.shape[-1]
+            if y.shape[::2] != (len(final), tokens) or heads % groups or width > full:
                 continue
-            for x, y in ((before, after), (before.transpose(1, 2), after.transpose(1, 2))):
-                width, heads = y.shape[-1], final.shape[1]
-                same = y.shape[0] == final.shape[0] and heads % max(1, y.shape[1]) == 0 and y.shape[2] == final.shape[2]
-                if not same or width > final.shape[-1] or y.numel() == 0:
-                    continue
-                for start in dict.fromkeys((0, final.shape[-1] - width)):
-                    part = final[..., start : start + width]
-                    for order in _orders(y.shape[1], heads, final.device):
-                        factor = _factor(part, y[:, order], exact)
-                        if factor is None:
-                            continue
-                        put = x[:, order] if exact else factor * x[:, order]
-                        if width == final.shape[-1]:
-                            return put.to(final.dtype)
-                        whole = final.clone()
-                        whole[..., start : start + width] = put
-                        return whole
+            # which rotated head each head may have: one after another, or each several times in a row
+            orders = [places % groups, *([] if groups in (1, heads) else [places // (heads // groups)])]
+            for start, order in product(dict.fromkeys((0, full - width)), orders):
+                if (factor := _factor(final[..., start : start + width], y[:, order], exact)) is not None:
+                    whole = final.clone()
+                    whole[..., start : start + width] = x[:, order] if exact else factor * x[:, order]
+                    return whole
     return None
-
-
-def _orders(groups: int, heads: int, device: torch.device) -> list[Tensor]:
-    """Which rotated head each head may have: one after another, or each several times in a row."""
-    places = torch.arange(heads, device=device)
-    return [places % groups] if groups in (1, heads) else [places % groups, places // (heads // groups)]
 
 
 def _factor(part: Tensor, turned: Tensor, exact: bool) -> Tensor | float | None:
@@ -191,7 +161,7 @@ def find_rotation(
     k: tuple[Float[Tensor, "B G N d"], Float[Tensor, "B G N d"]],
     positions: Int[Tensor, "_B N"],
     rounding: torch.dtype = torch.float64,
-    tables: Sequence[Complex[Tensor, "_B N n"]] = (),
+    beside: Iterable[Tensor] = (),
 ) -> Rotation:
     """The rotation that maps the first of each two tensors to the second.
 
@@ -201,8 +171,8 @@ def find_rotation(
         q, k       before and after the rotation
         positions  of the tokens, for all sequences or for each
         rounding   a coarser dtype that queries and keys were rounded to before, if any
-        tables     candidates for the model's table of e^(iota angle) per token (`tables_of`); a table is used if it has
-                   the measured frequencies
+        beside     other inputs of the rotation; the model's table of e^(iota angle) per token among them (`_tables`) is
+                   used if it has the measured frequencies
 
     Raises `NoForm` if they are not related by one angle per position for each pair of dimensions.
     """
@@ -211,30 +181,22 @@ def find_rotation(
         raise NoForm(f"rotation: it needs at least 2 tokens, got {tokens}.")
     positions = positions.expand(q[0].shape[0], -1)
     rounded = max(tolerance(q[1].dtype), tolerance(rounding))
-    some = _chosen(positions)
+    some, near = torch.arange(tokens, device=positions.device), _READ // 2
+    if tokens > 2 * _READ and bool((positions[:, :near].diff(dim=1) == 1).all()):  # the first ones, others to the last
+        far = torch.linspace(near, tokens - 1, _READ - near, dtype=torch.float64, device=positions.device).long()
+        some = torch.cat((some[:near], far))
     both = [(before[:, :, some].double(), after[:, :, some].double()) for before, after in (q, k)]
     found, allowed = None, rounded
-    for read, table in _readings(both, [table[:, some] for table in tables], positions[:, some], rounded):
+    tables = [table[:, some] for table in _tables(beside, tokens)]
+    for read, table in _readings(both, tables, positions[:, some], rounded):
         found = read.rotation(table, both if len(some) == tokens else [q, k], positions)
         allowed = rounded + _ANGLE * float((positions.max() * found.frequencies.abs()).max())
         if found.error <= allowed:
             return found
     if found is None:
         raise NoForm("rotation: it rotates neither adjacent pairs of dimensions nor pairs half apart.")
-    raise NoForm(
-        f"rotation: it is not one angle per position and pair of dimensions. The error is {found.error:.1e} of the "
-        f"largest query or key, but rounding explains only {allowed:.1e}."
-    )
-
-
-def _chosen(positions: Int[Tensor, "B N"]) -> Int[Tensor, "R"]:
-    """All tokens; or some of many, where they are consecutive: the first ones, and others up to the last."""
-    tokens, near = positions.shape[1], _READ // 2
-    every = torch.arange(tokens, device=positions.device)
-    if tokens <= 2 * _READ or bool((positions[:, :near].diff(dim=1) != 1).any()):
-        return every
-    far = torch.linspace(near, tokens - 1, _READ - near, dtype=torch.float64, device=positions.device).long()
-    return torch.cat((every[:near], far))
+    far = f"{found.error:.1e} of the largest query or key, but rounding explains only {allowed:.1e}"
+    raise NoForm(f"rotation: it is not one angle per position and pair of dimensions. The error is {far}.")
 
 
 @dataclass(frozen=True)
@@ -279,10 +241,8 @@ class _Reading:
         return None
 
     def rotation(self, table: _Angles | None, both: Both, positions: Int[Tensor, "B N"]) -> Rotation:
-        """The rotation, with a table's values for unchanged pairs; without a table, only pairs that are not 0.
-
-        It is tested on all given tokens, in their own dtype, float32 at least.
-        """
+        """The rotation, tested on all tokens, with a table's values for unchanged pairs; without one, only pairs that
+        are not 0."""
         dtype = torch.promote_types(both[0][0].dtype, torch.float32)
         parts = [(as_complex(x.to(dtype), self.pairs), as_complex(y.to(dtype), self.out)) for x, y in both]
         nothing = torch.stack([((x == 0) & (y == 0)).flatten(0, -2).all(0) for x, y in parts])
@@ -309,42 +269,28 @@ def _readings(
     both: Both, tables: Sequence[Complex[Tensor, "_B N n"]], positions: Int[Tensor, "B N"], rounded: float
 ) -> Iterator[tuple[_Reading, _Angles | None]]:
     """The measurements for each layout with each table that agrees; the last one without a table."""
-    for table in tables:
-        for layout in layouts_of(both, rounded, table.shape[-1]):
+    for table in (*tables, None):
+        for layout in layouts_of(both, rounded, None if table is None else table.shape[-1]):
             read = _Reading(both, layout, positions)
-            believed = read.believed(table, positions, rounded)
-            if believed is not None:
+            believed = None if table is None else read.believed(table, positions, rounded)
+            if table is None or believed is not None:
                 yield read, believed
                 break
-    for layout in layouts_of(both, rounded):
-        yield _Reading(both, layout, positions), None
-        break
 
 
-def tables_of(given: Iterable[Tensor], tokens: int) -> list[Complex[Tensor, "_B N n"]]:
+def _tables(given: Iterable[Tensor], tokens: int) -> list[Complex[Tensor, "_B N n"]]:
     """Candidates for tables of e^(iota angle) per token and pair: complex ones, two real ones, the halves of one."""
     rows = [each for x in given if (each := _rows(x, tokens)) is not None]
     real = [x.double() for x in rows if x.is_floating_point()]
     found = [x.to(torch.complex128) for x in rows if x.is_complex()]
     found += [torch.complex(x, y) for x, y in permutations(real, 2) if x.shape == y.shape]
     found += [torch.complex(*pair) for x in real if x.shape[-1] % 2 == 0 for pair in permutations(x.chunk(2, -1))]
-    return [_once(x) for x in found if _turns(x)]
-
-
-def _turns(x: Complex[Tensor, "_B N m"]) -> bool:
-    """Whether each column has constant magnitude."""
-    sizes = x.abs().flatten(0, 1)
-    return bool((sizes.amax(0) - sizes.amin(0) <= _SIZES * sizes.amax(0)).all())
-
-
-def _once(x: Complex[Tensor, "_B N m"]) -> Complex[Tensor, "_B N n"]:
-    """One column per pair, if a table has one per dimension."""
-    half = x.shape[-1] // 2
-    if x.shape[-1] % 2:
-        return x
-    if torch.equal(x[..., :half], x[..., half:]):
-        return x[..., :half]
-    return x[..., ::2] if torch.equal(x[..., ::2], x[..., 1::2]) else x
+    sizes = [x.abs().flatten(0, 1).aminmax(dim=0) for x in found]  # each column has constant magnitude
+    found = [x for x, (low, high) in zip(found, sizes, strict=True) if bool((high - low <= _SIZES * high).all())]
+    for number, x in enumerate(found):  # one column per pair, not per dimension
+        halves = [x.chunk(2, -1), (x[..., ::2], x[..., 1::2])] if x.shape[-1] % 2 == 0 else []
+        found[number] = next((one for one, other in halves if torch.equal(one, other)), x)
+    return found
 
 
 def _rows(x: Tensor, tokens: int) -> Tensor | None:
@@ -397,30 +343,23 @@ def turn(angles: Float[Tensor, "*B"]) -> Complex[Tensor, "*B"]:
     return torch.polar(torch.ones_like(angles), angles)
 
 
-class _Seen(Exception):
-    """Raised when queries and keys are captured."""
-
-
+@dataclass(eq=False)
 class _Trial(Observer):
     """Captures queries and keys of the first sequence, then stops the module."""
 
     pieces = True
+    batch: int
+    found: tuple[Tensor, Tensor] | None = None
 
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-        self.found: tuple[Tensor, Tensor] | None = None
-
-    def attend(
-        self, function: Any, from_table: bool, module: nn.Module, query: Tensor, key: Tensor, *_: Any, **more: Any
-    ) -> Any:
-        self._keep(query, key)
+    def attend(self, call: AttentionInputs) -> Any:
+        self._keep(call.q, call.k)
 
     def written_out(self, made: Followed, values: Tensor, out: Tensor) -> None:
         self._keep(four(made.left, self.batch), four(made.right, self.batch).transpose(-2, -1))
 
     def _keep(self, q: Tensor, k: Tensor) -> None:
         self.found = q[:1].clone(), k[:1].clone()
-        raise _Seen
+        raise RuntimeError("queries and keys are captured")
 
 
 def of_equal_tokens(
@@ -429,11 +368,8 @@ def of_equal_tokens(
     """q [1, H, N, d] and k [1, G, N, d] of the first sequence, as they enter their product; None if there is none.
 
     Before its own call, the module runs up to its product on the same input, but with the states of the last token at
-    every position. Any difference between positions is then due to position, whatever caused it.
-
-    Arguments
-        states  the module's input, with the tokens along ``axis``; every input of that shape is changed alike if it
-                comes from tokens, that is, differs between sequences
+    every position (along ``axis``). Any difference between positions is then due to position, whatever caused it. Every
+    input of that shape is changed alike if it comes from tokens, that is, differs between sequences.
     """
     sequences = 0 if axis else 1
 
@@ -454,9 +390,8 @@ def of_equal_tokens(
         trial = _Trial(count)
         try:
             with observing(trial), torch.random.fork_rng(devices=[]), Products(lambda: True, trial.written_out):
-                module.forward(
-                    *(given(x, count) for x in args), **{name: given(x, count) for name, x in kwargs.items()}
-                )
+                more = {name: given(x, count) for name, x in kwargs.items()}
+                module.forward(*(given(x, count) for x in args), **more)
         except Exception as error:  # a module may raise anything: nothing was captured
             if out_of_memory(error):
                 raise
@@ -472,10 +407,8 @@ def stays(
     positions: Int[Tensor, "_B N"],
     rounding: torch.dtype,
 ) -> bool:
-    """Whether queries and keys of equal tokens are equal at every position, apart from the rotation.
-
-    A factor of a query may depend on its position, as it stays there. Compared in their own dtype, float32 at least.
-    """
+    """Whether queries and keys of equal tokens are equal at every position, apart from the rotation and factors of
+    queries. Compared in their own dtype, float32 at least."""
     allowed = max(tolerance(q.dtype), tolerance(rounding))
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(dtype), k.to(dtype)

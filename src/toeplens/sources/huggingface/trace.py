@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.attention import FILLS, blocks, low
-from toeplens.sources.huggingface.model import tolerance
+from toeplens.sources.huggingface.model import AttentionInputs, tolerance
 
 _PRODUCTS = ("matmul", "rmatmul", "bmm", "baddbmm")
 _SAME = ("view", "reshape", "contiguous", "to", "float", "type", "type_as", "dropout", "clone", "detach")
@@ -32,48 +32,31 @@ _MULTIPLIED = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot")
 
 @dataclass(frozen=True)
 class Followed:
-    """What is known about a tensor of logits or weights: logits = scale left @ right + the sum of the terms.
+    """What is known about a tensor of logits or weights: logits = scale left @ right + the sum of the terms."""
 
-    left, right  the factors, [B, H, N, d] and [B, H, d, N] or with batch and heads as one dimension
-    terms        added terms, each with the number of dimensions that the logits had at the time
-    hidden       masks, True where a key is masked, likewise
-    causal       whether the keys after the query are masked in addition
-    taken        whether the softmax has been applied
-    weights      the weights that were multiplied by the values; None before that, and for fused attention
-    broken       the first operation that was not supported; None if all were
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # [B, H, N, d], or with batch and heads as one dimension
+    right: Tensor  # [B, H, d, N], likewise
     scale: float = 1.0
-    terms: tuple[tuple[Tensor, int], ...] = ()
-    hidden: tuple[tuple[Tensor, int], ...] = ()
-    causal: bool = False
-    taken: bool = False
-    weights: Tensor | None = None
-    broken: str | None = None
+    terms: tuple[tuple[Tensor, int], ...] = ()  # each with the number of dimensions that the logits had at the time
+    hidden: tuple[tuple[Tensor, int], ...] = ()  # masks, True where a key is masked, likewise
+    causal: bool = False  # whether the keys after the query are masked in addition
+    taken: bool = False  # whether the softmax has been applied
+    weights: Tensor | None = None  # those multiplied by the values; None before that, and for fused attention
+    broken: str | None = None  # the first operation that was not supported; None if all were
 
 
 @dataclass(eq=False)
 class Products(TorchFunctionMode):
-    """Follows the products of queries and keys while ``watching()``; passes on the attention found, values and outputs.
-
-    The mode acts only in its own thread. It does not change the model's results unless ``found`` returns replacements
-    of the outputs, of the same shape. It does not keep queries-by-keys tables alive.
-    """
+    """Follows the products of queries and keys while ``watching()``, in its own thread; passes on the attention found,
+    values and outputs, which ``found`` may replace. It does not keep queries-by-keys tables alive."""
 
     watching: Callable[[], bool]
     found: Callable[[Followed, Tensor, Tensor], Tensor | None]
     last: str | None = None  # why the last softmax of logits, or use of its weights, is not supported
-    _known: dict[int, tuple[weakref.ref[Tensor], Followed]] = field(default_factory=dict)
+    _known: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)  # to `Followed`
 
     def __post_init__(self) -> None:
         super().__init__()
-
-    def forget(self) -> None:
-        """Release all followed tensors."""
-        self._known.clear()
-        self.last = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -94,7 +77,7 @@ class Products(TorchFunctionMode):
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if name in _PRODUCTS and len(given) >= 2:
             return self._product(name, given, kwargs, out)
-        known = [(x, made) for x in given if (made := self._of(x)) is not None]
+        known = [(x, made) for x in given if (made := self._known.get(x)) is not None]
         if not known:
             return None
         # for two tables of logits, follow the first supported one; the other is a term
@@ -103,46 +86,28 @@ class Products(TorchFunctionMode):
             made = _next(name, followed, args, kwargs, out, made) or replace(made, broken=name)
         if name == "softmax" and made.broken is not None:
             self.last = f"{made.broken!r} between the product of queries and keys and its softmax"
-        self._follow_on(out, made)
+        self._known[out] = made
         return None
-
-    def _of(self, x: Tensor) -> Followed | None:
-        entry = self._known.get(id(x))
-        return entry[1] if entry is not None and entry[0]() is x else None
-
-    def _follow_on(self, x: Tensor, made: Followed) -> None:
-        key, known = id(x), self._known
-
-        def forget(ref: weakref.ref[Tensor]) -> None:
-            if key in known and known[key][0] is ref:  # the id may belong to another tensor by now
-                del known[key]
-
-        known[key] = (weakref.ref(x, forget), made)
 
     def _product(self, name: str, given: list[Tensor], kwargs: dict[str, Any], out: Tensor) -> Tensor | None:
         if name == "rmatmul":
             given = given[::-1]
         left, right = given[-2:]
-        made = self._of(left)
+        made = self._known.get(left)
         if made is not None and made.taken:
             if made.broken is None:
                 return self.found(replace(made, weights=left), right, out)
-            else:
-                self.last = f"{made.broken!r} between the softmax and the product with the values"
+            self.last = f"{made.broken!r} between the softmax and the product with the values"
         elif left.ndim in (3, 4) and right.ndim == left.ndim:
-            terms = ()
-            if name == "baddbmm":
-                terms = ((given[0] * kwargs.get("beta", 1), out.ndim),)
-            self._follow_on(out, Followed(left, right, float(kwargs.get("alpha", 1)), terms))
+            terms = ((given[0] * kwargs.get("beta", 1), out.ndim),) if name == "baddbmm" else ()
+            self._known[out] = Followed(left, right, float(kwargs.get("alpha", 1)), terms)
         return None
 
 
 class Exponentials(TorchDispatchMode):
-    """Reports every operation, while ``watching()``, that may distribute weight among keys, followed or not.
-
-    These are a softmax of anything, by any torch function, and an exponential that depends on a product of two tensors
-    that are not parameters. It sees the operations inside torch's functions and compiled code.
-    """
+    """Reports every operation, while ``watching()``, that may distribute weight among keys, followed or not: a softmax
+    of anything, by any torch function, and an exponential that depends on a product of two tensors that are not
+    parameters. It sees the operations inside torch's functions and compiled code."""
 
     def __init__(
         self, watching: Callable[[], bool], found: Callable[[str, tuple[int, ...]], None], weights: Iterable[Tensor]
@@ -164,12 +129,13 @@ class Exponentials(TorchDispatchMode):
 
     def _note(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         given, made = ([x for x in tree_leaves(each) if isinstance(x, Tensor)] for each in ((args, kwargs), out))
+        shape = tuple(given[0].shape) if given else ()
         if any(word in name for word in _SHARING) or any(x.layout is not torch.strided for x in (*given, *made)):
-            self._found(name, _shape(given))
+            self._found(name, shape)
             return
         follows = any(_storage(x) in self._products for x in given)
         if follows and name.rstrip("_") in _EXPONENTIALS and not (name == "pow" and isinstance(args[0], Tensor)):
-            self._found(name, _shape(given))
+            self._found(name, shape)
         if name.rstrip("_") in _MULTIPLIED:
             follows = follows or not any(_storage(x) in self._weights for x in given[-2:])
         if follows:
@@ -181,19 +147,12 @@ def innermost(mode: Products | Exponentials) -> bool:
     return mode is (_get_current_function_mode() if isinstance(mode, Products) else _get_current_dispatch_mode())
 
 
-def _shape(given: list[Tensor]) -> tuple[int, ...]:
-    return tuple(given[0].shape) if given else ()
-
-
 def _storage(x: Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
 def _as_matmul(args: tuple[Any, ...], out: Tensor) -> tuple[str, tuple[Any, ...], Tensor]:
-    """Rewrite a sum over the one index shared only by two factors as a matrix product.
-
-    Tensors that already have the layout of a matrix product stay the same objects; other sums stay ``einsum``.
-    """
+    """Rewrite a sum over the one index shared only by two factors as a matrix product; other sums stay ``einsum``."""
     terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
     if len(terms) != 3 or len(args) != 3 or any(len(set(term)) != len(term) or "." in term for term in terms):
         return "einsum", args, out
@@ -234,13 +193,10 @@ def _fused(
     enable_gqa: bool = False,
 ) -> tuple[Followed, Tensor]:
     """The logits and the values of torch's fused attention."""
-    made = Followed(q, k.transpose(-2, -1), q.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        made = replace(made, causal=True)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        made = replace(made, hidden=((~attn_mask, 4),))
-    elif attn_mask is not None:
-        made = replace(made, terms=((attn_mask, 4),))
+    made = Followed(q, k.transpose(-2, -1), q.shape[-1] ** -0.5 if scale is None else scale, causal=is_causal)
+    if attn_mask is not None:
+        boolean = attn_mask.dtype == torch.bool
+        made = replace(made, hidden=((~attn_mask, 4),)) if boolean else replace(made, terms=((attn_mask, 4),))
     return made, v
 
 
@@ -292,30 +248,21 @@ def _number(others: list[Any], most: float | None = None) -> float | None:
 
 
 def at_each_token(made: Followed) -> bool:
-    """Whether the queries are the same numbers in memory all along their second dimension.
-
-    This never happens for heads. So the dimension is the tokens', and each token attends to its own items, such as its
-    states in earlier layers: that is not attention among tokens.
-    """
+    """Whether the queries are the same numbers in memory all along their second dimension, which never happens for
+    heads. So each token attends to its own items, such as its states in earlier layers, not to tokens."""
     return made.left.ndim == 4 and made.left.shape[1] > 1 and made.left.stride(1) == 0
 
 
 def four(x: Tensor, batch: int, ndim: int = 3) -> Tensor:
     """[B, H, ., .] from a tensor with ``ndim`` dimensions; with three, the first is batch and heads."""
-    if x.ndim == 3 and ndim == 3 and x.shape[0] % batch == 0 and x.shape[0] > 1:
-        return x.reshape(batch, -1, *x.shape[1:])
-    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+    both = x.ndim == 3 and ndim == 3 and x.shape[0] % batch == 0 and x.shape[0] > 1
+    return x.reshape(batch, -1, *x.shape[1:]) if both else x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
 @dataclass(frozen=True)
 class Eager:
-    """The result of eager attention.
-
-    heads    [B, Nq, H, dv] outputs
-    weights  [B, H, Nq, Nk], if all queries were computed at once; otherwise None
-    rows     [R] queries whose weights were kept
-    own      [B, H, R, Nk] those weights; None if the function returns no weights
-    """
+    """Outputs of eager attention, its weights if all queries were computed at once, and the weights of some queries,
+    ``own``, if the function returns any."""
 
     heads: Float[Tensor, "B Nq H dv"]
     weights: Float[Tensor, "B H Nq Nk"] | None
@@ -324,59 +271,51 @@ class Eager:
 
 
 def run_eager(
-    eager: Callable[..., tuple[Tensor, Tensor | None]],
-    module: nn.Module,
-    query: Float[Tensor, "B H Nq d"],
-    key: Float[Tensor, "B G Nk d"],
-    value: Float[Tensor, "B G Nk dv"],
-    mask: Tensor | None,
-    causal: bool,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    rows: Int[Tensor, "R"],
-    fused: Callable[[], Tensor] | None = None,
+    call: AttentionInputs, causal: bool, rows: Int[Tensor, "R"], fused: Callable[[], Tensor] | None = None
 ) -> Eager:
-    """Run the eager function of ``module`` on all queries: at once if they are few, otherwise in blocks.
+    """Run an eager function on all queries: at once if they are few, otherwise in blocks.
 
-    On long inputs only some queries are run; all outputs are then those of ``fused``, if they agree there.
-
-    Arguments
-        mask          as passed to the function, or boolean: True where a key is visible
-        causal        whether keys after the query are masked without a mask that says so
-        args, kwargs  other arguments of the function; queries-by-keys tables among them are sliced as the mask is
-        rows          queries whose weights are kept
-        fused         returns all outputs, [B, Nq, H, dv], of the model's fused attention; None if it has none
+    On long inputs only some queries are run; all outputs, [B, Nq, H, dv], are then those of ``fused``, if they agree
+    there. Queries-by-keys tables among the call's arguments are sliced as the mask is, and sinks of each query as the
+    queries. If ``causal``, keys after the query are masked without a mask that says so. Weights of ``rows`` are kept.
     """
-    size, keys = (query.shape[2], key.shape[2]), key.shape[2]
-    many = query.shape[0] * query.shape[1] * key.shape[2]
+    queries, keys = size = call.q.shape[2], call.k.shape[2]
+    many = call.q.shape[0] * call.q.shape[1] * keys
+    sinks = sinks_of(call.how, call.q)
 
     def run(part: slice | Tensor, seen: int) -> tuple[Tensor, Tensor | None]:
         cut = (part, slice(0, seen))
-        rest = [_cut(each, size, cut) for each in args], {name: _cut(each, size, cut) for name, each in kwargs.items()}
-        made = _mask(mask, causal, size, cut, query)
-        return eager(module, query[:, :, part], key[:, :, :seen], value[:, :, :seen], made, *rest[0], **rest[1])
+        how = {name: _cut(each, size, cut) for name, each in call.how.items()}
+        if sinks is not None and sinks.ndim == 3:
+            how["sinks"] = call.how["sinks"][:, :, part]
+        some = replace(
+            call,
+            q=call.q[:, :, part],
+            k=call.k[:, :, :seen],
+            v=call.v[:, :, :seen],
+            mask=_mask(call.mask, causal, size, cut, call.q),
+            args=tuple(_cut(each, size, cut) for each in call.args),
+            how=how,
+        )
+        return some.run()
 
-    if fused is not None and many * query.shape[2] >= _LONG:
-        all_heads, (some, weights) = None, run(rows, keys)
+    if fused is not None and many * queries >= _LONG:
+        some, weights = run(rows, keys)
         try:
-            all_heads = fused()
+            all_heads, allowed = fused(), tolerance(some.dtype) * some.abs().max()
+            if weights is not None and (all_heads.index_select(1, rows) - some).abs().max() <= allowed:
+                return Eager(all_heads, None, rows, weights)
         except (ValueError, TypeError, RuntimeError) as error:  # for example with a softcap
             if out_of_memory(error):
                 raise
-        if (
-            all_heads is not None
-            and weights is not None
-            and ((all_heads.index_select(1, rows) - some).abs().max() <= tolerance(some.dtype) * some.abs().max())
-        ):
-            return Eager(all_heads, None, rows, weights)
-    heads, own, whole = [], [], None
-    for part in blocks(query.shape[2], many):
+    heads, own, whole = list[Tensor](), list[Tensor](), None
+    for part in blocks(queries, many):
         seen = min(part.stop, keys) if causal else keys
         out, weights = run(part, seen)
         heads.append(out)
         if weights is not None:
             weights = torch.nn.functional.pad(weights, (0, keys - seen)) if seen < keys else weights
-            whole = weights if part == slice(0, size[0]) else None
+            whole = weights if part == slice(0, queries) else None
             asked = rows[(rows >= part.start) & (rows < part.stop)] - part.start
             own.append(weights.index_select(2, asked))
     joined = torch.cat(own, dim=2) if own else None
@@ -385,8 +324,7 @@ def run_eager(
 
 def _cut(x: Any, size: tuple[int, int], cut: tuple[slice | Tensor, slice]) -> Any:
     """The rows and keys of a queries-by-keys table; anything else is returned unchanged."""
-    table = isinstance(x, Tensor) and x.ndim >= 3 and tuple(x.shape[-2:]) == size
-    return x[..., cut[0], cut[1]] if table else x
+    return x[..., *cut] if isinstance(x, Tensor) and x.ndim >= 3 and x.shape[-2:] == size else x
 
 
 def _mask(
@@ -404,18 +342,9 @@ def _mask(
     return torch.where(mask, torch.zeros((), dtype=like.dtype, device=like.device), torch.finfo(like.dtype).min)
 
 
-def sinks_of(options: Mapping[str, Any], query: Tensor, key: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Sinks as in `Attention`; if each query has its own, also as a table [B, H, Nq, Nk], constant over keys."""
+def sinks_of(options: Mapping[str, Any], query: Float[Tensor, "B H Nq d"]) -> Tensor | None:
+    """Sinks as in `Attention`: one per head, or of each query."""
     sinks = options.get("sinks")
     if not isinstance(sinks, Tensor) or sinks.shape != (*query.shape[:3], 1):
-        return options.get("s_aux"), None
-    return sinks[..., 0].transpose(0, 1), sinks.expand(-1, -1, -1, key.shape[2])
-
-
-def with_sinks(eager: Callable[..., Any]) -> Callable[..., Any]:
-    """Eager attention that takes sinks as a table, which is sliced with the queries, and reads one column of it."""
-
-    def attend(*args: Any, sinks: Tensor, **kwargs: Any) -> Any:
-        return eager(*args, sinks=sinks[..., :1], **kwargs)
-
-    return attend
+        return options.get("s_aux")
+    return sinks[..., 0].transpose(0, 1)
