@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from toeplens.studies.kit.claims import Entry, settle
-from toeplens.studies.kit.contrasts import Contrast
+from toeplens.studies.kit.verdicts import Contrast
 from toeplens.studies.kit.verdicts import ENOUGH, OPEN, Comparison, Finding, Verdict, one_sided, within
 
 Shape = Literal["normal", "two-valued", "skewed", "as seen"]

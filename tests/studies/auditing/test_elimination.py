@@ -18,7 +18,7 @@ from toeplens.sources.huggingface import HeadEffects
 from toeplens.sources.huggingface.effects import head_estimates
 from toeplens.studies import audit
 from toeplens.studies.auditing import effects as silencing
-from toeplens.studies.auditing.elimination import Elimination, Estimate, eliminate
+from toeplens.studies.auditing.effects import Elimination, Estimate, eliminate
 from toeplens.studies.auditing.kept import Kept
 
 transformers = pytest.importorskip("transformers")

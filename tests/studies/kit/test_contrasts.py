@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from toeplens.studies.kit.contrasts import GRAIN, MOST_TIMES, contrast, difference, of_one
+from toeplens.studies.kit.verdicts import GRAIN, MOST_TIMES, contrast, difference, of_one
 
 NONE = 1e-12  # a grain that plays no part
 value = st.integers(-100, 100).map(lambda n: n / 100)

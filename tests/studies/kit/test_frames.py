@@ -15,8 +15,8 @@ from toeplens.ground import InputError
 from toeplens.papers import mathematics
 from toeplens.papers.positional_symbolic import pretrained
 from toeplens.studies.grid import Grid
-from toeplens.studies.kit.frames import CELLS, CLAIMS, EPOCHS, LENGTHS
-from toeplens.studies.kit.frames import HEADS as OF_HEADS
+from toeplens.studies.kit.results import CELLS, CLAIMS, EPOCHS, LENGTHS
+from toeplens.studies.kit.results import HEADS as OF_HEADS
 
 RESULTS = Path(__file__).parents[3] / "results"
 PLACE = ["protocol", "task", "encoding", "seed"]

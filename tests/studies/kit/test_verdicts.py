@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from toeplens.studies import ENOUGH, Finding, Verdict, above, below, combine, opposite, supporting, within
-from toeplens.studies.kit.contrasts import difference
-from toeplens.studies.kit.verdicts import LEVEL, OPEN, agreed, chance, interval_above, one_sided, unknown
+from toeplens.studies.kit.verdicts import LEVEL, OPEN, agreed, chance, difference, interval_above, one_sided, unknown
 
 LEANS: tuple[Verdict, ...] = ("leans to hold", "leans to fail")
 MIRROR: dict[Verdict, Verdict] = {

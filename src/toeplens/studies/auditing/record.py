@@ -83,8 +83,19 @@ class NotThere(InputError):
         return type(self)(self.field, self.number, self.last, 1)
 
 
+class _OfLayer(Record):
+    side: Side
+    kind: Kind
+    layer: reading.Count
+
+    @property
+    def place(self) -> tuple[Side, Kind, int]:
+        """Side, kind and index of the layer."""
+        return self.side, self.kind, self.layer
+
+
 @dataclass(frozen=True)
-class HeadRecord(Record):
+class HeadRecord(_OfLayer):
     """One head. The fields up to ``effect_high`` and the properties below are the table's `COLUMNS`.
 
     profile      attention by distance: on the query token itself, then at distances 1, 2-3, 4-7, 8-15, ..., both sides
@@ -147,7 +158,7 @@ class HeadRecord(Record):
 
 
 @dataclass(frozen=True)
-class LayerRecord(Record):
+class LayerRecord(_OfLayer):
     """One attention call of the model, in the order of the forward pass.
 
     module         name of the module in the model, and its class
@@ -203,21 +214,9 @@ class LayerRecord(Record):
     logit: Size = None
     undecided: Size = None
 
-    def check(self, heads: list[HeadRecord]) -> None:
-        """Raise `ValueError` for heads that do not match the layer."""
-        name, pairs = f"{self.side} {self.kind} layer {self.layer}", len(self.frequencies)
-        if [head.head for head in heads] != list(range(self.heads)):
-            raise ValueError(f"heads of {name} must be 0 to {self.heads - 1}.")
-        if any(pair >= pairs for pair in (*self.dead, *self.tabled)):
-            raise ValueError(f"dead and tabled pairs of {name} must be among its {pairs} pairs.")
-        for head in heads:
-            for use, wanted in (("norm_use", pairs + 1), ("variance_use", pairs + 2)):
-                if (count := len(getattr(head, use))) not in (0, wanted):
-                    raise ValueError(f"{use} of {name} head {head.head} must have {wanted} numbers, got {count}.")
-
 
 @dataclass(frozen=True)
-class BandRecord(Record):
+class BandRecord(_OfLayer):
     """A frequency band of a layer's rotation, and the effect of freezing it in all of the layer's heads.
 
     first, last       first and last pair, counted from 0
@@ -237,10 +236,6 @@ class BandRecord(Record):
     effect: Number
     effect_low: Number
     effect_high: Number
-
-    def of(self, layer: LayerRecord) -> bool:
-        """Whether the band belongs to this layer."""
-        return (self.side, self.kind, self.layer) == (layer.side, layer.kind, layer.layer)
 
 
 @dataclass(frozen=True)
@@ -316,23 +311,23 @@ class AuditRecord(Record):
 
     def of(self, layer: LayerRecord) -> Iterator[HeadRecord]:
         """The heads of one layer."""
-        place = (layer.side, layer.kind, layer.layer)
-        return (head for head in self.heads if (head.side, head.kind, head.layer) == place)
+        return (head for head in self.heads if head.place == layer.place)
 
     def bands_of(self, layer: LayerRecord) -> list[BandRecord]:
         """The bands of one layer."""
-        return [band for band in self.bands if band.of(layer)]
+        return [band for band in self.bands if band.place == layer.place]
 
     def layer_of(self, band: BandRecord) -> LayerRecord:
         """The layer that a band belongs to."""
-        return next(layer for layer in self.layers if band.of(layer))
+        return next(layer for layer in self.layers if layer.place == band.place)
 
     def summary(self) -> dict[str, Any]:
         """The record for JSON output, without the tokens and the heads' lists of numbers."""
-        lists = ("profile", "norm_use", "variance_use")
         content = self.to_dict()
-        heads = [{name: value for name, value in head.items() if name not in lists} for head in content["heads"]]
-        return {name: value for name, value in content.items() if name != "words"} | {"heads": heads}
+        del content["words"]
+        for head in content["heads"]:
+            del head["profile"], head["norm_use"], head["variance_use"]
+        return content
 
     def verify(self) -> None:
         try:
@@ -340,6 +335,14 @@ class AuditRecord(Record):
         except ValidationError as error:
             raise ValueError(sentence(error)) from None
         for layer in self.layers:
-            layer.check(list(self.of(layer)))
+            name, pairs = f"{layer.side} {layer.kind} layer {layer.layer}", len(layer.frequencies)
+            if [head.head for head in self.of(layer)] != list(range(layer.heads)):
+                raise ValueError(f"heads of {name} must be 0 to {layer.heads - 1}.")
+            if any(pair >= pairs for pair in (*layer.dead, *layer.tabled)):
+                raise ValueError(f"dead and tabled pairs of {name} must be among its {pairs} pairs.")
+            for head in self.of(layer):
+                for use, wanted in (("norm_use", pairs + 1), ("variance_use", pairs + 2)):
+                    if (count := len(getattr(head, use))) not in (0, wanted):
+                        raise ValueError(f"{use} of {name} head {head.head} must have {wanted} numbers, got {count}.")
         if sum(layer.heads for layer in self.layers) != len(self.heads):
             raise ValueError("heads must belong to the layers.")

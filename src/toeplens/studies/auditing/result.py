@@ -19,7 +19,7 @@ from toeplens.studies.auditing.kept import PARTS
 from toeplens.studies.auditing.record import AuditRecord
 from toeplens.studies.auditing.sheets import Scale, Values, digits_of, scales_of, title, values_of
 from toeplens.studies.auditing.words import Names, Place, audited, model, place_title, power, proved, told, worst
-from toeplens.studies.kit.models import VERSIONS
+from toeplens.studies.kit.changes import VERSIONS
 
 RECORD = "audit.json"  # file name of the record
 PARQUET, CSV = "heads.parquet", "heads.csv"

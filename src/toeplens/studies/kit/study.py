@@ -6,8 +6,8 @@ A record is results.json (possibly compressed) and claims.json, without the runs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from toeplens.ground.locks import LOCK, Busy, locked
 from toeplens.ground.reading import LARGEST, Count, Number, Positive, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.studies.kit.claims import Entry
-from toeplens.studies.kit.frames import CLAIMS, table
+from toeplens.studies.kit.results import CLAIMS, table
 from toeplens.studies.kit.verdicts import RULE
 from toeplens.training import environment
 from toeplens.training.run import SPEC
@@ -35,7 +35,7 @@ _SECONDS, _ENVIRONMENT = "seconds", "environment"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun(Record):
+class _Begun(Record):
     """The fields of study.json that all kinds have: kind of study, environment and seconds."""
 
     LATER = ("study", "seconds")
@@ -96,8 +96,6 @@ class State:
     total: int
     environment: dict[str, Any]
 
-    # ---- what a kind of study says of itself
-
     @classmethod
     def planned(cls, request: Any) -> Any:
         """The plan of a request; raises `InputError` for invalid values."""
@@ -127,6 +125,11 @@ class State:
         return self.finished > 0
 
     @property
+    def complete(self) -> bool:
+        """Whether everything is finished."""
+        return self.finished == self.total
+
+    @property
     def progress(self) -> str:
         """How much is finished."""
         return f"{self.finished} of {self.total} records finished"
@@ -143,13 +146,6 @@ class State:
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
         """Functions that make its tables, by what a row is; other kinds add more in front."""
         return {"claims": lambda: table(CLAIMS, (entry.row() for entry in self.entries))}
-
-    # ---- what is the same for all
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything is finished."""
-        return self.finished == self.total
 
     def frame(self, rows: str | None = None) -> pa.Table:
         """The results as an Arrow table, which pandas and polars accept (columns: docs/how-to/export.md).
@@ -207,7 +203,12 @@ class State:
         record = _record_in(directory)
         if record is not None and record[0] == cls.NAME:
             return cls.open_record(record[1])
-        with _ours(directory) as ours:
+        ours = False
+        with ExitStack() as stack:
+            if (directory / STUDY).exists():
+                with suppress(Busy):
+                    stack.enter_context(locked(directory, "study"))
+                    ours = True
             state = cls.read(directory, *cls.plan_of(directory))
             if ours and state.begun:
                 state.write_down()
@@ -217,9 +218,8 @@ class State:
         """Write the record to the directory: results.json and claims.json."""
         counted = {"finished": self.finished, "total": self.total, _ENVIRONMENT: self.environment}
         head, found = {"study": self.NAME, **self.asked(), **counted}, self.found()
-        entries = [entry.to_dict() for entry in self.entries]
         write_json(self.directory / RESULTS, {**head, **found}, rows="cells" if "cells" in found else None)
-        write_json(self.directory / CLAIMS_FILE, {**head, "claims": entries})
+        write_json(self.directory / CLAIMS_FILE, {**head, "claims": [entry.to_dict() for entry in self.entries]})
 
     @classmethod
     def carry_out(cls, directory: Path, asked: dict[str, Any], work: Callable[[], Any]) -> Self:
@@ -274,7 +274,7 @@ def read_study(directory: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content = read_json(path)
-    return {**content, **vars(Begun.from_dict(content, f"study: {path}"))}
+    return {**content, **vars(_Begun.from_dict(content, f"study: {path}"))}
 
 
 def study_in(directory: Path) -> str | None:
@@ -300,21 +300,18 @@ def _open_directory(directory: Path) -> dict[str, Any] | None:
     """
     make_directory(directory)
     had = read_study(directory)
-    if had is None and (other := next(_others(directory), None)) is not None:
+    others: list[Path] = []
+    for child in sorted(directory.iterdir()) if had is None else ():
+        if child.name == RUNS and child.is_dir():
+            others += [run for run in sorted(child.iterdir()) if not (run / SPEC).is_file()]
+        elif child.name != LOCK and not is_leftover(child):
+            others.append(child)
+    if others:
         raise InputError(
-            f"out: {directory} contains {other}, which belongs to neither a study nor runs ({RUNS}/*/{SPEC}). Choose "
-            "an empty or new directory."
+            f"out: {directory} contains {others[0].relative_to(directory)}, which belongs to neither a study nor runs "
+            f"({RUNS}/*/{SPEC}). Choose an empty or new directory."
         )
     return had
-
-
-def _others(directory: Path) -> Iterator[Path]:
-    """Relative paths in a directory that are neither runs nor leftovers from writing."""
-    for child in sorted(directory.iterdir()):
-        if child.name == RUNS and child.is_dir():
-            yield from (run.relative_to(directory) for run in sorted(child.iterdir()) if not (run / SPEC).is_file())
-        elif child.name != LOCK and not is_leftover(child):
-            yield child.relative_to(directory)
 
 
 def _must_go_on(runs: Path, jobs: Sequence[Job], limits: Limits) -> None:
@@ -333,23 +330,10 @@ def _must_go_on(runs: Path, jobs: Sequence[Job], limits: Limits) -> None:
         )
 
 
-@contextmanager
-def _ours(directory: Path) -> Iterator[bool]:
-    """Whether the record may be written: not while another process runs the study."""
-    if not (directory / STUDY).exists():
-        yield False
-        return
-    try:
-        with locked(directory, "study"):
-            yield True
-    except Busy:
-        yield False
-
-
 def of_study(limits: Limits | None, out: Path) -> Limits:
     """The limits of a study in ``out``, whose name is the loggers' group."""
     limits = limits or Limits()
-    return limits if limits.group is not None else replace(limits, group=out.absolute().name)
+    return replace(limits, group=limits.group if limits.group is not None else out.absolute().name)
 
 
 def limits_for(time_budget: float | None, limits: Limits) -> Limits:
