@@ -48,7 +48,6 @@ def test_an_encoding_without_parts_says_why_and_shows_the_rest(runs: dict[str, R
     for layer in structure.layers:
         assert layer.parts is None
         assert "content of other tokens" in layer.why
-        assert (layer.toeplitz > 0).all()
     run = runs["fox"]
     examples = examples_of(run.spec, 8)
     found = AttentionTrace(DecoderSource(run.model()), torch.from_numpy(examples.tokens))[0]
@@ -104,13 +103,10 @@ def test_class_logits_are_traced_back_where_the_rules_go_through(runs: dict[str,
     origins = decompose_run(run, examples=8).origins
     assert origins.parts.keys() == set(ORIGINS)
     assert origins.parts["position_attention"] == pytest.approx(found.position_attention.sum(1).mean())
-    assert origins.parts["softmax"] == pytest.approx(found.softmax.mean())
     assert sum(origins.parts.values()) == pytest.approx(origins.logit, rel=1e-9)
     assert origins.logit == pytest.approx(run.model()(torch.from_numpy(examples.tokens)).max(-1).values.mean().item())
     assert origins.share == pytest.approx(found.share.mean())
     np.testing.assert_array_equal(origins.by_head, found.by_layer)
-    size = sum(np.abs(getattr(found, name)).reshape(8, -1).sum(1) for name in ORIGINS) + np.abs(found.target)
-    assert origins.error == pytest.approx((np.abs(found.total - found.target) / size).max())
     assert 0 <= origins.error < 1e-9
     refused = decompose_run(runs["fox"], examples=4)
     assert refused.origins is None

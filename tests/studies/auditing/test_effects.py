@@ -49,7 +49,6 @@ def test_estimates_that_do_not_hold_are_no_effects() -> None:
     assert not found.check.holds
     assert (found.effect, found.method, found.baseline) == (None, None, None)
     assert {head.effect for head in found.heads} == {None}
-    assert all(not layer.deposit for layer in found.layers)
     assert "do not read the estimates as effects" in found.about["no_effects"]
 
 

@@ -19,7 +19,7 @@ from toeplens.sources.huggingface.effects import head_estimates
 from toeplens.studies import audit
 from toeplens.studies.auditing import effects as silencing
 from toeplens.studies.auditing.effects import Elimination, Estimate, eliminate
-from toeplens.studies.auditing.kept import Kept
+from toeplens.studies.auditing.record import Kept
 
 transformers = pytest.importorskip("transformers")
 
@@ -121,14 +121,6 @@ def test_rounds_that_are_kept_are_not_run_again(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_heads_without_an_effect_leave_at_once() -> None:
-    world = Worlds([1.0] * 4, (2, 2), 1.0, 1)
-    world.all[..., 1] = np.nan
-    rows = np.concatenate([each[:, 0] for each in ran(world, 2).parts], axis=1)
-    assert np.isnan(rows[:, 1]).all()
-    assert np.isfinite(rows[:, 0]).all()
-
-
 RISING = [float(number) for number in range(40)]  # what 40 heads are worth
 
 
@@ -151,9 +143,6 @@ def test_an_estimate_leaves_heads_out_and_the_others_have_whole_effects() -> Non
     assert np.isnan(rows[:, left]).all(), "an estimate is no effect"
     drawn = there[there < 28].tolist()
     assert drawn != list(range(20, 28)), "others are drawn, and not the next best"
-    assert (
-        drawn == whole(ran(Worlds(RISING, (20, 20), 0.1, 0), 3, estimate=lambda inputs: np.array(RISING)))[:8].tolist()
-    )
 
 
 def test_a_head_that_an_estimate_misses_is_seen_where_it_is_drawn() -> None:
@@ -168,9 +157,7 @@ def test_a_head_that_an_estimate_misses_is_seen_where_it_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("other", "tokens", "given"),
     [
-        ("bbox", 4, (3, 4)),
         ("bbox", 1000, (2, 1000)),
-        ("bbox", 2048, (1, 2048)),
         ("bbox", 2049, None),
         ("decoder_input_ids", 1000, (1, 1000)),
         ("decoder_input_ids", 1500, (1, 1024)),
@@ -228,7 +215,6 @@ def test_where_an_estimate_is_not_finite_or_has_no_gradient_all_heads_are_in_the
 ) -> None:
     """Gradients that overflow in 16 bits; layers that are quantised."""
     model, tokens = llama(16, 2, 40)
-    assert "estimate" in audit(model, tokens, first=1).about["race"]
 
     def overflown(*args: Any, **options: Any) -> HeadEffects:
         found = head_estimates(*args, **options)

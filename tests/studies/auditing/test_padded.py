@@ -16,7 +16,7 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens import behaviour, frequency_use
-from toeplens.studies.auditing import Audit, HeadRecord, audit, read_tokens
+from toeplens.studies.auditing import Audit, audit, read_tokens
 
 LENGTHS = (12, 19, 26)
 IDS = [torch.randint(4, 31, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
@@ -72,14 +72,20 @@ def test_patterns_are_means_over_the_queries_of_each(kind: str) -> None:
         assert head.profile == pytest.approx(np.average(bins, axis=0, weights=LENGTHS).tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["Mistral", "BERT", "T5"])
-def test_effects_are_means_over_the_sequences(kind: str) -> None:
-    found = together(kind)
+@pytest.mark.parametrize(
+    ("kind", "effects"),
+    [("Mistral", "exact"), ("BERT", "exact"), ("T5", "exact"), ("Llama", "position"), ("Llama", "bands")],
+)
+def test_effects_are_means_over_the_sequences(kind: str, effects: Any) -> None:
+    found, each = together(kind), alone(kind)
+    if effects != "exact":
+        found, *each = (audit(model_of(kind), data, effects=effects) for data in (IDS, *(ids[None] for ids in IDS)))
     assert found.effect == ("states" if kind == "BERT" else "loss")
-    for at, head in enumerate(found.heads):
-        assert head.effect == pytest.approx(np.mean([one.heads[at].effect for one in alone(kind)]), abs=1e-5)
+    rows = [one.bands if effects == "bands" else one.heads for one in (found, *each)]
+    for whole, *parts in zip(*rows, strict=True):
+        assert whole.effect == pytest.approx(np.mean([part.effect for part in parts]), abs=1e-5)
     if kind != "BERT":
-        assert found.baseline == pytest.approx(np.mean([one.baseline for one in alone(kind)]), abs=1e-5)
+        assert found.baseline == pytest.approx(np.mean([one.baseline for one in each]), abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ROTARY)
@@ -112,15 +118,6 @@ def test_shares_alone_and_together_are_known_alike(kind: str) -> None:
         assert all("at least 8 sequences of one length are needed" in (each or "") for each in said)
 
 
-@pytest.mark.parametrize("effects", ["position", "bands"])
-def test_all_methods_leave_padding_out(effects: Any) -> None:
-    found = audit(model_of("Llama"), IDS, effects=effects)
-    each = [audit(model_of("Llama"), ids[None], effects=effects) for ids in IDS]
-    rows = [one.bands if effects == "bands" else one.heads for one in (found, *each)]
-    for whole, *parts in zip(*rows, strict=True):
-        assert whole.effect == pytest.approx(np.mean([part.effect for part in parts]), abs=1e-5)
-
-
 def test_lists_arrays_tensors_and_files_are_taken_alike(tmp_path: Path) -> None:
     (tmp_path / "ids.json").write_text(json.dumps([ids.tolist() for ids in IDS]))
     kinds = [[ids.tolist() for ids in IDS], [ids.numpy() for ids in IDS], read_tokens(tmp_path / "ids.json")]
@@ -133,16 +130,10 @@ def test_lists_arrays_tensors_and_files_are_taken_alike(tmp_path: Path) -> None:
 
 def test_a_text_that_is_shorter_is_read_at_its_own_length() -> None:
     model, long, short = tiny("LlamaForCausalLM", **GROUPED | {"vocab_size": 700}), "apple dog river " * 30, "sea sun"
-    found = audit(model, {"long": long, "short": short}, tokenizer=tokenizer(), max_tokens=20, sequences=3)
-    ids = [tokenizer()(text)["input_ids"] for text in (long, short)]
-    assert found.about["lengths"][:2] == [20, 20]
-    assert found.about["lengths"][2] == len(ids[1]) < 20
+    texts = {"long": long, "short": short}
+    found = audit(model, texts, tokenizer=tokenizer(), max_tokens=20, sequences=3, effects="none")
+    assert found.about["lengths"] == [20, 20, len(tokenizer()(short)["input_ids"])]
     assert found.about["texts"] == ["long", "long", "short"]
-    one = audit(model, [ids[1]], effects="none").heads[0]
-    others = audit(model, {"long": long}, tokenizer=tokenizer(), max_tokens=20, sequences=2, effects="none").heads[0]
-    both: HeadRecord = found.heads[0]
-    queries = [2 * 19, len(ids[1]) - 1]
-    assert both.previous == pytest.approx(np.average([others.previous, one.previous], weights=queries), abs=1e-5)
 
 
 def test_padding_that_changes_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

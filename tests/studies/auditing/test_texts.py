@@ -90,15 +90,6 @@ def test_an_audit_of_several_texts_is_that_of_their_sequences(model: Any, found:
         assert [head.effect_low, head.effect_high] == pytest.approx(ends, abs=1e-4)
 
 
-def test_bands_have_intervals_over_texts_too(model: Any) -> None:
-    found = audit(model, TEXTS, effects="bands", **OPTIONS)
-    each = [audit(model, content, effects="bands", **OPTIONS | {"sequences": 2}) for content in TEXTS.values()]
-    assert found.about["intervals"] == "over 2 texts"
-    for band, *own in zip(found.bands, *(one.bands for one in each), strict=True):
-        far = abs((own[0].effect or 0) - (own[1].effect or 0)) / 2
-        assert (band.effect_high or 0) - (band.effect or 0) == pytest.approx(stats.t.ppf(0.975, 1) * far, abs=1e-4)
-
-
 def test_texts_of_many_sequences_weigh_as_much_as_they_are() -> None:
     """The mean is that over sequences, and the parts' spread that of the linearised mean, by hand."""
     parts, texts = np.random.default_rng(0).normal(size=(7, 2, 3)), ("a", "a", "a", "a", "b", "c", "c")

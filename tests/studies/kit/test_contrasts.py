@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -67,21 +66,6 @@ def test_models_are_no_more_alike_than_their_grain() -> None:
     assert difference([0.9] * 5, [0.5] * 4).error == pytest.approx(GRAIN * math.sqrt(1 / 5 + 1 / 4))
 
 
-def test_without_a_grain_equal_figures_are_sure_of_all_but_their_own_value() -> None:
-    seen = of_one([0.5] * 5, 0.0)
-    assert (seen.above(0.4), seen.below(0.4)) == (0, 1)
-    assert (seen.above(0.6), seen.below(0.6)) == (1, 0)
-    assert (seen.above(0.5), seen.below(0.5)) == (1, 1), "at the bar nothing is decided"
-    assert seen.interval(0.05) == (0.5, 0.5)
-    assert seen.freedom == 4
-
-
-@pytest.mark.parametrize("terms", [*itertools.permutations([(1.0, (0.1, 0.2)), (-1.0, (0.3, 0.5, 0.9))])])
-def test_the_term_with_the_fewest_models_counts(terms: Any) -> None:
-    assert contrast(*terms).seeds == 2
-    assert contrast(*terms, (0.5, [])).seeds == 0
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_model_without_a_figure_is_known_to_have_none(bad: float) -> None:
     assert of_one([0.1, 0.2]).known
@@ -101,7 +85,3 @@ def test_so_many_seeds_decide_and_one_less_does_not(values: list[float], bar: fl
 
     more = range(len(values) + 1, MOST_TIMES * len(values) + 1)
     assert seen.seeds_to_decide(bar, level) == next((count for count in more if decides(count)), None)
-
-
-def test_at_the_bar_no_number_of_seeds_decides() -> None:
-    assert of_one([0.1, 0.3]).seeds_to_decide(0.2, 0.05) is None

@@ -66,18 +66,11 @@ def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("seeds: 1.0e+30", "seeds"),
         ("seeds: true", "seeds"),
         (f"examples: {'9' * 5000}", "digits"),
-        (f"about: {'[' * 5000}{']' * 5000}", "nested more than 64 deep"),
+        (f"about: {'[' * 5000}{']' * 5000}", "nested too deep"),
         ("title: .nan", "title"),
         ("encodings: {rope-bands: {scan: {frequencies: [1.0, true]}}}", "scan"),
-        (
-            "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\n"
-            + "".join(f"{y}: &{y} [{', '.join([f'*{x}'] * 8)}]\n" for x, y in ("ab", "bc", "cd", "de", "ef"))
-            + f"about: [{', '.join(['*f'] * 8)}]",
-            "100,000 values",
-        ),
     ],
 )
 def test_a_grids_file_is_of_plain_numbers_and_of_some_size(text: str, words: str) -> None:

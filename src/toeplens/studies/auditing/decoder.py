@@ -28,11 +28,10 @@ from toeplens.lens import (
     frequency_use,
 )
 from toeplens.sources import DecoderSource
-from toeplens.studies.auditing.effects import Effects, with_effects, without_effects
+from toeplens.studies.auditing.effects import with_effects, without_effects
 from toeplens.studies.auditing.inputs import Progress
-from toeplens.studies.auditing.kept import Kept, files_of
 from toeplens.studies.auditing.measuring import head_records
-from toeplens.studies.auditing.record import LayerRecord, Measured, NotThere
+from toeplens.studies.auditing.record import AuditRecord, Kept, LayerRecord, Measured, NotThere, files_of
 from toeplens.studies.auditing.result import Audit, finished
 from toeplens.studies.kit.options import AuditOptions
 from toeplens.training import Batches, Run, plan_execution
@@ -91,7 +90,7 @@ def audit_run(model: Run | str | Path, options: AuditOptions, directory: Path | 
 
 def _effects(
     source: DecoderSource, batches: Sequence[Any], measured: Sequence[Measured], method: str, kept: Kept
-) -> Effects:
+) -> AuditRecord:
     """The effects of the heads of the measured layers."""
     position = {"method": "exact", "intervention": "position"}
     how: dict[str, Any] = position if method == "position" else {"method": method}
@@ -100,7 +99,7 @@ def _effects(
     )
     found = ablate_heads(source, batches, metric="loss", cumulative=False, memory=memory, **how)
     if found.check is not None and not found.check.holds:
-        return replace(without_effects(measured, found.check.words), check=found.check)
+        return replace(without_effects(measured, no_effects=found.check.words), check=found.check)
     layers = [each.layer.layer for each in measured]
     columns = zip(found.drops[layers], found.low[layers], found.high[layers], strict=True)
     told = {"effect": "loss", "method": method, "baseline": or_none(found.baseline), "check": found.check}

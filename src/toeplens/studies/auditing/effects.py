@@ -14,13 +14,12 @@ from torch import Tensor
 
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import or_none
-from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
+from toeplens.lens import bootstrap_means, check_estimates, gini, sample_heads
 from toeplens.sources.huggingface import BandEffects, HeadEffects, NoGradient, band_effects, head_effects
 from toeplens.sources.huggingface.effects import Taken, head_estimates
 from toeplens.sources.huggingface.outcome import ENOUGH
 from toeplens.studies.auditing.inputs import Work
-from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, LayerRecord, Measured, Method, Number
+from toeplens.studies.auditing.record import AuditRecord, BandRecord, Effect, Kept, Measured, Number
 
 # per layer: effects of its heads, and the ends of their intervals
 Columns = tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"], Float[np.ndarray, "H"]]
@@ -36,29 +35,14 @@ Estimate = Callable[[Mapping[str, Any]], Float[np.ndarray, "n"] | None]
 Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]]], HeadEffects]
 
 
-@dataclass(frozen=True)
-class Effects:
-    """The fields of `toeplens.studies.auditing.Audit` and of its ``about`` that effects add to or change."""
-
-    layers: tuple[LayerRecord, ...]
-    heads: tuple[HeadRecord, ...]
-    effect: Effect | None = None
-    method: Method | None = None
-    baseline: Number = None
-    intervals: str | None = None
-    race: str | None = None
-    check: EstimateCheck | None = None
-    no_effects: str | None = None
-    bands: tuple[BandRecord, ...] = ()
-
-
-def without_effects(measured: Sequence[Measured], why: str | None = None) -> Effects:
-    """Records without effects."""
+def without_effects(measured: Sequence[Measured], **about: str | None) -> AuditRecord:
+    """The record of an audit without effects, with the known entries of ``about``; `finished` adds the rest."""
     heads = tuple(head for each in measured for head in each.heads)
-    return Effects(tuple(each.layer for each in measured), heads, no_effects=why)
+    known = {name: value for name, value in about.items() if value is not None}
+    return AuditRecord(known, tuple(each.layer for each in measured), heads, None, None, None, 0.0)
 
 
-def effects_of(work: Work, measured: Sequence[Measured]) -> Effects:
+def effects_of(work: Work, measured: Sequence[Measured]) -> AuditRecord:
     """Ablate each measured head of a transformers model, or remove its position (`head_effects`).
 
     Saved results are reused. Estimates are checked by ablating a sample of the heads exactly
@@ -106,7 +90,7 @@ def effects_of(work: Work, measured: Sequence[Measured]) -> Effects:
         alone = [each.mean((0, 1))[heads] for each, heads in zip(exact, sample, strict=True)]
         check = check_estimates(estimates, alone, sample)
         if not check.holds:
-            return replace(without_effects(measured, check.words), check=check)
+            return replace(without_effects(measured, no_effects=check.words), check=check)
     rows = [over_texts(own, texts) for own in parts]
     return with_effects(
         measured,
@@ -120,7 +104,7 @@ def effects_of(work: Work, measured: Sequence[Measured]) -> Effects:
     )
 
 
-def _first(work: Work, measured: Sequence[Measured], run: Run, estimate: Estimate) -> Effects:
+def _first(work: Work, measured: Sequence[Measured], run: Run, estimate: Estimate) -> AuditRecord:
     """The heads with the largest effects; the others are dropped early (`eliminate`)."""
     options, counts, first = work.options, [each.layer.heads for each in measured], work.options.first or 1
     say = partial(work.report, "heads")
@@ -167,7 +151,7 @@ def _mean(baseline: Float[np.ndarray, "B"] | None) -> Number:
     return None if baseline is None else or_none(float(np.mean(baseline)))
 
 
-def _of_bands(measured: Sequence[Measured], found: BandEffects, work: Work) -> Effects:
+def _of_bands(measured: Sequence[Measured], found: BandEffects, work: Work) -> AuditRecord:
     """Records of heads without effects, and of the measured bands."""
     made: list[BandRecord] = []
     texts = work.sequences.texts
@@ -178,20 +162,21 @@ def _of_bands(measured: Sequence[Measured], found: BandEffects, work: Work) -> E
             place = each.layer.layer, each.layer.kind, each.layer.side
             ends = band[0], band[-1], float(own.max()), float(own.min())
             made.append(BandRecord(*place, *ends, *(or_none(float(value)) for value in column)))
-    return replace(
-        without_effects(measured),
-        effect=found.outcome,
-        method="bands",
-        baseline=_mean(found.baseline),
-        intervals=way_of(found.parts[0], work.inputs["input_ids"].shape[1], texts),
-        bands=tuple(made),
-    )
+    intervals = way_of(found.parts[0], work.inputs["input_ids"].shape[1], texts)
+    fields: dict[str, Any] = {"effect": found.outcome, "method": "bands", "baseline": _mean(found.baseline)}
+    return replace(without_effects(measured, intervals=intervals), **fields, bands=tuple(made))
 
 
 def with_effects(
-    measured: Sequence[Measured], columns: Iterable[Columns], reach: float = _SIGMAS, **fields: Any
-) -> Effects:
-    """Records with each layer's effects, their intervals and their concentration, and other fields.
+    measured: Sequence[Measured],
+    columns: Iterable[Columns],
+    reach: float = _SIGMAS,
+    *,
+    intervals: str | None,
+    race: str | None = None,
+    **fields: Any,
+) -> AuditRecord:
+    """The record with each layer's effects, their intervals and their concentration, and other fields.
 
     ``reach`` is the half width of an interval in standard errors.
     """
@@ -202,7 +187,7 @@ def with_effects(
             for head, a, b, c in zip(each.heads, effects, low, high, strict=True)
         )
         found.append(Measured(replace(each.layer, deposit=concentration(effects, low, high, reach)), heads))
-    return replace(without_effects(found), **fields)
+    return replace(without_effects(found, intervals=intervals, race=race), **fields)
 
 
 def concentration(

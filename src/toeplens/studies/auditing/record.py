@@ -1,22 +1,32 @@
-"""The record of an audit: values of each head, of each attention call, and of the model."""
+"""The record of an audit (values of each head, of each attention call, and of the model), and parts saved before it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pyarrow as pa
+import torch
+from jaxtyping import Float
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from toeplens.ground import InputError, reading
+from toeplens.ground import InputError, reading, write_text
 from toeplens.ground.errors import sentence
+from toeplens.ground.files import make_directory, read_bytes
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
 from toeplens.sources.huggingface.calls import Kind, Side
 from toeplens.sources.huggingface.outcome import Effect
 from toeplens.studies.kit.kernels import Decay, KernelEnds
+from toeplens.version import __version__
 
+PARTS = ".parts"  # directory of the saved parts of an unfinished audit
 Method = Literal["exact", "position", "bands", "attribution"]
 
 Number = reading.Number | None  # None if unknown: not measured, or not defined for this head
@@ -217,23 +227,18 @@ class LayerRecord(_OfLayer):
 
 @dataclass(frozen=True)
 class BandRecord(_OfLayer):
-    """A frequency band of a layer's rotation, and the effect of freezing it in all of the layer's heads.
-
-    first, last       first and last pair, counted from 0
-    fastest, slowest  largest and smallest absolute frequency, in rad per position
-    effect            as for a head; effect_low, effect_high  the ends of its 95 % interval
-    """
+    """A frequency band of a layer's rotation, and the effect of freezing it in all of the layer's heads."""
 
     WORDS = "audit"
 
     layer: reading.Count
     kind: Kind
     side: Side
-    first: reading.Count
+    first: reading.Count  # pair, from 0
     last: reading.Count
-    fastest: reading.Positive
+    fastest: reading.Positive  # largest absolute frequency, in rad per position
     slowest: reading.Positive
-    effect: Number
+    effect: Number  # as for a head, with its 95 % interval
     effect_low: Number
     effect_high: Number
 
@@ -346,3 +351,83 @@ class AuditRecord(Record):
                         raise ValueError(f"{use} of {name} head {head.head} must have {wanted} numbers, got {count}.")
         if sum(layer.heads for layer in self.layers) != len(self.heads):
             raise ValueError("heads must belong to the layers.")
+
+
+# ---- saved parts, so that an interrupted audit can be resumed -----------------------------------------------------
+
+
+class Kept:
+    """Finished parts in an audit's directory (None saves nothing), under a key of everything that determines them.
+
+    Parts with another key, of other versions of torch or toeplens, or whose content was changed are ignored.
+    """
+
+    def __init__(self, directory: Path | None, key: Mapping[str, Any]) -> None:
+        self._place = None if directory is None else directory / PARTS
+        versions = {"toeplens": __version__, "torch": torch.__version__}
+        self._key = _digest(json.dumps({**key, **versions}, sort_keys=True))
+
+    def get(self, name: str) -> Any:
+        """A part; None if there is none."""
+        try:
+            text = "" if self._place is None else read_bytes(self._place / f"{name}.json").decode()
+            head, _, body = text.partition("\n")
+            return json.loads(body) if head == f"{self._key} {_digest(body)}" else None
+        except (OSError, ValueError):
+            return None
+
+    def put(self, name: str, content: Any) -> None:
+        """Save a part atomically."""
+        if self._place is None:
+            return
+        make_directory(self._place)
+        body = json.dumps(content)
+        write_text(self._place / f"{name}.json", f"{self._key} {_digest(body)}\n{body}")
+
+    def clear(self) -> None:
+        """Remove all parts."""
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def layer(self, number: int) -> Measured | None:
+        """The measures of a call, by its index in the forward pass."""
+        found = self.get(f"layer-{number}")
+        return None if found is None else Measured.from_dict(found, "part")
+
+    def put_layer(self, number: int, measured: Measured) -> None:
+        """Save the measures of a call."""
+        self.put(f"layer-{number}", measured.to_dict())
+
+    def array(self, name: str) -> Float[np.ndarray, "..."] | None:
+        """An array, which may contain NaN; saved by ``put`` as a list."""
+        found = self.get(name)
+        return None if found is None else np.asarray(found, dtype=float)
+
+
+def identity(model: Any, name: str | None) -> Any:
+    """An identity of the model's weights: its files with sizes and times, or a digest of the weights.
+
+    Arguments
+        name  directory or file it was loaded from, or its name on the hub; None for a model object
+    """
+    if name is not None and Path(name).exists():
+        return files_of(Path(name))
+    commit = getattr(model.config, "_commit_hash", None)
+    if name is not None and commit is not None:
+        return [name, commit]
+    digest = hashlib.sha256(repr(model.config).encode())
+    for key, x in sorted(model.state_dict().items()):
+        digest.update(f"{key} {x.dtype} {list(x.shape)}".encode())
+        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def files_of(directory: Path) -> list[list[Any]]:
+    """Name, size and modification time of each file in a directory, or of one file."""
+    inside = [directory] if directory.is_file() else sorted(directory.iterdir())
+    files = [(path, path.stat()) for path in inside if path.is_file()]
+    return [[path.name, found.st_size, found.st_mtime_ns] for path, found in files]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -22,11 +22,10 @@ from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_toke
 from toeplens.sources.huggingface.interventions import calls_of
 from toeplens.sources.huggingface.load import Loaded, called_of, open_model
 from toeplens.sources.huggingface.model import library
-from toeplens.studies.auditing.effects import Effects, effects_of, without_effects
+from toeplens.studies.auditing.effects import effects_of, without_effects
 from toeplens.studies.auditing.inputs import Progress, Sequences, Work, inputs_of, read_tokens, sequences_of, texts_of
-from toeplens.studies.auditing.kept import PARTS, Kept, identity
 from toeplens.studies.auditing.measuring import measure
-from toeplens.studies.auditing.record import Measured, NotThere
+from toeplens.studies.auditing.record import PARTS, AuditRecord, Kept, Measured, NotThere, identity
 from toeplens.studies.auditing.result import RECORD, Audit, finished, open_audit, parquet_of, save
 from toeplens.studies.kit.changes import changes_of, failures_of, told
 from toeplens.studies.kit.options import AuditOptions, taking
@@ -188,14 +187,14 @@ def _check_heads(options: AuditOptions, counts: Sequence[int]) -> None:
         raise invalid("first", f"be at most {there}, the number of heads", options.first)
 
 
-def _effects(work: Work, measured: Sequence[Measured]) -> Effects:
+def _effects(work: Work, measured: Sequence[Measured]) -> AuditRecord:
     """The effects, or why there are none."""
     try:
         return effects_of(work, measured)
     except InputError as error:
         if isinstance(error, NoGradient | NoPosition):  # the request itself is impossible
             raise
-        return without_effects(measured, str(error))
+        return without_effects(measured, no_effects=str(error))
 
 
 def _retrieval(work: Work, needles: Sequence[Item]) -> dict[tuple[int, int], float]:
@@ -215,10 +214,10 @@ def _must_be_same(directory: Path, about: Mapping[str, Any]) -> None:
     had = open_audit(directory).about
     tokens = had.get("input") not in (None, about["input"])
     if tokens or (had.get("changes") or []) != about.get("changes", []):
-        what = f"{'on other tokens' if tokens else 'with other changes'} ({had.get('sequences')} x {had.get('tokens')}"
+        size, text = f"{had.get('sequences')} x {had.get('tokens')} tokens", had.get("text") or "source not recorded"
         raise InputError(
-            f"out: {directory} contains a finished audit {what} tokens, {had.get('text') or 'source not recorded'}). "
-            "Choose an empty or new directory."
+            f"out: {directory} contains a finished audit {'on other tokens' if tokens else 'with other changes'} "
+            f"({size}, {text}). Choose an empty or new directory."
         )
 
 

@@ -44,12 +44,9 @@ def largest(rows: Iterable[Row], name: str) -> tuple[Row, float] | None:
 
 @dataclass(frozen=True)
 class Names:
-    """Names of layers and heads, with side and kind where a model has more than one.
+    """Names of layers and heads, with side and kind where a model has more than one."""
 
-    places  sides and kinds, in the order of the forward pass
-    """
-
-    places: tuple[Place, ...]
+    places: tuple[Place, ...]  # sides and kinds, in the order of the forward pass
 
     @classmethod
     def of(cls, *audits: AuditRecord) -> Names:

@@ -41,14 +41,10 @@ def jobs_of(cells: Sequence[Cell]) -> list[Job]:
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered(State):
-    """The state of a grid.
+    """The state of a grid."""
 
-    results  cells that are trained and ablated, or have diverged; finished cells also have all measures
-    share    share of the maximum number of training steps that is done; a run that ended early counts as complete
-    """
-
-    results: Results
-    share: float
+    results: Results  # cells that are trained and ablated, or have diverged; finished cells also have all measures
+    share: float  # of the maximum number of training steps, done; a run that ended early counts as complete
 
     @classmethod
     def cells(cls, plan: Any) -> list[Cell]:

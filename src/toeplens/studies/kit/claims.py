@@ -138,13 +138,10 @@ def findings(check: Tests[Data], data: Data) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class Aside:
-    """The result of an alternative check.
-
-    verdict  corrected for all alternative checks of the claim
-    """
+    """The result of an alternative check."""
 
     name: str
-    verdict: Verdict
+    verdict: Verdict  # corrected for all alternative checks of the claim
     evidence: tuple[str, ...]
 
 

@@ -157,8 +157,8 @@ class CellResult(Record):
         before, learned = 0.0, 0.0
         for epoch, skill in self._learning():
             if skill >= 0.5:
-                part = (0.5 - learned) / (skill - learned)
-                return float(np.log2(before + part * (epoch - before)))
+                before += (0.5 - learned) / (skill - learned) * (epoch - before)
+                break
             before, learned = epoch, max(0.0, skill)
         return float(np.log2(before))
 
@@ -291,22 +291,14 @@ class BySeed(dict[int, float]):
 
 @dataclass(frozen=True)
 class Figure:
-    """A value of a model that is compared between models.
+    """A value of a model that is compared between models."""
 
-    words   name of the value, before the models' names; empty for the test accuracy
-    of      function that returns the value
-    counts  whether a model has the value
-    without why a model does not have it
-    wanted  what to run if no model has it; empty if ``without`` is enough
-    grain   precision of the value, see `toeplens.studies.kit.verdicts.Contrast`
-    """
-
-    words: str
+    words: str  # name of the value, before the models' names; empty for the test accuracy
     of: Callable[[CellResult], float]
-    counts: Callable[[CellResult], bool] = lambda cell: True
-    without: str = "no skill, or not measured"
-    grain: float = GRAIN
-    wanted: str = ""
+    counts: Callable[[CellResult], bool] = lambda cell: True  # whether a model has the value
+    without: str = "no skill, or not measured"  # why a model does not have it
+    grain: float = GRAIN  # precision of the value, see `toeplens.studies.kit.verdicts.Contrast`
+    wanted: str = ""  # what to run if no model has it; empty if ``without`` is enough
 
     def by_seed(self, cells: Iterable[CellResult]) -> BySeed:
         """The values of the cells that count, at most one per seed."""

@@ -32,6 +32,7 @@ STUDY, RESULTS, CLAIMS_FILE, RUNS = "study.json", "results.json", "claims.json",
 FIRST = "reproduce"  # the kind of study in files that do not name one
 _PACKED = (RESULTS, f"{RESULTS}.xz", f"{RESULTS}.gz")
 _SECONDS, _ENVIRONMENT = "seconds", "environment"
+Environment = dict[str, Text | Number | Truth | None]  # versions, machine and command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class _Begun(Record):
     LATER = ("study", "seconds")
 
     study: str = FIRST
-    environment: dict[str, Text | Number | Truth | None]  # versions, machine and command
+    environment: Environment
     seconds: Positive = 0.0
 
 
@@ -49,21 +50,16 @@ class _Begun(Record):
 class _Head(Record):
     finished: Count
     total: Count
-    environment: dict[str, Text | Number | Truth | None]
+    environment: Environment
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A results.json.
-
-    path     path of the file
-    content  its content: the request and the results
-    head     fields of a `State` that all kinds of study share, without the ledger
-    """
+    """A results.json."""
 
     path: Path
-    content: Mapping[str, Any]
-    head: dict[str, Any]
+    content: Mapping[str, Any]  # the request and the results
+    head: dict[str, Any]  # fields of a `State` that all kinds of study share, without the ledger
 
 
 def read_record(path: Path) -> Kept:
@@ -79,22 +75,17 @@ def read_record(path: Path) -> Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A study's state on disk; a subclass is a kind of study.
-
-    entries          the ledger
-    finished, total  number of finished pieces, and of all
-    environment      versions, machine, command and seconds
-    """
+    """A study's state on disk; a subclass is a kind of study."""
 
     NAME: ClassVar[str]  # the kind in study.json
     COMMAND: ClassVar[str]  # the toeplens command that runs it
     REQUEST: ClassVar[type[Record]]  # what it was asked, as study.json has it
 
     directory: Path
-    entries: list[Entry] = field(default_factory=list)
-    finished: int
+    entries: list[Entry] = field(default_factory=list)  # the ledger
+    finished: int  # number of finished pieces
     total: int
-    environment: dict[str, Any]
+    environment: dict[str, Any]  # versions, machine, command and seconds
 
     @classmethod
     def planned(cls, request: Any) -> Any:
@@ -231,19 +222,19 @@ class State:
         _open_directory(directory)
         with locked(directory, "study"):
             had = _open_directory(directory)
-            if had is not None and had["study"] != cls.NAME:
+            had = had or {"study": cls.NAME, "scale": asked.get("scale"), _SECONDS: 0.0}
+            if had["study"] != cls.NAME:
                 raise InputError(f"out: {directory} contains another study. Choose another directory.")
-            if had is not None and (scale := had.get("scale")) != asked.get("scale"):
+            if (scale := had.get("scale")) != asked.get("scale"):
                 raise InputError(f"out: {directory} contains a study at scale {scale!r}. Choose another directory.")
-            seconds = 0.0 if had is None else had[_SECONDS]
-            content = {"study": cls.NAME, **asked, _SECONDS: seconds, _ENVIRONMENT: environment()}
+            content = {"study": cls.NAME, **asked, _SECONDS: had[_SECONDS], _ENVIRONMENT: environment()}
             write_json(directory / STUDY, content)
             make_directory(directory / RUNS)
             started = time.monotonic()
             try:
                 work()
             finally:
-                spent = round(seconds + time.monotonic() - started, 1)
+                spent = round(had[_SECONDS] + time.monotonic() - started, 1)
                 write_json(directory / STUDY, {**read_json(directory / STUDY), _SECONDS: spent})
                 state = cls.gather(directory)
         return state
@@ -258,14 +249,26 @@ class State:
         workers: Workers,
         on_event: OnEvent | None,
     ) -> Self:
-        """`carry_out` for a study that consists of runs only."""
-        limits, runs = of_study(limits, Path(out)), Path(out) / RUNS
+        """`carry_out` for a study that consists of runs only.
+
+        Raises `InputError` if existing runs do not belong to the study, or lack weights that are needed.
+        """
+        limits, out, runs = of_study(limits, Path(out)), Path(out), Path(out) / RUNS
         must_have(workers, len(jobs), limits)
-        _open_directory(Path(out))
-        _must_go_on(runs, jobs, limits)
-        return cls.carry_out(
-            Path(out), asked, partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event)
-        )
+        _open_directory(out)
+        names = {job.spec.name for job in jobs}
+        there = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
+        if there and not names & there and not (out / STUDY).exists():
+            raise InputError(
+                f"out: none of the {len(there)} runs in {runs} belongs to this study's {len(names)}. Set their scale, "
+                "protocol and parts, or choose another directory."
+            )
+        if limits.publish is None and (kept := without_weights(jobs, runs)):
+            raise InputError(
+                f"out: {len(kept)} finished runs in {runs} have no weights to measure (first: {kept[0].spec.name}). "
+                "Delete these runs to train them again, or choose another directory."
+            )
+        return cls.carry_out(out, asked, partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event))
 
 
 def read_study(directory: Path) -> dict[str, Any] | None:
@@ -314,22 +317,6 @@ def _open_directory(directory: Path) -> dict[str, Any] | None:
     return had
 
 
-def _must_go_on(runs: Path, jobs: Sequence[Job], limits: Limits) -> None:
-    """Raise `InputError` if existing runs do not belong to the study, or lack weights that are needed."""
-    names = {job.spec.name for job in jobs}
-    there = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
-    if there and not names & there and not (runs.parent / STUDY).exists():
-        raise InputError(
-            f"out: none of the {len(there)} runs in {runs} belongs to this study's {len(names)}. Set their scale, "
-            "protocol and parts, or choose another directory."
-        )
-    if limits.publish is None and (kept := without_weights(jobs, runs)):
-        raise InputError(
-            f"out: {len(kept)} finished runs in {runs} have no weights to measure (first: {kept[0].spec.name}). "
-            "Delete these runs to train them again, or choose another directory."
-        )
-
-
 def of_study(limits: Limits | None, out: Path) -> Limits:
     """The limits of a study in ``out``, whose name is the loggers' group."""
     limits = limits or Limits()
@@ -340,5 +327,4 @@ def limits_for(time_budget: float | None, limits: Limits) -> Limits:
     """``limits`` with a deadline ``time_budget`` seconds from now, minus a reserve for writing the results."""
     if time_budget is None:
         return limits
-    reserve = min(20.0, 0.25 * time_budget)
-    return replace(limits, deadline=time.time() + time_budget - reserve)
+    return replace(limits, deadline=time.time() + time_budget - min(20.0, 0.25 * time_budget))

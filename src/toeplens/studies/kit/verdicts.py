@@ -52,15 +52,11 @@ class Contrast:
 
     Models of different terms are treated as independent (Welch). In the studies so far, sharing the examples of a seed
     did not correlate them, and pairing would halve the degrees of freedom. Terms may have different seeds.
-
-    terms  weights, and values of the models
-    grain  minimum standard deviation of a model's value, such as the sampling error of a test accuracy
-    missing  how many models have no value, and why; empty if all have one
     """
 
-    terms: tuple[tuple[float, tuple[float, ...]], ...]
-    grain: float = GRAIN
-    missing: str = ""
+    terms: tuple[tuple[float, tuple[float, ...]], ...]  # weights, and values of the models
+    grain: float = GRAIN  # minimum standard deviation of a model's value, such as a test accuracy's sampling error
+    missing: str = ""  # how many models have no value, and why; empty if all have one
 
     @property
     def seeds(self) -> int:
@@ -81,8 +77,7 @@ class Contrast:
     def _errors(self) -> np.ndarray:
         """Variance of the mean of each term; needs at least two models."""
         floor = self.grain**2
-        spreads = [max(float(np.var(values, ddof=1)), floor) / len(values) for _, values in self.terms]
-        return np.array([weight**2 * spread for (weight, _), spread in zip(self.terms, spreads, strict=True)])
+        return np.array([w**2 * (max(float(np.var(x, ddof=1)), floor) / len(x)) for w, x in self.terms])
 
     @cached_property
     def error(self) -> float:
@@ -108,25 +103,21 @@ class Contrast:
 
     def above(self, bar: float) -> float:
         """P-value against the sum being at ``bar`` or below."""
-        return self._beyond(bar, 1)
+        if not np.isfinite(bar):
+            return float(bar > 0)
+        lead = self.value - bar
+        return float(lead <= 0) if self.error == 0 else float(stdtr(self.freedom, -lead / self.error))
 
     def below(self, bar: float) -> float:
         """P-value against the sum being at ``bar`` or above."""
-        return self._beyond(bar, -1)
-
-    def _beyond(self, bar: float, side: int) -> float:
-        if not np.isfinite(bar):
-            return float(side * bar > 0)
-        lead = side * (self.value - bar)
-        return float(lead <= 0) if self.error == 0 else float(stdtr(self.freedom, -lead / self.error))
+        return contrast(*((-weight, values) for weight, values in self.terms), grain=self.grain).above(-bar)
 
     def seeds_to_decide(self, bar: float, level: float) -> int | None:
         """Seeds needed if mean and spread stay the same; None if more than `MOST_TIMES` times the current number."""
         distance = abs(self.value - bar)
         for count in range(self.seeds + 1, MOST_TIMES * self.seeds + 1):
-            growth = count / self.seeds
             freedom = self.freedom * (count - 1) / (self.seeds - 1)
-            if float(stdtrit(freedom, 1 - level / 2)) * self.error / growth**0.5 < distance:
+            if float(stdtrit(freedom, 1 - level / 2)) * self.error / (count / self.seeds) ** 0.5 < distance:
                 return count
         return None
 
@@ -326,14 +317,11 @@ def combine(findings: Sequence[Finding], level: float | None = None) -> Verdict:
         level  two-sided error of the whole claim; None: the uncorrected verdict, with each part at 5%
     """
     told = list(zip(findings, told_of(findings, level), strict=True))
-    kinds = [verdict for finding, verdict in told if finding.essential]
-    if "fails" in kinds:
-        return "fails"
-    if kinds and set(kinds) == {"holds"}:
+    kinds = {verdict for finding, verdict in told if finding.essential} or {"undecided"}
+    if kinds == {"holds"}:
         return "holds in part" if any("fails" in (verdict, finding.verdict) for finding, verdict in told) else "holds"
-    if not kinds or "undecided" in kinds:
-        return "undecided"
-    return "leans to fail" if "leans to fail" in kinds else "leans to hold"
+    order: tuple[Verdict, ...] = ("fails", "undecided", "leans to fail")
+    return next((verdict for verdict in order if verdict in kinds), "leans to hold")
 
 
 def told_of(findings: Sequence[Finding], level: float | None = None) -> list[Verdict]:
@@ -345,11 +333,10 @@ def told_of(findings: Sequence[Finding], level: float | None = None) -> list[Ver
     if level is None:
         return [finding.verdict for finding in findings]
     shares = {kind: level / sharing([each for each in findings if each.essential is kind]) for kind in (True, False)}
-    told: list[Verdict] = []
-    for finding in findings:
-        verdict = finding.at(level)
-        told.append(verdict if verdict != "fails" else finding.at(shares[finding.essential]))
-    return told
+    return [
+        verdict if (verdict := finding.at(level)) != "fails" else finding.at(shares[finding.essential])
+        for finding in findings
+    ]
 
 
 def chance(findings: Sequence[Finding]) -> float | None:
@@ -378,12 +365,11 @@ def holm(chances: Sequence[float | None], level: float = LEVEL) -> list[float]:
     A claim is decided at its error exactly if Holm's procedure rejects it.
     """
     counted = sorted(value for value in chances if value is not None)
-    errors, stop = [], len(counted)
+    by_value: dict[float, float] = {}
+    last = level
     for place, value in enumerate(counted):
-        errors.append(level / (len(counted) - place))
-        if value > errors[-1]:
-            stop = place
+        last = level / (len(counted) - place)
+        if value > last:
             break
-    last = errors[-1] if errors else level
-    by_value = dict(zip(counted[:stop], errors[:stop], strict=False))
+        by_value[value] = last
     return [by_value.get(value, last) if value is not None else level for value in chances]
