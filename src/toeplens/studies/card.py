@@ -45,19 +45,14 @@ class Cost:
 class Card:
     """The content of a card.
 
-    offsets     [D] -(M-1) .. M-1, at which the kernel was evaluated; M is ``max_len``
-    kernel      [H or 1, D] real (a bias, or inner products of input vectors), [H or 1, n, D] complex (a rotation: one
-                row per frequency), or None
-    angles      [P] angles of the symbol in radians
-    symbol      [H or 1, P] symbol of the kernel, averaged over frequencies, under the window 1 - |delta| / M. This is
-                the Rayleigh quotient of the M x M Toeplitz matrix and a wave of that angle, so it lies within the
-                eigenvalues. None without a kernel, or if the kernel is infinite
-    profile     [H, R] attention by distance 0 .. R-1: weight of a key times the number of visible keys, averaged over
-                random contents; 1 if position makes no difference. Queries and keys share a common component, so that
-                logits without position have mean 2 and standard deviation 1: the effect of a rotation on similar
-                contents would not be visible with unrelated contents
-    resolution  by dtype: the first distance d (for input vectors: position) at which d and d + 1 round to the same
-                value; None if there is none up to 1,048,576. None as a whole without a fixed table of values
+    The symbol of the kernel is averaged over frequencies, under the window 1 - |delta| / M, where M is ``max_len``.
+    This is the Rayleigh quotient of the M x M Toeplitz matrix and a wave of that angle, so it lies within the
+    eigenvalues.
+
+    The profile is the attention by distance 0 .. R-1: weight of a key times the number of visible keys, averaged over
+    random contents; 1 if position makes no difference. Queries and keys share a common component, so that logits
+    without position have mean 2 and standard deviation 1: the effect of a rotation on similar contents would not be
+    visible with unrelated contents.
     """
 
     name: str
@@ -69,11 +64,14 @@ class Card:
     declared: conformance.Facts
     measured: conformance.Facts
     report: conformance.Report
-    offsets: Int[np.ndarray, "D"]
+    offsets: Int[np.ndarray, "D"]  # -(M-1) .. M-1, at which the kernel was evaluated
+    # a bias, or inner products of input vectors; complex rows per frequency for a rotation. H is 1 if heads are equal
     kernel: Float[np.ndarray, "H D"] | Complex[np.ndarray, "H n D"] | None
-    angles: Float[np.ndarray, "P"] | None
-    symbol: Float[np.ndarray, "H P"] | None
+    angles: Float[np.ndarray, "P"] | None  # of the symbol, in radians
+    symbol: Float[np.ndarray, "H P"] | None  # None without a kernel, or if the kernel is infinite
     profile: Float[np.ndarray, "H R"]
+    # by dtype, the first distance d (input vectors: position) at which d and d + 1 round to the same value; None if
+    # there is none up to 1,048,576; None as a whole without a fixed table of values
     resolution: dict[str, int | None] | None
     cost: Cost
 

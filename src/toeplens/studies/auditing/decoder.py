@@ -18,15 +18,7 @@ from toeplens.engine import examples_of
 from toeplens.engine.examples import replayed_at_once
 from toeplens.ground import InputError
 from toeplens.ground.words import or_none
-from toeplens.lens import (
-    AttentionTrace,
-    Behaviour,
-    LayerTrace,
-    PatternSums,
-    ablate_heads,
-    behaviour,
-    frequency_use,
-)
+from toeplens.lens import AttentionTrace, Behaviour, LayerTrace, PatternSums, ablate_heads, behaviour, frequency_use
 from toeplens.sources import DecoderSource
 from toeplens.studies.auditing.effects import with_effects, without_effects
 from toeplens.studies.auditing.inputs import Progress
@@ -132,11 +124,7 @@ def _measured(
 
 
 def _layer(
-    layer: LayerTrace,
-    tokens: Tensor,
-    heads: Float[Tensor, "B N H dv"],
-    shares: Behaviour | None,
-    unknown: str | None,
+    layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"], shares: Behaviour | None, unknown: str | None
 ) -> Measured:
     name, count, length = type(layer.encoding).__name__, *layer.q.shape[1:3]
     sums, missed = _sums(layer, tokens, heads)

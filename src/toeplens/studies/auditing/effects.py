@@ -181,20 +181,17 @@ def with_effects(
     ``reach`` is the half width of an interval in standard errors.
     """
     found = []
-    for each, (effects, low, high) in zip(measured, columns, strict=True):
+    for each, column in zip(measured, columns, strict=True):
         heads = tuple(
             replace(head, effect=or_none(a), effect_low=or_none(b), effect_high=or_none(c))
-            for head, a, b, c in zip(each.heads, effects, low, high, strict=True)
+            for head, a, b, c in zip(each.heads, *column, strict=True)
         )
-        found.append(Measured(replace(each.layer, deposit=concentration(effects, low, high, reach)), heads))
+        found.append(Measured(replace(each.layer, deposit=concentration(*column, reach)), heads))
     return replace(without_effects(found, intervals=intervals, race=race), **fields)
 
 
 def concentration(
-    effects: Float[np.ndarray, "H"],
-    low: Float[np.ndarray, "H"],
-    high: Float[np.ndarray, "H"],
-    reach: float = _SIGMAS,
+    effects: Float[np.ndarray, "H"], low: Float[np.ndarray, "H"], high: Float[np.ndarray, "H"], reach: float = _SIGMAS
 ) -> dict[str, Number]:
     """Sums of a layer's positive and negative effects, and how concentrated the positive ones are (the deposit).
 
@@ -205,12 +202,9 @@ def concentration(
     if not np.isfinite(effects).all():  # unknown for some heads
         return {}
     clipped = np.clip(effects, 0, None)
-    total, order = clipped.sum(), np.sort(clipped)[::-1]
-    found: dict[str, Number] = {
-        "helps": or_none(total),
-        "harms": or_none(np.clip(effects, None, 0).sum()),
-        "lead": or_none(order[0] - order[1]) if len(order) > 1 else or_none(order[0]),
-    }
+    total, order = clipped.sum(), np.sort([*clipped, 0.0])[::-1]
+    sums = {"helps": total, "harms": np.clip(effects, None, 0).sum(), "lead": order[0] - order[1]}
+    found: dict[str, Number] = {name: or_none(value) for name, value in sums.items()}
     sigma = (high - low) / (2 * reach)
     noise = _MEAN * sigma.sum() + _ONE_SIDED * _SPREAD * np.sqrt((sigma**2).sum())
     if not total > noise:  # also if intervals are unknown
@@ -259,13 +253,11 @@ def over_texts(parts: Float[np.ndarray, "B K H"], texts: Sequence[str]) -> Float
     Arguments
         texts  name of each sequence's text; with fewer than two texts the parts are returned unchanged
     """
-    names = sorted(set(texts))
+    names, own, each = sorted(set(texts)), np.array(texts), parts.mean(1)
     if len(names) < 2:
         return parts
-    each, own = parts.mean(1), np.array(texts)
-    mean = each.mean(0)
-    far = np.stack([(each[own == name] - mean).sum(0) for name in names])
-    return (mean + len(names) / len(own) * far)[:, None]
+    far = np.stack([(each[own == name] - each.mean(0)).sum(0) for name in names])
+    return (each.mean(0) + len(names) / len(own) * far)[:, None]
 
 
 def way_of(parts: Float[np.ndarray, "B K H"], tokens: int, texts: Sequence[str] = ()) -> str | None:
@@ -273,11 +265,9 @@ def way_of(parts: Float[np.ndarray, "B K H"], tokens: int, texts: Sequence[str] 
     sequences, blocks, _ = parts.shape
     if len(set(texts)) > 1:
         return f"over {len(set(texts))} texts"
-    if sequences * blocks < 2:
-        return None
-    if blocks == 1:
-        return "over sequences"
-    return f"over blocks of about {round(tokens / blocks)} tokens within the sequences"
+    if blocks > 1:
+        return f"over blocks of about {round(tokens / blocks)} tokens within the sequences"
+    return "over sequences" if sequences > 1 else None
 
 
 # ---- successive elimination: the N most important heads --------------------------------------------------------------

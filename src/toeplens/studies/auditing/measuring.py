@@ -109,7 +109,8 @@ def measure_call(
     by_offset = bias if bias is None or bias.ndim < 4 else None
     if not unknown and placed["rotation"] is not None:
         placed.pop("k_position", None)
-        use = frequency_use(**{**placed, "bias": by_offset})
+        for_frequencies: dict[str, Any] = {**placed, "bias": by_offset}
+        use = frequency_use(**for_frequencies)
         offsets = rotary_offsets(
             placed["q"], placed["k"], len(placed["rotation"]), placed["lengths"], pairing="interleaved", layout="bhnd"
         )
@@ -200,8 +201,7 @@ def head_records(
     patterns = sums.result()
     columns: dict[str, Any] = {name: getattr(patterns, name) for name in _PATTERNS}
     columns["sink"] = np.clip(columns["sink"], 0, None)  # without a sink it is only rounding
-    if shares is not None:
-        columns |= {name: getattr(shares, name) for name in _SHARES}
+    columns |= {} if shares is None else {name: getattr(shares, name) for name in _SHARES}
     lists: dict[str, Float[np.ndarray, "H n"]] = {"profile": patterns.profile}
     if use is not None:
         columns["centre"] = use.centre().tolist()
@@ -226,7 +226,7 @@ def head_records(
         for name, values in lists.items():  # empty if unknown
             found[name] = tuple(values[head].tolist()) if np.isfinite(values[head]).all() else ()
         found |= {"decay": decays[head], "kernel": kernels[head if len(kernels) > 1 else 0]}
-        made.append(HeadRecord(layer.side, layer.kind, layer.layer, head, **found))
+        made.append(HeadRecord(*layer.place, head, **found))
     return tuple(made)
 
 

@@ -106,16 +106,7 @@ class _OfLayer(Record):
 
 @dataclass(frozen=True)
 class HeadRecord(_OfLayer):
-    """One head. The fields up to ``effect_high`` and the properties below are the table's `COLUMNS`.
-
-    profile      attention by distance: on the query token itself, then at distances 1, 2-3, 4-7, 8-15, ..., both sides
-                 together; sums to 1 minus the attention on a sink
-    norm_use     share of the mean of ||q|| ||k|| in each RoPE frequency: first the dimensions without rotation, then
-                 the frequencies in the layer's order
-    variance_use share of the logits' variance, Cov(L_t, L) / Var(L), in the same order; the last value is for a bias
-    decay        change of the mean logit with distance; None if queries and keys have no offset (cross attention)
-    kernel       extreme eigenvalues and symbol of the head's offset bias; None without one
-    """
+    """One head. The fields up to ``effect_high`` and the properties below are the table's `COLUMNS`."""
 
     LATER = ("decay", "kernel", "massive_q", "massive_k", "offset", "retrieval", "duplicate")
 
@@ -145,11 +136,14 @@ class HeadRecord(_OfLayer):
     effect: Number = None
     effect_low: Number = None
     effect_high: Number = None
+    # attention by distance: on the query token itself, then at distances 1, 2-3, 4-7, 8-15, ..., both sides together;
+    # sums to 1 minus the attention on a sink
     profile: tuple[_Weight, ...] = ()
+    # share of the mean of ||q|| ||k||: in the dimensions without rotation, then by frequency in the layer's order
     norm_use: tuple[reading.Number, ...] = ()
-    variance_use: tuple[reading.Number, ...] = ()
-    decay: Decay | None = None
-    kernel: KernelEnds | None = None
+    variance_use: tuple[reading.Number, ...] = ()  # Cov(L_t, L) / Var(L) of the logits, likewise, and last of a bias
+    decay: Decay | None = None  # of the mean logit with distance; None without an offset (cross attention)
+    kernel: KernelEnds | None = None  # of the head's offset bias; None without one
 
     @property
     def half_distance(self) -> Number:
@@ -169,60 +163,41 @@ class HeadRecord(_OfLayer):
 
 @dataclass(frozen=True)
 class LayerRecord(_OfLayer):
-    """One attention call of the model, in the order of the forward pass.
-
-    module         name of the module in the model, and its class
-    heads, key_heads, head_dim   number of query heads, of key heads, and width of queries and keys
-    scale          factor of q . k
-    softcap        c of c tanh(x / c); None without
-    causal         whether keys after the query are masked
-    window         maximum number of visible keys up to and including the query's own, on either side if not causal;
-                   None if all are visible
-    chunk          chunk size if queries only see keys of their own chunk; otherwise None
-    position       how position enters, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
-    frequencies    RoPE frequencies in rad per position, in the order of the pairs; empty without a known rotation
-    dead           indices of frequencies whose pairs contribute to no logit: in all heads their queries or keys are 0
-    tabled         indices of frequencies taken from the model's own table of cosines because no rotation was
-                   measurable: queries and keys are 0, or the angles are too small for the model's precision
-    unknown        why positional, symbolic and interaction shares (and frequency use) are unknown; None if known
-    weights        largest difference of a recomputed attention weight; None if the model does not expose weights
-    outputs        largest difference of a head's output, relative to the layer's largest
-    tolerance      largest weight difference that rounding explains; in earlier records the limit of both differences
-    used           largest difference of weights or outputs, as a share of what rounding explains; None in earlier
-                   records, and if not measured
-    logit          largest absolute logit of a visible key; None likewise
-    undecided      share of queries whose largest weight may change by 0.5 or more due to rounding; None likewise
-    deposit        ``helps`` and ``harms``: sums of the layer's positive and negative effects; from the effects d
-                   clipped at 0: ``top_share`` max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini`` (None
-                   if the sum is within its noise), ``lead`` (largest minus second largest); empty without effects
-    """
+    """One attention call of the model, in the order of the forward pass."""
 
     LATER = ("deposit", "dead", "tabled", "chunk", "used", "logit", "undecided")
 
     side: Side
     kind: Kind
     layer: reading.Count
-    module: reading.Text
-    heads: reading.Count
+    module: reading.Text  # name of the module in the model, and its class
+    heads: reading.Count  # query heads
     key_heads: reading.Count
-    head_dim: reading.Count
-    scale: reading.Number
-    softcap: Number
-    causal: reading.Truth
+    head_dim: reading.Count  # width of queries and keys
+    scale: reading.Number  # factor of q . k
+    softcap: Number  # c of c tanh(x / c); None without
+    causal: reading.Truth  # whether keys after the query are masked
+    # maximum number of visible keys up to and including the query's own, on either side if not causal; None: all
     window: reading.Count | None
-    position: reading.Text
-    frequencies: tuple[reading.Number, ...]
-    unknown: reading.Text | None
-    weights: Size
-    outputs: reading.Positive
-    tolerance: reading.Positive
+    position: reading.Text  # how it enters, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
+    frequencies: tuple[reading.Number, ...]  # of RoPE, in rad per position, by pair; empty without a known rotation
+    unknown: reading.Text | None  # why positional, symbolic and interaction shares and frequency use are; None if known
+    weights: Size  # largest difference of a recomputed attention weight; None if the model does not expose weights
+    outputs: reading.Positive  # largest difference of a head's output, relative to the layer's largest
+    tolerance: reading.Positive  # largest weight difference that rounding explains; earlier: the limit of both
+    # ``helps`` and ``harms``: sums of the layer's positive and negative effects; from the effects d clipped at 0:
+    # ``top_share`` max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini`` (None if the sum is within its
+    # noise), ``lead`` (largest minus second largest); empty without effects
     deposit: dict[str, Number] = field(default_factory=dict)
-    dead: tuple[reading.Count, ...] = ()
+    dead: tuple[reading.Count, ...] = ()  # frequencies that contribute to no logit: queries or keys of all heads are 0
+    # frequencies from the model's own table of cosines because no rotation was measurable: queries and keys are 0, or
+    # the angles are too small for the model's precision
     tabled: tuple[reading.Count, ...] = ()
-    chunk: reading.Count | None = None
-    used: Size = None
-    logit: Size = None
-    undecided: Size = None
+    chunk: reading.Count | None = None  # size of the chunks if queries only see keys of their own
+    # None in earlier records, and if not measured
+    used: Size = None  # largest difference of weights or outputs, as a share of what rounding explains
+    logit: Size = None  # largest absolute logit of a visible key
+    undecided: Size = None  # share of queries whose largest weight may change by 0.5 or more due to rounding
 
 
 @dataclass(frozen=True)
@@ -276,34 +251,25 @@ class AuditRecord(Record):
                  retrieval), changes (of the model), request (a digest, in an audit of many models), seed, intervals
                  (what the intervals of effects are taken over), race (which heads were dropped early), torch,
                  transformers, python, seconds
-    layers       every attention call, in the order of the forward pass
-    heads        every head, in the same order
     effect       ``loss`` (nats per token) or ``states`` (squared distance of the last hidden states from the intact
                  ones, relative to their variance over tokens); None if effects were not measured
     method       ``exact`` (ablate each head), ``position`` (remove position from each head), ``bands`` (freeze each
                  frequency band of each layer) or ``attribution`` (estimate of ablation); None likewise
-    baseline     loss of the intact model; None for states and without effects
-    whole        largest difference of the model's output between the captured and a plain forward pass, relative to
-                 the largest output
-    words        tokens of the first sequence as text; empty without a tokenizer
-    check        comparison of estimates with exact effects for a sample of heads, with layers counted as in
-                 ``layers``. If the check fails, there are no effects
-    bands        for ``bands``, each band of each layer that has a rotation; otherwise empty
     """
 
     WORDS = "audit"
     LATER = ("words", "check", "bands")
 
     about: dict[str, Any]
-    layers: tuple[LayerRecord, ...]
-    heads: tuple[HeadRecord, ...]
+    layers: tuple[LayerRecord, ...]  # every attention call, in the order of the forward pass
+    heads: tuple[HeadRecord, ...]  # every head, in the same order
     effect: Effect | None
     method: Method | None
-    baseline: Number
-    whole: reading.Positive
-    words: tuple[reading.Text, ...] = ()
-    check: EstimateCheck | None = None
-    bands: tuple[BandRecord, ...] = ()
+    baseline: Number  # loss of the intact model; None for states and without effects
+    whole: reading.Positive  # largest difference of a plain pass's output, relative to the largest output
+    words: tuple[reading.Text, ...] = ()  # tokens of the first sequence as text; empty without a tokenizer
+    check: EstimateCheck | None = None  # of estimates for a sample of heads; if it fails, there are no effects
+    bands: tuple[BandRecord, ...] = ()  # for the method ``bands``, those of each layer that has a rotation
 
     def table(self) -> dict[str, list[Any]]:
         """The heads as columns (`COLUMNS`), one value per head; None if unknown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ def finished(effects: AuditRecord, about: dict[str, Any], *, seed: int, started:
     ``started`` is the start time, from `time.monotonic`.
     """
     seconds = round(time.monotonic() - started, 1)
-    about = {**about, "seed": seed, **effects.about, **VERSIONS, "seconds": seconds}
-    return Audit(**vars(effects) | {"about": about} | more)
+    more["about"] = {**about, "seed": seed, **effects.about, **VERSIONS, "seconds": seconds}
+    return Audit(**vars(replace(effects, **more)))
 
 
 def save(audit: Audit, directory: Path) -> Path:

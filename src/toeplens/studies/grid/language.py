@@ -106,15 +106,12 @@ def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
 def deposit(cell: CellResult, layer: int | None = None) -> float:
     """The largest of `position_shares`, over all heads or those of one layer."""
     shares = position_shares(cell)
-    if shares is None:
-        return _NOTHING
-    return float((shares if layer is None else shares[layer]).max())
+    return _NOTHING if shares is None else float((shares if layer is None else shares[layer]).max())
 
 
 def positional_by_frequency(cell: CellResult, *, untrained: bool = False) -> float:
     """Rank correlation over heads of positional share and mean frequency; ``untrained``: before training."""
-    names = ("beginning", "beginning") if untrained else ("behaviour", "frequency")
-    follows, use = map(cell.measure, names)
+    follows, use = map(cell.measure, ("beginning",) * 2 if untrained else ("behaviour", "frequency"))
     if follows is None or use is None:
         return _NOTHING
     both = np.stack((follows.positional.ravel(), use.centre.ravel()))

@@ -62,8 +62,7 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
         raise InputError(f"{column.label} on {label}: {error}") from None
     name = f"{spec.title_of(label)} · {column.title} · seed {seed}"
     return Cell(
-        Key(model.protocol, label, column.label, seed),
-        Job(run, name, spec.examples, "test", spec.measures, part.watch),
+        Key(model.protocol, label, column.label, seed), Job(run, name, spec.examples, "test", spec.measures, part.watch)
     )
 
 

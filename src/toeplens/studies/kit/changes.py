@@ -70,10 +70,9 @@ def changes_of(loaded: Loaded, changes: Sequence[Wish | Change]) -> list[Change]
         return found
     calls: list[AttentionCall] = []
     tokens = torch.tensor([[*range(1, 9)], [*range(8, 0, -1)]], device=loaded.model.device)
-    decoder = {"decoder_input_ids": tokens} if loaded.model.config.is_encoder_decoder else {}
-    inputs = {"input_ids": tokens, **decoder}
+    sides = ("", "decoder_") if loaded.model.config.is_encoder_decoder else ("",)
     try:
-        captured(loaded.model, inputs, calls.append)
+        captured(loaded.model, {f"{side}input_ids": tokens for side in sides}, calls.append)
     except Exception as error:  # so few tokens may fail in some models; errors are then reported in the real pass
         if out_of_memory(error) or any(wish.layers is None or wish.exchanged[0] for wish in wishes):
             raise
@@ -235,6 +234,5 @@ def failures_of(loaded: Loaded, what: str, advice: str) -> Iterator[None]:
         if out_of_memory(error):
             raise EnvironmentFailure(f"Out of memory on {loaded.model.device}{advice}") from error
         if of_libraries(error):
-            name = type(loaded.model).__name__
-            raise InputError(f"model: the {what} of {name} failed: {words(error)}.") from error
+            raise InputError(f"model: the {what} of {type(loaded.model).__name__} failed: {words(error)}.") from error
         raise

@@ -174,8 +174,7 @@ class Entry:
         """What would decide an open claim, part by part; empty for a decided one."""
         if self.verdict not in OPEN:
             return []
-        parts = [part for part in self.findings if part.essential]
-        share = self.error / sharing(parts)
+        share = self.error / sharing([part for part in self.findings if part.essential])
         wanting = [  # with the error of each part after correction
             part.wanting
             if part.comparison is None or part.holds is None or part.sides != (True, True)

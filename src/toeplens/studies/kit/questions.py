@@ -82,8 +82,7 @@ class Writer:
 
     def items(self, asked: Asked) -> list[Item]:
         """All items; deterministic for a seed."""
-        longest = max(asked.lengths)
-        found = [self.loss(longest) for _ in range(asked.sequences)]
+        found = [self.loss(max(asked.lengths)) for _ in range(asked.sequences)]
         for length in asked.lengths:
             for depth in (*asked.depths, None) if self.words else ():
                 found += [self.needle(length, depth) for _ in range(asked.repeats)]
@@ -266,8 +265,7 @@ def retrieval_of(
             if not call.causal:
                 raise InputError(f"needles need causal attention, but {call.module} also sees later keys.")
             rows = places.to(call.q.device) - 1
-            weights = call.softmax(call.logits(rows), rows)
-            found = retrieval(weights, read, places, needles)
+            found = retrieval(call.softmax(call.logits(rows), rows), read, places, needles)
             for head, both in enumerate(torch.stack(found).sum(1).T.cpu().numpy()):
                 sums.setdefault((call.layer, head), []).append(both)
 

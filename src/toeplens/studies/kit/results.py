@@ -223,8 +223,7 @@ class CellResult(Record):
     def measure(self, name: str) -> Any:
         """A measure's record; None if it was not measured or does not apply to the encoding."""
         if name not in self._measured:
-            content = self.measures.get(name)
-            record = None if content is None else as_record(name, content, self.WORDS)
+            record = as_record(name, self.measures[name], self.WORDS) if self.measures.get(name) is not None else None
             self._measured[name] = None if isinstance(record, str) else record
         return self._measured[name]
 
@@ -258,8 +257,7 @@ class CellResult(Record):
             if found is not None:
                 figures |= {name: found.drops, f"{name}_low": found.low, f"{name}_high": found.high}
         for measure, fields in _OF_HEADS.items():
-            found = self.measure(measure)
-            if found is not None:
+            if (found := self.measure(measure)) is not None:
                 figures |= {name: getattr(found, field) for name, field in fields.items()}
         for layer, head in np.ndindex(next(iter(figures.values())).shape if figures else (0, 0)):
             values = {name: float(each[layer, head]) for name, each in figures.items()}

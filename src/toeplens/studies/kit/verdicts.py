@@ -288,8 +288,7 @@ def agreed(first: Finding, second: Finding, beside: str) -> Finding:
         return replace(open_, evidence=evidence, essential=first.essential)
     if None in (first.holds, second.holds, first.fails, second.fails):  # too few seeds for at least one of them
         open_ = first if first.verdict in OPEN else second
-        alike = SIDES.get(first.verdict) == SIDES.get(second.verdict)
-        verdict = open_.verdict if alike else "undecided"
+        verdict = open_.verdict if SIDES.get(first.verdict) == SIDES.get(second.verdict) else "undecided"
         return replace(open_, verdict=verdict, evidence=evidence, essential=first.essential)
     holds, fails = (max(pair) for pair in ((first.holds, second.holds), (first.fails, second.fails)))  # type: ignore[type-var]
     slower = max((first, second), key=lambda each: min(each.holds or 0.0, each.fails or 0.0))
@@ -317,7 +316,7 @@ def combine(findings: Sequence[Finding], level: float | None = None) -> Verdict:
         level  two-sided error of the whole claim; None: the uncorrected verdict, with each part at 5%
     """
     told = list(zip(findings, told_of(findings, level), strict=True))
-    kinds = {verdict for finding, verdict in told if finding.essential} or {"undecided"}
+    kinds: set[Verdict] = {verdict for finding, verdict in told if finding.essential} or {"undecided"}
     if kinds == {"holds"}:
         return "holds in part" if any("fails" in (verdict, finding.verdict) for finding, verdict in told) else "holds"
     order: tuple[Verdict, ...] = ("fails", "undecided", "leans to fail")
