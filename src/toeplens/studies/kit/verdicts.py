@@ -319,8 +319,8 @@ def combine(findings: Sequence[Finding], level: float | None = None) -> Verdict:
     kinds: set[Verdict] = {verdict for finding, verdict in told if finding.essential} or {"undecided"}
     if kinds == {"holds"}:
         return "holds in part" if any("fails" in (verdict, finding.verdict) for finding, verdict in told) else "holds"
-    order: tuple[Verdict, ...] = ("fails", "undecided", "leans to fail")
-    return next((verdict for verdict in order if verdict in kinds), "leans to hold")
+    order: tuple[Verdict, ...] = ("fails", "undecided", "leans to fail", "leans to hold")
+    return next(verdict for verdict in order if verdict in kinds)
 
 
 def told_of(findings: Sequence[Finding], level: float | None = None) -> list[Verdict]:

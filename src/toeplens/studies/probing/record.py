@@ -110,8 +110,8 @@ def _summary(behaviour: Behaviour, place: dict[str, Any], items: list[ItemRecord
         if {*before, *right} <= {0.0, 1.0}:
             more = Estimate(more.value, *newcombe(before, right), more.count)
         after = _estimate(means("changed_nats")), _share(right), _estimate(means("changed_nats", "nats")), more
-    where: Any = map(place.get, ("length", "depth", "start"))
-    return Summary(behaviour, *where, len(numbers), _estimate(means("nats")), _share(before), *after)
+    length, depth, start = (place.get(name) for name in ("length", "depth", "start"))
+    return Summary(behaviour, length, depth, start, len(numbers), _estimate(means("nats")), _share(before), *after)
 
 
 def _share(means: Float[np.ndarray, "n"]) -> Estimate:
