@@ -320,7 +320,7 @@ def combine(findings: Sequence[Finding], level: float | None = None) -> Verdict:
     if kinds == {"holds"}:
         return "holds in part" if any("fails" in (verdict, finding.verdict) for finding, verdict in told) else "holds"
     order: tuple[Verdict, ...] = ("fails", "undecided", "leans to fail", "leans to hold")
-    return next(verdict for verdict in order if verdict in kinds)
+    return next((verdict for verdict in order if verdict in kinds), order[-1])
 
 
 def told_of(findings: Sequence[Finding], level: float | None = None) -> list[Verdict]:
