@@ -10,8 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from toeplens.studies.kit.claims import Entry, settle
-from toeplens.studies.kit.contrasts import Contrast
-from toeplens.studies.kit.verdicts import ENOUGH, OPEN, Comparison, Finding, Verdict, one_sided, within
+from toeplens.studies.kit.verdicts import ENOUGH, OPEN, Comparison, Contrast, Finding, Verdict, one_sided, within
 
 Shape = Literal["normal", "two-valued", "skewed", "as seen"]
 Counts = Sequence[int]  # models of each term of a comparison; empty where it was not made

@@ -29,9 +29,8 @@ from toeplens.papers.deposit.looks import END, in_order, look_at
 from toeplens.studies import ENOUGH, CellResult
 from toeplens.studies.grid import language
 from toeplens.studies.grid.measured import kept
-from toeplens.studies.kit.contrasts import of_one
 from toeplens.studies.kit.results import ACCURACY, Figure, estimated
-from toeplens.studies.kit.verdicts import verdict_text
+from toeplens.studies.kit.verdicts import of_one, verdict_text
 from toeplens.training.presets import PROTOCOLS
 
 ROOT = Path(__file__).resolve().parents[1]

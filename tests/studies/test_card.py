@@ -77,13 +77,6 @@ def test_an_odd_kernel_has_no_symbol_of_rounding_errors() -> None:
     np.testing.assert_allclose(values[1], 1.0, atol=1e-12)
 
 
-def test_the_measured_class_is_the_declared_one(made: dict[str, Card]) -> None:
-    for card in made.values():
-        assert card.measured == card.declared
-    assert made["fox"].measured.data_dependent
-    assert made["rope"].measured.toeplitz
-
-
 def test_attention_by_distance(made: dict[str, Card]) -> None:
     flat, falling = made["nope"].profile, made["alibi"].profile
     assert flat.shape == (8, LENGTH - 64 + 1)
@@ -116,12 +109,6 @@ def test_the_resolution_is_the_first_pair_that_rounds_to_one(name: str, options:
         rounded = parts.to(cards.DTYPES[dtype])
         same = [d for d in range(2999) if torch.equal(rounded[:, d], rounded[:, d + 1])]
         assert (same[0] if same else None) == (first if first is not None and first < 2999 else None)
-
-
-def test_vectors_at_the_input_are_told_apart_by_themselves(made: dict[str, Card]) -> None:
-    assert made["sinusoidal"].resolution == {"float32": None, "float16": None, "bfloat16": None}
-    assert made["nope"].resolution is None
-    assert made["fox"].resolution is None
 
 
 def test_the_cost_is_relative_and_counts_what_is_learned(made: dict[str, Card]) -> None:
@@ -158,8 +145,6 @@ def test_a_card_is_a_page(made: dict[str, Card], tmp_path) -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match=r"^length must be from 128 to 4096, got 10\.$"):
         make_card("rope", length=10)
-    with pytest.raises(InputError, match=r"^option of encoding 'rope'"):
-        make_card("rope", flavour=1)
 
 
 def test_a_kernel_that_hides_keys_has_no_symbol_and_no_noise(

@@ -14,7 +14,6 @@ from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, decompose, toeplitz_profile
 from toeplens.sources import DecoderSource, relevance
 from toeplens.studies.decomposition import ORIGINS, SHOWN, _symbol, decompose_run
-from toeplens.studies.kit.kernels import decays_of, kernel_ends
 from toeplens.training import Run, run_spec, train
 from toeplens.training.presets import starting_spec
 
@@ -48,7 +47,6 @@ def test_an_encoding_without_parts_says_why_and_shows_the_rest(runs: dict[str, R
     for layer in structure.layers:
         assert layer.parts is None
         assert "content of other tokens" in layer.why
-        assert (layer.toeplitz > 0).all()
     run = runs["fox"]
     examples = examples_of(run.spec, 8)
     found = AttentionTrace(DecoderSource(run.model()), torch.from_numpy(examples.tokens))[0]
@@ -80,23 +78,6 @@ def test_the_symbol_lies_within_the_eigenvalues_of_the_kernels_matrix(runs: dict
         assert layer.symbol[head].max() <= values[-1] + 1e-9
 
 
-def test_decays_and_kernels_ends_are_those_of_the_layers_means(runs: dict[str, Run]) -> None:
-    """Kernels of both sides are their Hermitian part, causal ones with their mirror image."""
-    for name, causal in (("alibi", False), ("rope", True)):
-        run = runs[name]
-        trace = AttentionTrace(DecoderSource(run.model()), torch.from_numpy(examples_of(run.spec, 8).tokens))
-        for found, layer in zip(trace, decompose_run(run, examples=8).layers, strict=True):
-            for kernel, ends in zip(layer.parts.kernel, layer.ends, strict=True):
-                both = np.concatenate((kernel[:0:-1], kernel)) if causal else (kernel + kernel[::-1]) / 2
-                assert ends == kernel_ends(both)
-            size = found.q.shape[2]
-            counts = [float(min(size, size - delta) if delta >= 0 else size + delta) for delta in layer.offsets]
-            for decay, wanted in zip(
-                layer.decays, decays_of(layer.offsets, layer.means, np.tile(counts, (len(layer.means), 1))), strict=True
-            ):
-                assert (decay.form, decay.r2) == (wanted.form, pytest.approx(wanted.r2))
-
-
 def test_class_logits_are_traced_back_where_the_rules_go_through(runs: dict[str, Run]) -> None:
     run = runs["alibi"]
     examples = examples_of(run.spec, 8)
@@ -104,13 +85,10 @@ def test_class_logits_are_traced_back_where_the_rules_go_through(runs: dict[str,
     origins = decompose_run(run, examples=8).origins
     assert origins.parts.keys() == set(ORIGINS)
     assert origins.parts["position_attention"] == pytest.approx(found.position_attention.sum(1).mean())
-    assert origins.parts["softmax"] == pytest.approx(found.softmax.mean())
     assert sum(origins.parts.values()) == pytest.approx(origins.logit, rel=1e-9)
     assert origins.logit == pytest.approx(run.model()(torch.from_numpy(examples.tokens)).max(-1).values.mean().item())
     assert origins.share == pytest.approx(found.share.mean())
     np.testing.assert_array_equal(origins.by_head, found.by_layer)
-    size = sum(np.abs(getattr(found, name)).reshape(8, -1).sum(1) for name in ORIGINS) + np.abs(found.target)
-    assert origins.error == pytest.approx((np.abs(found.total - found.target) / size).max())
     assert 0 <= origins.error < 1e-9
     refused = decompose_run(runs["fox"], examples=4)
     assert refused.origins is None

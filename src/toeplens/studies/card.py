@@ -45,19 +45,14 @@ class Cost:
 class Card:
     """The content of a card.
 
-    offsets     [D] -(M-1) .. M-1, at which the kernel was evaluated; M is ``max_len``
-    kernel      [H or 1, D] real (a bias, or inner products of input vectors), [H or 1, n, D] complex (a rotation: one
-                row per frequency), or None
-    angles      [P] angles of the symbol in radians
-    symbol      [H or 1, P] symbol of the kernel, averaged over frequencies, under the window 1 - |delta| / M. This is
-                the Rayleigh quotient of the M x M Toeplitz matrix and a wave of that angle, so it lies within the
-                eigenvalues. None without a kernel, or if the kernel is infinite
-    profile     [H, R] attention by distance 0 .. R-1: weight of a key times the number of visible keys, averaged over
-                random contents; 1 if position makes no difference. Queries and keys share a common component, so that
-                logits without position have mean 2 and standard deviation 1: the effect of a rotation on similar
-                contents would not be visible with unrelated contents
-    resolution  by dtype: the first distance d (for input vectors: position) at which d and d + 1 round to the same
-                value; None if there is none up to 1,048,576. None as a whole without a fixed table of values
+    The symbol of the kernel is averaged over frequencies, under the window 1 - |delta| / M, where M is ``max_len``.
+    This is the Rayleigh quotient of the M x M Toeplitz matrix and a wave of that angle, so it lies within the
+    eigenvalues.
+
+    The profile is the attention by distance 0 .. R-1: weight of a key times the number of visible keys, averaged over
+    random contents; 1 if position makes no difference. Queries and keys share a common component, so that logits
+    without position have mean 2 and standard deviation 1: the effect of a rotation on similar contents would not be
+    visible with unrelated contents.
     """
 
     name: str
@@ -69,11 +64,14 @@ class Card:
     declared: conformance.Facts
     measured: conformance.Facts
     report: conformance.Report
-    offsets: Int[np.ndarray, "D"]
+    offsets: Int[np.ndarray, "D"]  # -(M-1) .. M-1, at which the kernel was evaluated
+    # a bias, or inner products of input vectors; complex rows per frequency for a rotation. H is 1 if heads are equal
     kernel: Float[np.ndarray, "H D"] | Complex[np.ndarray, "H n D"] | None
-    angles: Float[np.ndarray, "P"] | None
-    symbol: Float[np.ndarray, "H P"] | None
+    angles: Float[np.ndarray, "P"] | None  # of the symbol, in radians
+    symbol: Float[np.ndarray, "H P"] | None  # None without a kernel, or if the kernel is infinite
     profile: Float[np.ndarray, "H R"]
+    # by dtype, the first distance d (input vectors: position) at which d and d + 1 round to the same value; None if
+    # there is none up to 1,048,576; None as a whole without a fixed table of values
     resolution: dict[str, int | None] | None
     cost: Cost
 
@@ -83,11 +81,7 @@ class Card:
         middle = len(self.offsets) // 2
         curve = None if self.kernel is None else flat(self.kernel)[:, [middle + d for d in far]].tolist()
         return {
-            "name": self.name,
-            "options": self.options,
-            "sizes": self.sizes,
-            "citation": self.citation,
-            "formula": self.formula,
+            **{name: getattr(self, name) for name in ("name", "options", "sizes", "citation", "formula")},
             "measured": {
                 "couplings": sorted(self.measured.couplings),
                 "data_dependent": self.measured.data_dependent,
@@ -128,9 +122,8 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
         measured, declared = conformance.measure(small), conformance.declared(small.encoding)
         offsets, kernel = np.arange(1 - length, length), None
         if encoding.axes == 1:
-            with torch.no_grad():
-                found = encoding.kernel(torch.from_numpy(offsets))
-            kernel = None if found is None else found.numpy()
+            found = encoding.kernel(torch.from_numpy(offsets))
+            kernel = None if found is None else found.detach().numpy()
         angles = values = None
         if kernel is not None and np.isnan(kernel).any():
             raise InputError(
@@ -205,17 +198,24 @@ def _profile(encoding: PositionalEncoding, batch: int = 4, draws: int = 4) -> Fl
     return (total / draws).numpy()
 
 
+@torch.no_grad()
 def _resolution(encoding: PositionalEncoding, chunk: int = 1 << 14) -> dict[str, int | None] | None:
     """By dtype, the first d at which distances (input vectors: positions) d and d + 1 round to the same value."""
     if encoding.axes > 1 or encoding.coupling == "none":
         return None
     encoding = copy.deepcopy(encoding).double()
-    if encoding.coupling != "input" and encoding.kernel(torch.arange(2)) is None:
-        return None
     found: dict[str, int | None] = dict.fromkeys(DTYPES)
     limit = encoding.max_len - 1 if encoding.bounded else FARTHEST
     for start in range(0, limit, chunk):
-        parts = _values_at(encoding, torch.arange(start, min(start + chunk, limit) + 1))
+        places = torch.arange(start, min(start + chunk, limit) + 1)
+        if encoding.coupling == "input":
+            parts = encoding.embed(torch.zeros(1, len(places), encoding.d_model, dtype=torch.float64), places)[0].T
+        else:
+            kernel = encoding.kernel(places)
+            if kernel is None:
+                return None
+            parts = torch.view_as_real(kernel).movedim(-1, 0) if kernel.is_complex() else kernel
+            parts = parts.flatten(0, -2)
         for name in [name for name, distance in found.items() if distance is None]:
             rounded = parts.to(DTYPES[name])
             same = (rounded[:, 1:] == rounded[:, :-1]).all(0).nonzero()
@@ -226,37 +226,23 @@ def _resolution(encoding: PositionalEncoding, chunk: int = 1 << 14) -> dict[str,
     return found
 
 
-@torch.no_grad()
-def _values_at(encoding: PositionalEncoding, places: Tensor) -> Float[Tensor, "parts D"]:
-    """All values that distinguish distances (input vectors: positions)."""
-    if encoding.coupling == "input":
-        return encoding.embed(torch.zeros(1, len(places), encoding.d_model, dtype=torch.float64), places)[0].T
-    kernel = encoding.kernel(places)
-    assert kernel is not None
-    parts = torch.view_as_real(kernel).movedim(-1, 0) if kernel.is_complex() else kernel
-    return parts.flatten(0, -2)
-
-
 def _cost(encoding: PositionalEncoding, plain: PositionalEncoding, rounds: int) -> Cost:
     runs = [_layer(one) for one in (encoding, plain)]
     times: dict[tuple[int, bool], list[float]] = {(i, grad): [] for i in range(2) for grad in (False, True)}
-    for round_ in range(rounds + 1):
+    for _ in range(rounds + 1):
         for (which, grad), taken in times.items():
             start = time.perf_counter()
             with torch.set_grad_enabled(grad):
                 out = runs[which]()
                 if grad:
                     out.sum().backward()
-            if round_:  # the first round is a warm-up
-                taken.append(time.perf_counter() - start)
-    fastest = {case: min(taken) for case, taken in times.items()}
-    peak = [_peak(run) for run in runs]
-    parameters = sum(parameter.numel() for parameter in encoding.parameters() if parameter.requires_grad)
+            taken.append(time.perf_counter() - start)
+    fastest = {case: min(taken[1:]) for case, taken in times.items()}  # the first round is a warm-up
     return Cost(
         forward=fastest[0, False] / fastest[1, False],
         step=fastest[0, True] / fastest[1, True],
-        peak=peak[0] / peak[1],
-        parameters=parameters,
+        peak=_peak(runs[0]) / _peak(runs[1]),
+        parameters=sum(parameter.numel() for parameter in encoding.parameters() if parameter.requires_grad),
         shared=encoding.shared,
     )
 
@@ -266,20 +252,8 @@ def _layer(encoding: PositionalEncoding, batch: int = 4) -> Callable[[], Tensor]
     with torch.no_grad():
         x, q, k, v, positions = _project(encoding, batch)
     q, k, v = (part.requires_grad_() for part in (q, k, v))
-
-    def run() -> Tensor:
-        return attend(
-            q,
-            k,
-            v,
-            encoding=encoding,
-            q_positions=positions,
-            k_positions=positions,
-            scale=encoding.query_dim**-0.5,
-            notes=encoding.note(x),
-        )
-
-    return run
+    given = {"q_positions": positions, "k_positions": positions, "scale": encoding.query_dim**-0.5}
+    return lambda: attend(q, k, v, encoding=encoding, **given, notes=encoding.note(x))
 
 
 class _Live(TorchDispatchMode):
@@ -287,24 +261,17 @@ class _Live(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.most = 0
+        self.most = 0
         self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for made in tree_leaves(result):
-            if isinstance(made, Tensor):
-                storage = made.untyped_storage()
-                key = storage._cdata
-                if key not in self._sizes:
-                    self._sizes[key] = storage.nbytes()
-                    self.now += storage.nbytes()
-                    self.most = max(self.most, self.now)
-                    weakref.finalize(storage, self._free, key)
+            if isinstance(made, Tensor) and (key := (storage := made.untyped_storage())._cdata) not in self._sizes:
+                self._sizes[key] = storage.nbytes()
+                self.most = max(self.most, sum(self._sizes.values()))
+                weakref.finalize(storage, self._sizes.pop, key)
         return result
-
-    def _free(self, key: int) -> None:
-        self.now -= self._sizes.pop(key)
 
 
 def _peak(run: Callable[[], Tensor]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,63 +26,41 @@ ORIGINS = ("content", "position_input", "position_attention", "biases", "softmax
 
 @dataclass(frozen=True)
 class Parts(Record):
-    """Shares of a layer, for the logits (``logits``) and the row-centred logits (``softmax``).
+    """Shares of a layer, for the logits (``logits``) and the row-centred logits (``softmax``)."""
 
-    names      names of the parts
-    shares     {"logits" or "softmax": [H, P]} shares of the parts, in the order of ``names``
-    kinds      {"logits" or "softmax": [H, 3]} shares of position, content, coupled
-    named      type of each head
-    branches   {"logits" or "softmax": [H, n + 1]} shares of the dimensions without rotation, then of each frequency;
-               None without a rotation of pairs
-    kernel     [H, D] position kernel: logits of mean contents, by offset
-    fixed      [H] Toeplitz share of the position kernel
-    error      relative error of the sum of the parts
-    """
-
-    names: tuple[str, ...]
-    shares: dict[str, Float[np.ndarray, "H P"]]
-    kinds: dict[str, Float[np.ndarray, "H 3"]]
-    named: list[str]
+    names: tuple[str, ...]  # of the parts
+    shares: dict[str, Float[np.ndarray, "H P"]]  # of the parts
+    kinds: dict[str, Float[np.ndarray, "H 3"]]  # shares of position, content, coupled
+    named: list[str]  # type of each head
+    # shares of the dimensions without rotation, then of each frequency; None without a rotation of pairs
     branches: dict[str, Float[np.ndarray, "H n1"]] | None
-    kernel: Float[np.ndarray, "H D"]
-    fixed: Float[np.ndarray, "H"]
-    error: float
+    kernel: Float[np.ndarray, "H D"]  # position kernel: logits of mean contents, by offset
+    fixed: Float[np.ndarray, "H"]  # Toeplitz share of the position kernel
+    error: float  # relative, of the sum of the parts
 
 
 @dataclass(frozen=True)
 class LayerStructure(Record):
     """One layer.
 
-    layer      index from 0
-    parts      None if the encoding has no decomposition; ``why`` gives the reason
-    offsets    [D] query position minus key position
-    means      [H, D] mean logit at each offset, over all sequences
-    toeplitz   [H] Toeplitz share of the logits' energy
-    explained  [H] share of the logits' variance explained by the offset
-    chance     expected explained share for content without structure
-    angles     [A] radians per token
-    symbol     [H, A] symbol of the position kernel (without parts: of the diagonal means), for its Hermitian part under
-               the window 1 - |delta| / N, so that it lies within the eigenvalues of the N x N matrix
-    example    [h, n, n] logits of one sequence for the heads in ``heads``; NaN for invisible keys
-    heads      [h] the heads in ``example``, those with the largest explained share
-    decays     [H] best-fitting decay of each head's ``means``; None for fewer than four distances
-    ends       [H] range of the symbol of the mirrored position kernel and of its matrix's eigenvalues; empty without
-               parts
+    The symbol is that of the position kernel (without parts: of the diagonal means), for its Hermitian part under the
+    window 1 - |delta| / N, so that it lies within the eigenvalues of the N x N matrix.
     """
 
     layer: int
-    parts: Parts | None
-    why: str
-    offsets: Int[np.ndarray, "D"]
-    means: Float[np.ndarray, "H D"]
-    toeplitz: Float[np.ndarray, "H"]
-    explained: Float[np.ndarray, "H"]
-    chance: float
-    angles: Float[np.ndarray, "A"]
+    parts: Parts | None  # None if the encoding has no decomposition
+    why: str  # the reason
+    offsets: Int[np.ndarray, "D"]  # query position minus key position
+    means: Float[np.ndarray, "H D"]  # mean logit at each offset, over all sequences
+    toeplitz: Float[np.ndarray, "H"]  # Toeplitz share of the logits' energy
+    explained: Float[np.ndarray, "H"]  # share of the logits' variance explained by the offset
+    chance: float  # expected explained share for content without structure
+    angles: Float[np.ndarray, "A"]  # radians per token
     symbol: Float[np.ndarray, "H A"]
-    example: Float[np.ndarray, "h n n"]
-    heads: list[int]
-    decays: list[Decay | None] = field(default_factory=list)
+    example: Float[np.ndarray, "h n n"]  # logits of one sequence for some heads; NaN for invisible keys
+    heads: list[int]  # these heads: those with the largest explained share
+    decays: list[Decay | None] = field(default_factory=list)  # of each head's means; None for fewer than four distances
+    # range of the symbol of the mirrored position kernel and of its matrix's eigenvalues; empty without parts
     ends: list[KernelEnds] = field(default_factory=list)
 
 
@@ -89,31 +68,21 @@ class LayerStructure(Record):
 class Origins(Record):
     """Attribution of the logits of the predicted classes (`toeplens.sources.relevance`), means over sequences.
 
-    sequences  number of sequences
-    logit      the logit itself
-    parts      by the names in `ORIGINS`: relevance of content, of position at the input and in the attention, of
-               biases, and the remainder of the softmax rule; they add up to the logit
-    share      share of position in the sum of absolute values of all parts, taken per position
-    by_head    [L, H] relevance of position in the attention
-    error      largest difference between an example's logit and the sum of its parts, relative to the sum of absolute
-               values
+    The parts, named in `ORIGINS`, are the relevance of content, of position at the input and in the attention, of
+    biases, and the remainder of the softmax rule; they add up to the logit.
     """
 
     sequences: int
     logit: float
     parts: dict[str, float]
-    share: MaybeNaN
-    by_head: Float[np.ndarray, "L H"]
-    error: float
+    share: MaybeNaN  # of position in the sum of absolute values of all parts, taken per position
+    by_head: Float[np.ndarray, "L H"]  # relevance of position in the attention
+    error: float  # largest difference of a logit from the sum of its parts, relative to the sum of absolute values
 
 
 @dataclass(frozen=True)
 class RunStructure(Record):
-    """The decomposed layers of a run, and the settings.
-
-    origins     attribution of class logits; None if the rules do not apply to the encoding
-    no_origins  the reason
-    """
+    """The decomposed layers of a run, and the settings."""
 
     run: str
     encoding: str
@@ -123,8 +92,8 @@ class RunStructure(Record):
     sequences: int
     accuracy: float | None
     layers: list[LayerStructure]
-    origins: Origins | None = None
-    no_origins: str = ""
+    origins: Origins | None = None  # attribution of class logits; None if the rules do not apply to the encoding
+    no_origins: str = ""  # the reason
 
 
 def decompose_run(
@@ -149,20 +118,27 @@ def decompose_run(
         raise invalid("examples", "be at least 1", examples)
     if run.status == "diverged":
         raise InputError(f"run: {run.directory} diverged, so it has no finite weights.")
-    spec = run.spec
+    spec, accuracy = run.spec, run.result.get("test_accuracy")
     place = plan_execution(device, "off", "float32").device
     chosen = Batches.of(examples_of(spec, examples), place)
     source = DecoderSource(run.model().to(place))
     trace = AttentionTrace(source, chosen.tokens, chosen.lengths, layers=layers)
-    accuracy = run.result.get("test_accuracy")
-    origins, why = _origins(source, chosen.tokens[:TRACED], None if chosen.lengths is None else chosen.lengths[:TRACED])
+    tokens, lengths = chosen.tokens[:TRACED], None if chosen.lengths is None else chosen.lengths[:TRACED]
+    origins, why = None, ""
+    try:
+        found = relevance(source, tokens, lengths)
+        origins = Origins(
+            sequences=len(tokens),
+            logit=float(found.target.mean()),
+            parts={name: float(getattr(found, name).reshape(len(tokens), -1).sum(1).mean()) for name in ORIGINS},
+            share=float(np.nanmean(found.share)) if np.isfinite(found.share).any() else float("nan"),
+            by_head=found.by_layer,
+            error=float(found.errors.max()),
+        )
+    except InputError as error:
+        why = str(error).removeprefix("encoding: ")
     return RunStructure(
-        spec.name,
-        spec.model.encoding,
-        spec.model.protocol,
-        spec.task,
-        split,
-        len(chosen.tokens),
+        *(spec.name, spec.model.encoding, spec.model.protocol, spec.task, split, len(chosen.tokens)),
         None if accuracy is None else float(accuracy),
         [_layer(trace, layer, split, shown) for layer in trace.layers],
         origins,
@@ -170,37 +146,17 @@ def decompose_run(
     )
 
 
-def _origins(source: DecoderSource, tokens: Tensor, lengths: Tensor | None) -> tuple[Origins | None, str]:
-    """Attribution of class logits, or the reason why the rules do not apply to the encoding."""
-    try:
-        found = relevance(source, tokens, lengths)
-    except InputError as error:
-        return None, str(error).removeprefix("encoding: ")
-    sums = {name: getattr(found, name).reshape(len(tokens), -1).sum(1) for name in ORIGINS}
-    made = Origins(
-        sequences=len(tokens),
-        logit=float(found.target.mean()),
-        parts={name: float(each.mean()) for name, each in sums.items()},
-        share=float(np.nanmean(found.share)) if np.isfinite(found.share).any() else float("nan"),
-        by_head=found.by_layer,
-        error=float(found.errors.max()),
-    )
-    return made, ""
-
-
 def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> LayerStructure:
-    found = trace[layer]
-    parts: Parts | None = None
-    why = ""
+    found, parts, why = trace[layer], None, ""
     try:
         made = decompose(trace, layer, split=split)
         profile, kernel, branches = made.profile, made.kernel, made.by_frequency()
         parts = Parts(
             made.names,
-            _both(made.shares.logits, made.shares.softmax),
-            _both(made.kinds.logits, made.kinds.softmax),
+            _both(made.shares),
+            _both(made.kinds),
             made.named(),
-            None if branches is None else _both(branches.logits, branches.softmax),
+            None if branches is None else _both(branches),
             kernel.diagonal_means.cpu().numpy(),
             kernel.share.cpu().numpy(),
             made.error,
@@ -209,20 +165,14 @@ def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> Layer
         profile = kernel = written_out_profile(found)
         why = str(error).removeprefix("encoding: ")
     heads = torch.argsort(profile.variance_explained.nan_to_num(), descending=True, stable=True)[:shown].sort().values
-    angles, values = _symbol(kernel, found.causal)
     counts = profile.counts.double()
     offsets, means = profile.offsets.cpu().numpy(), profile.diagonal_means.cpu().numpy()
     return LayerStructure(
-        layer,
-        parts,
-        why,
-        offsets,
-        means,
+        *(layer, parts, why, offsets, means),
         profile.share.cpu().numpy(),
         profile.variance_explained.cpu().numpy(),
         float((counts > 0).sum() / counts.sum()),
-        angles,
-        values,
+        *_symbol(kernel, found.causal),
         _example(found, heads),
         heads.tolist(),
         decays_of(offsets, means, np.broadcast_to(counts.cpu().numpy(), means.shape)),
@@ -230,8 +180,8 @@ def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> Layer
     )
 
 
-def _both(logits: Tensor, softmax: Tensor) -> dict[str, np.ndarray]:
-    return {"logits": logits.cpu().numpy(), "softmax": softmax.cpu().numpy()}
+def _both(shares: Any) -> dict[str, np.ndarray]:
+    return {name: getattr(shares, name).cpu().numpy() for name in ("logits", "softmax")}
 
 
 def _mirrored(kernel: ToeplitzProfile, causal: bool) -> Float[np.ndarray, "H D"]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GROUPED, SIZES, tiny
+from tests.sources.huggingface.models import GROUPED, tiny
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
@@ -112,16 +112,3 @@ def test_dead_pairs_are_counted_layer_by_layer_and_head_by_head(unused: Audit) -
     dead = {(head.layer, head.head): head.dead for head in unused.heads if head.dead}
     assert dead == {**{(0, head): 1 for head in range(4)}, (1, 2): 2}
     assert unused.table()["dead"] == [head.dead for head in unused.heads]
-    old = unused.to_dict()
-    for layer in old["layers"]:
-        del layer["dead"], layer["tabled"]
-    assert Audit.from_dict(old).layers[0].dead == ()
-
-
-def test_the_strongest_pair_has_the_largest_share_of_the_norms(unused: Audit) -> None:
-    for head in unused.heads:
-        assert head.norm_top == max(head.norm_use[1:])
-        assert head.norm_top == pytest.approx(max(head.norm_use), abs=1e-9), "all dimensions are turned here"
-    model = tiny("BertModel", **SIZES)
-    unturned = audit(model, TOKENS, effects="none")
-    assert {(head.dead, head.norm_top) for head in unturned.heads} == {(None, None)}

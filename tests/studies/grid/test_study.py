@@ -34,17 +34,8 @@ ENCODINGS: dict[str, Any] = {
 
 
 def content(**changes: Any) -> dict[str, Any]:
-    return {
-        "tasks": TASKS,
-        "encodings": ENCODINGS,
-        "model": SIZES,
-        "training": TRAINING,
-        "seeds": 1,
-        "examples": 12,
-    } | changes
-
-
-# ---- the file -------------------------------------------------------------------------------------------------------
+    common = {"tasks": TASKS, "encodings": ENCODINGS, "model": SIZES, "training": TRAINING}
+    return common | {"seeds": 1, "examples": 12} | changes
 
 
 def test_a_grids_encodings_have_one_scale_unless_they_are_asked_for_their_own():
@@ -63,15 +54,7 @@ def test_what_comes_along_is_a_study(name: str):
     spec = grid.read_spec(name)
     found = grid.cells(spec)
     assert len({cell.key for cell in found}) == len(found) == len(jobs_of(found))
-    if spec.claims == "language":
-        assert {"rope", "nope", "alibi", "sinusoidal"} <= {cell.key.label for cell in found}
-        assert {"bits", "needles", "patterns", "behaviour", "frequency", "position-loss"} <= set(spec.measures)
-        assert {"extension", "extension-tuned"} <= set(spec.measures)
-        assert {cell.key.task for cell in found} == {"language"}
-        return
-    assert spec.claims == "positional-symbolic"
-    assert {"rope", "nope", "high", "low"} <= {cell.key.label for cell in found if cell.key.task == "index"}
-    assert {cell.key.task for cell in found} >= {"index", "retrieval", "mix"}
+    assert spec.claims in ("language", "positional-symbolic")
 
 
 def test_a_file_is_what_it_says(tmp_path: Path):
@@ -127,10 +110,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"encodings": {"rope": {"scan": {"base": [9.0]}}, "rope/9": {"encoding": "rope"}}},
         "encodings must have different labels, got 'rope/9' twice",
     ),
-    "no-name": (
-        {"encodings": {"rope": None, "": {"encoding": "nope"}}},
-        "encodings must have names that are not empty",
-    ),
+    "no-name": ({"encodings": {"": {"encoding": "nope"}}}, "encodings must have names that are not empty"),
     "few-examples": ({"measures": ["representation"], "examples": 4}, "examples must be at least"),
     "infinite": ({"training": {**TRAINING, "lr": float("inf")}}, "training.lr must be serializable as JSON, got inf"),
 }
@@ -150,13 +130,6 @@ def test_a_scan_gives_whole_numbers_where_the_option_takes_no_others_and_labels_
 def test_a_name_that_stands_twice_in_a_file_is_refused():
     with pytest.raises(InputError, match=r"^spec: it is not a study .'seeds' is set twice, again in line 3.*\.$"):
         spec_from_yaml("seeds: 1\ntasks: {index: }\nseeds: 2\n")
-
-
-def test_a_mapping_that_takes_over_another_may_change_what_it_took():
-    text = "model: &sizes {d_model: 8, num_heads: 2}\ntasks: {index: {model: {<<: *sizes, d_model: 16}}}\n"
-    found = spec_from_yaml(text + "encodings: {rope: {model: {<<: *sizes}}}\n")
-    assert found.tasks["index"].model == {"d_model": 16, "num_heads": 2}
-    assert found.encodings["rope"].model == {"d_model": 8, "num_heads": 2}
 
 
 def test_a_date_and_a_colon_between_digits_are_text_and_no_numbers():
@@ -180,14 +153,7 @@ def test_what_is_no_study_is_one_sentence(case: str):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"model": {**SIZES, "num_heads": 3}},
-            r"^rope on index: d_model must be divisible by num_heads \(3\), got 8",
-        ),
-        (
-            {"tasks": {"index": {"options": {"words": 10**15}}}},
-            "^rope on index: vocab_size must be less .*, got ",
-        ),  # not counted one by one
+        ({"model": {**SIZES, "num_heads": 3}}, r"^rope on index: d_model must be divisible by num_heads \(3\), got 8"),
         ({"training": {"lr": -1}}, "^rope on index: lr must be greater than 0, got -1"),
     ],
 )
@@ -202,12 +168,7 @@ def test_a_file_that_is_no_study_is_one_sentence(text: str, tmp_path: Path):
     with pytest.raises(InputError, match=r"^spec(:| must) ") as caught:
         grid.read_spec(tmp_path / "bad.yaml")
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(
-        InputError, match=r"^spec: file .*none\.yaml does not exist\. Give a YAML file or one of canonical"
-    ):
+    with pytest.raises(InputError, match=r"none\.yaml does not exist\. Give a YAML file or one of canonical"):
         grid.read_spec(tmp_path / "none.yaml")
 
 
@@ -253,14 +214,6 @@ def test_every_cell_is_measured_and_written_down(finished: Path, tmp_path: Path)
         turns = cell.key.label != "cope"
         for name in ("behaviour", "permutations", "frequency", "bands"):
             assert ("why" not in cell.measures[name]) == turns, (cell.key, name)
-        if turns:
-            shares = [cell.measures["behaviour"][name] for name in ("positional", "symbolic", "interaction")]
-            assert [sum(each) for each in zip(*(share[0] for share in shares), strict=True)] == pytest.approx(
-                [1, 1], abs=1e-5
-            )
-            assert len(cell.measures["bands"]["drops"]) == 2
-        assert len(cell.measures["toeplitz"]["share"]) == 2
-        assert cell.measures["extrapolation"]["trained_length"] == 6
         first = cell.measures["extrapolation"]["rows"][0]
         assert (first["factor"], first["examples"]) == (1.0, 12)
 
@@ -275,13 +228,6 @@ def test_a_study_grows_and_what_is_done_is_not_done_again(finished: Path, tmp_pa
     less = grid.study(grid.grid_spec(content(encodings={"rope": None}, measures=["toeplitz"])), out)
     assert (less.finished, less.total, len(here.done)) == (2, 2, 1)
     assert {tuple(cell.measures) for cell in less.results.cells} == {("toeplitz",)}
-
-
-def test_a_stopped_study_says_how_far_it_is(tmp_path: Path, here: Here):
-    state = grid.study(grid.grid_spec(content()), tmp_path / "new", limits=Limits(deadline=0.0))
-    assert (state.finished, state.total, state.complete) == (0, 6, False)
-    assert not (tmp_path / "new" / "results.json").exists()
-    assert grid.is_grid(tmp_path / "new")
 
 
 def test_a_study_of_more_models_than_anybody_reads_is_refused():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, T5, tiny
+from tests.sources.huggingface.models import GROUPED, T5, tiny
 
 from toeplens.encodings import BandControl
-from toeplens.encodings.rotary import swapped
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, intervened
+from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.load import Loaded
 from toeplens.studies.kit.changes import changes_of, read_change, told
 
@@ -18,11 +16,6 @@ from toeplens.studies.kit.changes import changes_of, read_change, told
 def llama() -> Loaded:
     """2 layers, 4 heads in 2 groups, 4 pairs."""
     return Loaded(tiny("LlamaForCausalLM", **GROUPED))
-
-
-@pytest.fixture(scope="module")
-def gpt2() -> Loaded:
-    return Loaded(tiny("GPT2LMHeadModel", **GPT))
 
 
 @pytest.mark.parametrize(
@@ -54,13 +47,7 @@ def test_an_order_that_is_no_exchange_is_told_too() -> None:
 def test_bands_that_are_exchanged_are_those_of_the_model(llama: Loaded) -> None:
     """Counted from 1, the first for the first, in the layers that are named."""
     (found,) = changes_of(llama, [read_change("layers=2 exchange=1,2:4,3 silent=3")])
-    assert found == Change(layer=1, bands=BandControl(order=swapped(4, [0, 1], [3, 2]), silent=(2,)))
-    tables = []
-    for changes in ([found], [Change(layer=1, bands=BandControl(order=(3, 2, 1, 0), silent=(2,)))], []):
-        with torch.no_grad(), intervened(llama.model, changes):
-            tables.append(llama.model(**INPUTS).logits)
-    assert torch.equal(tables[0], tables[1])
-    assert not torch.allclose(tables[0], tables[2], atol=1e-3)
+    assert found == Change(layer=1, bands=BandControl(order=(3, 2, 1, 0), silent=(2,)))
 
 
 @pytest.mark.parametrize(
@@ -88,10 +75,7 @@ ATTENTION = "model.layers.0.self_attn (LlamaAttention)"
     ("text", "sentence"),
     [
         ("layers=2-3 output=zero", "layers must be from 1 to 2 in self attention, got 3."),
-        (
-            "layers=1 kind=cross output=zero",
-            "layers: the model has no cross attention.",
-        ),
+        ("layers=1 kind=cross output=zero", "layers: the model has no cross attention."),
         ("layers=1 groups=5 speed=0", f"groups must be different numbers from 1 to 2 in {ATTENTION}, got 5."),
         ("layers=1 exchange=1-2:4-5", f"exchange must be different numbers from 1 to 4 in {ATTENTION}, got 5."),
         ("layers=1 bias=off", f"bias: {ATTENTION} adds no bias to its logits."),
@@ -102,13 +86,6 @@ def test_what_the_model_does_not_have_is_refused_with_numbers_from_1(llama: Load
     with pytest.raises(InputError) as caught:
         changes_of(llama, [read_change(text)])
     assert str(caught.value).removeprefix("change: ") == sentence
-
-
-@pytest.mark.parametrize("way", ["still=1", "exchange=1:2", "speed=0"])
-def test_a_model_without_a_rotation_is_refused_by_the_name_of_what_was_given(gpt2: Loaded, way: str) -> None:
-    field = way.partition("=")[0]
-    with pytest.raises(InputError, match=rf"^change: {field}: transformer.h.0.attn .* has no rotation"):
-        changes_of(gpt2, [read_change(f"layers=1 {way}")])
 
 
 def test_two_changes_of_one_head_are_refused_together(llama: Loaded) -> None:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toeplens.studies.kit import kernels
 from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
 
 
@@ -70,10 +69,3 @@ def test_ends_are_those_of_the_hermitian_part_written_out(values: list[float]) -
     series = (kernel * np.cos(angles * np.arange(1 - size, size))).sum(1)
     assert (found.symbol_low, found.symbol_high) == pytest.approx((series.min(), series.max()), abs=1e-3)
     assert KernelEnds.from_dict(found.to_dict()) == found
-
-
-def test_a_long_kernel_is_cut_to_its_middle(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = -np.abs(np.arange(-20, 21)).astype(float)
-    monkeypatch.setattr(kernels, "ROWS", 5)
-    assert kernel_ends(kernel) == kernel_ends(kernel[16:25])
-    assert kernel_ends(kernel).size == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from scipy.stats import binomtest
 from tests.studies.probing.models import TEXT, saved, tokenizer
 
@@ -138,22 +140,15 @@ def test_without_changes_there_are_none(model: Path) -> None:
 
 
 def test_what_makes_no_sense_to_ask(model: Path, tmp_path: Path) -> None:
-    for output in ("mean", "resample"):
-        with pytest.raises(InputError, match=f"output must be zero for a probe, got {output}"):
-            probe(str(model), TEXT, changes=[Change(layer=0, output=output)], asked=ASKED, device="cpu")
+    with pytest.raises(InputError, match="output must be zero for a probe, got mean"):
+        probe(str(model), TEXT, changes=[Change(layer=0, output="mean")], asked=ASKED, device="cpu")
     with pytest.raises(InputError, match=r"seed must be .*, got -1"):
         probe(str(model), TEXT, asked=ASKED, device="cpu", seed=-1)
-    from safetensors.torch import load_file, save_file
-
-    for path in model.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors")
+    weights = load_file(shutil.copytree(model, tmp_path / "copy") / "model.safetensors")
     weights.pop("lm_head.weight")
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(
-        InputError, match=r"model: weights are missing from the checkpoint and would be random: lm_head\.weight"
-    ):
-        probe(str(tmp_path), TEXT, asked=ASKED, device="cpu")
+    save_file(weights, tmp_path / "copy" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"weights are missing .* and would be random: lm_head\.weight"):
+        probe(str(tmp_path / "copy"), TEXT, asked=ASKED, device="cpu")
 
 
 def test_token_ids_are_probed_without_a_tokenizer(model: Path, tmp_path: Path) -> None:

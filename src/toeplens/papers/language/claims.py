@@ -20,9 +20,8 @@ from math import isfinite
 from toeplens.studies.grid import language
 from toeplens.studies.grid.study import Evidence
 from toeplens.studies.kit.claims import Claim, Test
-from toeplens.studies.kit.contrasts import difference
 from toeplens.studies.kit.results import CellResult, Figure
-from toeplens.studies.kit.verdicts import Finding, above, below, supporting, unknown
+from toeplens.studies.kit.verdicts import Finding, above, below, difference, supporting, unknown
 
 TASK = "language"
 NOPE, SINUSOID, T5, ALIBI, ROPE = "nope", "sinusoidal", "t5", "alibi", "rope"

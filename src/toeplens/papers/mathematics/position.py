@@ -45,8 +45,7 @@ from toeplens.papers.mathematics.statements import (
     statements_on,
     universal,
 )
-from toeplens.studies.kit.contrasts import difference
-from toeplens.studies.kit.verdicts import Finding, below, unknown
+from toeplens.studies.kit.verdicts import Finding, below, difference, unknown
 
 ENCODINGS = ("sinusoidal", "learned", "random-fixed")
 Table = Float[np.ndarray, "N D"]

@@ -36,8 +36,7 @@ from toeplens.papers.mathematics.position import TURNED, curve
 from toeplens.papers.mathematics.single_phase import single_phase
 from toeplens.papers.mathematics.statements import Experiment, Part, Records, short, universal
 from toeplens.sources import DecoderSource
-from toeplens.studies.kit.contrasts import difference, of_one
-from toeplens.studies.kit.verdicts import Finding, above, below, unknown
+from toeplens.studies.kit.verdicts import Finding, above, below, difference, of_one, unknown
 from toeplens.training import Run, RunSpec
 
 # ---- real heads -----------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from toeplens.studies.grid.relations import FIGURES, Relation
 from toeplens.studies.grid.spec import Column
 from toeplens.studies.grid.study import Evidence
 from toeplens.studies.kit.claims import BETTER, MARGIN, STOPPED, WHY_MARGIN, Claim, Test, left_out
-from toeplens.studies.kit.contrasts import contrast, difference
 from toeplens.studies.kit.results import ACCURACY, ONLY_SKILLED, SKILLED, CellResult, Figure
 from toeplens.studies.kit.verdicts import (
     ENOUGH,
@@ -32,6 +31,8 @@ from toeplens.studies.kit.verdicts import (
     Finding,
     above,
     below,
+    contrast,
+    difference,
     one_sided,
     opposite,
     supporting,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,23 +18,12 @@ from toeplens.engine import examples_of
 from toeplens.engine.examples import replayed_at_once
 from toeplens.ground import InputError
 from toeplens.ground.words import or_none
-from toeplens.lens import (
-    AttentionTrace,
-    Behaviour,
-    FrequencyUse,
-    LayerTrace,
-    NoForm,
-    PatternSums,
-    ablate_heads,
-    behaviour,
-    frequency_use,
-)
+from toeplens.lens import AttentionTrace, Behaviour, LayerTrace, PatternSums, ablate_heads, behaviour, frequency_use
 from toeplens.sources import DecoderSource
-from toeplens.studies.auditing.effects import Effects, with_effects, without_effects
+from toeplens.studies.auditing.effects import with_effects, without_effects
 from toeplens.studies.auditing.inputs import Progress
-from toeplens.studies.auditing.kept import Kept, files_of
 from toeplens.studies.auditing.measuring import head_records
-from toeplens.studies.auditing.record import LayerRecord, Measured, NotThere
+from toeplens.studies.auditing.record import AuditRecord, Kept, LayerRecord, Measured, NotThere, files_of
 from toeplens.studies.auditing.result import Audit, finished
 from toeplens.studies.kit.options import AuditOptions
 from toeplens.training import Batches, Run, plan_execution
@@ -92,19 +82,18 @@ def audit_run(model: Run | str | Path, options: AuditOptions, directory: Path | 
 
 def _effects(
     source: DecoderSource, batches: Sequence[Any], measured: Sequence[Measured], method: str, kept: Kept
-) -> Effects:
+) -> AuditRecord:
     """The effects of the heads of the measured layers."""
-    how: dict[str, Any] = {"method": method}
-    if method == "position":
-        how = {"method": "exact", "intervention": "position"}
+    position = {"method": "exact", "intervention": "position"}
+    how: dict[str, Any] = position if method == "position" else {"method": method}
     memory: Any = SimpleNamespace(
         get=lambda key: kept.array(f"heads-{key}"), put=lambda key, found: kept.put(f"heads-{key}", found.tolist())
     )
     found = ablate_heads(source, batches, metric="loss", cumulative=False, memory=memory, **how)
     if found.check is not None and not found.check.holds:
-        return replace(without_effects(measured, found.check.words), check=found.check)
-    places = [each.layer.layer for each in measured]
-    columns = [(found.drops[layer], found.low[layer], found.high[layer]) for layer in places]
+        return replace(without_effects(measured, no_effects=found.check.words), check=found.check)
+    layers = [each.layer.layer for each in measured]
+    columns = zip(found.drops[layers], found.low[layers], found.high[layers], strict=True)
     told = {"effect": "loss", "method": method, "baseline": or_none(found.baseline), "check": found.check}
     return with_effects(measured, columns, intervals="over examples", **told)
 
@@ -117,17 +106,17 @@ def _measured(
     if len(done) == len(chosen):
         return done
     trace = AttentionTrace(source, data.tokens, data.lengths, layers=list(chosen))
-    of_logits: list[tuple[Behaviour | None, FrequencyUse | None]] = [(None, None)] * len(chosen)
+    shares: list[Behaviour | None] = [None] * len(chosen)
     unknown = None
     try:
-        of_logits = [(behaviour(layer, counted="used"), _frequency_use(layer)) for layer in trace]
+        shares = [behaviour(layer, counted="used") for layer in trace]
     except InputError as error:
         unknown = str(error)
     measured: list[Measured] = []
     for number, heads in enumerate(source.outputs(data.tokens, data.lengths)):
         if number in chosen:
             report("layers", len(measured), len(chosen))
-            found = _layer(trace[number], data.tokens, heads, *of_logits[len(measured)], unknown)
+            found = _layer(trace[number], data.tokens, heads, shares[len(measured)], unknown)
             kept.put_layer(number, found)
             measured.append(found)
     report("layers", len(chosen), len(chosen))
@@ -135,15 +124,14 @@ def _measured(
 
 
 def _layer(
-    layer: LayerTrace,
-    tokens: Tensor,
-    heads: Float[Tensor, "B N H dv"],
-    shares: Behaviour | None,
-    use: FrequencyUse | None,
-    unknown: str | None,
+    layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"], shares: Behaviour | None, unknown: str | None
 ) -> Measured:
     name, count, length = type(layer.encoding).__name__, *layer.q.shape[1:3]
     sums, missed = _sums(layer, tokens, heads)
+    use = None
+    with suppress(InputError):  # an encoding without a form
+        found = None if unknown else frequency_use(layer, counted="used")
+        use = found if found is not None and found.frequencies.shape[-1] else None
     record = LayerRecord(
         side="decoder" if layer.causal else "encoder",
         kind="self",
@@ -169,14 +157,6 @@ def _layer(
             kernel = layer.encoding.kernel(torch.arange(0 if layer.causal else 1 - length, length))
         bias = None if kernel is None else kernel.cpu().numpy()
     return Measured(record, head_records(record, sums, shares, use, bias))
-
-
-def _frequency_use(layer: LayerTrace) -> FrequencyUse | None:
-    try:
-        found = frequency_use(layer, counted="used")
-    except NoForm:
-        return None
-    return found if found.frequencies.shape[-1] else None
 
 
 def _sums(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"]) -> tuple[PatternSums, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +13,14 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from toeplens.ground import InputError, invalid, shown
 from toeplens.ground.words import listed
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.load import Loaded
 from toeplens.sources.huggingface.model import token_ids
-from toeplens.studies.auditing.kept import Kept
+from toeplens.studies.auditing.record import Kept
 from toeplens.studies.kit.options import AuditOptions
 
 SEQUENCES, TOKENS = 16, 256  # defaults
@@ -103,10 +103,9 @@ def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
     Raises `InputError` for padding if the model takes no attention mask.
     """
     tokens, there = read.tokens, read.there
-    if there is not None:
-        pad, words = (getattr(model.config, name, None) for name in ("pad_token_id", "vocab_size"))
-        known = isinstance(pad, int) and isinstance(words, int) and 0 <= pad < words
-        tokens = tokens.masked_fill(~there, int(pad or 0) if known else 0)
+    pad, words = (getattr(model.config, name, None) for name in ("pad_token_id", "vocab_size"))
+    if there is not None and isinstance(pad, int) and isinstance(words, int) and 0 <= pad < words:
+        tokens = tokens.masked_fill(~there, pad)
     found, sides = {"input_ids": tokens.to(model.device)}, [""]
     if model.config.is_encoder_decoder:
         names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
@@ -129,9 +128,8 @@ def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
 def repeated(vocabulary: int, special: Sequence[int], sequences: int, tokens: int, seed: int) -> Sequences:
     """Random tokens, none ``special``, whose second half repeats the first: reveals induction (Elhage et al. 2021)."""
     plain = np.setdiff1d(np.arange(vocabulary), np.asarray(list(special), dtype=np.int64))
-    plain = plain if len(plain) else np.arange(vocabulary)
     random = np.random.Generator(np.random.Philox(seed))
-    half = random.choice(plain, (sequences, (tokens + 1) // 2))
+    half = random.choice(plain if len(plain) else np.arange(vocabulary), (sequences, (tokens + 1) // 2))
     drawn = np.concatenate((half, half), axis=1)[:, :tokens]
     return Sequences(torch.from_numpy(drawn), f"random tokens, second half repeats the first (seed {seed})")
 
@@ -146,7 +144,7 @@ def given(tokens: Any, sequences: int, length: int | None) -> Sequences:
         if array.shape[0] < 1 or array.shape[1] < 2:
             raise invalid("tokens", "have at least one sequence of 2 tokens", got=f"shape {list(array.shape)}")
         return Sequences(torch.from_numpy(array), "tokens as given")
-    rows = [_ids(row, 1, slice(length)).tolist() for row in tokens[:sequences]]
+    rows = [_ids(row, 1, slice(length)) for row in tokens[:sequences]]
     for number, row in enumerate(rows, 1):
         if len(row) < 2:
             raise invalid("tokens", "have at least 2 per sequence", got=f"{len(row)} in sequence {number}")
@@ -190,12 +188,11 @@ def from_texts(tokenizer: Any, texts: Mapping[str, str], sequences: int, length:
     pieces = {name: _pieces(tokenizer, name if len(texts) > 1 else None, texts[name], length) for name in read}
     counts = shared({name: len(own) for name, own in pieces.items()}, sequences)
     rows = [(name, piece) for name, own in pieces.items() for piece in own[: counts[name]]]
-    rows = sorted(rows, key=lambda row: -len(row[1]))
-    words = tuple(str(word) for word in tokenizer.convert_ids_to_tokens(rows[0][1]))
-    names = tuple(name for name, _ in rows) if len(counts) > 1 else ()
+    names, ids = zip(*sorted(rows, key=lambda row: -len(row[1])), strict=True)
+    words = tuple(str(word) for word in tokenizer.convert_ids_to_tokens(ids[0]))
     bos = getattr(tokenizer, "bos_token_id", None)
-    unused = None if bos is None or bos in rows[0][1] else str(tokenizer.bos_token)
-    made = _together([piece for _, piece in rows], _origin(counts, len(texts)), words, names)
+    unused = None if bos is None or bos in ids[0] else str(tokenizer.bos_token)
+    made = _together(ids, _origin(counts, len(texts)), words, names if len(counts) > 1 else ())
     return replace(made, unused_bos=unused)
 
 
@@ -215,19 +212,15 @@ def _origin(counts: Mapping[str, int], texts: int) -> str:
     left = f"; {missing} of {texts} texts not used (too few sequences)" if missing else ""
     if len(counts) <= _TOLD:
         return f"{listed(f'{count} from {name}' for name, count in counts.items())}{left}"
-    least, most = min(counts.values()), max(counts.values())
-    each = f"{least}" if least == most else f"{least} to {most}"
+    each = " to ".join(map(str, sorted({min(counts.values()), max(counts.values())})))
     return f"{each} from each of {len(counts)} texts ({', '.join(list(counts)[:_TOLD])}, …){left}"
 
 
-def _together(
-    rows: Sequence[Sequence[int]], origin: str, words: tuple[str, ...] = (), texts: tuple[str, ...] = ()
-) -> Sequences:
+def _together(rows: Sequence[Any], origin: str, words: tuple[str, ...] = (), texts: tuple[str, ...] = ()) -> Sequences:
     """Sequences as one tensor, the longest first."""
     rows = sorted(rows, key=lambda row: -len(row))
-    most = len(rows[0])
-    lengths = tuple(map(len, rows)) if len(rows[-1]) < most else ()
-    tokens = torch.tensor([[*row, *[0] * (most - len(row))] for row in rows])
+    lengths = tuple(map(len, rows)) if len(rows[-1]) < len(rows[0]) else ()
+    tokens = pad_sequence([torch.as_tensor(row) for row in rows], batch_first=True)
     return Sequences(tokens, origin, words, lengths, texts)
 
 
@@ -240,13 +233,11 @@ def _pieces(tokenizer: Any, name: str | None, text: str, length: int) -> list[li
     if made and isinstance(made[0], int):  # slow tokenizers only return the first piece
         bare = token_ids(tokenizer, text, add_special_tokens=False)
         made = [made] if added else [bare[start : start + length] for start in range(0, len(bare), length)]
-    whole = [list(each) for each in made if len(each) == length]
-    found = whole or [list(max(made, key=len, default=[]))]
+    found = [list(each) for each in made if len(each) == length] or [list(max(made, key=len, default=[]))]
     if len(found[0]) < 2:
         raise InputError(f"text: {name or 'it'} has fewer than 2 tokens.")
     if len(found[0]) == added:
-        where = "" if name is None else f" in {name}"
-        raise InputError(f"text must have at least one token, got none{where}.")
+        raise InputError(f"text must have at least one token, got none{f' in {name}' if name is not None else ''}.")
     return found
 
 
@@ -262,14 +253,12 @@ def read_tokens(path: Path) -> Any:
             if any(isinstance(each, bool) for row in rows for each in (row if isinstance(row, list) else [row])):
                 raise InputError(f"tokens must be whole numbers, got true or false in {path}.")
             return content if _uneven(content) else np.asarray(content)
-    except InputError:
-        raise
     except Exception as error:  # whatever NumPy makes of a header
-        why = str(error).rstrip(".")
+        if isinstance(error, InputError):
+            raise
+        why = "its lists are of different lengths" if "inhomogeneous" in str(error) else str(error).rstrip(".")
         if path.suffix == ".npy" and not isinstance(error, OSError):
             why = "it is not a .npy file, is damaged, or contains objects"
-        if "inhomogeneous" in why:
-            why = "its lists are of different lengths"
         raise InputError(f"tokens: {path} could not be read ({why}).") from None
     raise invalid("tokens", "be a .npy or a .json file", path)
 
@@ -290,9 +279,9 @@ def read_text(path: Path) -> str:
 def _there(path: Path, field: str) -> None:
     """Raise `InputError` if the path is neither a file nor a pipe."""
     try:
-        kind = path.stat().st_mode
+        path.stat()
     except (OSError, ValueError) as error:
         why = "" if isinstance(error, FileNotFoundError) else f" ({getattr(error, 'strerror', None) or error})".lower()
         raise InputError(f"{field}: file {path} does not exist{why}.") from None
-    if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
+    if not (path.is_file() or path.is_fifo()):
         raise InputError(f"{field} must be a file or a pipe, got {str(path)!r}.")

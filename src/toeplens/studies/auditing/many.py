@@ -32,9 +32,8 @@ from toeplens.sources.huggingface.checkpoints import GGUF, is_there
 from toeplens.sources.huggingface.load import place_of
 from toeplens.sources.huggingface.model import library, words
 from toeplens.studies.auditing.inputs import Progress
-from toeplens.studies.auditing.kept import files_of
-from toeplens.studies.auditing.record import AuditRecord, Number
-from toeplens.studies.auditing.result import RECORD, open_audit
+from toeplens.studies.auditing.record import AuditRecord, Number, files_of
+from toeplens.studies.auditing.result import open_audit
 from toeplens.studies.auditing.study import Data, Write, audit_in, is_run
 from toeplens.studies.auditing.words import Names, largest, worst
 from toeplens.studies.kit.options import AuditOptions
@@ -141,6 +140,14 @@ class Piece:
         """The outcome if its audit failed."""
         return Audited(self.name, self.asked, " ".join(str(error).split()), error.exit_code)
 
+    def had(self) -> Audited | None:
+        """The outcome of an existing audit with the same request; None if there is none."""
+        try:
+            audit = open_audit(self.directory)
+        except InputError:  # none, or damaged
+            return None
+        return of_audit(self.name, self.asked, audit) if audit.about.get("request") == self.digest else None
+
 
 def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited | None:
     """Audit a model in a separate process; None if interrupted.
@@ -152,7 +159,7 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
     own = replace(piece, options=replace(piece.options, device=device))
     context = multiprocessing.get_context("spawn")
     hears, says = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(own, torch.get_num_threads(), says), daemon=True)
+    process = context.Process(target=_audit_and_send, args=(own, torch.get_num_threads(), says), daemon=True)
     with ignored_by_children():
         process.start()
     says.close()
@@ -167,8 +174,8 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
         return None
     except (EOFError, OSError):
         process.join()
-        code = process.exitcode
-        end = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        code = process.exitcode or 0
+        end = f"signal {-code}" if code < 0 else f"exit code {code}"
         why = f"The process ended ({end}). If memory is short, lower --workers, --sequences or --max-tokens."
         return piece.failed(EnvironmentFailure(f"{why} Finished work is saved."))
     finally:
@@ -177,9 +184,7 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
         hears.close()
 
 
-def _work(piece: Piece, threads: int, says: Connection) -> None:
-    """The work of the process."""
-
+def _audit_and_send(piece: Piece, threads: int, says: Connection) -> None:
     def end_with_parent() -> None:
         parent = multiprocessing.parent_process()
         if parent is not None:
@@ -200,7 +205,7 @@ def audited(piece: Piece, tell: Progress) -> Audited:
                 f"model: machine {socket.gethostname()} has no {piece.model}. Use a directory that all machines share."
             )
         where = piece.directory, piece.model, piece.data, piece.options, piece.write
-        found = audit_in(*where, digest=piece.digest, on_progress=tell)
+        return of_audit(piece.name, piece.asked, audit_in(*where, digest=piece.digest, on_progress=tell))
     except ToeplensError as error:
         return piece.failed(error)
     except Exception as error:
@@ -209,10 +214,6 @@ def audited(piece: Piece, tell: Progress) -> Audited:
         at = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{type(error).__name__} in {Path(at.filename).name}, line {at.lineno}"
         return piece.failed(InputError(f"model: the audit failed: {words(error)} ({place})."))
-    return of_audit(piece.name, piece.asked, found)
-
-
-# ---- all of them ----------------------------------------------------------------------------------------------------
 
 
 def audit_many(
@@ -255,9 +256,8 @@ def audit_many(
     pieces = []
     for name, model in zip(names, models, strict=True):
         there = is_there(model)
-        at = os.path.abspath(model) if there else model
-        digest = digest_of(at, data, options)
-        pieces.append(Piece(name, model, at, there, place.absolute() / name, data, options, digest, write))
+        at, directory = os.path.abspath(model) if there else model, place.absolute() / name
+        pieces.append(Piece(name, model, at, there, directory, data, options, digest_of(at, data, options), write))
     if isinstance(workers, Cluster):
         workers.must_serve(options.device)
     else:
@@ -281,7 +281,7 @@ def audit_many(
     with entered(place, "audits", (RESULT,)):
         written()
         for piece in pieces:
-            done(_had(piece), False)
+            done(piece.had(), False)
         left = [piece for piece in pieces if piece.name not in found]
         if left:
             spread(
@@ -302,13 +302,16 @@ def directories_of(models: Sequence[str]) -> list[str]:
     without ``.gguf``, with as many parent folders as needed to be unique. Raises `InputError` for a model that is given
     twice.
     """
-    parts = []
+    parts, depths = [], []
     for model in models:
-        path = Path(os.path.abspath(model))  # links keep their own names
-        named = path.with_suffix("") if path.suffix == GGUF else path
-        found = [part for part in named.parts if part != path.anchor] or ["root"]
-        parts.append(model.split("/") if _on_hub(model) else found)
-    depths = [len(each) if _on_hub(model) else 1 for each, model in zip(parts, models, strict=True)]
+        if not is_there(model) and _HUB.fullmatch(model):  # it can only be a name on the hub
+            parts.append(model.split("/"))
+            depths.append(len(parts[-1]))
+        else:
+            path = Path(os.path.abspath(model))  # links keep their own names
+            named = path.with_suffix("") if path.suffix == GGUF else path
+            parts.append([part for part in named.parts if part != path.anchor] or ["root"])
+            depths.append(1)
     while True:
         names = ["--".join(each[-depth:]) for each, depth in zip(parts, depths, strict=True)]
         counts = Counter(names)
@@ -322,11 +325,6 @@ def directories_of(models: Sequence[str]) -> list[str]:
             depths[place] += 1
 
 
-def _on_hub(model: str) -> bool:
-    """Whether the model can only be a name on the hub."""
-    return not is_there(model) and _HUB.fullmatch(model) is not None
-
-
 def _room(pieces: Sequence[Piece]) -> int:
     """The number of models that fit into this machine's memory at once; 1 if their size is unknown."""
     if not all(piece.there for piece in pieces):
@@ -336,14 +334,3 @@ def _room(pieces: Sequence[Piece]) -> int:
         packed = any(name.endswith(GGUF) for name, *_ in files)
         largest = max(largest, (_PACKED if packed else _TAKES) * sum(size for _, size, _ in files))
     return max(1, memory() // largest)
-
-
-def _had(piece: Piece) -> Audited | None:
-    """The outcome of an existing audit with the same request; None if there is none."""
-    if not (piece.directory / RECORD).is_file():
-        return None
-    try:
-        audit = open_audit(piece.directory)
-    except InputError:  # damaged
-        return None
-    return of_audit(piece.name, piece.asked, audit) if audit.about.get("request") == piece.digest else None

@@ -47,17 +47,15 @@ def measure(work: Work) -> tuple[list[Measured], float]:
     Calls with saved measures are proved again but not measured again. If everything is saved, nothing is run.
     """
     loaded, kept, layers, changes = work.loaded, work.kept, work.options.layers, work.changes
-    done = kept.get("pass")
-    if done is not None:
-        saved = [kept.layer(number) for number in done["calls"]]
-        if None not in saved:
-            return [each for each in saved if each is not None], done["whole"]
+    if (done := kept.get("pass")) is not None:
+        saved = [each for number in done["calls"] if (each := kept.layer(number)) is not None]
+        if len(saved) == len(done["calls"]):
+            return saved, done["whole"]
     there = work.sequences.there
     if there is not None:
         check_padding(loaded.model, work.inputs, int(there[-1].sum()))
     seen: list[int] = []  # layers of the calls
-    numbers: list[int] = []
-    measured: list[Measured] = []
+    measured: dict[int, Measured] = {}  # by index of the call
     names = loaded.attention
     count = sum(not any(other.startswith(f"{name}.") for other in names) for name in names)
 
@@ -72,8 +70,7 @@ def measure(work: Work) -> tuple[list[Measured], float]:
                 with torch.no_grad():
                     found = measure_call(replace(call, weights=None), tokens, changes, there)
                 kept.put_layer(number, found)
-            measured.append(found)
-            numbers.append(number)
+            measured[number] = found
         work.report("layers", len(seen), max(len(seen), count))  # some modules are called several times
 
     work.report("layers", 0, count)
@@ -81,8 +78,8 @@ def measure(work: Work) -> tuple[list[Measured], float]:
     whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
     if layers is not None and not {*layers} <= {*seen}:
         raise NotThere("layers", min({*layers} - {*seen}), max(seen))
-    kept.put("pass", {"calls": numbers, "whole": whole})
-    return measured, whole
+    kept.put("pass", {"calls": [*measured], "whole": whole})
+    return [*measured.values()], whole
 
 
 def measure_call(
@@ -133,13 +130,11 @@ def measure_call(
     )
     table = None if by_offset is None else by_offset.cpu().numpy()
     heads = head_records(record, sums_of(call, tokens), shares, use, table, offsets)
-    for change in changes:
-        if change.output is None and change.meets(call):
-            other = tuple(HeadRecord(call.side, call.kind, call.layer, head.head) for head in heads)
-            if change.attention is None:
-                other = head_records(record, sums_of(with_changed_logits(call, change), tokens), None, None)
-            which = change.heads_of(call)
-            heads = tuple(other[head.head] if head.head in which else head for head in heads)
+    for change in (change for change in changes if change.output is None and change.meets(call)):
+        other = tuple(HeadRecord(call.side, call.kind, call.layer, head.head) for head in heads)
+        if change.attention is None:
+            other = head_records(record, sums_of(with_changed_logits(call, change), tokens), None, None)
+        heads = tuple(other[head.head] if head.head in change.heads_of(call) else head for head in heads)
     return Measured(record, heads)
 
 
@@ -175,7 +170,7 @@ def check_padding(model: Any, inputs: Mapping[str, Tensor], length: int) -> None
 
 def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:
     """The attention patterns of the call, computed in blocks of queries."""
-    heads, queries, keys = call.q.shape[1], call.q.shape[2], call.k.shape[2]
+    heads, queries, keys = *call.q.shape[1:3], call.k.shape[2]
     cross = call.kind == "cross" or queries != keys  # otherwise keys are pooled, or have others before them
     known_tokens = tokens if not cross and tokens.shape[1] == queries else None  # not with a prefix of vectors
     plain = call.softcap is None and call.bias is None and call.visible is None
@@ -184,8 +179,8 @@ def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:
         profile = toeplitz_profile(call.q, call.k, causal=call.causal, scale=call.scale, layout="bhnd").pooled()
     sums = PatternSums(heads=heads, queries=queries, keys=keys, tokens=known_tokens, cross=cross, profile=profile)
     for rows, first, logits, weights in call.blocks():
-        seen = call.seen(rows, slice(first, first + logits.shape[-1]))
-        sums.add(rows, logits, weights, start=first, visible=seen)
+        visible = call.seen(rows, slice(first, first + logits.shape[-1]))
+        sums.add(rows, logits, weights, start=first, visible=visible)
     return sums
 
 
@@ -206,8 +201,7 @@ def head_records(
     patterns = sums.result()
     columns: dict[str, Any] = {name: getattr(patterns, name) for name in _PATTERNS}
     columns["sink"] = np.clip(columns["sink"], 0, None)  # without a sink it is only rounding
-    if shares is not None:
-        columns |= {name: getattr(shares, name) for name in _SHARES}
+    columns |= {} if shares is None else {name: getattr(shares, name) for name in _SHARES}
     lists: dict[str, Float[np.ndarray, "H n"]] = {"profile": patterns.profile}
     if use is not None:
         columns["centre"] = use.centre().tolist()
@@ -220,24 +214,20 @@ def head_records(
             columns["offset"] = ((weight * offsets.strength.nan_to_num()).sum(-1) / weight.sum(-1)).tolist()
     distances = np.arange(1 - sums.keys, sums.keys)
     decays = [None] * sums.heads if sums.cross else decays_of(distances, *sums.by_offset())
-    kernels = [None] * sums.heads if bias is None else [_kernel(row, sums.keys) for row in bias]
+    kernels: list[KernelEnds | None] = [None] * sums.heads
+    if bias is not None:
+        size, causal = min(sums.keys, ROWS), bias.shape[-1] == sums.keys  # a causal bias is 0 after the query
+        start = 0 if causal else sums.keys - 1
+        after = np.zeros((len(bias), size - 1)) if causal else bias[:, sums.keys - size : start]
+        kernels = [*map(kernel_ends, np.concatenate((after, bias[:, start : start + size]), axis=1))]
     made = []
     for head in range(sums.heads):
         found: dict[str, Any] = {name: or_none(values[head]) for name, values in columns.items()}
         for name, values in lists.items():  # empty if unknown
             found[name] = tuple(values[head].tolist()) if np.isfinite(values[head]).all() else ()
         found |= {"decay": decays[head], "kernel": kernels[head if len(kernels) > 1 else 0]}
-        made.append(HeadRecord(layer.side, layer.kind, layer.layer, head, **found))
+        made.append(HeadRecord(*layer.place, head, **found))
     return tuple(made)
-
-
-def _kernel(bias: Float[np.ndarray, "D"], tokens: int) -> KernelEnds:
-    """The spectrum of an offset bias; a causal bias is 0 after the query."""
-    size = min(tokens, ROWS)
-    causal = len(bias) == tokens
-    after = np.zeros(size - 1) if causal else bias[tokens - size : tokens - 1]
-    start = 0 if causal else tokens - 1
-    return kernel_ends(np.concatenate((after, bias[start : start + size])))
 
 
 def _placed(call: AttentionCall, padded: bool) -> tuple[dict[str, Any], str | None]:
@@ -262,8 +252,7 @@ def _position(call: AttentionCall, placed: Mapping[str, Any]) -> str:
     if call.rotation is not None:
         count, width = len(call.rotation.frequencies), call.q.shape[-1]
         said.append(f"rotation of {count} pairs, {2 * count} of {width} dimensions ({call.rotation.pairing})")
-        dead = int(call.rotation.dead.sum())
-        if dead:
+        if dead := int(call.rotation.dead.sum()):
             said.append(f"{dead} pairs switched off")
     elif call.unknown is not None:
         said.append("unknown rotation" if call.encoding is None else f"encoding {call.encoding}")

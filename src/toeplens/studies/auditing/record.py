@@ -1,22 +1,32 @@
-"""The record of an audit: values of each head, of each attention call, and of the model."""
+"""The record of an audit (values of each head, of each attention call, and of the model), and parts saved before it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pyarrow as pa
+import torch
+from jaxtyping import Float
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from toeplens.ground import InputError, reading
+from toeplens.ground import InputError, reading, write_text
 from toeplens.ground.errors import sentence
+from toeplens.ground.files import make_directory, read_bytes
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
 from toeplens.sources.huggingface.calls import Kind, Side
 from toeplens.sources.huggingface.outcome import Effect
 from toeplens.studies.kit.kernels import Decay, KernelEnds
+from toeplens.version import __version__
 
+PARTS = ".parts"  # directory of the saved parts of an unfinished audit
 Method = Literal["exact", "position", "bands", "attribution"]
 
 Number = reading.Number | None  # None if unknown: not measured, or not defined for this head
@@ -83,18 +93,20 @@ class NotThere(InputError):
         return type(self)(self.field, self.number, self.last, 1)
 
 
-@dataclass(frozen=True)
-class HeadRecord(Record):
-    """One head. The fields up to ``effect_high`` and the properties below are the table's `COLUMNS`.
+class _OfLayer(Record):
+    side: Side
+    kind: Kind
+    layer: reading.Count
 
-    profile      attention by distance: on the query token itself, then at distances 1, 2-3, 4-7, 8-15, ..., both sides
-                 together; sums to 1 minus the attention on a sink
-    norm_use     share of the mean of ||q|| ||k|| in each RoPE frequency: first the dimensions without rotation, then
-                 the frequencies in the layer's order
-    variance_use share of the logits' variance, Cov(L_t, L) / Var(L), in the same order; the last value is for a bias
-    decay        change of the mean logit with distance; None if queries and keys have no offset (cross attention)
-    kernel       extreme eigenvalues and symbol of the head's offset bias; None without one
-    """
+    @property
+    def place(self) -> tuple[Side, Kind, int]:
+        """Side, kind and index of the layer."""
+        return self.side, self.kind, self.layer
+
+
+@dataclass(frozen=True)
+class HeadRecord(_OfLayer):
+    """One head. The fields up to ``effect_high`` and the properties below are the table's `COLUMNS`."""
 
     LATER = ("decay", "kernel", "massive_q", "massive_k", "offset", "retrieval", "duplicate")
 
@@ -124,11 +136,14 @@ class HeadRecord(Record):
     effect: Number = None
     effect_low: Number = None
     effect_high: Number = None
+    # attention by distance: on the query token itself, then at distances 1, 2-3, 4-7, 8-15, ..., both sides together;
+    # sums to 1 minus the attention on a sink
     profile: tuple[_Weight, ...] = ()
+    # share of the mean of ||q|| ||k||: in the dimensions without rotation, then by frequency in the layer's order
     norm_use: tuple[reading.Number, ...] = ()
-    variance_use: tuple[reading.Number, ...] = ()
-    decay: Decay | None = None
-    kernel: KernelEnds | None = None
+    variance_use: tuple[reading.Number, ...] = ()  # Cov(L_t, L) / Var(L) of the logits, likewise, and last of a bias
+    decay: Decay | None = None  # of the mean logit with distance; None without an offset (cross attention)
+    kernel: KernelEnds | None = None  # of the head's offset bias; None without one
 
     @property
     def half_distance(self) -> Number:
@@ -147,100 +162,60 @@ class HeadRecord(Record):
 
 
 @dataclass(frozen=True)
-class LayerRecord(Record):
-    """One attention call of the model, in the order of the forward pass.
-
-    module         name of the module in the model, and its class
-    heads, key_heads, head_dim   number of query heads, of key heads, and width of queries and keys
-    scale          factor of q . k
-    softcap        c of c tanh(x / c); None without
-    causal         whether keys after the query are masked
-    window         maximum number of visible keys up to and including the query's own, on either side if not causal;
-                   None if all are visible
-    chunk          chunk size if queries only see keys of their own chunk; otherwise None
-    position       how position enters, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
-    frequencies    RoPE frequencies in rad per position, in the order of the pairs; empty without a known rotation
-    dead           indices of frequencies whose pairs contribute to no logit: in all heads their queries or keys are 0
-    tabled         indices of frequencies taken from the model's own table of cosines because no rotation was
-                   measurable: queries and keys are 0, or the angles are too small for the model's precision
-    unknown        why positional, symbolic and interaction shares (and frequency use) are unknown; None if known
-    weights        largest difference of a recomputed attention weight; None if the model does not expose weights
-    outputs        largest difference of a head's output, relative to the layer's largest
-    tolerance      largest weight difference that rounding explains; in earlier records the limit of both differences
-    used           largest difference of weights or outputs, as a share of what rounding explains; None in earlier
-                   records, and if not measured
-    logit          largest absolute logit of a visible key; None likewise
-    undecided      share of queries whose largest weight may change by 0.5 or more due to rounding; None likewise
-    deposit        ``helps`` and ``harms``: sums of the layer's positive and negative effects; from the effects d
-                   clipped at 0: ``top_share`` max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini`` (None
-                   if the sum is within its noise), ``lead`` (largest minus second largest); empty without effects
-    """
+class LayerRecord(_OfLayer):
+    """One attention call of the model, in the order of the forward pass."""
 
     LATER = ("deposit", "dead", "tabled", "chunk", "used", "logit", "undecided")
 
     side: Side
     kind: Kind
     layer: reading.Count
-    module: reading.Text
-    heads: reading.Count
+    module: reading.Text  # name of the module in the model, and its class
+    heads: reading.Count  # query heads
     key_heads: reading.Count
-    head_dim: reading.Count
-    scale: reading.Number
-    softcap: Number
-    causal: reading.Truth
+    head_dim: reading.Count  # width of queries and keys
+    scale: reading.Number  # factor of q . k
+    softcap: Number  # c of c tanh(x / c); None without
+    causal: reading.Truth  # whether keys after the query are masked
+    # maximum number of visible keys up to and including the query's own, on either side if not causal; None: all
     window: reading.Count | None
-    position: reading.Text
-    frequencies: tuple[reading.Number, ...]
-    unknown: reading.Text | None
-    weights: Size
-    outputs: reading.Positive
-    tolerance: reading.Positive
+    position: reading.Text  # how it enters, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
+    frequencies: tuple[reading.Number, ...]  # of RoPE, in rad per position, by pair; empty without a known rotation
+    unknown: reading.Text | None  # why positional, symbolic and interaction shares and frequency use are; None if known
+    weights: Size  # largest difference of a recomputed attention weight; None if the model does not expose weights
+    outputs: reading.Positive  # largest difference of a head's output, relative to the layer's largest
+    tolerance: reading.Positive  # largest weight difference that rounding explains; earlier: the limit of both
+    # ``helps`` and ``harms``: sums of the layer's positive and negative effects; from the effects d clipped at 0:
+    # ``top_share`` max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini`` (None if the sum is within its
+    # noise), ``lead`` (largest minus second largest); empty without effects
     deposit: dict[str, Number] = field(default_factory=dict)
-    dead: tuple[reading.Count, ...] = ()
+    dead: tuple[reading.Count, ...] = ()  # frequencies that contribute to no logit: queries or keys of all heads are 0
+    # frequencies from the model's own table of cosines because no rotation was measurable: queries and keys are 0, or
+    # the angles are too small for the model's precision
     tabled: tuple[reading.Count, ...] = ()
-    chunk: reading.Count | None = None
-    used: Size = None
-    logit: Size = None
-    undecided: Size = None
-
-    def check(self, heads: list[HeadRecord]) -> None:
-        """Raise `ValueError` for heads that do not match the layer."""
-        name, pairs = f"{self.side} {self.kind} layer {self.layer}", len(self.frequencies)
-        if [head.head for head in heads] != list(range(self.heads)):
-            raise ValueError(f"heads of {name} must be 0 to {self.heads - 1}.")
-        if any(pair >= pairs for pair in (*self.dead, *self.tabled)):
-            raise ValueError(f"dead and tabled pairs of {name} must be among its {pairs} pairs.")
-        for head in heads:
-            for use, wanted in (("norm_use", pairs + 1), ("variance_use", pairs + 2)):
-                if (count := len(getattr(head, use))) not in (0, wanted):
-                    raise ValueError(f"{use} of {name} head {head.head} must have {wanted} numbers, got {count}.")
+    chunk: reading.Count | None = None  # size of the chunks if queries only see keys of their own
+    # None in earlier records, and if not measured
+    used: Size = None  # largest difference of weights or outputs, as a share of what rounding explains
+    logit: Size = None  # largest absolute logit of a visible key
+    undecided: Size = None  # share of queries whose largest weight may change by 0.5 or more due to rounding
 
 
 @dataclass(frozen=True)
-class BandRecord(Record):
-    """A frequency band of a layer's rotation, and the effect of freezing it in all of the layer's heads.
-
-    first, last       first and last pair, counted from 0
-    fastest, slowest  largest and smallest absolute frequency, in rad per position
-    effect            as for a head; effect_low, effect_high  the ends of its 95 % interval
-    """
+class BandRecord(_OfLayer):
+    """A frequency band of a layer's rotation, and the effect of freezing it in all of the layer's heads."""
 
     WORDS = "audit"
 
     layer: reading.Count
     kind: Kind
     side: Side
-    first: reading.Count
+    first: reading.Count  # pair, from 0
     last: reading.Count
-    fastest: reading.Positive
+    fastest: reading.Positive  # largest absolute frequency, in rad per position
     slowest: reading.Positive
-    effect: Number
+    effect: Number  # as for a head, with its 95 % interval
     effect_low: Number
     effect_high: Number
-
-    def of(self, layer: LayerRecord) -> bool:
-        """Whether the band belongs to this layer."""
-        return (self.side, self.kind, self.layer) == (layer.side, layer.kind, layer.layer)
 
 
 @dataclass(frozen=True)
@@ -276,34 +251,25 @@ class AuditRecord(Record):
                  retrieval), changes (of the model), request (a digest, in an audit of many models), seed, intervals
                  (what the intervals of effects are taken over), race (which heads were dropped early), torch,
                  transformers, python, seconds
-    layers       every attention call, in the order of the forward pass
-    heads        every head, in the same order
     effect       ``loss`` (nats per token) or ``states`` (squared distance of the last hidden states from the intact
                  ones, relative to their variance over tokens); None if effects were not measured
     method       ``exact`` (ablate each head), ``position`` (remove position from each head), ``bands`` (freeze each
                  frequency band of each layer) or ``attribution`` (estimate of ablation); None likewise
-    baseline     loss of the intact model; None for states and without effects
-    whole        largest difference of the model's output between the captured and a plain forward pass, relative to
-                 the largest output
-    words        tokens of the first sequence as text; empty without a tokenizer
-    check        comparison of estimates with exact effects for a sample of heads, with layers counted as in
-                 ``layers``. If the check fails, there are no effects
-    bands        for ``bands``, each band of each layer that has a rotation; otherwise empty
     """
 
     WORDS = "audit"
     LATER = ("words", "check", "bands")
 
     about: dict[str, Any]
-    layers: tuple[LayerRecord, ...]
-    heads: tuple[HeadRecord, ...]
+    layers: tuple[LayerRecord, ...]  # every attention call, in the order of the forward pass
+    heads: tuple[HeadRecord, ...]  # every head, in the same order
     effect: Effect | None
     method: Method | None
-    baseline: Number
-    whole: reading.Positive
-    words: tuple[reading.Text, ...] = ()
-    check: EstimateCheck | None = None
-    bands: tuple[BandRecord, ...] = ()
+    baseline: Number  # loss of the intact model; None for states and without effects
+    whole: reading.Positive  # largest difference of a plain pass's output, relative to the largest output
+    words: tuple[reading.Text, ...] = ()  # tokens of the first sequence as text; empty without a tokenizer
+    check: EstimateCheck | None = None  # of estimates for a sample of heads; if it fails, there are no effects
+    bands: tuple[BandRecord, ...] = ()  # for the method ``bands``, those of each layer that has a rotation
 
     def table(self) -> dict[str, list[Any]]:
         """The heads as columns (`COLUMNS`), one value per head; None if unknown."""
@@ -316,23 +282,23 @@ class AuditRecord(Record):
 
     def of(self, layer: LayerRecord) -> Iterator[HeadRecord]:
         """The heads of one layer."""
-        place = (layer.side, layer.kind, layer.layer)
-        return (head for head in self.heads if (head.side, head.kind, head.layer) == place)
+        return (head for head in self.heads if head.place == layer.place)
 
     def bands_of(self, layer: LayerRecord) -> list[BandRecord]:
         """The bands of one layer."""
-        return [band for band in self.bands if band.of(layer)]
+        return [band for band in self.bands if band.place == layer.place]
 
     def layer_of(self, band: BandRecord) -> LayerRecord:
         """The layer that a band belongs to."""
-        return next(layer for layer in self.layers if band.of(layer))
+        return next(layer for layer in self.layers if layer.place == band.place)
 
     def summary(self) -> dict[str, Any]:
         """The record for JSON output, without the tokens and the heads' lists of numbers."""
-        lists = ("profile", "norm_use", "variance_use")
         content = self.to_dict()
-        heads = [{name: value for name, value in head.items() if name not in lists} for head in content["heads"]]
-        return {name: value for name, value in content.items() if name != "words"} | {"heads": heads}
+        del content["words"]
+        for head in content["heads"]:
+            del head["profile"], head["norm_use"], head["variance_use"]
+        return content
 
     def verify(self) -> None:
         try:
@@ -340,6 +306,94 @@ class AuditRecord(Record):
         except ValidationError as error:
             raise ValueError(sentence(error)) from None
         for layer in self.layers:
-            layer.check(list(self.of(layer)))
+            name, pairs = f"{layer.side} {layer.kind} layer {layer.layer}", len(layer.frequencies)
+            if [head.head for head in self.of(layer)] != list(range(layer.heads)):
+                raise ValueError(f"heads of {name} must be 0 to {layer.heads - 1}.")
+            if any(pair >= pairs for pair in (*layer.dead, *layer.tabled)):
+                raise ValueError(f"dead and tabled pairs of {name} must be among its {pairs} pairs.")
+            for head in self.of(layer):
+                for use, wanted in (("norm_use", pairs + 1), ("variance_use", pairs + 2)):
+                    if (count := len(getattr(head, use))) not in (0, wanted):
+                        raise ValueError(f"{use} of {name} head {head.head} must have {wanted} numbers, got {count}.")
         if sum(layer.heads for layer in self.layers) != len(self.heads):
             raise ValueError("heads must belong to the layers.")
+
+
+# ---- saved parts, so that an interrupted audit can be resumed -----------------------------------------------------
+
+
+class Kept:
+    """Finished parts in an audit's directory (None saves nothing), under a key of everything that determines them.
+
+    Parts with another key, of other versions of torch or toeplens, or whose content was changed are ignored.
+    """
+
+    def __init__(self, directory: Path | None, key: Mapping[str, Any]) -> None:
+        self._place = None if directory is None else directory / PARTS
+        versions = {"toeplens": __version__, "torch": torch.__version__}
+        self._key = _digest(json.dumps({**key, **versions}, sort_keys=True))
+
+    def get(self, name: str) -> Any:
+        """A part; None if there is none."""
+        try:
+            text = "" if self._place is None else read_bytes(self._place / f"{name}.json").decode()
+            head, _, body = text.partition("\n")
+            return json.loads(body) if head == f"{self._key} {_digest(body)}" else None
+        except (OSError, ValueError):
+            return None
+
+    def put(self, name: str, content: Any) -> None:
+        """Save a part atomically."""
+        if self._place is None:
+            return
+        make_directory(self._place)
+        body = json.dumps(content)
+        write_text(self._place / f"{name}.json", f"{self._key} {_digest(body)}\n{body}")
+
+    def clear(self) -> None:
+        """Remove all parts."""
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def layer(self, number: int) -> Measured | None:
+        """The measures of a call, by its index in the forward pass."""
+        found = self.get(f"layer-{number}")
+        return None if found is None else Measured.from_dict(found, "part")
+
+    def put_layer(self, number: int, measured: Measured) -> None:
+        """Save the measures of a call."""
+        self.put(f"layer-{number}", measured.to_dict())
+
+    def array(self, name: str) -> Float[np.ndarray, "..."] | None:
+        """An array, which may contain NaN; saved by ``put`` as a list."""
+        found = self.get(name)
+        return None if found is None else np.asarray(found, dtype=float)
+
+
+def identity(model: Any, name: str | None) -> Any:
+    """An identity of the model's weights: its files with sizes and times, or a digest of the weights.
+
+    Arguments
+        name  directory or file it was loaded from, or its name on the hub; None for a model object
+    """
+    if name is not None and Path(name).exists():
+        return files_of(Path(name))
+    commit = getattr(model.config, "_commit_hash", None)
+    if name is not None and commit is not None:
+        return [name, commit]
+    digest = hashlib.sha256(repr(model.config).encode())
+    for key, x in sorted(model.state_dict().items()):
+        digest.update(f"{key} {x.dtype} {list(x.shape)}".encode())
+        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def files_of(directory: Path) -> list[list[Any]]:
+    """Name, size and modification time of each file in a directory, or of one file."""
+    inside = [directory] if directory.is_file() else sorted(directory.iterdir())
+    files = [(path, path.stat()) for path in inside if path.is_file()]
+    return [[path.name, found.st_size, found.st_mtime_ns] for path, found in files]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

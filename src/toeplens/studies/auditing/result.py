@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,10 @@ from pyarrow import csv, parquet
 
 from toeplens.ground import InputError, read_json, write_bytes, write_json
 from toeplens.ground.files import make_directory
-from toeplens.studies.auditing.effects import Effects
-from toeplens.studies.auditing.kept import PARTS
-from toeplens.studies.auditing.record import AuditRecord
+from toeplens.studies.auditing.record import PARTS, AuditRecord
 from toeplens.studies.auditing.sheets import Scale, Values, digits_of, scales_of, title, values_of
 from toeplens.studies.auditing.words import Names, Place, audited, model, place_title, power, proved, told, worst
-from toeplens.studies.kit.models import VERSIONS
+from toeplens.studies.kit.changes import VERSIONS
 
 RECORD = "audit.json"  # file name of the record
 PARQUET, CSV = "heads.parquet", "heads.csv"
@@ -34,16 +32,14 @@ class Audit(AuditRecord):
         return notebook_html(self)
 
 
-def finished(effects: Effects, about: dict[str, Any], *, seed: int, started: float, **more: Any) -> Audit:
-    """The finished audit, with seed, effects, versions and seconds added to its ``about``.
+def finished(effects: AuditRecord, about: dict[str, Any], *, seed: int, started: float, **more: Any) -> Audit:
+    """The finished audit, with seed, versions and seconds added to its ``about``.
 
     ``started`` is the start time, from `time.monotonic`.
     """
-    fields = dict(vars(effects))
-    said = {name: fields.pop(name) for name in ("no_effects", "intervals", "race")}
-    known = {name: value for name, value in said.items() if value is not None}
-    about = {**about, "seed": seed, **known, **VERSIONS, "seconds": round(time.monotonic() - started, 1)}
-    return Audit(about=about, **fields, **more)
+    seconds = round(time.monotonic() - started, 1)
+    more["about"] = {**about, "seed": seed, **effects.about, **VERSIONS, "seconds": seconds}
+    return Audit(**vars(replace(effects, **more)))
 
 
 def save(audit: Audit, directory: Path) -> Path:

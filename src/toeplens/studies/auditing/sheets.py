@@ -33,9 +33,7 @@ class Scale:
     logarithmic: bool = False  # colours follow log2(1 + value)
 
     @classmethod
-    def of(
-        cls, values: Iterable[Number], *, signed: bool = False, logarithmic: bool = False, least: float = 0.0
-    ) -> Scale:
+    def of(cls, values: Iterable[Number], signed: bool = False, logarithmic: bool = False, least: float = 0) -> Scale:
         """From 0 to the largest value; from the smallest value if it is over half the largest, or if all are negative.
 
         ``least``: minimum width of the scale, so that rounding differences do not fill it
@@ -55,9 +53,8 @@ class Scale:
         """From 0 (background colour) to 1 (warm end) or -1 (cool end); None if unknown."""
         if value is None:
             return None
-        if self.signed:
-            return round(value / self.high, 3) if self.high else 0.0
         low, high, at = (log2(1 + x) if self.logarithmic else x for x in (self.low, self.high, value))
+        low = 0.0 if self.signed else low
         return round((at - low) / (high - low), 3) if high > low else 0.0
 
     def ends(self, digits: int) -> dict[str, Any]:
@@ -110,9 +107,8 @@ def sheet(
     names, places = Names.of(audit), []
     for side, kind in names.places:
         own = [one for one in audit.layers if (one.side, one.kind) == (side, kind)]
-        layers, heads = [one.layer for one in own], max(one.heads for one in own)
-        title = place_title((side, kind))
-        places.append({"side": side, "kind": kind, "title": title, "layers": layers, "heads": heads})
+        shape = {"layers": [one.layer for one in own], "heads": max(one.heads for one in own)}
+        places.append({"side": side, "kind": kind, "title": place_title((side, kind)), **shape})
     return {
         "name": name,
         "places": places,

@@ -22,14 +22,12 @@ from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_toke
 from toeplens.sources.huggingface.interventions import calls_of
 from toeplens.sources.huggingface.load import Loaded, called_of, open_model
 from toeplens.sources.huggingface.model import library
-from toeplens.studies.auditing.effects import Effects, effects_of, without_effects
+from toeplens.studies.auditing.effects import effects_of, without_effects
 from toeplens.studies.auditing.inputs import Progress, Sequences, Work, inputs_of, read_tokens, sequences_of, texts_of
-from toeplens.studies.auditing.kept import PARTS, Kept, identity
 from toeplens.studies.auditing.measuring import measure
-from toeplens.studies.auditing.record import Measured, NotThere
+from toeplens.studies.auditing.record import PARTS, AuditRecord, Kept, Measured, NotThere, identity
 from toeplens.studies.auditing.result import RECORD, Audit, finished, open_audit, parquet_of, save
-from toeplens.studies.kit.changes import changes_of, told
-from toeplens.studies.kit.models import failures_of
+from toeplens.studies.kit.changes import changes_of, failures_of, told
 from toeplens.studies.kit.options import AuditOptions, taking
 from toeplens.studies.kit.questions import Item, Writer, retrieval_of
 
@@ -107,10 +105,22 @@ def audit_with(
         _must_be_same(directory, about)
     inputs, mask_token = inputs_of(loaded.model, read), getattr(tokenizer, "mask_token_id", None)
     mask_token = mask_token if isinstance(mask_token, int) else None
-    _check_calls(options, loaded.model, inputs, changes)
+    layers = options.layers
+    if changes or not (layers is options.heads is options.first is None):  # a short pass knows what the model has
+        calls = calls_of(loaded.model, inputs, changes)
+        seen = {call.layer for call in calls}
+        if calls and layers is not None and not {*layers} <= seen:
+            raise NotThere("layers", min({*layers} - seen), max(seen))
+        if calls:
+            _check_heads(options, [call.heads for call in calls if layers is None or call.layer in layers])
     needles: list[Item] = []
     if options.needles:
-        needles = _needles(tokenizer, data, options.needles, read.tokens.shape[1], options.seed)
+        texts, count = texts_of(data), options.needles
+        if texts is None:
+            raise InputError("needles must not be set without a text.")
+        writer, length = Writer(tokenizer, "\n\n".join(texts.values()), options.seed), read.tokens.shape[1]
+        depths = (number / max(1, count - 1) for number in range(count))  # from the beginning to the end
+        needles = [writer.needle(length, depth, field="max_tokens") for depth in depths]
     key: dict[str, Any] = {}
     if directory is not None:  # everything that determines the results
         key = {name: about[name] for name in ("class", "dtype", "device", "input", "transformers")}
@@ -122,10 +132,12 @@ def audit_with(
     lower = "Lower sequences or max_tokens, use fewer layers or a smaller dtype, or set effects to none."
     with failures_of(loaded, "audit", f" with {size} tokens. {lower}"):
         try:
-            scores = _retrieval(work, needles) if needles else None
+            scores = _retrieval(work, needles) if needles else {}
             measured, whole = measure(work)
-            if scores is not None:
-                measured = [_with_retrieval(each, scores) for each in measured]
+            for at, each in enumerate(measured):
+                if scores and each.layer.kind == "self":
+                    heads = (replace(head, retrieval=scores.get((head.layer, head.head))) for head in each.heads)
+                    measured[at] = replace(each, heads=tuple(heads))
             _check_heads(options, [each.layer.heads for each in measured])
             effects = without_effects(measured) if options.effects == "none" else _effects(work, measured)
         except InputError:  # the same audit would be refused again
@@ -165,19 +177,6 @@ def audit_in(
     return found
 
 
-def _check_calls(options: AuditOptions, model: Any, inputs: Mapping[str, Tensor], changes: Sequence[Change]) -> None:
-    """Raise `InputError` for layers, heads and changes that a short pass does not have."""
-    layers = options.layers
-    if layers is None and options.heads is None and options.first is None and not changes:
-        return
-    calls = calls_of(model, inputs, changes)
-    seen = {call.layer for call in calls}
-    if calls and layers is not None and not {*layers} <= seen:
-        raise NotThere("layers", min({*layers} - seen), max(seen))
-    if calls:
-        _check_heads(options, [call.heads for call in calls if layers is None or call.layer in layers])
-
-
 def _check_heads(options: AuditOptions, counts: Sequence[int]) -> None:
     """Raise `InputError` for heads that no call has, and for more heads than there are."""
     most, heads = max(counts, default=0), options.heads
@@ -188,23 +187,14 @@ def _check_heads(options: AuditOptions, counts: Sequence[int]) -> None:
         raise invalid("first", f"be at most {there}, the number of heads", options.first)
 
 
-def _needles(tokenizer: Any, data: Any, count: int, length: int, seed: int) -> list[Item]:
-    """``count`` texts of this length with needles at depths from the beginning to the end."""
-    texts = texts_of(data)
-    if texts is None:
-        raise InputError("needles must not be set without a text.")
-    writer = Writer(tokenizer, "\n\n".join(texts.values()), seed)
-    return [writer.needle(length, number / max(1, count - 1), field="max_tokens") for number in range(count)]
-
-
-def _effects(work: Work, measured: Sequence[Measured]) -> Effects:
+def _effects(work: Work, measured: Sequence[Measured]) -> AuditRecord:
     """The effects, or why there are none."""
     try:
         return effects_of(work, measured)
-    except (NoGradient, NoPosition):  # the request itself is impossible
-        raise
     except InputError as error:
-        return without_effects(measured, str(error))
+        if isinstance(error, NoGradient | NoPosition):  # the request itself is impossible
+            raise
+        return without_effects(measured, no_effects=str(error))
 
 
 def _retrieval(work: Work, needles: Sequence[Item]) -> dict[tuple[int, int], float]:
@@ -217,11 +207,6 @@ def _retrieval(work: Work, needles: Sequence[Item]) -> dict[tuple[int, int], flo
     return {(layer, head): score for layer, head, score in found}
 
 
-def _with_retrieval(measured: Measured, scores: Mapping[tuple[int, int], float]) -> Measured:
-    heads = tuple(replace(head, retrieval=scores.get((head.layer, head.head))) for head in measured.heads)
-    return replace(measured, heads=heads) if measured.layer.kind == "self" else measured
-
-
 def _must_be_same(directory: Path, about: Mapping[str, Any]) -> None:
     """Raise `InputError` instead of replacing a finished audit with other tokens or other changes."""
     if not (directory / RECORD).is_file():
@@ -229,10 +214,10 @@ def _must_be_same(directory: Path, about: Mapping[str, Any]) -> None:
     had = open_audit(directory).about
     tokens = had.get("input") not in (None, about["input"])
     if tokens or (had.get("changes") or []) != about.get("changes", []):
-        what = f"{'on other tokens' if tokens else 'with other changes'} ({had.get('sequences')} x {had.get('tokens')}"
+        size, text = f"{had.get('sequences')} x {had.get('tokens')} tokens", had.get("text") or "source not recorded"
         raise InputError(
-            f"out: {directory} contains a finished audit {what} tokens, {had.get('text') or 'source not recorded'}). "
-            "Choose an empty or new directory."
+            f"out: {directory} contains a finished audit {'on other tokens' if tokens else 'with other changes'} "
+            f"({size}, {text}). Choose an empty or new directory."
         )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Any, TypeVar
 
@@ -45,12 +44,9 @@ def largest(rows: Iterable[Row], name: str) -> tuple[Row, float] | None:
 
 @dataclass(frozen=True)
 class Names:
-    """Names of layers and heads, with side and kind where a model has more than one.
+    """Names of layers and heads, with side and kind where a model has more than one."""
 
-    places  sides and kinds, in the order of the forward pass
-    """
-
-    places: tuple[Place, ...]
+    places: tuple[Place, ...]  # sides and kinds, in the order of the forward pass
 
     @classmethod
     def of(cls, *audits: AuditRecord) -> Names:
@@ -98,14 +94,12 @@ def layer_spans(names: Names, layers: Iterable[LayerRecord]) -> str:
 
 def audited(audit: AuditRecord) -> str:
     """The audited input: sequences, tokens, and where they came from."""
-    about = audit.about
-    sequences, tokens = about.get("sequences"), about.get("tokens")
-    lengths = about.get("lengths")
+    known = ("sequences", "tokens", "lengths", "text", "changes")
+    sequences, tokens, lengths, text, changes = map(audit.about.get, known)
     long = f"{min(lengths)} to {tokens}" if lengths else f"{tokens}"
     size = "size not recorded" if None in (sequences, tokens) else f"{sequences} × {long} tokens"
-    changes = about.get("changes") or ()
     changed = f"; changed: {'; '.join(changes)}" if changes else ""
-    return f"{size} ({about.get('text') or 'source not recorded'}){changed}"
+    return f"{size} ({text or 'source not recorded'}){changed}"
 
 
 def count(value: Any) -> str:
@@ -131,47 +125,39 @@ def worst(audit: AuditRecord) -> Number:
 
 
 def proof(audit: AuditRecord) -> str:
-    """The largest differences over all attention calls, and the tolerance."""
+    """The largest differences over all attention calls, the tolerance, and the logits it follows from."""
     formed = [layer.weights for layer in audit.layers if layer.weights is not None]
-    calls = len(audit.layers)
+    measured = [layer for layer in audit.layers if layer.used is not None and layer.logit is not None]
+    calls, limits = len(audit.layers), sorted({layer.tolerance for layer in audit.layers})
     weights = "The model does not expose attention weights."
     if formed:
         some = "" if len(formed) == calls else f", in the {len(formed)} calls that expose them"
         weights = f"Recomputed attention weights differ from the model’s own by at most {power(max(formed))}{some}."
-    outputs = power(max(layer.outputs for layer in audit.layers))
+    allowed = power(limits[0]) if len(limits) == 1 else f"{power(limits[0])} to {power(limits[-1])}"
+    rounding = f"Tolerance: {allowed}."
+    if measured:
+        most = max(measured, key=lambda layer: layer.logit or 0.0)
+        rounding = (
+            f"The largest attention logit is {size(most.logit)} (layer {most.layer + 1}); there, rounding explains "
+            f"weight differences up to {power(most.tolerance)}. All differences are at most "
+            f"{100 * max(layer.used or 0.0 for layer in measured):.0f}% of what rounding explains."
+        )
+    if coarse := [layer for layer in measured if layer.undecided]:
+        worst = max(coarse, key=lambda layer: layer.undecided or 0.0)
+        rounding += (
+            f" In {len(coarse)} layers, this precision cannot resolve some weights (layer {worst.layer + 1}: "
+            f"{100 * (worst.undecided or 0.0):.0f}% of the queries). Use --dtype float32 for them."
+        )
     return (
-        f"{weights} Head outputs differ by at most {outputs}, relative to the largest of a layer "
-        f"({calls} attention call{'s' if calls > 1 else ''}). {_rounding(audit)} The captured forward pass differs "
-        f"from a plain one by {power(audit.whole)} of the largest output."
+        f"{weights} Head outputs differ by at most {power(max(layer.outputs for layer in audit.layers))}, relative to "
+        f"the largest of a layer ({calls} attention call{'s' if calls > 1 else ''}). {rounding} The captured forward "
+        f"pass differs from a plain one by {power(audit.whole)} of the largest output."
     )
 
 
 def size(value: Number) -> str:
     """A logit, such as 12,860 or 4.31; a dash if unknown."""
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _rounding(audit: AuditRecord) -> str:
-    """The tolerance, and which logits it follows from."""
-    limits = sorted({layer.tolerance for layer in audit.layers})
-    measured = [layer for layer in audit.layers if layer.used is not None and layer.logit is not None]
-    if not measured:
-        allowed = power(limits[0]) if len(limits) == 1 else f"{power(limits[0])} to {power(limits[-1])}"
-        return f"Tolerance: {allowed}."
-    largest = max(measured, key=lambda layer: layer.logit or 0.0)
-    coarse = [layer for layer in measured if layer.undecided]
-    said = (
-        f"The largest attention logit is {size(largest.logit)} (layer {largest.layer + 1}); there, rounding explains "
-        f"weight differences up to {power(largest.tolerance)}. All differences are at most "
-        f"{100 * max(layer.used or 0.0 for layer in measured):.0f}% of what rounding explains."
-    )
-    if coarse:
-        worst = max(coarse, key=lambda layer: layer.undecided or 0.0)
-        said += (
-            f" In {len(coarse)} layers, this precision cannot resolve some weights (layer {worst.layer + 1}: "
-            f"{100 * (worst.undecided or 0.0):.0f}% of the queries). Use --dtype float32 for them."
-        )
-    return said
 
 
 def done(audit: AuditRecord) -> str:
@@ -207,9 +193,9 @@ def unknown(audit: AuditRecord) -> list[tuple[str, str]]:
 
 def findings(audit: AuditRecord) -> list[str]:
     """The main findings in a few sentences; unknown values are left out."""
-    patterns = [partial(_pattern, column=column) for column in PATTERNS]
-    made = (_matters, _band, _harmful, *patterns, _positional, _decays, _kernels, _deposit)
-    return [sentence for say in made if (sentence := say(audit))]
+    names = Names.of(audit)
+    patterns = [said for column in PATTERNS if (said := _pattern(audit, names, column))]
+    return [*_on_effects(audit, names), *patterns, *_on_logits(audit, names), *_on_deposit(audit, names)]
 
 
 def over(audit: AuditRecord) -> str:
@@ -224,55 +210,43 @@ def interval(audit: AuditRecord, head: HeadRecord | BandRecord) -> str:
     return f" ({significant(head.effect_low)} to {significant(head.effect_high)} {over(audit)})"
 
 
-def _matters(audit: AuditRecord) -> str:
-    found = largest(audit.heads, "effect")
-    if found is None or audit.effect is None:
-        return ""
-    head, effect = found
-    name, size, ends, doing = Names.of(audit).head(head), significant(effect), interval(audit, head), done(audit)
-    if audit.effect == "states":
-        return (
-            f"The most important head is {name}: {doing} it moves the last hidden states by {size} of their variance "
-            f"over tokens{ends}."
-        )
-    if effect <= 0:
-        return f"No head has a positive effect on the loss; the largest effect is {size}, for {name}{ends}."
-    return f"The most important head is {name}: {doing} it adds {size} nats per token to the loss{ends}."
-
-
-def _band(audit: AuditRecord) -> str:
-    found = largest(audit.bands, "effect")
-    if found is None:
-        return ""
-    band, effect = found
-    if effect <= 0:
-        return "Freezing a frequency band makes the model worse in no layer."
-    does = f"adds {significant(effect)} nats per token to the loss"
-    if audit.effect == "states":
-        does = f"moves the last hidden states by {significant(effect)} of their variance"
-    return (
-        f"The most important frequency band is pairs {band.first + 1} to {band.last + 1} of "
-        f"{Names.of(audit).layer(audit.layer_of(band))} ({significant(band.slowest)} to {significant(band.fastest)} "
-        f"rad per position): freezing it in all heads {does}{interval(audit, band)}."
-    )
-
-
 def harmful(audit: AuditRecord) -> list[HeadRecord]:
     """Heads whose effect on the loss is significantly negative, the most negative first."""
     found = [head for head in audit.heads if head.effect_high is not None and head.effect_high < 0]
     return sorted(found, key=lambda head: head.effect or 0.0) if audit.effect == "loss" else []
 
 
-def _harmful(audit: AuditRecord) -> str:
-    heads, names = harmful(audit), Names.of(audit)
-    if not heads:
-        return ""
-    known = sum(head.effect_high is not None for head in audit.heads)
-    return (
-        f"Heads with a significantly negative effect ({done(audit)} the head lowers the loss): {_named(names, heads)}; "
-        f"largest for {names.head(heads[0])} ({significant(heads[0].effect)} nats per token). "
-        f"By chance alone we would expect about {_TAIL * known:.0f} of {known} such heads."
-    )
+def _on_effects(audit: AuditRecord, names: Names) -> Iterator[str]:
+    """The most important head and frequency band, and harmful heads."""
+    doing, states = done(audit), audit.effect == "states"
+    top, top_band, heads = largest(audit.heads, "effect"), largest(audit.bands, "effect"), harmful(audit)
+    if top is not None and audit.effect is not None:
+        name, size, ends = names.head(top[0]), significant(top[1]), interval(audit, top[0])
+        does = f"adds {size} nats per token to the loss"
+        if states:
+            does = f"moves the last hidden states by {size} of their variance over tokens"
+        if states or top[1] > 0:
+            yield f"The most important head is {name}: {doing} it {does}{ends}."
+        else:
+            yield f"No head has a positive effect on the loss; the largest effect is {size}, for {name}{ends}."
+    if top_band is not None and top_band[1] <= 0:
+        yield "Freezing a frequency band makes the model worse in no layer."
+    elif top_band is not None:
+        band, size = top_band[0], significant(top_band[1])
+        does = f"moves the last hidden states by {size} of their variance"
+        yield (
+            f"The most important frequency band is pairs {band.first + 1} to {band.last + 1} of "
+            f"{names.layer(audit.layer_of(band))} ({significant(band.slowest)} to {significant(band.fastest)} rad per "
+            f"position): freezing it in all heads {does if states else f'adds {size} nats per token to the loss'}"
+            f"{interval(audit, band)}."
+        )
+    if heads:
+        known = sum(head.effect_high is not None for head in audit.heads)
+        yield (
+            f"Heads with a significantly negative effect ({doing} the head lowers the loss): {_named(names, heads)}; "
+            f"largest for {names.head(heads[0])} ({significant(heads[0].effect)} nats per token). "
+            f"By chance alone we would expect about {_TAIL * known:.0f} of {known} such heads."
+        )
 
 
 def _named(names: Names, heads: list[HeadRecord]) -> str:
@@ -281,69 +255,59 @@ def _named(names: Names, heads: list[HeadRecord]) -> str:
     return shown if len(heads) <= _LISTED else f"{shown}, … ({len(heads)} heads)"
 
 
-def _pattern(audit: AuditRecord, column: str) -> str:
+def _pattern(audit: AuditRecord, names: Names, column: str) -> str:
     """The heads of one attention pattern, the strongest first; if there is none, the one that is closest to it."""
     closest = largest(audit.heads, column)
     if closest is None:
         return ""
-    (title, on), names = PATTERNS[column], Names.of(audit)
-    said = f"{title} (over {PATTERN:g} of the attention {on})"
-    over = [head for head in audit.heads if (getattr(head, column) or 0.0) > PATTERN]
-    if over:
-        return f"{said}: {_named(names, sorted(over, key=lambda head: -getattr(head, column)))}."
-    return f"{said}: none. The highest share is {told(closest[1], 2)} ({names.short(closest[0])})."
+    title, on = PATTERNS[column]
+    heads = [head for head in audit.heads if (getattr(head, column) or 0.0) > PATTERN]
+    found = _named(names, sorted(heads, key=lambda head: -getattr(head, column)))
+    none = f"none. The highest share is {told(closest[1], 2)} ({names.short(closest[0])})"
+    return f"{title} (over {PATTERN:g} of the attention {on}): {found if heads else none}."
 
 
-def _positional(audit: AuditRecord) -> str:
+def _on_logits(audit: AuditRecord, names: Names) -> Iterator[str]:
+    """What the heads' logits depend on: position, distance, and an offset bias."""
     found, symbolic = largest(audit.heads, "positional"), largest(audit.heads, "symbolic")
-    if found is None:
-        return ""
-    names, rest = Names.of(audit), ""
-    if symbolic is not None:
-        rest = f" The most symbolic head is {names.head(symbolic[0])} ({told(symbolic[1], 2)})."
-    return (
-        f"The most positional head is {names.head(found[0])} ({told(found[1], 2)} of the variance of its logits).{rest}"
-    )
-
-
-def _decays(audit: AuditRecord) -> str:
-    found = [head.decay for head in audit.heads if head.decay is not None]
-    fitted = [decay for decay in found if decay.explains]
-    if not fitted:
-        return ""
-    forms = listed(f"{form} ({count})" for form, count in Counter(decay.form for decay in fitted).most_common())
-    halves = [decay.half_distance for decay in fitted if decay.half_distance is not None]
-    half = f" Median half distance: {told(median(halves), 1)} tokens." if halves else ""
-    return (
-        f"For {len(fitted)} of {len(found)} heads, a fitted decay or growth curve explains at least half of the "
-        f"variation of the mean logit with distance: {forms}.{half}"
-    )
-
-
-def _kernels(audit: AuditRecord) -> str:
+    decays = [head.decay for head in audit.heads if head.decay is not None]
+    fitted = [decay for decay in decays if decay.explains]
     ends = [head.kernel for head in audit.heads if head.kernel is not None]
-    if not ends:
-        return ""
-    low, high = significant(min(one.lowest for one in ends)), significant(max(one.highest for one in ends))
-    symbols = significant(min(one.symbol_low for one in ends)), significant(max(one.symbol_high for one in ends))
-    return (
-        f"The offset biases, as Toeplitz matrices of {max(one.size for one in ends)} tokens, have eigenvalues from "
-        f"{low} to {high}; their symbols range from {symbols[0]} to {symbols[1]}."
-    )
+    if found is not None:
+        rest = ""
+        if symbolic is not None:
+            rest = f" The most symbolic head is {names.head(symbolic[0])} ({told(symbolic[1], 2)})."
+        share = f"{told(found[1], 2)} of the variance of its logits"
+        yield f"The most positional head is {names.head(found[0])} ({share}).{rest}"
+    if fitted:
+        forms = listed(f"{form} ({count})" for form, count in Counter(decay.form for decay in fitted).most_common())
+        halves = [decay.half_distance for decay in fitted if decay.half_distance is not None]
+        half = f" Median half distance: {told(median(halves), 1)} tokens." if halves else ""
+        yield (
+            f"For {len(fitted)} of {len(decays)} heads, a fitted decay or growth curve explains at least half of the "
+            f"variation of the mean logit with distance: {forms}.{half}"
+        )
+    if ends:
+        low, high = significant(min(one.lowest for one in ends)), significant(max(one.highest for one in ends))
+        symbols = significant(min(one.symbol_low for one in ends)), significant(max(one.symbol_high for one in ends))
+        yield (
+            f"The offset biases, as Toeplitz matrices of {max(one.size for one in ends)} tokens, have eigenvalues from "
+            f"{low} to {high}; their symbols range from {symbols[0]} to {symbols[1]}."
+        )
 
 
-def _deposit(audit: AuditRecord) -> str:
+def _on_deposit(audit: AuditRecord, names: Names) -> Iterator[str]:
+    """The layer whose effects are most concentrated."""
     known = [layer for layer in audit.layers if layer.deposit.get("top_share")]
-    if not known:
-        return ""
-    layer = max(known, key=lambda one: one.deposit["top_share"] or 0.0)
-    top = top_head(audit, layer)
-    return (
-        f"The most concentrated deposit is in {Names.of(audit).layer(layer)}: "
-        f"{f'head {top.head + 1}' if top else 'one head'} holds "
-        f"{100 * (layer.deposit['top_share'] or 0):.0f}% of the sum of positive effects "
-        f"({told(layer.deposit.get('effective_heads'), 1)} effective heads of {layer.heads})."
-    )
+    if known:
+        layer = max(known, key=lambda one: one.deposit["top_share"] or 0.0)
+        top = top_head(audit, layer)
+        yield (
+            f"The most concentrated deposit is in {names.layer(layer)}: "
+            f"{f'head {top.head + 1}' if top else 'one head'} holds "
+            f"{100 * (layer.deposit['top_share'] or 0):.0f}% of the sum of positive effects "
+            f"({told(layer.deposit.get('effective_heads'), 1)} effective heads of {layer.heads})."
+        )
 
 
 def top_head(audit: AuditRecord, layer: LayerRecord) -> HeadRecord | None:

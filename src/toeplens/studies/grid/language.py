@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 from jaxtyping import Float
@@ -65,10 +66,8 @@ def extended(cell: CellResult, method: str, factor: float = LONG, *, tuned: bool
 
 
 def kind_share(cell: CellResult, kind: str, share: str) -> float:
-    """Mean share over the heads of a type (``previous`` or ``induction``).
-
-    These are the `TOP` heads with the most such attention, if it is at least `LEAST`.
-    """
+    """Mean share over the (`TOP`) heads with the most attention of a type, ``previous`` or ``induction``, if it is at
+    least `LEAST`."""
     return _by_kind(cell, kind, share)[0]
 
 
@@ -107,15 +106,12 @@ def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
 def deposit(cell: CellResult, layer: int | None = None) -> float:
     """The largest of `position_shares`, over all heads or those of one layer."""
     shares = position_shares(cell)
-    if shares is None:
-        return _NOTHING
-    return float((shares if layer is None else shares[layer]).max())
+    return _NOTHING if shares is None else float((shares if layer is None else shares[layer]).max())
 
 
 def positional_by_frequency(cell: CellResult, *, untrained: bool = False) -> float:
     """Rank correlation over heads of positional share and mean frequency; ``untrained``: before training."""
-    names = ("beginning", "beginning") if untrained else ("behaviour", "frequency")
-    follows, use = map(cell.measure, names)
+    follows, use = map(cell.measure, ("beginning",) * 2 if untrained else ("behaviour", "frequency"))
     if follows is None or use is None:
         return _NOTHING
     both = np.stack((follows.positional.ravel(), use.centre.ravel()))
@@ -125,61 +121,44 @@ def positional_by_frequency(cell: CellResult, *, untrained: bool = False) -> flo
 
 @dataclass(frozen=True)
 class LanguageRow(Record):
-    """Language models of an encoding. Values are means over the seeds that have one; None if none has.
+    """Language models of an encoding. Values are means over the seeds that have one; None if none has."""
 
-    task           label of the task
-    bits           bits per byte at the training length; ``lowest`` and ``highest`` over seeds
-    lost           increase in bits per byte at the end of texts of `LONG` training lengths
-    needle, needle_long  accuracy on needles at the training length, and at `LONG` times it
-    copied         bits per token saved by an earlier copy at a distance of `NEAR` training lengths
-    deposit        largest share of one head in the effects of removing position
-    seconds        training time
-    """
-
-    task: str
+    task: str  # its label
     label: str
     title: str
     seeds: int
-    bits: float | None
-    lowest: float | None
+    bits: float | None  # per byte at the training length
+    lowest: float | None  # of the seeds
     highest: float | None
-    lost: float | None
-    needle: float | None
-    needle_long: float | None
-    copied: float | None
-    deposit: float | None
+    lost: float | None  # increase in bits per byte at the end of texts of `LONG` training lengths
+    needle: float | None  # accuracy on needles at the training length
+    needle_long: float | None  # and at `LONG` times it
+    copied: float | None  # bits per token saved by an earlier copy at a distance of `NEAR` training lengths
+    deposit: float | None  # largest share of one head in the effects of removing position
     parameters: int
-    seconds: float | None
+    seconds: float | None  # training time
 
 
 def language_rows(spec: GridSpec, results: Results) -> list[LanguageRow]:
     """Every encoding with evaluated language models, task by task, best first."""
     rows = []
-    for task in spec.tasks:
-        for column in spec.columns():
-            cells = [cell for cell in results.of(task, column.label) if cell.status == "complete" and is_language(cell)]
-            if cells:
-                rows.append(_row(task, column.label, column.title, cells))
+    for task, column in product(spec.tasks, spec.columns()):
+        cells = [cell for cell in results.of(task, column.label) if cell.status == "complete" and is_language(cell)]
+        if cells:
+            every, mean = [bits(cell) for cell in cells], partial(mean_of, cells)
+            row = LanguageRow(
+                *(task, column.label, column.title, len(cells)),
+                bits=mean(bits),
+                lowest=min(every),
+                highest=max(every),
+                lost=mean(lost),
+                needle=mean(lambda cell: retrieved(cell, 1.0)),
+                needle_long=mean(lambda cell: retrieved(cell, LONG)),
+                copied=mean(lambda cell: copied(cell, NEAR)),
+                deposit=mean(deposit),
+                parameters=cells[0].parameters,
+                seconds=mean(lambda cell: cell.result["seconds"]),
+            )
+            rows.append(row)
     order = list(spec.tasks)
     return sorted(rows, key=lambda row: (order.index(row.task), np.inf if row.bits is None else row.bits))
-
-
-def _row(task: str, label: str, title: str, cells: list[CellResult]) -> LanguageRow:
-    mean = partial(mean_of, cells)
-    every = [bits(cell) for cell in cells]
-    return LanguageRow(
-        task=task,
-        label=label,
-        title=title,
-        seeds=len(cells),
-        bits=mean(bits),
-        lowest=min(every),
-        highest=max(every),
-        lost=mean(lost),
-        needle=mean(lambda cell: retrieved(cell, 1.0)),
-        needle_long=mean(lambda cell: retrieved(cell, LONG)),
-        copied=mean(lambda cell: copied(cell, NEAR)),
-        deposit=mean(deposit),
-        parameters=cells[0].parameters,
-        seconds=mean(lambda cell: cell.result["seconds"]),
-    )

@@ -41,10 +41,8 @@ def costs(cell: CellResult) -> Heads | None:
 
 
 def carried(cell: CellResult, share: str) -> float:
-    """Mean of a share over the heads, weighted by ablation effect (`weighed`).
-
-    It describes how positional (symbolic) the heads are that the model's skill depends on.
-    """
+    """Mean of a share over the heads, weighted by ablation effect (`weighed`): how positional (symbolic) the heads are
+    that the model's skill depends on."""
     found = cell.measure("behaviour")
     return float("nan") if found is None else weighed(cell, getattr(found, share))
 
@@ -91,40 +89,28 @@ def kept(cell: CellResult, factor: float = LONGER) -> float:
 
 @dataclass(frozen=True)
 class Row(Record):
-    """An encoding on a task. Values are means over the seeds that have one; None if none has.
-
-    accuracy, lowest, highest  test accuracy, and its range over seeds
-    skill                      accuracy above the length-only baseline, relative to the maximum possible gain
-    kept                       share of the skill that remains at `LONGER` times the training length
-    positional, symbolic       shares of the heads, weighted by ablation effect
-    toeplitz                   mean Toeplitz share of the heads' logits
-    peak                       largest accuracy drop by one head, relative to skill
-    rule, rule_accuracy        the best simple rule without a model, and its accuracy
-    seeds, diverged            finished models, and how many of them diverged
-    learning                   number of models that were still learning when training ended
-    parameters, train_seconds  of one model
-    """
+    """An encoding on a task. Values are means over the seeds that have one; None if none has."""
 
     task: str
     label: str
     title: str
-    accuracy: float | None
-    lowest: float | None
+    accuracy: float | None  # on the test set
+    lowest: float | None  # of the seeds
     highest: float | None
-    skill: float | None
-    kept: float | None
-    positional: float | None
+    skill: float | None  # accuracy above the length-only baseline, relative to the maximum possible gain
+    kept: float | None  # share of the skill that remains at `LONGER` times the training length
+    positional: float | None  # share of the heads, weighted by ablation effect
     symbolic: float | None
-    toeplitz: float | None
-    peak: float | None
+    toeplitz: float | None  # mean Toeplitz share of the heads' logits
+    peak: float | None  # largest accuracy drop by one head, relative to skill
     chance: float
     length_chance: float
-    rule: str | None
+    rule: str | None  # the best simple rule without a model
     rule_accuracy: float | None
-    seeds: int
-    diverged: int
-    learning: int
-    parameters: int
+    seeds: int  # finished models
+    diverged: int  # how many of them diverged
+    learning: int  # how many were still learning when training ended
+    parameters: int  # of one model
     train_seconds: float | None
 
 
@@ -136,16 +122,13 @@ def matrix(spec: GridSpec, results: Results) -> list[Row]:
 
 def _row(task: str, column: Column, cells: Sequence[CellResult]) -> Row:
     finished = [cell for cell in cells if cell.status == "complete"]
-
     mean = partial(mean_of, finished)
     accuracies = [cell.accuracy for cell in finished]
     tables = [row.baselines for cell in finished if (row := at_length(cell, 1.0)) is not None]
     scores = {name: float(np.mean([table[name] for table in tables])) for name in tables[0]} if tables else {}
     rule = max(scores, key=lambda name: scores[name], default=None)  # on average over the seeds
     return Row(
-        task=task,
-        label=column.label,
-        title=column.title,
+        *(task, column.label, column.title),
         accuracy=mean(lambda cell: cell.accuracy),
         lowest=min(accuracies, default=None),
         highest=max(accuracies, default=None),
@@ -158,7 +141,7 @@ def _row(task: str, column: Column, cells: Sequence[CellResult]) -> Row:
         chance=cells[0].chance,
         length_chance=cells[0].length_chance,
         rule=rule,
-        rule_accuracy=None if rule is None else scores[rule],
+        rule_accuracy=scores.get(rule or ""),
         seeds=len(cells),
         diverged=len(cells) - len(finished),
         learning=sum(not cell.settled for cell in finished),

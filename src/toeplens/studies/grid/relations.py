@@ -47,28 +47,20 @@ class Relation:
     Related encodings are not independent: variants of RoPE behave like RoPE on longer sequences. Encodings in which
     position enters in the same way therefore form one `family`, and the interval is taken over families.
 
-    figure      property of the heads, a key of `FIGURES`
-    task        the task; None for all together, with ranks within each task
-    factor      length of the longer sequences, relative to training
-    value       Spearman's correlation; None with fewer than four encodings, or without variation
-    low, high   95% interval: Student's t of a jackknife on Fisher's scale that leaves out one family at a time, with
-                all its encodings and models; None with fewer than four families
-    chance      p-value against a correlation of 0 or below; None without an interval
-    encodings   number of encodings
-    families    the families
-    points      the models
+    The 95 % interval, from ``low`` to ``high``, is Student's t of a jackknife on Fisher's scale that leaves out one
+    family at a time, with all its encodings and models; None with fewer than four families.
     """
 
-    figure: str
-    task: str | None
-    factor: float
-    value: float | None
+    figure: str  # property of the heads, a key of `FIGURES`
+    task: str | None  # None for all together, with ranks within each task
+    factor: float  # length of the longer sequences, relative to training
+    value: float | None  # Spearman's correlation; None with fewer than four encodings, or without variation
     low: float | None
     high: float | None
-    chance: float | None
-    encodings: int
+    chance: float | None  # p-value against a correlation of 0 or below; None without an interval
+    encodings: int  # their number
     families: tuple[str, ...]
-    points: tuple[Point, ...]
+    points: tuple[Point, ...]  # the models
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the number of points."""
@@ -158,7 +150,6 @@ def _correlations(
 def _ranks(values: Float[np.ndarray, "n"], tasks: np.ndarray) -> Float[np.ndarray, "n"]:
     """Ranks within each task, divided by the number of models of the task."""
     ranks = np.zeros(len(values))
-    for task in np.unique(tasks):
-        here = tasks == task
+    for here in (tasks == task for task in np.unique(tasks)):
         ranks[here] = ranks_of(values[here]) / here.sum()
     return ranks

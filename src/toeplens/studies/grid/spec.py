@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -22,8 +21,6 @@ from toeplens.model import DecoderConfig
 from toeplens.studies.kit.results import Seeds
 from toeplens.training import RunSpec
 
-_BYTES, _DEEPEST, _MOST = 2**20, 64, 100_000  # maximum size of a file, nesting depth, number of values
-_TOO_DEEP = f"its lists and mappings are nested more than {_DEEPEST} deep"
 _TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # YAML tags that JSON can represent
 _FIELDS = {  # without those that the grid sets
     "model": set(DecoderConfig.model_fields) - {"encoding", "encoding_options"},
@@ -49,42 +46,29 @@ class _Part(BaseModel):
 
 
 class TaskPart(_Part):
-    """A row of the grid.
+    """A row of the grid."""
 
-    task      name of the task (`toeplens.tasks.names`; default: the label)
-    title     title in reports
-    options   options of the task
-    model     fields of `DecoderConfig` that differ for this task
-    training  fields of `RunSpec` that differ for this task
-    watch     whether to probe heads during training (`toeplens.engine.HeadWatch`)
-    """
-
-    task: str = ""
-    title: str = ""
-    options: dict[str, Any] = {}
-    model: dict[str, Any] = {}
-    training: dict[str, Any] = {}
-    watch: bool = False
+    task: str = ""  # name of the task (`toeplens.tasks.names`; default: the label)
+    title: str = ""  # in reports
+    options: dict[str, Any] = {}  # of the task
+    model: dict[str, Any] = {}  # fields of `DecoderConfig` that differ for this task
+    training: dict[str, Any] = {}  # fields of `RunSpec` that differ for this task
+    watch: bool = False  # whether to probe heads during training (`toeplens.engine.HeadWatch`)
 
 
 class EncodingPart(_Part):
     """A column of the grid.
 
-    encoding  name of the encoding (`toeplens.encodings.names`), or a list of names to combine (default: the label)
-    title     title in reports
-    options   options of the encoding; for combined encodings by name
-    scan      one option and its values; each value is a separate column ``LABEL/VALUE``. For combined encodings the
-              option is written as ``rope.base``
-    model     fields of `DecoderConfig` that differ for this encoding
-    tasks     labels of the tasks to train on (default: all)
+    A scan has one option and its values; each value is a separate column ``LABEL/VALUE``. For combined encodings,
+    options are by name, and the option of a scan is written as ``rope.base``.
     """
 
-    encoding: str = ""
-    title: str = ""
-    options: dict[str, Any] = {}
+    encoding: str = ""  # name (`toeplens.encodings.names`), or a list of names to combine (default: the label)
+    title: str = ""  # in reports
+    options: dict[str, Any] = {}  # of the encoding
     scan: dict[str, list[Number]] = {}
-    model: dict[str, Any] = {}
-    tasks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    model: dict[str, Any] = {}  # fields of `DecoderConfig` that differ for this encoding
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None  # labels of its tasks (default: all)
 
     @field_validator("encoding", mode="before")
     @classmethod
@@ -101,21 +85,16 @@ class EncodingPart(_Part):
 
 @dataclass(frozen=True)
 class Column:
-    """An encoding as one column of the grid, or one value of a scan.
+    """An encoding as one column of the grid, or one value of a scan."""
 
-    label  label in the study
-    scan   label of the scan; empty without a scan
-    value  value of the scanned option; None without a scan
-    """
-
-    label: str
+    label: str  # in the study
     title: str
     encoding: str
     options: dict[str, Any]
     model: dict[str, Any]
     tasks: tuple[str, ...]
-    scan: str = ""
-    value: float | None = None
+    scan: str = ""  # label of the scan; empty without a scan
+    value: float | None = None  # of the scanned option; None without a scan
 
 
 class GridSpec(_Part):
@@ -145,22 +124,14 @@ class GridSpec(_Part):
     examples: Annotated[Count, Field(ge=1, le=10**9)] = 1024
     claims: str | None = None
 
-    @field_validator("measures", mode="after")
-    @classmethod
-    def _measures_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            choose("measures", name, MEASURES)
-            if value.count(name) > 1:
-                raise ValueError(f"measures must not name {name!r} twice.")
-        return value
-
-    @field_validator("claims", mode="after")
-    @classmethod
-    def _claims_are_known(cls, value: str | None) -> str | None:
-        return value and choose("claims", value, entry_points(group="toeplens.claims").names)
-
     @model_validator(mode="after")
     def _names_are_known(self) -> GridSpec:
+        for name in self.measures:
+            choose("measures", name, MEASURES)
+            if self.measures.count(name) > 1:
+                raise ValueError(f"measures must not name {name!r} twice.")
+        if self.claims:
+            choose("claims", self.claims, entry_points(group="toeplens.claims").names)
         for field, parts in (("tasks", self.tasks), ("encodings", self.encodings)):
             if not all(label.strip() for label in parts):
                 raise ValueError(f"{field} must have names that are not empty.")
@@ -193,9 +164,12 @@ class GridSpec(_Part):
                 yield Column(label, called, options=part.options, **about)
             for option, values in part.scan.items():
                 short = len({f"{value:g}" for value in values}) == len(values)
+                taken = encodings.options(name).get(option)
+                kinds = () if taken is None else get_args(taken.annotation) or (taken.annotation,)
                 for value in values:
                     shown = f"{value:g}" if short else repr(value)
-                    given = _as_taken(name, option, value)
+                    only_whole = value.is_integer() and int in kinds and float not in kinds
+                    given: Any = int(value) if only_whole else value
                     options = {**part.options, option: given}
                     if " + " in name:  # options of several encodings: rope.base
                         one, _, own = option.partition(".")
@@ -211,25 +185,18 @@ class GridSpec(_Part):
 
     def of_text(self, files: Sequence[str]) -> GridSpec:
         """The same study on other text; raises `InputError` if no task reads text from files."""
-        parts = {label: part.model_dump(mode="json") for label, part in self.tasks.items()}
+        content = self.model_dump(mode="json")
         changed = [label for label, part in self.tasks.items() if "text" in tasks.options(part.task or label)]
         if not changed:
             raise InputError("text must be set only for a study with the task language.")
         for label in changed:
-            kept = {name: value for name, value in parts[label]["options"].items() if name != "sha256"}
-            parts[label]["options"] = {**kept, "text": list(files)}
-        return grid_spec({**self.model_dump(mode="json"), "tasks": parts})
+            content["tasks"][label]["options"].pop("sha256", None)
+            content["tasks"][label]["options"]["text"] = list(files)
+        return grid_spec(content)
 
     def title_of(self, task: str) -> str:
         """The title of a task."""
         return self.tasks[task].title or task
-
-
-def _as_taken(name: str, option: str, value: float) -> float:
-    """A scanned value, as an integer if the option only takes integers."""
-    taken = encodings.options(name).get(option)
-    kinds = () if taken is None else get_args(taken.annotation) or (taken.annotation,)
-    return int(value) if value.is_integer() and int in kinds and float not in kinds else value
 
 
 def specs() -> tuple[str, ...]:
@@ -243,8 +210,6 @@ def read_spec(place: Path | str) -> GridSpec:
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
         path = Path(entry_points(group="toeplens.studies")[choose("spec", str(place), specs())].load())
     try:
-        if path.stat().st_size > _BYTES:
-            raise InputError(f"spec: {path} is not a study: it has more than {_BYTES:,} bytes.")
         return spec_from_yaml(path.read_text("utf-8"), str(path))
     except FileNotFoundError:
         raise InputError(
@@ -261,13 +226,11 @@ def spec_from_yaml(text: str, source: str = "it") -> GridSpec:
     except yaml.YAMLError as error:
         raise InputError(f"spec: {source} is not YAML ({' '.join(str(error).split())}).") from None
     except RecursionError:
-        raise InputError(f"spec: {source} is not a study: {_TOO_DEEP}.") from None
+        raise InputError(f"spec: {source} is not a study: its lists and mappings are nested too deep.") from None
     except ValueError as error:  # an integer of thousands of digits
         raise InputError(f"spec: {source} is not a study ({error}).") from None
     except Exception:  # PyYAML raises various errors, such as for !!bool maybe
         raise InputError(f"spec: {source} is not a study: a tag (!!) does not fit the type of its value.") from None
-    if sum(1 for _ in islice(_values(content, source), _MOST + 1)) > _MOST:  # aliases multiply values
-        raise InputError(f"spec: {source} is not a study: it has more than {_MOST:,} values.")
     return grid_spec(content)
 
 
@@ -295,15 +258,6 @@ class _Loader(yaml.SafeLoader):
                 raise ValueError(f"{key.value!r} is set twice, again in line {key.start_mark.line + 1}")
             seen.add(known)
         return node
-
-
-def _values(content: Any, source: str, depth: int = 0) -> Iterator[Any]:
-    """All values, keys left out; raises `InputError` if they are nested too deep."""
-    if depth > _DEEPEST:
-        raise InputError(f"spec: {source} is not a study: {_TOO_DEEP}.")
-    yield content
-    for each in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
-        yield from _values(each, source, depth + 1)
 
 
 def grid_spec(content: Any) -> GridSpec:

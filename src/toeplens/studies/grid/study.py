@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Self
@@ -33,17 +33,11 @@ _MOST = 10_000  # maximum number of models; listing and reading more would take 
 
 def cells(spec: GridSpec) -> list[Cell]:
     """All cells by seed, task and encoding. Raises `InputError` if there are too many."""
-    columns = list(spec.columns())
-    models = spec.seeds * sum(task in column.tasks for task in spec.tasks for column in columns)
-    if models > _MOST:
+    places = [(task, column) for task in spec.tasks for column in spec.columns() if task in column.tasks]
+    if (models := spec.seeds * len(places)) > _MOST:
         raise InputError(f"tasks and encodings must give at most {_MOST:,} models, got {models:,}.")
-    return [
-        _cell(spec, task, column, seed)
-        for seed in range(spec.first_seed, spec.first_seed + spec.seeds)
-        for task in spec.tasks
-        for column in columns
-        if task in column.tasks
-    ]
+    seeds = range(spec.first_seed, spec.first_seed + spec.seeds)
+    return [_cell(spec, *place, seed) for seed in seeds for place in places]
 
 
 def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
@@ -53,13 +47,13 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
     except InputError as error:
         raise InputError(located(("tasks", label), str(error))) from None
     try:
-        sizes: dict[str, Any] = {
+        common = {
             "vocab_size": task.vocab_size,
             "num_classes": task.labels[-1] + 1,
             "max_len": task.length,
+            "attention_scale": None,  # the same for all encodings, see docs/decisions/07
             **({"readout": "each"} if task.each else {}),
         }
-        common = {**sizes, "attention_scale": None}  # the same for all encodings, see docs/decisions/07
         fields = {**common, **spec.model, **part.model, **column.model}
         model = decoder_config(**fields, encoding=column.encoding, encoding_options=column.options)
         training = {"seed": seed, "data_seed": seed, **spec.training, **part.training}
@@ -68,23 +62,17 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
         raise InputError(f"{column.label} on {label}: {error}") from None
     name = f"{spec.title_of(label)} · {column.title} · seed {seed}"
     return Cell(
-        Key(model.protocol, label, column.label, seed),
-        Job(run, name, spec.examples, "test", spec.measures, part.watch),
+        Key(model.protocol, label, column.label, seed), Job(run, name, spec.examples, "test", spec.measures, part.watch)
     )
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The data for judging claims on a grid study, the argument of each `Claim.check`.
+    """The data for judging claims on a grid study, the argument of each `Claim.check`."""
 
-    spec       the study's specification: tasks, encodings (``spec.columns()``), measures
-    results    the finished models: ``results.of(task, label)``, ``results.difference(task, first, second)``
-    relations  rank correlations of head properties with the skill that remains on longer sequences
-    """
-
-    spec: GridSpec
-    results: Results
-    relations: Sequence[Relation]
+    spec: GridSpec  # tasks, encodings (``spec.columns()``), measures
+    results: Results  # finished models: ``results.of(task, label)``, ``results.difference(task, first, second)``
+    relations: Sequence[Relation]  # correlations of head properties with the skill that remains on longer sequences
 
     def title(self, label: str) -> str:
         """An encoding's display name, or its label if the study does not contain it."""
@@ -120,20 +108,17 @@ def judged(data: Evidence) -> list[Entry]:
 def _guarded(claim: Claim[Evidence], package: str) -> Claim[Evidence]:
     """A claim of another package whose errors become findings."""
 
-    def guarded(check: Tests[Evidence]) -> Tests[Evidence]:
-        def checked(data: Evidence) -> Sequence[Finding]:
-            try:
-                found = findings(check, data)
-                if not found or not all(isinstance(finding, Finding) for finding in found):
-                    raise TypeError("check must return toeplens.studies.Finding objects, at least one")
-            except Exception as error:
-                return [_unjudged(package, claim.id, error)]
-            return found
+    def checked(check: Tests[Evidence], data: Evidence) -> Sequence[Finding]:
+        try:
+            found = findings(check, data)
+            if not found or not all(isinstance(finding, Finding) for finding in found):
+                raise TypeError("check must return toeplens.studies.Finding objects, at least one")
+        except Exception as error:
+            return [_unjudged(package, claim.id, error)]
+        return found
 
-        return checked
-
-    ways = {name: guarded(check) for name, check in claim.elsewhere.items()}
-    return replace(claim, check=guarded(claim.check), elsewhere=ways)
+    ways = {name: partial(checked, check) for name, check in claim.elsewhere.items()}
+    return replace(claim, check=partial(checked, claim.check), elsewhere=ways)
 
 
 def _unjudged(package: str, claim: str, error: Exception) -> Finding:
@@ -150,15 +135,12 @@ class Asked(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Grid(Gathered):
-    """The state of a grid study.
-
-    relations  correlates of length extrapolation
-    """
+    """The state of a grid study."""
 
     NAME, COMMAND, REQUEST = "grid", "study", Asked
 
     spec: GridSpec
-    relations: list[Relation]
+    relations: list[Relation]  # correlates of length extrapolation
 
     @classmethod
     def planned(cls, request: Asked) -> GridSpec:
@@ -166,22 +148,20 @@ class Grid(Gathered):
 
     @classmethod
     def cells(cls, plan: GridSpec) -> list[Cell]:
-        """All cells by seed, task and encoding."""
         return cells(plan)
 
     @classmethod
     def judged(cls, plan: GridSpec, **gathered: Any) -> Self:
-        """The state with its relations and claims."""
         results = gathered["results"]
         related = relations(plan, results)
         return cls(**gathered, spec=plan, relations=related, entries=judged(Evidence(plan, results, related)))
 
-    def matrix(self) -> list[Row]:
-        return self._matrix
-
     @cached_property
     def _matrix(self) -> list[Row]:
         return matrix(self.spec, self.results)
+
+    def matrix(self) -> list[Row]:
+        return self._matrix
 
     def asked(self) -> dict[str, Any]:
         return {"spec": self.spec.to_yaml()}
@@ -235,14 +215,13 @@ def _pinned(spec: GridSpec, out: Path) -> GridSpec:
     for label, part in spec.tasks.items():
         task = tasks.build(part.task or label, **part.options)
         pinned = task.pinned()
-        before = had[label].options if label in had else {}
-        if isinstance(task, Language) and "sha256" in before:
-            recorded = tasks.build(had[label].task or label, **before)
-            same = isinstance(recorded, Language) and recorded.read_from == task.read_from
-            if same and before["sha256"] != pinned["sha256"]:
+        before = had[label].options.get("sha256") if label in had else None
+        if isinstance(task, Language) and before is not None and before != pinned["sha256"]:
+            recorded = tasks.build(had[label].task or label, **had[label].options)
+            if isinstance(recorded, Language) and recorded.read_from == task.read_from:
                 raise InputError(
-                    f"text: the text of {label} has changed since the study was started: its sha256 was "
-                    f"{before['sha256']} and is {pinned['sha256']}. Restore the text or choose another directory."
+                    f"text: the text of {label} has changed since the study was started: its sha256 was {before} and "
+                    f"is {pinned['sha256']}. Restore the text or choose another directory."
                 )
         parts[label] = {**part.model_dump(mode="json"), "options": {**part.options, **pinned}}
     return grid_spec({**spec.model_dump(mode="json"), "tasks": parts})

@@ -13,21 +13,11 @@ import pyarrow as pa
 
 from toeplens.engine import Asked, Job, Watched, read_ablation, read_measures
 from toeplens.ground import read_json, rounded
-from toeplens.ground.records import Record
 from toeplens.model import Decoder
 from toeplens.studies.kit.results import FRAMES, CellResult, Key, Results
 from toeplens.studies.kit.study import RUNS, Kept, State
 from toeplens.training import Run, Segment
 from toeplens.training.run import ENVIRONMENT, WATCHED
-
-
-@dataclass(frozen=True)
-class Executed(Record):
-    """The part of a run's environment.json that a study uses; for the history see `toeplens.training.Run.history`."""
-
-    LATER = ("execution",)
-
-    execution: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,14 +41,10 @@ def jobs_of(cells: Sequence[Cell]) -> list[Job]:
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered(State):
-    """The state of a grid.
+    """The state of a grid."""
 
-    results  cells that are trained and ablated, or have diverged; finished cells also have all measures
-    share    share of the maximum number of training steps that is done; a run that ended early counts as complete
-    """
-
-    results: Results
-    share: float
+    results: Results  # cells that are trained and ablated, or have diverged; finished cells also have all measures
+    share: float  # of the maximum number of training steps, done; a run that ended early counts as complete
 
     @classmethod
     def cells(cls, plan: Any) -> list[Cell]:
@@ -72,14 +58,12 @@ class Gathered(State):
 
     @classmethod
     def read(cls, directory: Path, plan: Any, environment: dict[str, Any]) -> Self:
-        """The finished cells in a study's directory."""
         return cls.judged(plan, **gather_cells(directory, cls.cells(plan), environment))
 
     @classmethod
     def reread(cls, kept: Kept, plan: Any) -> Self:
-        """The same from a record, which does not know the progress of unfinished runs."""
         results = Results(CellResult.from_list(kept.content.get("cells"), f"{kept.path}: cells"))
-        share = kept.head["finished"] / max(1, kept.head["total"])
+        share = kept.head["finished"] / max(1, kept.head["total"])  # the record does not know unfinished runs
         return cls.judged(plan, **kept.head, results=results, share=share)
 
     @property
@@ -110,11 +94,9 @@ class Gathered(State):
         raise NotImplementedError
 
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
-        """The tables of results and claims."""
         return {rows: partial(self.results.frame, rows) for rows in FRAMES} | super().frames()
 
     def found(self) -> dict[str, Any]:
-        """The tables and the finished cells."""
         return {**self.tables(), "cells": [cell.to_dict() for cell in self.results.cells]}
 
 
@@ -126,9 +108,8 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
     found: list[CellResult] = []
     runs: dict[str, Any] = {}
     histories: list[list[Segment]] = []
-    done = total = finished = 0
+    done = finished = 0
     for cell in cells:
-        total += cell.job.spec.total_steps
         run_directory = directory / RUNS / cell.job.spec.name
         if not (run_directory / "spec.json").exists():
             continue
@@ -138,8 +119,8 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
         if result is not None:
             finished += run.status == "diverged" or len(result.measures) == len(cell.job.measures)
             histories.append(run.history)
-            if (run_directory / ENVIRONMENT).exists():
-                runs["execution"] = Executed.from_dict(read_json(path := run_directory / ENVIRONMENT), path).execution
+            if (path := run_directory / ENVIRONMENT).exists():
+                runs["execution"] = read_json(path).get("execution")
             found.append(result)
     return {
         "directory": directory,
@@ -147,19 +128,18 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
         "total": len(cells),
         "environment": {**environment, **runs, **carried_out(histories, environment)},
         "results": Results(found),
-        "share": done / max(1, total),
+        "share": done / max(1, sum(cell.job.spec.total_steps for cell in cells)),
     }
 
 
 def _result(cell: Cell, run: Run) -> CellResult | None:
     """The result of a run that has diverged, or is complete and ablated."""
-    spec, asked = cell.job.spec, Asked(cell.job.examples, cell.job.split)
+    spec, asked, watched = cell.job.spec, Asked(cell.job.examples, cell.job.split), run.watched
     ablation, by_loss = (read_ablation(run.directory, asked, metric) for metric in ("accuracy", "loss"))
     if run.status != "diverged" and (run.status != "complete" or ablation is None):
         return None
     guesses = (run.result["chance"], run.result["guess"]) if "chance" in run.result else (spec.chance, spec.guess)
-    watched = run.watched
-    Watched.from_list(watched, run.directory / WATCHED)
+    Watched.from_list(watched, run.directory / WATCHED)  # raises if it is damaged
     return CellResult(
         key=cell.key,
         run=spec.name,
@@ -179,11 +159,10 @@ def _result(cell: Cell, run: Run) -> CellResult | None:
 def carried_out(histories: Iterable[Sequence[Segment]], here: Mapping[str, Any]) -> dict[str, Any]:
     """Facts from the histories of a study's runs; empty without histories, as in earlier versions.
 
-    Returns ``threads`` of the training processes (None if they differ). If the runs used several set-ups, or one that
-    differs from the study's last environment (``here``), ``setups`` is a sentence that names them.
+    Returns ``threads`` of the training processes (None if they differ) and, if the runs used several set-ups or one
+    that differs from the study's last environment (``here``), a sentence ``setups`` that names them.
     """
-    known = [list(dict.fromkeys(segment.setup for segment in history)) for history in histories]
-    known = [setups for setups in known if setups]
+    known = [list(dict.fromkeys(segment.setup for segment in history)) for history in histories if history]
     if not known:
         return {}
     counted = Counter(str(setup) for setups in known for setup in setups)

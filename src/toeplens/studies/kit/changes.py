@@ -1,7 +1,8 @@
-"""Interventions on a model's attention as text; layers, heads and pairs are counted from 1."""
+"""Interventions on a model's attention as text, with layers, heads and pairs counted from 1; failures of its passes."""
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +13,14 @@ import torch
 
 from toeplens.encodings import BandControl
 from toeplens.encodings.rotary import swapped
-from toeplens.ground import InputError, invalid, shown
+from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, invalid, shown
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import listed, spans
 from toeplens.sources.huggingface import AttentionCall, Change, captured
 from toeplens.sources.huggingface.calls import Place
 from toeplens.sources.huggingface.interventions import NotThere, pairs_of
 from toeplens.sources.huggingface.load import Loaded
+from toeplens.sources.huggingface.model import of_libraries, words
 
 _EXAMPLE = "'layers=3-5 heads=1,4 output=zero' or 'layers=all still=1-8'"
 _MOST = 10_000
@@ -26,6 +28,7 @@ _BANDS = ("still", "silent", "exchange")
 _KEYS = ("layers", "heads", "groups", "kind", "side", *_BANDS, "speed", "bias", "attention", "output", "seed")
 _DONE = {*_BANDS, "speed", "bias", "attention", "output"}
 _RUNS = 8  # maximum number of exchanged ranges in a text
+VERSIONS = {"torch": torch.__version__, "python": platform.python_version()}  # recorded with audits and probes
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,10 @@ def changes_of(loaded: Loaded, changes: Sequence[Wish | Change]) -> list[Change]
     if not wishes:
         return found
     calls: list[AttentionCall] = []
-    tokens = torch.arange(1, 9, device=loaded.model.device)
-    tokens = torch.stack((tokens, tokens.flip(0)))
-    inputs = {"input_ids": tokens}
-    if loaded.model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = tokens
+    tokens = torch.tensor([[*range(1, 9)], [*range(8, 0, -1)]], device=loaded.model.device)
+    sides = ("", "decoder_") if loaded.model.config.is_encoder_decoder else ("",)
     try:
-        captured(loaded.model, inputs, calls.append)
+        captured(loaded.model, {f"{side}input_ids": tokens for side in sides}, calls.append)
     except Exception as error:  # so few tokens may fail in some models; errors are then reported in the real pass
         if out_of_memory(error) or any(wish.layers is None or wish.exchanged[0] for wish in wishes):
             raise
@@ -96,7 +96,13 @@ def _tried(wish: Wish, calls: Sequence[AttentionCall], taken: set[tuple[Place, i
         meant = [call for call in calls if call.layer == layer]
         if not meant:
             raise replace(wish.change, layer=layer).no_layer(len(calls)).for_people("layers")
-        change = wish.at(layer, min(_pairs(wish, call) for call in meant))
+        pairs = 0
+        for call in meant if wish.exchanged[0] else ():
+            count = pairs_of(call, "exchange")
+            if over := [pair for band in wish.exchanged for pair in band if pair >= count]:
+                raise NotThere("exchange", over, count, call.module)
+            pairs = min(pairs or count, count)
+        change = wish.at(layer, pairs)
         for call in meant:
             heads = {(call.place, head) for head in change.heads_of(call)}
             if call.unknown is None:  # more tokens may reveal it
@@ -106,17 +112,6 @@ def _tried(wish: Wish, calls: Sequence[AttentionCall], taken: set[tuple[Place, i
                 raise InputError(f"change must not change head {head} of {call.module} twice.")
             taken |= heads
         yield change
-
-
-def _pairs(wish: Wish, call: AttentionCall) -> int:
-    """The number of RoPE pairs of a call, if some are exchanged."""
-    if not wish.exchanged[0]:
-        return 0
-    pairs = pairs_of(call, "exchange")
-    over = [pair for band in wish.exchanged for pair in band if pair >= pairs]
-    if over:
-        raise NotThere("exchange", over, pairs, call.module)
-    return pairs
 
 
 @_of_change()
@@ -161,11 +156,10 @@ def read_change(text: str) -> Wish:
             raise invalid(name, "be off", value)
         else:
             options[name] = False if name == "bias" else value
-    layers = options.pop("layers")
     bands = {name: options.pop(name) for name in ("still", "silent") if name in options}
     if bands or exchanged[0]:
         options["bands"] = BandControl(**bands)
-    return Wish(layers, Change(layer=0, **options), exchanged)
+    return Wish(options.pop("layers"), Change(layer=0, **options), exchanged)
 
 
 def numbers(field: str, text: str) -> tuple[int, ...]:
@@ -186,17 +180,20 @@ def told(changes: Sequence[Change]) -> list[str]:
         side = f"{change.side} " if change.side else ""
         kind = "" if change.kind == "self" else f"{change.kind} "
         word, chosen = ("head", change.heads) if change.heads is not None else ("group", change.groups)
-        which = "" if chosen is None else f", {word}{'s' * (len(chosen) > 1)} {spans(each + 1 for each in chosen)}"
+        which = "" if chosen is None else f", {_counted(word, chosen)}"
         alike.setdefault(f"{side}{kind}layer{{}} {{}}{which}: {_what(change)}", []).append(change.layer + 1)
     return [words.format("s" if len(at) > 1 else "", spans(at)) for words, at in alike.items()]
+
+
+def _counted(word: str, numbers: Sequence[int]) -> str:
+    return f"{word}{'s' if len(numbers) > 1 else ''} {spans(each + 1 for each in numbers)}"
 
 
 def _what(change: Change) -> str:
     found = []
     if change.bands is not None:
-        for pairs, state in ((change.bands.still, "frozen"), (change.bands.silent, "dropped")):
-            if pairs:
-                found.append(f"pair{'s' if len(pairs) > 1 else ''} {spans(pair + 1 for pair in pairs)} {state}")
+        states = (change.bands.still, "frozen"), (change.bands.silent, "dropped")
+        found += [f"{_counted('pair', pairs)} {state}" for pairs, state in states if pairs]
         if change.bands.order is not None:
             found.append(_order(change.bands.order))
     if change.speed != 1:
@@ -224,3 +221,18 @@ def _order(order: Sequence[int]) -> str:
     said = [f"{spans(a + 1 for a, _ in run)} {word} {spans(b + 1 for _, b in run)}" for run in runs]
     rest = [f"… ({len(said)} in all)"] if len(said) > _RUNS else []
     return f"pairs {verb}, {', '.join(said[:_RUNS] + rest) or 'none'}"
+
+
+@contextmanager
+def failures_of(loaded: Loaded, what: str, advice: str) -> Iterator[None]:
+    """Report a full memory, with advice, and errors of the model's libraries in one sentence."""
+    try:
+        yield
+    except ToeplensError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise EnvironmentFailure(f"Out of memory on {loaded.model.device}{advice}") from error
+        if of_libraries(error):
+            raise InputError(f"model: the {what} of {type(loaded.model).__name__} failed: {words(error)}.") from error
+        raise

@@ -1,8 +1,4 @@
-"""The ledger: a claim has a statement, a rule fixed before the data, and tests that give a verdict.
-
-A test is data (`Test`: which value of which models lies above or below which threshold), or a function from a study's
-data to findings.
-"""
+"""The ledger: a claim has a statement, a rule fixed before the data, and tests that give a verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from typing import Any, Generic, TypeVar
 
 from toeplens.ground.words import listed
 from toeplens.model import Protocol
-from toeplens.studies.kit.contrasts import contrast
 from toeplens.studies.kit.results import UNRULED, Figure, Results
 from toeplens.studies.kit.verdicts import (
     LEVEL,
@@ -24,6 +19,7 @@ from toeplens.studies.kit.verdicts import (
     Verdict,
     chance,
     combine,
+    contrast,
     holm,
     sharing,
     told_of,
@@ -47,7 +43,7 @@ def deviation(share: float) -> float:
 
 @dataclass(frozen=True)
 class Test:
-    """A test of a mean over trained models; called with a study's data, it gives its findings.
+    """A test of a mean over trained models, as data; called with a study's data, it gives its findings.
 
     figure        the value of a model
     of            label of the models; several labels: one finding each; labels with weights: one on the weighted sum
@@ -80,11 +76,7 @@ class Test:
         return product(first, second) if second else product(first)
 
     def finding(self, results: Results, title: Callable[[str], str], *labels: str) -> Finding:
-        """The finding on the models of one label, or of one minus another.
-
-        Arguments
-            title  the name of a label's models
-        """
+        """The finding on the models of one label, or of one minus another; ``title`` names a label's models."""
         figure = self.figure
         what = self.what or figure.words + " − ".join(map(title, labels))
         values = [figure.by_seed(results.of(self.task, label)) for label in labels]
@@ -95,10 +87,9 @@ class Test:
         wanting = found.wanting
         if wanting == NONE_COUNTS and not isinstance(self.of, Mapping):  # no model counts: which runs are needed?
             absent = [title(label) for label in dict.fromkeys(labels) if not results.of(self.task, label)]
-            again = "; to add missing measures, run the same command again (needs the weights)"
-            wanted = (
-                f"models that are not left out ({figure.without}){again if 'not measured' in figure.without else ''}"
-            )
+            wanted = f"models that are not left out ({figure.without})"
+            if "not measured" in figure.without:
+                wanted += "; to add missing measures, run the same command again (needs the weights)"
             wanting = f"finished models of {listed(absent)}" if absent else figure.wanted or wanted
         return replace(found, wanting=wanting, essential=self.essential)
 
@@ -147,13 +138,10 @@ def findings(check: Tests[Data], data: Data) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class Aside:
-    """The result of an alternative check.
-
-    verdict  corrected for all alternative checks of the claim
-    """
+    """The result of an alternative check."""
 
     name: str
-    verdict: Verdict
+    verdict: Verdict  # corrected for all alternative checks of the claim
     evidence: tuple[str, ...]
 
 
@@ -186,25 +174,22 @@ class Entry:
         """What would decide an open claim, part by part; empty for a decided one."""
         if self.verdict not in OPEN:
             return []
-        parts = [part for part in self.findings if part.essential]
-        share = self.error / sharing(parts)
-        told = zip(self.findings, told_of(self.findings, self.error), strict=True)
-        still = [part for part, verdict in told if part.essential and verdict in OPEN]
+        share = self.error / sharing([part for part in self.findings if part.essential])
         wanting = [  # with the error of each part after correction
             part.wanting
             if part.comparison is None or part.holds is None or part.sides != (True, True)
             else part.comparison.wanting(self.error, share)
-            for part in still
+            for part, verdict in zip(self.findings, told_of(self.findings, self.error), strict=True)
+            if part.essential and verdict in OPEN
         ]
         alone = f"{self.plain} without correction, but open after the correction for the whole ledger"
         return [*([alone] if self.plain not in OPEN else []), *dict.fromkeys(each for each in wanting if each)]
 
     def row(self) -> dict[str, Any]:
         """A row of the table of claims."""
-        claim = self.claim
-        same = {name: getattr(claim, name) for name in ("source", "statement", "rule")}
+        same = {name: getattr(self.claim, name) for name in ("source", "statement", "rule")}
         verdicts = {"protocol": self.protocol, "verdict": self.verdict, "uncorrected": self.plain}
-        return {"claim": claim.id, **verdicts, **same, "evidence": "\n".join(self.evidence)}
+        return {"claim": self.claim.id, **verdicts, **same, "evidence": "\n".join(self.evidence)}
 
     def to_dict(self) -> dict[str, Any]:
         """The entry for JSON."""

@@ -21,18 +21,12 @@ _EXPLAINED = 0.5  # minimum share of the variance of mean logits that a reported
 
 @dataclass(frozen=True)
 class Decay(Record):
-    """The curve that best fits a head's mean logit as a function of distance.
+    """The curve that best fits a head's mean logit as a function of distance (`toeplens.lens.fit_decay`)."""
 
-    form           key of `toeplens.lens.toeplitz.decay.FORMS`, the best in `toeplens.lens.fit_decay`
-    parameters     parameters by name, distances in tokens
-    r2             explained share of the variance of the mean logits over distances; None if they are constant
-    half_distance  tokens after which the decay is half complete; None for a form without a limit
-    """
-
-    form: Form
-    parameters: dict[str, reading.Number | None]
-    r2: reading.Number | None
-    half_distance: reading.Number | None
+    form: Form  # key of `toeplens.lens.toeplitz.decay.FORMS`
+    parameters: dict[str, reading.Number | None]  # by name, distances in tokens
+    r2: reading.Number | None  # explained share of the variance of the mean logits; None if they are constant
+    half_distance: reading.Number | None  # tokens until the decay is half complete; None for a form without a limit
 
     @property
     def explains(self) -> bool:
@@ -42,17 +36,12 @@ class Decay(Record):
 
 @dataclass(frozen=True)
 class KernelEnds(Record):
-    """Range of the spectrum of a kernel's Toeplitz matrix (Hermitian part; Szegő).
+    """Range of the spectrum of a kernel's Toeplitz matrix (Hermitian part; Szegő)."""
 
-    size                     number of rows of the matrix
-    symbol_low, symbol_high  range of the symbol, which contains the eigenvalues for any size
-    lowest, highest          extreme eigenvalues at this size
-    """
-
-    size: reading.Count
-    symbol_low: reading.Number
+    size: reading.Count  # number of rows of the matrix
+    symbol_low: reading.Number  # range of the symbol, which contains the eigenvalues for any size
     symbol_high: reading.Number
-    lowest: reading.Number
+    lowest: reading.Number  # extreme eigenvalues at this size
     highest: reading.Number
 
 

@@ -105,8 +105,7 @@ class AuditOptions:
         changes = tuple(read_change(each) if isinstance(each, str) else each for each in self.changes or ())
         object.__setattr__(self, "changes", changes)
         object.__setattr__(self, "effects", self.effects or ("none" if changes else "exact"))
-        for name in ("layers", "heads"):
-            given: Any = getattr(self, name)
+        for name, given in (("layers", self.layers), ("heads", self.heads)):
             if given is not None:
                 object.__setattr__(self, name, numbers(name, given) if isinstance(given, str) else tuple(given))
         choose("dtype", self.dtype, get_args(Dtype))
@@ -122,7 +121,7 @@ class AuditOptions:
 
     def check_run(self, **others: Any) -> None:
         """Raise `InputError` for options that do not apply to a run, and for ``others`` that are not None."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default}
+        own = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
         allowed = [each.name for each in fields(self) if each.metadata.get("of_runs")]
         for name, value in (others | own).items():
             if value is not None and name not in allowed:
@@ -153,11 +152,10 @@ class Asked:
             given: Any = getattr(self, name)
             if isinstance(given, str):
                 try:
-                    given = tuple(map(kind, given.split(",")))
+                    object.__setattr__(self, name, given := tuple(map(kind, given.split(","))))
                 except ValueError:
                     numbers = "whole numbers" if kind is int else "numbers"
                     raise invalid(name, f"be {numbers} with commas between them", given) from None
-                object.__setattr__(self, name, given)
             if not given or len(set(given)) < len(given) or not all(low <= each <= high for each in given):
                 got = ", ".join(shown(each) if isinstance(each, int) else f"{each:g}" for each in given)
                 raise invalid(name, f"be different numbers from {low} to {high}", got=got or "none")

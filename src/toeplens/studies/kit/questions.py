@@ -82,8 +82,7 @@ class Writer:
 
     def items(self, asked: Asked) -> list[Item]:
         """All items; deterministic for a seed."""
-        longest = max(asked.lengths)
-        found = [self.loss(longest) for _ in range(asked.sequences)]
+        found = [self.loss(max(asked.lengths)) for _ in range(asked.sequences)]
         for length in asked.lengths:
             for depth in (*asked.depths, None) if self.words else ():
                 found += [self.needle(length, depth) for _ in range(asked.repeats)]
@@ -140,14 +139,9 @@ class Writer:
         question, answer, words = self._question(behaviour)
         blank, own = self._begun(answer)
         tokens += [*self._ids(question), *blank, own[0]]
-        choices = self._counts if behaviour == "counting" else words
-        return Item(
-            behaviour=behaviour,
-            tokens=tuple(tokens),
-            places=(len(tokens) - 1,),
-            length=len(tokens),
-            choices=tuple(self._begun(word)[1][0] for word in choices),
-        )
+        choices = tuple(self._begun(word)[1][0] for word in (self._counts if behaviour == "counting" else words))
+        count = len(tokens)
+        return Item(behaviour=behaviour, tokens=tuple(tokens), places=(count - 1,), length=count, choices=choices)
 
     def _question(self, behaviour: Behaviour) -> tuple[str, str, list[str]]:
         """A question, its answer, and the words of its list."""
@@ -166,8 +160,8 @@ class Writer:
     def _words(self) -> list[str]:
         """The words that lists are drawn from."""
         words = _WORDS.split()
-        whole = self._apart([word for word in words if len(self._within(word)) == 1])
-        found = whole if len(whole) >= _ENOUGH else self._apart(words)
+        found = self._apart([word for word in words if len(self._within(word)) == 1])
+        found = found if len(found) >= _ENOUGH else self._apart(words)
         if len(found) < _ENOUGH:
             raise InputError(
                 f"model: its tokenizer has own first tokens for only {len(found)} of the list words. At least "
@@ -187,9 +181,8 @@ class Writer:
         """The words whose first token is known and differs from those of earlier words."""
         firsts: dict[int, str] = {}
         for word in words:
-            _, own = self._begun(word)
-            if own:
-                firsts.setdefault(own[0], word)
+            for token in self._begun(word)[1][:1]:
+                firsts.setdefault(token, word)
         firsts.pop(self.tokenizer.unk_token_id, None)
         return list(firsts.values())
 
@@ -272,8 +265,7 @@ def retrieval_of(
             if not call.causal:
                 raise InputError(f"needles need causal attention, but {call.module} also sees later keys.")
             rows = places.to(call.q.device) - 1
-            weights = call.softmax(call.logits(rows), rows)
-            found = retrieval(weights, read, places, needles)
+            found = retrieval(call.softmax(call.logits(rows), rows), read, places, needles)
             for head, both in enumerate(torch.stack(found).sum(1).T.cpu().numpy()):
                 sums.setdefault((call.layer, head), []).append(both)
 
@@ -282,8 +274,8 @@ def retrieval_of(
         report(done, len(asked))
     if not sums:
         raise InputError("needles: no self-attention of the model reads a whole text.")
-    means = {place: np.sum(both, 0) / len(asked) for place, both in sums.items()}
+    scores = ((place, np.sum(sums[place], 0) / len(asked)) for place in sorted(sums))
     return tuple(
-        HeadRetrieval(layer=layer, head=head, score=round(float(both[0]), _DECIMALS), mass=float(both[1]))
-        for (layer, head), both in sorted(means.items())
+        HeadRetrieval(layer=layer, head=head, score=round(float(score), _DECIMALS), mass=float(mass))
+        for (layer, head), (score, mass) in scores
     )

@@ -1,4 +1,8 @@
-"""Results of a study, one per cell, and the values that tables and claims compare."""
+"""Results of a study, one per cell, the values that claims compare, and the tables for other programs.
+
+Tables are Arrow tables, which pandas, polars, DuckDB and R can read; docs/how-to/export.md explains the columns. Values
+that are unknown or were not measured are null.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,44 @@ from toeplens.ground.reading import Count, Positive, Share
 from toeplens.ground.records import Like, Record
 from toeplens.lens import Estimate, HeadAblation, LayerDeposit, deposit, over_seeds
 from toeplens.model import Protocol
-from toeplens.studies.kit.contrasts import GRAIN, Contrast, difference
-from toeplens.studies.kit.frames import CELLS, EPOCHS, HEADS, LENGTHS, by_head, table
+from toeplens.studies.kit.verdicts import GRAIN, Contrast, difference
 
 SKILLED = 0.25  # minimum skill of models whose heads are evaluated
 ONLY_SKILLED = f"Only models with a skill of at least {SKILLED:g} count."
 STILL = 0.02
 UNRULED = f"without a stopping rule: the last two evaluations differ by less than {100 * STILL:g} points"
-
-
 Seeds = Annotated[int, Field(strict=True, ge=1, le=MOST_SEEDS)]
+
+
+_KINDS = {"": pa.float64(), "text": pa.string(), "count": pa.int64(), "flag": pa.bool_()}
+
+
+def _schema(columns: str, place: str = "protocol:text task:text encoding:text seed:count") -> pa.Schema:
+    """Columns by name and type, after those of the place; floats without a type."""
+    named = (column.partition(":") for column in f"{place} {columns}".split())
+    return pa.schema([(name, _KINDS[kind]) for name, _, kind in named])
+
+
+# a row is a model, a head of a model, an evaluation during training, a test length, a claim under a protocol
+CELLS = _schema(
+    "run:text status:text settled:flag accuracy loss fit_accuracy fit_loss chance guess skill half_learned setbacks "
+    "peak peak_layer:count peak_head:count parameters:count epochs steps:count seconds tokens_per_second"
+)
+HEADS = _schema(
+    "layer:count head:count drop drop_low drop_high gain gain_low gain_high positional symbolic interaction toeplitz "
+    "centre previous first induction"
+)
+EPOCHS = _schema("epoch step:count lr train_accuracy train_loss fit_accuracy fit_loss test_accuracy test_loss seconds")
+LENGTHS = _schema("length:count factor examples:count accuracy low high loss chance guess bits sliding")
+CLAIMS = _schema(
+    "claim:text protocol:text verdict:text uncorrected:text source:text statement:text rule:text evidence:text", ""
+)
+
+
+def table(columns: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Rows as a table with these columns; null for NaN, which is not equal to itself, and for missing values."""
+    kept = [{name: value for name, value in row.items() if value == value} for row in rows]
+    return pa.table({name: [row.get(name) for row in kept] for name in columns.names}, schema=columns)
 
 
 def skill(accuracy: float, guess: float) -> float:
@@ -110,8 +142,8 @@ class CellResult(Record):
     @property
     def fit(self) -> float:
         """Accuracy on training examples after the last epoch, without dropout; NaN if not measured."""
-        value = self.result.get("fit_accuracy")
-        return float("nan") if value is None or self.status == "diverged" else float(value)
+        value = None if self.status == "diverged" else self.result.get("fit_accuracy")
+        return float("nan") if value is None else float(value)
 
     @property
     def half_learned(self) -> float:
@@ -125,8 +157,8 @@ class CellResult(Record):
         before, learned = 0.0, 0.0
         for epoch, skill in self._learning():
             if skill >= 0.5:
-                part = (0.5 - learned) / (skill - learned)
-                return float(np.log2(before + part * (epoch - before)))
+                before += (0.5 - learned) / (skill - learned) * (epoch - before)
+                break
             before, learned = epoch, max(0.0, skill)
         return float(np.log2(before))
 
@@ -137,7 +169,7 @@ class CellResult(Record):
 
     @property
     def looked_back(self) -> bool:
-        """Whether evaluations include training examples without dropout; older records do not."""
+        """Whether evaluations include training examples without dropout (not in older records)."""
         return any(row.get("fit_accuracy") is not None for row in self.epochs)
 
     def _learning(self) -> Iterator[tuple[float, float]]:
@@ -170,13 +202,13 @@ class CellResult(Record):
         """The largest accuracy drop by one head, relative to skill; NaN without an ablation."""
         return max((layer.peak for layer in self.deposits()), default=float("nan"))
 
-    def deposits(self) -> list[LayerDeposit]:
-        """The deposit of each layer; empty without an ablation."""
-        return self._deposits
-
     @cached_property
     def _deposits(self) -> list[LayerDeposit]:
         return deposit(self.ablation, self.length_chance) if self.ablation else []
+
+    def deposits(self) -> list[LayerDeposit]:
+        """The deposit of each layer; empty without an ablation."""
+        return self._deposits
 
     @cached_property
     def events(self) -> dict[str, Watched]:
@@ -191,8 +223,7 @@ class CellResult(Record):
     def measure(self, name: str) -> Any:
         """A measure's record; None if it was not measured or does not apply to the encoding."""
         if name not in self._measured:
-            content = self.measures.get(name)
-            record = None if content is None else as_record(name, content, self.WORDS)
+            record = as_record(name, self.measures[name], self.WORDS) if self.measures.get(name) is not None else None
             self._measured[name] = None if isinstance(record, str) else record
         return self._measured[name]
 
@@ -226,10 +257,11 @@ class CellResult(Record):
             if found is not None:
                 figures |= {name: found.drops, f"{name}_low": found.low, f"{name}_high": found.high}
         for measure, fields in _OF_HEADS.items():
-            found = self.measure(measure)
-            if found is not None:
+            if (found := self.measure(measure)) is not None:
                 figures |= {name: getattr(found, field) for name, field in fields.items()}
-        yield from ({**self.place, **row} for row in by_head(**figures))
+        for layer, head in np.ndindex(next(iter(figures.values())).shape if figures else (0, 0)):
+            values = {name: float(each[layer, head]) for name, each in figures.items()}
+            yield {**self.place, "layer": layer, "head": head, **values}
 
     def length_rows(self) -> Iterator[Mapping[str, Any]]:
         """The evaluated lengths as rows."""
@@ -257,22 +289,14 @@ class BySeed(dict[int, float]):
 
 @dataclass(frozen=True)
 class Figure:
-    """A value of a model that is compared between models.
+    """A value of a model that is compared between models."""
 
-    words   name of the value, before the models' names; empty for the test accuracy
-    of      function that returns the value
-    counts  whether a model has the value
-    without why a model does not have it
-    wanted  what to run if no model has it; empty if ``without`` is enough
-    grain   precision of the value, see `toeplens.studies.kit.contrasts.Contrast`
-    """
-
-    words: str
+    words: str  # name of the value, before the models' names; empty for the test accuracy
     of: Callable[[CellResult], float]
-    counts: Callable[[CellResult], bool] = lambda cell: True
-    without: str = "no skill, or not measured"
-    grain: float = GRAIN
-    wanted: str = ""
+    counts: Callable[[CellResult], bool] = lambda cell: True  # whether a model has the value
+    without: str = "no skill, or not measured"  # why a model does not have it
+    grain: float = GRAIN  # precision of the value, see `toeplens.studies.kit.verdicts.Contrast`
+    wanted: str = ""  # what to run if no model has it; empty if ``without`` is enough
 
     def by_seed(self, cells: Iterable[CellResult]) -> BySeed:
         """The values of the cells that count, at most one per seed."""
@@ -293,8 +317,6 @@ ACCURACY = Figure(
     "still learning",
     wanted="longer training: models that have stopped learning",
 )
-
-
 _FRAMES: dict[str, tuple[pa.Schema, Callable[[CellResult], Iterable[Mapping[str, Any]]]]] = {
     "cells": (CELLS, lambda cell: [cell.row()]),
     "heads": (HEADS, CellResult.head_rows),
@@ -345,10 +367,10 @@ class Results:
         return f"{told} models excluded: {figure.without}" if missing else ""
 
     def frame(self, rows: str = "cells") -> pa.Table:
-        """The cells as an Arrow table, which pandas and polars accept (columns: docs/how-to/export.md).
+        """The cells as an Arrow table.
 
         rows  what a row is: a cell (``cells``), a head (``heads``), an evaluation (``epochs``) or a test length
-              (``lengths``); see `toeplens.studies.kit.frames`
+              (``lengths``)
         """
         columns, of = _FRAMES[choose("rows", rows, FRAMES)]
         return table(columns, (row for cell in self.cells for row in of(cell)))

@@ -6,8 +6,8 @@ A record is results.json (possibly compressed) and claims.json, without the runs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from toeplens.ground.locks import LOCK, Busy, locked
 from toeplens.ground.reading import LARGEST, Count, Number, Positive, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.studies.kit.claims import Entry
-from toeplens.studies.kit.frames import CLAIMS, table
+from toeplens.studies.kit.results import CLAIMS, table
 from toeplens.studies.kit.verdicts import RULE
 from toeplens.training import environment
 from toeplens.training.run import SPEC
@@ -32,16 +32,17 @@ STUDY, RESULTS, CLAIMS_FILE, RUNS = "study.json", "results.json", "claims.json",
 FIRST = "reproduce"  # the kind of study in files that do not name one
 _PACKED = (RESULTS, f"{RESULTS}.xz", f"{RESULTS}.gz")
 _SECONDS, _ENVIRONMENT = "seconds", "environment"
+Environment = dict[str, Text | Number | Truth | None]  # versions, machine and command
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun(Record):
+class _Begun(Record):
     """The fields of study.json that all kinds have: kind of study, environment and seconds."""
 
     LATER = ("study", "seconds")
 
     study: str = FIRST
-    environment: dict[str, Text | Number | Truth | None]  # versions, machine and command
+    environment: Environment
     seconds: Positive = 0.0
 
 
@@ -49,21 +50,16 @@ class Begun(Record):
 class _Head(Record):
     finished: Count
     total: Count
-    environment: dict[str, Text | Number | Truth | None]
+    environment: Environment
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A results.json.
-
-    path     path of the file
-    content  its content: the request and the results
-    head     fields of a `State` that all kinds of study share, without the ledger
-    """
+    """A results.json."""
 
     path: Path
-    content: Mapping[str, Any]
-    head: dict[str, Any]
+    content: Mapping[str, Any]  # the request and the results
+    head: dict[str, Any]  # fields of a `State` that all kinds of study share, without the ledger
 
 
 def read_record(path: Path) -> Kept:
@@ -79,24 +75,17 @@ def read_record(path: Path) -> Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A study's state on disk; a subclass is a kind of study.
-
-    entries          the ledger
-    finished, total  number of finished pieces, and of all
-    environment      versions, machine, command and seconds
-    """
+    """A study's state on disk; a subclass is a kind of study."""
 
     NAME: ClassVar[str]  # the kind in study.json
     COMMAND: ClassVar[str]  # the toeplens command that runs it
     REQUEST: ClassVar[type[Record]]  # what it was asked, as study.json has it
 
     directory: Path
-    entries: list[Entry] = field(default_factory=list)
-    finished: int
+    entries: list[Entry] = field(default_factory=list)  # the ledger
+    finished: int  # number of finished pieces
     total: int
-    environment: dict[str, Any]
-
-    # ---- what a kind of study says of itself
+    environment: dict[str, Any]  # versions, machine, command and seconds
 
     @classmethod
     def planned(cls, request: Any) -> Any:
@@ -127,6 +116,11 @@ class State:
         return self.finished > 0
 
     @property
+    def complete(self) -> bool:
+        """Whether everything is finished."""
+        return self.finished == self.total
+
+    @property
     def progress(self) -> str:
         """How much is finished."""
         return f"{self.finished} of {self.total} records finished"
@@ -143,13 +137,6 @@ class State:
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
         """Functions that make its tables, by what a row is; other kinds add more in front."""
         return {"claims": lambda: table(CLAIMS, (entry.row() for entry in self.entries))}
-
-    # ---- what is the same for all
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything is finished."""
-        return self.finished == self.total
 
     def frame(self, rows: str | None = None) -> pa.Table:
         """The results as an Arrow table, which pandas and polars accept (columns: docs/how-to/export.md).
@@ -207,7 +194,12 @@ class State:
         record = _record_in(directory)
         if record is not None and record[0] == cls.NAME:
             return cls.open_record(record[1])
-        with _ours(directory) as ours:
+        ours = False
+        with ExitStack() as stack:
+            if (directory / STUDY).exists():
+                with suppress(Busy):
+                    stack.enter_context(locked(directory, "study"))
+                    ours = True
             state = cls.read(directory, *cls.plan_of(directory))
             if ours and state.begun:
                 state.write_down()
@@ -217,9 +209,8 @@ class State:
         """Write the record to the directory: results.json and claims.json."""
         counted = {"finished": self.finished, "total": self.total, _ENVIRONMENT: self.environment}
         head, found = {"study": self.NAME, **self.asked(), **counted}, self.found()
-        entries = [entry.to_dict() for entry in self.entries]
         write_json(self.directory / RESULTS, {**head, **found}, rows="cells" if "cells" in found else None)
-        write_json(self.directory / CLAIMS_FILE, {**head, "claims": entries})
+        write_json(self.directory / CLAIMS_FILE, {**head, "claims": [entry.to_dict() for entry in self.entries]})
 
     @classmethod
     def carry_out(cls, directory: Path, asked: dict[str, Any], work: Callable[[], Any]) -> Self:
@@ -231,19 +222,19 @@ class State:
         _open_directory(directory)
         with locked(directory, "study"):
             had = _open_directory(directory)
-            if had is not None and had["study"] != cls.NAME:
+            had = had or {"study": cls.NAME, "scale": asked.get("scale"), _SECONDS: 0.0}
+            if had["study"] != cls.NAME:
                 raise InputError(f"out: {directory} contains another study. Choose another directory.")
-            if had is not None and (scale := had.get("scale")) != asked.get("scale"):
+            if (scale := had.get("scale")) != asked.get("scale"):
                 raise InputError(f"out: {directory} contains a study at scale {scale!r}. Choose another directory.")
-            seconds = 0.0 if had is None else had[_SECONDS]
-            content = {"study": cls.NAME, **asked, _SECONDS: seconds, _ENVIRONMENT: environment()}
+            content = {"study": cls.NAME, **asked, _SECONDS: had[_SECONDS], _ENVIRONMENT: environment()}
             write_json(directory / STUDY, content)
             make_directory(directory / RUNS)
             started = time.monotonic()
             try:
                 work()
             finally:
-                spent = round(seconds + time.monotonic() - started, 1)
+                spent = round(had[_SECONDS] + time.monotonic() - started, 1)
                 write_json(directory / STUDY, {**read_json(directory / STUDY), _SECONDS: spent})
                 state = cls.gather(directory)
         return state
@@ -258,14 +249,26 @@ class State:
         workers: Workers,
         on_event: OnEvent | None,
     ) -> Self:
-        """`carry_out` for a study that consists of runs only."""
-        limits, runs = of_study(limits, Path(out)), Path(out) / RUNS
+        """`carry_out` for a study that consists of runs only.
+
+        Raises `InputError` if existing runs do not belong to the study, or lack weights that are needed.
+        """
+        limits, out, runs = of_study(limits, Path(out)), Path(out), Path(out) / RUNS
         must_have(workers, len(jobs), limits)
-        _open_directory(Path(out))
-        _must_go_on(runs, jobs, limits)
-        return cls.carry_out(
-            Path(out), asked, partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event)
-        )
+        _open_directory(out)
+        names = {job.spec.name for job in jobs}
+        there = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
+        if there and not names & there and not (out / STUDY).exists():
+            raise InputError(
+                f"out: none of the {len(there)} runs in {runs} belongs to this study's {len(names)}. Set their scale, "
+                "protocol and parts, or choose another directory."
+            )
+        if limits.publish is None and (kept := without_weights(jobs, runs)):
+            raise InputError(
+                f"out: {len(kept)} finished runs in {runs} have no weights to measure (first: {kept[0].spec.name}). "
+                "Delete these runs to train them again, or choose another directory."
+            )
+        return cls.carry_out(out, asked, partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event))
 
 
 def read_study(directory: Path) -> dict[str, Any] | None:
@@ -274,7 +277,7 @@ def read_study(directory: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content = read_json(path)
-    return {**content, **vars(Begun.from_dict(content, f"study: {path}"))}
+    return {**content, **vars(_Begun.from_dict(content, f"study: {path}"))}
 
 
 def study_in(directory: Path) -> str | None:
@@ -300,61 +303,28 @@ def _open_directory(directory: Path) -> dict[str, Any] | None:
     """
     make_directory(directory)
     had = read_study(directory)
-    if had is None and (other := next(_others(directory), None)) is not None:
+    others: list[Path] = []
+    for child in sorted(directory.iterdir()) if had is None else ():
+        if child.name == RUNS and child.is_dir():
+            others += [run for run in sorted(child.iterdir()) if not (run / SPEC).is_file()]
+        elif child.name != LOCK and not is_leftover(child):
+            others.append(child)
+    if others:
         raise InputError(
-            f"out: {directory} contains {other}, which belongs to neither a study nor runs ({RUNS}/*/{SPEC}). Choose "
-            "an empty or new directory."
+            f"out: {directory} contains {others[0].relative_to(directory)}, which belongs to neither a study nor runs "
+            f"({RUNS}/*/{SPEC}). Choose an empty or new directory."
         )
     return had
-
-
-def _others(directory: Path) -> Iterator[Path]:
-    """Relative paths in a directory that are neither runs nor leftovers from writing."""
-    for child in sorted(directory.iterdir()):
-        if child.name == RUNS and child.is_dir():
-            yield from (run.relative_to(directory) for run in sorted(child.iterdir()) if not (run / SPEC).is_file())
-        elif child.name != LOCK and not is_leftover(child):
-            yield child.relative_to(directory)
-
-
-def _must_go_on(runs: Path, jobs: Sequence[Job], limits: Limits) -> None:
-    """Raise `InputError` if existing runs do not belong to the study, or lack weights that are needed."""
-    names = {job.spec.name for job in jobs}
-    there = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
-    if there and not names & there and not (runs.parent / STUDY).exists():
-        raise InputError(
-            f"out: none of the {len(there)} runs in {runs} belongs to this study's {len(names)}. Set their scale, "
-            "protocol and parts, or choose another directory."
-        )
-    if limits.publish is None and (kept := without_weights(jobs, runs)):
-        raise InputError(
-            f"out: {len(kept)} finished runs in {runs} have no weights to measure (first: {kept[0].spec.name}). "
-            "Delete these runs to train them again, or choose another directory."
-        )
-
-
-@contextmanager
-def _ours(directory: Path) -> Iterator[bool]:
-    """Whether the record may be written: not while another process runs the study."""
-    if not (directory / STUDY).exists():
-        yield False
-        return
-    try:
-        with locked(directory, "study"):
-            yield True
-    except Busy:
-        yield False
 
 
 def of_study(limits: Limits | None, out: Path) -> Limits:
     """The limits of a study in ``out``, whose name is the loggers' group."""
     limits = limits or Limits()
-    return limits if limits.group is not None else replace(limits, group=out.absolute().name)
+    return replace(limits, group=limits.group if limits.group is not None else out.absolute().name)
 
 
 def limits_for(time_budget: float | None, limits: Limits) -> Limits:
     """``limits`` with a deadline ``time_budget`` seconds from now, minus a reserve for writing the results."""
     if time_budget is None:
         return limits
-    reserve = min(20.0, 0.25 * time_budget)
-    return replace(limits, deadline=time.time() + time_budget - reserve)
+    return replace(limits, deadline=time.time() + time_budget - min(20.0, 0.25 * time_budget))

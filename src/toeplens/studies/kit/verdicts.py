@@ -1,14 +1,16 @@
-"""Verdicts: how comparisons over trained models are decided (holds, holds in part, fails) or stay open."""
+"""Comparisons over trained models, with their intervals, and the verdicts on them: holds, in part, fails, or open."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+from scipy.special import stdtr, stdtrit
 
-from toeplens.studies.kit.contrasts import GRAIN, Contrast, Values, of_one
+from toeplens.lens import Estimate
 
 # possible verdicts of a claim
 Verdict = Literal["holds", "holds in part", "fails", "leans to hold", "leans to fail", "undecided"]
@@ -29,6 +31,7 @@ RULE = (
     f"rate is measured as well). The uncorrected verdict is also recorded."
 )
 NONE_COUNTS = "no finished run that counts"
+Part = TypeVar("Part", bound=Any)
 
 
 def verdict_text(verdict: str) -> str:
@@ -36,7 +39,106 @@ def verdict_text(verdict: str) -> str:
     return {"leans to hold": "indicatively holds", "leans to fail": "indicatively fails"}.get(verdict, verdict)
 
 
-Part = TypeVar("Part", bound=Any)
+# ---- contrasts: weighted sums of means over models ------------------------------------------------------------------
+
+Values = Sequence[float] | Mapping[int, float] | np.ndarray  # one per seed, or by seed
+GRAIN = 0.005
+MOST_TIMES = 4  # suggest at most this multiple of the current number of models
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of means over models, such as one encoding's mean minus another's.
+
+    Models of different terms are treated as independent (Welch). In the studies so far, sharing the examples of a seed
+    did not correlate them, and pairing would halve the degrees of freedom. Terms may have different seeds.
+    """
+
+    terms: tuple[tuple[float, tuple[float, ...]], ...]  # weights, and values of the models
+    grain: float = GRAIN  # minimum standard deviation of a model's value, such as a test accuracy's sampling error
+    missing: str = ""  # how many models have no value, and why; empty if all have one
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds of the smallest term."""
+        return min(len(values) for _, values in self.terms)
+
+    @property
+    def known(self) -> bool:
+        """Whether every model has a value."""
+        return all(np.isfinite(values).all() for _, values in self.terms)
+
+    @cached_property
+    def value(self) -> float:
+        """The weighted sum."""
+        return float(sum(weight * np.mean(values) for weight, values in self.terms))
+
+    @cached_property
+    def _errors(self) -> np.ndarray:
+        """Variance of the mean of each term; needs at least two models."""
+        floor = self.grain**2
+        return np.array([w**2 * (max(float(np.var(x, ddof=1)), floor) / len(x)) for w, x in self.terms])
+
+    @cached_property
+    def error(self) -> float:
+        """Standard error; needs at least two models per term."""
+        return float(np.sqrt(self._errors.sum()))
+
+    @cached_property
+    def freedom(self) -> float:
+        """Degrees of freedom by Welch and Satterthwaite; with one term those of Student's t."""
+        errors, counts = self._errors, np.array([len(values) for _, values in self.terms])
+        total = errors.sum()
+        return float(total**2 / (errors**2 / (counts - 1)).sum()) if total > 0 else float(counts.min() - 1)
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """Interval with coverage 1 - ``level``."""
+        half = float(stdtrit(self.freedom, 1 - level / 2)) * self.error
+        return self.value - half, self.value + half
+
+    def estimate(self, level: float = 0.05) -> Estimate:
+        """The sum with its interval, which is unbounded if a term has only one model."""
+        low, high = self.interval(level) if self.seeds > 1 else (-np.inf, np.inf)
+        return Estimate(self.value, low, high, self.seeds)
+
+    def above(self, bar: float) -> float:
+        """P-value against the sum being at ``bar`` or below."""
+        if not np.isfinite(bar):
+            return float(bar > 0)
+        lead = self.value - bar
+        return float(lead <= 0) if self.error == 0 else float(stdtr(self.freedom, -lead / self.error))
+
+    def below(self, bar: float) -> float:
+        """P-value against the sum being at ``bar`` or above."""
+        return contrast(*((-weight, values) for weight, values in self.terms), grain=self.grain).above(-bar)
+
+    def seeds_to_decide(self, bar: float, level: float) -> int | None:
+        """Seeds needed if mean and spread stay the same; None if more than `MOST_TIMES` times the current number."""
+        distance = abs(self.value - bar)
+        for count in range(self.seeds + 1, MOST_TIMES * self.seeds + 1):
+            freedom = self.freedom * (count - 1) / (self.seeds - 1)
+            if float(stdtrit(freedom, 1 - level / 2)) * self.error / (count / self.seeds) ** 0.5 < distance:
+                return count
+        return None
+
+
+def contrast(*terms: tuple[float, Values], grain: float = GRAIN) -> Contrast:
+    """A `Contrast` of weights and values, one per seed."""
+    listed = ((w, values.values() if isinstance(values, Mapping) else values) for w, values in terms)
+    return Contrast(tuple((weight, tuple(map(float, values))) for weight, values in listed), grain)
+
+
+def of_one(values: Values, grain: float = GRAIN) -> Contrast:
+    """The mean over one set of models."""
+    return contrast((1.0, values), grain=grain)
+
+
+def difference(first: Values, second: Values, grain: float = GRAIN) -> Contrast:
+    """One mean minus another."""
+    return contrast((1.0, first), (-1.0, second), grain=grain)
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -56,11 +158,6 @@ class Comparison:
         outside += [self.seen.above(self.high)] if np.isfinite(self.high) else []
         return max(self.seen.above(self.low), self.seen.below(self.high)), min(1.0, len(outside) * min(outside))
 
-    def leaning(self) -> Verdict:
-        """The side of the threshold on which the mean lies, if there are too few seeds to decide."""
-        lead = min(self.seen.value - self.low, self.high - self.seen.value)
-        return "leans to hold" if lead > 0 else "leans to fail" if lead < 0 else "undecided"
-
     def wanting(self, to_hold: float = LEVEL, to_fail: float = LEVEL) -> str:
         """What would decide the comparison, given the two-sided errors for holding and for failing."""
         bar = min((self.low, self.high), key=lambda each: abs(self.seen.value - each))
@@ -69,9 +166,10 @@ class Comparison:
         if count is not None:
             counts = [str(len(values)) for _, values in self.seen.terms]
             if len(set(counts)) > 1:
-                more = count / self.seen.seeds
-                now = " and ".join(counts)
-                return f"about {more:.1f} times as many models if mean and spread stay the same (now {now})"
+                return (
+                    f"about {count / self.seen.seeds:.1f} times as many models if mean and spread stay the same (now "
+                    f"{' and '.join(counts)})"
+                )
             return f"about {count} seeds if mean and spread stay the same (now {self.seen.seeds})"
         distance, error = abs(self.seen.value - bar), self.seen.error
         return f"far more seeds: the mean is {distance:.3f} from the threshold, with a standard error of {error:.3f}"
@@ -111,9 +209,6 @@ class Finding:
         return "fails" if self.fails <= level / 2 else "undecided"
 
 
-# ---- parts -----------------------------------------------------------------------------------------------------------
-
-
 def above(what: str, values: Values | Contrast, bar: float, *, unit: str = "", grain: float = GRAIN) -> Finding:
     """Is the mean of ``values`` (one per seed), or a `Contrast`, above ``bar``? Decided by `RULE`."""
     return within(what, values, bar, np.inf, unit=unit, grain=grain)
@@ -139,8 +234,9 @@ def within(
     if seen.seeds < ENOUGH:
         many = f"{seen.seeds} seed{'s' if seen.seeds > 1 else ''}"
         text = f"{what}: {seen.value:.3f}{unit} ({many}), {bars}"
-        wanting = f"{ENOUGH} seeds (now {seen.seeds})"
-        return Finding(comparison.leaning(), text, wanting=wanting, comparison=comparison)
+        lead = min(seen.value - low, high - seen.value)
+        verdict: Verdict = "leans to hold" if lead > 0 else "leans to fail" if lead < 0 else "undecided"
+        return Finding(verdict, text, wanting=f"{ENOUGH} seeds (now {seen.seeds})", comparison=comparison)
     ends = seen.interval(LEVEL)
     counts = dict.fromkeys(str(len(each)) for _, each in seen.terms)
     text = f"{what}: {seen.value:.3f}{unit} [{ends[0]:.3f}, {ends[1]:.3f}] over {' and '.join(counts)} seeds, {bars}"
@@ -159,12 +255,8 @@ def interval_above(what: str, value: float, low: float, high: float, bar: float)
 
 def opposite(finding: Finding) -> Finding:
     """The finding on the opposite statement, with the same evidence."""
-    turned: dict[Verdict, Verdict] = {
-        "holds": "fails",
-        "fails": "holds",
-        "leans to hold": "leans to fail",
-        "leans to fail": "leans to hold",
-    }
+    pairs: tuple[tuple[Verdict, Verdict], ...] = (("holds", "fails"), ("leans to hold", "leans to fail"))
+    turned = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
     verdict = turned.get(finding.verdict, finding.verdict)
     return replace(finding, verdict=verdict, holds=finding.fails, fails=finding.holds)
 
@@ -176,29 +268,27 @@ def one_sided(finding: Finding, *, holds: bool, fails: bool, why: str) -> Findin
     verdict: Verdict = finding.verdict
     if (not holds and verdict.endswith(("holds", "hold"))) or (not fails and verdict.endswith(("fails", "fail"))):
         verdict = "undecided"
-    chances = finding.holds, finding.fails
-    if finding.holds is not None and finding.fails is not None:
-        chances = finding.holds if holds else 1.0, finding.fails if fails else 1.0
-    wanting = finding.wanting if verdict == finding.verdict else f"longer training, for {why}"
-    evidence = f"{finding.evidence} ({why}, so it cannot {'fail' if holds else 'hold' if fails else 'be decided'})"
-    told: dict[str, Any] = {"verdict": verdict, "evidence": evidence, "wanting": wanting, "sides": (holds, fails)}
-    return replace(finding, holds=chances[0], fails=chances[1], **told)
+    known = finding.holds is not None and finding.fails is not None
+    return replace(
+        finding,
+        verdict=verdict,
+        evidence=f"{finding.evidence} ({why}, so it cannot {'fail' if holds else 'hold' if fails else 'be decided'})",
+        holds=finding.holds if holds or not known else 1.0,
+        fails=finding.fails if fails or not known else 1.0,
+        wanting=finding.wanting if verdict == finding.verdict else f"longer training, for {why}",
+        sides=(holds, fails),
+    )
 
 
 def agreed(first: Finding, second: Finding, beside: str) -> Finding:
-    """A part that is decided only if two tests of it agree.
-
-    Arguments
-        beside  name of the second test, for the evidence
-    """
+    """A part that is decided only if two tests of it agree; ``beside`` names the second one in the evidence."""
     evidence = f"{first.evidence}; {beside}: {second.evidence.rsplit(': ', 1)[-1]}"
     if not (first.known and second.known):
         open_ = first if not first.known else second
         return replace(open_, evidence=evidence, essential=first.essential)
     if None in (first.holds, second.holds, first.fails, second.fails):  # too few seeds for at least one of them
         open_ = first if first.verdict in OPEN else second
-        alike = SIDES.get(first.verdict) == SIDES.get(second.verdict)
-        verdict = open_.verdict if alike else "undecided"
+        verdict = open_.verdict if SIDES.get(first.verdict) == SIDES.get(second.verdict) else "undecided"
         return replace(open_, verdict=verdict, evidence=evidence, essential=first.essential)
     holds, fails = (max(pair) for pair in ((first.holds, second.holds), (first.fails, second.fails)))  # type: ignore[type-var]
     slower = max((first, second), key=lambda each: min(each.holds or 0.0, each.fails or 0.0))
@@ -226,14 +316,11 @@ def combine(findings: Sequence[Finding], level: float | None = None) -> Verdict:
         level  two-sided error of the whole claim; None: the uncorrected verdict, with each part at 5%
     """
     told = list(zip(findings, told_of(findings, level), strict=True))
-    kinds = [verdict for finding, verdict in told if finding.essential]
-    if "fails" in kinds:
-        return "fails"
-    if kinds and set(kinds) == {"holds"}:
+    kinds: set[Verdict] = {verdict for finding, verdict in told if finding.essential} or {"undecided"}
+    if kinds == {"holds"}:
         return "holds in part" if any("fails" in (verdict, finding.verdict) for finding, verdict in told) else "holds"
-    if not kinds or "undecided" in kinds:
-        return "undecided"
-    return "leans to fail" if "leans to fail" in kinds else "leans to hold"
+    order: tuple[Verdict, ...] = ("fails", "undecided", "leans to fail", "leans to hold")
+    return next((verdict for verdict in order if verdict in kinds), order[-1])
 
 
 def told_of(findings: Sequence[Finding], level: float | None = None) -> list[Verdict]:
@@ -245,11 +332,10 @@ def told_of(findings: Sequence[Finding], level: float | None = None) -> list[Ver
     if level is None:
         return [finding.verdict for finding in findings]
     shares = {kind: level / sharing([each for each in findings if each.essential is kind]) for kind in (True, False)}
-    told: list[Verdict] = []
-    for finding in findings:
-        verdict = finding.at(level)
-        told.append(verdict if verdict != "fails" else finding.at(shares[finding.essential]))
-    return told
+    return [
+        verdict if (verdict := finding.at(level)) != "fails" else finding.at(shares[finding.essential])
+        for finding in findings
+    ]
 
 
 def chance(findings: Sequence[Finding]) -> float | None:
@@ -278,12 +364,11 @@ def holm(chances: Sequence[float | None], level: float = LEVEL) -> list[float]:
     A claim is decided at its error exactly if Holm's procedure rejects it.
     """
     counted = sorted(value for value in chances if value is not None)
-    errors, stop = [], len(counted)
+    by_value: dict[float, float] = {}
+    last = level
     for place, value in enumerate(counted):
-        errors.append(level / (len(counted) - place))
-        if value > errors[-1]:
-            stop = place
+        last = level / (len(counted) - place)
+        if value > last:
             break
-    last = errors[-1] if errors else level
-    by_value = dict(zip(counted[:stop], errors[:stop], strict=False))
+        by_value[value] = last
     return [by_value.get(value, last) if value is not None else level for value in chances]

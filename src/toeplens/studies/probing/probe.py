@@ -21,8 +21,7 @@ from toeplens.sources.huggingface.interventions import calls_of, check_predicts
 from toeplens.sources.huggingface.load import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
 from toeplens.sources.huggingface.prediction import Predictions, predictions
-from toeplens.studies.kit.changes import told
-from toeplens.studies.kit.models import VERSIONS, failures_of
+from toeplens.studies.kit.changes import VERSIONS, failures_of, told
 from toeplens.studies.kit.options import SEEDS, Asked
 from toeplens.studies.kit.questions import HeadRetrieval, Item, Writer, batches, retrieval_of
 from toeplens.studies.probing.record import ItemRecord, ProbeRecord
@@ -60,20 +59,19 @@ class Probing:
             writer = Writer(None, ids, seed)
             source = {"token_ids": len(ids), "tokens_sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
         loaded.check_length("lengths", max(asked.lengths))
-        items = writer.items(asked)
-        asked_for = {name: list(x) if isinstance(x, tuple) else x for name, x in vars(asked).items()}
+        items = tuple(writer.items(asked))
         about = {
             "model": loaded.called,
             "class": type(loaded.model).__name__,
             "dtype": str(loaded.model.dtype).removeprefix("torch."),
             "weights": None if loaded.quantised is None else str(loaded.quantised),
             **source,
-            **asked_for,
+            **{name: list(x) if isinstance(x, tuple) else x for name, x in vars(asked).items()},
             "seed": seed,
             "transformers": library().__version__,
             **VERSIONS,
         }
-        return cls(loaded, tuple(items), about, report)
+        return cls(loaded, items, about, report)
 
     @cached_property
     def intact(self) -> dict[int, Predictions]:
@@ -88,9 +86,9 @@ class Probing:
     def record(self, changes: Sequence[Change] = (), *, heads: bool = False) -> ProbeRecord:
         """The record of the intact model and, with ``changes``, of the changed one; ``heads`` adds retrieval scores."""
         started, changed = time.monotonic(), None
-        mixed = next((change.output for change in changes if change.output in ("mean", "resample")), None)
-        if mixed is not None:
-            raise InputError(f"output must be zero for a probe, got {mixed}.")
+        for change in changes:
+            if change.output in ("mean", "resample"):
+                raise InputError(f"output must be zero for a probe, got {change.output}.")
         with failures_of(self.loaded, "probe", ". Use smaller lengths or a smaller dtype."):
             tokens = torch.tensor([self.items[0].tokens], device=self.loaded.model.device)
             check_predicts(self.loaded, calls_of(self.loaded.model, {"input_ids": tokens}, changes), NEEDING)
@@ -152,17 +150,17 @@ def _ids(data: Any, vocabulary: int | None) -> Int[np.ndarray, "N"]:
     if ids.ndim not in (1, 2) or not np.issubdtype(ids.dtype, np.integer) or not ids.size:
         raise InputError("tokens must be whole numbers of shape [N] or [B, N].")
     least, most = ids.min(), ids.max()
-    if vocabulary is not None and not 0 <= least <= most < vocabulary:
-        raise invalid("tokens", f"be from 0 to {vocabulary - 1}, the model's vocabulary", got=f"{least} to {most}")
-    if least < 0:
-        raise invalid("tokens", "not be negative", got=f"{least} to {most}")
+    if least < 0 or (vocabulary is not None and most >= vocabulary):
+        must = "not be negative" if vocabulary is None else f"be from 0 to {vocabulary - 1}, the model's vocabulary"
+        raise invalid("tokens", must, got=f"{least} to {most}")
     return ids.astype(np.int64).ravel()
 
 
 def save_probe(record: ProbeRecord, directory: Path) -> Path:
     """Write the record to a directory atomically; returns its path."""
-    write_json(Path(directory) / RECORD, record.to_dict())
-    return Path(directory) / RECORD
+    path = Path(directory) / RECORD
+    write_json(path, record.to_dict())
+    return path
 
 
 def open_probe(directory: Path | str) -> ProbeRecord:

@@ -8,9 +8,8 @@ from functools import partial
 from toeplens.papers.deposit.claims.common import FINAL, RIVALS, V1, Test, core, count, others
 from toeplens.papers.deposit.labels import Label, title
 from toeplens.studies.kit.claims import BETTER, MARGIN, STOPPED, WHY_MARGIN, Claim
-from toeplens.studies.kit.contrasts import contrast
 from toeplens.studies.kit.results import ACCURACY, SKILLED, STILL, CellResult, Figure, Results, skill
-from toeplens.studies.kit.verdicts import ENOUGH, Finding, below, one_sided, supporting, unknown
+from toeplens.studies.kit.verdicts import ENOUGH, Finding, below, contrast, one_sided, supporting, unknown
 from toeplens.training.presets import COUNT, DISTANCE, starting_spec
 from toeplens.training.spec import run_spec
 

@@ -45,9 +45,19 @@ from toeplens.papers.deposit.claims.common import (
 from toeplens.papers.deposit.labels import Label, title
 from toeplens.papers.deposit.looks import Look, Measure, in_order
 from toeplens.studies.kit.claims import MARGIN, STOPPED, Claim, deviation, left_out
-from toeplens.studies.kit.contrasts import contrast, of_one
 from toeplens.studies.kit.results import ACCURACY, Results
-from toeplens.studies.kit.verdicts import ENOUGH, NONE_COUNTS, Finding, Verdict, above, agreed, supporting, unknown
+from toeplens.studies.kit.verdicts import (
+    ENOUGH,
+    NONE_COUNTS,
+    Finding,
+    Verdict,
+    above,
+    agreed,
+    contrast,
+    of_one,
+    supporting,
+    unknown,
+)
 from toeplens.training.presets import COUNT, DISTANCE
 
 _NON_ROPE = ("nope", "alibi", "relative", "absolute")

@@ -30,9 +30,8 @@ from toeplens.papers.deposit.labels import Label, title
 from toeplens.papers.deposit.looks import look_at
 from toeplens.studies.grid.measured import LONGER, kept
 from toeplens.studies.kit.claims import Check, Claim
-from toeplens.studies.kit.contrasts import GRAIN
 from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure, Results
-from toeplens.studies.kit.verdicts import ENOUGH, LEVEL, Finding, Verdict, supporting, unknown
+from toeplens.studies.kit.verdicts import ENOUGH, GRAIN, LEVEL, Finding, Verdict, supporting, unknown
 from toeplens.training.presets import DISTANCE
 
 _FIXED = 1 / 512

@@ -20,7 +20,6 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
     retrieving,
 )
 from toeplens.studies.kit.claims import Claim, Entry, deviation
-from toeplens.studies.kit.contrasts import of_one
 from toeplens.studies.kit.verdicts import (
     LEVEL,
     Comparison,
@@ -29,6 +28,7 @@ from toeplens.studies.kit.verdicts import (
     above,
     below,
     interval_above,
+    of_one,
     supporting,
     unknown,
 )

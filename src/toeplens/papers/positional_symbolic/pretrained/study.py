@@ -29,8 +29,7 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
 )
 from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.load import Dtype, Loaded, load_model
-from toeplens.studies.auditing.kept import files_of
-from toeplens.studies.auditing.record import AuditRecord
+from toeplens.studies.auditing.record import AuditRecord, files_of
 from toeplens.studies.kit.claims import judge_all
 from toeplens.studies.kit.study import STUDY, Kept
 from toeplens.studies.probing import ProbeRecord

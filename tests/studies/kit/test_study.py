@@ -1,22 +1,29 @@
-"""What a study's files may hold: each fault is one sentence that names the file and the field."""
+"""What a study's files may hold, who writes them, and what is read of its cells."""
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders import tiny
 from tests.papers.deposit.numbers import reproduced
 from tests.report.grid.language_state import language_grid
 
+from toeplens.engine import Job, Limits, carry_out
 from toeplens.ground import InputError
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.mathematics import Theory
 from toeplens.studies import CellResult, grid
 from toeplens.studies.grid.spec import spec_from_yaml
-from toeplens.studies.kit.study import read_study
+from toeplens.studies.kit.cells import Cell, carried_out, gather_cells, jobs_of
+from toeplens.studies.kit.results import Key
+from toeplens.studies.kit.study import RUNS, read_study
+from toeplens.training import Segment, Setup
 
 ABOUT = {"torch": "2.13", "cores": 2, "gpu": None}
 STUDIES: dict[str, dict[str, Any]] = {
@@ -66,18 +73,11 @@ def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("seeds: 1.0e+30", "seeds"),
         ("seeds: true", "seeds"),
         (f"examples: {'9' * 5000}", "digits"),
-        (f"about: {'[' * 5000}{']' * 5000}", "nested more than 64 deep"),
+        (f"about: {'[' * 5000}{']' * 5000}", "nested too deep"),
         ("title: .nan", "title"),
         ("encodings: {rope-bands: {scan: {frequencies: [1.0, true]}}}", "scan"),
-        (
-            "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\n"
-            + "".join(f"{y}: &{y} [{', '.join([f'*{x}'] * 8)}]\n" for x, y in ("ab", "bc", "cd", "de", "ef"))
-            + f"about: [{', '.join(['*f'] * 8)}]",
-            "100,000 values",
-        ),
     ],
 )
 def test_a_grids_file_is_of_plain_numbers_and_of_some_size(text: str, words: str) -> None:
@@ -128,3 +128,89 @@ def test_a_grid_study_is_what_its_record_tells(tmp_path: Path) -> None:
     (tmp_path / "results.json.gz").write_bytes(packed)
     assert grid.gather(tmp_path).found() == again.found()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.json", "results.json.gz"], "nothing is written"
+
+
+# ---- Studies are carried out by one process at a time, and begin nothing once it is time to sto --------------------
+
+RECORDED = Path(__file__).parents[3] / "results" / "theory" / "results.json"
+OVER = Limits(device="cpu", deadline=0.0)
+
+
+def test_a_study_that_another_process_carries_out_is_read_and_not_written(tmp_path: Path):
+    def made() -> grid.Grid:
+        return grid.study(grid.read_spec("canonical-smoke"), tmp_path, limits=OVER)
+
+    made()
+    before = (tmp_path / "study.json").read_bytes()
+    (tmp_path / "results.json").write_text("the other process's")
+    with (tmp_path / ".lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match=r"^study: .* is in use by another process"):
+            made()
+        assert grid.gather(tmp_path).finished == 0
+    assert (tmp_path / "results.json").read_text() == "the other process's"
+    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(before)
+    made()
+
+
+# ---- What a study reads of a cell is about the labels that its run counts ------------------------------------------
+
+RELEASED = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "max_side": 2}
+
+
+def test_a_run_that_stands_in_two_places_is_asked_what_both_ask() -> None:
+    first = Job(tiny(), "first", 4, measures=("toeplitz", "position"))
+    second = Job(tiny(), "second", 4, measures=("position", "bias"), watch=True)
+    other = Job(tiny(seed=3), "other", 4)
+    jobs = {"a": first, "b": other, "c": second}
+    cells = [Cell(Key("paper", "trigger-distance", label, 1), job) for label, job in jobs.items()]
+    job, alone = jobs_of(cells)
+    assert job == Job(tiny(), "first", 4, measures=("toeplitz", "position", "bias"), watch=True)
+    assert alone == other
+
+
+@pytest.mark.parametrize(
+    ("ignored", "chance", "by_length"),
+    [(None, 1 / 3, 8 / 12), (3, 1 / 2, 7 / 8)],  # 1, 2 or 3 words between, 1 or 2 on either side, cut at 8 tokens
+    ids=["all labels count", "one is ignored"],
+)
+def test_the_guess_from_the_length_is_of_the_labels_that_count(
+    tmp_path: Path, ignored: int | None, chance: float, by_length: float
+):
+    job = Job(tiny(task_options=RELEASED, epochs=1, ignore_label=ignored), "a cell", 20)
+    run = carry_out(job, tmp_path / RUNS, Limits(device="cpu"))
+    cell = Cell(Key("released", "trigger-distance", "rope", 42), job)
+    (found,) = gather_cells(tmp_path, [cell], {})["results"].cells
+    assert (found.chance, found.length_chance) == (pytest.approx(chance), pytest.approx(by_length))
+    assert found.skill == pytest.approx((run.result["test_accuracy"] - by_length) / (1 - by_length))
+
+
+# ---- what runs were carried out on
+
+HERE = Setup("cpu", None, "float32", False, 1, "0.1.0", "2.13.0", "a processor")
+OURS: dict[str, Any] = {"processor": HERE.processor, "gpu": None, "torch": HERE.torch}
+THERE = replace(HERE, device="cuda", gpu="a GPU", precision="bfloat16", threads=4)
+
+
+def test_one_set_up_needs_no_words() -> None:
+    assert carried_out([[], []], OURS) == {}, "runs of earlier versions do not say"
+    histories = [[Segment(0, 9, HERE)], [Segment(0, 4, HERE), Segment(4, 9, HERE)], []]
+    assert carried_out(histories, OURS) == {"threads": 1}
+    assert carried_out(histories, {**OURS, "gpu": "a GPU that no run was on"}) == {"threads": 1}
+
+
+def test_one_that_is_not_where_the_study_was_gathered_is_named() -> None:
+    found = carried_out([[Segment(0, 9, HERE)]] * 2, OURS | {"processor": "another"})
+    assert found["setups"] == f"The 2 runs were trained on {HERE}, not on the machine that gathered the study."
+    found = carried_out([[Segment(0, 9, replace(HERE, device="cuda", gpu="a GPU"))]], {**OURS, "gpu": "another"})
+    assert "on cuda (a GPU)" in found["setups"]
+
+
+def test_more_than_one_is_one_sentence() -> None:
+    alone, moved = [Segment(0, 9, HERE)], [Segment(0, 4, HERE), Segment(4, 9, THERE)]
+    found = carried_out([alone, alone, moved], OURS)
+    assert found["threads"] is None
+    assert found["setups"] == (
+        "The 3 runs were trained on 2 set-ups (1 of them moved between set-ups), so the results may not be "
+        f"bit-identical to those of a single one: {HERE}: 3 runs; {THERE}: 1 run."
+    )
