@@ -9,7 +9,7 @@ import pytest
 from tests.papers.deposit.worlds import Layers, Model, changed, distance, results
 
 from toeplens.papers.deposit import grid
-from toeplens.papers.deposit.claims.heads import SWEEP
+from toeplens.papers.deposit import claims_of
 from toeplens.papers.deposit.labels import BASES, RUNGS
 from toeplens.studies import Entry, Results, judge
 from toeplens.training.presets import PROTOCOLS
@@ -64,7 +64,7 @@ ONE, FEW = Model(0.9).single(0).drops, Model(0.9).drops
 
 
 def unfinished(found: Results) -> Entry:
-    return next(each for each in judge(SWEEP, found, ["paper"]) if each.claim.id == "ladder-unfinished")
+    return next(each for each in judge(claims_of(["ladder"]), found, ["paper"]) if each.claim.id == "ladder-unfinished")
 
 
 @pytest.mark.parametrize(("early", "expected"), [(ONE, "holds"), (FEW, "fails")])

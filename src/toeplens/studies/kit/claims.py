@@ -1,31 +1,38 @@
 """The ledger: a claim has a statement, a rule fixed before the data, and tests that give a verdict.
 
 A test is data (`Test`: which value of which models lies above or below which threshold), or a function from a study's
-data to findings.
+data to findings. Claims are written in YAML (`claim_of`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from math import inf, sqrt
+from pathlib import Path
+from string import Template
 from typing import Any, Generic, TypeVar
+
+import yaml
 
 from toeplens.ground.words import listed
 from toeplens.model import Protocol
 from toeplens.studies.kit.contrasts import contrast
-from toeplens.studies.kit.results import UNRULED, Figure, Results
+from toeplens.studies.kit.results import ONLY_SKILLED, UNRULED, Figure, Results
 from toeplens.studies.kit.verdicts import (
     LEVEL,
     NONE_COUNTS,
     OPEN,
+    RULE,
     Finding,
     Verdict,
     chance,
     combine,
     holm,
     sharing,
+    supporting,
     told_of,
     within,
 )
@@ -135,6 +142,75 @@ class Claim(Generic[Data]):
     def ours(self) -> bool:
         """Whether it is our own question and not a statement of a paper."""
         return self.source.startswith("ours")
+
+
+# ---- claims in YAML --------------------------------------------------------------------------------------------------
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is there
+_WORDS = {
+    "better": BETTER,
+    "stopped": STOPPED,
+    "only_skilled": ONLY_SKILLED,
+    "why_margin": WHY_MARGIN,
+    "verdict": RULE,
+}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file of claims; in its ``words``, and so in the texts of its claims, ``$name`` stands for another word."""
+    content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+    words = dict(_WORDS)
+    for name, text in content.get("words", {}).items():
+        words[name] = Template(text).substitute(words)
+    return content | {"words": words}
+
+
+def claim_of(
+    entry: Mapping[str, Any],
+    known: Mapping[str, Any],
+    words: Mapping[str, str],
+    kind: Callable[..., Check[Any]] = Test,
+    **common: Any,
+) -> Claim[Any]:
+    """A claim of a YAML file: ``id``, ``source``, ``statement``, ``rule``, ``part`` and lists of tests.
+
+    ``tests`` are essential, ``supporting`` ones are not, and ``elsewhere`` has lists of alternative tests by name. A
+    test is the name of a figure or of a check, or a mapping from that name to options.
+
+    Arguments
+        known   figures, whose options are those of `Test`, and checks: functions of a study's data and their options
+        words   the file's words (`read_yaml`)
+        kind    `Test`, or what makes a test of a figure and options in its place
+        common  options of all tests
+    """
+    source, statement, rule = (Template(entry[name]).substitute(words) for name in ("source", "statement", "rule"))
+    elsewhere = {name: _tests(each, known, kind, common) for name, each in entry.get("elsewhere", {}).items()}
+    return Claim(
+        entry["id"], source, statement, rule, checks_of(entry, known, kind, **common), entry.get("part", ""), elsewhere
+    )
+
+
+def checks_of(
+    entry: Mapping[str, Any], known: Mapping[str, Any], kind: Callable[..., Check[Any]] = Test, **common: Any
+) -> list[Check[Any]]:
+    """The essential and the supporting tests of a claim in YAML; arguments as in `claim_of`."""
+    support = _tests(entry.get("supporting", ()), known, kind, common)
+    return [*_tests(entry["tests"], known, kind, common), *(partial(_supported, test) for test in support)]
+
+
+def _tests(
+    entries: Iterable[Any], known: Mapping[str, Any], kind: Callable[..., Check[Any]], common: Mapping[str, Any]
+) -> list[Check[Any]]:
+    named = [(each, {}) if isinstance(each, str) else next(iter(each.items())) for each in entries]
+    made = ((known[name], {**common, **options}) for name, options in named)
+    return [partial(each, **options) if callable(each) else kind(each, **options) for each, options in made]
+
+
+def _supported(test: Check[Data], data: Data) -> list[Finding]:
+    return list(map(supporting, test(data)))
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
 
 
 def findings(check: Tests[Data], data: Data) -> tuple[Finding, ...]:
