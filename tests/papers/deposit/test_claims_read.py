@@ -18,6 +18,7 @@ from toeplens.lens import FrequencyRecord, HeadAblation
 from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit.claims import mechanism
 from toeplens.studies import ENOUGH, CellResult, Claim, Results, Verdict
+from toeplens.studies.kit.claims import findings
 from toeplens.training.presets import COUNT, DISTANCE
 
 measured_claims = each_of(*((claim,) for claim in MEASURED))
@@ -131,12 +132,12 @@ def test_spectra_are_compared_with_never_as_the_slowest() -> None:
 def test_spectra_need_five_encodings(name: str) -> None:
     names = ("rope", "absolute", "mla", "relative", "alibi")
     told = {(DISTANCE, label): world(name)[DISTANCE, label] for label in names}
-    (finding,) = BY_ID[name].check(results(told))
+    (finding,) = findings(BY_ID[name].check, results(told))
     assert finding.holds is not None
-    (finding,) = BY_ID[name].check(results(without(told, (DISTANCE, "alibi"))))
+    (finding,) = findings(BY_ID[name].check, results(without(told, (DISTANCE, "alibi"))))
     assert (finding.holds, finding.verdict) == (None, "undecided")
     gone = told | {(DISTANCE, "alibi"): replace(told[DISTANCE, "alibi"], status="diverged")}
-    (finding,) = BY_ID[name].check(results(gone))
+    (finding,) = findings(BY_ID[name].check, results(gone))
     assert (finding.holds, finding.verdict) == (None, "undecided")
 
 

@@ -28,6 +28,7 @@ from toeplens.papers.mathematics.expressiveness import (
     separable,
     wanted_signs,
 )
+from toeplens.studies.kit.claims import findings
 from toeplens.studies.kit.verdicts import Verdict, combine
 
 KINDS: tuple[Literal["offset", "sum", "decay"], ...] = ("offset", "sum", "decay")
@@ -237,7 +238,7 @@ def doctored(record: dict[str, Any], numbers: dict[str, float], family: str = ""
 
 def verdict(name: str, record: dict[str, Any]) -> Verdict:
     (claim,) = (claim for claim in CLAIMS if claim.id == f"expressiveness-{name}")
-    return combine(claim.check({"expressiveness": [record] * 5}))
+    return combine(findings(claim.check, {"expressiveness": [record] * 5}))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from toeplens.ground import read_json
 from toeplens.lens import position_subspace
 from toeplens.papers.mathematics import CLAIMS
 from toeplens.papers.mathematics.position import ENCODINGS, curve, diagonal_means, estimators, linear_error, manifold
+from toeplens.studies.kit.claims import findings
 from toeplens.studies.kit.verdicts import combine
 
 MEASURED = {
@@ -40,7 +41,7 @@ def record() -> dict[str, Any]:
 
 
 def verdicts(*runs: dict[str, Any]) -> dict[str, str]:
-    return {claim.id: combine(claim.check({"estimators": runs})) for claim in CLAIMS if claim.id in MEASURED}
+    return {claim.id: combine(findings(claim.check, {"estimators": runs})) for claim in CLAIMS if claim.id in MEASURED}
 
 
 @pytest.mark.heavy
@@ -128,7 +129,7 @@ def models(trained: float, untrained: float = 1.25, local: float = 3.0) -> list[
 
 def judged(tables: dict[str, Any] | None, heads: list[dict[str, Any]]) -> list[str]:
     records = {"manifold": [] if tables is None else [tables], "heads": heads}
-    return [combine(claim.check(records)) for claim in CLAIMS if claim.id.startswith("c4-manifold")]
+    return [combine(findings(claim.check, records)) for claim in CLAIMS if claim.id.startswith("c4-manifold")]
 
 
 def doctored(record: dict[str, Any], encoding: str, **numbers: float) -> dict[str, Any]:

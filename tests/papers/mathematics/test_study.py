@@ -17,6 +17,7 @@ from toeplens.papers.mathematics import CLAIMS, EXPERIMENTS, Theory, check_theor
 from toeplens.papers.mathematics.page import render_theory
 from toeplens.papers.mathematics.statements import DATA, Records, tally
 from toeplens.studies import Claim, combine, judge_all
+from toeplens.studies.kit.claims import findings
 
 RECORDED = Path(__file__).parents[3] / "results" / "theory"
 SMALL: dict[str, dict[str, Any]] = {
@@ -69,8 +70,8 @@ def test_the_record_is_plain(name: str) -> None:
 def test_verdicts_are_those_of_the_record(name: str) -> None:
     ledger = {each["id"]: each["verdict"] for each in read_json(RECORDED / "claims.json")["claims"]}
     for claim in claims_on(name):
-        assert combine(claim.check({name: [recorded(name)]})) == ledger[claim.id]
-        assert combine(claim.check({name: []})) == "undecided"
+        assert combine(findings(claim.check, {name: [recorded(name)]})) == ledger[claim.id]
+        assert combine(findings(claim.check, {name: []})) == "undecided"
 
 
 @every_search
@@ -81,9 +82,9 @@ def test_every_verdict_follows_its_record(name: str) -> None:
         each["violations"] = 0 if each["violations"] else 1
     swap = {"holds": "fails", "fails": "holds"}
     for claim in claims_on(name):
-        before, after = (claim.check({name: [each]}) for each in (recorded(name), doctored))
+        before, after = (findings(claim.check, {name: [each]}) for each in (recorded(name), doctored))
         assert [part.verdict for part in after] == [swap[part.verdict] for part in before], claim.id
-        for part in claim.check({name: [recorded(name), doctored]}):
+        for part in findings(claim.check, {name: [recorded(name), doctored]}):
             assert part.verdict == ("holds" if part.evidence.startswith("not: ") else "fails"), claim.id
 
 

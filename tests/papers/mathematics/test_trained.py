@@ -32,6 +32,7 @@ from toeplens.papers.mathematics.trained import (
 )
 from toeplens.sources import DecoderSource
 from toeplens.studies import combine
+from toeplens.studies.kit.claims import findings
 from toeplens.training import RunSpec, train
 
 FIRST = 4  # sequences whose phases are looked at
@@ -132,4 +133,4 @@ def test_the_verdict_follows_the_tables(small: float, large: float, loss: float,
         models = {start: {"mirrored": mirrored, "loss": loss} for start, mirrored in found.items()}
         runs.append({"seed": seed, "models": dict.fromkeys(SIDES, models)})
     (claim,) = (claim for claim in CLAIMS if claim.id == "small-norm-interpretable")
-    assert combine(claim.check({"small_norm": runs})) == expected
+    assert combine(findings(claim.check, {"small_norm": runs})) == expected

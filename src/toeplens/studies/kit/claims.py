@@ -195,7 +195,7 @@ def checks_of(
 ) -> list[Check[Any]]:
     """The essential and the supporting tests of a claim in YAML; arguments as in `claim_of`."""
     support = _tests(entry.get("supporting", ()), known, kind, common)
-    return [*_tests(entry["tests"], known, kind, common), *(partial(_supported, test) for test in support)]
+    return [*_tests(entry["tests"], known, kind, common), *map(_supported, support)]
 
 
 def _tests(
@@ -203,11 +203,11 @@ def _tests(
 ) -> list[Check[Any]]:
     named = [(each, {}) if isinstance(each, str) else next(iter(each.items())) for each in entries]
     made = ((known[name], {**common, **options}) for name, options in named)
-    return [partial(each, **options) if callable(each) else kind(each, **options) for each, options in made]
+    return [(partial if callable(each) else kind)(each, **options) for each, options in made]
 
 
-def _supported(test: Check[Data], data: Data) -> list[Finding]:
-    return list(map(supporting, test(data)))
+def _supported(test: Check[Data]) -> Check[Data]:
+    return lambda data: list(map(supporting, test(data)))
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------

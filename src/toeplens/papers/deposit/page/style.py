@@ -1,4 +1,4 @@
-"""Names, colours and markers of the report, and how its figures are arranged by task and protocol."""
+"""Names, colours and markers of the report, its texts, and how its figures are arranged by task and protocol."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import isfinite
+from pathlib import Path
+from string import Template
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -15,15 +18,17 @@ from toeplens.lens import Estimate
 from toeplens.model import Protocol
 from toeplens.papers.deposit import PARTS, SCALES, Plan, Reproduction, title
 from toeplens.papers.deposit.labels import PARTIAL, SWITCHES, Label
-from toeplens.report.kit.blocks import Group, Panel, Ramp, Sign, View
+from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, Sign, View
 from toeplens.report.kit.colours import FAMILIES, OTHER, layer_look
 from toeplens.report.kit.dots import Series
 from toeplens.studies import Cell, CellResult, Key, Results
+from toeplens.studies.kit.claims import read_yaml
 from toeplens.training.presets import COUNT, DISTANCE
 
 TASKS: dict[str, str] = {DISTANCE: "Task 1 (distance)", COUNT: "Task 2 (count)"}
 PROTOCOL_NAMES: dict[Protocol, str] = {"paper": "paper protocol", "released": "released protocol"}
 
+TEXTS = read_yaml(Path(__file__).with_name("texts.yaml"))
 _PLAIN = ("core", "others")  # the parts that the general figures show; other parts have their own figures
 
 
@@ -119,6 +124,26 @@ def interval(estimate: Estimate | None, *, sign: bool = True) -> str:
 Models = list[tuple[str, list[CellResult]]]  # labels in the report's order, and their models by seed
 
 
+def block(
+    id: str,
+    views: list[View],
+    width: str = "wide",
+    words: Mapping[str, Any] | None = None,
+    text: str = "",
+    **more: Any,
+) -> Block:
+    """A figure with its title and caption in texts.yaml.
+
+    Arguments
+        words  what is filled in there
+        text   name of its text (default: the id)
+        more   its legend and its ramp
+    """
+    own = TEXTS["figures"][text or id]
+    title, caption = (Template(own[name]).substitute(words or {}) for name in ("title", "caption"))
+    return Block(id, title, caption, views, width, **more)
+
+
 def models(state: Reproduction, protocol: Protocol, task: str, has: Callable[[CellResult], object]) -> Models:
     """The encodings of a task with models that satisfy ``has``, and these models."""
     under = state.results.under(protocol)
@@ -149,9 +174,25 @@ def by_task(
     ]
 
 
+def by_model(
+    state: Reproduction, has: Callable[[CellResult], object], draw: Callable[[list[CellResult]], go.Figure]
+) -> list[View]:
+    """One view per task with one panel per encoding that has such `models`, under the protocol's name."""
+
+    def drawn(protocol: Protocol, task: str) -> list[Panel]:
+        return [model_panel(cells[0], draw(cells)) for _, cells in models(state, protocol, task, has)]
+
+    return [under_headings(state, partial(drawn, task=task), title) for task, title in TASKS.items()]
+
+
 def one_series(labels: Iterable[str], values: Sequence[Mapping[int, float]]) -> list[Series]:
     """A row of dots per model in its colour: values by seed."""
     return [Series("", "", "circle", values, [colour(label) for label in labels])]
+
+
+def series(protocol: Protocol, label: str, values: Sequence[Mapping[int, float]]) -> Series:
+    """Dots of one encoding in every row."""
+    return Series(label, f"{name(protocol, label)}, ", marker(label), values, [colour(label)] * len(values))
 
 
 def under_headings(state: Reproduction, panels: Callable[[Protocol], list[Panel]], title: str = "") -> View:
