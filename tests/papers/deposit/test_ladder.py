@@ -49,14 +49,6 @@ def test_a_rung_changes_its_axis_and_nothing_else(rung: str) -> None:
             assert names - gone - rotary <= allowed
 
 
-def test_the_warm_up_of_longer_training_has_as_many_steps() -> None:
-    steps = {
-        cell.key.label: int(cell.job.spec.warmup * cell.job.spec.total_steps)
-        for cell in grid("desk", ["paper"], 1, ["ladder"])
-    }
-    assert steps["rope"] == steps["rope/longer"] == steps["rope/rate-paper"] > 0
-
-
 # ---- the claim about unfinished learning; tests/papers/test_records.py has the evidence of the others ----------------
 
 ONE, FEW = Model(0.9).single(0).drops, Model(0.9).drops

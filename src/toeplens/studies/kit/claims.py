@@ -201,9 +201,12 @@ def checks_of(
 def _tests(
     entries: Iterable[Any], known: Mapping[str, Any], kind: Callable[..., Check[Any]], common: Mapping[str, Any]
 ) -> list[Check[Any]]:
-    named = [(each, {}) if isinstance(each, str) else next(iter(each.items())) for each in entries]
-    made = ((known[name], {**common, **options}) for name, options in named)
-    return [(partial if callable(each) else kind)(each, **options) for each, options in made]
+    found: list[Check[Any]] = []
+    for entry in entries:
+        name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+        make: Any = partial if callable(known[name]) else kind
+        found.append(make(known[name], **common, **options))
+    return found
 
 
 def _supported(test: Check[Data]) -> Check[Data]:

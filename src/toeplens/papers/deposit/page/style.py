@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from math import isfinite
 from pathlib import Path
-from string import Template
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -18,17 +16,18 @@ from toeplens.lens import Estimate
 from toeplens.model import Protocol
 from toeplens.papers.deposit import PARTS, SCALES, Plan, Reproduction, title
 from toeplens.papers.deposit.labels import PARTIAL, SWITCHES, Label
-from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, Sign, View
+from toeplens.papers.texts import Texts
+from toeplens.report.kit.blocks import Group, Panel, Ramp, Sign, View
 from toeplens.report.kit.colours import FAMILIES, OTHER, layer_look
 from toeplens.report.kit.dots import Series
 from toeplens.studies import Cell, CellResult, Key, Results
-from toeplens.studies.kit.claims import read_yaml
 from toeplens.training.presets import COUNT, DISTANCE
 
 TASKS: dict[str, str] = {DISTANCE: "Task 1 (distance)", COUNT: "Task 2 (count)"}
 PROTOCOL_NAMES: dict[Protocol, str] = {"paper": "paper protocol", "released": "released protocol"}
 
-TEXTS = read_yaml(Path(__file__).with_name("texts.yaml"))
+TEXTS = Texts(Path(__file__).with_name("texts.yaml"))
+block = TEXTS.block
 _PLAIN = ("core", "others")  # the parts that the general figures show; other parts have their own figures
 
 
@@ -122,26 +121,6 @@ def interval(estimate: Estimate | None, *, sign: bool = True) -> str:
 # ---- how figures are arranged ---------------------------------------------------------------------------------------
 
 Models = list[tuple[str, list[CellResult]]]  # labels in the report's order, and their models by seed
-
-
-def block(
-    id: str,
-    views: list[View],
-    width: str = "wide",
-    words: Mapping[str, Any] | None = None,
-    text: str = "",
-    **more: Any,
-) -> Block:
-    """A figure with its title and caption in texts.yaml.
-
-    Arguments
-        words  what is filled in there
-        text   name of its text (default: the id)
-        more   its legend and its ramp
-    """
-    own = TEXTS["figures"][text or id]
-    title, caption = (Template(own[name]).substitute(words or {}) for name in ("title", "caption"))
-    return Block(id, title, caption, views, width, **more)
 
 
 def models(state: Reproduction, protocol: Protocol, task: str, has: Callable[[CellResult], object]) -> Models:
