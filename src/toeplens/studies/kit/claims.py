@@ -157,7 +157,7 @@ _WORDS = {
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file of claims; in its ``words``, and so in the texts of its claims, ``$name`` stands for another word."""
+    """The content of a YAML file; in its ``words``, and in texts that `claim_of` reads, ``$name`` stands for a word."""
     content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
     words = dict(_WORDS)
     for name, text in content.get("words", {}).items():
