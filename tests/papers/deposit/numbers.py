@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tests.studies import measures
 
 from toeplens.lens import HeadAblation
 from toeplens.model import Protocol
@@ -48,19 +47,3 @@ def reproduced(protocol: Protocol = "paper") -> list[CellResult]:
         made(nope[0], (0.2, 0.26, 0.28), weak),
         made(nope[1], (0.2, 0.05), None, status="diverged"),
     ]
-
-
-def extrapolated(*accuracies: float | None) -> dict[str, Any]:
-    """Longer texts, on which chance is 4 % and a guess from the length 10 %: at 1, 1.25, 1.5, 2 times the length."""
-    factors = (1.0, 1.25, 1.5, 2.0)
-    same = {"chance": CHANCE, "length_chance": LENGTH, "baselines": {"bag": 0.3, "last": 0.26}}
-    more, none = {"chance": 0.04, "length_chance": 0.1}, {"why": "there are none."}
-    return measures.extrapolation(
-        measures.longer(factor, accuracy, **(none if accuracy is None else more if factor > 1 else same))
-        for factor, accuracy in zip(factors, accuracies, strict=True)
-    )
-
-
-def behaviour(positional: Rows, symbolic: Rows) -> dict[str, Any]:
-    """Shares of the heads; interaction is the rest."""
-    return measures.behaviour(positional, symbolic, 1 - np.array(positional) - np.array(symbolic))

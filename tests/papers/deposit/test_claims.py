@@ -1,21 +1,20 @@
-"""Every claim's verdict follows the data: in made-up worlds of results each can hold, fail, and stay undecided."""
+"""Every claim reads the models and figures that it names; checks of their own hold and fail in made-up worlds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tests.papers.deposit.told import CHANGES, IN_PART, TOLD, rope
+import pytest
+from tests.papers.deposit.told import FAILS, HOLDS, IN_PART, TOLD, rope
 from tests.papers.deposit.worlds import World, changed, results
 
 from toeplens.model import Protocol
 from toeplens.papers.deposit import CLAIMS as ALL
 from toeplens.papers.deposit import PARTS, claims_of
 from toeplens.papers.deposit.looks import LOOKS
-from toeplens.studies import Claim, Entry, Finding, Results, Verdict, judge
+from toeplens.studies import Entry, Finding, Results, Verdict, judge
 from toeplens.studies.kit.claims import findings
 from toeplens.training.presets import PROTOCOLS
 
@@ -34,85 +33,50 @@ BY_HEADS = {claim.id for claim in (*WATCHED, *MEASURED)} - {
     *("rope-gradient-seed", "alibi-seed-cancels", "margin-grows", "rope-suppresses-implicit-position"),
     *("additive-directions-displaced", "additive-coupling-persists", "contraction-speeds-learning"),
 }
-CASES = [(name, verdict) for name, changes in CHANGES.items() for verdict in changes]
-LEANING: dict[Verdict, Verdict] = {"holds": "leans to hold", "fails": "leans to fail"}
 
 
-def each_of(*cases: tuple[Any, ...]) -> Callable[[Callable[..., None]], Callable[[], None]]:
-    """One test over all cases; a failure names its case."""
-
-    def decorate(test: Callable[..., None]) -> Callable[[], None]:
-        def over_all() -> None:
-            for case in cases:
-                try:
-                    test(*case)
-                except AssertionError as error:
-                    error.add_note(", ".join(each.id if isinstance(each, Claim) else str(each) for each in case))
-                    raise
-
-        over_all.__name__, over_all.__doc__ = test.__name__, test.__doc__
-        return over_all
-
-    return decorate
+every_claim = pytest.mark.parametrize("name", BY_ID)
 
 
-every_claim = each_of(*((claim,) for claim in CLAIMS))
-watched_claims = each_of(*((claim,) for claim in WATCHED))
-
-
-def entry(claim: Claim[Results] | str, found: Results, protocol: Protocol = "paper") -> Entry:
-    (only,) = judge([BY_ID[claim] if isinstance(claim, str) else claim], found, [protocol])
+def entry(name: str, found: Results, protocol: Protocol = "paper") -> Entry:
+    (only,) = judge([BY_ID[name]], found, [protocol])
     return only
 
 
-def verdict(claim: Claim[Results] | str, found: Results, protocol: Protocol = "paper") -> Verdict:
-    return entry(claim, found, protocol).verdict
+def verdict(name: str, found: Results, protocol: Protocol = "paper") -> Verdict:
+    return entry(name, found, protocol).verdict
 
 
-def world(claim: Claim[Results] | str, expected: Verdict = "holds") -> World:
-    return TOLD | CHANGES[claim if isinstance(claim, str) else claim.id][expected]
+def world(name: str, expected: Verdict = "holds") -> World:
+    return TOLD | HOLDS.get(name, {}) | (FAILS[name] if expected == "fails" else {})
 
 
-def parts(claim: Claim[Results] | str, found: Results) -> list[Finding]:
-    return list(findings((BY_ID[claim] if isinstance(claim, str) else claim).check, found))
+def parts(name: str, found: Results) -> list[Finding]:
+    return list(findings(BY_ID[name].check, found))
 
 
-# ---- each can hold, fail, and stay open ------------------------------------------------------------------------------
-
-
-def test_every_claim_is_tried_both_ways_and_undecided() -> None:
-    assert len({claim.id for claim in ALL}) == len(ALL)
-    assert CHANGES.keys() == BY_ID.keys()
-    assert all(changes.keys() == {"holds", "fails", "undecided"} for changes in CHANGES.values())
+# ---- each can hold, and checks of their own fail ---------------------------------------------------------------------
 
 
 def test_who_needs_no_head_is_no_case_of_one_or_two() -> None:
-    assert verdict("two-heads-do-it", results(world("two-heads-do-it", "holds") | rope(positional=0))) == "fails"
+    assert verdict("two-heads-do-it", results(world("two-heads-do-it") | rope(positional=0))) == "fails"
 
 
-@each_of(*CASES)
-def test_a_claims_verdict_follows_the_data(name: str, expected: Verdict) -> None:
-    assert verdict(name, results(world(name, expected))) == expected
-
-
-@every_claim
-def test_with_four_seeds_it_leans_the_same_way(claim: Claim[Results]) -> None:
-    """A claim that fails by one part leans to fail by it."""
-    for expected in ("holds", "fails"):
-        found = entry(claim, results(world(claim, expected), seeds=4))
-        assert found.verdict == found.plain == LEANING[expected]
-        assert found.wanting
+@pytest.mark.parametrize("name", FAILS)
+def test_a_claims_verdict_follows_the_data(name: str) -> None:
+    assert verdict(name, results(world(name, "fails"))) == "fails"
+    assert verdict(name, results(world(name, "fails"), seeds=4)) == "leans to fail"
 
 
 @every_claim
-def test_all_parts_hold_together_and_some_support(claim: Claim[Results]) -> None:
-    found = parts(claim, results(world(claim)))
+def test_all_parts_hold_together_and_some_support(name: str) -> None:
+    found = parts(name, results(world(name)))
     assert {part.verdict for part in found} == {"holds"}
     assert found[0].essential
-    assert any(not part.essential for part in found) == ("upporting" in claim.rule)
+    assert any(not part.essential for part in found) == ("upporting" in BY_ID[name].rule)
 
 
-@each_of(*IN_PART.items())
+@pytest.mark.parametrize(("name", "change"), IN_PART.items())
 def test_a_claim_holds_in_part_without_a_supporting_part(name: str, change: World) -> None:
     found = entry(name, results(world(name) | change))
     assert {part.verdict for part in found.findings if part.essential} == {"holds"}
@@ -134,8 +98,8 @@ EVIDENCE = Path(__file__).with_name("evidence.json")
 def told() -> dict[str, list[str]]:
     """Evidence of each claim, under both protocols."""
     return {
-        f"{claim.id}, {protocol}": entry(claim, results(world(claim), protocol=protocol), protocol).evidence
-        for claim in CLAIMS
+        f"{name}, {protocol}": entry(name, results(world(name), protocol=protocol), protocol).evidence
+        for name in BY_ID
         for protocol in PROTOCOLS
     }
 
@@ -144,8 +108,8 @@ def told() -> dict[str, list[str]]:
 
 
 @every_claim
-def test_without_results_nothing_is_decided(claim: Claim[Results]) -> None:
-    for each in judge([claim], Results([]), ["paper", "released"]):
+def test_without_results_nothing_is_decided(name: str) -> None:
+    for each in judge([BY_ID[name]], Results([]), ["paper", "released"]):
         assert each.verdict == "undecided"
         assert each.evidence
         assert each.wanting
@@ -153,42 +117,39 @@ def test_without_results_nothing_is_decided(claim: Claim[Results]) -> None:
 
 
 @every_claim
-def test_the_other_protocols_results_decide_nothing(claim: Claim[Results]) -> None:
-    assert verdict(claim, results(world(claim), protocol="released"), "paper") == "undecided"
+def test_the_other_protocols_results_decide_nothing(name: str) -> None:
+    assert verdict(name, results(world(name), protocol="released"), "paper") == "undecided"
 
 
 @every_claim
-def test_runs_that_diverged_decide_nothing(claim: Claim[Results]) -> None:
-    for expected in ("holds", "fails"):
-        diverged = {place: replace(model, status="diverged") for place, model in world(claim, expected).items()}
-        assert {part.verdict for part in parts(claim, results(diverged))} == {"undecided"}
+def test_runs_that_diverged_decide_nothing(name: str) -> None:
+    diverged = {place: replace(model, status="diverged") for place, model in world(name).items()}
+    assert {part.verdict for part in parts(name, results(diverged))} == {"undecided"}
 
 
 @every_claim
-def test_models_that_are_still_learning_are_left_out_of_accuracies(claim: Claim[Results]) -> None:
-    for expected in ("holds", "fails"):
-        learning = {place: replace(model, settled=False) for place, model in world(claim, expected).items()}
-        found = entry(claim, results(learning))
-        if claim.id in CURVES - SPEED:
-            assert {part.known for part in found.findings} == {False}
-            assert found.verdict == "undecided"
-        else:
-            assert found.verdict == expected
+def test_models_that_are_still_learning_are_left_out_of_accuracies(name: str) -> None:
+    learning = {place: replace(model, settled=False) for place, model in world(name).items()}
+    found = entry(name, results(learning))
+    if name in CURVES - SPEED:
+        assert {part.known for part in found.findings} == {False}
+        assert found.verdict == "undecided"
+    else:
+        assert found.verdict == "holds"
 
 
 @every_claim
-def test_cells_without_ablation_and_measures_tell_of_learning_alone(claim: Claim[Results]) -> None:
+def test_cells_without_ablation_and_measures_tell_of_learning_alone(name: str) -> None:
     found = changed(
-        results(world(claim)), lambda cell: replace(cell, ablation=None, by_loss=None, measures={}, watched=[])
+        results(world(name)), lambda cell: replace(cell, ablation=None, by_loss=None, measures={}, watched=[])
     )
-    assert verdict(claim, found) == ("holds" if claim.id in CURVES else "undecided")
+    assert verdict(name, found) == ("holds" if name in CURVES else "undecided")
 
 
-@each_of(*((name,) for name in sorted(BY_HEADS)))
+@pytest.mark.parametrize("name", sorted(BY_HEADS))
 def test_models_without_skill_tell_nothing_of_their_heads(name: str) -> None:
-    for expected in ("holds", "fails"):
-        weak = {place: replace(model, accuracy=0.2, gap=0.0) for place, model in world(name, expected).items()}
-        assert verdict(name, results(weak)) == "undecided"
+    weak = {place: replace(model, accuracy=0.2, gap=0.0) for place, model in world(name).items()}
+    assert verdict(name, results(weak)) == "undecided"
 
 
 # ---- other ways of looking -------------------------------------------------------------------------------------------
@@ -197,21 +158,20 @@ def test_models_without_skill_tell_nothing_of_their_heads(name: str) -> None:
 _SEEDS = {"partial-moves-deposit": 40}  # a share of models, corrected for eleven asides
 
 
-@watched_claims
-def test_looks_at_other_moments_are_asides(claim: Claim[Results]) -> None:
+@pytest.mark.parametrize("name", [claim.id for claim in WATCHED])
+def test_looks_at_other_moments_are_asides(name: str) -> None:
     """What was seen earlier says the same here, and is told beside the verdict, by accuracy and by loss."""
     moments = ("able", "plateau", "twice", "four times", "eight times")
-    for expected in ("holds", "fails"):
-        told = world(claim, expected)
-        seeds = _SEEDS.get(claim.id, 5)
-        seen = entry(claim, results({place: model.seen(*moments) for place, model in told.items()}, seeds))
-        assert len(seen.asides) == len(LOOKS) - 1 == 11
-        first, other = ("loss", "accuracy") if "Measured by loss" in claim.rule else ("accuracy", "loss")
-        same = [aside.verdict for aside in seen.asides if aside.name.endswith(f"by {first}")]
-        assert same == [expected] * len(moments)
-        plain = entry(claim, results(told, seeds))
-        assert [aside.name for aside in plain.asides] == [f"at the end, by {other}"]
-        assert (seen.verdict, seen.evidence, seen.error) == (plain.verdict, plain.evidence, plain.error)
+    told = world(name)
+    seeds = _SEEDS.get(name, 5)
+    seen = entry(name, results({place: model.seen(*moments) for place, model in told.items()}, seeds))
+    assert len(seen.asides) == len(LOOKS) - 1 == 11
+    first, other = ("loss", "accuracy") if "Measured by loss" in BY_ID[name].rule else ("accuracy", "loss")
+    same = [aside.verdict for aside in seen.asides if aside.name.endswith(f"by {first}")]
+    assert same == ["holds"] * len(moments)
+    plain = entry(name, results(told, seeds))
+    assert [aside.name for aside in plain.asides] == [f"at the end, by {other}"]
+    assert (seen.verdict, seen.evidence, seen.error) == (plain.verdict, plain.evidence, plain.error)
 
 
 # ---- the list --------------------------------------------------------------------------------------------------------

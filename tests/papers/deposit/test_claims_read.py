@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.papers.deposit.insides import HEADS
-from tests.papers.deposit.test_claims import BY_ID, MEASURED, each_of, entry, parts, verdict, world
+from tests.papers.deposit.test_claims import BY_ID, MEASURED, entry, parts, verdict, world
 from tests.papers.deposit.told import ROPE, TOLD, rope
-from tests.papers.deposit.worlds import LAYERS, Layers, Model, World, changed, distance, results
+from tests.papers.deposit.worlds import HEADS, LAYERS, Layers, Model, World, changed, distance, results
 
 from toeplens.engine.measures import Spectra
 from toeplens.lens import FrequencyRecord, HeadAblation
 from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit.claims import mechanism
-from toeplens.studies import ENOUGH, CellResult, Claim, Results, Verdict
+from toeplens.studies import ENOUGH, CellResult, Results, Verdict
+from toeplens.studies.kit.claims import findings
 from toeplens.training.presets import COUNT, DISTANCE
-
-measured_claims = each_of(*((claim,) for claim in MEASURED))
 
 
 def without(told: World, *places: tuple[str, str]) -> World:
@@ -96,7 +94,7 @@ def test_who_did_not_look_at_training_examples_after_evaluations_cannot_say_how_
     def not_looked(cell: CellResult) -> CellResult:
         return replace(cell, epochs=[row | {"fit_accuracy": None} for row in cell.epochs])
 
-    found = entry(name, changed(results(world(BY_ID[name])), not_looked))
+    found = entry(name, changed(results(world(name)), not_looked))
     assert found.verdict == "undecided"
     assert not any(part.known for part in found.findings)
 
@@ -131,12 +129,12 @@ def test_spectra_are_compared_with_never_as_the_slowest() -> None:
 def test_spectra_need_five_encodings(name: str) -> None:
     names = ("rope", "absolute", "mla", "relative", "alibi")
     told = {(DISTANCE, label): world(name)[DISTANCE, label] for label in names}
-    (finding,) = BY_ID[name].check(results(told))
+    (finding,) = findings(BY_ID[name].check, results(told))
     assert finding.holds is not None
-    (finding,) = BY_ID[name].check(results(without(told, (DISTANCE, "alibi"))))
+    (finding,) = findings(BY_ID[name].check, results(without(told, (DISTANCE, "alibi"))))
     assert (finding.holds, finding.verdict) == (None, "undecided")
     gone = told | {(DISTANCE, "alibi"): replace(told[DISTANCE, "alibi"], status="diverged")}
-    (finding,) = BY_ID[name].check(results(gone))
+    (finding,) = findings(BY_ID[name].check, results(gone))
     assert (finding.holds, finding.verdict) == (None, "undecided")
 
 
@@ -199,58 +197,16 @@ def test_losses_that_are_not_told_from_none_leave_one_head_with_position() -> No
     assert verdict("one-head-knows-position", changed(found, unsure)) == "holds"
 
 
-# ---- what was not measured, or is not defined ------------------------------------------------------------------------
-
-
-@measured_claims
-def test_a_cell_without_the_measure_counts_nowhere(claim: Claim[Results]) -> None:
-    for expected in ("holds", "fails"):
-        whole = results(world(claim, expected))
-        bare = changed(
-            whole, lambda cell: replace(cell, key=replace(cell.key, seed=cell.key.seed + 9), measures={}, watched=[])
-        )
-        found = Results([*whole.cells, *bare.cells])
-        assert [part.comparison for part in entry(claim, found).findings] == [
-            part.comparison for part in entry(claim, whole).findings
-        ]
-        assert entry(claim, found).verdict == expected
-        assert verdict(claim, bare) == "undecided"
-
-
-def blank(content: Any) -> Any:
-    """A record with None for every number that may be undefined."""
-    if isinstance(content, dict):
-        known = (
-            "loss",
-            "energy",
-            "baseline",
-            "chance",
-            "gradient_norm",
-            "parameter_norm",
-            "seconds",
-            "accuracy",
-            "factor",
-        )
-        return {key: value if key in known else blank(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [blank(value) for value in content]
-    return None if isinstance(content, float) else content
-
-
-# heads that suffice are counted, lengths have their accuracy
-_DEFINED = ("two-heads-do-it", "rope-needs-fewer-heads", "mla-keeps-length", "rope-loses-length")
-
-
-@each_of(*((claim,) for claim in MEASURED if claim.id not in _DEFINED))
-def test_what_is_not_defined_decides_nothing(claim: Claim[Results]) -> None:
-    names = ("seed", "representation", "position", "frequency", "contraction")
-
-    def undefined(cell: CellResult) -> CellResult:
-        found = {name: blank(record) if name in names else record for name, record in cell.measures.items()}
-        watched = [row | {"signal": blank(row["signal"])} for row in cell.watched]
-        return replace(cell, measures=found, watched=watched)
-
-    assert verdict(claim, changed(results(world(claim)), undefined)) == "undecided"
+@pytest.mark.parametrize("claim", [claim.id for claim in MEASURED])
+def test_a_cell_without_the_measure_counts_nowhere(claim: str) -> None:
+    whole = results(world(claim))
+    bare = changed(
+        whole, lambda cell: replace(cell, key=replace(cell.key, seed=cell.key.seed + 9), measures={}, watched=[])
+    )
+    found = entry(claim, Results([*whole.cells, *bare.cells]))
+    assert [part.comparison for part in found.findings] == [part.comparison for part in entry(claim, whole).findings]
+    assert found.verdict == "holds"
+    assert verdict(claim, bare) == "undecided"
 
 
 def test_the_lead_after_training_is_that_of_the_last_row() -> None:
@@ -263,26 +219,6 @@ def test_the_lead_after_training_is_that_of_the_last_row() -> None:
     assert later({"step": 100, "signal": found.of(DISTANCE, "rope")[0].watched[-1]["signal"]}) == "holds"
     assert later({"step": 100, "signal": even}) == "undecided"
     assert later({"step": 100}) == "undecided"
-
-
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("task1-rope-smallest-gap", "rope"),
-        ("task1-random-overfits", "random"),
-        ("task2-random-largest-gap", "random"),
-        ("task2-random-perfect-fit", "random"),
-    ],
-)
-@pytest.mark.parametrize("missing", [{}, {"fit_accuracy": None}])
-def test_without_accuracy_on_training_examples_there_is_no_gap(name: str, model: str, missing: dict[str, Any]) -> None:
-    def bare(cell: CellResult) -> CellResult:
-        kept = {key: value for key, value in cell.result.items() if key != "fit_accuracy"}
-        return replace(cell, result=kept | missing)
-
-    found = entry(name, changed(results(world(name)), bare))
-    assert found.verdict == "undecided"
-    assert "not measured" in found.evidence[0]
 
 
 def test_dropout_against_itself_is_no_comparison() -> None:

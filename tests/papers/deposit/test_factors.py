@@ -88,12 +88,6 @@ def test_a_model_without_skill_has_no_share_of_it() -> None:
     assert kinds([able, unable, diverged("released", "nope", 44)]) == {"single-head": 1, "no-skill": 1}
 
 
-def test_padding_cannot_be_switched_in_texts_that_have_none() -> None:
-    rows = factor_table(Results([]), ("paper", "released"))
-    assert "no padding" in row_of(rows, "rope", "padding", "paper").absent
-    assert not row_of(rows, "rope", "padding", "released").absent
-
-
 def test_a_switch_that_is_absent_is_no_part_of_the_sum() -> None:
     """At the paper's end padding cannot be switched, and the other switches add up without it."""
     ends = [made("released", "nope", 42, 0.2), made("paper", "nope", 42, 0.9)]

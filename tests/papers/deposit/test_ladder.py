@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tests.papers.deposit.worlds import Layers, Model, changed, distance, results
 
-from toeplens.papers.deposit import grid
-from toeplens.papers.deposit.claims.heads import SWEEP
+from toeplens.papers.deposit import claims_of, grid
 from toeplens.papers.deposit.labels import BASES, RUNGS
 from toeplens.studies import Entry, Results, judge
 from toeplens.training.presets import PROTOCOLS
@@ -50,21 +49,13 @@ def test_a_rung_changes_its_axis_and_nothing_else(rung: str) -> None:
             assert names - gone - rotary <= allowed
 
 
-def test_the_warm_up_of_longer_training_has_as_many_steps() -> None:
-    steps = {
-        cell.key.label: int(cell.job.spec.warmup * cell.job.spec.total_steps)
-        for cell in grid("desk", ["paper"], 1, ["ladder"])
-    }
-    assert steps["rope"] == steps["rope/longer"] == steps["rope/rate-paper"] > 0
-
-
 # ---- the claim about unfinished learning; tests/papers/test_records.py has the evidence of the others ----------------
 
 ONE, FEW = Model(0.9).single(0).drops, Model(0.9).drops
 
 
 def unfinished(found: Results) -> Entry:
-    return next(each for each in judge(SWEEP, found, ["paper"]) if each.claim.id == "ladder-unfinished")
+    return next(each for each in judge(claims_of(["ladder"]), found, ["paper"]) if each.claim.id == "ladder-unfinished")
 
 
 @pytest.mark.parametrize(("early", "expected"), [(ONE, "holds"), (FEW, "fails")])

@@ -107,20 +107,13 @@ def test_what_is_read_off_the_costs(costs: list[list[float]]) -> None:
     assert found.matter == sum(each > 0 for each in flat)
     assert found.largest(slice(1, None)) == max((each for row in costs[1:] for each in row), default=0.0)
     if found.matter:
-        assert 1 - 1e-9 <= found.effective_heads <= found.matter + 1e-9
+        assert found.effective_heads == pytest.approx(sum(flat) ** 2 / sum(each**2 for each in flat))
         assert 1 <= found.layer <= len(costs)
         assert found.top == pytest.approx(flat[0] / sum(flat))
     else:
         assert math.isnan(found.top)
         assert math.isnan(found.effective_heads)
         assert math.isnan(found.layer)
-
-
-def test_effective_heads_are_those_that_share_the_cost() -> None:
-    assert seen([[0.3, 0.0], [0.0, 0.0]]).effective_heads == pytest.approx(1)
-    assert seen([[0.3, 0.3], [0.3, 0.0]]).effective_heads == pytest.approx(3)
-    assert seen([[0.4, 0.2]]).effective_heads == pytest.approx(0.36 / 0.2)
-    assert seen([[8.0, 4.0]]).effective_heads == pytest.approx(0.36 / 0.2), "in any unit"
 
 
 def test_the_layer_is_that_of_the_costliest_head_and_of_several_the_mean() -> None:

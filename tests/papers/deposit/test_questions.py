@@ -18,8 +18,7 @@ from toeplens.papers.deposit.labels import (
     switches_of,
     variant_title,
 )
-from toeplens.papers.deposit.questions import FACTOR_BASES, Part, measures_of, places_of
-from toeplens.studies import Key
+from toeplens.papers.deposit.questions import FACTOR_BASES, places_of
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
 SIZES = {"d_model": 32, "d_ff": 16, "num_layers": 2, "num_heads": 4, "max_len": 12, "vocab_size": 16}
@@ -86,19 +85,3 @@ def test_every_cell_of_every_part_is_a_run_with_a_name(scale: str) -> None:
         assert str(at) == cell.key.label
         assert at.plain or at.variant in ("", "random") or at.layer or variant_title(at.variant)
         assert at.base in TITLES or (at.base == PARTIAL and at.heads)
-
-
-def _asks(part: Part, key: Key) -> bool:
-    return (key.task, key.label) in part.places(SCALES["smoke"], key.protocol)
-
-
-def test_measures_and_watching_are_for_plain_encodings_on_task_1() -> None:
-    cells = grid("smoke", PROTOCOLS, 1, ["all"])
-    for cell in cells:
-        plain = cell.key.task == DISTANCE and cell.key.label in TITLES
-        asked = {measure for part in PARTS.values() for measure in part.measures if _asks(part, cell.key)}
-        assert cell.job.watch == plain
-        assert set(cell.job.measures) == asked
-        assert "seed" not in asked or plain
-    scale = SCALES["smoke"]
-    assert measures_of(scale, "paper", ["core"], (DISTANCE, "rope")) == ()

@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +18,6 @@ from toeplens.papers.mathematics.logits import (
     beyond_mixture,
     beyond_scalar,
     beyond_toeplitz,
-    causal,
     commuting,
     equal_tokens,
     fourier_basis,
@@ -35,7 +33,6 @@ from toeplens.papers.mathematics.logits import (
     toeplitz_gap,
     urpe_outputs,
     waves,
-    without_coupling,
 )
 
 
@@ -102,26 +99,12 @@ def test_logits_made_by_hand_are_found_and_others_are_not(seed: int, causal: boo
         assert inside(sloped, exact) > 1e-3
 
 
-def test_without_coupling_two_contents_differ_by_one_number() -> None:
-    space = without_coupling(2, 5)
-    for g in np.moveaxis(space, -1, 0):
-        apart = g[1, 0] - g[0, 1]
-        np.testing.assert_allclose(apart, apart[0], atol=1e-12)
-
-
 @given(seed=st.integers(0, 999), rows=st.integers(1, 6), columns=st.integers(1, 6))
 def test_the_gap_is_the_spread_along_diagonals(seed: int, rows: int, columns: int) -> None:
     x = np.random.default_rng(seed).normal(size=(rows, columns))
     diagonals = [np.diagonal(x, offset) for offset in range(1 - rows, columns)]
     rest = sum(float(np.var(each)) * len(each) for each in diagonals)
     assert toeplitz_gap(x) == pytest.approx(math.sqrt(rest / (x**2).sum()), rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("window", [None, 2])
-def test_the_mask_entry_by_entry(window: int | None) -> None:
-    found = causal(np.ones((5, 5)), window)
-    for i, j in np.ndindex(5, 5):
-        assert found[i, j] == (1 if j <= i and (window is None or i - j < window) else -np.inf)
 
 
 def test_rolled_products_in_a_loop() -> None:
@@ -164,10 +147,6 @@ def test_equal_tokens_can_be_told_apart_by_what_is_no_bias(causal: bool) -> None
         assert spread(equal_tokens(encoding, 2, causal, 3)) < 1e-12
     for encoding in ("sinusoidal", "urpe"):
         assert spread(equal_tokens(encoding, 2, causal, 3)) > 0.01
-
-
-def test_spread_by_hand() -> None:
-    assert spread(torch.tensor([[1.0, -4.0], [1.0, -3.0]])) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -13,14 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toeplens.papers.mathematics.spectra import (
-    DEGREES,
-    SIZES,
     _narrowness,
     amplitude,
     best_ratio,
     bounds_broken,
     contraction,
-    filling,
     hermitian,
     kept,
     longest_hole,
@@ -44,17 +41,6 @@ def test_the_longest_hole_is_that_of_a_loop(values: list[float], low: float, hig
     ends = [low, *sorted(values), high]
     wanted = max(b - a for a, b in pairwise(ends)) / (high - low)
     assert longest_hole(np.array(values), low, high) == pytest.approx(wanted, abs=1e-12)
-
-
-def test_a_hole_ends_where_the_range_does() -> None:
-    assert longest_hole(np.array([5.0, 0.5]), 0.0, 1.0) == 0.5
-    assert longest_hole(np.array([0.9]), 0.0, 1.0) == pytest.approx(0.9)
-
-
-def test_holes_shrink_as_the_matrix_grows() -> None:
-    lengths = np.array(filling.run(1)["holes"]["lengths"])
-    assert lengths.shape == (len(DEGREES), len(SIZES))
-    assert (np.diff(lengths, axis=1) < 0).all()
 
 
 # ---- Lemma B.1 ------------------------------------------------------------------------------------------------------
@@ -81,11 +67,6 @@ def test_extremes_are_those_of_a_dense_grid(size: int, seed: int) -> None:
     assert np.ptp(values) - 1e-12 <= span(coefficients) <= np.ptp(values) + 2e-6
     turn = np.exp(1j * np.arange(size) * rng.uniform(0, 2 * np.pi))
     np.testing.assert_allclose(span(coefficients * turn), span(coefficients), rtol=1e-12)
-
-
-def test_extremes_of_a_batch_are_those_of_its_rows() -> None:
-    rows = np.random.default_rng(0).normal(size=(2, 3, 5)) + 0j
-    np.testing.assert_allclose(span(rows), [[span(row) for row in block] for block in rows], rtol=1e-14)
 
 
 @pytest.mark.parametrize(

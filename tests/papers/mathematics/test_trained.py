@@ -32,6 +32,7 @@ from toeplens.papers.mathematics.trained import (
 )
 from toeplens.sources import DecoderSource
 from toeplens.studies import combine
+from toeplens.studies.kit.claims import findings
 from toeplens.training import RunSpec, train
 
 FIRST = 4  # sequences whose phases are looked at
@@ -118,9 +119,6 @@ def test_a_short_training_brings_neighbours_together() -> None:
     [
         (0.8, 0.1, 1.1, 5, "holds"),
         (0.8, 0.75, 1.1, 5, "fails"),
-        (0.3, 0.0, 1.1, 5, "fails"),
-        (0.8, 0.6, 1.1, 5, "undecided"),
-        (0.8, 0.1, 1.1, 3, "leans to hold"),
         (0.8, 0.1, 2.0, 5, "undecided"),
         (0.8, 0.1, 1.1, 0, "undecided"),
     ],
@@ -132,4 +130,4 @@ def test_the_verdict_follows_the_tables(small: float, large: float, loss: float,
         models = {start: {"mirrored": mirrored, "loss": loss} for start, mirrored in found.items()}
         runs.append({"seed": seed, "models": dict.fromkeys(SIDES, models)})
     (claim,) = (claim for claim in CLAIMS if claim.id == "small-norm-interpretable")
-    assert combine(claim.check({"small_norm": runs})) == expected
+    assert combine(findings(claim.check, {"small_norm": runs})) == expected

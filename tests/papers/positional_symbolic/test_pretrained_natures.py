@@ -111,19 +111,16 @@ def test_claims_that_are_not_an_encoders_say_why(encoder: Pretrained) -> None:
     assert found["pure-heads"][0] in ("holds", "fails")
     assert "over 6 groups" in found["pure-heads"][1]
     reasons = {
-        "positional-frequency": "the model has no rotation",
-        "correspondence-learned": "the model has no rotation",
-        "previous-token-fast": "the model has no rotation",
-        "retrieval-sparse": "the model does not predict the next token",
-        "retrieval-causal": "the model does not predict the next token",
-        "retrieval-slow": "the model does not predict the next token",
-        "retrieval-symbolic": "the model does not predict the next token",
-        "position-worth": "no head has a rotation or a bias that can be removed",
-        "deposit-pretrained": "no head has a rotation or a bias that can be removed",
+        "the model has no rotation": ("positional-frequency", "correspondence-learned", "previous-token-fast"),
+        "the model does not predict the next token": (
+            *("retrieval-sparse", "retrieval-causal", "retrieval-slow", "retrieval-symbolic"),
+        ),
+        "no head has a rotation or a bias that can be removed": ("position-worth", "deposit-pretrained"),
     }
-    assert {claim: found[claim] for claim in reasons} == {claim: ("undecided", found[claim][1]) for claim in reasons}
-    for claim, reason in reasons.items():
-        assert found[claim][1].endswith(reason)
+    for reason, claims in reasons.items():
+        for claim in claims:
+            assert found[claim][0] == "undecided"
+            assert found[claim][1].endswith(reason)
 
 
 def test_their_pages_are_made(alibi: Pretrained, encoder: Pretrained) -> None:

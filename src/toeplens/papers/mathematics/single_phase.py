@@ -10,7 +10,6 @@ from torch import Tensor
 
 from toeplens.ground import InputError, invalid
 
-COHERENCE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 QUARTILES = (0.25, 0.5, 0.75)
 _ROUNDING = 64 * np.finfo(np.float64).eps  # a sum below this share of its terms' moduli has no phase
 _BISECTIONS = 60  # of [0, pi/2], down to float64 rounding
@@ -24,36 +23,24 @@ class SinglePhase:
     matrix), U = sum over t of z_t e^(i delta theta_t) and L = Re U (the logits, before their scale).
     Leading shape *B: one value per head.
 
-    coherence            [*B] mean over the pairs of |U| / sum |z_t|; 1 if all rotated terms have one phase
-    coherence_quantiles  [*B, 5] its quantiles at `COHERENCE_QUANTILES`
-    modulus              [*B, 3] quartiles over the pairs of |U / W|, the modulus of the factor that turns W into U; the
-                         form needs 1. Infinite where W is 0 and U is not
-    concentration        [*B] root mean square over the pairs of their diagonal's resultant: the length of the mean of
-                         the unit phasors of U / W; 1 if the factor's phase depends only on delta (Toeplitz)
-    chance               [*B] the same for random phases, sqrt(diagonals / pairs)
-    error                [*B] least relative error of the logits over one phase phi per diagonal:
-                         sqrt(sum (L - Re(W e^(i phi_delta)))^2 / sum L^2)
-    complex_error        [*B] the same before taking the real part: sqrt(sum |U - W e^(i phi_delta)|^2 / sum |U|^2)
-    own_error            [*B] the error if phi_delta = delta theta_t for one of the head's own frequencies, the best
-                         for each diagonal (the paper's t_(i-j))
-    offsets              [M] delta
-    phases               [*B, M] phi_delta of `error`, in radians; nan where W vanishes on the diagonal
-    resultants           [*B, M] the diagonals' resultants; nan where no pair has a phase
+    coherence      [*B] mean over the pairs of |U| / sum |z_t|; 1 if all rotated terms have one phase
+    modulus        [*B, 3] quartiles over the pairs of |U / W|, the modulus of the factor that turns W into U; the form
+                   needs 1. Infinite where W is 0 and U is not
+    concentration  [*B] root mean square over the pairs of their diagonal's resultant: the length of the mean of the
+                   unit phasors of U / W; 1 if the factor's phase depends only on delta (Toeplitz)
+    error          [*B] least relative error of the logits over one phase phi per diagonal:
+                   sqrt(sum (L - Re(W e^(i phi_delta)))^2 / sum L^2)
+    phases         [*B, M] phi_delta of `error` by delta in ascending order, in radians; nan where W vanishes on the
+                   diagonal
 
     A pair with U and W both 0 up to rounding fits any factor, and is ignored for modulus and concentration.
     """
 
     coherence: Float[np.ndarray, "*B"]
-    coherence_quantiles: Float[np.ndarray, "*B 5"]
     modulus: Float[np.ndarray, "*B 3"]
     concentration: Float[np.ndarray, "*B"]
-    chance: Float[np.ndarray, "*B"]
     error: Float[np.ndarray, "*B"]
-    complex_error: Float[np.ndarray, "*B"]
-    own_error: Float[np.ndarray, "*B"]
-    offsets: Int[np.ndarray, "M"]
     phases: Float[np.ndarray, "*B M"]
-    resultants: Float[np.ndarray, "*B M"]
 
 
 def single_phase(
@@ -86,20 +73,13 @@ def single_phase(
     if queries.size == 0:
         raise invalid("q", "have at least one position and one pair", got=f"shape {list(queries.shape)}")
     thetas = np.broadcast_to(thetas, (*heads, width)).reshape(-1, width)
-    if causal:
-        rows, columns = np.tril_indices(size)
-        offsets = np.arange(size)
-    else:
-        rows, columns = np.indices((size, size)).reshape(2, -1)
-        offsets = np.arange(1 - size, size)
+    rows, columns = np.tril_indices(size) if causal else np.indices((size, size)).reshape(2, -1)
     found = [
-        _head(*head, rows, columns, offsets)
+        _head(*head, rows, columns)
         for head in zip(queries.reshape(-1, size, width), keys.reshape(-1, size, width), thetas, strict=True)
     ]
     stacked = {name: np.stack([head[name] for head in found]) for name in found[0]}
-    return SinglePhase(
-        offsets=offsets, **{name: values.reshape((*heads, *values.shape[1:])) for name, values in stacked.items()}
-    )
+    return SinglePhase(**{name: values.reshape((*heads, *values.shape[1:])) for name, values in stacked.items()})
 
 
 def _head(
@@ -108,33 +88,24 @@ def _head(
     frequencies: Float[np.ndarray, "n"],
     rows: Int[np.ndarray, "pairs"],
     columns: Int[np.ndarray, "pairs"],
-    offsets: Int[np.ndarray, "M"],
 ) -> dict[str, np.ndarray | np.float64]:
     """The measures of one head, by field of `SinglePhase`."""
     turns = np.exp(1j * np.arange(len(q))[:, None] * frequencies)
     rotated = ((q * turns) @ (k * turns).conj().T)[rows, columns]
     gram = (q @ k.conj().T)[rows, columns]
     moduli = (np.abs(q) @ np.abs(k).T)[rows, columns]
-    place = rows - columns - offsets[0]
+    place = rows - columns
+    place -= place.min()
     logits, a, b = np.real(rotated), np.real(gram), np.imag(gram)
     product = rotated * gram.conj()
 
     def sums(values: Float[np.ndarray, "pairs"]) -> Float[np.ndarray, "M"]:
-        return np.bincount(place, values, minlength=len(offsets))
+        return np.bincount(place, values)
 
     # with u = (cos phi, sin phi): sum (L - Re(W e^(i phi)))^2 = sum L^2 - 2 g.u + u.G u
     g = np.stack((sums(logits * a), -sums(logits * b)), -1)
     squares = np.stack((sums(a * a), -sums(a * b), -sums(a * b), sums(b * b)), -1).reshape(-1, 2, 2)
     best = _best_phases(squares, g)
-    own = offsets[:, None] * frequencies
-    u = np.stack((np.cos(own), np.sin(own)), -1)
-    cost = np.einsum("mta,mab,mtb->mt", u, squares, u) - 2 * np.einsum("mta,ma->mt", u, g)
-    own = own[np.arange(len(offsets)), cost.argmin(1)]
-    unrotated = np.angle(sums(np.real(product)) + 1j * sums(np.imag(product)))
-
-    def rest(phases: Float[np.ndarray, "M"]) -> Complex[np.ndarray, "pairs"]:
-        return rotated - gram * np.exp(1j * phases)[place]
-
     turned, fixed = np.abs(rotated) > _ROUNDING * moduli, np.abs(gram) > _ROUNDING * moduli
     known = turned & fixed
     phasors = np.zeros_like(product)
@@ -144,18 +115,14 @@ def _head(
         coherence = (np.abs(rotated) / moduli)[moduli > 0]
         modulus = np.where(fixed, np.abs(rotated) / np.abs(gram), np.inf)[turned | fixed]
         resultants = np.hypot(sums(np.real(phasors)), sums(np.imag(phasors))) / counts
-        energy = np.sum(logits**2)
+        rest = logits - np.real(gram * np.exp(1j * best)[place])
         return {
             "coherence": np.divide(coherence.sum(), coherence.size),
-            "coherence_quantiles": _quantiles(coherence, COHERENCE_QUANTILES),
-            "modulus": _quantiles(modulus, QUARTILES),
+            # without interpolation, so that infinite values do no harm
+            "modulus": np.quantile(modulus if modulus.size else [np.nan], QUARTILES, method="inverted_cdf"),
             "concentration": np.sqrt(np.nansum(counts * resultants**2) / counts.sum()),
-            "chance": np.sqrt(np.sum(counts > 0) / counts.sum()),
-            "error": np.sqrt(np.sum(np.real(rest(best)) ** 2) / energy),
-            "complex_error": np.sqrt(np.sum(np.abs(rest(unrotated)) ** 2) / np.sum(np.abs(rotated) ** 2)),
-            "own_error": np.sqrt(np.sum(np.real(rest(own)) ** 2) / energy),
+            "error": np.sqrt(np.sum(rest**2) / np.sum(logits**2)),
             "phases": np.where(np.trace(squares, axis1=1, axis2=2) > 0, best, np.nan),
-            "resultants": resultants,
         }
 
 
@@ -178,10 +145,3 @@ def _best_phases(squares: Float[np.ndarray, "M 2 2"], g: Float[np.ndarray, "M 2"
     signs = np.where(along < 0, -1.0, 1.0)
     u = np.einsum("mab,mb->ma", axes, signs * np.stack((np.sin(low), np.cos(low)), -1))
     return np.arctan2(u[:, 1], u[:, 0])
-
-
-def _quantiles(values: Float[np.ndarray, "_"], levels: tuple[float, ...]) -> Float[np.ndarray, "levels"]:
-    """Quantiles without interpolation, so that infinite values do no harm; nan if empty."""
-    if values.size == 0:
-        return np.full(len(levels), np.nan)
-    return np.quantile(values, levels, method="inverted_cdf")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
-import yaml
 from jaxtyping import Float
 from numpy.random import Generator, Philox
 
 from toeplens.ground import invalid
-from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.verdicts import RULE, Finding, opposite, supporting
+from toeplens.studies.kit.claims import Claim, claim_of, read_yaml
+from toeplens.studies.kit.verdicts import Finding, opposite
 
 Record = dict[str, Any]  # one experiment with one seed, JSON-serialisable
 Records = Mapping[str, Sequence[Record]]  # by experiment name, one record per seed
@@ -32,8 +30,7 @@ UNIVERSAL = (
     "It holds if the search found none. A search is not a proof; the rule says if there is a proof."
 )
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is there
-DATA = yaml.load(Path(__file__).with_name("statements.yaml").read_text(encoding="utf-8"), _LOADER)
+DATA = read_yaml(Path(__file__).with_name("statements.yaml"))
 
 
 def universal(what: str, *, tried: int, violations: int, worst: str) -> Finding:
@@ -107,22 +104,15 @@ def tally(margins: Sequence[float] | Float[np.ndarray, "..."], at_most: float = 
 
 
 def claims_on(experiments: Sequence[Experiment]) -> tuple[Claim[Records], ...]:
-    """The claims of statements.yaml, in its order: a part whose name starts with "not" has to fail."""
-    words = {"universal": UNIVERSAL, "verdict": RULE, **DATA["words"]}
-    known = {experiment.name: experiment.parts for experiment in experiments}
+    """The claims of statements.yaml, in its order: a test whose name starts with "not" has to fail."""
+    words = {"universal": UNIVERSAL, **DATA["words"]}
+    known = {
+        each.name: {**each.parts, **{f"not {n}": partial(_negated, p) for n, p in each.parts.items()}}
+        for each in experiments
+    }
+    claims = ((claim, known[name]) for name, each in DATA["experiments"].items() for claim in each["claims"])
+    return tuple(claim_of(claim, parts, words) for claim, parts in claims)
 
-    def findings(parts: Mapping[str, Part], names: Sequence[str], records: Records) -> Iterator[Finding]:
-        for name in names:
-            for finding in parts[name.removeprefix("not ")](records):
-                negated = replace(opposite(finding), evidence=f"not: {finding.evidence}")
-                yield negated if name.startswith("not ") else finding
 
-    def check(claim: Mapping[str, Any], parts: Mapping[str, Part], records: Records) -> list[Finding]:
-        supports = map(supporting, findings(parts, claim.get("supporting", ()), records))
-        return [*findings(parts, claim["parts"], records), *supports]
-
-    def made(claim: Mapping[str, Any], parts: Mapping[str, Part]) -> Claim[Records]:
-        source, rule = (Template(claim[field]).substitute(words) for field in ("source", "rule"))
-        return Claim(claim["id"], source, claim["statement"], rule, partial(check, claim, parts))
-
-    return tuple(made(claim, known[name]) for name, each in DATA["experiments"].items() for claim in each["claims"])
+def _negated(part: Part, records: Records) -> list[Finding]:
+    return [replace(opposite(finding), evidence=f"not: {finding.evidence}") for finding in part(records)]

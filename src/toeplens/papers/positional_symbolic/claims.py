@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from math import isfinite, pi
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,8 @@ from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.relations import FIGURES, Relation
 from toeplens.studies.grid.spec import Column
 from toeplens.studies.grid.study import Evidence
-from toeplens.studies.kit.claims import BETTER, MARGIN, STOPPED, WHY_MARGIN, Claim, Test, left_out
-from toeplens.studies.kit.results import ACCURACY, ONLY_SKILLED, SKILLED, CellResult, Figure
+from toeplens.studies.kit.claims import MARGIN, Claim, Test, claim_of, left_out, read_yaml
+from toeplens.studies.kit.results import ACCURACY, CellResult, Figure
 from toeplens.studies.kit.verdicts import (
     ENOUGH,
     LEVEL,
@@ -39,13 +40,19 @@ from toeplens.studies.kit.verdicts import (
     unknown,
 )
 
-SISTER = "arXiv 2511.11579, abstract"
-OURS = "ours"
-PAPER = "arXiv 2505.13027 v1"
 INDEX, RETRIEVAL, MIX = "index", "retrieval", "mix"
-ROPE, NOPE, HIGH, LOW, SCAN = "rope", "nope", "high", "low", "turn"
-STRONG = 0.5
-WHY_STRONG = "correlations from 0.5 are commonly called large"
+ROPE, HIGH, LOW, SCAN = "rope", "high", "low", "turn"
+_STRONG = 0.5  # a large correlation
+_BOTH = 0.6
+_PURE = 0.9
+_CHANGE = 0.1
+_HALF = 0.5
+_SKILL = 0.05
+_TWICE = 2.0
+_NO_HEAD = "no head with a significant ablation effect"
+_NO_BEGINNING = "the models were not measured before training"
+_WHOLE = "training until all models of the scan have stopped learning"
+Row = list[tuple[float, float]]  # frequency and accuracy, seed by seed
 
 
 def of_skilled(words: str, of: Callable[[CellResult], float], without: str, grain: float = 0.005) -> Figure:
@@ -53,26 +60,12 @@ def of_skilled(words: str, of: Callable[[CellResult], float], without: str, grai
     return Figure(words, of, lambda cell: cell.skilled and isfinite(of(cell)), f"no skill, or {without}", grain)
 
 
-def _accuracy(task: str) -> Figure:
-    return replace(ACCURACY, words=f"accuracy on {task}, ")
+def _accuracy(data: Evidence, task: str, **options: Any) -> list[Finding]:
+    return Test(replace(ACCURACY, words=f"accuracy on {task}, "), task=task, **options)(data)
 
 
 def _skill(task: str) -> Figure:
     return Figure(f"skill on {task}, ", lambda cell: cell.skill, ACCURACY.counts, ACCURACY.without)
-
-
-_BOTH = 0.6
-_PURE = 0.9
-_WHY_PURE = "allowing a tenth for incomplete training"
-_MOST = 0.5
-_CHANGE = 0.1
-_NO_HEAD = "no head with a significant ablation effect"
-_COUNTS = (
-    "Ablation effects are measured by loss, as accuracy hardly changes in models that solve the task. Only heads whose "
-    "effect's interval excludes 0 count."
-)
-_INTRICATE = "reverse", "dyck"
-_HALF = 0.5
 
 
 # ---- exclusion -------------------------------------------------------------------------------------------------------
@@ -137,7 +130,7 @@ def _exceeds(data: Evidence, task: str) -> list[Finding]:
 # ---- how heads change during training --------------------------------------------------------------------------------
 
 
-def _emerges(task: str, share: str) -> list[Test]:
+def _emerges(data: Evidence, task: str, share: str) -> list[Finding]:
     """Test of the heads of the trained model, weighted by their ablation effect."""
 
     def at(cell: CellResult, place: int) -> float:
@@ -148,26 +141,10 @@ def _emerges(task: str, share: str) -> list[Test]:
     without = f"{_NO_HEAD}, or not measured during training"
     end = of_skilled(f"{what}, at the end, ", lambda cell: at(cell, -1), without, grain=0.02)
     gain = of_skilled(f"{what}, end − beginning, ", lambda cell: at(cell, -1) - at(cell, 0), without, grain=0.02)
-    return [Test(end, ROPE, above=_PURE, task=task), Test(gain, ROPE, above=_CHANGE, task=task)]
-
-
-def _emerging(kind: str, task: str) -> Claim[Evidence]:
-    return Claim(
-        f"{kind}-head-emerges",
-        OURS,
-        f"Purely {kind} heads emerge in training.",
-        f"RoPE on {task}: the {kind} share of the heads that carry the trained model's skill (weighted by ablation "
-        f"effect) is above {_PURE:g} at the end ({_WHY_PURE}), and larger than at the beginning by more than "
-        f"{_CHANGE:g}. {_COUNTS} {ONLY_SKILLED}",
-        _emerges(task, kind),
-    )
-
-
-_CONTROL = 0.25
-_NATS = 0.1
-_NO_BEGINNING = "the models were not measured before training"
-_WHOLE = "training until all models of the scan have stopped learning"
-Row = list[tuple[float, float]]  # frequency and accuracy, seed by seed
+    return [
+        *Test(end, ROPE, above=_PURE, task=task)(data),
+        *Test(gain, ROPE, above=_CHANGE, task=task)(data),
+    ]
 
 
 # ---- frequencies that heads use --------------------------------------------------------------------------------------
@@ -179,7 +156,7 @@ def _correspondence(data: Evidence) -> list[Finding]:
     more = {seed: after[seed] - before[seed] for seed in after if seed in before}
     gain = "that correlation − its value before training"
     taught = above(gain, more, 0.0, grain=0.02) if more or not after else unknown(gain, _NO_BEGINNING)
-    return [above(what, after, STRONG, grain=0.02), supporting(taught)]
+    return [above(what, after, _STRONG, grain=0.02), supporting(taught)]
 
 
 def _correlations(data: Evidence, use: str, follows: str) -> dict[int, float]:
@@ -205,25 +182,7 @@ def _halves(cell: CellResult) -> float:
     return float(lost[:half].sum() - lost[half:].sum()) if lost.any() else float("nan")
 
 
-_TURNING = of_skilled("loss on index without the faster half − without the slower half, ", _halves, "not measured")
-
-
 # ---- models restricted to frequency bands ----------------------------------------------------------------------------
-
-
-def _needed(kind: str, task: str, right: str, wrong: str, words: tuple[str, str]) -> Claim[Evidence]:
-    return Claim(
-        f"{task}-needs-{right}-frequencies",
-        SISTER,
-        f"A {kind} task is learned better with only {right} frequencies than with only {wrong} ones: the available "
-        "frequencies control performance.",
-        f"On {task}, the three {words[0]} frequencies compared with the three {words[1]}: {BETTER}. Supporting (they "
-        f"control performance): the skill is higher by more than {_CONTROL:g}. {STOPPED}",
-        [
-            Test(_accuracy(task), right, wrong, above=MARGIN, task=task),
-            supporting(Test(_skill(task), right, wrong, above=_CONTROL, task=task)),
-        ],
-    )
 
 
 def _with_high_alone(data: Evidence) -> list[Finding]:
@@ -239,7 +198,7 @@ def _with_high_alone(data: Evidence) -> list[Finding]:
         if slowest < bar:
             why = f"the band's {slowest:.2g} radians per token make less than one full rotation within a sequence"
             return [unknown(what, why, f"a study whose high band ends above {bar:.2g} radians per token")]
-        return Test(_accuracy(MIX), ROPE, HIGH, above=MARGIN, task=MIX)(data)
+        return _accuracy(data, MIX, of=ROPE, minus=HIGH, above=MARGIN)
     return [unknown(what, NONE_COUNTS)]
 
 
@@ -278,29 +237,6 @@ def _chosen(inner: Sequence[Row], sign: int) -> Row:
     count = table.shape[1]
     means = table if count == 1 else (table.sum(1, keepdims=True) - table) / (count - 1)
     return [inner[best][seed] for seed, best in enumerate(means.argmax(0))]
-
-
-def _scanned(name: str, task: str, kind: str, sign: int) -> Claim[Evidence]:
-    side, shape = ("highest", "better") if sign > 0 else ("lowest", "worse")
-    return Claim(
-        name,
-        OURS,
-        f"With one frequency for all pairs, accuracy on the {kind} task is {side} at an intermediate frequency.",
-        f"The inner frequency that is {'best' if sign > 0 else 'worst'} on the other seeds is {shape} than either end "
-        f"of the scan by more than {100 * MARGIN:g} percentage points of mean final test accuracy ({WHY_MARGIN}). "
-        f"{STOPPED} A seed counts only if all models of its scan count, to avoid a bias against slow learners.",
-        partial(_scan, task=task, sign=sign),
-    )
-
-
-_SKILL = 0.05
-_TWICE = 2.0
-_FAMILIES = (
-    f"at {heads.LONGER:g} times the length it is below 0. The interval is a jackknife over families of encodings "
-    "(Student's, on Fisher's scale). Encodings of one family use position in the same way: not at all, at the input, "
-    f"as a bias, by rotation, ... With fewer than {ENOUGH} families or seeds the verdict is only indicative. "
-    f"Supporting: the other lengths, for the same models. {ONLY_SKILLED}"
-)
 
 
 def _extrapolates(data: Evidence) -> list[Finding]:
@@ -343,127 +279,24 @@ def _rises(relation: Relation) -> Finding:
     return replace(decided, verdict=decided.at(LEVEL))
 
 
-CLAIMS: tuple[Claim[Evidence], ...] = (
-    Claim(
-        "exclusion",
-        SISTER,
-        "A head cannot be positional and symbolic at once.",
-        "For each head, the smaller of its two sampled scores (invariance and equivariance of its logits); the largest "
-        f"over all heads of a seed's models, mean over seeds, is below {_BOTH:g}. This is half way between 0.5, the "
-        "maximum for exact shares, which sum to at most 1, and 0.71, the maximum for sampled scores, which sum to at "
-        "most √2.",
-        _exclusion,
+_CHECKS: dict[str, Any] = {
+    "exclusion": _exclusion,
+    "carried": lambda data, task, share, **options: Test(_carried(task, share), task=task, **options)(data),
+    "pure": _pure,
+    "accuracy": _accuracy,
+    "skill": lambda data, task, **options: Test(_skill(task), task=task, **options)(data),
+    "exceeds": _exceeds,
+    "emerges": _emerges,
+    "correspondence": _correspondence,
+    "with-high-alone": _with_high_alone,
+    "scan": _scan,
+    "faster-half": of_skilled(
+        "loss on index without the faster half − without the slower half, ", _halves, "not measured"
     ),
-    Claim(
-        "canonical-heads",
-        OURS,
-        "Positional heads solve the positional task, and symbolic heads the symbolic task.",
-        "Shares of RoPE's heads, weighted by ablation effect: on index the positional share is above "
-        f"{_MOST:g}; on retrieval the symbolic share is above {_MOST:g}. {_COUNTS} {ONLY_SKILLED}",
-        [
-            Test(_carried(INDEX, "positional"), ROPE, above=_MOST, task=INDEX),
-            Test(_carried(RETRIEVAL, "symbolic"), ROPE, above=_MOST, task=RETRIEVAL),
-        ],
-    ),
-    Claim(
-        "canonical-tasks-pure",
-        SISTER,
-        "The canonical tasks are purely positional or purely symbolic.",
-        "Shares of the heads that carry the skill, weighted by ablation effect, mean over the encodings that learn the "
-        f"task: on index the positional share is above {_PURE:g}; on retrieval the symbolic share is above {_PURE:g} "
-        f"({_WHY_PURE}). Encodings restricted to a frequency band are excluded. So are encodings that add position at "
-        f"the input, where it moves together with the permuted keys. {_COUNTS} {ONLY_SKILLED}",
-        [partial(_pure, task=INDEX, share="positional"), partial(_pure, task=RETRIEVAL, share="symbolic")],
-    ),
-    Claim(
-        "canonical-tasks",
-        OURS,
-        "The positional task needs a positional encoding and the symbolic one does not.",
-        f"On index, RoPE compared with NoPE: {BETTER}; NoPE's skill is below {SKILLED:g}. On retrieval, RoPE − NoPE is "
-        f"below {MARGIN:g}; NoPE's skill is above {SKILLED:g} (otherwise neither learns the task). {STOPPED}",
-        [
-            Test(_accuracy(INDEX), ROPE, NOPE, above=MARGIN, task=INDEX),
-            Test(_skill(INDEX), NOPE, below=SKILLED, task=INDEX),
-            Test(_accuracy(RETRIEVAL), ROPE, NOPE, below=MARGIN, task=RETRIEVAL),
-            Test(_skill(RETRIEVAL), NOPE, above=SKILLED, task=RETRIEVAL),
-        ],
-    ),
-    Claim(
-        "intricate-tasks-exceed",
-        f"{PAPER}, 6 (likely, there)",
-        "More intricate tasks, reversing a sequence or Dyck languages, exceed a Transformer's positional reasoning.",
-        f"The skill of every trained encoding on {' and on '.join(_INTRICATE)} is below {_HALF:g}. Models that are "
-        "still learning count only against the claim, as their skill can still grow.",
-        [partial(_exceeds, task=task) for task in _INTRICATE],
-    ),
-    _emerging("positional", INDEX),
-    _emerging("symbolic", RETRIEVAL),
-    Claim(
-        "behaviour-and-frequency",
-        f"{SISTER} (about language models)",
-        "How positional a head is corresponds strongly to the frequencies it uses: high ones positional, low symbolic.",
-        "Over all heads of a seed's RoPE models of all tasks, Spearman's correlation of the frequencies' centre "
-        f"(octaves, by variance) with the positional − symbolic share is above {STRONG:g} ({WHY_STRONG}). Supporting "
-        "(training causes it): it is larger than over the same heads before training, where the weights are random. "
-        f"{ONLY_SKILLED}",
-        _correspondence,
-    ),
-    _needed("positional", INDEX, HIGH, LOW, ("highest", "lowest")),
-    _needed("symbolic", RETRIEVAL, LOW, HIGH, ("lowest", "highest")),
-    Claim(
-        "mix-needs-both",
-        OURS,
-        "A task that is both needs both kinds of frequencies.",
-        f"On mix, all frequencies compared with only the three lowest, and with only the three highest: {BETTER}. The "
-        "second is tested only if each of the highest makes at least one full rotation within a sequence, as "
-        f"intermediate frequencies can serve both. {STOPPED}",
-        [Test(_accuracy(MIX), ROPE, LOW, above=MARGIN, task=MIX), _with_high_alone],
-    ),
-    _scanned("index-inverted-u", INDEX, "positional", 1),
-    _scanned("retrieval-u", RETRIEVAL, "symbolic", -1),
-    _scanned("mix-inverted-u", MIX, "mixed", 1),
-    Claim(
-        "faster-half-at-inference",
-        SISTER,
-        "In a trained model the positional task depends on the high frequencies.",
-        "Loss increase on index when single frequencies of single heads are frozen, summed over heads: the sum over "
-        f"the faster half of RoPE's frequencies exceeds that over the slower half by more than {_NATS:g} nats (a tenth "
-        f"of the label's probability). Only effects whose interval excludes 0 count. {ONLY_SKILLED}",
-        [Test(_TURNING, ROPE, above=_NATS, task=INDEX, unit=" nats")],
-    ),
-    Claim(
-        "symbolic-extrapolates",
-        OURS,
-        "RoPE extrapolates in length better on the symbolic task than on the positional one.",
-        f"At {heads.LONGER:g} times the training length, RoPE keeps a larger share of its skill on retrieval than on "
-        f"index, by more than {_SKILL:g}. Supporting: the same at {_TWICE:g} times the length, for the same models. "
-        f"{ONLY_SKILLED}",
-        _extrapolates,
-    ),
-    Claim(
-        "positional-share-against-length",
-        OURS,
-        "The more positional the heads that carry a model's skill, the less it extrapolates.",
-        "Rank correlation over models, within tasks, of the positional share of the heads that carry the skill with "
-        f"the skill kept on longer sequences: {_FAMILIES}",
-        partial(_falls, figure="positional"),
-    ),
-    Claim(
-        "deposit-against-length",
-        f"{PAPER}, 5.2 and appendix D",
-        "The more a model's skill is deposited in one head, the less it extrapolates (a hypothesis there).",
-        "Rank correlation over models, within tasks, of the largest ablation effect of a head with the skill kept on "
-        f"longer sequences: {_FAMILIES}",
-        partial(_falls, figure="deposit"),
-    ),
-    Claim(
-        "coupling-against-length",
-        f"{PAPER}, appendix D",
-        "The less position and content are coupled, the better a model extrapolates (a hypothesis there).",
-        "Rank correlation over models, within tasks, of the interaction share of the heads that carry the skill with "
-        f"the skill kept on longer sequences: {_FAMILIES}",
-        partial(_falls, figure="interaction"),
-    ),
-)
+    "extrapolates": _extrapolates,
+    "falls": _falls,
+}
+_DATA = read_yaml(Path(__file__).with_name("claims.yaml"))
+CLAIMS: tuple[Claim[Evidence], ...] = tuple(claim_of(entry, _CHECKS, _DATA["words"]) for entry in _DATA["claims"])
 
 __all__ = ["CLAIMS", "Evidence"]

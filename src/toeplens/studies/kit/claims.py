@@ -1,20 +1,31 @@
-"""The ledger: a claim has a statement, a rule fixed before the data, and tests that give a verdict."""
+"""The ledger: a claim has a statement, a rule fixed before the data, and tests that give a verdict.
+
+A test is data (`Test`: which value of which models lies above or below which threshold), or a function from a study's
+data to findings. Claims are written in YAML (`claim_of`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from math import inf, sqrt
+from pathlib import Path
+from string import Template
 from typing import Any, Generic, TypeVar
+
+import yaml
 
 from toeplens.ground.words import listed
 from toeplens.model import Protocol
-from toeplens.studies.kit.results import UNRULED, Figure, Results
+from toeplens.studies.kit.contrasts import contrast
+from toeplens.studies.kit.results import ONLY_SKILLED, UNRULED, Figure, Results
 from toeplens.studies.kit.verdicts import (
     LEVEL,
     NONE_COUNTS,
     OPEN,
+    RULE,
     Finding,
     Verdict,
     chance,
@@ -22,6 +33,7 @@ from toeplens.studies.kit.verdicts import (
     contrast,
     holm,
     sharing,
+    supporting,
     told_of,
     within,
 )
@@ -126,6 +138,78 @@ class Claim(Generic[Data]):
     def ours(self) -> bool:
         """Whether it is our own question and not a statement of a paper."""
         return self.source.startswith("ours")
+
+
+# ---- claims in YAML --------------------------------------------------------------------------------------------------
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is there
+_WORDS = {
+    "better": BETTER,
+    "stopped": STOPPED,
+    "only_skilled": ONLY_SKILLED,
+    "why_margin": WHY_MARGIN,
+    "verdict": RULE,
+}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The content of a YAML file; in its ``words``, and in texts that `claim_of` reads, ``$name`` stands for a word."""
+    content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+    words = dict(_WORDS)
+    for name, text in content.get("words", {}).items():
+        words[name] = Template(text).substitute(words)
+    return content | {"words": words}
+
+
+def claim_of(
+    entry: Mapping[str, Any],
+    known: Mapping[str, Any],
+    words: Mapping[str, str],
+    kind: Callable[..., Check[Any]] = Test,
+    **common: Any,
+) -> Claim[Any]:
+    """A claim of a YAML file: ``id``, ``source``, ``statement``, ``rule``, ``part`` and lists of tests.
+
+    ``tests`` are essential, ``supporting`` ones are not, and ``elsewhere`` has lists of alternative tests by name. A
+    test is the name of a figure or of a check, or a mapping from that name to options.
+
+    Arguments
+        known   figures, whose options are those of `Test`, and checks: functions of a study's data and their options
+        words   the file's words (`read_yaml`)
+        kind    `Test`, or what makes a test of a figure and options in its place
+        common  options of all tests
+    """
+    source, statement, rule = (Template(entry[name]).substitute(words) for name in ("source", "statement", "rule"))
+    elsewhere = {name: _tests(each, known, kind, common) for name, each in entry.get("elsewhere", {}).items()}
+    return Claim(
+        entry["id"], source, statement, rule, checks_of(entry, known, kind, **common), entry.get("part", ""), elsewhere
+    )
+
+
+def checks_of(
+    entry: Mapping[str, Any], known: Mapping[str, Any], kind: Callable[..., Check[Any]] = Test, **common: Any
+) -> list[Check[Any]]:
+    """The essential and the supporting tests of a claim in YAML; arguments as in `claim_of`."""
+    support = _tests(entry.get("supporting", ()), known, kind, common)
+    return [*_tests(entry["tests"], known, kind, common), *map(_supported, support)]
+
+
+def _tests(
+    entries: Iterable[Any], known: Mapping[str, Any], kind: Callable[..., Check[Any]], common: Mapping[str, Any]
+) -> list[Check[Any]]:
+    found: list[Check[Any]] = []
+    for entry in entries:
+        name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+        make: Any = partial if callable(known[name]) else kind
+        found.append(make(known[name], **common, **options))
+    return found
+
+
+def _supported(test: Check[Data]) -> Check[Data]:
+    return lambda data: list(map(supporting, test(data)))
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
 
 
 def findings(check: Tests[Data], data: Data) -> tuple[Finding, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.papers.deposit.insides import Inside
-from tests.papers.deposit.insides import measured as measured_inside
+from tests.papers.deposit.worlds import Inside
+from tests.papers.deposit.worlds import measured as measured_inside
 
 from toeplens.lens import HeadAblation
 from toeplens.model import Protocol

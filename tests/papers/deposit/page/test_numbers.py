@@ -9,18 +9,14 @@ import plotly.graph_objects as go
 import pytest
 from tests.papers.deposit.numbers import made, reproduced
 from tests.papers.deposit.page.conftest import ENVIRONMENT
-from tests.papers.deposit.test_numbers import GRID, SPEC, grid_cell
 from tests.report.reading import Text, hovers, without_plotly
 
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, claims_of
 from toeplens.papers.deposit.page import render
 from toeplens.papers.deposit.page.accuracy import accuracies, convergence
 from toeplens.papers.deposit.page.heads import heatmap, peaks_by_layer, silencing_curves, violins
-from toeplens.report.grid.tables import matrix
 from toeplens.report.kit.blocks import Block
 from toeplens.studies import Key, Results, judge
-from toeplens.studies.grid import Grid
-from toeplens.studies.grid.relations import relations
 from toeplens.training.presets import DISTANCE
 
 FIRST, SECOND, WEAK, GONE = reproduced()
@@ -46,6 +42,19 @@ def traces(figure: go.Figure, key: str | None) -> list[Any]:
 
 def only(block: Block, place: str) -> go.Figure:
     return dict(block.places)[place].figure
+
+
+def test_a_row_of_table_1() -> None:
+    first, second, _, gone = reproduced()
+    assert [first.peak, second.peak] == pytest.approx([0.5 / 0.7, 0.3 / 0.5]), "of what is over the guess"
+    assert gone.deposits() == []
+    rope, nope = accuracy_table(Results(reproduced()), ["paper"])
+    assert (rope.label, rope.paper, rope.seeds, rope.diverged) == ("rope", 92.64, 2, 0)
+    assert (rope.accuracy, rope.lowest, rope.highest) == (pytest.approx(0.8), 0.7, 0.9)
+    assert (rope.largest_drop, rope.where) == (pytest.approx(0.4), "layer 1 head 1, layer 2 head 2")
+    assert rope.kinds == ["single-head", "redundant"], "of the first seed"
+    assert (rope.chance, rope.length_chance, rope.parameters) == (0.1, 0.2, 1000)
+    assert (nope.label, nope.accuracy, nope.seeds, nope.diverged) == ("nope", 0.28, 2, 1)
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -140,28 +149,6 @@ def test_a_deposit_by_encoding_and_by_layer() -> None:
     assert hovers(heat)[2].startswith(
         "RoPE, seed 43, layer 1 | head 1: 40% of the skill, 20.0 percentage points | few-head"
     )
-
-
-# ---- a grid study ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
-    results = Results([*GRID, grid_cell("t5", 42, 0.6, 0.5, 0.4, 0.3)])
-    related, out = relations(SPEC, results), tmp_path_factory.mktemp("grid")
-    found = {"spec": SPEC, "results": results, "relations": related}
-    return Grid(directory=out, finished=5, total=8, share=0.6, environment=dict(ENVIRONMENT), **found)
-
-
-def test_the_matrix_and_its_colours(grid: Grid) -> None:
-    table = matrix(grid)
-    ((_, *cells),) = table.body
-    at = dict(zip(("rope", "t5", "alibi", "nope", "chance", "length", "simple"), cells, strict=True))
-    assert (at["chance"].text, at["length"].text) == ("10.0", "20.0")
-    assert at["rope"].whole == "80.0 (70.0–90.0; 2/2 still learning)"
-    assert (at["rope"].css, at["rope"].style) == ("tint more", "--size:41%")
-    assert (at["nope"].whole, at["nope"].style) == ("25.0 (1 diverged, 1/1 still learning)", "--size:3%")
-    assert (at["simple"].whole, at["simple"].style) == ("30.0 (bag)", "--size:7%"), "over a guess from the length"
 
 
 def test_a_model_that_stopped_learning_keeps_its_last_value_in_the_mean() -> None:

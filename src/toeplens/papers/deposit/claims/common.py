@@ -1,34 +1,25 @@
-"""Shared by the claims: sources, figures of ablation effects and their thresholds, and tests under either protocol."""
+"""Shared by the claims: labels, figures of ablation effects and their thresholds, and tests under either protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from math import log2
 from typing import Any
 
 from toeplens.papers.deposit.labels import title
-from toeplens.papers.deposit.looks import END, LOOKS, Look, Measure, look_at
-from toeplens.papers.deposit.questions import CORE
+from toeplens.papers.deposit.looks import END, Look, Measure, look_at
 from toeplens.studies.kit import claims
-from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.results import ONLY_SKILLED, SKILLED, CellResult, Figure, Results
+from toeplens.studies.kit.results import SKILLED, CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import Finding, unknown
-from toeplens.training.presets import COUNT, DISTANCE
-
-V1 = "arXiv 2505.13027 v1"
-FINAL = "ICLR 2026 version (summary)"
-
-core = partial(Claim[Results], part=CORE)
-others = partial(Claim[Results], part="others")
-partially = partial(Claim[Results], part="partial")
-mechanism = partial(Claim[Results], part="mechanism")
+from toeplens.training.presets import DISTANCE
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
-FULL, BOTH = "full-rope", "rope-sinusoid"  # RoPE on all heads, without a sinusoid and with one
-_LABELS = {FULL: ("rope", "rope-alone"), BOTH: ("rope-absolute", "rope")}  # in the paper's and the released protocol
+FULL = "full-rope"  # RoPE on all heads, without a sinusoid
+_LABELS = {  # in the paper's and the released protocol
+    FULL: ("rope", "rope-alone"),
+    "rope-sinusoid": ("rope-absolute", "rope"),
+}
 RIVALS = ("absolute", "relative", "alibi", "nope", "random?")  # "?": only if it was trained
 
 
@@ -48,26 +39,8 @@ def is_released(results: Results) -> bool:
 
 # ---- figures of ablation effects -------------------------------------------------------------------------------------
 
-# thresholds of the ablation effect of one head: most of the skill, pronounced, negligible
-MOST, SOME, LITTLE = 0.5, 0.25, 0.1
-_NATS = {MOST: 0.7, SOME: 0.35}  # the same by loss, where they differ
+_NATS = {0.5: 0.7, 0.25: 0.35}  # thresholds by loss of shares of the skill, where they differ
 UNITS: dict[Measure, str] = {"accuracy": " of the skill", "loss": " nats"}
-_WHY = (
-    "Thresholds: 0.5 of the skill (0.7 nats: the label's probability halves) is most of it, as the source reports 60 "
-    "of 93 percentage points; 0.25 (0.35 nats) is what the source calls pronounced; below 0.1 (0.1 nats) is "
-    f"negligible. Only heads whose effect's interval excludes 0 count. {ONLY_SKILLED}"
-)
-# for rules about the location of the effect
-WHERE = (
-    "Only models whose single-head ablation effects sum to at least 0.1 nats (by accuracy: 0.1 of the skill) count: "
-    "otherwise there is no effect to locate."
-)
-HALF_A_DOUBLING = 0.5  # of the effective heads
-# for rules about the location only
-SPREAD = (
-    "Half a doubling is a factor of 1.4; less is not visible in the sources' heat maps. Measured by loss, as accuracy "
-    f"hardly changes in models that solve the task. {WHERE}"
-)
 _WANTED = "models with skill and a large enough ablation effect"
 _WANTED_LOSS = (  # older records have no ablation by loss
     f"{_WANTED}; if the loss was not measured: toeplens ablate RUN --metric loss, with the study's --examples and "
@@ -75,8 +48,6 @@ _WANTED_LOSS = (  # older records have no ablation by loss
 )
 
 At = tuple[str, Measure]  # checkpoint and measure at which heads are ablated
-BY_ACCURACY: At = (END, "accuracy")  # as the papers
-BY_LOSS: At = (END, "loss")
 
 
 def threshold(bar: float, at: At) -> float:
@@ -121,10 +92,6 @@ class Effect:
 
 
 FIRST_LAYER, LATER_LAYERS = slice(0, 1), slice(1, None)
-LARGEST = Effect("largest ablation effect of a head in any layer, ", lambda look: look.largest())
-FIRST = Effect("largest ablation effect of a head in the first layer, ", lambda look: look.largest(FIRST_LAYER))
-LATER = Effect("largest ablation effect of a head in a later layer, ", lambda look: look.largest(LATER_LAYERS))
-DOUBLINGS = Effect("log2 of the effective heads, ", lambda look: log2(look.effective_heads), least=LITTLE)
 
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
@@ -140,7 +107,7 @@ class Test(claims.Test):
 
     figure: Any
     task: str = DISTANCE
-    at: At = BY_ACCURACY
+    at: At = (END, "accuracy")  # as in the papers
     learned: bool = False
 
     def __call__(self, results: Results) -> list[Finding]:
@@ -163,25 +130,3 @@ class Test(claims.Test):
             else:
                 found.append(test.finding(results, title, *labels))
         return found
-
-
-count = partial(Test, task=COUNT)
-
-_MOMENTS = {"end": "at the end", "able": "at 90% accuracy", "plateau": "at the plateau"} | {
-    moment: f"at {moment} the plateau's steps" for moment in ("twice", "four times", "eight times")
-}
-
-
-def of_heads(
-    id: str, source: str, statement: str, rule: str, check: Sequence[Any], at: At = BY_ACCURACY, part: str = CORE
-) -> Claim[Results]:
-    """A claim judged at one checkpoint by one measure, and for comparison at all others.
-
-    Its check is a list of `Test` and of functions of the results and ``at``.
-    """
-
-    def judged(at: At) -> list[Callable[[Results], list[Finding]]]:
-        return [replace(test, at=at) if isinstance(test, Test) else partial(test, at=at) for test in check]
-
-    elsewhere = {f"{_MOMENTS[each[0]]}, by {each[1]}": judged(each) for each in LOOKS if each != at}
-    return Claim(id, source, statement, f"{rule} {_WHY}", judged(at), part, elsewhere)

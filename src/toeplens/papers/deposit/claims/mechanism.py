@@ -1,4 +1,4 @@
-"""Claims about the origin of the deposit: gradient seeds, margins, displaced directions, heads that need position."""
+"""Figures and checks of the origin of the deposit: gradients, margins, directions, heads that need position."""
 
 from __future__ import annotations
 
@@ -14,28 +14,14 @@ from scipy.special import ndtr
 from toeplens.lens import margins
 from toeplens.lens.ablation import counted_drops
 from toeplens.lens.kit.intervals import spearman
-from toeplens.papers.deposit.claims.common import (
-    BOTH,
-    FINAL,
-    FIRST_LAYER,
-    FULL,
-    LATER_LAYERS,
-    V1,
-    Test,
-    is_released,
-    label_of,
-    mechanism,
-)
+from toeplens.papers.deposit.claims.common import FIRST_LAYER, FULL, LATER_LAYERS, Test, is_released, label_of
 from toeplens.papers.deposit.labels import Label, title
 from toeplens.papers.deposit.looks import look_at
 from toeplens.studies.grid.measured import LONGER, kept
-from toeplens.studies.kit.claims import Check, Claim
-from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure, Results
-from toeplens.studies.kit.verdicts import ENOUGH, GRAIN, LEVEL, Finding, Verdict, supporting, unknown
+from toeplens.studies.kit.results import CellResult, Figure, Results
+from toeplens.studies.kit.verdicts import ENOUGH, GRAIN, LEVEL, Finding, Verdict, unknown
 from toeplens.training.presets import DISTANCE
 
-_FIXED = 1 / 512
-_WHY_FIXED = "with the papers' batch of 512, the fixed part is then as large as the noise"
 _EXACT = 1e-5  # grain of figures without measurement error
 _FEWEST = 5  # minimum number of encodings for a rank correlation
 _BAR, _ORDERS = 0.5, 9999
@@ -58,6 +44,11 @@ def _figure(
     return Figure(words, of, known, without, grain)
 
 
+def _mean(values: np.ndarray) -> float:
+    """The mean of the defined values; NaN without any."""
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+
+
 # ---- gradients at initialisation -------------------------------------------------------------------------------------
 
 
@@ -65,17 +56,17 @@ def _seeded(cell: CellResult) -> bool:
     return cell.measure("seed") is not None
 
 
-def _share(level: str) -> Figure:
-    """Share of the first layer's positional gradient that is the same in every example; NaN without a gradient."""
+def _fixed_share(results: Results, level: str, **options: Any) -> list[Finding]:
+    """Test of the share of the first layer's positional gradient that is the same in every example."""
 
     def of(cell: CellResult) -> float:
         measured = cell.measure("seed").strength.levels[level]
-        heads = np.asarray(measured.heads.share[0], dtype=float)
         if level == "logits":
             return float(np.asarray(measured.layers.share)[0])
-        return float(np.nanmean(heads)) if np.isfinite(heads).any() else float("nan")
+        return _mean(np.asarray(measured.heads.share[0], dtype=float))
 
-    return Figure(f"fixed share of the positional gradient at the {level}, ", of, _seeded, grain=_EXACT)
+    words = f"fixed share of the positional gradient at the {level}, "
+    return Test(Figure(words, of, _seeded, grain=_EXACT), **options)(results)
 
 
 def _signal(cell: CellResult) -> np.ndarray:
@@ -90,14 +81,6 @@ def _trained(cell: CellResult) -> np.ndarray:
 
 def _finished(cell: CellResult) -> bool:
     return bool(cell.watched) and "signal" in cell.watched[-1] and cell.status != "diverged"
-
-
-_DRIFT = Figure(
-    "mean positional drift of the first layer's heads, ",
-    lambda cell: float(cell.measure("seed").drift.relative[0].mean()),
-    _seeded,
-    grain=_EXACT,
-)
 
 
 def _amplified(results: Results) -> list[Finding]:
@@ -160,21 +143,6 @@ def _standing(signal: np.ndarray, costs: np.ndarray) -> float:
     return float((others < leader).mean() + (others == leader).mean() / 2)
 
 
-_POSITION = _figure(
-    "seed",
-    "share of the initial leader in the summed effects of removing position, ",
-    lambda cell: float((work := _work(cell))[0, int(_signal(cell)[0].argmax())] / work.sum()),
-    _works,
-    "no position or no leader, or not measured",
-    0.02,
-)
-_STANDING = _early("share of heads with a smaller effect than the initial leader, ", _standing)
-_RANKS = _early(
-    "rank correlation of initial signal and final effect, ",
-    lambda first, last: float(spearman(np.stack((first, last)))),
-)
-
-
 # ---- representations -------------------------------------------------------------------------------------------------
 
 
@@ -188,20 +156,9 @@ def _stream(words: str, of: Callable[[Any], float]) -> Figure:
     return Figure(words, lambda cell: float(of(cell.measure("representation"))), _deep, "no layer after layer 2", 0.005)
 
 
-_ALIGNMENT = _stream(
-    "after layer 2, alignment with the input's position vectors − chance, ",
-    lambda found: found.alignment[2] - found.chance,
-)
-_COEFFICIENT = _stream(
-    "after layer 2, coefficient on the input's position vectors, ", lambda found: found.coefficient[2]
-)
 _DECODABLE = _stream(
     "mean R2 of decoding position from the stream after layer 2 and later, ",
     lambda found: np.mean(found.decodability[2:]),
-)
-_CARRIED = _stream(
-    "smallest coefficient on the input's position vectors after layer 2 and later, ",
-    lambda found: np.min(found.coefficient[2:]),
 )
 
 
@@ -229,20 +186,6 @@ def _lost(rank: int, words: str) -> Figure:
         return float(drops[rank] / skill) if rank < len(drops) else 0.0
 
     return _figure("position", words, of)
-
-
-_NEEDED = _figure(
-    "sets",
-    "log2 of the number of sufficient heads, ",
-    lambda cell: float(np.log2(max(1, len(cell.measure("sets").sufficient)))),
-    grain=0.1,
-)
-_POSITIONAL = _figure(
-    "position-sets",
-    "number of heads that need position, ",
-    lambda cell: float(len(cell.measure("position-sets").sufficient)),
-    grain=0.1,
-)
 
 
 def _costliest(cell: CellResult) -> tuple[int, int]:
@@ -283,28 +226,17 @@ def _breadth(cell: CellResult, layers: slice) -> float:
     total, squares = shares.sum(-1), np.square(shares).sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         effective = total**2 / squares / shares.shape[-1]
-    return float(np.nanmean(effective)) if np.isfinite(effective).any() else float("nan")
+    return _mean(effective)
 
 
-_NORM = _of_costliest("log2 of the most used pair's norm over an even share, ", _norm_of_used)
-_ENERGY = _of_costliest("log2 of the largest dimension's energy over an even share, ", _massive)
 _used = partial(_figure, "frequency", counts=lambda cell: look_at(cell) is not None, grain=0.02)
-_FIRST_BREADTH = _used(
-    "share of the frequencies used by the first layer's heads, ", lambda cell: _breadth(cell, FIRST_LAYER)
-)
-_GROWTH = _used(
-    "share used in the later layers − share used in the first, ",
-    lambda cell: _breadth(cell, LATER_LAYERS) - _breadth(cell, FIRST_LAYER),
-)
-_KEPT = _figure("extrapolation", f"share of the skill kept at {LONGER:g} times the length, ", kept)
 
 
 # ---- spectra against learning ----------------------------------------------------------------------------------------
 
 
 def _width(cell: CellResult) -> float:
-    widths = np.log2(cell.measure("contraction").width[0])
-    return float(np.nanmean(widths)) if np.isfinite(widths).any() else float("nan")
+    return _mean(np.log2(cell.measure("contraction").width[0]))
 
 
 def _goes_with(
@@ -354,193 +286,77 @@ def _judged(what: str, pairs: Float[np.ndarray, "2 E"], sign: int, seeds: int) -
     return replace(finding, verdict=finding.at(LEVEL))
 
 
-_SPEED = _goes_with(
-    "the time until half is learned",
-    lambda cell: cell.half_learned if cell.learned_half else float("inf"),
-    lambda cell: cell.looked_back and cell.status != "diverged",
-    "diverged, not measured, or accuracy on training examples not evaluated",
-    1,
-)
-_PEAK = _goes_with(
-    "the largest ablation effect of a head",
-    lambda cell: float(_costs(cell).max(initial=0.0)),
-    lambda cell: look_at(cell) is not None,
-    "diverged, not measured, or no skill",
-    -1,
-)
-
-
-CLAIMS: tuple[Claim[Results], ...] = (
-    mechanism(
-        "rope-gradient-seed",
-        f"{FINAL}: Proposition 6.1",
-        "RoPE gives the positional gradient a deterministic part that batches do not cancel, so that some head always "
-        "gets a positive positional signal.",
-        "At initialisation, in RoPE's first layer: the share of the positional gradient's energy that is the same in "
-        "every example is above 1/512, at the logits (all heads) and at the parameters (mean over heads); "
-        f"{_WHY_FIXED}. Supporting: the heads' mean positional drift is above 0.",
-        [
-            Test(_share("logits"), FULL, above=_FIXED),
-            Test(_share("parameters"), FULL, above=_FIXED),
-            supporting(Test(_DRIFT, FULL, above=0.0)),
-        ],
+KNOWN: dict[str, Any] = {
+    "fixed-share": _fixed_share,
+    "drift": Figure(
+        "mean positional drift of the first layer's heads, ",
+        lambda cell: float(cell.measure("seed").drift.relative[0].mean()),
+        _seeded,
+        grain=_EXACT,
     ),
-    mechanism(
-        "alibi-seed-cancels",
-        f"{FINAL}: Proposition 6.2",
-        "ALiBi's positional signal cancels when a batch is aggregated.",
-        "At initialisation, in ALiBi's first layer: the share of the positional gradient's energy at the logits that "
-        f"is the same in every example is below 1/512; {_WHY_FIXED}. The parameters are not tested, as those of "
-        "ALiBi's first layer cannot affect position.",
-        [Test(_share("logits"), "alibi", below=_FIXED)],
+    "amplified": _amplified,
+    "leader-share": _figure(
+        "seed",
+        "share of the initial leader in the summed effects of removing position, ",
+        lambda cell: float((work := _work(cell))[0, int(_signal(cell)[0].argmax())] / work.sum()),
+        _works,
+        "no position or no leader, or not measured",
+        0.02,
     ),
-    mechanism(
-        "margin-grows",
-        f"{FINAL}: Theorem 6.1",
-        "Back through the layers the lead of the best head is amplified exponentially: every gamma_l > 1.",
-        "RoPE: the ratio of the best head's gradient signal to the second best's is larger in each layer than in the "
-        "next (log2 of their quotient above 0), at initialisation and after training.",
-        _amplified,
+    "leader-rank": _early("share of heads with a smaller effect than the initial leader, ", _standing),
+    "signal-effect": _early(
+        "rank correlation of initial signal and final effect, ",
+        lambda first, last: float(spearman(np.stack((first, last)))),
     ),
-    mechanism(
-        "early-leader-deposits",
-        f"{FINAL}: Theorem 6.1",
-        "The head with the early advantage ends up with all the positional work.",
-        "RoPE: position is removed from one head of the model at a time, and the accuracy drops are summed. The "
-        "first-layer head with the largest signal at initialisation has more than 0.9 of this sum. Supporting: it has "
-        "a larger final ablation effect than more than three quarters of the layer's other heads (chance: half); the "
-        f"rank correlation of initial signal and final effect is above 0. {ONLY_SKILLED} They also need one head that "
-        "leads in the first layer and a sum of at least 0.1 of the skill; for the supporting parts, a first-layer head "
-        "with an effect.",
-        [
-            Test(_POSITION, FULL, above=0.9),
-            supporting(Test(_STANDING, FULL, above=0.75)),
-            supporting(Test(_RANKS, FULL, above=0.0)),
-        ],
+    "alignment": _stream(
+        "after layer 2, alignment with the input's position vectors − chance, ",
+        lambda found: found.alignment[2] - found.chance,
     ),
-    mechanism(
-        "additive-directions-displaced",
-        f"{FINAL}: key findings",
-        "In RoPE + Absolute the additive positional directions are completely displaced after layer 2.",
-        "In the residual stream after layer 2: the share of the positional part's variance in the input vectors' "
-        "subspace, minus the share expected by chance, is below 0.1. The coefficient of the positional part on the "
-        "input vectors (1: kept, 0: removed) is below 0.1. Supporting: the share is below that of the sinusoid without "
-        "RoPE.",
-        [
-            Test(_ALIGNMENT, BOTH, below=0.1),
-            Test(_COEFFICIENT, BOTH, below=0.1),
-            supporting(Test(_ALIGNMENT, BOTH, "absolute", below=0.0)),
-        ],
+    "coefficient": _stream(
+        "after layer 2, coefficient on the input's position vectors, ", lambda found: found.coefficient[2]
     ),
-    mechanism(
-        "rope-suppresses-implicit-position",
-        f"{FINAL}: key findings",
-        "RoPE suppresses the formation of implicit positional representations.",
-        "R2 of a ridge regression that decodes position from the stream after layer 2 and later: RoPE − NoPE is below "
-        "−0.1. NoPE has only an implicit representation. Not tested in the released protocol: without a causal mask "
-        "NoPE cannot see order, and a probe decodes only the sequences' lengths.",
-        _implicit,
+    "least-coefficient": _stream(
+        "smallest coefficient on the input's position vectors after layer 2 and later, ",
+        lambda found: np.min(found.coefficient[2:]),
     ),
-    mechanism(
-        "additive-coupling-persists",
-        f"{V1}, 3.1",
-        "The residual connections carry the absolute encoding's positions to deeper levels, so that their coupling "
-        "with content persists there.",
-        "Absolute: the coefficient of the positional part on the input vectors (1: kept, 0: removed) is above 0.5 in "
-        "the residual stream after layer 2 and after every later layer. This tests the part of the claim about "
-        "residual connections.",
-        [Test(_CARRIED, "absolute", above=0.5)],
+    "implicit": _implicit,
+    "through-mask": _through_mask,
+    "largest-lost": _lost(0, "largest effect of removing position from one head, "),
+    "second-lost": _lost(1, "second largest effect of removing position from one head, "),
+    "sufficient-heads": _figure(
+        "sets",
+        "log2 of the number of sufficient heads, ",
+        lambda cell: float(np.log2(max(1, len(cell.measure("sets").sufficient)))),
+        grain=0.1,
     ),
-    Claim[Results](
-        "nope-position-through-mask",
-        f"{V1}, C.2",
-        "NoPE obtains position through the causal mask.",
-        "Skill of NoPE on Task 1 with the causal mask minus the skill without it, everything else equal, is above 0.1. "
-        "Models that are still learning count too, as a model that cannot learn the task never stops learning.",
-        _through_mask,
-        part="factors",
+    "positional-heads": _figure(
+        "position-sets",
+        "number of heads that need position, ",
+        lambda cell: float(len(cell.measure("position-sets").sufficient)),
+        grain=0.1,
     ),
-    mechanism(
-        "one-head-knows-position",
-        f"{V1}, App. D",
-        "Once one head of RoPE has position, the others no longer capture it.",
-        "The rotation is removed from one head at a time: the largest accuracy drop is above 0.25 of the skill, and "
-        "the second largest of the whole model is below 0.1. Supporting: rotation in one head (mean between 0.5 and "
-        f"1.5) keeps 90% of the skill. {ONLY_SKILLED}",
-        [
-            Test(_lost(0, "largest effect of removing position from one head, "), FULL, above=0.25),
-            Test(_lost(1, "second largest effect of removing position from one head, "), FULL, below=0.1),
-            supporting(Test(_POSITIONAL, FULL, above=0.5, below=1.5)),
-        ],
+    "norm": _of_costliest("log2 of the most used pair's norm over an even share, ", _norm_of_used),
+    "energy": _of_costliest("log2 of the largest dimension's energy over an even share, ", _massive),
+    "first-breadth": _used(
+        "share of the frequencies used by the first layer's heads, ", lambda cell: _breadth(cell, FIRST_LAYER)
     ),
-    mechanism(
-        "rope-needs-fewer-heads",
-        f"{V1}, App. D",
-        "Much fewer parameters answer to position under RoPE than under relative encoding or none.",
-        "Size of a set of heads that keeps 90% of the skill when all others are ablated: RoPE needs fewer than half as "
-        "many as each of NoPE and relative (difference of log2 below −1). The sets include heads that process content, "
-        f"as position cannot be removed from NoPE. {ONLY_SKILLED}",
-        [Test(_NEEDED, FULL, ("nope", "relative"), below=-1.0)],
+    "growth": _used(
+        "share used in the later layers − share used in the first, ",
+        lambda cell: _breadth(cell, LATER_LAYERS) - _breadth(cell, FIRST_LAYER),
     ),
-    mechanism(
-        "two-heads-do-it",
-        f"{FINAL}: key findings",
-        "RoPE needs one or two heads for all positional reasoning; the rest are redundant.",
-        "Size of a set of RoPE's heads that keeps 90% of the skill when the rotation of all other heads is removed and "
-        f"their content is kept: the mean is between 0.5 and 2.5, so closer to one or two than to none or three. "
-        f"{ONLY_SKILLED}",
-        [Test(_POSITIONAL, FULL, above=0.5, below=2.5)],
+    "kept-length": _figure("extrapolation", f"share of the skill kept at {LONGER:g} times the length, ", kept),
+    "range-with-speed": _goes_with(
+        "the time until half is learned",
+        lambda cell: cell.half_learned if cell.learned_half else float("inf"),
+        lambda cell: cell.looked_back and cell.status != "diverged",
+        "diverged, not measured, or accuracy on training examples not evaluated",
+        1,
     ),
-    mechanism(
-        "significant-angle-massive",
-        f"{V1}, B.2",
-        "RoPE needs one significant angle, which corresponds to massive values.",
-        "In RoPE's most important head: the pair of dimensions that its logits depend on most has more than twice an "
-        "even share of the norms. Supporting: its largest dimension has more than four times an even share of the "
-        f"energy of queries or keys (twice the norm is four times the energy). {ONLY_SKILLED}",
-        [Test(_NORM, FULL, above=1.0), supporting(Test(_ENERGY, FULL, above=2.0))],
+    "range-with-peak": _goes_with(
+        "the largest ablation effect of a head",
+        lambda cell: float(_costs(cell).max(initial=0.0)),
+        lambda cell: look_at(cell) is not None,
+        "diverged, not measured, or no skill",
+        -1,
     ),
-    mechanism(
-        "few-bands-trained",
-        f"{V1}, App. D",
-        "Only some frequency bands are fully trained, and their influence spreads to most bands in deep layers.",
-        "RoPE: the heads of the first layer use less than half of the frequencies (effective number by the variance "
-        "of the logits, mean over heads). Those of later layers use more, by more than a tenth of all frequencies. "
-        f"{ONLY_SKILLED}",
-        [Test(_FIRST_BREADTH, FULL, below=0.5), Test(_GROWTH, FULL, above=0.1)],
-    ),
-    mechanism(
-        "rope-loses-length",
-        f"{V1}, App. D and 5.2",
-        "RoPE's length generalisation is drastically affected: it falls short of what it was designed for.",
-        f"RoPE keeps less than half of its skill on sequences of {LONGER:g} times the training length. {ONLY_SKILLED}",
-        [Test(_KEPT, FULL, below=0.5)],
-    ),
-    mechanism(
-        "mla-keeps-length",
-        f"{V1}, 5.2",
-        "MLA, by diffusing positional responsibility, points toward a remedy for length generalisation.",
-        f"Share of the skill kept on sequences of {LONGER:g} times the training length: MLA − RoPE is above 0.05. "
-        f"{ONLY_SKILLED}",
-        [Test(_KEPT, "mla", FULL, above=0.05)],
-    ),
-    mechanism(
-        "contraction-speeds-learning",
-        f"{V1}, abstract, 3.3, App. B, 6",
-        "Spectral contraction makes learning faster: spectra predict learning dynamics.",
-        "Spectral range: the first layer's range of eigenvalues with position, divided by that without it, at "
-        "initialisation. Over the encodings (mean over seeds; last if a model never learns half), the rank correlation "
-        "of this range with the number of examples until half is learned exceeds that of random orders. It fails if "
-        "the correlation is significantly below 0.5.",
-        _SPEED,
-    ),
-    mechanism(
-        "contraction-brings-deposit",
-        f"{V1}, 3.3",
-        "Spectral contraction leads to a deposit in single heads.",
-        "Over the encodings (mean over seeds), the first layer's spectral range at initialisation is negatively "
-        "rank-correlated with the largest ablation effect of a head after training, decided as in "
-        f"contraction-speeds-learning. {ONLY_SKILLED}",
-        _PEAK,
-    ),
-)
+}

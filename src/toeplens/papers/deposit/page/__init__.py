@@ -28,8 +28,8 @@ _Maker = Callable[[Reproduction], Block]
 # In page order. True: the figure shows plain encodings only, without variants and the models of other parts.
 _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (accuracy.accuracy, True),
-    (partial(accuracy.learning, task=DISTANCE, paper=2), True),
-    (partial(accuracy.learning, task=COUNT, paper=3), True),
+    (partial(accuracy.learning, task=DISTANCE, number=2), True),
+    (partial(accuracy.learning, task=COUNT, number=3), True),
     (heads.heads, True),
     (heads.by_encoding, True),
     (heads.by_layer, True),

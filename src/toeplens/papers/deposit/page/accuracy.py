@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import Any, Literal, get_args
 
@@ -34,12 +34,7 @@ def accuracy(state: Reproduction) -> Block:
         for task, title in style.TASKS.items()
     ]
     size = "" if state.plan.scale == "paper" else " (larger models)"
-    caption = (
-        "Final test accuracy, best on top: the mean (in per cent at the right), and each seed as a small circle. "
-        f"Vertical grey bar: the paper’s Table 1{size}. Lines: chance (the most frequent label) and the length-only "
-        "baseline."
-    )
-    return Block("accuracy", "Test accuracy by encoding", caption, [View("", groups)])
+    return style.block("accuracy", [View("", groups)], words={"size": size})
 
 
 def accuracy_panel(
@@ -55,28 +50,24 @@ def accuracy_panel(
     return Panel(title or style.protocol_title(protocol), figure)
 
 
-def learning(state: Reproduction, task: str, paper: int) -> Block:
-    """Learning curves of a task; ``paper`` is the number of the paper's figure."""
+def learning(state: Reproduction, task: str, number: int) -> Block:
+    """Learning curves of a task; ``number`` is that of the paper's figure."""
+
+    def plain(results: Results) -> list[CellResult]:
+        return [cell for cell in results.cells if cell.key.task == task and Label.parse(cell.key.label).heads is None]
 
     def draw(protocol: Protocol) -> list[Panel]:
-        whole = [cell for cell in state.results.under(protocol).cells if Label.parse(cell.key.label).heads is None]
-        cells = [cell for cell in whole if cell.key.task == task and cell.epochs]
         top = style.accuracy_top(state, task)
         return [
             Panel(f"{split.capitalize()} accuracy", convergence(state.results, protocol, task, split, top))
             for split in get_args(Split)
-            if cells
+            if any(cell.epochs for cell in plain(state.results.under(protocol)))
         ]
 
-    labels = {cell.key.label for cell in state.results.cells if cell.key.task == task}
-    signs = style.legend(state, (label for label in labels if Label.parse(label).heads is None))
-    caption = (
-        f"Accuracy by epoch (the paper’s Fig. {paper}): mean over seeds, with the range as a band. A model that "
-        "stopped early keeps its last value. Train accuracy is averaged during the epoch, so it lags. Click an "
-        "encoding to hide or show its lines."
-    )
-    title = f"How fast each encoding learns {style.TASKS[task]}"
-    return Block(f"convergence-{task}", title, caption, [style.under_headings(state, draw)], legend=signs)
+    signs = style.legend(state, (cell.key.label for cell in plain(state.results)))
+    words = {"task": style.TASKS[task], "number": number}
+    views = [style.under_headings(state, draw)]
+    return style.block(f"convergence-{task}", views, words=words, text="convergence", legend=signs)
 
 
 def convergence(results: Results, protocol: Protocol, task: str, split: Split, top: float = 1.0) -> go.Figure:
@@ -229,19 +220,14 @@ def partial_accuracy(state: Reproduction) -> Block:
             drawn_too |= bool(drawn)
             figure = partial_rope(state.results, protocol, task, heads, style.accuracy_top(state, task))
             panels.append(Panel(f"{what}, {style.protocol_title(protocol).lower()}", figure))
-    caption = (
-        "Test accuracy with RoPE on some heads of every layer (the paper’s Fig. 5). Zero heads is NoPE; all heads is "
-        "RoPE. The released protocol has no sinusoid here, as in the released code for this experiment. Each point is "
-        "a seed; the line joins the means."
-    )
-    signs = []
+    signs, more = [], ""
     if drawn_too:
-        caption += " Crosses: the same number of heads per layer, chosen at random."
+        more = " Crosses: the same number of heads per layer, chosen at random."
         signs = [
             Sign("first", "the first heads", style.colour("rope"), "○"),
             Sign("random", "random heads", _DRAWN, "✕"),
         ]
-    return Block("partial", "RoPE on some of the heads", caption, [View.of(panels)], legend=signs)
+    return style.block("partial", [View.of(panels)], words={"drawn": more}, legend=signs)
 
 
 def partial_rope(results: Results, protocol: Protocol, task: str, heads: int, top: float = 1.0) -> go.Figure:
@@ -315,11 +301,7 @@ def layers(state: Reproduction) -> Block:
         span = (0, 104 * style.accuracy_top(state, DISTANCE))
         return dots(texts, series, "test accuracy, per cent", scale=100, span=span)
 
-    caption = (
-        "Test accuracy on Task 1 with RoPE in one layer and no encoding in the others, compared with NoPE and RoPE "
-        "in every layer (without a sinusoid). Rings are seeds; the error bar is the 95% interval of the mean."
-    )
-    return Block("partial-layers", "RoPE in one layer only", caption, [style.beside(state, draw)])
+    return style.block("partial-layers", [style.beside(state, draw)])
 
 
 def peaks(state: Reproduction) -> Block:
@@ -327,13 +309,7 @@ def peaks(state: Reproduction) -> Block:
         rows = [(text, cells) for text, cells in _rotating(state, protocol) if any(map(concentrated, cells))]
         return peak_map(rows) if len(rows) > 2 else None
 
-    caption = (
-        "Task 1. Share of the skill lost by ablating the most important head of each layer, in per cent, mean over "
-        "seeds. Rows: number of rotated heads per layer, and RoPE in one layer only (v1’s Figs. 9 to 14). Models "
-        "without skill are excluded."
-    )
-    what = "Does the deposit move with the rotation?"
-    return Block("partial-peaks", what, caption, [style.beside(state, draw)], ramp=SHARE)
+    return style.block("partial-peaks", [style.beside(state, draw)], ramp=SHARE)
 
 
 def _rotating(state: Reproduction, protocol: Protocol) -> Rows:
@@ -401,77 +377,48 @@ def sinusoid(state: Reproduction) -> Block:
         accuracies = accuracy_panel(state, protocol, DISTANCE, (*pair, "absolute"), "Test accuracy")
         return [accuracies, *maps] if maps and accuracies else []
 
-    caption = (
-        "Task 1 with RoPE, without and with a sinusoid added to the input (the paper’s Fig. 6): test accuracy, and "
-        "ablation effects of the heads for the first seed, in the colours of the other heat maps."
-    )
-    title = "RoPE with an absolute encoding"
-    return Block("sinusoid", title, caption, [style.under_headings(state, draw)], "medium", ramp=style.drop_ramp(limit))
-
-
-@dataclass(frozen=True)
-class Line:
-    """A quantity of one encoding's models: one row per seed, one column per layer."""
-
-    label: str
-    seeds: list[int]
-    values: np.ndarray
-
-    @property
-    def means(self) -> list[float | None]:
-        """Mean over the seeds with a finite value, by layer."""
-        kept = [column[np.isfinite(column)] for column in self.values.T]
-        return [round(float(np.mean(values)), 4) if len(values) else None for values in kept]
+    return style.block("sinusoid", [style.under_headings(state, draw)], "medium", ramp=style.drop_ramp(limit))
 
 
 def representation(state: Reproduction) -> Block:
-    views, labels = [], set[str]()
-    for task in style.TASKS:
-        for quantity, (what, axis) in _SHOWN.items():
+    labels = set[str]()
 
-            def draw(
-                protocol: Protocol, task: str = task, quantity: str = quantity, axis: str = axis
-            ) -> go.Figure | None:
-                found = lines(state, protocol, task, quantity)
-                if not found:
-                    return None
-                labels.update(line.label for line in found)
-                return by_layer(found, protocol, axis)
+    def draw(protocol: Protocol, task: str, quantity: str, axis: str) -> go.Figure | None:
+        found = _measured(state, protocol, task, quantity)
+        labels.update(found)
+        return by_layer(found, protocol, axis) if found else None
 
-            views.append(style.beside(state, draw, f"{style.TASKS[task]}: {what}"))
-    caption = (
-        "The positional part of the residual stream before each layer (mean over test sequences, by position): its "
-        "size, its overlap with the sinusoid added at the input, and how well a linear probe decodes position. Lines "
-        "are means over seeds, points are seeds. A point is missing if the stream has no positional part or no "
-        "sinusoid was added."
-    )
-    title = "Does the sinusoid persist when RoPE is used too?"
-    return Block("representation", title, caption, views, legend=style.legend(state, labels))
+    views = [
+        style.beside(state, partial(draw, task=task, quantity=quantity, axis=axis), f"{name}: {what}")
+        for task, name in style.TASKS.items()
+        for quantity, (what, axis) in _SHOWN.items()
+    ]
+    return style.block("representation", views, legend=style.legend(state, labels))
 
 
-def lines(state: Reproduction, protocol: Protocol, task: str, quantity: str) -> list[Line]:
-    """The encodings for which the quantity is defined anywhere."""
-    found = []
+def _measured(state: Reproduction, protocol: Protocol, task: str, quantity: str) -> dict[str, dict[int, list[float]]]:
+    """By encoding and seed, a quantity of the residual stream by layer; without encodings for which it is undefined."""
+    under, found = state.results.under(protocol), {}
     for label in _COMPARED[protocol]:
-        cells = [cell for cell in state.results.under(protocol).of(task, label) if cell.measure("representation")]
-        values = np.array([getattr(cell.measure("representation"), quantity) for cell in cells])
-        if np.isfinite(values).any():
-            found.append(Line(label, [cell.key.seed for cell in cells], values))
+        cells = [cell for cell in under.of(task, label) if cell.measure("representation")]
+        values = {cell.key.seed: list(getattr(cell.measure("representation"), quantity)) for cell in cells}
+        if np.isfinite(list(values.values())).any():
+            found[label] = values
     return found
 
 
-def by_layer(found: Sequence[Line], protocol: Protocol, axis: str) -> go.Figure:
+def by_layer(found: Mapping[str, Mapping[int, Sequence[float]]], protocol: Protocol, axis: str) -> go.Figure:
     """One line per encoding through the means over seeds, one point per seed."""
     canvas = Canvas(250, left=54, bottom=40)
-    low = min(0.0, min(float(np.nanmin(line.values)) for line in found))
-    high = max(1.0, max(float(np.nanmax(line.values)) for line in found))
-    for index, line in enumerate(found):
-        tint, text = style.colour(line.label), style.name(protocol, line.label)
+    every = np.concatenate([np.ravel(list(values.values())) for values in found.values()])
+    low, high = min(0.0, float(np.nanmin(every))), max(1.0, float(np.nanmax(every)))
+    for index, (label, values) in enumerate(found.items()):
+        tint, text = style.colour(label), style.name(protocol, label)
         moved = 0.05 * (index - (len(found) - 1) / 2)  # so that points of two encodings do not hide each other
         kept = [
-            (layer + 1 + moved, round(float(value), 4), seed)
-            for seed, row in zip(line.seeds, line.values, strict=True)
-            for layer, value in enumerate(row)
+            (layer + moved, round(float(value), 4), seed)
+            for seed, row in values.items()
+            for layer, value in enumerate(row, start=1)
             if np.isfinite(value)
         ]
         canvas.marks(
@@ -479,12 +426,14 @@ def by_layer(found: Sequence[Line], protocol: Protocol, axis: str) -> go.Figure:
             [y for _, y, _ in kept],
             {"symbol": "circle-open", "size": 5, "color": tint, "opacity": 0.7},
             [f"<b>{text}</b>, seed {seed}: {y:.2f}" for _, y, seed in kept],
-            meta=line.label,
+            meta=label,
         )
-        told = [f"<b>{text}</b>, before layer {i}: {fixed(mean)}" for i, mean in enumerate(line.means, start=1)]
-        places = [layer + 1 + moved for layer in range(len(told))]
-        look = {"symbol": style.marker(line.label), "size": 8}
-        canvas.lines(places, line.means, tint, told, marker=look, meta=line.label)
+        columns = [column[np.isfinite(column)] for column in np.array(list(values.values())).T]
+        means = [round(float(np.mean(column)), 4) if len(column) else None for column in columns]
+        told = [f"<b>{text}</b>, before layer {layer}: {fixed(mean)}" for layer, mean in enumerate(means, start=1)]
+        places = [layer + moved for layer in range(1, len(means) + 1)]
+        look = {"symbol": style.marker(label), "size": 8}
+        canvas.lines(places, means, tint, told, marker=look, meta=label)
     canvas.x("before layer", dtick=1)
     canvas.y(axis, range=[low - 0.05 * (high - low), high + 0.05 * (high - low)])
     return canvas.figure()

@@ -70,12 +70,8 @@ def switches(state: Reproduction) -> Block:
             views.append(View.of(panels, f"{style.TASKS[task]}: {MEASURED[measure]}"))
     shown: list[Protocol] = [end for end in ENDS[DISTANCE] if any(row.end == end for row in rows)]
     signs = [Sign(end, _MARKS[end][2], GREY, _MARKS[end][1]) for end in shown]
-    caption = (
-        "Change from the released code’s setting of one switch to the paper’s, in percentage points. Rings are seeds "
-        "(paired), the marker is their mean, the error bar its 95% interval."
-        + (" If the two marks of a switch differ, it interacts with other switches." if len(shown) > 1 else "")
-    )
-    return Block("factors", "Effect of each switch", caption, views, legend=signs)
+    both = " If the two marks of a switch differ, it interacts with other switches." if len(shown) > 1 else ""
+    return style.block("factors", views, words={"both": both}, legend=signs)
 
 
 def _reach(rows: Sequence[FactorRow], measure: FactorMeasure) -> float:
@@ -203,31 +199,6 @@ def _found(state: Reproduction) -> list[FactorRow]:
     return [row for row in factor_table(state.results, state.plan.protocols) if part[row.end] in state.plan.parts]
 
 
-# models of each protocol in table order: MLA, MLA with less of its released code, RoPE for comparison
-_ROWS: dict[Protocol, dict[str, str]] = {
-    "released": {
-        "mla": "MLA in its released code",
-        "mla/input": "MLA, no input positions",
-        "mla/padding-seen": "MLA, padding attended",
-        "mla/no-norm": "MLA, no final norm",
-        "mla/bare": "MLA, none of the three",
-        "mla/encoding": "MLA as in the paper, in the released code",
-        "rope/mla-program": "RoPE in MLA’s code",
-        "rope/mla-program-bare": "RoPE in MLA’s code, no input positions",
-        "rope": "RoPE in its own code (with sinusoid)",
-        "rope-alone": "RoPE in its own code, no sinusoid",
-    },
-    "paper": {
-        "mla": "MLA",
-        "mla/input": "MLA, positions added at the input",
-        "mla/no-norm": "MLA, no final norm",
-        "mla/encoding": "MLA as in the released code",
-        "rope": "RoPE",
-        "rope-absolute": "RoPE + sinusoid",
-    },
-}
-
-
 @dataclass(frozen=True)
 class _Shown:
     """A number of a model, with its title and axis."""
@@ -266,12 +237,7 @@ def variants(state: Reproduction) -> Block:
         style.beside(state, lambda protocol, shown=shown: draw(protocol, shown), shown.title.capitalize())
         for shown in _SHOWN
     ]
-    caption = (
-        "Task 1. MLA, MLA without parts of its released code, and RoPE in MLA’s code. Rings are seeds; the error bar "
-        "is the 95% interval of the mean. If latent attention distributes the skill, MLA is low in every variant. If "
-        "the released code does, RoPE in MLA’s code is low too. Models without skill have no share."
-    )
-    return Block("mla", "MLA, and RoPE in MLA’s code", caption, views)
+    return style.block("mla", views)
 
 
 def variant_tables(state: Reproduction) -> list[Table]:
@@ -308,7 +274,7 @@ def _row(label: str, text: str, cells: list[CellResult]) -> list[str | Cell]:
 def _models(state: Reproduction, protocol: Protocol) -> list[tuple[str, str, list[CellResult]]]:
     """Label, name and models of each row; empty if there is no variant."""
     under = state.results.under(protocol)
-    found = [(label, text, under.of(DISTANCE, label)) for label, text in _ROWS[protocol].items()]
+    found = [(label, text, under.of(DISTANCE, label)) for label, text in style.TEXTS["variants"][protocol].items()]
     found = [(label, text, cells) for label, text, cells in found if cells]
     return found if any(Label.parse(label).variant for label, _, _ in found) else []
 
@@ -318,29 +284,19 @@ def _values(cells: list[CellResult], shown: _Shown) -> Values:
     return {seed: value for seed, value in values.items() if value == value}  # NaN is no value
 
 
-_STEPS: dict[Protocol, tuple[tuple[str, str, str], ...]] = {
-    "released": (
-        ("rope", "rope/mla-program", "RoPE moved into MLA’s code"),
-        ("rope/mla-program", "mla", "RoPE replaced by MLA in that code"),
-        ("mla", "mla/bare", "MLA without input positions, padding mask and final norm"),
-    ),
-    "paper": (("rope", "mla", "RoPE replaced by MLA in the same decoder"),),
-}
-
-
 def steps_table(state: Reproduction) -> Table:
     """Paired differences of one head's share: is the diffuse pattern due to MLA or to its released code?"""
     lines: list[list[str | Cell]] = []
     for protocol in state.plan.protocols:
         under = state.results.under(protocol)
-        for first, second, text in _STEPS[protocol]:
-            start, end = (_values(under.of(DISTANCE, label), _SHOWN[0]) for label in (first, second))
+        for step in style.TEXTS["steps"][protocol]:
+            start, end = (_values(under.of(DISTANCE, step[label]), _SHOWN[0]) for label in ("from", "to"))
             change = estimated({seed: end[seed] - start[seed] for seed in start.keys() & end.keys()})
             levels = [estimated(start), estimated(end)]
             if change is not None and None not in levels:
                 lines.append(
                     [
-                        Cell(text, (style.PROTOCOL_NAMES[protocol],)),
+                        Cell(step["text"], (style.PROTOCOL_NAMES[protocol],)),
                         *(percent(level.value if level else None) for level in levels),
                         Cell(
                             style.interval(change),

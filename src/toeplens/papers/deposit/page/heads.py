@@ -24,7 +24,7 @@ from toeplens.papers.deposit.page import style
 from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import GUESS, layer_look
-from toeplens.report.kit.dots import Series, dots
+from toeplens.report.kit.dots import dots
 from toeplens.studies import CellResult, Key
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
@@ -44,11 +44,7 @@ def heads(state: Reproduction) -> Block:
                 _models(state, p, task, lambda cells: heat_panel(cells[0], limit), seed) for p in state.plan.protocols
             ]
             views.append(View(f"{style.TASKS[task]}, seed {seed}", groups))
-    caption = (
-        "Accuracy drop in percentage points when the output of one head is set to zero (the paper’s Figs. 4, 7 and 8). "
-        "All maps share one colour scale; hover for the 95% bootstrap interval."
-    )
-    return Block("heads", "Ablation effect of each head", caption, views, "small", ramp=style.drop_ramp(limit))
+    return style.block("heads", views, "small", ramp=style.drop_ramp(limit))
 
 
 def _models(
@@ -121,14 +117,10 @@ def cumulative(state: Reproduction) -> Block:
 
     signs = style.layer_signs(max((len(ablation.drops) for ablation in ablations_of(state.results.cells)), default=0))
     signs += [Sign("", "half of the skill lost", GUESS, dash="dash"), Sign("", "chance", GUESS, dash="dot")]
-    caption = (
-        "Accuracy as the heads of a layer are ablated cumulatively, most important first; mean over seeds. A steep "
-        "first step: one head carries the skill. A slow decline: the skill is distributed over many heads."
-    )
     views = [
         View(style.TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in style.TASKS
     ]
-    return Block("cumulative", "Cumulative ablation within a layer", caption, views, "small", signs)
+    return style.block("cumulative", views, "small", legend=signs)
 
 
 def silencing_curves(cells: Sequence[CellResult], top: float = 1.0) -> go.Figure:
@@ -173,17 +165,9 @@ _CURVES: dict[str, tuple[str, str]] = {
 def position(state: Reproduction) -> Block:
     cells = [cell for cell in state.results.cells if _placed(cell)]
     limit = max([0.1, *(float(abs(pair).max()) for cell in cells for pair in _drops(cell))])
-
-    caption = (
-        "Each marker is a head of one seed. Horizontal: accuracy drop if the head is ablated. Vertical: accuracy drop "
-        "when the head loses only its rotation or bias and keeps its content. On the dotted line both are equal; at "
-        "the bottom the head matters for something other than position. Encodings that act only at the input are "
-        "missing, as they cannot be removed from a single head."
-    )
     signs = style.legend(state, (cell.key.label for cell in cells))
-    title = "Does a head matter for its position or its content?"
     views = style.by_task(state, _placed, lambda protocol, found: lost(protocol, found, limit))
-    return Block("position", title, caption, views, legend=signs)
+    return style.block("position", views, legend=signs)
 
 
 def _placed(cell: CellResult) -> bool:
@@ -235,23 +219,11 @@ def _records(cells: Sequence[CellResult]) -> list[HeadSets]:
 
 
 def removed(state: Reproduction) -> Block:
-    views = [
-        style.under_headings(
-            state,
-            lambda protocol, task=task: [
-                style.model_panel(cells[0], curves(cells, style.accuracy_top(state, task)))
-                for _, cells in style.models(state, protocol, task, _sets)
-            ],
-            title,
-        )
-        for task, title in style.TASKS.items()
-    ]
+    def draw(cells: list[CellResult]) -> go.Figure:
+        return curves(cells, style.accuracy_top(state, cells[0].key.task))
+
     signs = [Sign(key, title, GUESS, dash=dash) for key, (title, dash) in _CURVES.items()]
-    caption = (
-        "Test accuracy as heads of all layers are ablated cumulatively, mean over seeds. A steep first step: the model "
-        "depends on one head. Dotted grey line: chance."
-    )
-    return Block("sets", "Cumulative ablation over the whole model", caption, views, "small", signs)
+    return style.block("sets", style.by_model(state, _sets, draw), "small", legend=signs)
 
 
 def sizes(state: Reproduction) -> Block:
@@ -264,12 +236,7 @@ def sizes(state: Reproduction) -> Block:
         series = style.one_series((label for label, _ in found), values)
         return dots(lines, series, f"sufficient heads, of {most}", span=(0, 1.05 * most))
 
-    caption = (
-        f"Size of a set of heads that keeps {share} of the skill when all other heads are ablated. No head can be "
-        "removed from the set, but a smaller set may exist. Rings are seeds; the error bar is the 95% interval of the "
-        "mean."
-    )
-    return Block("sets-size", "How many heads are sufficient?", caption, style.by_task(state, _sets, draw))
+    return style.block("sets-size", style.by_task(state, _sets, draw), words={"share": share})
 
 
 def curves(cells: Sequence[CellResult], top: float) -> go.Figure:
@@ -316,16 +283,11 @@ def circuit(state: Reproduction) -> Block:
         if not names:
             return None
         used.update(by_label)
-        series = [
-            Series(
-                label,
-                f"{style.name(protocol, label)}, ",
-                style.marker(label),
-                [{seed: told[line] for seed, told in seeds.items() if line in told} for line in names],
-                [style.colour(label)] * len(names),
-            )
+        values = [
+            (label, [{seed: told[line] for seed, told in seeds.items() if line in told} for line in names])
             for label, seeds in by_label.items()
         ]
+        series = [style.series(protocol, *each) for each in values]
         return dots(names, series, what.partition(": ")[2], digits=2)
 
     views = [style.beside(state, partial(draw, what=what, lines_of=lines_of), what) for what, lines_of in shown]
@@ -335,12 +297,7 @@ def circuit(state: Reproduction) -> Block:
         for cell in state.results.cells
         if cell.skilled and (found := cell.measure("circuit")) is not None
     ]
-    caption = (
-        "The head with the largest ablation effect on the loss of each model. A path is cut by removing the head’s "
-        "output from the residual stream for one reader only. Path effects do not add up, as paths can be redundant. "
-        f"Heads: {'; '.join(heads)}."
-    )
-    return Block("circuit", "What the most important head does", caption, views, legend=style.legend(state, used))
+    return style.block("circuit", views, words={"heads": "; ".join(heads)}, legend=style.legend(state, used))
 
 
 def _readers(found: Circuit) -> Lines:
@@ -388,14 +345,8 @@ def by_encoding(state: Reproduction) -> Block:
         style.by_task(state, CellResult.deposits, shares, "share of the skill lost by ablating one head"),
         style.by_task(state, CellResult.deposits, spreads, "effective heads of that layer"),
     )
-    caption = (
-        "For each model, the layer with the most important head. Points are seeds, the bar is their mean, the violin "
-        "their density (unreliable with few seeds). Share: the accuracy drop from ablating that head, as a share of "
-        f"the skill. A single-head layer needs at least {PEAK:.0%} (dashed). Effective heads: (sum of the layer’s "
-        "drops)² / sum of squared drops."
-    )
     views = [view for pair in zip(*kinds, strict=True) for view in pair]
-    return Block("deposit-encodings", "Deposit by encoding", caption, views)
+    return style.block("deposit-encodings", views, words={"peak": f"{PEAK:.0%}"})
 
 
 def violins(
@@ -444,12 +395,8 @@ def _described(cell: CellResult, layer: int, deposit: LayerDeposit) -> str:
 
 
 def by_layer(state: Reproduction) -> Block:
-    caption = (
-        "Share of the skill lost by ablating the most important head of each layer. Each thin row is a seed: similar "
-        "rows of one encoding mean that the deposit is reproducible. Rows without colour: models without skill."
-    )
     views = style.by_task(state, CellResult.deposits, lambda _, found: peaks_by_layer(found))
-    return Block("deposit-layers", "Layer of the deposit", caption, views, ramp=SHARE)
+    return style.block("deposit-layers", views, ramp=SHARE)
 
 
 def peaks_by_layer(found: style.Models) -> go.Figure:
@@ -493,34 +440,20 @@ _MOMENTS = {
     "four times": "4 × the plateau’s steps",
     END: "8 × the plateau’s steps (end)",
 }
-_LONG = "an interval that is longer than the panel is cut off"
 Line = tuple[str, str, str]  # row title, scale variant, checkpoint
 
 
 def by_rung(state: Reproduction) -> Block:
-    lines = [("scale unchanged", "", END), *((RUNGS[rung].title, rung, END) for rung in _rungs(state))]
-    caption = (
-        "Ablation effect of the most important head at the end of training, with one factor changed at a time. Rings "
-        f"are seeds, the marker is their mean with its 95% interval ({_LONG}). Models without skill are excluded."
-    )
-    return _block(state, "ladder-rungs", "When does a deposit occur?", caption, lines)
+    rungs = [rung for rung in SCALES[state.plan.scale].rungs if rung != "longer"]
+    lines = [("scale unchanged", "", END), *((RUNGS[rung].title, rung, END) for rung in rungs)]
+    return _sweep(state, "ladder-rungs", lines)
 
 
 def by_moment(state: Reproduction) -> Block:
-    lines = [(text, "longer", moment) for moment, text in _MOMENTS.items()]
-    caption = (
-        "Ablation effect of the most important head during training: when a model reaches 90% accuracy, when it stops "
-        f"improving, and later. Rings are seeds, the marker is their mean with its 95% interval ({_LONG}). Models that "
-        "reached 90% only after their plateau have no ring in the first row."
-    )
-    return _block(state, "ladder-moments", "The deposit changes during training", caption, lines)
+    return _sweep(state, "ladder-moments", [(text, "longer", moment) for moment, text in _MOMENTS.items()])
 
 
-def _rungs(state: Reproduction) -> Sequence[str]:
-    return [rung for rung in SCALES[state.plan.scale].rungs if rung != "longer"]
-
-
-def _block(state: Reproduction, place: str, title: str, caption: str, lines: Sequence[Line]) -> Block:
+def _sweep(state: Reproduction, id: str, lines: Sequence[Line]) -> Block:
     drawn = set[str]()
 
     def draw(protocol: Protocol, shown: _Shown) -> go.Figure | None:
@@ -534,18 +467,10 @@ def _block(state: Reproduction, place: str, title: str, caption: str, lines: Seq
         if not kept:
             return None
         series = [
-            Series(
-                base,
-                f"{style.name(protocol, base)}, ",
-                style.marker(base),
-                [values[n] for n in kept],
-                [style.colour(base)] * len(kept),
-            )
-            for base, values in found.items()
-            if any(values)
+            style.series(protocol, base, [values[n] for n in kept]) for base, values in found.items() if any(values)
         ]
         drawn.update(one.key for one in series)
         return dots([lines[line][0] for line in kept], series, what, scale=scale, digits=digits)
 
     views = [style.beside(state, partial(draw, shown=shown), shown[0]) for shown in _SHOWN]
-    return Block(place, title, caption, views, legend=style.legend(state, drawn))
+    return style.block(id, views, legend=style.legend(state, drawn))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,21 +40,21 @@ def strength_of(cell: CellResult) -> SeedStrength | None:
 
 def _views(state: Reproduction, draw: Callable[[Protocol, Records, Level], go.Figure], what: str = "") -> list[View]:
     """One view per task and level, one panel per protocol with records of that level."""
-    views = []
-    for task, named in style.TASKS.items():
-        for level in LEVELS[::-1]:
 
-            def one(protocol: Protocol, task: str = task, level: Level = level) -> go.Figure | None:
-                def known(cell: CellResult) -> bool:
-                    record = strength_of(cell)
-                    return record is not None and level in record.levels
+    def known(cell: CellResult, level: Level) -> bool:
+        record = strength_of(cell)
+        return record is not None and level in record.levels
 
-                found = style.models(state, protocol, task, known)
-                records = [(label, {c.key.seed: c.measure("seed").strength for c in cells}) for label, cells in found]
-                return draw(protocol, records, level) if records else None
+    def drawn(protocol: Protocol, task: str, level: Level) -> go.Figure | None:
+        found = style.models(state, protocol, task, partial(known, level=level))
+        records = [(label, {c.key.seed: c.measure("seed").strength for c in cells}) for label, cells in found]
+        return draw(protocol, records, level) if records else None
 
-            views.append(style.beside(state, one, f"{named}: {_LEVELS[level]}{what}"))
-    return views
+    return [
+        style.beside(state, partial(drawn, task=task, level=level), f"{named}: {_LEVELS[level]}{what}")
+        for task, named in style.TASKS.items()
+        for level in LEVELS[::-1]
+    ]
 
 
 def strength(state: Reproduction) -> Block:
@@ -64,27 +65,14 @@ def strength(state: Reproduction) -> Block:
         return by_size(protocol, found, level)
 
     views = _views(state, draw)
-    caption = (
-        "Norm of the mean positional gradient over n examples, relative to that of one example (log-log axes; first "
-        "layer, all heads, mean over seeds). On the dotted line (slope −1/2) the gradients cancel like noise. A curve "
-        "that levels off has a part that averaging does not remove: a seed. An encoding without a curve has no "
-        "first-layer weights that affect position."
-    )
-    title = "Does the positional gradient survive averaging over a batch?"
-    return Block("seed-strength", title, caption, views, legend=style.legend(state, labels))
+    return style.block("seed-strength", views, legend=style.legend(state, labels))
 
 
 def exponent(state: Reproduction) -> Block:
     def draw(protocol: Protocol, found: Records, level: Level) -> go.Figure:
         return _lines(protocol, found, lambda one: one.levels[level].layers.exponent, "exponent", -0.5)
 
-    caption = (
-        "Log-log slope of signal to noise against batch size. −1/2 (dashed): the gradients cancel completely; 0: the "
-        "gradient is the same in every example. Rings are seeds, the marker is their mean, the error bar its 95% "
-        "interval."
-    )
-    title = "Exponents by encoding and layer"
-    return Block("seed-exponent", title, caption, _views(state, draw), legend=_signs(state))
+    return style.block("seed-exponent", _views(state, draw), legend=_signs(state))
 
 
 def lead(state: Reproduction) -> Block:
@@ -98,12 +86,7 @@ def lead(state: Reproduction) -> Block:
             return _lines(protocol, found, lambda one: of(one.levels[level].signal), axis, 1.0)
 
         views += _views(state, draw, f"; {what}")
-    caption = (
-        "In each layer: the norm of the mean positional gradient of the head where it is largest, divided by that of "
-        "the second largest head. Second view: that ratio divided by the next layer’s. The paper predicts more than 1 "
-        "(dashed)."
-    )
-    return Block("seed-lead", "Lead of the first head in each layer", caption, views, legend=_signs(state))
+    return style.block("seed-lead", views, legend=_signs(state))
 
 
 def by_size(protocol: Protocol, found: Records, level: Level) -> go.Figure:
@@ -169,11 +152,7 @@ def training(state: Reproduction) -> Block:
             views.append(style.under_headings(state, draw, f"{style.TASKS[task]}, {title(label)}"))
     signs = style.layer_signs(max((len(row["drops"]) for row in seen), default=0), "heads of layer")
     signs.append(Sign("accuracy", "accuracy of the intact model", GUESS, dash="solid"))
-    caption = (
-        "Accuracy drop from ablating one head at each checkpoint: one line per head, one panel per seed. The thick "
-        "grey line is the intact model’s accuracy. A deposit forms where one line separates from the others."
-    )
-    return Block("training", "When the deposit forms", caption, views, "medium", signs)
+    return style.block("training", views, "medium", legend=signs)
 
 
 def moments(cell: CellResult) -> list[dict[str, Any]]:
@@ -229,23 +208,8 @@ def _rounded(values: Iterable[float]) -> list[float]:
 def exponents(state: Reproduction) -> Block:
     depth = max((len(row[_FIELD]) for cell in state.results.cells for row in _rows(cell)), default=0)
 
-    def draw(protocol: Protocol, task: str) -> list[Panel]:
-        panels = []
-        for _, cells in style.models(state, protocol, task, _rows):
-            steps, found = watched(cells)
-            panels.append(style.model_panel(cells[0], lines(steps, found)))
-        return panels
-
-    views = [
-        style.under_headings(state, lambda p, task=task: draw(p, task), name) for task, name in style.TASKS.items()
-    ]
-    caption = (
-        "Exponent of the signal to noise of the positional gradient at the logits against batch size, by training "
-        "step: mean over a layer’s heads and over seeds; the band is the range over seeds. At −1/2 (dashed) the "
-        "gradients of a batch cancel like noise. Closer to 0, more of the gradient is the same in every example."
-    )
-    title = "Do positional gradients cancel during training?"
-    return Block("seed-training", title, caption, views, "small", style.layer_signs(depth))
+    views = style.by_model(state, _rows, lambda cells: lines(*watched(cells)))
+    return style.block("seed-training", views, "small", legend=style.layer_signs(depth))
 
 
 def _rows(cell: CellResult) -> list[dict[str, Any]]:

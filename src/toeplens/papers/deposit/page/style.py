@@ -1,4 +1,4 @@
-"""Names, colours and markers of the report, and how its figures are arranged by task and protocol."""
+"""Names, colours and markers of the report, its texts, and how its figures are arranged by task and protocol."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import isfinite
+from pathlib import Path
 
 import plotly.graph_objects as go
 
@@ -15,6 +16,7 @@ from toeplens.lens import Estimate
 from toeplens.model import Protocol
 from toeplens.papers.deposit import PARTS, SCALES, Plan, Reproduction, title
 from toeplens.papers.deposit.labels import PARTIAL, SWITCHES, Label
+from toeplens.papers.texts import Texts
 from toeplens.report.kit.blocks import Group, Panel, Ramp, Sign, View
 from toeplens.report.kit.colours import FAMILIES, OTHER, layer_look
 from toeplens.report.kit.dots import Series
@@ -24,6 +26,8 @@ from toeplens.training.presets import COUNT, DISTANCE
 TASKS: dict[str, str] = {DISTANCE: "Task 1 (distance)", COUNT: "Task 2 (count)"}
 PROTOCOL_NAMES: dict[Protocol, str] = {"paper": "paper protocol", "released": "released protocol"}
 
+TEXTS = Texts(Path(__file__).with_name("texts.yaml"))
+block = TEXTS.block
 _PLAIN = ("core", "others")  # the parts that the general figures show; other parts have their own figures
 
 
@@ -149,9 +153,25 @@ def by_task(
     ]
 
 
+def by_model(
+    state: Reproduction, has: Callable[[CellResult], object], draw: Callable[[list[CellResult]], go.Figure]
+) -> list[View]:
+    """One view per task with one panel per encoding that has such `models`, under the protocol's name."""
+
+    def drawn(protocol: Protocol, task: str) -> list[Panel]:
+        return [model_panel(cells[0], draw(cells)) for _, cells in models(state, protocol, task, has)]
+
+    return [under_headings(state, partial(drawn, task=task), title) for task, title in TASKS.items()]
+
+
 def one_series(labels: Iterable[str], values: Sequence[Mapping[int, float]]) -> list[Series]:
     """A row of dots per model in its colour: values by seed."""
     return [Series("", "", "circle", values, [colour(label) for label in labels])]
+
+
+def series(protocol: Protocol, label: str, values: Sequence[Mapping[int, float]]) -> Series:
+    """Dots of one encoding in every row."""
+    return Series(label, f"{name(protocol, label)}, ", marker(label), values, [colour(label)] * len(values))
 
 
 def under_headings(state: Reproduction, panels: Callable[[Protocol], list[Panel]], title: str = "") -> View:

@@ -137,33 +137,6 @@ def _deposit_rows(cell: CellResult) -> list[list[Cell]]:
     return rows
 
 
-_SETTING_NAMES = {
-    "vocab_size": "words in the vocabulary",
-    "d_model": "width of the model (d_model)",
-    "d_ff": "width of the feed-forward layer (d_ff)",
-    "num_layers": "layers",
-    "num_heads": "heads per layer",
-    "max_len": "maximum sequence length (max_len)",
-    "lr": "learning rate (lr)",
-    "batch_size": "batch size",
-    "betas": "AdamW betas",
-    "weight_decay": "weight decay",
-    "warmup": "warm-up, share of steps",
-    "schedule": "learning rate schedule after warm-up",
-    "evaluations": "evaluations per epoch",
-    "plateau": "early stopping at a plateau",
-    "length": "sequence length with padding",
-    "max_distance": "maximum distance",
-    "max_between": "maximum number of words between the triggers",
-    "max_side": "maximum number of words on either side",
-    "num_triggers": "trigger words",
-    "max_count": "maximum count",
-    "train_examples": "training examples",
-    "test_examples": "test examples",
-    "epochs": "maximum number of epochs",
-}
-
-
 _TRAINING = ("weight_decay", "warmup", "schedule", "evaluations", "plateau")
 
 
@@ -181,7 +154,8 @@ def settings_table(state: Reproduction) -> Table:
 def _settings(scale: Scale, state: Reproduction) -> dict[str, Any]:
     usual = {field: RunSpec.model_fields[field].default for field in _TRAINING}
     given = {**scale.model, **usual, **scale.optimiser}
-    found = {_SETTING_NAMES.get(field, field): value for field, value in given.items()}
+    names = style.TEXTS["settings"]
+    found = {names.get(field, field): value for field, value in given.items()}
     options = ("length", "num_triggers", "max_count")
     for task, size in scale.tasks.items():
         for protocol in state.plan.protocols:
@@ -189,11 +163,9 @@ def _settings(scale: Scale, state: Reproduction) -> dict[str, Any]:
             made = tasks.build(task, form=protocol, vocab_size=scale.model["vocab_size"], **sizes)
             distance = ("length", "max_distance") if protocol == "paper" else ("length", "max_between", "max_side")
             for option in options if task == COUNT else distance:
-                found[f"{style.TASKS[task]}, {style.PROTOCOL_NAMES[protocol]}: {_SETTING_NAMES[option]}"] = getattr(
-                    made, option
-                )
+                found[f"{style.TASKS[task]}, {style.PROTOCOL_NAMES[protocol]}: {names[option]}"] = getattr(made, option)
         for field in ("train_examples", "test_examples", "epochs"):
-            found[f"{style.TASKS[task]}: {_SETTING_NAMES[field]}"] = getattr(size, field)
+            found[f"{style.TASKS[task]}: {names[field]}"] = getattr(size, field)
         found[f"{style.TASKS[task]}: encodings"] = len(scale.labels[task])
     return found | {"examples per ablation": scale.ablation_examples}
 
@@ -232,69 +204,18 @@ def models_table(state: Reproduction) -> Table:
     return make_table("Models", names, lines, right=(3, 5, 6, 7, 8), css="numbers small")
 
 
-# ---- each encoding, and how each protocol defines it -----------------------------------------------------------------
-
-_SAME = "as described"
-_ABSENT = "not in this study"
-
-# label: what it does; its definition in the paper protocol, and in the released protocol
-_MEANT: dict[str, tuple[str, str, str]] = {
-    "rope": (
-        "rotates queries and keys by an angle that grows with position, so that their product depends on the distance",
-        _SAME,
-        "the same, with a sinusoid added to the input that the paper does not mention",
-    ),
-    "rope-alone": (
-        "RoPE without the undocumented sinusoid",
-        "called RoPE there",
-        "the released code’s model without the sinusoid",
-    ),
-    "rope-absolute": ("RoPE, with a sinusoid added to the input", _SAME, "called RoPE in the released code"),
-    "partial": (
-        "RoPE on some heads of every layer, no encoding on the others",
-        _SAME,
-        "the same; the released code for it adds no sinusoid",
-    ),
-    "mla": (
-        "multi-head latent attention: compressed keys and values, and a small rotated part in each key",
-        "in the same decoder as the others",
-        "separate code: learned positions at the input, padding masked, GELU, keys and values from the layer",
-    ),
-    "absolute": ("adds fixed sines and cosines to the input", _SAME, _SAME),
-    "relative": (
-        "adds a learned bias per distance to each attention score",
-        "T5’s bias: distances share buckets",
-        "one bias per signed distance and head, no buckets",
-    ),
-    "alibi": (
-        "subtracts a bias that grows linearly with distance, with a fixed slope per head",
-        "slopes are powers of two",
-        "slopes e^(−h/H), over the distance to either side",
-    ),
-    "random": ("adds a random vector per position to the input", "fixed", "trained"),
-    "nope": (
-        "adds nothing: only a causal mask can distinguish positions",
-        _SAME,
-        "the same without a causal mask, so the model cannot see order",
-    ),
-}
-
-
 def encodings_table(state: Reproduction) -> Table:
     """The encodings of the study's grid, and how each protocol defines them; RoPE on some heads is one entry."""
-    keys, protocols = style.planned(state.plan), state.plan.protocols
+    keys, protocols, meanings = style.planned(state.plan), state.plan.protocols, style.TEXTS["encodings"]
     places = {(key.protocol, Label.parse(key.label).base) for key in keys}
     labels = {Label.parse(label).base: label for label in reversed(style.ordered(key.label for key in keys))}
     lines: list[list[str | Cell]] = []
     for family in dict.fromkeys(Label.parse(label).base for label in style.ordered(key.label for key in keys)):
-        if family not in _MEANT:
+        if family not in meanings:
             continue
-        what, *meant = _MEANT[family]
-        swapped = family in ("rope-alone", "rope-absolute")
-        there = [
-            meant[("paper", "released").index(p)] if (p, family) in places or swapped else _ABSENT for p in protocols
-        ]
+        meant, swapped = meanings[family], family in ("rope-alone", "rope-absolute")
+        there = [meant[p] if (p, family) in places or swapped else "not in this study" for p in protocols]
         called = "RoPE on some heads" if family == "partial" else title(family)
-        lines.append([Cell(called, sign=style.sign_of(labels[family])), what, *there])
+        lines.append([Cell(called, sign=style.sign_of(labels[family])), meant["does"], *there])
     names = ["Encoding", "What it does", *(f"In the {style.PROTOCOL_NAMES[protocol]}" for protocol in protocols)]
     return make_table("The encodings", names, lines, css="glossary")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
     effects_of,
     retrieving,
 )
-from toeplens.studies.kit.claims import Claim, Entry, deviation
+from toeplens.studies.kit.claims import Claim, Entry, claim_of, deviation, read_yaml
 from toeplens.studies.kit.verdicts import (
     LEVEL,
     Comparison,
@@ -34,10 +35,6 @@ from toeplens.studies.kit.verdicts import (
 )
 from toeplens.studies.probing import RETRIEVES, Behaviour
 
-_SISTER = "arXiv 2511.11579"
-_ROUND = "arXiv 2410.06205"
-_RETRIEVAL = "arXiv 2404.15574"
-_ROPE_RETRIEVAL = "arXiv 2606.21249"
 _STRONG, _LEARNED, _OCTAVES, _PURE, _FEW = 0.5, 0.1, 2.0, 0.9, 0.05
 _STILL = "the model has no rotation"
 _SILENT = "the model does not predict the next token"
@@ -279,94 +276,20 @@ def _concentrated(study: Examined) -> list[Finding]:
     ]
 
 
-CLAIMS: tuple[Claim[Examined], ...] = (
-    Claim(
-        "positional-frequency",
-        f"{_SISTER}, abstract",
-        "How a head behaves, by position or by content, corresponds to the frequencies it uses.",
-        f"Over a model's heads, the rank correlation of the positional share with the centre of gravity of the "
-        f"frequencies used is above {_STRONG}, mean over sequences (correlations from 0.5 are commonly called large). "
-        "Sliding-window and full-attention layers are tested separately.",
-        _correspondence,
-    ),
-    Claim(
-        "correspondence-learned",
-        "ours",
-        "Training strengthens that correspondence: random weights have less of it.",
-        f"Over sequences, the rank correlation is more than {_LEARNED} above that of the same architecture with random "
-        f"weights. Supporting: it is more than {_LEARNED} above that on the same tokens in random order.",
-        _learned,
-    ),
-    Claim(
-        "previous-token-fast",
-        f"{_ROUND}, abstract",
-        "Positional patterns such as attention to the previous token use the highest frequencies.",
-        f"Previous-token heads give the previous token at least {PREVIOUS} of their attention. The centre of the "
-        f"frequencies they use is more than {_OCTAVES:g} octaves (a factor of four) above that of the others, mean "
-        "over sequences. Freezing the fastest quarter of their pairs increases the loss on copying by more than 0.1 "
-        "nats more than freezing the slowest quarter.",
-        _previous_fast,
-    ),
-    Claim(
-        "pure-heads",
-        "ours",
-        "Purely positional and purely symbolic heads exist.",
-        f"The mean number per sequence of heads with a positional share of at least {_PURE} is above 0.5, and so is "
-        "that of heads with such a symbolic share (allowing a tenth for incomplete training). Supporting (they are "
-        "learned): each number exceeds that with random weights by more than 0.5.",
-        _pure,
-    ),
-    Claim(
-        "retrieval-sparse",
-        f"{_RETRIEVAL}, abstract",
-        "There are retrieval heads, and they are few.",
-        f"At least one head has a retrieval score of at least {RETRIEVES}, and less than {_FEW:.0%} of all heads have "
-        "(the source's own numbers).",
-        _sparse,
-    ),
-    Claim(
-        "retrieval-causal",
-        f"{_RETRIEVAL}, abstract; {_ROPE_RETRIEVAL}, abstract (i)",
-        "Ablating the retrieval heads loses needles; ablating the same number of other heads does not.",
-        "Of the needles that the intact model finds, more than half are lost when these heads are ablated, and less "
-        f"than a tenth when the same number of other heads of the same layers is, mean of {DRAWS} random choices (the "
-        "source: all, and none). The spread over needles is at least that of chance at each threshold.",
-        _causal,
-    ),
-    Claim(
-        "retrieval-slow",
-        f"{_ROPE_RETRIEVAL}, abstract (iv)",
-        "Retrieval heads retrieve with their lowest frequencies.",
-        "Removing the slowest quarter of the retrieval heads' pairs increases the loss on the needle by more than 0.1 "
-        f"nats per token more than removing a random quarter, for each of {DRAWS} random choices.",
-        _slow,
-    ),
-    Claim(
-        "retrieval-symbolic",
-        f"ours, in the terms of {_SISTER}",
-        "Retrieval heads are symbolic.",
-        f"The symbolic share of the retrieval heads is more than {_LEARNED} above that of the others, mean over "
-        "sequences. Supporting: they use slower pairs.",
-        _symbolic,
-    ),
-    Claim(
-        "position-worth",
-        "ours",
-        "Removing position from the most positional head has a larger effect than from most other heads.",
-        "Removing position from the head with the largest positional share increases the loss, and by more than for "
-        "half of the other heads: the interval of its effect lies above both.",
-        _worth,
-    ),
-    Claim(
-        "deposit-pretrained",
-        "arXiv 2505.13027 v1, 5.1, for models trained on Task 1; for pretrained models: ours",
-        "RoPE deposits position in one early head.",
-        f"Position is removed from one head at a time. Over the heads whose effect's interval excludes 0, one head has "
-        f"more than {_STRONG} of the summed effects. The interval of its share combines the ends of all intervals (its "
-        "low end with the others' high ends, and the reverse). The head is in the first third of the layers.",
-        _concentrated,
-    ),
-)
+_CHECKS = {
+    "correspondence": _correspondence,
+    "learned": _learned,
+    "previous-fast": _previous_fast,
+    "pure": _pure,
+    "sparse": _sparse,
+    "causal": _causal,
+    "slow": _slow,
+    "symbolic": _symbolic,
+    "worth": _worth,
+    "concentrated": _concentrated,
+}
+_DATA = read_yaml(Path(__file__).with_name("claims.yaml"))
+CLAIMS: tuple[Claim[Examined], ...] = tuple(claim_of(entry, _CHECKS, _DATA["words"]) for entry in _DATA["claims"])
 
 
 # ---- verdicts with one number per text -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from toeplens.lens import Estimate
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.papers.positional_symbolic.pretrained.parts import BANDS, DRAWS, Heads, by_speed, effects_of
 from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
+from toeplens.papers.texts import Texts
 from toeplens.report.auditing.maps import by_band
 from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, heat, plain
@@ -82,6 +83,7 @@ def _run_table(study: Pretrained) -> Table:
     return make_table("How it was run", [], rows, css="facts")
 
 
+_TEXTS = Texts(Path(__file__).with_name("page.yaml"))
 _KINDS = {"text": "The model", "random": "Random weights", "shuffled": "Tokens in random order"}
 _MAPPED = {
     "positional": "positional share",
@@ -94,7 +96,6 @@ _MAPPED = {
 
 def maps(study: Pretrained) -> Block:
     heads, views = study.heads("text"), []
-    caption = "Each cell is a head. Rows are layers, columns are heads. Shares and attention are means over sequences."
     if heads is not None:
         views += [_map(title, heads, heads.mean(name), 1.0) for name, title in _MAPPED.items()]
         intact = study.probes.get("intact")
@@ -111,7 +112,7 @@ def maps(study: Pretrained) -> Block:
                 effects = effects_of(audit)
                 views.append(_map(title, heads, effects, max(1e-9, float(np.nanmax(np.abs(effects), initial=0.0)))))
     views = [view for view in views if view.groups]
-    return Block("maps", "Map of heads", caption, views, "full", ramp=Ramp("0", "largest", half=True))
+    return _TEXTS.block("maps", views, "full", ramp=Ramp("0", "largest", half=True))
 
 
 def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:
@@ -135,10 +136,6 @@ def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:
 
 
 def plane(study: Pretrained) -> Block:
-    caption = (
-        "Each mark is a head. Its logits’ variance explained by the keys’ positions (horizontal) and by their "
-        "contents (vertical), mean over sequences. Colour: layer, from the first (blue) to the last (orange)."
-    )
     panels = []
     for kind, title in _KINDS.items():
         heads = study.heads(kind)
@@ -158,15 +155,10 @@ def plane(study: Pretrained) -> Block:
                 f"{over[0]} of {len(x)} heads have a positional share above 0.5, {over[1]} a symbolic share.",
             )
         )
-    return Block("plane", "Positional or symbolic", caption, [View.of(panels)] if panels else [], "medium")
+    return _TEXTS.block("plane", [View.of(panels)], "medium")
 
 
 def frequencies(study: Pretrained) -> Block:
-    caption = (
-        "Each mark is a head. Horizontal: period in tokens of the frequency it uses (centre of gravity of the pairs’ "
-        "contributions to its logits’ variance). Vertical: positional share, mean over sequences. Squares: "
-        "sliding-window layers."
-    )
     panels = []
     known = {kind: heads for kind in _KINDS if (heads := study.heads(kind)) is not None}
     turns = {kind: _turns(heads) for kind, heads in known.items() if np.isfinite(heads.columns["centre"]).any()}
@@ -184,9 +176,7 @@ def frequencies(study: Pretrained) -> Block:
         panels.append(
             Panel(title, canvas.figure(), f"Rank correlation with the frequency, mean over sequences, {told}.")
         )
-    return Block(
-        "frequencies", "Frequency and positional share", caption, [View.of(panels)] if panels else [], "medium"
-    )
+    return _TEXTS.block("frequencies", [View.of(panels)], "medium")
 
 
 def _turns(heads: Heads) -> np.ndarray:
@@ -216,14 +206,10 @@ _ASKED: dict[Behaviour, tuple[str, str]] = {
 
 
 def bands(study: Pretrained) -> Block:
-    caption = (
-        "The frequencies of every layer are sorted and split into eighths; one eighth is frozen in all layers and "
-        "heads. Vertical: loss increase in nats per token on the same items, with 95% intervals over items."
-    )
     probes = [study.probes.get(f"still-{band}") for band in range(BANDS)]
     found = [(band, probe) for band, probe in enumerate(probes) if probe is not None and probe.changes]
     if not found:
-        return Block("bands", "", caption, [], "full")
+        return _TEXTS.block("bands", [])
     canvas, told = Canvas(376, left=60, bottom=78), []
     xs = [f"{band + 1}<br>{_band_turns(study, band)}" for band, _ in found]
     for behaviour, (title, tint) in _ASKED.items():
@@ -244,7 +230,7 @@ def bands(study: Pretrained) -> Block:
     canvas.y("loss increase (nats per token)")
     signs = [Sign(behaviour, title, tint, "●") for behaviour, (title, tint) in _ASKED.items()]
     panel = Panel("Loss increase", canvas.figure(), f"{'; '.join(told)}.")
-    return Block("bands", "Frozen frequency bands", caption, [View.of([panel])], "full", legend=signs)
+    return _TEXTS.block("bands", [View.of([panel])], "full", legend=signs)
 
 
 def _more(probe: ProbeRecord, behaviour: Behaviour) -> Estimate:
@@ -282,12 +268,6 @@ def layered(study: Pretrained) -> Block:
 
 
 def retrieval(study: Pretrained) -> Block:
-    caption = (
-        "Rows are interventions. Horizontal: loss increase on the needle’s number in nats per token, with the 95% "
-        "interval over needles. A removed pair contributes nothing to the logit; a frozen pair contributes content but "
-        "not position. Grey: the same number of random other heads of the same layers, or of random other frequencies "
-        "of the same heads."
-    )
     rows = [
         ("no-retrieval", "retrieval heads ablated", ORANGE),
         *((f"no-others-{n}", f"other heads ablated ({n + 1})", GREY) for n in range(DRAWS)),
@@ -298,7 +278,7 @@ def retrieval(study: Pretrained) -> Block:
     ]
     found = [(title, tint, probe) for name, title, tint in rows if (probe := study.probes.get(name)) and probe.changes]
     if not found:
-        return Block("retrieval", "", caption, [], "full")
+        return _TEXTS.block("retrieval", [])
     canvas = Canvas(60 + 26 * len(found), left=190)
     words = []
     for title, tint, probe in found:
@@ -310,4 +290,4 @@ def retrieval(study: Pretrained) -> Block:
     canvas.x("loss increase (nats per token)")
     canvas.y("", type="category", autorange="reversed")
     panel = Panel("Needles", canvas.figure(), f"Needles found (all digits rank first): {'; '.join(words)}.")
-    return Block("retrieval", "Effects on needles", caption, [View.of([panel])], "full")
+    return _TEXTS.block("retrieval", [View.of([panel])], "full")
