@@ -15,7 +15,6 @@ from tests.tasks.reading import texts
 from toeplens.ground import InputError
 from toeplens.tasks import Examples, Task, build, trivial_baselines
 from toeplens.tasks.baselines import MOST, _segments, ngram_bits
-from toeplens.tasks.language import Language
 
 FACTS: dict[str, Callable[[list[int]], int]] = {
     "constant": lambda text: 0,
@@ -81,23 +80,6 @@ def test_the_rules_score_what_they_score_text_by_text(which: str):
     assert found["bag"] == pytest.approx(by_bag(train, test), abs=1e-12)
 
 
-@pytest.mark.parametrize(("rule", "place"), [("first", 0), ("last but one", -2), ("last", -1)])
-def test_an_answer_that_is_given_away_is_found(rule: str, place: int):
-    task = build("parity", length=12)
-    train, test = draw(task, 500, 0), draw(task, 500, 1)
-    assert max(trivial_baselines(train, test).values()) < 0.65
-    for examples in (train, test):
-        examples.tokens[:, place] = 5 + examples.labels
-    assert trivial_baselines(train, test)[rule] == 1
-
-
-def test_the_constant_scores_chance_and_the_length_what_it_tells():
-    task = build("dyck", ask="depth", length=9, min_length=2, max_depth=3)
-    found = trivial_baselines(draw(task, 9000, 0), draw(task, 9000, 1))
-    assert found["constant"] == pytest.approx(task.chance(), abs=0.02)
-    assert found["length"] == pytest.approx(task.length_chance(), abs=0.02)
-
-
 @pytest.mark.parametrize("field", ["train", "test"])
 def test_an_empty_set_is_refused(field: str):
     sets = {name: draw(build("parity"), 3, 0) for name in ("train", "test")}
@@ -148,16 +130,6 @@ def test_bits_are_those_of_dictionaries(train: np.ndarray, texts: np.ndarray):
         assert bits == pytest.approx(slow.bits(texts.tolist(), order), rel=1e-12)
 
 
-@given(streams, st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=5), st.integers(0, 3))
-def test_shares_of_what_may_follow_add_up_to_one(train: np.ndarray, before: list[int], order: int):
-    def chance(text: list[int]) -> float:
-        bits = ngram_bits(train, np.array([text]), WORDS)[order]
-        return 2 ** (-bits * (len(text) - 1))
-
-    total = sum(chance([*before, word]) for word in range(WORDS))
-    assert total == pytest.approx(chance(before) if len(before) > 1 else 1, rel=1e-9)
-
-
 def test_a_large_vocabulary_has_no_number_too_large():
     rng, many = np.random.Generator(np.random.Philox(1)), 2**31 - 1
     train = np.tile(rng.integers(0, many, 50), 40).astype(np.int32)
@@ -174,15 +146,6 @@ def test_of_a_long_text_stretches_from_all_over_are_counted():
     assert np.count_nonzero(np.diff(some) != 1) == 63
     assert len(_segments(train, 7)) == 7
     assert ngram_bits(train % 2, np.array([[0, 1, 0, 1]]), 2, most=6_400)[1] < 0.01
-
-
-def test_more_context_costs_fewer_bits_of_code_and_never_more_than_a_byte():
-    task = build("language", length=64)
-    assert isinstance(task, Language)
-    corpus, examples = task.corpus(), task.dataset("test", 50, seed=0)
-    texts = np.concatenate((examples.tokens[:, :1], examples.labels), axis=1)
-    found = ngram_bits(corpus.stream("train"), texts, corpus.vocab_size, most=2**18)
-    assert 1 < found[3] < found[2] < found[1] < found[0] < 8
 
 
 @pytest.mark.parametrize(

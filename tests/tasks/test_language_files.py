@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from tests.tasks.reading import documents_of, language, written
 
 from toeplens.ground import InputError
-from toeplens.tasks import build
 from toeplens.tasks import text as source
 from toeplens.tasks.corpus import FEWEST, SPLITS, Corpus, assign
 from toeplens.tasks.text import Source, pieces
@@ -79,13 +79,9 @@ def test_copies_of_a_document_count_once(tmp_path: Path):
     assert sorted(found(corpus(once, twice))) == sorted(text.encode() for text in TEXTS[:80])
 
 
-@pytest.mark.parametrize("kind", ["txt", "parquet"])
-def test_a_single_document_is_cut_at_ends_of_lines(kind: str, tmp_path: Path):
-    text, file = "".join(f"line {number}, {'x' * (number % 17)}\n" for number in range(3000)), tmp_path / f"one.{kind}"
-    if kind == "parquet":
-        pq.write_table(pa.table({"text": [text]}), file)
-    else:
-        file.write_text(text if kind == "txt" else json.dumps({"text": text}), encoding="utf-8")
+def test_a_single_document_is_cut_at_ends_of_lines(tmp_path: Path):
+    text, file = "".join(f"line {number}, {'x' * (number % 17)}\n" for number in range(3000)), tmp_path / "one.parquet"
+    pq.write_table(pa.table({"text": [text]}), file)
     made = corpus(file)
     parts = found(made)
     assert len(parts) >= FEWEST
@@ -189,17 +185,13 @@ def test_files_that_hold_no_text_are_refused_in_one_sentence(name: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
-def test_a_table_without_the_column_or_with_numbers_in_it_is_refused(tmp_path: Path):
-    file = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"a": [1], "b": ["x"]}), file)
-    for column, message in (
-        ("text", f"column: {file} has no 'text'; it has a, b."),
-        ("a", "must have text in 'a', got 1"),
-    ):
-        with pytest.raises(InputError) as caught:
-            corpus(file, column=column)
-        assert message in str(caught.value)
-    assert found(corpus(file, column="b")) == [b"x"]
+@pytest.mark.parametrize(
+    ("column", "message"), [("text", "has no 'text'; it has a, b."), ("a", "must have text in 'a', got 1")]
+)
+def test_a_table_without_the_column_or_with_numbers_in_it_is_refused(column: str, message: str, tmp_path: Path):
+    pq.write_table(pa.table({"a": [1], "b": ["x"]}), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=f"^column: .*{re.escape(message)}"):
+        corpus(tmp_path / "t.parquet", column=column)
 
 
 def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
@@ -212,17 +204,3 @@ def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
         with pytest.raises(InputError, match=why) as caught:
             language(path).pinned()
         assert caught.value.name == "text"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"text": "a.txt"}, "text must be a list of strings, got 'a.txt'."),
-        ({"text": ["a", ""]}, "text must be names of files or folders, got ['a', '']."),
-        ({"sha256": "12"}, "sha256 must be 64 digits of 0-9 and a-f, got '12'."),
-    ],
-)
-def test_options_that_do_not_fit_are_refused_in_one_sentence(options: dict[str, Any], message: str):
-    with pytest.raises(InputError) as caught:
-        build("language", **options)
-    assert message in str(caught.value)

@@ -22,11 +22,14 @@ TEXT = "".join(f"{number} bottles of beer on the wall\n" for number in range(900
 
 
 @pytest.fixture(autouse=True)
-def fresh(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known yet, and files that were just written are taken for old ones."""
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty cache; nothing is known yet, and files that were just written are taken for old ones."""
+    place = str(tmp_path_factory.mktemp("cache"))
+    monkeypatch.setenv("TOEPLENS_CACHE", place)
     corpus._opened.cache_clear()
     languages._unchanged.cache_clear()
     monkeypatch.setattr(corpus, "_SETTLED", -(10**18))
+    return place
 
 
 @pytest.fixture

@@ -78,12 +78,6 @@ def test_documents_are_what_the_tokenizer_makes_of_them(folder: Path, text: Path
     assert corpus.about["tokenizer"] == str(folder)
 
 
-def test_a_token_that_a_text_spells_out_is_text(folder: Path):
-    (ids,) = tokenizer_of(str(folder)).encode([b"<eos>"])
-    assert 1 not in ids
-    assert len(ids) > 1
-
-
 def test_settings_of_length_in_the_file_do_not_count(folder: Path):
     reader = Tokenizer.from_file(str(folder / "tokenizer.json"))
     plain = reader.encode("the very document" * 9).ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -61,6 +62,24 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"length": 8, "words": 9}, "words must be from 1 to length (8), got 9."),
         ({"length": 8, "max_count": 9}, "max_count must be small enough to fit in 8 words, got 9."),
         ({"vocab_size": 21}, "vocab_size must be a whole number of at least 22, got 21."),
+    ],
+    "language": [
+        ({"text": "a.txt"}, "text must be a list of strings, got 'a.txt'."),
+        ({"text": ["a", ""]}, "text must be names of files or folders, got ['a', '']."),
+        ({"sha256": "12"}, "sha256 must be 64 digits of 0-9 and a-f, got '12'."),
+    ],
+    "markov-language": [
+        ({"words": 1}, "words must be from 2 to 8192, got 1."),
+        ({"order": 4}, "order must be at most 3 with 64 words, got 4."),
+        ({"branches": 65}, "branches must be at most words (64), got 65."),
+        ({"copy_rate": math.nan}, "copy_rate must be from 0 to 1, got nan."),
+        ({"span": 1024}, "document must be a whole number of at least 1025, got 1024."),
+        ({"documents": 10**14}, "documents: they need at least"),
+    ],
+    "nested-language": [
+        ({"kinds": 10**9}, "kinds must be from 1 to 1024, got 1000000000."),
+        ({"closes": 0.9}, "closes must be at most 0.88, as opens and closes add up to 1 at most, got 0.9."),
+        ({"document": 10**15}, "documents: they need at least"),
     ],
     "trigger-distanse": [
         ({}, "got 'trigger-distanse'; did you mean 'trigger-distance'"),

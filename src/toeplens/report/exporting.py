@@ -103,16 +103,9 @@ def _printed(block: Block, panel: Panel, width: int, *, titled: bool) -> tuple[d
     above = (_TITLE if title else 4) + (ceil(len(signs) / across) * _LINE + 6 if signs else 0) + _RAMP * ramped
     plain = int(layout.get("height") or width / 1.84)
     height = plain + above
-    layout |= {
-        "width": width,
-        "height": height,
-        "autosize": False,
-        "margin": {**margin, "t": top + above},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "font": {**layout.get("font", {}), "family": _FONT, "color": _INK},
-        "showlegend": bool(signs),
-    }
+    layout |= {"width": width, "height": height, "autosize": False, "margin": {**margin, "t": top + above}}
+    layout |= {"paper_bgcolor": "white", "plot_bgcolor": "white", "showlegend": bool(signs)}
+    layout["font"] = {**layout.get("font", {}), "family": _FONT, "color": _INK}
     for name in [name for name in layout if name.startswith(("xaxis", "yaxis"))]:
         layout[name] = {"automargin": True, "linecolor": _FAINT, **layout[name]}
     corner = {"x": 0, "xref": "container", "xanchor": "left", "yref": "container", "yanchor": "top"}
@@ -127,9 +120,8 @@ def _printed(block: Block, panel: Panel, width: int, *, titled: bool) -> tuple[d
         look = {"font": {"size": 11}, "itemsizing": "constant", "traceorder": "normal", "bgcolor": "rgba(0,0,0,0)"}
         layout["legend"] = {**place, **look}
     if "coloraxis" in layout:
-        layout["coloraxis"] = _colours(
-            block, layout["coloraxis"], (top + 6) / max(1, plain - top - margin.get("b", 40))
-        )
+        inside = max(1, plain - top - margin.get("b", 40))
+        layout["coloraxis"] = _colours(block, layout["coloraxis"], (top + 6) / inside)
     return {"data": data, "layout": layout}, height
 
 

@@ -1,21 +1,64 @@
-"""A grid study's figures of heads: positional and symbolic shares of all heads and models, and during training."""
+"""A grid study's figures of heads: their shares, during training too, scans of an option, and use of frequencies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from math import log10, nan
 
 import numpy as np
 
-from toeplens.report.grid.look import Spread, encoding_looks, finished, line, signs, spreads
-from toeplens.report.kit.blocks import Block, Panel, View
-from toeplens.report.kit.canvas import Canvas, Look, triangle, untagged
+from toeplens.report.grid.look import Spread, draw_lines, encoding_looks, finished, models_of, signs, task_looks
+from toeplens.report.kit.blocks import Block, Group, Panel, View
+from toeplens.report.kit.canvas import Canvas, Look, legend, triangle, untagged
 from toeplens.report.kit.colours import GREY, PALETTE
 from toeplens.studies import CellResult
-from toeplens.studies.grid import Grid
+from toeplens.studies.grid import Column, Grid
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.kit.results import SKILLED
 
-Models = dict[tuple[str, Look], list[CellResult]]  # by task and encoding
+Point = tuple[float, float, float, tuple[object, ...]]  # x, y, accuracy drop when ablated, values of the tooltip
+
+
+def _points(
+    cell: CellResult, title: str, x: tuple[heads.Heads, int], y: heads.Heads, *others: heads.Heads
+) -> list[Point]:
+    """The heads of a model with finite ``x`` (values and decimals) and ``y``."""
+    lost = heads.drops(cell)
+    if lost is None:
+        return []
+    values, digits = x
+    return [
+        (
+            round(float(values[at]), digits),
+            round(float(y[at]), 4),
+            float(lost[at]),
+            (
+                f"{title}, seed {cell.key.seed}, layer {at[0] + 1}, head {at[1] + 1}",
+                *(round(float(other[at]), 4) for other in others),
+                round(100 * float(lost[at]), 1),
+            ),
+        )
+        for at in np.ndindex(lost.shape)
+        if np.isfinite(values[at]) and np.isfinite(y[at])
+    ]
+
+
+def _add_points(canvas: Canvas, one: Look, points: Sequence[Point], hover: str) -> None:
+    """Add marks; ``hover`` ends with the accuracy drop."""
+    if points:
+        x, y, lost, told = zip(*points, strict=True)
+        hover = f"%{{customdata[0]}}<br>{hover} points accuracy drop when ablated"
+        one.add(canvas, x, y, hover, marker=one.heads(lost), customdata=list(told))
+
+
+# ---- shares ----------------------------------------------------------------------------------------------------------
+
+_Models = dict[tuple[str, Look], list[CellResult]]  # by task and encoding
+
+
+def _shares(cell: CellResult, title: str) -> list[Point]:
+    found = cell.measure("behaviour")
+    return [] if found is None else _points(cell, title, (found.positional, 4), found.symbolic, found.interaction)
 
 
 def without_shares(state: Grid) -> list[tuple[str, str]]:
@@ -24,7 +67,7 @@ def without_shares(state: Grid) -> list[tuple[str, str]]:
     for label, one in encoding_looks(state.spec).items():
         cells = [cell for cell in state.results.cells if cell.key.label == label and cell.status == "complete"]
         skilled = [cell for cell in cells if cell.skilled]
-        if any(_points(cell, "") for cell in skilled):
+        if any(_shares(cell, "") for cell in skilled):
             continue
         reasons = list(dict.fromkeys(why for cell in cells if (why := cell.reason("behaviour"))))
         if not cells:
@@ -43,19 +86,14 @@ def without_shares(state: Grid) -> list[tuple[str, str]]:
 
 def plane(state: Grid) -> Block:
     """All heads of models with skill, and means weighted by ablation effect; a view for all tasks and for each."""
-    looks = encoding_looks(state.spec)
-    models: Models = {
-        (task, one): [cell for cell in finished(state, task, label) if cell.skilled]
-        for task in state.spec.tasks
-        for label, one in looks.items()
-    }
-    shown = [task for task in state.spec.tasks if any(models[task, one] for one in looks.values())]
+    by_task = {task: models_of(state, task, skilled=True) for task in state.spec.tasks}
+    shown = [task for task, found in by_task.items() if any(found.values())]
     views = []
     for some in ([shown] if len(shown) > 1 else []) + [[task] for task in shown]:
-        mine = {pair: found for pair, found in models.items() if pair[0] in some}
+        mine = {(task, one): found for task in some for one, found in by_task[task].items()}
         drawn = {
-            "Each head": _heads(state, looks.values(), mine),
-            "Mean over heads, weighted by ablation effect": _models(state, looks.values(), mine),
+            "Each head": _heads(state, mine),
+            "Mean over heads, weighted by ablation effect": _means(state, mine, rings=len(some) == 1),
         }
         panels = [Panel(title, canvas.figure()) for title, canvas in drawn.items() if len(canvas.traces) > 1]
         views.append(View.of(panels, "all tasks" if len(some) > 1 else state.spec.title_of(some[0])))
@@ -71,56 +109,25 @@ def plane(state: Grid) -> Block:
     return Block("plane", "Positional and symbolic shares", caption, views, legend=signs(state, views))
 
 
-def _heads(state: Grid, looks: Iterable[Look], models: Models) -> Canvas:
+def _heads(state: Grid, models: _Models) -> Canvas:
     canvas = triangle()
-    for one in looks:
+    hover = "positional %{x:.2f}, symbolic %{y:.2f}, interaction %{customdata[1]:.2f}<br>%{customdata[2]:.1f}"
+    for one in dict.fromkeys(one for _, one in models):
         points = [
             point
             for (task, of), found in models.items()
             if of == one
             for cell in found
-            for point in _points(cell, untagged(state.spec.title_of(task)))
+            for point in _shares(cell, untagged(state.spec.title_of(task)))
         ]
-        if not points:
-            continue
-        x, y, between, lost, where = zip(*points, strict=True)
-        one.add(
-            canvas,
-            x,
-            y,
-            "%{customdata[0]}<br>positional %{x:.2f}, symbolic %{y:.2f}, "
-            "interaction %{customdata[1]:.2f}<br>%{customdata[2]:.1f} points accuracy drop when ablated",
-            marker=one.heads(lost),
-            customdata=list(zip(where, between, [round(100 * drop, 1) for drop in lost], strict=True)),
-        )
+        _add_points(canvas, one, points, hover)
     return canvas
 
 
-Point = tuple[float, float, float, float, str]  # positional, symbolic, interaction, lost, where
-
-
-def _points(cell: CellResult, task: str) -> list[Point]:
-    """The heads of a model whose logits vary."""
-    shares, lost = cell.measure("behaviour"), heads.drops(cell)
-    if shares is None or lost is None:
-        return []
-    return [
-        (
-            round(float(shares.positional[at]), 4),
-            round(float(shares.symbolic[at]), 4),
-            round(float(shares.interaction[at]), 4),
-            float(lost[at]),
-            f"{task}, seed {cell.key.seed}, layer {at[0] + 1}, head {at[1] + 1}",
-        )
-        for at in np.ndindex(lost.shape)
-        if np.isfinite(shares.positional[at])
-    ]
-
-
-def _models(state: Grid, looks: Iterable[Look], models: Models) -> Canvas:
+def _means(state: Grid, models: _Models, *, rings: bool) -> Canvas:
+    """A mark per encoding and task; ``rings``: one per seed, too."""
     canvas = triangle()
-    one_task = len({task for task, _ in models}) == 1
-    for one in looks:
+    for one in dict.fromkeys(one for _, one in models):
         rows = []
         for (task, of), found in models.items():
             if of == one:
@@ -129,15 +136,15 @@ def _models(state: Grid, looks: Iterable[Look], models: Models) -> Canvas:
                     rows.append((state.spec.title_of(task), each))
         if not rows:
             continue
-        means = [np.mean(each, axis=0) for _, each in rows]
-        if one_task and len(rows[0][1]) > 1:
+        if rings and len(rows[0][1]) > 1:
             x, y = zip(*rows[0][1], strict=True)
             ring = {"color": one.tint, "symbol": "circle-open", "size": 6}
             canvas.marks(_rounded(x), _rounded(y), ring, hoverinfo="skip", meta=one.key)
+        x, y = zip(*(np.mean(each, axis=0) for _, each in rows), strict=True)
         one.add(
             canvas,
-            _rounded(mean[0] for mean in means),
-            _rounded(mean[1] for mean in means),
+            _rounded(x),
+            _rounded(y),
             "%{customdata[0]}<br>positional %{customdata[1]}<br>symbolic %{customdata[2]}",
             marker={"size": 10, "opacity": 0.85},
             customdata=[
@@ -173,9 +180,8 @@ def training(state: Grid) -> Block:
                 continue
             canvas = Canvas(220, left=46, bottom=38)
             canvas.line_at(0, dash="dot")
-            for name, one in _LINES.items():
-                if drawn := spreads(pair for cell in cells for pair in followed(cell, name)):
-                    line(canvas, one, drawn, name=f"{one.title} ")
+            for key, one in _LINES.items():
+                draw_lines(canvas, {one: cells}, lambda cell, key=key: followed(cell, key), name=f"{one.title} ")
             canvas.steps()
             canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
             panels.append(Panel(state.spec.title_of(task), canvas.figure()))
@@ -202,3 +208,120 @@ def followed(cell: CellResult, name: str) -> list[tuple[int, float]]:
         return []
     at = np.unravel_index(int(lost.argmax()), lost.shape)
     return [(int(row["step"]), float(heads.array(row[name])[at])) for row in rows if row.get(name) is not None]
+
+
+# ---- scans of an option ----------------------------------------------------------------------------------------------
+
+_UNITS = {"frequencies": "rad per position"}  # of scanned options
+_DECADES = 2  # wider scans have a logarithmic axis
+_SCANS: dict[str, list[tuple[Callable[[CellResult], float], str, str]]] = {  # of each line: value, dash and name
+    "Test accuracy": [(lambda cell: cell.accuracy, "solid", "")],
+    "Shares of the heads, weighted by ablation effect": [
+        (lambda cell: heads.carried(cell, "positional") if cell.skilled else nan, "solid", "positional "),
+        (lambda cell: heads.carried(cell, "symbolic") if cell.skilled else nan, "dash", "symbolic "),
+    ],
+}
+
+
+def scans(state: Grid) -> Block:
+    """Accuracy and weighted shares of the heads against each scanned option."""
+    by_scan: dict[str, list[Column]] = {}
+    for column in state.spec.columns():
+        if column.scan:
+            by_scan.setdefault(column.scan, []).append(column)
+    groups = []
+    for label, columns in by_scan.items():
+        part = state.spec.encodings[label]
+        panels = [panel for title in _SCANS if (panel := _scan(state, columns, title))]
+        groups.append(Group(f"{part.title or label}, by {next(iter(part.scan))}", panels))
+    caption = (
+        "Models that differ only in one option; one line per task, mean over seeds, bands show the range. Left: test "
+        "accuracy. Right: positional (solid) and symbolic share (dashed) of the heads, weighted by ablation effect, of "
+        f"models with at least {SKILLED:.0%} skill. Click a task to hide or show it."
+    )
+    views = [View("", [group for group in groups if group.panels])]
+    return Block("scan", "Scans of one option", caption, views, legend=legend(task_looks(state.spec).values(), views))
+
+
+def _scan(state: Grid, columns: Sequence[Column], title: str) -> Panel | None:
+    canvas, looks = Canvas(300, left=50), task_looks(state.spec)
+    values = {column.label: float(column.value or 0) for column in columns}
+    for task in columns[0].tasks:
+        cells = {looks[task]: [cell for label in values for cell in finished(state, task, label)]}
+        for of, dash, name in _SCANS[title]:
+            draw_lines(canvas, cells, lambda cell, of=of: [(values[cell.key.label], of(cell))], dash=dash, name=name)
+    if not canvas.traces:
+        return None
+    low, high = min(values.values()), max(values.values())
+    if low > 0 and log10(high / low) > _DECADES:
+        low, high = log10(low), log10(high)
+        canvas.x(type="log", dtick=1)
+    room = 0.04 * (high - low) or 1.0
+    option = next(iter(state.spec.encodings[columns[0].scan].scan))
+    canvas.x(f"{option}, {_UNITS[option]}" if option in _UNITS else option, range=[low - room, high + room])
+    canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
+    return Panel(title, canvas.figure())
+
+
+# ---- frequencies -----------------------------------------------------------------------------------------------------
+
+
+def centres(state: Grid) -> Block:
+    """Each head of a rotary encoding: centre of its frequency use against its positional share."""
+    looks, columns, panels = task_looks(state.spec), {column.label: column for column in state.spec.columns()}, []
+    for title, scan in (("Encodings with several frequencies", False), ("Scans, one value per model", True)):
+        canvas = Canvas(320, left=50)
+        for one in looks.values():
+            points = []
+            for cell in state.results.cells:
+                use, shares = cell.measure("frequency"), cell.measure("behaviour")
+                column = columns[cell.key.label]
+                if cell.key.task == one.key and cell.skilled and bool(column.scan) == scan and use and shares:
+                    points += _points(cell, untagged(column.title), (use.centre, 3), shares.positional)
+            _add_points(canvas, one, points, "centre %{x:.2f} octaves, positional %{y:.2f}<br>%{customdata[1]:.1f}")
+        canvas.x("centre of frequency use (octaves)")
+        canvas.y("positional share", range=[-0.04, 1.04])
+        if canvas.traces:
+            panels.append(Panel(title, canvas.figure()))
+    caption = (
+        "Heads with rotation, of models with skill: mean log₂ frequency, weighted by the share of the logits’ variance "
+        "in each frequency, against the positional share. 0 octaves are 1 rad per position, −1 octave is half of that. "
+        "Larger marks have a larger accuracy drop when ablated. Click a task to hide or show it."
+    )
+    views = [View.of(panels)]
+    signs = legend(looks.values(), views)
+    return Block("centre", "Frequency use and positional share", caption, views, legend=signs)
+
+
+def bands(state: Grid) -> Block:
+    """The effect of freezing each frequency, a panel per encoding."""
+    tasks, panels = task_looks(state.spec), []
+    for label, encoding in encoding_looks(state.spec).items():
+        canvas = Canvas(230, left=62, bottom=40)
+        cells = {one: [cell for cell in finished(state, task, label) if cell.skilled] for task, one in tasks.items()}
+        draw_lines(canvas, cells, lambda cell: worth(cell).items())
+        if canvas.traces:
+            canvas.x("rad per position", type="log", dtick=1)
+            canvas.y("nats", rangemode="tozero")
+            panels.append(encoding.panel(canvas.figure()))
+    caption = (
+        "Increase of the cross-entropy when one frequency of one head is frozen, summed over heads and layers. One "
+        "line per task, mean over models with skill, bands show the range over seeds. Frequencies of 0 are not shown. "
+        "Each panel has its own scale. Click a task to hide or show it; the axis adapts to the others."
+    )
+    views = [View.of(panels)]
+    return Block("bands", "Effect of freezing each frequency", caption, views, "medium", legend(tasks.values(), views))
+
+
+def worth(cell: CellResult) -> dict[float, float]:
+    """Loss increase in nats per frequency above 0, summed over the heads that have it; empty if not measured."""
+    lost, use = cell.measure("bands"), cell.measure("frequency")
+    total: dict[float, float] = {}
+    if lost is None or use is None:
+        return total
+    for drops, frequencies in zip(lost.drops, use.frequencies, strict=True):
+        for head, turning in zip(drops, frequencies, strict=True):
+            for drop, frequency in zip(head, turning, strict=True):
+                if frequency > 0 and np.isfinite(drop):
+                    total[frequency] = total.get(frequency, 0.0) + drop
+    return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toeplens.engine import LengthResult
 from toeplens.ground.words import listed, signed
-from toeplens.report.grid.look import encoding_looks, finished, signs, spreads
+from toeplens.report.grid.look import encoding_looks, models_of, signs, spreads
 from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, untagged
 from toeplens.report.kit.tables import DASH, Cell, Table, make_table
@@ -15,14 +15,12 @@ from toeplens.studies.grid import measured as heads
 
 def lengths(state: Grid) -> Block:
     """Skill against the length of the test sequences, a panel per task."""
-    looks, panels = encoding_looks(state.spec), []
-    ends = [skill for cell in state.results.cells for _, skill in _by_length(cell)]
-    low = min([0.0, *ends])
+    low, panels = min([0.0, *(skill for cell in state.results.cells for _, skill in _by_length(cell))]), []
     for task in state.spec.tasks:
         canvas, cannot = Canvas(220, left=46, bottom=38), _cannot(state, task)
         canvas.line_at(0)
-        for label, one in looks.items():
-            found = spreads(pair for cell in finished(state, task, label) for pair in _by_length(cell))
+        for one, cells in models_of(state, task).items():
+            found = spreads(pair for cell in cells for pair in _by_length(cell))
             if not found:
                 continue
             canvas.lines(

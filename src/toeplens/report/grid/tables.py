@@ -260,13 +260,12 @@ class Ways:
 
 def extensions(state: Grid) -> list[Ways]:
     """One table per encoding with context extension; the table of missing measures lists the others."""
-    found = []
-    for task, by_encoding in every(state):
-        for one, models in by_encoding.items():
-            halves = [[r for cell in models if (r := cell.measure(name))] for name in _KINDS]
-            if any(halves):
-                found.append(_ways(one, viewed(task, one.title), models, [half for half in halves if half]))
-    return found
+    return [
+        _ways(one, viewed(task, one.title), models, halves)
+        for task, by_encoding in every(state)
+        for one, models in by_encoding.items()
+        if (halves := [half for name in _KINDS if (half := [r for cell in models if (r := cell.measure(name))])])
+    ]
 
 
 def _ways(one: Look, title: str, cells: Sequence[CellResult], halves: Sequence[Sequence[Extension]]) -> Ways:
@@ -281,11 +280,11 @@ def _ways(one: Look, title: str, cells: Sequence[CellResult], halves: Sequence[S
         places += [(half, factor, "" if place else "edge ") for place, factor in enumerate(factors)]
     lines: list[list[str | Cell]] = []
     for method in dict.fromkeys(row.method for row in rows):
-        line: list[str | Cell] = [_METHODS.get(method, method)]
-        for half, at, edge in places:
-            mine = [row for each in half for row in each.rows if (row.method, row.factor) == (method, at)]
-            line.append(_way(mine, edge))
-        lines.append(line)
+        by_place = (
+            ([row for each in half for row in each.rows if (row.method, row.factor) == (method, at)], edge)
+            for half, at, edge in places
+        )
+        lines.append([_METHODS.get(method, method), *(_way(mine, edge) for mine, edge in by_place)])
     table = make_table(
         f"Context extension, {title}",
         names,
@@ -363,13 +362,8 @@ def _reasons(cell: CellResult) -> Iterator[tuple[str, float | None, str]]:
     for name, content in cell.measures.items():
         if set(content) == {"why"}:
             yield _NAMES.get(name, f"the measure {name}"), None, content["why"]
-    for name, field in (
-        ("bits", "lengths"),
-        ("needles", "rows"),
-        ("copying", "rows"),
-        *((kind, "rows") for kind in _KINDS),
-    ):
+    for name in ("bits", "needles", "copying", *_KINDS):
         found = cell.measure(name)
-        for row in getattr(found, field) if found else ():
+        for row in (found.lengths if name == "bits" else found.rows) if found else ():
             if row.why:
                 yield _NAMES[name] + (f", {row.method}" if name in _KINDS else ""), row.factor, row.why
