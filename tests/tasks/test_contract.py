@@ -145,20 +145,9 @@ def test_the_joint_distribution_of_length_and_label_is_as_stated(which: str):
     assert stats.chisquare(found[kept], wanted[kept] * found.sum() / wanted.sum()).pvalue > SAFE
 
 
-@each_task
-def test_chance_is_what_the_best_constant_guess_gets(which: str):
-    task = case(which)
-    if which == "distance":
-        assert task.chance() == 1 / len(task.labels)
-    counts = np.bincount(drawn(which).labels)[list(task.labels)]
-    for ignored in (None, task.labels[int(counts.argmax())]):
-        kept = counts[[label != ignored for label in task.labels]]
-        chance = task.chance(ignored)
-        assert kept.max() / kept.sum() == pytest.approx(chance, abs=5 * (chance / kept.sum()) ** 0.5)
-
-
 @each_case
-def test_length_chance_is_what_the_best_guess_from_the_length_gets(which: str):
+def test_chances_are_what_the_best_guesses_get(which: str):
+    """With no knowledge, and from the length alone."""
     task, drawn_ones = case(which), drawn(which)
     for ignored in (None, int(np.bincount(drawn_ones.labels).argmax())):
         examples = drawn_ones[drawn_ones.labels != ignored]
@@ -166,10 +155,12 @@ def test_length_chance_is_what_the_best_guess_from_the_length_gets(which: str):
         learn, check = examples[:half], examples[half:]
         best = {n: np.bincount(learn.labels[learn.lengths == n]).argmax() for n in np.unique(learn.lengths)}
         hits = np.mean([best.get(n, -1) == label for n, label in zip(check.lengths, check.labels, strict=True)])
-        chance = task.length_chance(ignored)
-        assert task.chance(ignored) <= chance + 1e-12
-        assert hits < chance + 5 * (chance / half) ** 0.5
-        assert hits == pytest.approx(chance, abs=0.025)
+        chance, from_length = task.chance(ignored), task.length_chance(ignored)
+        share = np.bincount(examples.labels).max() / len(examples)
+        assert share == pytest.approx(chance, abs=5 * (chance / len(examples)) ** 0.5)
+        assert chance <= from_length + 1e-12
+        assert hits < from_length + 5 * (from_length / half) ** 0.5
+        assert hits == pytest.approx(from_length, abs=0.025)
 
 
 @each_case

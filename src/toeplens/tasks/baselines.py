@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from toeplens.ground import InputError, invalid
+from toeplens.ground import InputError
 from toeplens.tasks.base import PAD, Each, Examples, Texts
 
 _CHUNK = 4096
@@ -119,13 +119,7 @@ def ngram_bits(
         texts       [K, n + 1] windows whose n last tokens are predicted, each from the earlier ones in its window
         vocab_size  all ids are below it
         most        maximum number of training tokens
-
-    Raises `InputError` if there is nothing to count or to predict.
     """
-    if not len(train):
-        raise InputError("train must have at least one token, got none.")
-    if texts.ndim != 2 or texts.shape[0] < 1 or texts.shape[1] < 2:
-        raise invalid("texts", "be at least 1 text of at least 2 tokens", texts.shape)
     train = _segments(train, most).astype(np.int64)
     shares = np.full(texts.shape, 1 / vocab_size)
     before, contexts = np.zeros_like(train), 1  # the context of each training token, and their number
