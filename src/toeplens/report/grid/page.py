@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 
-from toeplens.report.grid import heads, language, lengths
+from toeplens.report.grid import figures, language
 from toeplens.report.grid import tables as grid_tables
 from toeplens.report.grid.look import encoding_looks, language_tasks, only_language
 from toeplens.report.kit.blocks import Block, numbered
@@ -19,8 +19,8 @@ from toeplens.studies.grid.measured import LONGER
 from toeplens.studies.kit.results import SKILLED
 
 _Makers = tuple[Callable[[Grid], Block], ...]
-_OF_HEADS: _Makers = (heads.plane, heads.scans, heads.centres, heads.bands)
-_OF_ACCURACY: _Makers = (lengths.lengths, lengths.relations)  # not for language models
+_OF_HEADS: _Makers = (figures.plane, figures.scans, figures.centres, figures.bands)
+_OF_ACCURACY: _Makers = (figures.lengths, figures.relations)  # not for language models
 _OF_LANGUAGE: _Makers = (
     *(language.by_length, language.by_position, language.needles, language.copies),
     *(language.kinds, language.position, language.without),
@@ -40,7 +40,7 @@ def render_grid(state: Grid) -> str:
 def grid_page(state: Grid) -> Page:
     """The figures and tables of the study."""
     has_language, only = bool(language_tasks(state.spec)), only_language(state.spec)
-    makers = (*(_OF_LANGUAGE if has_language else ()), *_OF_HEADS, *(() if only else _OF_ACCURACY), heads.training)
+    makers = (*(_OF_LANGUAGE if has_language else ()), *_OF_HEADS, *(() if only else _OF_ACCURACY), figures.training)
     titles = {column.label: column.title for column in state.spec.columns()}
     claims = ledger(state.entries)
     prices, ways = (grid_tables.prices(state), grid_tables.extensions(state)) if has_language else ([], [])
@@ -49,7 +49,7 @@ def grid_page(state: Grid) -> Page:
         "claims": ledger_table(claims),
         "matrix": grid_tables.matrix(state),
         **{f"ways-{i}": each.table for i, each in enumerate(ways)},
-        **lengths.relation_tables(state),
+        **grid_tables.relation_tables(state),
         "missing": grid_tables.missing(state) if has_language else None,
         "costs": grid_tables.costs(state),
         "run": surroundings(state, "models"),
@@ -75,7 +75,7 @@ def grid_page(state: Grid) -> Page:
             "skilled": sum(cell.skilled for cell in state.results.cells if isfinite(cell.accuracy)),
             "least": SKILLED,
             "longer": LONGER,
-            "without_shares": heads.without_shares(state),
+            "without_shares": figures.without_shares(state),
             "settings": state.spec.to_yaml(),
             "language": has_language,
             "only": only,

@@ -15,7 +15,7 @@ from toeplens.report.kit.canvas import Look
 from toeplens.report.kit.colours import OTHER
 from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table
 from toeplens.studies import CellResult
-from toeplens.studies.grid import Grid, Row, cells, language
+from toeplens.studies.grid import FIGURES, Grid, Relation, Row, cells, language
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.kit.results import skill
 
@@ -139,6 +139,40 @@ def models(state: Grid, *, bits: bool) -> Table:
     return make_table(
         "Models", ["Encoding", "Task", "Seed", "Status", *shown, "Run"], lines, right=right, css="numbers small"
     )
+
+
+def relation_tables(state: Grid) -> dict[str, Table]:
+    """Correlations with the skill that remains on longer sequences: over all tasks, and for each task."""
+    every = {(each.figure, each.factor): each for each in state.relations if each.task is None}
+    factors = sorted({factor for _, factor in every})
+    figures = [figure for figure in FIGURES if any(of == figure for of, _ in every)]
+    by_figure = [(FIGURES[figure][0], [every.get((figure, factor)) for factor in factors]) for figure in figures]
+    found = {(each.task, each.figure): each for each in state.relations if each.task is not None}
+    tasks = [task for task in state.spec.tasks if any(task == of for of, _ in found)]
+    by_task = [(state.spec.title_of(task), [found.get((task, figure)) for figure in FIGURES]) for task in tasks]
+    tables = {
+        "by_length": ("all tasks", "Property of the heads", [f"{factor:g}×" for factor in factors], by_figure),
+        "by_task": ("each task", "Task", [title for title, _ in FIGURES.values()], by_task),
+    }
+    return {
+        key: make_table(
+            f"Correlations with the skill remaining on longer sequences, {of}",
+            [corner, *(Cell(title, right=True) for title in columns)],
+            [[title, *map(_relation, entries)] for title, entries in rows],
+            note="Spearman’s rank correlation over models. Small print: 95% interval (jackknife over families of "
+            "encodings); number of models and encodings.",
+            css="numbers relations",
+        )
+        for key, (of, corner, columns, rows) in tables.items()
+        if by_figure
+    }
+
+
+def _relation(found: Relation | None) -> Cell:
+    if found is None:
+        return Cell(DASH, right=True)
+    ends = "" if found.low is None else f"{signed(found.low)} to {signed(found.high)}"
+    return Cell(signed(found.value), (ends, f"{len(found.points)} models, {found.encodings} encodings"), right=True)
 
 
 # ---- language models: benefits and costs -----------------------------------------------------------------------------
