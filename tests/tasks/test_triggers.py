@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from tests.tasks.readers import count_words
 from tests.tasks.reading import SAFE, assert_well_formed, draw
 
 from toeplens.ground import InputError
@@ -111,7 +112,7 @@ def test_the_papers_counts(form: str, words: int, num_triggers: int):
     assert_well_formed(task, examples)
     assert (examples.lengths == words).all()
     assert uniform(examples.labels, range(101))
-    triggers = task.marked_words(0)
+    triggers = count_words(task, 0)
     assert len(triggers) == num_triggers
     is_trigger = np.isin(examples.tokens, triggers)
     assert np.array_equal(is_trigger.sum(axis=1), examples.labels)

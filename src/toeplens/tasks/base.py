@@ -128,18 +128,21 @@ class Task(ABC):
 
     def chance(self, ignore_label: int | None = None) -> float:
         """Accuracy of the best constant prediction, over the labels that count."""
-        each = self._joint(ignore_label).sum(axis=0)
+        shares, counted = self._joint(ignore_label)
+        each = shares.sum(axis=0)[counted]
         return float(each.max() / each.sum())
 
     def length_chance(self, ignore_label: int | None = None) -> float:
         """Accuracy of the length-only baseline, over the labels that count."""
-        each = self._joint(ignore_label)
+        shares, counted = self._joint(ignore_label)
+        each = shares[:, counted]
         return float(each.max(axis=1).sum() / each.sum())
 
-    def _joint(self, ignore_label: int | None) -> Shares:
-        """The joint probabilities of the labels that count, up to a factor."""
+    def _joint(self, ignore_label: int | None) -> tuple[Shares, list[bool]]:
+        """The joint probabilities, up to a factor, and which labels count."""
         shares = self.shares()
-        return (np.ones((1, len(self.labels))) if shares is None else shares)[:, np.array(self.labels) != ignore_label]
+        counted = [label != ignore_label for label in self.labels]
+        return np.ones((1, len(counted))) if shares is None else shares, counted
 
     def split_key(self, examples: Examples) -> Texts:
         """The tokens whose hash decides between train and test (default: all).
