@@ -295,16 +295,15 @@ def latex_of(table: Table) -> str:
     Tables wider than a text column use ``table*`` and are scaled down if necessary.
     """
     (head, body), tall = table.grids(), len(table.head) + len(table.body) > _TALL
-    width = len(body[0]) if body else 0
-    room = sum(min(_LONG, max((3 + len(row[x].whole) for row in body), default=0)) for x in range(width))
+    by_column = list(zip(*body, strict=True))
+    room = sum(min(_LONG, max(3 + len(cell.whole) for cell in cells)) for cells in by_column)
     lines = [" & ".join(map(_cell, row)) + r" \\" for row in body]
     told = f"{table.name}. {table.note}".strip()
     caption = rf"\caption{{{escaped(told)}}}\label{{tab:{table.file}}}"
     columns = ""
-    for cells in ([row[x] for row in body] for x in range(width)):
-        wraps = any(len(cell.plain) > _LONG for cell in cells)
-        side = "r" if any(cell.right for cell in cells) else "l"
-        columns += r">{\raggedright\arraybackslash}p{0.4\linewidth}" if wraps else side
+    for cells in by_column:
+        wraps, right = any(len(cell.plain) > _LONG for cell in cells), any(cell.right for cell in cells)
+        columns += r">{\raggedright\arraybackslash}p{0.4\linewidth}" if wraps else "r" if right else "l"
     names = _head(head)
     begun = [r"\toprule", *names, *([r"\midrule"] if names else [])]
     if tall:

@@ -35,15 +35,12 @@ def trivial_baselines(train: Examples, test: Examples) -> dict[str, float]:
     for field, examples in (("train", train), ("test", test)):
         if not len(examples):
             raise InputError(f"{field} must have at least one example, got none.")
-    if train.labels.ndim == 2:
-        facts = [_facts_of_tokens(examples.tokens) for examples in (train, test)]
-        labels, asked = train.labels.ravel(), test.labels.ravel()
-        return {rule: float(np.mean(_by_fact(facts[0][rule], labels, facts[1][rule]) == asked)) for rule in facts[0]}
-    vocab_size = 1 + int(max(train.tokens.max(), test.tokens.max()))
-    facts = [_facts(examples, vocab_size) for examples in (train, test)]
-    hits = {rule: _by_fact(facts[0][rule], train.labels, facts[1][rule]) == test.labels for rule in facts[0]}
-    hits["bag"] = _by_bag(train, test, vocab_size) == test.labels
-    return {rule: float(np.mean(hit)) for rule, hit in hits.items()}
+    vocab_size, by_token = 1 + int(max(train.tokens.max(), test.tokens.max())), train.labels.ndim == 2
+    known, asked = (_facts_of_tokens(e.tokens) if by_token else _facts(e, vocab_size) for e in (train, test))
+    guesses = {rule: _by_fact(facts, train.labels.ravel(), asked[rule]) for rule, facts in known.items()}
+    if not by_token:
+        guesses["bag"] = _by_bag(train, test, vocab_size)
+    return {rule: float(np.mean(guess == test.labels.ravel())) for rule, guess in guesses.items()}
 
 
 def _facts(examples: Examples, vocab_size: int) -> dict[str, Each]:
