@@ -91,6 +91,7 @@ def write_structure(structure: RunStructure, path: Path) -> Path:
 def render_structure(structure: RunStructure) -> str:
     """The decomposition of a run as one HTML document; the same structure gives the same document."""
     makers = (_kinds, _parts, _distance, _symbols, _examples, _frequencies, _origins)
+    error = max((parts.error for _, parts in _with_parts(structure)), default=None)
     return render_page(
         "report/decomposition.html.j2",
         numbered(make(structure) for make in makers),
@@ -98,7 +99,7 @@ def render_structure(structure: RunStructure) -> str:
         structure=structure,
         lead=_lead(structure),
         top=_most_positional(structure),
-        error=max(((parts.error, power(parts.error)) for _, parts in _with_parts(structure)), default=(0, None))[1],
+        error=None if error is None else power(error),
         missing=_missing(structure),
         strongest=_strongest,
         rotated=any(parts.branches for _, parts in _with_parts(structure)),
