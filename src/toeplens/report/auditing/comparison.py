@@ -128,7 +128,8 @@ def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tu
     (one, other), colours, views = values, tints(pair[0], pair[0].heads), []
     for name in _both(*values):
         digits = digits_of(name, *values)
-        known = [(a, b, i) for i, (a, b) in enumerate(zip(one[name], other[name], strict=True)) if None not in (a, b)]
+        pairs = enumerate(zip(one[name], other[name], strict=True))
+        known = [(a, b, i) for i, (a, b) in pairs if a is not None and b is not None]
         if not known:
             continue
         xs, ys, which = zip(*known, strict=True)
