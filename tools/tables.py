@@ -26,6 +26,7 @@ from toeplens.papers.deposit import SCALES
 from toeplens.papers.deposit.factors import decided, factor_table, factor_wholes, left_over
 from toeplens.papers.deposit.labels import BASES, RUNGS, TASK, title
 from toeplens.papers.deposit.looks import END, in_order, look_at
+from toeplens.report.grid.look import Spread
 from toeplens.studies import ENOUGH, CellResult
 from toeplens.studies.grid import language
 from toeplens.studies.grid.measured import kept
@@ -65,13 +66,9 @@ def ledger(name: str) -> list[dict[str, Any]]:
 
 def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = False, of: int = 0) -> str:
     """Mean, lowest and highest value over models, and the number of models if it is below ``of``."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
-    if not found:
-        return "–"
-    scale, unit = (100, "%") if percent else (1, "")
-    mean, low, high = (fixed(scale * value, digits) for value in (float(np.mean(found)), min(found), max(found)))
-    models = f", {len(found)} of {of} models" if of > len(found) else ""
-    return f"{mean}{unit}{f' ({low} to {high})' if len(found) > 1 else ''}{models}"
+    found = Spread.of(values)
+    models = f", {found.count} of {of} models" if of > found.count > 0 else ""
+    return found.told(digits, percent=percent) + models
 
 
 # ---- ledgers ---------------------------------------------------------------------------------------------------------

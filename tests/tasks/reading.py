@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,6 @@ def texts(examples: Examples) -> list[tuple[list[int], int]]:
     """Each text without its padding, and its label."""
     found = zip(examples.tokens.tolist(), examples.lengths.tolist(), examples.labels.tolist(), strict=True)
     return [(row[:length], label) for row, length, label in found]
-
-
-def assert_reads(
-    task: Task, read: Callable[[list[int]], int], *, more: int = 5, count: int = 60, seed: int = 0
-) -> None:
-    """A reader finds each label in its text, at the task's length and at one that has ``more`` tokens, if any."""
-    for each in (task, task.at_length(task.length + more)) if more else (task,):
-        examples = draw(each, count, seed)
-        assert_well_formed(each, examples)
-        for text, label in texts(examples):
-            assert read(text) == label
 
 
 def assert_even(counts: dict[Any, int], support: Iterable[Any]) -> None:

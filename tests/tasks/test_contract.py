@@ -7,13 +7,17 @@ Languages, which have a label at every token, have their own splits, ends and ch
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from scipy import stats
-from tests.tasks.reading import SAFE, assert_well_formed, draw, rows, same
+from tests.tasks.readers import READERS, SEED
+from tests.tasks.reading import SAFE, assert_well_formed, draw, rows, same, texts
 
 from toeplens import tasks
 from toeplens.ground import InputError
@@ -24,6 +28,7 @@ COUNT = 8_000
 # Small, so that every label is seen often, with every option away from its default somewhere; and a longer length.
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "distance": ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}, 15),
+    "distance-ordered": ("trigger-distance", {"length": 9, "vocab_size": 20, "max_distance": 5, "ordered": True}, 15),
     "distance-released": (
         "trigger-distance",
         {"form": "released", "length": 20, "vocab_size": 40, "max_between": 6, "max_side": 4, "cut": 15},
@@ -40,6 +45,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     ),
     "retrieval-bare": ("retrieval", {"length": 7, "keys": 7, "values": 4, "pairs": 5, "distractors": 0}, 8),
     "mix": ("mix", {"length": 10, "min_length": 9, "words": 6, "keys": 4, "placed": 3, "min_offset": -2}, 18),
+    "mix-one-offset": ("mix", {"length": 10, "words": 6, "keys": 4, "placed": 3, "min_offset": 2, "max_offset": 2}, 18),
     "recall": ("recall", {"length": 13, "keys": 5, "values": 4, "pairs": 3, "queries": 2, "distractors": 3}, 21),
     "recall-bare": ("recall", {"length": 14, "keys": 8, "values": 4, "pairs": 4, "queries": 3, "distractors": 0}, 21),
     "region": ("contextual-count", {"length": 15, "min_length": 13, "regions": 2, "max_count": 3, "words": 3}, 24),
@@ -52,6 +58,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "sort-unique": ("sort", {"length": 12, "min_items": 4, "words": 11, "repeats": False}, 20),
     "addition": ("addition", {"length": 15, "min_digits": 2, "base": 6}, 24),
     "addition-padded": ("addition", {"length": 14, "min_digits": 2, "base": 7, "padded": True}, 24),
+    "addition-least": ("addition", {"length": 12, "base": 3, "order": "least-first"}, 24),
 }
 each_case = pytest.mark.parametrize("which", CASES)
 each_task = pytest.mark.parametrize("which", {name: which for which, (name, *_) in reversed(CASES.items())}.values())
@@ -67,9 +74,45 @@ def drawn(which: str) -> Examples:
     return draw(case(which), COUNT)
 
 
-def test_every_task_has_a_case():
-    assert {name for name, _, _ in CASES.values()} == {name for name in tasks.names() if not tasks.get(name).each}
+def test_every_task_has_a_case_and_a_reader():
+    assert (
+        READERS.keys()
+        == {name for name, _, _ in CASES.values()}
+        == {name for name in tasks.names() if not tasks.get(name).each}
+    )
     assert tasks.names()[:2] == ("trigger-distance", "trigger-count")
+
+
+def changed(which: str, draws: st.DataObject) -> Task | None:
+    """The task of a case with other numbers; None if they do not fit."""
+    name, options, _ = CASES[which]
+    other = {
+        key: draws.draw(st.integers(max(1, value - 3), value + 3)) if type(value) is int and value > 0 else value
+        for key, value in options.items()
+    }
+    try:
+        return build(name, **other)
+    except InputError:
+        return None
+
+
+@each_case
+@given(draws=st.data())
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+def test_a_reader_finds_each_label_at_any_size(which: str, draws: st.DataObject):
+    task = changed(which, draws)
+    assume(task is not None)
+    assert task is not None
+    longer = [task]
+    with suppress(InputError):  # of pairs alone, no more fit
+        longer.append(task.at_length(task.length + 6))
+    for each in longer:
+        examples = draw(each, 50, SEED)
+        assert_well_formed(each, examples)
+        assert examples.lengths.min() >= getattr(each, "shortest", 1) or not getattr(each, "distractors", 1)
+        for text, label in texts(examples):
+            found = READERS[each.name](each, text)
+            assert label in (found if isinstance(found, set) else {found})
 
 
 @each_case
@@ -145,20 +188,9 @@ def test_the_joint_distribution_of_length_and_label_is_as_stated(which: str):
     assert stats.chisquare(found[kept], wanted[kept] * found.sum() / wanted.sum()).pvalue > SAFE
 
 
-@each_task
-def test_chance_is_what_the_best_constant_guess_gets(which: str):
-    task = case(which)
-    if which == "distance":
-        assert task.chance() == 1 / len(task.labels)
-    counts = np.bincount(drawn(which).labels)[list(task.labels)]
-    for ignored in (None, task.labels[int(counts.argmax())]):
-        kept = counts[[label != ignored for label in task.labels]]
-        chance = task.chance(ignored)
-        assert kept.max() / kept.sum() == pytest.approx(chance, abs=5 * (chance / kept.sum()) ** 0.5)
-
-
 @each_case
-def test_length_chance_is_what_the_best_guess_from_the_length_gets(which: str):
+def test_chances_are_what_the_best_guesses_get(which: str):
+    """With no knowledge, and from the length alone."""
     task, drawn_ones = case(which), drawn(which)
     for ignored in (None, int(np.bincount(drawn_ones.labels).argmax())):
         examples = drawn_ones[drawn_ones.labels != ignored]
@@ -166,10 +198,12 @@ def test_length_chance_is_what_the_best_guess_from_the_length_gets(which: str):
         learn, check = examples[:half], examples[half:]
         best = {n: np.bincount(learn.labels[learn.lengths == n]).argmax() for n in np.unique(learn.lengths)}
         hits = np.mean([best.get(n, -1) == label for n, label in zip(check.lengths, check.labels, strict=True)])
-        chance = task.length_chance(ignored)
-        assert task.chance(ignored) <= chance + 1e-12
-        assert hits < chance + 5 * (chance / half) ** 0.5
-        assert hits == pytest.approx(chance, abs=0.025)
+        chance, from_length = task.chance(ignored), task.length_chance(ignored)
+        share = np.bincount(examples.labels).max() / len(examples)
+        assert share == pytest.approx(chance, abs=5 * (chance / len(examples)) ** 0.5)
+        assert chance <= from_length + 1e-12
+        assert hits < from_length + 5 * (from_length / half) ** 0.5
+        assert hits == pytest.approx(from_length, abs=0.025)
 
 
 @each_case

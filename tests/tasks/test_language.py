@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.builders import refusal
 from tests.tasks.reading import assert_well_formed, rows, same
 
 from toeplens import tasks
-from toeplens.ground import InputError
 from toeplens.tasks import Split, build
 from toeplens.tasks.corpus import SPLITS
 from toeplens.tasks.language import LanguageTask
@@ -108,20 +108,13 @@ def test_a_set_is_a_function_of_its_seed_and_begins_a_larger_one(which: str, spl
 def test_more_windows_than_there_are_and_none_are_refused(which: str):
     task = case(which)
     many = task.windows("validation")
-    with pytest.raises(InputError) as caught:
-        task.dataset("validation", many + 1, seed=0)
-    assert str(caught.value) == (
-        f"test_examples must be at most {many}, the windows of "
-        f"{task.length} tokens in the validation split, got {many + 1}."
+    assert refusal(lambda: task.dataset("validation", many + 1, seed=0)).startswith(
+        f"test_examples must be at most {many}, the windows of {task.length} tokens in the validation split"
     )
-    with pytest.raises(InputError, match=r"^test_examples must be at least 1, got 0"):
-        task.dataset("test", 0, seed=0)
+    assert refusal(lambda: task.dataset("test", 0, seed=0)).startswith("test_examples must be at least 1, got 0")
     long = task.at_length(10**7)
     for ask in (lambda: long.dataset("test", 1, seed=0), lambda: next(long.stream("test", 0))):
-        with pytest.raises(
-            InputError, match=r"^length must be less than the \d+ tokens of the test split, got 10000000"
-        ):
-            ask()
+        assert " tokens of the test split, got 10000000" in refusal(ask)
 
 
 @each_case
@@ -159,30 +152,6 @@ def test_frequent_tokens_come_by_their_number_in_training(which: str):
     assert found.tolist() == sorted(kept, key=lambda token: (-corpus.counts[token], token))[:4]
     assert sorted(corpus.frequent(10**6).tolist()) == kept
     assert len(corpus.frequent(0)) == 0
-
-
-@each_case
-def test_simple_rules_are_those_of_tokens(which: str):
-    task = case(which)
-    train, test = task.dataset("train", 40, seed=0), task.dataset("test", 20, seed=0)
-    found = tasks.trivial_baselines(train, test)
-
-    def facts(examples: tasks.Examples) -> dict[str, list[Any]]:
-        rows = examples.tokens.tolist()
-        before = [token for row in rows for token in (None, *row[:-1])]
-        return {"constant": [0] * len(before), "last": [token for row in rows for token in row], "last but one": before}
-
-    labels, asked = train.labels.ravel().tolist(), test.labels.ravel().tolist()
-    usual = int(np.bincount(labels).argmax())
-    learned, seen = facts(train), facts(test)
-    assert found.keys() == learned.keys()
-    for rule, score in found.items():
-        follows: dict[Any, list[int]] = {}
-        for fact, label in zip(learned[rule], labels, strict=True):
-            follows.setdefault(fact, []).append(label)
-        best = {fact: int(np.bincount(each).argmax()) for fact, each in follows.items()}
-        hits = [best.get(fact, usual) == label for fact, label in zip(seen[rule], asked, strict=True)]
-        assert score == pytest.approx(np.mean(hits), abs=1e-12), rule
 
 
 def test_the_library_of_this_python_is_the_text_unless_another_is_given():

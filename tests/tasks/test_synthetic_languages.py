@@ -13,7 +13,6 @@ import pytest
 from scipy import stats
 from tests.tasks.reading import SAFE
 
-from toeplens.ground import InputError
 from toeplens.tasks import build
 from toeplens.tasks.corpus import SPLITS
 from toeplens.tasks.synthetic import MarkovLanguage, NestedLanguage, SyntheticLanguage
@@ -182,30 +181,3 @@ def test_documents_that_are_alike_count_once():
     task = build("markov-language", words=2, order=1, branches=2, copy_rate=0.0, documents=400, document=4, length=2)
     assert isinstance(task, SyntheticLanguage)
     assert sum(task.corpus().about["documents"].values()) == len(all_documents(task)) == 16
-
-
-REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "markov-language": [
-        ({"words": 1}, "words must be from 2 to 8192, got 1."),
-        ({"order": 4}, "order must be at most 3 with 64 words, got 4."),
-        ({"branches": 65}, "branches must be at most words (64), got 65."),
-        ({"copy_rate": math.nan}, "copy_rate must be from 0 to 1, got nan."),
-        ({"span": 1024}, "document must be a whole number of at least 1025, got 1024."),
-        ({"documents": 10**14}, "documents: they need at least"),
-    ],
-    "nested-language": [
-        ({"kinds": 10**9}, "kinds must be from 1 to 1024, got 1000000000."),
-        ({"closes": 0.9}, "closes must be at most 0.88, as opens and closes add up to 1 at most, got 0.9."),
-        ({"document": 10**15}, "documents: they need at least"),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
-)
-def test_options_that_do_not_fit_are_refused_in_one_sentence(name: str, options: dict[str, Any], message: str):
-    with pytest.raises(InputError) as caught:
-        build(name, **options)
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)

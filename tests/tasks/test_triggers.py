@@ -1,4 +1,4 @@
-"""The two trigger tasks, in both forms, against readers that count tokens one by one."""
+"""The two trigger tasks, in both forms, are as their papers and programs say; train and test are apart."""
 
 from __future__ import annotations
 
@@ -12,64 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from tests.tasks.reading import SAFE, assert_reads, assert_well_formed, draw
+from tests.tasks.readers import count_words
+from tests.tasks.reading import SAFE, assert_well_formed, draw
 
 from toeplens.ground import InputError
-from toeplens.tasks import PAD, Task, build, fingerprint, in_test
+from toeplens.tasks import PAD, build, fingerprint, in_test
 
 
 def uniform(values: np.ndarray, support: range) -> bool:
     """Whether ``values`` are all in ``support``, and uniform on it by a chi-square test."""
     counts = Counter(values.tolist())
     return set(counts) <= set(support) and stats.chisquare([counts[v] for v in support]).pvalue > SAFE
-
-
-def distance_words(seed: int, **options: Any) -> list[int]:
-    """The trigger words of a paper-form data set: a text of two tokens is two triggers."""
-    return np.unique(
-        draw(build("trigger-distance", **options | {"length": 2, "max_distance": 1}), 500, seed).tokens
-    ).tolist()
-
-
-def count_words(task: Task, seed: int) -> list[int]:
-    """The trigger words of a counting data set: what never stands in a text that has none."""
-    examples = draw(task, 4000, seed)
-    without = set(examples.tokens[examples.labels == 0].flat)
-    return sorted(set(examples.tokens.flat) - without - {PAD})
-
-
-def released_pair(task: Any, seed: int) -> tuple[int, int]:
-    """The released form's two words: with sides of one word, they are the second and the last but one."""
-    narrow = build(
-        "trigger-distance",
-        form="released",
-        length=task.max_between + 4,
-        vocab_size=task.vocab_size,
-        max_between=task.max_between,
-        max_side=1,
-    )
-    examples = draw(narrow, 200, seed)
-    first = set(examples.tokens[:, 1].tolist())
-    second = set(examples.tokens[np.arange(200), examples.lengths - 2].tolist())
-    assert len(first) == len(second) == 1
-    return first.pop(), second.pop()
-
-
-def released_readings(row: list[int], length: int, pair: tuple[int, int], task: Any) -> list[tuple[int, int]]:
-    """Every (left, between) that explains a sequence of the released form."""
-    found = []
-    for left, second in itertools.combinations(range(length), 2):
-        between, right = second - left - 1, length - second - 1
-        if (row[left], row[second]) != pair or not (1 <= left <= task.max_side and 1 <= between <= task.max_between):
-            continue
-        segments = (row[:left], row[left + 1 : second], row[second + 1 : length])
-        if (
-            right <= task.max_side
-            and (right >= 1 or length == task.cut)
-            and all(len(set(s)) == len(s) for s in segments)
-        ):
-            found.append((left, between))
-    return found
 
 
 def test_the_split_of_random_sequences_is_seventy_to_thirty():
@@ -96,91 +49,12 @@ def test_asking_for_more_examples_than_there_are_is_refused():
             task.dataset(split, count + 1, seed=0)
 
 
-@given(data=st.data())
-def test_paper_distance_reads_as_labelled_at_any_size(data: st.DataObject):
-    length = data.draw(st.integers(2, 12))
-    num_triggers = data.draw(st.integers(2, 5))
-    options = {
-        "length": length,
-        "num_triggers": num_triggers,
-        "vocab_size": data.draw(st.integers(num_triggers + 2, 30)),
-        "max_distance": data.draw(st.none() | st.integers(1, length - 1)),
-        "ordered": data.draw(st.booleans()),
-    }
-    seed = data.draw(st.integers(0, 10))
-    task = build("trigger-distance", **options)
-    words = distance_words(seed, **options)
-    assert len(words) == num_triggers
-    assert task.labels == range(1, (options["max_distance"] or length - 1) + 1)
-
-    def read(text: list[int]) -> int:
-        assert len(text) in (length, length + 5)
-        one, other = (place for place, word in enumerate(text) if word in words)
-        assert text[one] != text[other]
-        return other - one
-
-    assert_reads(task, read, seed=seed)
-
-
-@given(data=st.data())
-def test_count_reads_as_labelled_at_any_size(data: st.DataObject):
-    length = data.draw(st.integers(1, 12))
-    words = data.draw(st.none() | st.integers(1, length))
-    num_triggers = data.draw(st.integers(1, 6))
-    form = data.draw(st.sampled_from(["paper", "released"]))
-    max_count = data.draw(st.none() | st.integers(1, words or length))
-    task: Any = build(
-        "trigger-count",
-        form=form,
-        length=length,
-        words=words,
-        num_triggers=num_triggers,
-        vocab_size=data.draw(st.integers(num_triggers + 2, 12)),
-        max_count=max_count,
-    )
-    seed = data.draw(st.integers(0, 10))
-    triggers = count_words(task, seed)
-    assert len(triggers) == num_triggers
-    assert task.labels == range((max_count or words or length) + 1)
-
-    def read(text: list[int]) -> int:
-        assert len(text) - (words or length) in (0, 5)
-        return sum(text.count(word) for word in triggers)
-
-    assert_reads(task, read, seed=seed)
-
-
-@given(data=st.data())
-def test_released_distance_reads_as_labelled_at_any_size(data: st.DataObject):
-    max_between, max_side = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 5))
-    length = data.draw(st.integers(max_side + max_between + 2, 24))
-    cut = data.draw(st.integers(max_side + max_between + 2, 24))
-    task: Any = build(
-        "trigger-distance",
-        form="released",
-        length=length,
-        cut=cut,
-        vocab_size=data.draw(st.integers(max(4, max_between + 1, max_side + 1), 30)),
-        max_between=max_between,
-        max_side=max_side,
-    )
-    seed = data.draw(st.integers(0, 10))
-    pair = released_pair(task, seed)
-    wider = [task.at_length(length + 10)] if max_side + 5 < task.vocab_size else []
-    for each in (task, *wider):
-        examples = draw(each, 40, seed)
-        assert_well_formed(each, examples)
-        assert examples.lengths.max() <= min(each.cut, each.length)
-        for row, label, size in zip(examples.tokens.tolist(), examples.labels.tolist(), examples.lengths, strict=True):
-            assert label in {between + 1 for _, between in released_readings(row, size, pair, each)}
-
-
 # ---- the papers' facts --------------------------------------------------------------------------------------------
 
 
 def test_given_the_distance_every_place_for_the_first_trigger_is_as_likely():
-    examples = draw(build("trigger-distance", length=8, vocab_size=30), 20_000)
-    words = distance_words(0, vocab_size=30)
+    task = build("trigger-distance", length=8, vocab_size=30)
+    examples, words = draw(task, 20_000), task.marked_words(0)
     first = np.isin(examples.tokens, words).argmax(axis=1)
     for distance in range(1, 8):
         chosen = first[examples.labels == distance]
@@ -190,14 +64,14 @@ def test_given_the_distance_every_place_for_the_first_trigger_is_as_likely():
 @pytest.mark.parametrize("num_triggers", [2, 4])
 def test_either_order_of_the_triggers_is_as_likely_unless_ordered(num_triggers: int):
     options = {"length": 6, "vocab_size": 30, "num_triggers": num_triggers}
-    words = distance_words(0, **options)
-    pairs = [
-        tuple(w for w in row if w in words) for row in draw(build("trigger-distance", **options), 5000).tokens.tolist()
-    ]
-    ordered = [
-        tuple(w for w in row if w in words)
-        for row in draw(build("trigger-distance", **options, ordered=True), 5000).tokens.tolist()
-    ]
+    words = build("trigger-distance", **options).marked_words(0).tolist()
+    pairs, ordered = (
+        [
+            tuple(word for word in row if word in words)
+            for row in draw(build("trigger-distance", **options, ordered=way), 5000).tokens.tolist()
+        ]
+        for way in (False, True)
+    )
     assert set(pairs) == set(itertools.permutations(words, 2))
     assert stats.chisquare(list(Counter(pairs).values())).pvalue > SAFE
     assert len(set(ordered)) == num_triggers * (num_triggers - 1) // 2
@@ -212,7 +86,7 @@ def test_the_released_distance_has_the_codes_sizes():
     assert_well_formed(task, examples)
     assert uniform(examples.labels, range(2, 72))
     assert (examples.lengths.min(), examples.lengths.max()) == (5, 120)
-    first, _ = released_pair(task, 0)
+    first, _ = task.marked_words(0)
     left = (examples.tokens == first).argmax(axis=1)
     alone = (examples.tokens == first).sum(axis=1) == 1  # fillers may be triggers too
     assert uniform(left[alone], range(1, 26))
@@ -222,7 +96,7 @@ def test_the_released_fillers_come_from_the_whole_vocabulary_triggers_included()
     task = build("trigger-distance", form="released")
     examples = draw(task, 4096)
     counts = np.bincount(examples.tokens.ravel(), minlength=574)
-    pair = released_pair(task, 0)
+    pair = task.marked_words(0)
     others = np.setdiff1d(np.arange(1, 574), pair)
     assert stats.chisquare(counts[others]).pvalue > SAFE
     expected = counts[others].mean()

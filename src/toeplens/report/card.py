@@ -84,8 +84,8 @@ def _panels(card: Card) -> list[Panel]:
         return [attention]
     rotation, window = card.kernel.ndim == 3, np.abs(card.offsets) <= min(128, card.sizes["max_len"] - 1)
     canvas = Canvas(250)
+    xs = card.offsets[window].tolist()
     for row, tint, name in _each_head(flat(card.kernel)):
-        xs = card.offsets[window].tolist()
         canvas.lines(xs, plain(row[window]), tint, "%{x}: %{y:.4g}", width=1.4, name=name)
     canvas.x("distance i − j")
     canvas.y("")

@@ -142,9 +142,8 @@ def _lead(structure: RunStructure) -> str:
     top = _most_positional(structure)
     names = Counter(name for _, parts in _with_parts(structure) for name in parts.named)
     if not names:
-        words = "These logits cannot be decomposed into content and position parts."
         told = "" if top is None else f" Distance explains most in {top[1]}: {percent(top[2])} of the variance."
-        return words + told
+        return f"These logits cannot be decomposed into content and position parts.{told}"
     words = f"Heads by type: {listed(f'{name} ({count})' for name, count in names.most_common())}."
     if top is None:
         return f"{words} The position share is unknown for all heads."
@@ -230,12 +229,9 @@ def _bar_block(
 ) -> Block:
     """Views for row-centred logits and logits, a panel per layer; all panels share one axis."""
     ends = span([table for each in tables.values() for table in each])
-    layers = [layer for layer, _ in _with_parts(structure)]
+    titles = [_title(layer) for layer, _ in _with_parts(structure)]
     views = [
-        View.of(
-            [Panel(_title(at), _bars(shares, fills, ends)) for at, shares in zip(layers, tables[which], strict=True)],
-            seen,
-        )
+        View.of([Panel(at, _bars(shares, fills, ends)) for at, shares in zip(titles, tables[which], strict=True)], seen)
         for which, seen in SEEN.items()
     ]
     return Block(name, title, caption, views, _width(structure), [*fills])
@@ -293,21 +289,17 @@ def _distance(structure: RunStructure) -> Block:
     )
     groups = []
     for layer in structure.layers:
-        parts = layer.parts
+        parts, panels = layer.parts, []
         drawn = layer.means if parts is None else np.concatenate((layer.means, parts.kernel))
-        low, high = float(np.nanmin(drawn, initial=0)), float(np.nanmax(drawn, initial=0))
-        room = 0.06 * max(high - low, 1e-9)
-        ends = low - room, high + room
-        panels = []
         if parts is not None:
             words = f"Toeplitz share of the position kernel: {_range(parts.fixed)}."
-            panels.append(Panel("Position kernel", _curves(layer.offsets, parts.kernel, ends), words))
+            panels.append(Panel("Position kernel", _curves(layer.offsets, parts.kernel, drawn), words))
         words = (
             f"Variance of the logits explained by distance: {_range(layer.explained)}. Expected for contents without "
             f"structure: {100 * layer.chance:.2g}%.{_decays(layer)}"
         )
         title = "Mean of the logits" if known else _title(layer)
-        panels.append(Panel(title, _curves(layer.offsets, layer.means, ends), words))
+        panels.append(Panel(title, _curves(layer.offsets, layer.means, drawn), words))
         groups.append(Group(_title(layer), panels))
     if not known:
         groups = [Group("", [panel for group in groups for panel in group.panels])]
@@ -323,7 +315,6 @@ def _range(values: Float[np.ndarray, "H"]) -> str:
 
 
 def _decays(layer: LayerStructure) -> str:
-    """The best-fitting decay curve of each head’s mean logit, if it explains at least half of the variance."""
     told = []
     for head, decay in enumerate(layer.decays, start=1):
         if decay is not None and decay.explains:
@@ -332,13 +323,14 @@ def _decays(layer: LayerStructure) -> str:
     return f" Fitted decay curves: {'; '.join(told)}." if told else ""
 
 
-def _curves(xs: Int[np.ndarray, "D"], rows: Float[np.ndarray, "H D"], ends: tuple[float, float]) -> go.Figure:
-    """Values by distance, a curve per head."""
-    canvas = Canvas(250, left=52)
+def _curves(xs: Int[np.ndarray, "D"], rows: Float[np.ndarray, "H D"], drawn: Float[np.ndarray, "R D"]) -> go.Figure:
+    """Values by distance, a curve per head; all of ``drawn`` fits on the axis."""
+    canvas, low, high = Canvas(250, left=52), float(np.nanmin(drawn, initial=0)), float(np.nanmax(drawn, initial=0))
+    room = 0.06 * max(high - low, 1e-9)
     for head, row in enumerate(rows):
         _curve(canvas, head, xs.tolist(), plain(row), f"head {head + 1}, distance %{{x}}: %{{y:.3g}} nats", 12)
     canvas.x("distance i − j (tokens)")
-    canvas.y("nats", range=list(ends))
+    canvas.y("nats", range=[low - room, high + room])
     canvas.line_at(0)
     if len(xs) and xs[0] < 0:
         canvas.line_at(0, vertical=True, dash="dot")
@@ -435,11 +427,10 @@ def _scale_end(example: Float[np.ndarray, "n n"]) -> float:
 
 def pair(example: Float[np.ndarray, "n n"], part: Float[np.ndarray, "n n"]) -> go.Figure:
     """Logits and their Toeplitz part side by side, on one symmetric colour scale."""
-    canvas = Canvas(0, left=40, right=4, top=22, bottom=38)
-    axis = {"showgrid": False, "zeroline": False, "fixedrange": True, "showline": False}
+    canvas, places = Canvas(0, left=40, right=4, top=22, bottom=38), list(range(1, len(example) + 1))
+    axis = dict.fromkeys(("showgrid", "zeroline", "showline"), False) | {"fixedrange": True}
     axis |= {"constrain": "domain", "ticks": ""}
     above: dict[str, Any] = {"xanchor": "center", "yanchor": "bottom", "font": {"size": 12}}
-    places = list(range(1, len(example) + 1))
     for which, (values, title) in enumerate(((example, "logits"), (part, "Toeplitz part"))):
         canvas.heat(
             [plain(row, 3) for row in values],
@@ -467,10 +458,7 @@ def _frequencies(structure: RunStructure) -> Block:
     still = any((np.nan_to_num(table[:, 0]) != 0).any() for table in every)
     limit = max((float(np.nanmax(np.abs(table), initial=0.01)) for table in every), default=1.0)
     views = [
-        View.of(
-            [Panel(_title(layer), _frequency_map(branches[which], limit, still=still)) for layer, branches in found],
-            title,
-        )
+        View.of([Panel(_title(at), _frequency_map(each[which], limit, still=still)) for at, each in found], title)
         for which, title in SEEN.items()
     ]
     caption = (

@@ -103,16 +103,9 @@ def _printed(block: Block, panel: Panel, width: int, *, titled: bool) -> tuple[d
     above = (_TITLE if title else 4) + (ceil(len(signs) / across) * _LINE + 6 if signs else 0) + _RAMP * ramped
     plain = int(layout.get("height") or width / 1.84)
     height = plain + above
-    layout |= {
-        "width": width,
-        "height": height,
-        "autosize": False,
-        "margin": {**margin, "t": top + above},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "font": {**layout.get("font", {}), "family": _FONT, "color": _INK},
-        "showlegend": bool(signs),
-    }
+    layout |= {"width": width, "height": height, "autosize": False, "margin": {**margin, "t": top + above}}
+    layout |= {"paper_bgcolor": "white", "plot_bgcolor": "white", "showlegend": bool(signs)}
+    layout["font"] = {**layout.get("font", {}), "family": _FONT, "color": _INK}
     for name in [name for name in layout if name.startswith(("xaxis", "yaxis"))]:
         layout[name] = {"automargin": True, "linecolor": _FAINT, **layout[name]}
     corner = {"x": 0, "xref": "container", "xanchor": "left", "yref": "container", "yanchor": "top"}
@@ -127,9 +120,8 @@ def _printed(block: Block, panel: Panel, width: int, *, titled: bool) -> tuple[d
         look = {"font": {"size": 11}, "itemsizing": "constant", "traceorder": "normal", "bgcolor": "rgba(0,0,0,0)"}
         layout["legend"] = {**place, **look}
     if "coloraxis" in layout:
-        layout["coloraxis"] = _colours(
-            block, layout["coloraxis"], (top + 6) / max(1, plain - top - margin.get("b", 40))
-        )
+        inside = max(1, plain - top - margin.get("b", 40))
+        layout["coloraxis"] = _colours(block, layout["coloraxis"], (top + 6) / inside)
     return {"data": data, "layout": layout}, height
 
 
@@ -303,16 +295,15 @@ def latex_of(table: Table) -> str:
     Tables wider than a text column use ``table*`` and are scaled down if necessary.
     """
     (head, body), tall = table.grids(), len(table.head) + len(table.body) > _TALL
-    width = len(body[0]) if body else 0
-    room = sum(min(_LONG, max((3 + len(row[x].whole) for row in body), default=0)) for x in range(width))
+    by_column = list(zip(*body, strict=True))
+    room = sum(min(_LONG, max(3 + len(cell.whole) for cell in cells)) for cells in by_column)
     lines = [" & ".join(map(_cell, row)) + r" \\" for row in body]
     told = f"{table.name}. {table.note}".strip()
     caption = rf"\caption{{{escaped(told)}}}\label{{tab:{table.file}}}"
     columns = ""
-    for cells in ([row[x] for row in body] for x in range(width)):
-        wraps = any(len(cell.plain) > _LONG for cell in cells)
-        side = "r" if any(cell.right for cell in cells) else "l"
-        columns += r">{\raggedright\arraybackslash}p{0.4\linewidth}" if wraps else side
+    for cells in by_column:
+        wraps, right = any(len(cell.plain) > _LONG for cell in cells), any(cell.right for cell in cells)
+        columns += r">{\raggedright\arraybackslash}p{0.4\linewidth}" if wraps else "r" if right else "l"
     names = _head(head)
     begun = [r"\toprule", *names, *([r"\midrule"] if names else [])]
     if tall:

@@ -202,11 +202,10 @@ def write(source: Source, tokenizer: Tokenizer, found: Scan, directory: Path) ->
                 if SPLITS[split] == "train":
                     np.add.at(counts, encoded, 1)
                     counts[tokenizer.separator] += 1
-    numbers: dict[str, Any] = {
-        f"{split}-bytes": np.array(each, np.int64) for split, each in zip(SPLITS, sizes, strict=True)
-    }
-    for split, each in zip(SPLITS, tokens, strict=True):
-        numbers[f"{split}-starts"] = np.concatenate(([0], np.cumsum(np.array(each, np.int64) + 1)))
+    numbers: dict[str, Any] = {}
+    for split, lengths, each in zip(SPLITS, tokens, sizes, strict=True):
+        numbers[f"{split}-bytes"] = np.array(each, np.int64)
+        numbers[f"{split}-starts"] = np.concatenate(([0], np.cumsum(np.array(lengths, np.int64) + 1)))
     np.savez(directory / _NUMBERS, counts=counts, **numbers)
     for path in directory.iterdir():
         with path.open("rb") as stream:
@@ -314,13 +313,9 @@ def _made(source: Source, tokens: Tokenizer, found: Scan) -> Path:
                 try:
                     _clear(directory)
                     write(source, tokens, found, directory)
-                    facts = {
-                        "vocab_size": tokens.vocab_size,
-                        "separator": tokens.separator,
-                        "raw": tokens.words is None,
-                    }
-                    cut = found.most is not None
-                    write_json(directory / _RECORD, {"sha256": found.sha256, "cut": cut, **facts})
+                    facts = {"sha256": found.sha256, "cut": found.most is not None, "raw": tokens.words is None}
+                    facts |= {"vocab_size": tokens.vocab_size, "separator": tokens.separator}
+                    write_json(directory / _RECORD, facts)
                 except BaseException:
                     _clear(directory)
                     raise

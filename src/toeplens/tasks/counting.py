@@ -23,8 +23,7 @@ class ContextualCount(SizedTask):
     the delimiters carry no information. Outside the regions half of the words are marks.
 
     Arguments
-        length, min_length  maximum and minimum number of tokens, including the query (default of min_length:
-                            ``length``)
+        length, min_length  maximum and minimum number of tokens, with the query (default: the same)
         regions             number of regions
         max_count           maximum count
         marks, words        number of distinct marks, and of distinct other words

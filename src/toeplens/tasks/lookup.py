@@ -20,8 +20,7 @@ class Index(SizedTask):
     asks for a, or with ``from_end`` for c.
 
     Arguments
-        length, min_length  maximum and minimum number of tokens, including the index token (default of min_length:
-                            ``length``)
+        length, min_length  maximum and minimum number of tokens, with the index token (default: the same)
         words               number of distinct words; the label is the word's token id, 1..``words``
         positions           number of possible index tokens (default: all positions of the shortest sequence)
         from_end            count positions from the end
@@ -72,8 +71,7 @@ class Retrieval(SizedTask):
     pair is one word, so positions do not matter. With keys and values as separate words, it is `recall` with one query.
 
     Arguments
-        length, min_length  maximum and minimum number of tokens, including the query (default of min_length:
-                            ``length``)
+        length, min_length  maximum and minimum number of tokens, with the query (default: the same)
         keys, values        number of distinct keys and values; the label is the value, 0..``values`` - 1
         pairs               pairs per sequence, all with different keys
         distractors         number of distinct distractors; with 0 a sequence is its pairs, the query, and padding
@@ -132,8 +130,7 @@ class Mix(SizedTask):
     If there is only one possible offset, the offset token is left out.
 
     Arguments
-        length, min_length  maximum and minimum number of tokens, including the query (default of min_length:
-                            ``length``)
+        length, min_length  maximum and minimum number of tokens, with the query (default: the same)
         words               number of distinct words; the label is the word's token id, 1..``words``
         keys                number of distinct keys
         placed              keys per sequence

@@ -29,6 +29,11 @@ class SyntheticLanguage(LanguageTask):
 
     Token 0 separates documents. They are split like those of `toeplens.tasks.language.Language`; a
     token counts as a byte. A larger number of documents extends a smaller one.
+
+    Arguments
+        documents, document  number of documents, and tokens of each
+        text_seed  seed of the text; the seed of a data set selects its windows
+        length     tokens of a window
     """
 
     documents: int = 2048
@@ -120,9 +125,7 @@ class MarkovLanguage(SyntheticLanguage):
         branches   possible next words
         copy_rate  probability of a copy at each position
         span       tokens of a copy
-        documents, document  number of documents, and tokens of each
-        text_seed  seed of the text; the seed of a data set selects its windows
-        length     tokens of a window
+        and those of `SyntheticLanguage`
     """
 
     name = "markov-language"
@@ -232,9 +235,7 @@ class NestedLanguage(SyntheticLanguage):
         max_depth  maximum nesting depth
         words      vocabulary size, the same words for all kinds
         opens, closes  probabilities at each position
-        documents, document  number of documents, and tokens of each
-        text_seed  seed of the text; the seed of a data set selects its windows
-        length     tokens of a window
+        and those of `SyntheticLanguage`
     """
 
     name = "nested-language"

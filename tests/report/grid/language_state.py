@@ -17,7 +17,7 @@ from toeplens.studies import CellResult, Key, Results
 from toeplens.studies.grid import Grid, GridSpec, cells, grid_spec
 
 LENGTH, LAYERS, HEADS = 64, 3, 4
-FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
+FACTORS = (1.0, 2.0, 4.0, 8.0)
 GUESS = 1 / 26
 TOO_LONG = "length must be reached by at least 2 documents of the test split, got 1024, reached by 1."
 NO_WAY = "encoding must be 'rope' or 'nope' to extend the length after training, got {!r}."
@@ -34,14 +34,7 @@ METHODS = {"none": 0.0, "interpolation": -0.05, "ntk": -0.25, "yarn": -0.3, "lon
 
 def language_spec(labels: Sequence[str] = tuple(BITS), **changes: Any) -> GridSpec:
     """One task by these encodings, three seeds."""
-    titles = {
-        "rope": "RoPE",
-        "p-rope": "p-RoPE",
-        "alibi": "ALiBi",
-        "nope": "NoPE",
-        "sinusoidal": "Sinusoid",
-        "t5": "T5",
-    }
+    titles = dict(zip(BITS, ("RoPE", "p-RoPE", "ALiBi", "NoPE", "Sinusoid", "T5"), strict=True))
     content = {
         "title": "Language, made up",
         "seeds": 3,
@@ -69,16 +62,10 @@ def bits_of(key: Key) -> Bits:
     base, lost = BITS[key.label] + _jitter(key), LOST[key.label]
     rows = []
     for factor in FACTORS:
-        if factor == 16:
-            rows.append(AtLength(16 * LENGTH, 16.0, why=TOO_LONG))
-            continue
         gain = lost * log2(factor) / 2
-        whole, slid = base + 0.1 / factor + gain / 2, base + 0.08 / factor
-        rows.append(
-            AtLength(
-                round(factor * LENGTH), factor, 24, 12, around(whole), around(slid), around(base + gain), around(gain)
-            )
-        )
+        found = (base + 0.1 / factor + gain / 2, base + 0.08 / factor, base + gain, gain)
+        rows.append(AtLength(round(factor * LENGTH), factor, 24, 12, *map(around, found)))
+    rows.append(AtLength(16 * LENGTH, 16.0, why=TOO_LONG))
     edges = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
     positions = [around(base + 3 / (1 + at) + max(0.0, lost * (at - 6) / 3)) for at in range(10)]
     counted = {"0": 4.6, "1": 3.9, "2": 3.1, "3": 2.6}
@@ -107,25 +94,12 @@ def copying_of(key: Key) -> Copying:
 
 def extension_of(key: Key, *, tuned: bool) -> Extension:
     rows = []
-    for method, gain in METHODS.items():
-        if tuned and method not in ("none", "interpolation"):
-            continue
+    for method in ("none", "interpolation") if tuned else METHODS:
         for factor in (1.0, 2.0, 4.0):
-            gained = (gain - 0.02 * tuned) * log2(factor) / 2 + _jitter(key) * (method == "rerope")
+            gained = (METHODS[method] - 0.02 * tuned) * log2(factor) / 2 + _jitter(key) * (method == "rerope")
             told = "factors 1.00, 1.80, 4.20" if method == "longrope" else ""
-            half = 0.0 if method == "none" and not tuned else 0.005
-            rows.append(
-                Extended(
-                    method,
-                    tuned,
-                    round(factor * LENGTH),
-                    factor,
-                    24,
-                    around(BITS[key.label] + gained),
-                    around(gained, half),
-                    told,
-                )
-            )
+            found = around(BITS[key.label] + gained), around(gained, 0.0 if method == "none" and not tuned else 0.005)
+            rows.append(Extended(method, tuned, round(factor * LENGTH), factor, 24, *found, told))
     return Extension(4, 7 if tuned else 0, tuple(rows))
 
 

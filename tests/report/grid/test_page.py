@@ -13,7 +13,6 @@ from tests.report.grid.state import (
     GUESS,
     HALF_DIVERGED,
     HEADS,
-    LAYERS,
     LOST,
     NASTY,
     UNSKILLED,
@@ -22,7 +21,7 @@ from tests.report.grid.state import (
 )
 from tests.report.reading import figures, rows_of, stands_alone, traces, without_plotly
 
-from toeplens.report.grid.heads import followed
+from toeplens.report.grid.figures import followed
 from toeplens.report.grid.look import encoding_looks
 from toeplens.report.grid.page import render_grid, write_grid
 from toeplens.studies import CellResult, Results
@@ -79,12 +78,9 @@ def test_every_head_of_a_skilled_model_is_on_the_plane(state: Grid, page: str) -
             wanted = []
             for cell in state.results.cells:
                 if cell.key.label == label and cell.key.task in tasks and _skilled(cell):
-                    shares = cell.measures["behaviour"]
-                    for layer in range(LAYERS):
-                        for head in range(HEADS):
-                            if shares["positional"][layer][head] is not None:
-                                names = ("positional", "symbolic", "interaction")
-                                wanted.append([shares[name][layer][head] for name in names])
+                    three = [cell.measures["behaviour"][name] for name in ("positional", "symbolic", "interaction")]
+                    heads = np.array(three, dtype=float).reshape(3, -1).T
+                    wanted += heads[~np.isnan(heads[:, 0])].tolist()
             drawn = by_label.get(label, {"x": [], "y": [], "customdata": []})
             got = [[x, y, more[1]] for x, y, more in zip(drawn["x"], drawn["y"], drawn["customdata"], strict=True)]
             np.testing.assert_allclose(np.array(sorted(got)), np.array(sorted(wanted)), atol=6e-5)
@@ -116,13 +112,8 @@ def test_an_encoding_without_a_mark_says_why(state: Grid, page: str) -> None:
 def test_what_the_skill_rests_on_is_weighed_by_what_is_lost(state: Grid, page: str) -> None:
     each = []
     for cell in _of(state, "index", "rope"):
-        total = weighed = 0.0
-        for at in np.ndindex(LAYERS, HEADS):
-            share = cell.measures["behaviour"]["positional"][at[0]][at[1]]
-            if share is not None:
-                total += _lost(cell)[at]
-                weighed += _lost(cell)[at] * share
-        each.append(weighed / total)
+        shares = np.array(cell.measures["behaviour"]["positional"], dtype=float)
+        each.append(float(np.average(shares[~np.isnan(shares)], weights=_lost(cell)[~np.isnan(shares)])))
     mark = traces(page, "plane-1-0-1")["rope"]
     assert mark["x"] == [pytest.approx(np.mean(each), abs=6e-5)]
     low, high = sorted(each)

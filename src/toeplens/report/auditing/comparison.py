@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from toeplens.ground.places import write_page
-from toeplens.report.auditing.maps import alike, bands_of_both
-from toeplens.report.auditing.marks import tints
+from toeplens.report.auditing.figures import alike, bands_of_both, tints
 from toeplens.report.auditing.page import chosen, sees
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, plain, untagged
@@ -125,16 +125,11 @@ def _both(one: Values, other: Values) -> list[str]:
 def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Block:
     """Each head in the first audit (x) and the second (y): one view per column."""
     titles = [words.Names.of(pair[0]).short(head) for head in pair[0].heads]
-    colours = tints(pair[0], pair[0].heads)
-    across, up = (_plain(name) for name in names)
-    views = []
+    (one, other), colours, views = values, tints(pair[0], pair[0].heads), []
     for name in _both(*values):
         digits = digits_of(name, *values)
-        known = [
-            (a, b, i)
-            for i, (a, b) in enumerate(zip(*(found[name] for found in values), strict=True))
-            if None not in (a, b)
-        ]
+        pairs = enumerate(zip(one[name], other[name], strict=True))
+        known = [(a, b, i) for i, (a, b) in pairs if a is not None and b is not None]
         if not known:
             continue
         xs, ys, which = zip(*known, strict=True)
@@ -148,9 +143,8 @@ def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tu
             "%{customdata[0]}<br>%{customdata[1]} → %{customdata[2]}<extra></extra>",
             customdata=[[titles[i], words.told(a, digits), words.told(b, digits)] for a, b, i in known],
         )
-        axis = {"range": ends, "exponentformat": "power"}
-        canvas.x(across, **axis)
-        canvas.y(up, **axis)
+        for axis, called in zip((canvas.x, canvas.y), names, strict=True):
+            axis(_plain(called), range=ends, exponentformat="power")
         higher = sum(b > a for a, b, _ in known)
         text = f"Heads above the diagonal: {higher} of {len(known)}, below: {sum(b < a for a, b, _ in known)}."
         x, y = (np.asarray(found) - np.mean(found) for found in (xs, ys))
@@ -216,12 +210,13 @@ def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: t
 
 
 def _settings(first: Audit, second: Audit) -> list[Difference]:
+    def told(value: Any) -> str:
+        if isinstance(value, list | tuple):
+            return "; ".join(map(str, value)) or "none"
+        return "–" if value is None else str(value)
+
     known = [name for name in dict.fromkeys((*first.about, *second.about)) if name not in _PASSING]
-    found = []
-    for name in known:
-        values = [audit.about.get(name) for audit in (first, second)]
-        lists = ["; ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else value for value in values]
-        found.append((name, *("–" if value is None else str(value) for value in lists)))
+    found = [(name, told(first.about.get(name)), told(second.about.get(name))) for name in known]
     found += [("effect", str(first.effect or "none"), str(second.effect or "none"))]
     found += [("method of effects", str(first.method or "–"), str(second.method or "–"))]
     found += [("loss of the intact model", words.told(first.baseline), words.told(second.baseline))]

@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from toeplens.ground.words import fixed, percent
-from toeplens.report.auditing.maps import by_band, distances, frequencies, head_map
-from toeplens.report.auditing.marks import interval_told, layer_effects, plane
+from toeplens.report.auditing.figures import (
+    by_band,
+    distances,
+    frequencies,
+    head_map,
+    interval_told,
+    layer_effects,
+    plane,
+)
 from toeplens.report.kit.blocks import numbered
 from toeplens.report.kit.page import Page, write_report
 from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table, settings_table

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,17 @@ def task_looks(spec: GridSpec) -> dict[str, Look]:
 def finished(state: Grid, task: str, label: str) -> list[CellResult]:
     """The models of a cell, by seed, without diverged ones."""
     return [cell for cell in state.results.of(task, label) if cell.status == "complete"]
+
+
+Cells = dict[Look, list[CellResult]]  # by encoding
+
+
+def models_of(state: Grid, task: str, *, skilled: bool = False) -> Cells:
+    """The finished models of a task, by encoding in the page's order; ``skilled``: only those with skill."""
+    return {
+        one: [cell for cell in finished(state, task, label) if cell.skilled or not skilled]
+        for label, one in encoding_looks(state.spec).items()
+    }
 
 
 @dataclass(frozen=True)
@@ -142,9 +154,19 @@ def line(
     )
 
 
-# ---- language models -------------------------------------------------------------------------------------------------
+def draw_lines(
+    canvas: Canvas,
+    cells: Mapping[Look, Iterable[CellResult]],
+    values: Callable[[CellResult], Iterable[tuple[float, float]]],
+    **options: Any,
+) -> None:
+    """A line per look, of the x and y that ``values`` finds in its models; ``options``: see `line`."""
+    for one, found in cells.items():
+        if means := spreads(pair for cell in found for pair in values(cell)):
+            line(canvas, one, means, **options)
 
-Cells = dict[Look, list[CellResult]]  # by encoding
+
+# ---- language models -------------------------------------------------------------------------------------------------
 
 
 def language_tasks(spec: GridSpec) -> list[str]:
@@ -164,19 +186,15 @@ def every(state: Grid, *measures: str) -> list[tuple[str, Cells]]:
 
     By encoding in the page's order, without scans; with ``measures`` only the models that have all of them.
     """
+
+    def evaluated(cell: CellResult) -> bool:
+        return is_language(cell) and all(cell.measure(name) is not None for name in measures)
+
     names, made = language_tasks(state.spec), []
     for task in names:
-        found = {
-            one: [
-                cell
-                for cell in finished(state, task, label)
-                if is_language(cell) and all(cell.measure(name) is not None for name in measures)
-            ]
-            for label, one in encoding_looks(state.spec).items()
-        }
-        if any(found.values()):
-            title = state.spec.title_of(task) if len(names) > 1 else ""
-            made.append((title, {one: cells for one, cells in found.items() if cells}))
+        found = {one: list(filter(evaluated, cells)) for one, cells in models_of(state, task).items()}
+        if found := {one: cells for one, cells in found.items() if cells}:
+            made.append((state.spec.title_of(task) if len(names) > 1 else "", found))
     return made
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 
-from toeplens.report.grid import context, frequencies, heads, language_heads, lengths
+from toeplens.report.grid import figures, language
 from toeplens.report.grid import tables as grid_tables
 from toeplens.report.grid.look import encoding_looks, language_tasks, only_language
 from toeplens.report.kit.blocks import Block, numbered
@@ -19,11 +19,11 @@ from toeplens.studies.grid.measured import LONGER
 from toeplens.studies.kit.results import SKILLED
 
 _Makers = tuple[Callable[[Grid], Block], ...]
-_OF_HEADS: _Makers = (heads.plane, frequencies.scans, frequencies.centres, frequencies.bands)
-_OF_ACCURACY: _Makers = (lengths.lengths, lengths.relations)  # not for language models
+_OF_HEADS: _Makers = (figures.plane, figures.scans, figures.centres, figures.bands)
+_OF_ACCURACY: _Makers = (figures.lengths, figures.relations)  # not for language models
 _OF_LANGUAGE: _Makers = (
-    *(context.by_length, context.by_position, context.needles, context.copies),
-    *(language_heads.kinds, language_heads.position, language_heads.without),
+    *(language.by_length, language.by_position, language.needles, language.copies),
+    *(language.kinds, language.position, language.without),
 )
 
 
@@ -39,18 +39,18 @@ def render_grid(state: Grid) -> str:
 
 def grid_page(state: Grid) -> Page:
     """The figures and tables of the study."""
-    language, only = bool(language_tasks(state.spec)), only_language(state.spec)
-    makers = (*(_OF_LANGUAGE if language else ()), *_OF_HEADS, *(() if only else _OF_ACCURACY), heads.training)
+    has_language, only = bool(language_tasks(state.spec)), only_language(state.spec)
+    makers = (*(_OF_LANGUAGE if has_language else ()), *_OF_HEADS, *(() if only else _OF_ACCURACY), figures.training)
     titles = {column.label: column.title for column in state.spec.columns()}
     claims = ledger(state.entries)
-    prices, ways = (grid_tables.prices(state), grid_tables.extensions(state)) if language else ([], [])
+    prices, ways = (grid_tables.prices(state), grid_tables.extensions(state)) if has_language else ([], [])
     tables = {
         **{f"prices-{i}": each.table for i, each in enumerate(prices)},
         "claims": ledger_table(claims),
         "matrix": grid_tables.matrix(state),
         **{f"ways-{i}": each.table for i, each in enumerate(ways)},
-        **lengths.relation_tables(state),
-        "missing": grid_tables.missing(state) if language else None,
+        **grid_tables.relation_tables(state),
+        "missing": grid_tables.missing(state) if has_language else None,
         "costs": grid_tables.costs(state),
         "run": surroundings(state, "models"),
         "models": grid_tables.models(state, bits=only),
@@ -75,9 +75,9 @@ def grid_page(state: Grid) -> Page:
             "skilled": sum(cell.skilled for cell in state.results.cells if isfinite(cell.accuracy)),
             "least": SKILLED,
             "longer": LONGER,
-            "without_shares": heads.without_shares(state),
+            "without_shares": figures.without_shares(state),
             "settings": state.spec.to_yaml(),
-            "language": language,
+            "language": has_language,
             "only": only,
             "prices": prices,
             "ways": ways,

@@ -15,7 +15,7 @@ from toeplens.report.kit.canvas import Look
 from toeplens.report.kit.colours import OTHER
 from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table
 from toeplens.studies import CellResult
-from toeplens.studies.grid import Grid, Row, cells, language
+from toeplens.studies.grid import FIGURES, Grid, Relation, Row, cells, language
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.kit.results import skill
 
@@ -141,6 +141,40 @@ def models(state: Grid, *, bits: bool) -> Table:
     )
 
 
+def relation_tables(state: Grid) -> dict[str, Table]:
+    """Correlations with the skill that remains on longer sequences: over all tasks, and for each task."""
+    every = {(each.figure, each.factor): each for each in state.relations if each.task is None}
+    factors = sorted({factor for _, factor in every})
+    figures = [figure for figure in FIGURES if any(of == figure for of, _ in every)]
+    by_figure = [(FIGURES[figure][0], [every.get((figure, factor)) for factor in factors]) for figure in figures]
+    found = {(each.task, each.figure): each for each in state.relations if each.task is not None}
+    tasks = [task for task in state.spec.tasks if any(task == of for of, _ in found)]
+    by_task = [(state.spec.title_of(task), [found.get((task, figure)) for figure in FIGURES]) for task in tasks]
+    tables = {
+        "by_length": ("all tasks", "Property of the heads", [f"{factor:g}×" for factor in factors], by_figure),
+        "by_task": ("each task", "Task", [title for title, _ in FIGURES.values()], by_task),
+    }
+    return {
+        key: make_table(
+            f"Correlations with the skill remaining on longer sequences, {of}",
+            [corner, *(Cell(title, right=True) for title in columns)],
+            [[title, *map(_relation, entries)] for title, entries in rows],
+            note="Spearman’s rank correlation over models. Small print: 95% interval (jackknife over families of "
+            "encodings); number of models and encodings.",
+            css="numbers relations",
+        )
+        for key, (of, corner, columns, rows) in tables.items()
+        if by_figure
+    }
+
+
+def _relation(found: Relation | None) -> Cell:
+    if found is None:
+        return Cell(DASH, right=True)
+    ends = "" if found.low is None else f"{signed(found.low)} to {signed(found.high)}"
+    return Cell(signed(found.value), (ends, f"{len(found.points)} models, {found.encodings} encodings"), right=True)
+
+
 # ---- language models: benefits and costs -----------------------------------------------------------------------------
 
 
@@ -260,13 +294,12 @@ class Ways:
 
 def extensions(state: Grid) -> list[Ways]:
     """One table per encoding with context extension; the table of missing measures lists the others."""
-    found = []
-    for task, by_encoding in every(state):
-        for one, models in by_encoding.items():
-            halves = [[r for cell in models if (r := cell.measure(name))] for name in _KINDS]
-            if any(halves):
-                found.append(_ways(one, viewed(task, one.title), models, [half for half in halves if half]))
-    return found
+    return [
+        _ways(one, viewed(task, one.title), models, halves)
+        for task, by_encoding in every(state)
+        for one, models in by_encoding.items()
+        if (halves := [half for name in _KINDS if (half := [r for cell in models if (r := cell.measure(name))])])
+    ]
 
 
 def _ways(one: Look, title: str, cells: Sequence[CellResult], halves: Sequence[Sequence[Extension]]) -> Ways:
@@ -281,11 +314,11 @@ def _ways(one: Look, title: str, cells: Sequence[CellResult], halves: Sequence[S
         places += [(half, factor, "" if place else "edge ") for place, factor in enumerate(factors)]
     lines: list[list[str | Cell]] = []
     for method in dict.fromkeys(row.method for row in rows):
-        line: list[str | Cell] = [_METHODS.get(method, method)]
-        for half, at, edge in places:
-            mine = [row for each in half for row in each.rows if (row.method, row.factor) == (method, at)]
-            line.append(_way(mine, edge))
-        lines.append(line)
+        by_place = (
+            ([row for each in half for row in each.rows if (row.method, row.factor) == (method, at)], edge)
+            for half, at, edge in places
+        )
+        lines.append([_METHODS.get(method, method), *(_way(mine, edge) for mine, edge in by_place)])
     table = make_table(
         f"Context extension, {title}",
         names,
@@ -363,13 +396,8 @@ def _reasons(cell: CellResult) -> Iterator[tuple[str, float | None, str]]:
     for name, content in cell.measures.items():
         if set(content) == {"why"}:
             yield _NAMES.get(name, f"the measure {name}"), None, content["why"]
-    for name, field in (
-        ("bits", "lengths"),
-        ("needles", "rows"),
-        ("copying", "rows"),
-        *((kind, "rows") for kind in _KINDS),
-    ):
+    for name in ("bits", "needles", "copying", *_KINDS):
         found = cell.measure(name)
-        for row in getattr(found, field) if found else ():
+        for row in (found.lengths if name == "bits" else found.rows) if found else ():
             if row.why:
                 yield _NAMES[name] + (f", {row.method}" if name in _KINDS else ""), row.factor, row.why

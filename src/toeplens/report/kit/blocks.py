@@ -49,12 +49,8 @@ def described(figure: go.Figure) -> str:
             continue
         name = str(trace.name or trace.meta or "").replace("-", " ")
         if trace.type == "heatmap":
-            rows = zip(trace.y, trace.z, strict=True)
-            points = [
-                (f"row {_place(layout.yaxis, y)}, column {x}", z)
-                for y, row in rows
-                for x, z in zip(trace.x, row, strict=True)
-            ]
+            rows = [(_place(layout.yaxis, y), row) for y, row in zip(trace.y, trace.z, strict=True)]
+            points = [(f"row {y}, column {x}", z) for y, row in rows for x, z in zip(trace.x, row, strict=True)]
         else:
             pairs = list(zip(trace.x, trace.y, strict=True))
             down = (layout.yaxis.ticktext is not None and layout.yaxis.type != "log") or any(

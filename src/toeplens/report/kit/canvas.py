@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from toeplens.ground.words import or_none, whole
-from toeplens.report.kit.blocks import Sign, View
+from toeplens.report.kit.blocks import Panel, Sign, View
 from toeplens.report.kit.colours import GUESS, faded
 
 if TYPE_CHECKING:
@@ -281,6 +281,10 @@ class Look:
     def sign(self) -> Sign:
         """Its legend entry."""
         return Sign(self.key, self.title, self.tint, self.glyph)
+
+    def panel(self, figure: go.Figure) -> Panel:
+        """A panel with its title and marker."""
+        return Panel(self.title, figure, tint=self.tint, glyph=self.glyph)
 
 
 def legend(looks: Iterable[Look], views: Iterable[View]) -> list[Sign]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toeplens.report.kit.blocks import numbered
+import numpy as np
+
+from toeplens.ground.words import fixed
+from toeplens.lens import Estimate
+from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View, numbered
+from toeplens.report.kit.canvas import FEW, Canvas, heat, plain
+from toeplens.report.kit.colours import BLUE, ORANGE
 from toeplens.report.kit.page import Page, write_report
 from toeplens.report.kit.tables import Cell, Table, make_table, settings_table
-from toeplens.report.probing.figures import by_position, needles, retrievers
-from toeplens.studies.probing import ABOUT, ProbeRecord
+from toeplens.studies.probing import ABOUT, RETRIEVES, ProbeRecord
 from toeplens.studies.probing.record import interval, title_of
 
-_MAKERS = (by_position, needles, retrievers)
+_LEAST = 1e-3
 
 
 def write_probe(record: ProbeRecord, directory: Path) -> Path:
@@ -28,7 +33,7 @@ def probe_page(record: ProbeRecord) -> Page:
     """The figures and tables of a probe."""
     return Page(
         "report/probing/page.html.j2",
-        numbered(make(record) for make in _MAKERS),
+        numbered(make(record) for make in (by_position, needles, retrievers)),
         {"behaviours": behaviours_table(record), "settings": settings_table(sorted(record.about.items()))},
         {
             "command": "probe",
@@ -53,3 +58,115 @@ def behaviours_table(record: ProbeRecord, *, changed: bool = True) -> Table:
     names += ["Loss, changed", "Accuracy, changed", "Difference in loss"] * changed
     note = "Loss in nats per token and accuracy, with 95% intervals. Small print: predicted tokens."
     return make_table("Behaviours", names, rows, right=range(1, 7), note=note, css="numbers small")
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def by_position(record: ProbeRecord) -> Block:
+    """Loss by position, intact and changed."""
+    found = list(record.summaries("loss", "start"))
+    canvas, text = Canvas(320, left=52), ""
+    lines = [("intact", "Intact", BLUE, [each.nats for each in found])]
+    if record.changes:
+        lines.append(("changed", "Changed", ORANGE, [each.changed_nats for each in found if each.changed_nats]))
+    xs = [each.start or 0 for each in found]
+    for key, title, tint, values in lines:
+        means = [each.value for each in values]
+        low, high = zip(*[_ends(each) for each in values], strict=True)
+        canvas.band(xs, plain(low), plain(high), tint, 0.14, key)
+        canvas.lines(xs, plain(means), tint, f"{title}, from %{{x}}: %{{y:.3f}}<extra></extra>", marker={}, meta=key)
+        text += f"{title}: {fixed(means[0])} nats in the first bin, {fixed(means[-1])} in the last. "
+    canvas.x("position of the predicted token (start of bin)", type="log", tickvals=xs, ticktext=xs)
+    canvas.y("nats per token", range=[0, max(m for *_, each in lines for m in (e.value for e in each)) * 1.15])
+    caption = (
+        "Mean −log p of the next token of a text, by the number of tokens before it, in bins of doubling width. Bands "
+        "are 95% intervals over texts."
+    )
+    signs = [Sign(key, title, tint, "●") for key, title, tint, _ in lines] if record.changes else []
+    return Block(
+        "loss", "Loss by position", caption, [View.of([Panel("Loss", canvas.figure(), text)])], "full", legend=signs
+    )
+
+
+def needles(record: ProbeRecord) -> Block:
+    """Needles by depth and length, one map for the intact and one for the changed model."""
+    found = list(record.summaries("needle", "length", "depth"))
+    if not found:
+        return Block("needles", "Needle in a text", "", [])
+    lengths = sorted({each.length or 0 for each in found})
+    depths = sorted({each.depth or 0.0 for each in found})
+    absent = {each.length: each for each in record.summaries("no needle", "length")}
+    pairs = [("Intact model", [each.nats for each in found], [each.right for each in found])]
+    if record.changes:
+        after = [(each.changed_nats, each.changed_right) for each in found if each.changed_nats and each.changed_right]
+        pairs.append(("Changed model", [nats for nats, _ in after], [right for _, right in after]))
+    limit = max([_LEAST, *(each.value for _, nats, _ in pairs for each in nats)])
+    panels = []
+    for title, nats, rights in pairs:
+        table, hover, numbers = np.full((len(depths), len(lengths)), np.nan), [], []
+        at = {(each.depth, each.length): i for i, each in enumerate(found)}
+        for row, depth in zip(table, depths, strict=True):
+            which = [at[depth, length] for length in lengths]
+            row[:] = [nats[i].value for i in which]
+            said = [f"{fixed(x.value)} nats [{', '.join(map(fixed, _ends(x)))}]" for x in (nats[i] for i in which)]
+            shares = [f"accuracy {rights[i].value:.0%}" for i in which]
+            hover.append([f"{100 * depth:.0f}%, {nat}, {share}" for nat, share in zip(said, shares, strict=True)])
+            numbers.append([fixed(nats[i].value, 2) for i in which])
+        columns = [f"{length} tokens" for length in lengths]
+        rows = [f"{100 * depth:.0f}%" for depth in depths]
+        figure = heat(
+            table,
+            rows,
+            columns,
+            limit,
+            ticks=(range(len(columns)), columns),
+            title="length of the text (rows: depth of the needle)",
+            hover=hover,
+            numbers=numbers if len(columns) <= FEW else None,
+        )
+        share = float(np.mean([each.value for each in rights]))
+        panels.append(Panel(title, figure, f"All five digits are predicted correctly in {share:.0%} of the texts."))
+    without = ", ".join(f"{fixed(each.nats.value, 2)} ({length} tokens)" for length, each in absent.items())
+    caption = (
+        "One sentence of the text states a five-digit number, and the end of the text asks for it. Cells show the mean "
+        f"−log p of the number’s tokens in nats, by depth and length. Baseline without the sentence: {without}."
+    )
+    ramp = Ramp("0 nats", f"{fixed(limit, 2)} nats", half=True)
+    return Block("needles", "Needle in a text", caption, [View.of(panels)], "wide", ramp=ramp)
+
+
+def retrievers(record: ProbeRecord) -> Block:
+    """Retrieval score of each head."""
+    caption = (
+        "Each cell is a head of the intact model (rows: layers, columns: heads), coloured by its retrieval score: the "
+        "share of the number’s tokens for which it attends most to that token in the needle (Wu et al. 2024)."
+    )
+    ramp = Ramp("0", "1", half=True)
+    if not record.heads:
+        return Block("retrieval", "", caption, [], "full", ramp=ramp)
+    layers = sorted({each.layer for each in record.heads})
+    heads = range(1 + max(each.head for each in record.heads))
+    table = np.full((len(layers), len(heads)), np.nan)
+    said = [["" for _ in heads] for _ in layers]
+    for each in record.heads:
+        row = layers.index(each.layer)
+        table[row, each.head] = each.score
+        said[row][each.head] = (
+            f"L{each.layer + 1} H{each.head + 1}: score {fixed(each.score)}, attention on the token {fixed(each.mass)}"
+        )
+    columns = [f"H{head + 1}" for head in heads]
+    rows = [f"L{layer + 1}" for layer in layers]
+    figure = heat(table, rows, columns, 1.0, ticks=(range(len(columns)), columns), title="heads", hover=said)
+    top = max(record.heads, key=lambda each: each.score)
+    many = sum(each.score >= RETRIEVES for each in record.heads)
+    text = (
+        f"Retrieval heads (score of at least {RETRIEVES}): {many} of {len(record.heads)}. The largest score is "
+        f"{fixed(top.score)} (layer {top.layer + 1} head {top.head + 1})."
+    )
+    panel = Panel("Retrieval score of each head", figure, text)
+    return Block("retrieval", "Retrieval heads", caption, [View.of([panel])], "full", ramp=ramp)
+
+
+def _ends(each: Estimate) -> tuple[float, float]:
+    return max(0.0, each.low), each.high

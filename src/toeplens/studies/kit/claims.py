@@ -19,7 +19,6 @@ import yaml
 
 from toeplens.ground.words import listed
 from toeplens.model import Protocol
-from toeplens.studies.kit.contrasts import contrast
 from toeplens.studies.kit.results import ONLY_SKILLED, UNRULED, Figure, Results
 from toeplens.studies.kit.verdicts import (
     LEVEL,

@@ -1,0 +1,236 @@
+"""Readers that find the label of a sequence word by word, by the rules of its task, and check what else they state."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from tests.tasks.reading import draw
+
+from toeplens.tasks import PAD, Task
+
+SEED = 3  # of the data sets that are read
+
+
+def read_distance(task: Any, text: list[int]) -> int | set[int]:
+    if task.form == "released":
+        return {between + 1 for _, between in released_readings(text, task)}
+    triggers = task.marked_words(SEED)
+    assert len(text) == task.length
+    one, other = (place for place, word in enumerate(text) if word in triggers)
+    assert text[one] != text[other]
+    assert not task.ordered or list(triggers).index(text[one]) < list(triggers).index(text[other])
+    return other - one
+
+
+def released_readings(text: list[int], task: Any) -> list[tuple[int, int]]:
+    """Every (left, between) that explains a sequence of the released form."""
+    found, pair = [], tuple(task.marked_words(SEED))
+    for left, second in itertools.combinations(range(len(text)), 2):
+        between, right = second - left - 1, len(text) - second - 1
+        if (text[left], text[second]) == pair and 1 <= left <= task.max_side and 1 <= between <= task.max_between:
+            segments = (text[:left], text[left + 1 : second], text[second + 1 :])
+            whole = right <= task.max_side and (right >= 1 or len(text) == task.cut)
+            if whole and all(len(set(words)) == len(words) for words in segments):
+                found.append((left, between))
+    return found
+
+
+@cache
+def count_words(task: Task, seed: int) -> list[int]:
+    """The trigger words of a counting data set: what never stands in a sequence that has none."""
+    examples = draw(task, 4000, seed)
+    return sorted({*examples.tokens.flat} - {*examples.tokens[examples.labels == 0].flat} - {PAD})
+
+
+def read_count(task: Any, text: list[int]) -> int:
+    triggers = count_words(task, SEED)
+    assert (len(text), len(triggers)) == (task.words, task.num_triggers)
+    return sum(text.count(word) for word in triggers)
+
+
+def read_index(task: Any, text: list[int]) -> int:
+    *body, query = text
+    stated = query - task.words - 1
+    assert 0 <= stated < task.asked
+    assert all(1 <= word <= task.words for word in body)
+    return (body[::-1] if task.from_end else body)[stated]
+
+
+def read_retrieval(task: Any, text: list[int]) -> int:
+    *body, query = text
+    last = task.keys * task.values
+    pairs = [divmod(word - 1, task.values) for word in body if word <= last]
+    assert all(last + task.keys < word <= last + task.keys + task.distractors for word in body if word > last)
+    assert len(dict(pairs)) == len(pairs) == task.pairs
+    assert task.distractors or len(text) == task.pairs + 1
+    return dict(pairs)[query - last - 1]
+
+
+def read_mix(task: Any, text: list[int]) -> int:
+    offsets = [offset for offset in range(task.min_offset, task.max_offset + 1) if offset]
+    *body, query, stated = [*text, None] if len(offsets) == 1 else text
+    offset = offsets[0] if stated is None else offsets[stated - task.words - task.keys - 1]
+    present = [word for word in body if word > task.words]
+    assert len(present) == len(set(present)) == task.placed
+    assert all(key <= task.words + task.keys for key in present)
+    place = body.index(query) + offset
+    assert 0 <= place < len(body)
+    return body[place]
+
+
+def parts_of_recall(text: list[int], keys: int, values: int) -> tuple[dict[int, int], list[int], int]:
+    """The pairs, the keys that are asked for, and the number of tokens before them."""
+    book: dict[int, int] = {}
+    asked: list[int] = []
+    told = at = 0
+    while at < len(text):
+        word = text[at]
+        if word > keys + values:
+            assert not asked  # distractors stand before the queries alone
+            at += 1
+            continue
+        assert 1 <= word <= keys
+        if word not in book:
+            assert not asked
+            assert keys < text[at + 1] <= keys + values
+            book[word] = text[at + 1]
+        else:
+            told = told if asked else at
+            asked.append(word)
+            assert at + 1 == len(text) or text[at + 1] == book[word]
+        at += 2
+    return book, asked, told
+
+
+def read_recall(task: Any, text: list[int]) -> int:
+    book, asked, told = parts_of_recall(text, task.keys, task.values)
+    assert len(book) == task.pairs
+    assert 1 <= len(asked) == len(set(asked)) <= task.queries
+    assert told == (task.length - 2 * task.queries + 1 if task.distractors else 2 * task.pairs)
+    return book[asked[-1]]
+
+
+def read_regions(task: Any, text: list[int]) -> tuple[list[list[bool]], int]:
+    """For each region, which of its words are marks; and the region that is asked for."""
+    opening = task.marks + task.words + 1
+    found: list[list[bool]] = []
+    *body, query = text
+    inside = False
+    for word in body:
+        if word in (opening, opening + 1):
+            assert inside == (word > opening)
+            inside = not inside
+            found += [[]] if inside else []
+        else:
+            assert 1 <= word < opening
+            if inside:
+                found[-1].append(word <= task.marks)
+    assert not inside
+    assert len(found) == task.regions
+    return found, query - opening - 2
+
+
+def read_contextual_count(task: Any, text: list[int]) -> int:
+    found, asked = read_regions(task, text)
+    assert all(len(region) >= task.max_count >= sum(region) for region in found)
+    return sum(found[asked])
+
+
+def read_parity(task: Any, text: list[int]) -> int:
+    assert all(1 <= word <= task.marks + task.words for word in text)
+    return sum(word <= task.marks for word in text) % 2
+
+
+def depths(text: list[int], kinds: int) -> list[int] | None:
+    """How many brackets are open after each one; None if one closes what is not open."""
+    stack: list[int] = []
+    found = []
+    for bracket in text:
+        assert 1 <= bracket <= 2 * kinds
+        if bracket <= kinds:
+            stack.append(bracket)
+        elif not stack or stack.pop() != bracket - kinds:
+            return None
+        found.append(len(stack))
+    return found
+
+
+def balanced(text: list[int], kinds: int, max_depth: int = 10**6) -> bool:
+    found = depths(text, kinds)
+    return found is not None and found[-1] == 0 and max(found) <= max_depth
+
+
+def read_dyck(task: Any, text: list[int]) -> int:
+    if task.ask == "depth":
+        found = depths(text, task.kinds)
+        assert found is not None
+        assert max(found) <= task.max_depth
+        return found[-1]
+    if balanced(text, task.kinds):
+        assert balanced(text, task.kinds, task.max_depth)
+        return 1
+    assert all(text.count(kind) == text.count(kind + task.kinds) for kind in range(1, task.kinds + 1))
+    for one, other in itertools.combinations(range(len(text)), 2):  # a near miss
+        tried = list(text)
+        tried[one], tried[other] = tried[other], tried[one]
+        if balanced(tried, task.kinds, task.max_depth):
+            return 0
+    raise AssertionError("no exchange of two brackets balances it")
+
+
+def read_rewriting(task: Any, text: list[int]) -> int:
+    at = text.index(task.words + 1)
+    items, shown = text[:at], text[at + 1 :]
+    assert all(1 <= word <= task.words for word in (*items, *shown))
+    assert task.min_items <= len(items) <= task.length // 2
+    assert task.repeats or len(set(items)) == len(items)
+    answer = {"copy": items, "reverse": items[::-1], "sort": sorted(items)}[task.name]
+    assert answer[: len(shown)] == shown
+    return answer[len(shown)]
+
+
+def spelt(number: int, base: int, order: str, width: int) -> list[int]:
+    """The tokens of a number, with zeros up to ``width`` digits."""
+    digits = []
+    while number or not digits:
+        digits.append(number % base)
+        number //= base
+    digits += [0] * (width - len(digits))
+    return [digit + 1 for digit in (digits if order == "least-first" else digits[::-1])]
+
+
+def read_addition(task: Any, text: list[int]) -> int:
+    plus, equals = text.index(task.base + 2), text.index(task.base + 3)
+    numbers, digits = [], (task.length - (2 if task.padded else 3)) // 3
+    for part in (text[:plus], text[plus + 1 : equals]):
+        number = 0
+        for token in part[::-1] if task.order == "least-first" else part:
+            number = number * task.base + token - 1
+        assert part == spelt(number, task.base, task.order, digits if task.padded else 1)  # without leading zeros
+        assert task.min_digits == 1 or task.base ** (task.min_digits - 1) <= number < task.base**digits
+        numbers.append(number)
+    answer = spelt(sum(numbers), task.base, task.order, digits + 1 if task.padded else 1)
+    answer += [] if task.padded else [task.base + 1]
+    shown = text[equals + 1 :]
+    assert answer[: len(shown)] == shown
+    return answer[len(shown)]
+
+
+READERS: dict[str, Callable[[Any, list[int]], int | set[int]]] = {
+    "trigger-distance": read_distance,
+    "trigger-count": read_count,
+    "index": read_index,
+    "retrieval": read_retrieval,
+    "mix": read_mix,
+    "recall": read_recall,
+    "contextual-count": read_contextual_count,
+    "parity": read_parity,
+    "dyck": read_dyck,
+    "copy": read_rewriting,
+    "reverse": read_rewriting,
+    "sort": read_rewriting,
+    "addition": read_addition,
+}
