@@ -16,7 +16,7 @@ import pytest
 from tests.builders import files, wait_until
 from tests.cli.command import TINY, TOEPLENS, Toeplens, changes, in_a_process
 
-from toeplens.engine import Job, Limits, carry_out
+from toeplens.engine import Job, Limits, run_job
 from toeplens.ground import read_json
 from toeplens.ground.signals import INTERRUPTED
 from toeplens.papers.deposit import SCALES, claims_of
@@ -50,7 +50,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run_here(jobs: list[Job], out: Path, limits: Limits, **_: Any) -> None:
         for job in jobs:
-            carry_out(job, out, limits)
+            run_job(job, out, limits)
 
     monkeypatch.setattr(study, "run_jobs", run_here)
 
@@ -132,7 +132,7 @@ def test_text_of_a_study_is_named_where_it_cannot_be_read(toeplens: Toeplens, tm
 
 def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped before it began, so that it is quick; tests/papers/mathematics/test_study.py carries it out."""
-    monkeypatch.setattr("toeplens.cli.progress.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr("toeplens.ground.execution.seconds", lambda text: -1e9)
     command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
     state = toeplens(*command, "--json").json()
     assert (state["finished"], state["total"]) == (0, 12)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toeplens.engine import Cluster
+from toeplens.engine import ClusterOptions
 
 
 @pytest.fixture(scope="module")
@@ -27,5 +27,5 @@ def machines() -> Iterator[Any]:
 
 
 @pytest.fixture
-def three(machines: Any) -> Cluster:
-    return Cluster(machines.address)
+def three(machines: Any) -> ClusterOptions:
+    return ClusterOptions(engine="ray", address=machines.address)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Limits
+from toeplens.engine import ExecutionOptions
 
 
-def terminated(piece: tuple[bool, Path], limits: Limits, tell: Callable[[Any], None]) -> str | None:
+def terminated(piece: tuple[bool, Path], limits: ExecutionOptions, tell: Callable[[Any], None]) -> str | None:
     """One piece has its own process terminated and leaves its work; the other goes on beside it, and then ends."""
     stays, begun = piece
     if stays:
@@ -27,7 +27,7 @@ def terminated(piece: tuple[bool, Path], limits: Limits, tell: Callable[[Any], N
     return None
 
 
-def endless(piece: str, limits: Limits, tell: Callable[[Any], None]) -> None:
+def endless(piece: str, limits: ExecutionOptions, tell: Callable[[Any], None]) -> None:
     """A piece that never looks at its limits."""
     tell("begun")
     time.sleep(600)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from tests.engine.pieces import endless, terminated
 
-from toeplens.engine import Limits
-from toeplens.engine.pool import in_processes
+from toeplens.engine import ExecutionOptions, spread
 
 pytestmark = pytest.mark.heavy
 
@@ -20,7 +19,7 @@ def test_a_worker_that_is_terminated_ends_its_piece_and_not_itself(tmp_path: Pat
     """Ended itself it would have broken the pool, and the piece beside it would be lost."""
     found: dict[int, Any] = {}
     pieces = [(stays, tmp_path / "begun") for stays in (False, True)]
-    in_processes(terminated, pieces, Limits(), count=2, threads=1, on_done=found.__setitem__)
+    spread(terminated, pieces, ExecutionOptions(), 2, on_done=found.__setitem__)
     assert found == {0: None, 1: "whole"}
 
 
@@ -30,6 +29,6 @@ def test_an_interrupt_ends_work_that_looks_at_no_limits():
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        in_processes(endless, "ab", Limits(), count=2, threads=1, on_done=lambda *what: None, on_told=interrupt)
+        spread(endless, "ab", ExecutionOptions(), 2, on_done=lambda *what: None, on_told=interrupt)
     assert time.monotonic() - began < 300
     assert not multiprocessing.active_children()

@@ -203,7 +203,7 @@ def test_chance_leaves_the_ignored_label_out():
         ({"betas": (1.0, 0.9)}, "betas must be at least 0 and under 1, got (1.0, 0.9)"),
         ({"epochs": 0}, "epochs must be greater than or equal to 1, got 0."),
         ({"lr": float("inf")}, "lr must be a finite number, got inf."),
-        ({"seed": -1}, "seed must be from 0 to 18446744073709551615, got -1."),
+        ({"seed": -1}, "seed must be greater than or equal to 0, got -1."),
         ({"epochs": 10**5000}, "epochs must be less than or equal to 1000000000, got a value of type int"),
         (
             {"model": MODEL | {"encoding_options": {"a": [{"b": float("-inf")}]}}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import torch
 from tests import builders
 from tests.builders import After, refusal, timeless
 
-from toeplens.engine import Job, Limits, run_jobs
-from toeplens.engine import many as engine
-from toeplens.model import attention
+from toeplens.engine import ExecutionOptions, Job, pool, run_jobs
+from toeplens.engine.pool import ProcessPool
+from toeplens.model import decoder
 from toeplens.training import Run, RunSpec, loop, train, train_as_one
 from toeplens.training import run as store
 from toeplens.training.stack import must_stack, pays_alone
@@ -93,7 +94,7 @@ def test_ignored_labels_padding_and_a_last_batch_that_is_smaller(tmp_path: Path)
 
 @pytest.mark.usefixtures("double")
 def test_texts_too_long_for_all_their_weights_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention, "attend", partial(attention.attend, at_once=64))
+    monkeypatch.setattr(decoder, "attend", partial(decoder.attend, at_once=64))
     specs = [tiny(seed, "shaw") for seed in range(2)]
     assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
 
@@ -225,7 +226,9 @@ def test_jobs_are_trained_as_one_where_they_can_be_and_each_is_then_done_as_alon
     specs = [tiny(0, **small), tiny(1, **small), tiny(2, "alibi", **small)]
     jobs = [Job(spec, spec.name, examples=16) for spec in specs]
     told: list[int] = []
-    heard = run_jobs(jobs, tmp_path, Limits(stack=8), workers=1, on_event=lambda event: told.append(event.job))
+    heard = run_jobs(
+        jobs, tmp_path, ExecutionOptions(stack=8), workers=1, on_event=lambda event: told.append(event.job)
+    )
     assert heard == ["complete"] * 3
     assert set(told) == set(range(3))
     for spec in specs:
@@ -237,12 +240,16 @@ def test_jobs_are_trained_as_one_where_they_can_be_and_each_is_then_done_as_alon
 def test_a_stop_in_the_stack_is_a_stop_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     begun: list[Any] = []
 
-    def stopped(work: Any, pieces: Any, *rest: Any, on_done: Any, **more: Any) -> None:
-        """As a pool does with a piece that says None: nothing more is begun."""
-        begun.append(pieces[0][0])
-        on_done(0, None)
+    class Stops(ProcessPool):
+        """With a piece that says None: nothing more is begun."""
 
-    monkeypatch.setattr(engine, "in_processes", stopped)
+        def submit(self, index: int, piece: Any) -> Any:
+            begun.append(piece[0])
+            stopped: Future[Any] = Future()
+            stopped.set_result(None)
+            return stopped
+
+    monkeypatch.setattr(pool, "ProcessPool", Stops)
     jobs = [Job(spec, spec.name) for spec in three()]
-    assert run_jobs(jobs, tmp_path, Limits(stack=8), workers=1) == ["stopped"] * 3
+    assert run_jobs(jobs, tmp_path, ExecutionOptions(stack=8), workers=1) == ["stopped"] * 3
     assert begun == [jobs]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from toeplens.ground import InputError, invalid
+from toeplens.ground.execution import ExecutionOptions
+from toeplens.studies.kit.options import AuditOptions
 
 _DIGITS = 300  # of an integer that a spec's file can be read back with
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
 
 
-MEASURE, TRAINING, MACHINE, CLUSTER = "What to measure", "Training", "Machine", "Cluster (with --engine ray)"  # panels
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -44,56 +50,71 @@ def option(help: str, *names: str, panel: str | None = None, metavar: str | None
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, parser=parser, show_default=False)
 
 
+def option_of(kind: type[Any], name: str) -> Any:
+    """The option of a field of a dataclass (`toeplens.ground.options.option`)."""
+    about = next(field.metadata for field in fields(kind) if field.name == name)
+    flags = [about["flag"]] if "flag" in about else []
+    return option(about["help"], *flags, panel=about["panel"], metavar=about["metavar"])
+
+
 RunDirectory = Annotated[Path, typer.Argument(help="Directory of a finished run.", parser=path)]
 StudyDirectory = Annotated[Path, typer.Argument(help="Directory of a study.", parser=path)]
 Recorded = Annotated[Path, typer.Argument(help="Directory of a study, an audit or a probe.", parser=path)]
 Json = Annotated[bool, option("Print JSON to standard output.", "--json")]
 Full = Annotated[bool, option("Show all details of each entry.", "--full")]
-Device = Annotated[str, option("auto, cpu, cuda or cuda:N (default: auto).", panel=MACHINE, metavar="NAME")]
-ModelDtype = Annotated[
-    str,
-    option("auto, float32, bfloat16, float16 or float64 (default: auto).", panel=MACHINE, metavar="NAME"),
-]
-ModelDevice = Annotated[
-    str,
-    option("auto, cpu, cuda or cuda:N (default: auto).", panel=MACHINE, metavar="NAME"),
-]
-Pickled = Annotated[
-    bool,
-    option("Allow pickle checkpoints. Unsafe: they can execute code.", "--pickled", panel=MACHINE),
-]
-Compile = Annotated[str, option("torch.compile: auto, on or off (default: auto).", panel=TRAINING, metavar="WHEN")]
-StudyOut = Annotated[
-    Path,
-    option("Output directory. An interrupted study found here is resumed.", metavar="PATH", parser=path),
-]
-StudyPlace = Annotated[
-    Path,
-    option(
-        "Output directory or URL. An interrupted study found here is resumed.",
-        parser=url_or_path,
-        metavar="PATH|URL",
-    ),
-]
-Workers = Annotated[int | None, option("Number of processes (default: one per core).", panel=MACHINE, metavar="N")]
-Follow = Annotated[
-    list[str] | None,
-    option("Log to tensorboard, wandb or mlflow; repeatable.", panel=TRAINING, metavar="NAME"),
-]
-Budget = Annotated[
-    str | None,
-    option("Stop after e.g. 90s, 9m or 2h; resumable.", panel=MACHINE, metavar="TIME"),
-]
+Device = Annotated[str, option_of(ExecutionOptions, "device")]
+ModelDtype = Annotated[str, option_of(AuditOptions, "dtype")]
+Pickled = Annotated[bool, option_of(AuditOptions, "pickled")]
+_RESUMED = "An interrupted study found here is resumed."
+StudyOut = Annotated[Path, option(f"Output directory. {_RESUMED}", metavar="PATH", parser=path)]
+StudyPlace = Annotated[Path, option(f"Output directory or URL. {_RESUMED}", metavar="PATH|URL", parser=url_or_path)]
 
 
-def seconds(text: str | None) -> float | None:
-    """``90s``, ``9m``, ``2h`` or plain seconds."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smh]?)", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise invalid("time_budget", "be a positive time such as 90s, 9m or 2h", text)
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+def with_options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's parameters that are dataclasses by options of those fields that have a help text.
+
+    If ``out`` is a URL, the command works in a local copy, which is published when it ends.
+
+    Arguments
+        chosen  only these fields (default: all)
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, tuple[Any, list[str]]] = {}
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            if not (isinstance(kind := parameter.annotation, type) and is_dataclass(kind)):
+                parameters.append(parameter)
+                continue
+            hints = get_type_hints(kind)
+            used = [each for each in fields(kind) if "help" in each.metadata and (not chosen or each.name in chosen)]
+            for each in used:
+                hint: Any = Annotated[each.metadata.get("typed", hints[each.name]), option_of(kind, each.name)]
+                default = None if each.default == () else each.default
+                parameters.append(inspect.Parameter(each.name, _KEYWORD, default=default, annotation=hint))
+            groups[name] = kind, [each.name for each in used]
+
+        @wraps(command)
+        def expanded(**values: Any) -> None:
+            for name, (kind, options) in groups.items():
+                given = {option: values.pop(option) for option in options}
+                values[name] = kind(**{option: value for option, value in given.items() if value is not None})
+            if not isinstance(url := values.get("out"), str):
+                command(**values)
+                return
+            from toeplens.engine import working_copy
+
+            with working_copy(url) as directory:
+                execution = replace(values["execution"], publish=url)
+                command(**values | {"out": directory, "execution": execution})
+
+        expanded.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [each.replace(kind=_KEYWORD) for each in parameters]
+        )
+        expanded.__annotations__ = {each.name: each.annotation for each in parameters}
+        return expanded
+
+    return decorate
 
 
 def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:

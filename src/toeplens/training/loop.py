@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from toeplens.ground.execution import ExecutionOptions
 from toeplens.training import run as store
-from toeplens.training.environment import CompileMode, plan_execution
+from toeplens.training.environment import plan_execution
 from toeplens.training.loggers import OpenLogger
 from toeplens.training.run import Run
 from toeplens.training.session import Session
@@ -27,32 +28,26 @@ ProgressOf = Callable[[int, int, int, dict[str, Any] | None], None]
 def train(
     spec: RunSpec,
     out: Path | str,
+    execution: ExecutionOptions | None = None,
     *,
-    device: str = "auto",
-    compile: CompileMode = "auto",
-    checkpoint_seconds: float = 30.0,
-    deadline: float | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    on_progress: Progress | None = None,
     watcher: Watcher | None = None,
     loggers: Sequence[OpenLogger] = (),
+    on_progress: Progress | None = None,
+    **options: Any,
 ) -> Run:
     """Run ``spec`` in ``out``/``spec.name``: start it, resume it, or return it if it is finished.
 
     Arguments
-        device              ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
-        compile             ``auto``, ``on`` or ``off``
-        checkpoint_seconds  maximum time between checkpoints
-        deadline            `time.time()` at which to save a checkpoint and stop (after at least one unit of work:
-                            a step, an evaluation batch, or a probe)
-        should_stop         called before every unit of work; stops likewise if it returns True
-        on_progress         called with (step, total steps, last epoch's metrics): after the setup, then about five
-                            times per second
-        watcher             probes the model at some steps. `Run.watched` has the results, and the
-                            seconds of each probe, which are not counted as the run's time
-        loggers             called with the run's `RunInfo` when training begins; each returns a `Logger` for the
-                            evaluations of this session. Their time is not counted. A logger that raises is dropped with
-                            a warning
+        execution    device, compilation, deadline, stop signal, seconds between checkpoints. At the deadline a
+                     checkpoint is saved, after at least one unit of work: a step, an evaluation batch, or a probe
+        watcher      probes the model at some steps. `Run.watched` has the results, and the
+                     seconds of each probe, which are not counted as the run's time
+        loggers      called with the run's `RunInfo` when training begins; each returns a `Logger` for the
+                     evaluations of this session. Their time is not counted. A logger that raises is dropped with
+                     a warning
+        on_progress  called with (step, total steps, last epoch's metrics): after the setup, then about five
+                     times per second
+        options      fields of ``execution`` by name: ``device="cpu"``, ``deadline=time.time() + 60``
 
     On a CPU, a run that is interrupted anywhere and resumed is bit-identical to an uninterrupted one, on
     the same machine, thread count and versions. It can also be resumed elsewhere; `Run.history` records each
@@ -60,33 +55,19 @@ def train(
     returned unchanged, so probes missing from it stay missing. If a probe raises, a checkpoint is saved first.
     """
     tell = None if on_progress is None else lambda index, *told: on_progress(*told)
-    (run,) = train_as_one(
-        [spec],
-        out,
-        device=device,
-        compile=compile,
-        checkpoint_seconds=checkpoint_seconds,
-        deadline=deadline,
-        should_stop=should_stop,
-        on_progress=tell,
-        watchers=[watcher],
-        loggers=[loggers],
-    )
-    return run
+    chosen: dict[str, Any] = {"watchers": [watcher], "loggers": [loggers], "on_progress": tell}
+    return train_as_one([spec], out, execution, **chosen, **options)[0]
 
 
 def train_as_one(
     specs: Sequence[RunSpec],
     out: Path | str,
+    execution: ExecutionOptions | None = None,
     *,
-    device: str = "auto",
-    compile: CompileMode = "auto",
-    checkpoint_seconds: float = 30.0,
-    deadline: float | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    on_progress: ProgressOf | None = None,
     watchers: Sequence[Watcher | None] | None = None,
     loggers: Sequence[Sequence[OpenLogger]] | None = None,
+    on_progress: ProgressOf | None = None,
+    **options: Any,
 ) -> list[Run]:
     """Train several specs of equal shape as one stacked model; see `train`.
 
@@ -97,79 +78,70 @@ def train_as_one(
     ``on_progress`` is called with the run's index first. Raises `InputError` unless the specs can be stacked
     (`toeplens.training.stack.must_stack`).
     """
-    watching = list(watchers) if watchers is not None else [None] * len(specs)
-    logging = list(loggers) if loggers is not None else [()] * len(specs)
+    execution = replace(execution or ExecutionOptions(), **options)
+    watchers, loggers = watchers or [None] * len(specs), loggers or [()] * len(specs)
     directories = [Path(out) / spec.name for spec in specs]
     with ExitStack() as held:
         for directory, spec in sorted(zip(directories, specs, strict=True), key=lambda each: each[0]):
             held.enter_context(store.entered(directory, spec))
         # until the result is written, the checkpoint contains everything in the other files
-        places = [place for place, directory in enumerate(directories) if not (directory / store.RESULT).exists()]
-        if places:
-            first = specs[places[0]]
-            if len(places) > 1:
-                must_stack([specs[place] for place in places])
-            execution = plan_execution(device, compile, first.precision, first.model.d_model)
-            stacked = len(places) > 1
+        if places := [place for place, directory in enumerate(directories) if not (directory / store.RESULT).exists()]:
+            first, stacked = specs[places[0]], len(places) > 1
+            plan = plan_execution(execution.device, execution.compile, first.precision, first.model.d_model)
             if stacked:
-                execution = replace(execution, compiled=False, why="several models are trained as one")
-            elif compile == "auto" and pays_alone(first, execution.device):
-                stacked, execution = True, replace(execution, compiled=False, why="stack of one model: a CUDA graph")
-            devices = [execution.device] if execution.device.type == "cuda" else []
-            tell = on_progress or (lambda *told: None)
-            with torch.random.fork_rng(devices=devices):
-                sessions = [
-                    Session(specs[i], directories[i], execution, watching[i], loggers=logging[i], stacked=stacked)
-                    for i in places
-                ]
-                for place, session in zip(places, sessions, strict=True):
-                    tell(place, session.step, session.spec.total_steps, session.rows[-1] if session.rows else None)
+                must_stack([specs[place] for place in places])
+                plan = replace(plan, compiled=False, why="several models are trained as one")
+            elif execution.compile == "auto" and pays_alone(first, plan.device):
+                stacked, plan = True, replace(plan, compiled=False, why="stack of one model: a CUDA graph")
+            with torch.random.fork_rng(devices=[plan.device] if plan.device.type == "cuda" else []):
+                sessions = {
+                    place: Session(
+                        specs[place],
+                        directories[place],
+                        plan,
+                        watchers[place],
+                        loggers=loggers[place],
+                        stacked=stacked,
+                    )
+                    for place in places
+                }
                 try:
-                    _fit(sessions, places, checkpoint_seconds, deadline, should_stop or (lambda: False), tell)
+                    _fit(sessions, execution, on_progress or (lambda *told: None))
                 finally:  # those of finished runs are already closed
-                    for session in sessions:
+                    for session in sessions.values():
                         session.loggers.close("stopped")
         return [Run.open(directory) for directory in directories]
 
 
-def _fit(
-    sessions: list[Session],
-    places: list[int],
-    checkpoint_seconds: float,
-    deadline: float | None,
-    should_stop: Callable[[], bool],
-    tell: ProgressOf,
-) -> None:
+def _fit(sessions: dict[int, Session], execution: ExecutionOptions, tell: ProgressOf) -> None:
     """Work in units (a training step, an evaluation batch, a probe) until finished or stopped."""
-    place_of = dict(zip(sessions, places, strict=True))
+
+    def report(some: Sequence[Session]) -> None:
+        for place, session in sessions.items():
+            if session in some:
+                tell(place, session.step, session.spec.total_steps, session.rows[-1] if session.rows else None)
+
+    left, stack = list(sessions.values()), None
+    report(left)
     saved = shown = begun = time.monotonic()
-    ends = None if deadline is None else begun + deadline - time.time()  # independent of later clock changes
     slowest, worked = 0.0, False
-    stack: Stack | None = None
-    left = list(sessions)
     while left:
-        looking = next((session for session in left if session.owes_look()), None)
-        if over := [session for session in left if session.done and not session.owes_look()]:
+        with _saved_on_errors(left):
+            probes = [session for session in left if session.owes_look()]
+        if over := [session for session in left if session.done and session not in probes]:
             for session in over:
                 session.finish("diverged" if session.diverged else "complete")
                 left.remove(session)
             begun = time.monotonic()
             continue
-        if should_stop() or (ends is not None and worked and time.monotonic() + slowest >= ends):
-            for session in left:
-                session.save()
+        if execution.should_stop() or (worked and execution.late(slowest)):
+            _save(left)
             return
-        compiling, looked = False, 0.0
-        at_work = [looking] if looking else [each for each in left if each.owes_evaluation][:1]
-        if looking:
-            try:
-                looked = looking.look()
-            except Exception:  # it has saved a checkpoint itself
-                for session in left:
-                    if session is not looking:
-                        session.save()
-                raise
-        elif at_work:
+        compiling, probed = False, 0.0
+        if at_work := probes[:1]:
+            with _saved_on_errors(left):
+                probed = at_work[0].look()
+        elif at_work := [session for session in left if session.owes_evaluation][:1]:
             at_work[0].evaluate_batch()
         else:
             first = min(session.step for session in left)
@@ -185,18 +157,30 @@ def _fit(
         now = time.monotonic()
         took, begun = now - begun, now
         for session in at_work:
-            session.seconds += (took - looked) / len(at_work)
+            session.seconds += (took - probed) / len(at_work)
         if max([session.loggers.log(session.rows) for session in at_work]):
             begun = time.monotonic()
         if not compiling:  # the first step of a compiled run is mostly compilation
             slowest = max(slowest, took)
         worked = True
         if now - shown > 0.2:
-            for session in at_work:
-                total, rows = session.spec.total_steps, session.rows
-                tell(place_of[session], session.step, total, rows[-1] if rows else None)
+            report(at_work)
             shown = now
-        if now - saved >= checkpoint_seconds and (open_ones := [each for each in left if not each.done]):
-            for session in open_ones:
-                session.save()
+        if now - saved >= execution.checkpoint_seconds and (unfinished := [each for each in left if not each.done]):
+            _save(unfinished)
             saved = begun = time.monotonic()
+
+
+def _save(sessions: Sequence[Session]) -> None:
+    for session in sessions:
+        session.save()
+
+
+@contextmanager
+def _saved_on_errors(sessions: Sequence[Session]) -> Iterator[None]:
+    """Context in which a probe that raises costs no steps."""
+    try:
+        yield
+    except Exception:
+        _save(sessions)
+        raise

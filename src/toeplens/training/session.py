@@ -48,6 +48,7 @@ class EMA:
 _TESTED_AT_ONCE = 2**18  # tokens per evaluation batch, on a GPU
 TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # attention with dropout needs memory in proportion: 13 GB at 2**16
 ANSWERS_AT_ONCE = {"cpu": 2**26, "cuda": 2**31}  # maximum number of logits, for per-token predictions
+_FIGURES, _SUMS = ("step", "seconds", "rows", "tested"), ("sums", "test_sums", "fit_sums")  # in checkpoints by name
 _STATES_AT_ONCE = 2**30  # values of the residual stream over all layers that such a pass keeps
 
 
@@ -90,21 +91,17 @@ class Session:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
         )
-        self.optimizer.param_groups[0]["initial_lr"] = spec.lr
         self.learning_rate = spec.learning_rate()
         self.loss = torch.compile(self._loss, dynamic=False) if execution.compiled else self._loss
         self.tested_at_once = spec.batch_size
         if device.type == "cuda":  # where small batches leave it mostly idle
             self.tested_at_once *= max(1, _TESTED_AT_ONCE // (spec.batch_size * task.length))
-        self.done = False
-        self.step = 0
-        self.seconds = 0.0
+        self.step, self.seconds, self.tested = 0, 0.0, 0
         self.rows: list[dict[str, Any]] = []
         self.order: tuple[int, Tensor] | None = None
-        self.tested = 0
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.test_sums, self.fit_sums = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
-        self.diverged = self.stepped = False
+        self.done = self.diverged = self.stepped = False
         self.history = gone_on([], 0, setup_of(execution, stacked=stacked))
         self.cuda_rng: Tensor | None = None  # kept on a CPU until the run is back on a GPU
         self._resume()
@@ -137,11 +134,7 @@ class Session:
         """Whether a probe of the current model is due."""
         if self.owes_evaluation or self.diverged:
             return False
-        try:
-            return self.watch.owed(self.step, self.rows, ended=self.done)
-        except Exception:
-            self.save()
-            raise
+        return self.watch.owed(self.step, self.rows, ended=self.done)
 
     def rows_of_step(self) -> Tensor:
         """The rows of the next step, from a random order per epoch that depends on the seed."""
@@ -185,11 +178,7 @@ class Session:
 
     def look(self) -> float:
         """Probe the model; returns the seconds it took."""
-        try:
-            return self.watch.look(self.eval_model, self.step, self.rows)
-        except Exception:
-            self.save()
-            raise
+        return self.watch.look(self.eval_model, self.step, self.rows)
 
     def evaluate_batch(self) -> None:
         """Evaluate a batch of the test set, then of the training set."""
@@ -248,17 +237,9 @@ class Session:
             "model": store.own_state(self.model),
             "average": None if self.average is None else store.own_state(self.average.model),
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": {"last_epoch": self.step},
-            "step": self.step,
-            "seconds": self.seconds,
-            "rows": self.rows,
-            "sums": self.sums,
-            "tested": self.tested,
-            "test_sums": self.test_sums,
-            "fit_sums": self.fit_sums,
             "watched": self.watch.state(),
             "rng": self.rng if self.stacked else torch.get_rng_state(),
-            "cuda_rng": self.cuda_rng,
+            **{name: getattr(self, name) for name in (*_FIGURES, *_SUMS, "cuda_rng")},
         }
         store.save_checkpoint(self.directory, state)
         write_json(self.directory / store.PROGRESS, {"step": self.step, "of": self.spec.total_steps})
@@ -267,7 +248,7 @@ class Session:
         state = store.load_checkpoint(self.directory, self.spec)
         if state is None:
             return
-        self.watch.resume(state.get("watched", {"by": None, "rows": []}))  # older checkpoints have no probes
+        self.watch.resume(state["watched"])
         models = {"model": self.model} | ({} if self.average is None else {"average": self.average.model})
         if not all(store.load_weights(model, state[name]) for name, model in models.items()):
             path = self.directory / store.CHECKPOINT
@@ -275,17 +256,16 @@ class Session:
         self.optimizer.load_state_dict(state["optimizer"])
         for own in self.optimizer.state.values():  # a stack's models share one step count over all parameters
             own["step"] = own["step"].clone()
-        self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
-        self.tested, self.done = state["tested"], self.spec.is_over(self.rows)
-        self.sums.copy_(state["sums"])
-        self.test_sums.copy_(state["test_sums"])
-        if state.get("fit_sums") is not None:  # older checkpoints have no training-set evaluation
-            self.fit_sums.copy_(state["fit_sums"])
+        for name in _FIGURES:
+            setattr(self, name, state[name])
+        for name in _SUMS:
+            getattr(self, name).copy_(state[name])
+        self.done = self.spec.is_over(self.rows)
         torch.set_rng_state(state["rng"])
         self.cuda_rng = state["cuda_rng"]
         if self.cuda_rng is not None and self.execution.device.type == "cuda":
             torch.cuda.set_rng_state(self.cuda_rng, self.execution.device)
-        had = Segment.from_list(state.get("history", []), self.directory / store.CHECKPOINT)  # missing if old
+        had = Segment.from_list(state["history"], self.directory / store.CHECKPOINT)
         self.history = gone_on(had, self.step, setup_of(self.execution, stacked=self.stacked))
 
     def finish(self, status: store.Status) -> None:

@@ -17,7 +17,7 @@ from tests.studies.here import Here
 from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of, gather, grid, reproduce
-from toeplens.studies import Cell, CellResult, limits_for
+from toeplens.studies import Cell, CellResult
 from toeplens.studies.kit import study
 from toeplens.training import RunSpec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
@@ -276,6 +276,6 @@ def test_runs_that_diverge_are_finished_and_said_to_have_diverged(
 @pytest.mark.parametrize(("budget", "reserve"), [(540, 20), (25, 6.25)])
 def test_a_time_budget_leaves_time_to_write_everything_down(budget: float, reserve: float):
     now = time.time()
-    limits = limits_for(budget, Limits(device="cpu"))
+    limits = Limits(device="cpu", time_budget=f"{budget}s")
     assert limits.deadline == pytest.approx(now + budget - reserve, abs=2)
     assert limits.device == "cpu"

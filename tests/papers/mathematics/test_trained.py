@@ -15,9 +15,10 @@ import torch
 from tests.builders import tiny
 
 from toeplens.engine import examples_of
-from toeplens.lens import AttentionTrace, single_phase
+from toeplens.lens import AttentionTrace
 from toeplens.model import Decoder
 from toeplens.papers.mathematics import CLAIMS
+from toeplens.papers.mathematics.single_phase import single_phase
 from toeplens.papers.mathematics.trained import (
     LEARNED,
     LEVELS,

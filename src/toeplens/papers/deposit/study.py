@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 
 from toeplens.engine import Job, Limits, Workers
-from toeplens.engine.many import OnEvent
+from toeplens.engine.jobs import OnEvent
 from toeplens.ground import InputError, choose
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.records import Record
@@ -157,7 +157,7 @@ def reproduce(
         seeds      seeds per cell
         parts      parts of the study, see `PARTS`
         limits     device, deadline, compilation
-        workers    number of processes (default: one per core), or a `toeplens.engine.Cluster`
+        workers    number of processes (default: one per core), or a `toeplens.engine.ClusterOptions`
         on_event   called at every step and finished run, with the run's index in `Plan.jobs`
 
     Protocols, seeds and parts of an existing study in ``out`` are kept.

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from toeplens import tasks
 from toeplens.engine import Job, Limits, Workers
+from toeplens.engine.jobs import OnEvent
 from toeplens.engine.language.texts import cut
-from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose
 from toeplens.ground.errors import first_line, located
 from toeplens.ground.records import Record
@@ -212,7 +212,7 @@ def study(
 
     Arguments
         limits    device, deadline, compilation
-        workers   number of processes (default: one per core), or a `toeplens.engine.Cluster`
+        workers   number of processes (default: one per core), or a `toeplens.engine.ClusterOptions`
         on_event  called for every step and every finished run, with the run's index in ``jobs_of(cells(spec))``
     """
     spec = _pinned(spec, Path(out))

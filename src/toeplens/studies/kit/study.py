@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 
 from toeplens.engine import Job, Limits, Workers, must_have, run_jobs, without_weights
-from toeplens.engine.many import OnEvent
+from toeplens.engine.jobs import OnEvent
 from toeplens.ground import InputError, choose, parse_json, read_json, write_json
 from toeplens.ground.files import is_leftover, make_directory, read_bytes, unzipped
 from toeplens.ground.locks import LOCK, Busy, locked
@@ -350,11 +350,3 @@ def of_study(limits: Limits | None, out: Path) -> Limits:
     """The limits of a study in ``out``, whose name is the loggers' group."""
     limits = limits or Limits()
     return limits if limits.group is not None else replace(limits, group=out.absolute().name)
-
-
-def limits_for(time_budget: float | None, limits: Limits) -> Limits:
-    """``limits`` with a deadline ``time_budget`` seconds from now, minus a reserve for writing the results."""
-    if time_budget is None:
-        return limits
-    reserve = min(20.0, 0.25 * time_budget)
-    return replace(limits, deadline=time.time() + time_budget - reserve)
