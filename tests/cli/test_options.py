@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import typer
 from tests.builders import timeless, tiny
 from tests.cli.command import TINY, Toeplens
 
-from toeplens.cli.options import with_options
+from toeplens.cli.options import Command, with_options
 from toeplens.cli.progress import StudyProgress
 from toeplens.engine import Job
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions
@@ -26,10 +27,11 @@ def test_a_dataclass_is_expanded_to_options_of_its_fields_with_a_help_text():
     seen: dict[str, object] = {}
     fields = ["time_budget", "device", "compile", "stack", "follow"]
     cluster = ["workers", "engine", "address", "cpus_per_cell", "gpus_per_cell", "memory_per_cell"]
-    parameters = inspect.signature(command).parameters
-    assert list(parameters) == ["out", *fields, *cluster]
-    given = {name: parameter.default for name, parameter in parameters.items()}
-    command(**given | {"follow": ["wandb"], "stack": 2, "engine": "ray", "memory_per_cell": "4G"})
+    assert list(inspect.signature(command).parameters) == ["out", *fields, *cluster]
+    app = typer.Typer()
+    app.command(cls=Command)(command)
+    given = "--follow wandb --stack 2 --engine ray --memory-per-cell 4G"
+    app(given.split(), standalone_mode=False)
     assert seen["execution"] == ExecutionOptions(stack=2, follow=("wandb",))
     assert seen["cluster"] == ClusterOptions(engine="ray", memory_per_cell="4G")
 

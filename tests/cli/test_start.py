@@ -63,7 +63,7 @@ except SystemExit as left:
 def test_training_imports_what_it_needs(tmp_path: Path):
     """Its exit code is the number of our modules: no lens, no study, no page."""
     command = [sys.executable, "-c", MODULES, "train", *TINY, "--out", str(tmp_path)]
-    assert 80 < subprocess.run(command, capture_output=True).returncode <= 120
+    assert 60 < subprocess.run(command, capture_output=True).returncode <= 120
 
 
 def test_a_shell_completes_commands_and_options_without_torch():

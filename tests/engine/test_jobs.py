@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import shutil
 import threading
 from dataclasses import replace
@@ -16,7 +15,7 @@ import torch
 from tests import builders
 from tests.builders import COUNTING, After, held, refusal
 
-from toeplens.engine import Asked, ExecutionOptions, Job, ablate_run, jobs, measure_run, pool, read_ablation, run_job
+from toeplens.engine import Asked, ExecutionOptions, Job, ablate_run, jobs, measure_run, read_ablation, run_job
 from toeplens.engine import measures as looked_at
 from toeplens.ground import InputError, execution, read_json, write_json
 from toeplens.lens import HeadAblation, ablate_heads
@@ -160,22 +159,6 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(jobs, "ablate_run", None)
     assert run_job(job(), tmp_path, ExecutionOptions()) == run
     assert {path: path.stat().st_mtime_ns for path in run.directory.iterdir() if path.name != ".lock"} == before
-
-
-def test_from_a_worker_to_a_step_of_the_optimiser_it_is_not_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """At most eight frames of ours in six files."""
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(pool, "_stop", threading.Event())
-    monkeypatch.setattr(pool, "_told", queue.SimpleQueue())
-    monkeypatch.setattr(torch.optim.AdamW, "step", fails)
-    with pytest.raises(ZeroDivisionError) as caught:
-        pool._do(jobs._work, 0, ([job()], tmp_path), ExecutionOptions())
-    files = [frame.path for frame in caught.traceback if "/toeplens/" in str(frame.path) and "/src/" in str(frame.path)]
-    assert len(files) <= 8
-    assert len(set(files)) <= 6
 
 
 def test_progress_is_passed_on_and_without_examples_nothing_is_ablated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

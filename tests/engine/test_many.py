@@ -126,7 +126,7 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
     with pytest.raises(
         EnvironmentFailure, match=r"A worker process ended unexpectedly .* run the same command to resume"
     ):
-        run_jobs(jobs(10**6), tmp_path, ExecutionOptions(checkpoint_seconds=0.0), workers=1, on_event=kill)
+        run_jobs(jobs(10**6, 10**6), tmp_path, ExecutionOptions(checkpoint_seconds=0.0), workers=2, on_event=kill)
     run = train(tiny(epochs=10**6), tmp_path, deadline=0.0)
     assert run.step > 1
 

@@ -75,7 +75,7 @@ def test_on_a_cluster_it_is_its_gpus_that_count_and_not_the_drivers(
     monkeypatch.setattr(engine, "at_a_time", lambda cluster: 2)
     monkeypatch.setattr(engine, "spread", lambda work, pieces, *rest, **more: spread.extend(pieces))
     run_jobs(jobs(4), tmp_path, ExecutionOptions(), workers=ClusterOptions(engine="ray", **given))
-    assert [len(some) for some, _ in spread if len(some) > 1] == sizes
+    assert [len(piece.args[0]) for piece in spread if piece.func is train_batch] == sizes
 
 
 def test_a_job_is_gone_on_with_as_soon_as_its_own_stack_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -84,9 +84,9 @@ def test_a_job_is_gone_on_with_as_soon_as_its_own_stack_is_trained(tmp_path: Pat
     monkeypatch.setattr(engine, "spread", lambda work, pieces, *rest, **more: given.update(more, pieces=pieces))
     alike, other = jobs(4), Job(tiny(seed=9), "with dropout")
     run_jobs([other, *alike, alike[3]], tmp_path, ExecutionOptions(stack=2), workers=2)
-    first, second, *alone = [some for some, _ in given["pieces"]]
+    first, second, *alone = [piece.args[0] for piece in given["pieces"]]
     assert [*first, *second] == alike
-    assert alone == [[job] for job in (other, *alike, alike[3])]
+    assert alone == [other, *alike, alike[3]]
     assert given["after"] == {3: 0, 4: 0, 5: 1, 6: 1, 7: 1}
 
 

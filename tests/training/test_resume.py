@@ -98,6 +98,7 @@ def test_stopped_everywhere_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any)
         {"model": {"encoding": "random-fixed"}},
         {"warmup": 0.5, "betas": (0.0, 0.0), "weight_decay": 0.1},
         {"precision": "bf16"},
+        {"average": 0.8, "schedule": "constant"},
     ],
     ids=str,
 )

@@ -170,13 +170,6 @@ def test_the_defaults_are_table_3():
     assert (model.protocol, model.encoding, model.dropout) == ("paper", "rope", 0.1)
 
 
-@pytest.mark.parametrize(("examples", "batch", "steps"), [(48, 16, 3), (49, 16, 4), (5, 16, 1)])
-def test_an_epoch_has_a_step_for_the_last_partial_batch(examples: int, batch: int, steps: int):
-    one = spec(train_examples=examples, batch_size=batch, epochs=7)
-    assert one.steps_per_epoch == steps
-    assert one.total_steps == 7 * steps
-
-
 def test_chance_leaves_the_ignored_label_out():
     assert spec().chance == 1 / 7
     assert spec(ignore_label=1).chance == 1 / 6

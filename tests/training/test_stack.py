@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import torch
 from tests import builders
 from tests.builders import After, refusal, timeless
 
-from toeplens.engine import ExecutionOptions, Job, pool, run_jobs
-from toeplens.engine.pool import ProcessPool
+from toeplens.engine import ExecutionOptions, Job, run_jobs
+from toeplens.engine import jobs as engine
 from toeplens.model import decoder
 from toeplens.training import Run, RunSpec, loop, train, train_as_one
 from toeplens.training import run as store
@@ -239,17 +238,7 @@ def test_jobs_are_trained_as_one_where_they_can_be_and_each_is_then_done_as_alon
 
 def test_a_stop_in_the_stack_is_a_stop_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     begun: list[Any] = []
-
-    class Stops(ProcessPool):
-        """With a piece that says None: nothing more is begun."""
-
-        def submit(self, index: int, piece: Any) -> Any:
-            begun.append(piece[0])
-            stopped: Future[Any] = Future()
-            stopped.set_result(None)
-            return stopped
-
-    monkeypatch.setattr(pool, "ProcessPool", Stops)
+    monkeypatch.setattr(engine, "train_batch", lambda some, *_: bool(begun.append(some)))
     jobs = [Job(spec, spec.name) for spec in three()]
     assert run_jobs(jobs, tmp_path, ExecutionOptions(stack=8), workers=1) == ["stopped"] * 3
     assert begun == [jobs]

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests import builders
 from tests.builders import After, Crash, files, outcome, refusal, timeless
 
@@ -20,7 +18,6 @@ from toeplens.ground import InputError, execution
 from toeplens.model import Decoder
 from toeplens.training import Run, RunSpec, loop, train, watcher
 from toeplens.training import run as store
-from toeplens.training.watcher import moments
 
 pytestmark = pytest.mark.usefixtures("no_disk")
 LAST_STEP = 6  # 2 epochs of 3 steps, the third one partial
@@ -70,14 +67,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 # ---- moments --------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 10**6))
-def test_the_usual_moments_go_from_the_initialisation_to_the_end_and_are_closer_early(total: int):
-    steps = moments(total)
-    assert steps == sorted({round(total * share / 32) for share in (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)})
-    assert (steps[0], steps[-1]) == (0, total)
-    assert len(steps) <= 10
 
 
 @pytest.mark.parametrize("wrong", [-1, LAST_STEP + 1])

@@ -8,11 +8,11 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from toeplens.ground import InputError, invalid
 from toeplens.ground.execution import ExecutionOptions
@@ -71,9 +71,7 @@ StudyPlace = Annotated[Path, option(f"Output directory or URL. {_RESUMED}", meta
 
 
 def with_options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's parameters that are dataclasses by options of those fields that have a help text.
-
-    If ``out`` is a URL, the command works in a local copy, which is published when it ends.
+    """Give a command options for its parameters that are dataclasses: their fields that have a help text.
 
     Arguments
         chosen  only these fields (default: all)
@@ -84,7 +82,7 @@ def with_options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., 
         groups: dict[str, tuple[Any, list[str]]] = {}
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
             if not (isinstance(kind := parameter.annotation, type) and is_dataclass(kind)):
-                parameters.append(parameter)
+                parameters.append(parameter.replace(kind=_KEYWORD))
                 continue
             hints = get_type_hints(kind)
             used = [each for each in fields(kind) if "help" in each.metadata and (not chosen or each.name in chosen)]
@@ -93,28 +91,41 @@ def with_options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., 
                 default = None if each.default == () else each.default
                 parameters.append(inspect.Parameter(each.name, _KEYWORD, default=default, annotation=hint))
             groups[name] = kind, [each.name for each in used]
-
-        @wraps(command)
-        def expanded(**values: Any) -> None:
-            for name, (kind, options) in groups.items():
-                given = {option: values.pop(option) for option in options}
-                values[name] = kind(**{option: value for option, value in given.items() if value is not None})
-            if not isinstance(url := values.get("out"), str):
-                command(**values)
-                return
-            from toeplens.engine import working_copy
-
-            with working_copy(url) as directory:
-                execution = replace(values["execution"], publish=url)
-                command(**values | {"out": directory, "execution": execution})
-
-        expanded.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [each.replace(kind=_KEYWORD) for each in parameters]
-        )
-        expanded.__annotations__ = {each.name: each.annotation for each in parameters}
-        return expanded
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.groups = groups  # type: ignore[attr-defined]
+        return command
 
     return decorate
+
+
+class Command(TyperCommand):
+    """A command that calls its function with dataclasses of options (`with_options`).
+
+    If ``out`` is a URL, the function works in a local copy, which is published when it ends.
+    """
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.callback: Any = inspect.unwrap(given["callback"])  # without Typer's, which passes each option
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # for completion
+            return rest
+        values: dict[str, Any] = {
+            name: list(x) or None if isinstance(x, tuple) else x for name, x in ctx.params.items()
+        }
+        for name, (kind, options) in getattr(self.callback, "groups", {}).items():
+            given = {option: values.pop(option) for option in options}
+            values[name] = kind(**{option: value for option, value in given.items() if value is not None})
+        if isinstance(url := values.get("out"), str):
+            from toeplens.engine import working_copy
+
+            values["execution"] = replace(values["execution"], publish=url)
+            values["out"] = ctx.with_resource(working_copy(url))
+        ctx.params = values
+        return rest
 
 
 def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import call
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -100,47 +101,84 @@ OnEvent = Callable[[Event], None]
 # ---- one job, or models trained as one ------------------------------------------------------------------------------
 
 
-def run_job(job: Job, out: Path, execution: ExecutionOptions, on_progress: Progress = lambda *told: None) -> Run:
+def run_job(job: Job, out: Path | None, execution: ExecutionOptions, on_progress: Progress = lambda *told: None) -> Run:
     """Train the job's run in ``out``, ablate its heads and measure it; see the status of the returned run.
 
     The run's directory is locked; if another process holds the lock, this call waits. With a URL in the options, the
-    published state of the run is fetched first, and progress is published.
+    published state of the run is fetched first, and progress is published; ``out`` may then be None, for a temporary
+    directory.
     """
-    directory = out / job.spec.name
-    try:
-        with ExitStack() as held:
-            execution = _entered(held, job, out, execution, until=execution.over)
-            _train([(0, job)], out, execution, lambda index, *told: on_progress(*told))
-            run = Run.open(directory)
-            if run.status == "complete" and job.examples:
-                _measure(job, run, execution)
-            return run
-    except (Busy, Stopped):  # held by another process until the deadline, or stopped between two pieces of work
-        return replace(Run.open(directory), status="stopped")
-    except (ToeplensError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        if (package := package_of(job.spec.model.encoding)) is None:
+    with _directory(out) as out:
+        directory = out / job.spec.name
+        try:
+            with ExitStack() as held:
+                execution = _entered(held, job, out, execution, until=execution.over)
+                train_as_one(
+                    [job.spec],
+                    out,
+                    execution,
+                    **_observers([job], execution),
+                    on_progress=lambda index, *told: on_progress(*told),
+                )
+                run = Run.open(directory)
+                if run.status == "complete" and job.examples:
+                    _measure(job, run, execution)
+                return run
+        except (Busy, Stopped):  # held by another process until the deadline, or stopped between two pieces of work
+            return replace(Run.open(directory), status="stopped")
+        except (ToeplensError, OSError, MemoryError):
             raise
-        raise InputError(
-            f"encoding: {job.spec.model.encoding!r} of the package {package} failed ({type(error).__name__}: "
-            f"{first_line(error)}). Finished work is saved."
-        ) from error
+        except Exception as error:
+            if (package := package_of(job.spec.model.encoding)) is None:
+                raise
+            raise InputError(
+                f"encoding: {job.spec.model.encoding!r} of the package {package} failed ({type(error).__name__}: "
+                f"{first_line(error)}). Finished work is saved."
+            ) from error
 
 
-def train_batch(jobs: Sequence[Job], out: Path, execution: ExecutionOptions, tell: ProgressOf) -> bool:
-    """Train the models of some jobs together; whether none was stopped.
+def train_batch(jobs: Sequence[Job], out: Path | None, execution: ExecutionOptions, tell: ProgressOf) -> bool:
+    """Train the models of some jobs together, or in halves if memory runs out; whether none was stopped.
 
     Runs that another process holds are skipped.
     """
-    with ExitStack() as held:
+    with _directory(out) as out, ExitStack() as held:
         members, publishing = list[tuple[int, Job]](), list[ExecutionOptions]()
         for place, job in enumerate(jobs):
             with suppress(Busy):
                 publishing.append(_entered(held, job, out, execution))
                 members.append((place, job))
         everyone = replace(execution, should_stop=lambda: max([each.should_stop() for each in publishing]))
-        return not members or _train(members, out, everyone, tell)
+        trained = not members or _train(members, out, everyone, tell)
+    gc.collect()
+    torch.cuda.empty_cache()  # release the memory for other processes on the GPU
+    return trained
+
+
+def _train(members: Sequence[tuple[int, Job]], out: Path, execution: ExecutionOptions, tell: ProgressOf) -> bool:
+    jobs = [job for _, job in members]
+    try:
+        runs = train_as_one(
+            [job.spec for job in jobs],
+            out,
+            execution,
+            **_observers(jobs, execution),
+            on_progress=lambda index, *told: tell(members[index][0], *told),
+        )
+        return all(run.status != "stopped" for run in runs)
+    except Exception as error:
+        if len(members) == 1 or not out_of_memory(error):
+            raise
+    gc.collect()  # here the exception and its references are freed
+    torch.cuda.empty_cache()
+    half = len(members) // 2
+    return _train(members[:half], out, execution, tell) and _train(members[half:], out, execution, tell)
+
+
+@contextmanager
+def _directory(out: Path | None) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="toeplens-") if out is None else nullcontext(out) as place:
+        yield Path(place)
 
 
 def _entered(
@@ -154,26 +192,12 @@ def _entered(
     return publishing
 
 
-def _train(members: Sequence[tuple[int, Job]], out: Path, execution: ExecutionOptions, tell: ProgressOf) -> bool:
-    """Train jobs with their indices together, or in halves if memory runs out; whether none was stopped."""
-    jobs = [job for _, job in members]
-    try:
-        runs = train_as_one(
-            [job.spec for job in jobs],
-            out,
-            execution,
-            watchers=[HeadWatch(job.spec, whole=job.examples, split=job.split) if job.watch else None for job in jobs],
-            loggers=[loggers_named(execution.follow, job.label, execution.group) for job in jobs],
-            on_progress=lambda index, *told: tell(members[index][0], *told),
-        )
-        return all(run.status != "stopped" for run in runs)
-    except Exception as error:
-        if len(members) == 1 or not out_of_memory(error):
-            raise
-    gc.collect()  # here the exception and its references are freed
-    torch.cuda.empty_cache()
-    half = len(members) // 2
-    return _train(members[:half], out, execution, tell) and _train(members[half:], out, execution, tell)
+def _observers(jobs: Sequence[Job], execution: ExecutionOptions) -> dict[str, Any]:
+    """The watchers and loggers of these jobs' training."""
+    return {
+        "watchers": [HeadWatch(job.spec, whole=job.examples, split=job.split) if job.watch else None for job in jobs],
+        "loggers": [loggers_named(execution.follow, job.label, execution.group) for job in jobs],
+    }
 
 
 def _measure(job: Job, run: Run, execution: ExecutionOptions) -> None:
@@ -322,10 +346,12 @@ def run_jobs(
         statuses[index] = status
         tell(Event(index, 0, 0, None, status))
 
-    def done(piece: int, status: Any) -> None:
-        if piece < len(stacks) or status is None:  # a stack, whose jobs continue singly, or a stopped job
-            return
+    def done(piece: int, result: Any) -> bool:
+        if piece < len(stacks):  # its jobs continue singly
+            return result
         (index,) = given[piece]
+        if result.status == "stopped":
+            return False
         if on_ray:
             _level(jobs[index], out, limits)
             if not is_done(jobs[index], out / jobs[index].spec.name):
@@ -333,11 +359,12 @@ def run_jobs(
                     f"out: a worker finished the run {jobs[index].spec.name}, but {limits.publish or out} does not "
                     "contain it. Use a shared directory or a URL."
                 )
-        ended(index, status)
+        ended(index, result.status)
+        return True
 
-    def told(piece: int, what: Any) -> None:
-        place, *step = what
-        tell(Event(given[piece][place], *step))
+    def told(piece: int, *what: Any) -> None:
+        place, step, total, row = what if piece < len(stacks) else (0, *what)
+        tell(Event(given[piece][place], step, total, row["test_accuracy"] if row else None))
 
     if on_ray:  # finished jobs need no worker
         with ThreadPoolExecutor(_REQUESTS) as pool:
@@ -351,8 +378,11 @@ def run_jobs(
     names = {len(stacks) + place: jobs[index].spec.name for place, index in enumerate(left)}
     there = None if on_ray and limits.publish else out  # output directory of the workers
     spread(
-        _work,
-        [([jobs[index] for index in some], there) for some in given],
+        call,  # type: ignore[arg-type]
+        [
+            *(partial(train_batch, [jobs[index] for index in some], there) for some in stacks),
+            *(partial(run_job, jobs[index], there) for index in left),
+        ],
         limits,
         workers,
         on_done=done,
@@ -360,25 +390,6 @@ def run_jobs(
         after={piece: stacked[name] for piece, name in names.items() if name in stacked},
     )
     return statuses
-
-
-def _work(
-    piece: tuple[Sequence[Job], Path | None], execution: ExecutionOptions, tell: Callable[[Any], None]
-) -> Status | bool | None:
-    """Train several jobs together, or run one job; None if stopped."""
-
-    def report(index: int, step: int, total: int, row: dict[str, Any] | None) -> None:
-        tell((index, step, total, row["test_accuracy"] if row else None))
-
-    jobs, out = piece
-    with TemporaryDirectory(prefix="toeplens-") as own:  # temporary output directory
-        if len(jobs) == 1:
-            status = run_job(jobs[0], out or Path(own), execution, partial(report, 0)).status
-            return None if status == "stopped" else status
-        trained = train_batch(jobs, out or Path(own), execution, report)
-        gc.collect()
-        torch.cuda.empty_cache()  # release the memory for other processes on the GPU
-        return trained or None
 
 
 def _level(job: Job, out: Path, limits: ExecutionOptions) -> None:

@@ -32,8 +32,8 @@ from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.tasks import TEST_SHARE, Examples
 from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, Run, RunSpec, initial_model, plan_execution
+from toeplens.training.batches import ANSWERS_AT_ONCE
 from toeplens.training.run import CHECKPOINT, RESULT
-from toeplens.training.session import ANSWERS_AT_ONCE
 
 DataSplit = Literal["test", "train+test"]  # the set that examples are taken from
 _REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}

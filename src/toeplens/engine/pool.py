@@ -1,4 +1,4 @@
-"""Pieces of work in parallel: the scheduler, and pools of processes on this machine or of tasks on a Ray cluster."""
+"""Pieces of work in parallel: the scheduler, with processes of this machine or tasks of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +25,7 @@ from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers,
 from toeplens.ground.machine import cores, within
 from toeplens.ground.signals import ignored_by_children
 
-Work = Callable[[Any, ExecutionOptions, Callable[[Any], None]], Any]  # of a piece; must be importable
-Told = Callable[[int, Any], None]
+Work = Callable[[Any, ExecutionOptions, Callable[..., None]], Any]  # of a piece; must be importable
 _LOOK = 0.1  # seconds between two checks
 _TELL, _CANCEL = 1.0, 1.0  # seconds between two reports of a Ray task, two tries to cancel it
 _RETRIES = 10  # retries of a Ray task whose worker or machine died
@@ -55,33 +56,41 @@ def spread(
     limits: ExecutionOptions,
     workers: Workers = None,
     *,
-    on_done: Told,
-    on_told: Told = lambda index, what: None,
+    on_done: Callable[[int, Any], bool | None],
+    on_told: Callable[..., None] = lambda index, *what: None,
     after: Mapping[int, int] | None = None,
 ) -> None:
     """Do ``work(piece, limits, tell)`` for each piece, in order and in parallel.
 
-    A piece is started only after the piece that ``after`` maps its index to is done.
+    A piece is started only after the piece that ``after`` maps its index to is done. One worker on this machine is
+    this process.
 
-    ``on_done`` is called with the index and result of each piece. A result of None means that the piece was stopped
-    early; then no further pieces are started. ``work`` must be importable, and its limits tell it when to stop:
-    deadline, ``limits.should_stop``, SIGTERM, or the end of this process. Its reports are passed to ``on_told`` with
-    the index.
+    ``on_done`` is called with the index and result of each piece; if it returns False, no further pieces are started.
+    ``work`` must be importable, and its limits tell it when to stop: deadline, ``limits.should_stop``, SIGTERM, or the
+    end of this process. Its reports are passed to ``on_told`` with the index.
 
     An error in one piece stops the others and is raised once they have stopped. `KeyboardInterrupt` kills the workers.
     """
-    cluster = cluster_of(workers)
-    pool = (
-        RayPool(work, limits, cluster, len(pieces))
-        if cluster.on_ray
-        else ProcessPool(work, limits, *plan_workers(len(pieces), limits.device, cluster.workers))
-    )
+    cluster, after = cluster_of(workers), after or {}
     left, done, waiting = list(range(len(pieces))), set[int](), dict[Any, int]()
     failure: BaseException | None = None
+    if cluster.on_ray:
+        pool: ProcessPool | RayPool = RayPool(work, limits, cluster, len(pieces))
+    else:
+        count, threads = plan_workers(len(pieces), limits.device, cluster.workers)
+        if count == 1:
+            with _threads(threads):
+                while not limits.over() and (index := take(left, after, done)) is not None:
+                    result = work(pieces[index], limits, partial(on_told, index))
+                    done.add(index)
+                    if on_done(index, result) is False:
+                        break
+            return
+        pool = ProcessPool(work, limits, count, threads)
 
     def hear() -> None:
         for index, what in pool.reports():
-            on_told(index, what)
+            on_told(index, *what)
 
     with pool:
         try:
@@ -90,7 +99,7 @@ def spread(
                     left.clear()
                     pool.stop(waiting)
                 while len(waiting) < pool.count and not limits.over():
-                    index = take(left, after or {}, done)
+                    index = take(left, after, done)
                     if index is None:
                         break
                     waiting[pool.submit(index, pieces[index])] = index
@@ -102,10 +111,9 @@ def spread(
                     index = waiting.pop(handle)
                     try:
                         result = pool.result(handle)
-                        if result is None:
-                            left.clear()
                         done.add(index)
-                        on_done(index, result)
+                        if on_done(index, result) is False:
+                            left.clear()
                     except CancelledError:  # it was not begun
                         left.clear()
                     except Exception as error:
@@ -136,6 +144,17 @@ def take(left: list[int], after: Mapping[int, int], done: Collection[int]) -> in
         if index not in after or after[index] in done:
             return left.pop(place)
     return None
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Context in which torch uses so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
@@ -174,7 +193,7 @@ class ProcessPool:
         return wait(handles, timeout=_LOOK, return_when=FIRST_COMPLETED).done
 
     def result(self, handle: Any) -> Any:
-        """The result of a finished piece, None if it was stopped; raises its error, or that it was not begun."""
+        """The result of a finished piece; raises its error, or `CancelledError` if it was not begun."""
         return handle.result()
 
     def reports(self) -> Iterable[tuple[int, Any]]:
@@ -235,9 +254,9 @@ def _told_to_stop() -> bool:
 
 def _do(work: Work, index: int, piece: Any, limits: ExecutionOptions) -> Any:
     if _leaving.is_set():
-        return None
+        raise CancelledError
     with _busy:
-        return work(piece, replace(limits, should_stop=_told_to_stop), lambda what: _told.put((index, what)))
+        return work(piece, replace(limits, should_stop=_told_to_stop), lambda *what: _told.put((index, what)))
 
 
 # ---- Ray -------------------------------------------------------------------------------------------------------------
@@ -379,7 +398,7 @@ def _do_on_ray(
     torch.set_num_threads(threads)
     last: list[Any] = [None, 0.0]  # the last report, and when it was sent to the board
 
-    def tell(what: Any) -> None:
+    def tell(*what: Any) -> None:
         last[0] = what
         if time.monotonic() - last[1] > _TELL:
             board.tell.remote(index, what)

@@ -194,6 +194,12 @@ class Run:
         return model.eval()
 
 
+def initial_model(spec: RunSpec) -> Decoder:
+    """The model at the start of a run, on the CPU; seeds torch's global random state as the run does."""
+    torch.manual_seed(spec.seed)
+    return Decoder(spec.model)
+
+
 def own_state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name, without duplicates of shared tensors."""
     seen: set[int] = set()

@@ -13,8 +13,8 @@ from torch.func import functional_call, vmap
 
 from toeplens.ground import InputError
 from toeplens.model import Decoder
-from toeplens.training.batches import IGNORED, correct, loss_of, precise
-from toeplens.training.session import Session, initial_model, texts_at_once
+from toeplens.training.batches import IGNORED, correct, loss_of, precise, texts_at_once
+from toeplens.training.run import initial_model
 from toeplens.training.spec import RunSpec
 
 _FULL = 2**17  # tokens per step that fill a GPU
@@ -22,6 +22,8 @@ _LAUNCHES = 16  # if a GPU holds at least this many models, a step of one is mos
 _WEIGHTS = 2**31  # maximum number of attention weights that a stack's layers keep explicitly
 _ALIGNED = 64  # parameters begin at multiples of this number of elements
 _WARM_UP = 3  # passes before the capture of a CUDA graph, as torch recommends
+
+Session = Any  # `toeplens.training.loop.Session`, whose module imports this one
 
 _ANY_MODULES = set(vars(nn.Module()))  # attributes
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.studies.here import Here
+from tests.studies.here import DEPOSIT, Here
 
 from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of, gather, grid, reproduce
 from toeplens.studies import Cell, CellResult
-from toeplens.studies.kit import study
 from toeplens.training import RunSpec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
@@ -161,7 +160,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished") / "study"
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
-        patch.setattr(study, "run_jobs", Here())
+        patch.setattr(DEPOSIT, "run_jobs", Here())
         assert reproduce(out, scale="smoke").complete
     return out
 
@@ -170,7 +169,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     """The micro scale, in this process."""
     made = Here()
-    monkeypatch.setattr(study, "run_jobs", made)
+    monkeypatch.setattr(DEPOSIT, "run_jobs", made)
     shrink(monkeypatch)
     return made
 

@@ -21,8 +21,7 @@ from toeplens.ground.records import AtLeast1, Record
 from toeplens.model import Decoder, decoder_config
 from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, RunSpec
-from toeplens.training.batches import loss_of, precise
-from toeplens.training.session import texts_at_once
+from toeplens.training.batches import loss_of, precise, texts_at_once
 
 TARGET = 4  # target length of the methods, in training lengths
 FACTORS = (1, 2, 4, 8)  # evaluated lengths, in training lengths

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Job, Limits, Workers, cluster_of, must_have, plan_workers, run_jobs, spread
+from toeplens.engine import Job, Limits, Workers, cluster_of, must_have, run_jobs, spread
 from toeplens.engine.jobs import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
@@ -152,8 +152,7 @@ def check_theory(
     if not cluster_of(workers).on_ray:  # each machine of a cluster checks its own devices
         plan_execution(limits.device, limits.compile, "auto")
     must_have(workers, 1, limits)
-
-    def work() -> None:
+    with Theory.opened(directory, {"scale": scale, "seeds": seeds}) as gathered:
         make_directory(directory / RECORDS)
         places = [(name, seed) for seed in _numbers(seeds) for name in EXPERIMENTS]
         _make_records(places, directory, scale, limits, workers, on_record)
@@ -161,8 +160,7 @@ def check_theory(
             run_jobs(jobs(scale, seeds), directory / RUNS, limits, workers=workers, on_event=on_event)
         here = None if cluster_of(workers).on_ray else workers  # a record needs all runs of a seed
         _make_records([(heads.name, seed) for seed in _numbers(seeds)], directory, scale, limits, here, on_record)
-
-    return Theory.carry_out(directory, {"scale": scale, "seeds": seeds}, work)
+    return gathered[0]
 
 
 def jobs(scale: str, seeds: int) -> list[Job]:
@@ -196,22 +194,16 @@ def _make_records(
     missing = [place for place in places if not _path(directory, *place).exists()]
     pieces = [(place, directory, scale) for place in missing]
 
-    def done(index: int, made: Any) -> None:
+    def done(index: int, made: Any) -> bool:
         if made:
             write_json(_path(directory, *missing[index]), made)
             on_record(*missing[index])
+        return made is not None
 
-    cluster = cluster_of(workers)
-    if cluster.on_ray or plan_workers(max(1, len(missing)), "cpu", cluster.workers)[0] > 1:
-        spread(_make, pieces, replace(limits, device="cpu"), workers, on_done=done)
-        return
-    for index, piece in enumerate(pieces):
-        if limits.over():
-            return
-        done(index, _make(piece, limits))
+    spread(_make, pieces, replace(limits, device="cpu"), workers, on_done=done)
 
 
-def _make(piece: tuple[Place, Path, str], limits: Limits, tell: Callable[[Any], None] = lambda what: None) -> Any:
+def _make(piece: tuple[Place, Path, str], limits: Limits, tell: Callable[..., None]) -> Any:
     """One record's content; False if its models are not finished, None if the deadline passed before it started."""
     (name, seed), directory, scale = piece
     if limits.late():

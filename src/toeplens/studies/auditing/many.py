@@ -142,7 +142,7 @@ class Piece:
         return Audited(self.name, self.asked, " ".join(str(error).split()), error.exit_code)
 
 
-def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited | None:
+def apart(piece: Piece, limits: Limits, tell: Callable[..., None]) -> Audited | None:
     """Audit a model in a separate process; None if interrupted.
 
     ``tell`` receives a description of the current work, the finished amount and the total. An interrupted process is
@@ -163,7 +163,7 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
             found = hears.recv()
             if not isinstance(found, tuple):
                 return found
-            tell(found)
+            tell(*found)
         return None
     except (EOFError, OSError):
         process.join()
@@ -273,11 +273,12 @@ def audit_many(
         write_json(place / RESULT, state.to_dict(), rows="found")
         return state
 
-    def done(each: Audited | None, new: bool) -> None:
+    def done(each: Audited | None, new: bool) -> bool:
         if each is not None:
             found[each.name] = each
             written()
             on_done(each, new)
+        return each is not None
 
     with entered(place, "audits", (RESULT,)):
         written()
@@ -291,7 +292,7 @@ def audit_many(
                 Limits(device=options.device),
                 workers,
                 on_done=lambda index, each: done(each, True),
-                on_told=lambda index, told: on_progress(left[index].name, *told),
+                on_told=lambda index, *told: on_progress(left[index].name, *told),
             )
         return written()
 
