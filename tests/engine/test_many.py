@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,8 +17,19 @@ import torch
 from tests import builders
 from tests.builders import tiny, wait_until
 
-from toeplens.engine import Event, ExecutionOptions, Job, plan_workers, pool, run_job, run_jobs
-from toeplens.engine.pool import take
+from toeplens.engine import (
+    ClusterOptions,
+    Event,
+    ExecutionOptions,
+    Job,
+    must_serve,
+    plan_workers,
+    pool,
+    run_job,
+    run_jobs,
+    spread,
+)
+from toeplens.engine.pool import join, take
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.training import Run, train
 from toeplens.training import run as store
@@ -129,6 +141,102 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
         run_jobs(jobs(10**6, 10**6), tmp_path, ExecutionOptions(checkpoint_seconds=0.0), workers=2, on_event=kill)
     run = train(tiny(epochs=10**6), tmp_path, deadline=0.0)
     assert run.step > 1
+
+
+# ---- pieces ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_worker_is_this_process() -> None:
+    told: list[Any] = []
+
+    def work(piece: str, limits: ExecutionOptions, tell: Any) -> int:
+        tell(piece, len(told))
+        return os.getpid()
+
+    def done(index: int, result: int) -> bool:
+        told.append(result)
+        return index < 1  # the third is not begun
+
+    spread(work, "abc", ExecutionOptions(), 1, on_done=done, on_told=lambda *what: told.append(what))
+    assert told == [(0, "a", 0), os.getpid(), (1, "b", 2), os.getpid()]
+
+
+def terminated(piece: tuple[bool, Path], limits: ExecutionOptions, tell: Any) -> str | None:
+    """One piece has its own process terminated and leaves its work; the other goes on beside it, and then ends."""
+    stays, begun = piece
+    if stays:
+        begun.touch()
+        time.sleep(2)
+        return "whole"
+    while not begun.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not limits.over():
+        time.sleep(0.01)
+    return None
+
+
+def endless(piece: str, limits: ExecutionOptions, tell: Any) -> None:
+    """A piece that never looks at its limits."""
+    tell("begun")
+    time.sleep(600)
+
+
+@pytest.mark.heavy
+def test_a_worker_that_is_terminated_ends_its_piece_and_not_itself(tmp_path: Path):
+    """Ended itself it would have broken the pool, and the piece beside it would be lost."""
+    found: dict[int, Any] = {}
+    pieces = [(stays, tmp_path / "begun") for stays in (False, True)]
+    spread(terminated, pieces, ExecutionOptions(), 2, on_done=found.__setitem__)
+    assert found == {0: None, 1: "whole"}
+
+
+@pytest.mark.heavy
+def test_an_interrupt_ends_work_that_looks_at_no_limits():
+    def interrupt(index: int, what: str) -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        spread(endless, "ab", ExecutionOptions(), 2, on_done=lambda *what: None, on_told=interrupt)
+    assert time.monotonic() - began < 300
+    assert not multiprocessing.active_children()
+
+
+# ---- what a cluster cannot do ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "says"),
+    [
+        ({"gpus_per_cell": 1.0}, "cuda:1", "^device must be auto, cpu or cuda with a cluster, got 'cuda:1'"),
+        ({}, "cuda", "^gpus_per_cell must be over 0 with device cuda, got 0"),
+    ],
+)
+def test_a_device_that_a_worker_cannot_have_is_refused(given: dict[str, Any], device: str, says: str):
+    with pytest.raises(InputError, match=says):
+        must_serve(ClusterOptions(engine="ray", **given), device)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("there", "^address must be HOST:PORT of the cluster's head, or auto, got 'there'"),
+        ("ray://localhost:10001", "^address must be HOST:PORT"),
+        ("localhost:1", "address: nothing answers at 'localhost:1'"),
+    ],
+)
+def test_an_address_that_does_not_answer_is_named(address: str, says: str):
+    pytest.importorskip("ray").shutdown()
+    with pytest.raises(InputError, match=says):
+        must_serve(ClusterOptions(engine="ray", address=address), "cpu")
+
+
+def test_without_ray_it_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EnvironmentFailure, match="engine: ray is not installed"):
+        join(ClusterOptions(engine="ray"))
 
 
 # ---- in which order -------------------------------------------------------------------------------------------------
